@@ -1,0 +1,1 @@
+"""Reading runs: summaries, plots. Knows records and nothing else."""

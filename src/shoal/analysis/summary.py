@@ -1,0 +1,124 @@
+"""A run in a few numbers, and all its records as one table."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from shoal.progress import Outcome
+from shoal.records import Average, End, Evaluation, Event, Record, Round, RunFolder
+
+
+def summarize(folder: RunFolder, engine: str, nodes: int, seed: int, outcome: Outcome) -> dict[str, Any]:
+    """Read the records of a run, and write and return its summary."""
+    latest: dict[int, Evaluation] = {}
+    rounds: dict[int, int] = {}
+    sent: dict[int, tuple[int, int]] = {}
+    ends: dict[int, End] = {}
+    events: dict[str, int] = {}
+    for node, record in _records(folder, nodes):
+        if isinstance(record, Evaluation):
+            latest[node] = record
+        elif isinstance(record, Round):
+            rounds[node] = record.round + 1
+            sent[node] = (record.bytes_sent, record.messages_sent)
+        elif isinstance(record, End):
+            ends[node] = record
+            sent[node] = (record.bytes_sent, record.messages_sent)
+        elif isinstance(record, Event):
+            events[record.what] = events.get(record.what, 0) + 1
+    last_round = max((e.round for e in latest.values()), default=-1)
+    final = [e for _, e in sorted(latest.items()) if e.round == last_round]
+    averages = [r for r in folder.read_averages() if isinstance(r, Average)]
+    survivors = [n for n in range(nodes) if n in ends] or list(rounds)
+    total_bytes = sum(b for b, _ in sent.values())
+    summary: dict[str, Any] = {
+        "status": outcome.status,
+        "engine": engine,
+        "nodes": nodes,
+        "seed": seed,
+        "rounds": min((rounds.get(n, 0) for n in survivors), default=0),
+        "accuracy": statistics(e.scores["accuracy"] for e in final if "accuracy" in e.scores),
+        "loss": statistics(e.scores["loss"] for e in final if "loss" in e.scores),
+        "averaged_model": averages[-1].scores if averages else None,
+        "consensus_distance": averages[-1].consensus_distance if averages else None,
+        "bytes_sent": {"total": total_bytes, "per_node_mean": total_bytes / nodes},
+        "messages_sent": sum(m for _, m in sent.values()),
+        "messages_rejected": sum(e.bad_messages for e in ends.values()),
+        "messages_late": sum(e.late_messages for e in ends.values()),
+        "time": {
+            "wall_s": outcome.wall_s,
+            "virtual_s": outcome.virtual_s,
+            "startup_s": outcome.startup_s,
+            "train_cpu_s": _total(e.train_cpu_s for e in ends.values()),
+            "total_cpu_s": _total(e.total_cpu_s for e in ends.values()),
+        },
+        "memory": {
+            "uss_mean_mib": _mean(e.uss_mib for e in ends.values()),
+            "pss_mean_mib": _mean(e.pss_mib for e in ends.values()),
+            "pss_total_mib": _total(e.pss_mib for e in ends.values()),
+        },
+        "digest": _digest(ends),
+        "events": events,
+        "lost": {str(node): why for node, why in outcome.lost.items()},
+    }
+    for key, value in outcome.facts.items():
+        place = summary["time"] if key in summary["time"] else summary["memory"] if key in summary["memory"] else summary
+        place[key] = value
+    folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    return summary
+
+
+def statistics(values: Iterable[float]) -> dict[str, float] | None:
+    """Mean, standard deviation (of the population) and extremes; None of nothing."""
+    found = list(values)
+    if not found:
+        return None
+    mean = math.fsum(found) / len(found)
+    variance = math.fsum((v - mean) ** 2 for v in found) / len(found)
+    return {"mean": mean, "std": math.sqrt(variance), "min": min(found), "max": max(found)}
+
+
+def write_metrics(folder: RunFolder, nodes: int) -> None:
+    """All records as columns; a record's fields that are not its own kind's are null."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"node": node, **_row(record)} for node, record in _records(folder, nodes)]
+    rows += [{"node": None, **_row(record)} for record in folder.read_averages()]
+    names = dict.fromkeys(["node", "kind", "round", "time", *(name for row in rows for name in row)])
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    pq.write_table(pa.table(columns), folder.metrics)
+
+
+def _row(record: Record) -> dict[str, Any]:
+    row: dict[str, Any] = msgspec.to_builtins(record)
+    return {**{k: v for k, v in row.items() if k != "scores"}, **row.get("scores", {})}
+
+
+def _records(folder: RunFolder, nodes: int) -> Iterator[tuple[int, Record]]:
+    for node in range(nodes):
+        for record in folder.read(node):
+            yield node, record
+
+
+def _digest(ends: dict[int, End]) -> str:
+    """A hash of all final models, in order of node."""
+    combined = hashlib.sha256()
+    for node, end in sorted(ends.items()):
+        combined.update(f"{node}:{end.digest}\n".encode())
+    return combined.hexdigest()
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    found = [v for v in values if v is not None]
+    return math.fsum(found) if found else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [v for v in values if v is not None]
+    return math.fsum(found) / len(found) if found else None

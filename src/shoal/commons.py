@@ -1,0 +1,113 @@
+"""What all nodes of an experiment have in common: the data and who holds what, the model, the graph.
+
+Built once per process that hosts nodes; after that nobody writes to it, so that forked nodes share its memory.
+Each node is then made from it by `Commons.node`, in whatever engine.
+"""
+
+from __future__ import annotations
+
+
+import numpy as np
+
+from shoal.data.dataset import Data, Dataset, Indices, Partition, Samples
+from shoal.errors import ExperimentError
+from shoal.experiment import Experiment
+from shoal.message import Params
+from shoal.models.flat import FlatModule, initial_parameters
+from shoal.node import Node, Observer, Schedule
+from shoal.randomness import generator
+from shoal.runtime import Runtime
+from shoal.topologies.graph import Mixing, NodeId
+from shoal.training import Learner, TorchTrainer, Training
+
+
+class Commons:
+    """Everything that is built before the first node is."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # a node is one thread; the engines use the other cores for other nodes
+        self.experiment = experiment
+        dataset: Dataset = experiment.dataset.build()
+        partition: Partition = experiment.partition.build()
+        self.data: Data = dataset.load(experiment.seed)
+        self.parts: list[Indices] = partition.split(
+            self.data.train.y, experiment.nodes, generator(experiment.seed, "partition")
+        )
+        self.mixing = Mixing(experiment.topology.build().build(experiment.nodes, experiment.seed), experiment.weights)
+        self.flat = self._module()
+        self.initial: Params = self.flat.read()
+        self._test = _sampled(self.data.test, experiment.evaluation.samples, experiment.seed)
+        self._evaluated = _evaluated_nodes(experiment)
+        self._learners: dict[str, Learner] = {}
+
+    def learner(self, training: Training) -> Learner:
+        """The learner for these settings; one for all nodes that share them."""
+        key = repr(training)
+        if key not in self._learners:
+            self._learners[key] = Learner(self.flat, training, self.data, self._test)
+        return self._learners[key]
+
+    def warm_up(self) -> None:
+        """Make every learner and take one step with it, so that a fork inherits all that torch sets up lazily."""
+        for node in range(self.experiment.nodes):
+            training = self.experiment.settings(node).training
+            if repr(training) not in self._learners:
+                self.learner(training).warm_up(self.parts[node])
+
+    def node(
+        self, id: NodeId, runtime: Runtime, observer: Observer, run: str, receive_timeout: float | None
+    ) -> Node:
+        """Node `id`, ready to run its algorithm."""
+        experiment = self.experiment
+        settings = experiment.settings(id)
+        trainer = TorchTrainer(
+            self.learner(settings.training),
+            self.parts[id],
+            generator(experiment.seed, "training", id),
+            settings.device.step_seconds,
+        )
+        plan = experiment.evaluation
+        return Node(
+            id,
+            nodes=experiment.nodes,
+            seed=experiment.seed,
+            params=self.initial,
+            runtime=runtime,
+            trainer=trainer,
+            sharing=settings.sharing.build(),
+            mixing=self.mixing,
+            schedule=Schedule(plan.every, id in self._evaluated, plan.average),
+            observer=observer,
+            run=run,
+            receive_timeout=receive_timeout,
+        )
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        """Scores of any parameters on the experiment's test data."""
+        return self.learner(self.experiment.training).evaluate(params)
+
+    def _module(self) -> FlatModule:
+        experiment = self.experiment
+        try:
+            return initial_parameters(
+                experiment.model.build(), self.data.shape, self.data.classes, experiment.seed
+            )
+        except ValueError as error:
+            raise ExperimentError([f"model = {experiment.model.name!r}: {error}"], experiment.name) from error
+
+
+def _evaluated_nodes(experiment: Experiment) -> frozenset[NodeId]:
+    wanted = experiment.evaluation.nodes
+    if wanted is None or wanted >= experiment.nodes:
+        return frozenset(range(experiment.nodes))
+    drawn = generator(experiment.seed, "evaluated nodes").choice(experiment.nodes, wanted, replace=False)
+    return frozenset(int(n) for n in drawn)
+
+
+def _sampled(samples: Samples, count: int | None, seed: int) -> Samples:
+    if count is None or count >= len(samples):
+        return samples
+    drawn = np.sort(generator(seed, "test samples").choice(len(samples), count, replace=False))
+    return Samples(samples.x[drawn], samples.y[drawn])

@@ -1,0 +1,19 @@
+"""Data sets and partitions. Each is named here, and imported only when an experiment asks for it."""
+
+from __future__ import annotations
+
+from shoal.data.dataset import Data, Dataset, Indices, Partition, Samples
+
+DATASETS: dict[str, str] = {
+    "digits": "shoal.data.digits:Digits",
+    "synthetic": "shoal.data.synthetic:Synthetic",
+}
+
+PARTITIONS: dict[str, str] = {
+    "iid": "shoal.data.partitions:Iid",
+    "shards": "shoal.data.partitions:Shards",
+    "dirichlet": "shoal.data.partitions:Dirichlet",
+    "classes": "shoal.data.partitions:Classes",
+}
+
+__all__ = ["DATASETS", "PARTITIONS", "Data", "Dataset", "Indices", "Partition", "Samples"]

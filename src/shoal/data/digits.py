@@ -1,0 +1,69 @@
+"""Handwritten digits: 1,797 images of 8×8 pixels, small enough to ship with scikit-learn.
+
+Alpaydin and Kaynak 1998, "Cascading Classifiers"; "Optical Recognition of Handwritten Digits" in the UCI
+repository.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.data.dataset import Data, Samples
+from shoal.errors import DataError
+from shoal.randomness import generator
+from shoal.schema import Bounds
+
+CLASSES = 10
+BRIGHTEST = 16  # a pixel counts the dark dots among 4×4
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The 8×8 digits: 64 pixels from 0 to 1, 10 classes. No download.
+
+    The test set is the same whatever the seed, so that runs with different seeds are compared on one test.
+    """
+
+    test_fraction: Annotated[float, Bounds(above=0, below=1)] = 0.2
+
+    def load(self, seed: int) -> Data:
+        table = _table()
+        x = table[:, :-1].astype(np.float32) / np.float32(BRIGHTEST)
+        y = table[:, -1].astype(np.int64)
+        test = _stratified(y, self.test_fraction)
+        return Data(train=Samples(x[~test], y[~test]), test=Samples(x[test], y[test]), classes=CLASSES)
+
+
+def _table() -> NDArray[np.uint8]:
+    """One row per image: 64 pixels from 0 to 16, then the digit."""
+    # scikit-learn is found but not imported: that would cost a second, and memory in every process.
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError(
+            "dataset 'digits': scikit-learn, which carries it, is not installed; pip install scikit-learn"
+        )
+    path = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    try:
+        with gzip.open(path, "rt", encoding="ascii") as lines:
+            table: NDArray[np.uint8] = np.loadtxt(lines, delimiter=",", dtype=np.uint8, ndmin=2)
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"dataset 'digits': cannot read {path} ({error}); reinstall scikit-learn") from error
+    return table
+
+
+def _stratified(labels: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
+    """Mark `fraction` of every class, at least one sample of it and never all: always the same ones."""
+    rng = generator(0, "digits test set")
+    marked = np.zeros(len(labels), dtype=np.bool_)
+    for label in range(CLASSES):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        count = min(max(round(fraction * len(members)), 1), len(members) - 1)
+        marked[members[:count]] = True
+    return marked

@@ -1,0 +1,562 @@
+"""The experiment: typed, validated whole before anything starts, and its TOML spelling.
+
+    experiment = Experiment.from_file("examples/quickstart.toml", {"nodes": 32})
+    experiment = Experiment(nodes=16, algorithm=DPSGD(rounds=40), topology={"name": "ring"})
+    run = experiment.run()
+
+Whatever is wrong raises one `ExperimentError` that lists every problem with its place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import re
+import sys
+import tomllib
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import tomli_w
+
+from shoal import schema
+from shoal.errors import ExperimentError
+from shoal.schema import Bounds
+from shoal.topologies.graph import NodeId, WeightScheme
+from shoal.training import Training
+
+if TYPE_CHECKING:
+    from shoal.running import Run
+
+Engine: TypeAlias = Literal["simulation", "processes"]
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """The `evaluation` table: when, on whom and on what models are tested."""
+
+    every: Annotated[int, Bounds(at_least=0)] = 10
+    """Rounds between evaluations; 0 is after the last round only. The last round is always evaluated."""
+    nodes: Annotated[int, Bounds(at_least=0)] | None = None
+    """How many nodes, drawn once from the seed; all when not given."""
+    samples: Annotated[int, Bounds(at_least=1)] | None = None
+    """How many test samples, drawn once from the seed; all when not given."""
+    average: bool = True
+    """Whether the average of all models is tested too, and the nodes' distance to it measured."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """The `device` table: how fast a node's device is, in virtual time."""
+
+    step_seconds: Annotated[float, Bounds(at_least=0)] = 0.01
+
+
+@dataclass(frozen=True)
+class SimulationPlan:
+    """The `simulation` table.
+
+    `batching`: how nodes that train at the same virtual time are computed. "vmap" stacks their parameters, "pool"
+    spreads them over worker processes, "off" takes one after another; "auto" measures once per model and picks.
+    "off" and "pool" give the numbers of the process engine to the bit.
+    """
+
+    batching: Literal["auto", "off", "vmap", "pool"] = "auto"
+    workers: Annotated[int, Bounds(at_least=1)] | None = None
+    """Worker processes of the pool; one per core when not given."""
+    receive_timeout: Annotated[float, Bounds(above=0)] | None = None
+    """Virtual seconds after which a receive goes on without those that kept silent; never when not given."""
+
+
+@dataclass(frozen=True)
+class ProcessesPlan:
+    """The `processes` table."""
+
+    host: str = "127.0.0.1"
+    """The address that nodes listen on."""
+    base_port: Annotated[int, Bounds(at_least=1, at_most=65535)] | None = None
+    """Node i listens on base_port + i; any free port when not given."""
+    receive_timeout: Annotated[float, Bounds(above=0)] = 300.0
+    """Seconds after which a receive goes on without those that kept silent. The dead are known at once."""
+    max_message_mib: Annotated[float, Bounds(above=0)] = 256.0
+    """A larger message is refused and its sender cut off."""
+    connections: Annotated[int, Bounds(at_least=1)] = 64
+    """Outgoing connections that a node keeps open; the longest unused is closed first."""
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """The `checkpoint` table."""
+
+    final: bool = True
+    """Whether every node's final model is written to checkpoints/<id>.npy."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault on schedule: it strikes `node` when it starts `round`.
+
+    "crash" ends it at once, as SIGKILL does; "raise" makes its code fail; "hang" leaves it alive and silent.
+    """
+
+    kind: Literal["crash", "raise", "hang"]
+    node: Annotated[int, Bounds(at_least=0)]
+    round: Annotated[int, Bounds(at_least=0)] = 0
+
+
+@dataclass(frozen=True)
+class Component:
+    """A name and its parameters: an algorithm, a sharing, a topology, … as an experiment spells it."""
+
+    kind: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> Any:
+        """A new instance."""
+        return find(self.kind, self.name)(**self.options)
+
+    def table(self) -> dict[str, Any]:
+        return {"name": self.name, **self.options}
+
+
+def registry(kind: str) -> Mapping[str, str]:
+    """The names that Shoal itself knows for `kind`, and where each is found."""
+    module, name = REGISTRIES[kind].split(":")
+    found: Mapping[str, str] = getattr(importlib.import_module(module), name)
+    return found
+
+
+REGISTRIES = {
+    "algorithm": "shoal.algorithms:ALGORITHMS",
+    "sharing": "shoal.sharing:SHARINGS",
+    "topology": "shoal.topologies:TOPOLOGIES",
+    "dataset": "shoal.data:DATASETS",
+    "partition": "shoal.data:PARTITIONS",
+    "model": "shoal.models:MODELS",
+    "network": "shoal.network:NETWORKS",
+}
+
+
+def find(kind: str, name: str, base: Path | None = None) -> Any:
+    """The class that `name` stands for: a known name, `module:Class`, or `file.py:Class` relative to `base`.
+
+    Raises ValueError with the reason.
+    """
+    known = registry(kind)
+    if name in known:
+        module, attribute = known[name].split(":")
+        return getattr(importlib.import_module(module), attribute)
+    if ":" not in name:
+        raise ValueError(f"unknown {kind} {name!r}{schema.nearest(name, known)}")
+    where, attribute = name.rsplit(":", 1)
+    loaded = _load_file(Path(base or ".", where)) if where.endswith(".py") else _load_module(where)
+    if not hasattr(loaded, attribute):
+        classes = [n for n, found in vars(loaded).items() if isinstance(found, type)]
+        raise ValueError(f"{where} has no {attribute!r}{schema.nearest(attribute, classes)}")
+    return getattr(loaded, attribute)
+
+
+def _load_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise ValueError(f"importing {name!r} failed: {type(error).__name__}: {error}") from error
+
+
+def _load_file(path: Path) -> Any:
+    path = path.resolve()
+    name = f"shoal_plugin_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise ValueError(f"there is no file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ValueError(f"{str(path)!r} raised on import: {type(error).__name__}: {error}") from error
+    return module
+
+
+GROUP_KEYS = ("algorithm", "sharing", "training", "device")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some nodes, and what is different about them: any of algorithm, sharing, training and device."""
+
+    nodes: str
+    algorithm: Mapping[str, Any] | None = None
+    sharing: Mapping[str, Any] | None = None
+    training: Mapping[str, Any] | None = None
+    device: Mapping[str, Any] | None = None
+
+    def ids(self) -> list[NodeId]:
+        """The nodes that `nodes` spells: "0-3, 8". Raises ValueError for anything else."""
+        found: list[NodeId] = []
+        for part in self.nodes.split(","):
+            match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+            if not match:
+                raise ValueError(f"nodes = {self.nodes!r}: expected numbers and ranges such as '0-3, 8'")
+            first = int(match[1])
+            found.extend(range(first, int(match[2] or first) + 1))
+        return found
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What may differ from node to node, resolved for one of them."""
+
+    algorithm: Component
+    sharing: Component
+    training: Training
+    device: Device
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that a run depends on. Tables may be given as dicts, components also as instances."""
+
+    name: str = "experiment"
+    nodes: Annotated[int, Bounds(at_least=1)] = 16
+    seed: Annotated[int, Bounds(at_least=0)] = 0
+    engine: Engine = "simulation"
+    algorithm: Any = field(default_factory=lambda: {"name": "dpsgd"})
+    sharing: Any = field(default_factory=lambda: {"name": "full"})
+    topology: Any = field(default_factory=lambda: {"name": "ring"})
+    weights: WeightScheme = "metropolis-hastings"
+    dataset: Any = field(default_factory=lambda: {"name": "digits"})
+    partition: Any = field(default_factory=lambda: {"name": "iid"})
+    model: Any = field(default_factory=lambda: {"name": "mlp"})
+    network: Any = field(default_factory=lambda: {"name": "ideal"})
+    training: Training = field(default_factory=Training)
+    evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
+    device: Device = field(default_factory=Device)
+    simulation: SimulationPlan = field(default_factory=SimulationPlan)
+    processes: ProcessesPlan = field(default_factory=ProcessesPlan)
+    checkpoint: CheckpointPlan = field(default_factory=CheckpointPlan)
+    group: tuple[Group, ...] = ()
+    fault: tuple[Fault, ...] = ()
+    base: Path = field(default=Path("."), compare=False)
+    """The folder that plug-in files are looked for in."""
+
+    def __post_init__(self) -> None:
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        problems: list[str] = []
+        resolved = _resolve(given, self.base, problems)
+        if problems:
+            raise ExperimentError(problems, self.name if isinstance(self.name, str) else "experiment")
+        for key, value in resolved.items():
+            object.__setattr__(self, key, value)
+
+    @classmethod
+    def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
+        """The experiment in a TOML file. `overrides` maps dotted keys to values."""
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                table = tomllib.load(file)
+        except FileNotFoundError:
+            raise ExperimentError([f"there is no file {str(path)!r}"], str(path)) from None
+        except IsADirectoryError:
+            raise ExperimentError([f"{str(path)!r} is a folder, expected a TOML file"], str(path)) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ExperimentError([f"not valid TOML: {error}"], str(path)) from None
+        table.setdefault("name", path.stem)
+        return cls.from_table(table, overrides, base=path.parent, source=str(path))
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Mapping[str, Any],
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        base: Path = Path("."),
+        source: str = "experiment",
+    ) -> Experiment:
+        """The experiment in a table as TOML gives it."""
+        problems: list[str] = []
+        table = _overridden(table, overrides or {}, problems)
+        table.pop("versions", None)  # what a resolved experiment says of its making
+        known = {f.name for f in dataclasses.fields(cls)} - {"base", "partition", "weights"}
+        for key in [k for k in table if k not in known]:
+            problems.append(f"{key}: unknown key{_nearest_place(key, known)}")
+            del table[key]
+        _lift(table, "dataset", "partition")
+        _lift(table, "topology", "weights")
+        values = _resolve(table, base, problems)
+        if problems:
+            raise ExperimentError(problems, source)
+        return cls(**values, base=base)
+
+    def table(self) -> dict[str, Any]:
+        """The experiment as plain data: what `from_table` reads."""
+        table: dict[str, Any] = {k: getattr(self, k) for k in ("name", "nodes", "seed", "engine")}
+        table["algorithm"] = self.algorithm.table()
+        table["sharing"] = self.sharing.table()
+        table["topology"] = {**self.topology.table(), "weights": self.weights}
+        table["dataset"] = {**self.dataset.table(), "partition": self.partition.table()}
+        table["model"] = self.model.table()
+        table["network"] = self.network.table()
+        for key in ("training", "evaluation", "device", "simulation", "processes", "checkpoint"):
+            table[key] = dataclasses.asdict(getattr(self, key))
+        table["group"] = [dataclasses.asdict(g) for g in self.group]
+        table["fault"] = [dataclasses.asdict(f) for f in self.fault]
+        plain: dict[str, Any] = _plain(table)
+        return plain
+
+    def toml(self) -> str:
+        return tomli_w.dumps(self.table())
+
+    def settings(self, node: NodeId) -> NodeSettings:
+        """What holds for `node`, with the overrides of its groups."""
+        overrides = tuple(i for i, ids in enumerate(self._members) if node in ids)
+        return self._settings(overrides)
+
+    @functools.cached_property
+    def _members(self) -> list[frozenset[NodeId]]:
+        return [frozenset(g.ids()) for g in self.group]
+
+    @functools.cached_property
+    def _settings_by_groups(self) -> dict[tuple[int, ...], NodeSettings]:
+        return {}
+
+    def _settings(self, groups: tuple[int, ...]) -> NodeSettings:
+        if groups not in self._settings_by_groups:
+            problems: list[str] = []
+            settings = _node_settings(self, [self.group[g] for g in groups], self.base, "group", problems)
+            if settings is None:
+                raise ExperimentError(problems)
+            self._settings_by_groups[groups] = settings
+        return self._settings_by_groups[groups]
+
+    def run(self, out: str | Path = "runs") -> Run:
+        """Run it, without a display; returns when it has ended."""
+        from shoal.running import run
+
+        return run(self, Path(out))
+
+
+_TABLES: dict[str, Any] = {
+    "name": str,
+    "nodes": Annotated[int, Bounds(at_least=1)],
+    "seed": Annotated[int, Bounds(at_least=0)],
+    "engine": Engine,
+    "weights": WeightScheme,
+    "training": Training,
+    "evaluation": EvaluationPlan,
+    "device": Device,
+    "simulation": SimulationPlan,
+    "processes": ProcessesPlan,
+    "checkpoint": CheckpointPlan,
+    "group": tuple[Group, ...],
+    "fault": tuple[Fault, ...],
+}
+_PLACES = {"partition": "dataset.partition", "weights": "topology.weights"}
+
+
+def _resolve(given: Mapping[str, Any], base: Path, problems: list[str]) -> dict[str, Any]:
+    """Every value that is given as its type says, with all problems noted."""
+    resolved: dict[str, Any] = {}
+    for key, value in given.items():
+        place = _PLACES.get(key, key)
+        if key in REGISTRIES:
+            resolved[key] = _component(key, value, base, place, problems)
+        elif key in _TABLES:
+            resolved[key] = schema.convert(value, _TABLES[key], place, problems)
+    if isinstance(name := resolved.get("name"), str) and not re.fullmatch(r"[\w.+-]+", name):
+        problems.append(f"name = {name!r}: expected letters, digits and . _ + - (it names a folder)")
+    if not problems:
+        _check_together(resolved, base, problems)
+    return resolved
+
+
+def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]) -> None:
+    """What no single value shows: group members, overrides and faults in range, the network of the engine."""
+    defaults = {f.name: f for f in dataclasses.fields(Experiment)}
+    nodes = resolved.get("nodes", defaults["nodes"].default)
+    for i, group in enumerate(resolved.get("group", ())):
+        place = f"group[{i}]"
+        try:
+            outside = [n for n in group.ids() if n >= nodes]
+        except ValueError as error:
+            problems.append(f"{place}.{error}")
+            continue
+        if outside:
+            problems.append(f"{place}.nodes = {group.nodes!r}: there is no node {outside[0]}; nodes = {nodes}")
+        whole = _WithDefaults(resolved, base)
+        _node_settings(whole, [group], base, place, problems)
+    for i, fault in enumerate(resolved.get("fault", ())):
+        if fault.node >= nodes:
+            problems.append(f"fault[{i}].node = {fault.node}: there is no such node; nodes = {nodes}")
+    network, engine = resolved.get("network"), resolved.get("engine")
+    if engine == "processes" and network is not None and network.name != "ideal":
+        problems.append(
+            f"network = {network.name!r}: only the simulation models a network; "
+            "processes use this machine's own. Remove the key or choose engine = 'simulation'"
+        )
+
+
+class _WithDefaults:
+    """The values resolved so far, with the defaults of those not given."""
+
+    def __init__(self, resolved: Mapping[str, Any], base: Path) -> None:
+        problems: list[str] = []
+        for key in GROUP_KEYS:
+            default = next(f for f in dataclasses.fields(Experiment) if f.name == key).default_factory
+            value = resolved.get(key)
+            if value is None:
+                value = default()  # type: ignore[misc]
+                value = _component(key, value, base, key, problems) if key in REGISTRIES else value
+            setattr(self, key, value)
+
+
+def _node_settings(
+    whole: Any, groups: Sequence[Group], base: Path, place: str, problems: list[str]
+) -> NodeSettings | None:
+    values: dict[str, Any] = {}
+    for key in GROUP_KEYS:
+        value = getattr(whole, key)
+        for group in groups:
+            override = getattr(group, key)
+            if override is None:
+                continue
+            if key in REGISTRIES:
+                replaced = override.get("name", value.name) != value.name
+                merged = dict(override) if replaced else {**value.table(), **override}
+                value = _component(key, merged, base, f"{place}.{key}", problems)
+            else:
+                merged = {**dataclasses.asdict(value), **override}
+                value = schema.convert(merged, type(value), f"{place}.{key}", problems)
+            if value is schema.INVALID:
+                return None
+        values[key] = value
+    return NodeSettings(**values)
+
+
+def _component(kind: str, value: Any, base: Path, place: str, problems: list[str]) -> Any:
+    """A component from its table, an instance of its class, or one that is resolved already."""
+    if isinstance(value, Component):
+        return value
+    if type(value).__module__.startswith("networkx"):
+        from shoal.topologies.files import from_networkx
+
+        value = from_networkx(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = _spelt(kind, value)
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        problems.append(f"{place} = {value!r}: expected a table with a name, such as {{ name = … }}")
+        return schema.INVALID
+    options = {k: v for k, v in value.items() if k != "name"}
+    name = _absolute(value["name"], base)
+    try:
+        cls = find(kind, name)
+    except ValueError as error:
+        problems.append(f"{place}.name = {value['name']!r}: {error}")
+        return schema.INVALID
+    arguments = schema.arguments(cls, options, place, problems)
+    if arguments is schema.INVALID:
+        return schema.INVALID
+    before = len(problems)
+    if schema.build(cls, options, place, problems) is schema.INVALID or len(problems) > before:
+        return schema.INVALID
+    defaults = {p.name: p.default for p in schema.parameters(cls).values() if not p.required}
+    return Component(kind, name, {**defaults, **arguments})
+
+
+def _spelt(kind: str, instance: Any) -> dict[str, Any]:
+    """An instance of a component's class, as a table."""
+    cls = type(instance)
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    names = {where: name for name, where in registry(kind).items()}
+    options = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance) if f.init}
+    return {"name": names.get(path, path), **options}
+
+
+def _absolute(name: str, base: Path) -> str:
+    """A plug-in file's path made absolute: nodes may start in another folder."""
+    where, separator, attribute = name.rpartition(":")
+    if separator and where.endswith(".py"):
+        return f"{Path(base, where).resolve()}:{attribute}"
+    return name
+
+
+def _overridden(table: Mapping[str, Any], overrides: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """A copy of `table` with dotted keys set."""
+    result: dict[str, Any] = _copied(table)
+    for dotted, value in overrides.items():
+        *parents, last = dotted.split(".")
+        place: Any = result
+        for parent in parents:
+            if not isinstance(place.setdefault(parent, {}), dict):
+                problems.append(f"{dotted}: {parent!r} is not a table")
+                break
+            place = place[parent]
+        else:
+            place[last] = value
+    return result
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _copied(v) for k, v in value.items()}
+    return value
+
+
+def _lift(table: dict[str, Any], outer: str, inner: str) -> None:
+    """Move `outer.inner` up: partitions and weights go with every data set and topology."""
+    if isinstance(table.get(outer), dict) and inner in table[outer]:
+        table[inner] = table[outer].pop(inner)
+
+
+def _nearest_place(key: str, known: set[str]) -> str:
+    homes = {name: place for name, place in _PLACES.items()}
+    for name in ("training", "evaluation", "device", "simulation", "processes", "checkpoint"):
+        homes.update({p: f"{name}.{p}" for p in schema.parameters(_TABLES[name])})
+    if key in homes:
+        return f"; it belongs to {homes[key]}"
+    return schema.nearest(key, known)
+
+
+def _plain(value: Any) -> Any:
+    """Only what TOML can spell: no None, tuples as lists."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key=value` of the command line: a dotted key and a TOML value; a bare word is a string."""
+    key, separator, value = text.partition("=")
+    key = key.strip()
+    if not separator or not all(re.fullmatch(r"[\w-]+", part) for part in key.split(".")):
+        raise ExperimentError([f"{text!r}: expected key=value, such as topology.degree=5"], "--set")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if re.fullmatch(r"[\w./:+-]*", value.strip()):
+            return key, value.strip()
+        raise ExperimentError([f"{text!r}: {error}"], "--set") from None
+
+
+def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
+    return dict(parse_override(text) for text in texts)
+
+
+def components(kind: str) -> Iterator[tuple[str, Any]]:
+    """Every known name of `kind` and its class."""
+    for name in registry(kind):
+        yield name, find(kind, name)

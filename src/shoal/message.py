@@ -1,0 +1,152 @@
+"""Messages and their wire format: a small header and raw arrays.
+
+A message is one ZeroMQ multipart message: frame 0 is the header, MessagePack checked against a schema; each
+further frame is one array, its raw little-endian bytes. Nothing is pickled. Whatever does not match the schema
+to the letter raises `MessageError`: the receiver drops it, counts it and goes on.
+
+    [version, run, sender, kind, round, fields, [[name, dtype, shape], …]]  bytes of array 0  bytes of array 1 …
+
+`Message.wire_size` is what the message takes on the wire: its frames and ZMTP's framing of each (RFC 23: 2 bytes
+in front of a frame of up to 255 bytes, 9 in front of a longer one). TCP and IP headers are not in it. Both
+engines count with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import MessageError
+from shoal.topologies.graph import NodeId
+
+WIRE_VERSION = 1
+DTYPES = ("<f4", "<f8", "<f2", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1")
+MAX_ARRAYS = 64
+MAX_HEADER_BYTES = 64 * 1024
+RUN_LENGTH = 16
+
+Params: TypeAlias = NDArray[np.float32]
+Scalar: TypeAlias = bool | int | float | str
+
+_Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=64)]
+_Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What a sharing says: named arrays, and a few plain values beside them."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    fields: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def frozen(self) -> Payload:
+        """This payload with arrays that cannot change under way: a writable array is copied, others are shared."""
+        arrays = self.arrays
+        for array in arrays.values():
+            if array.flags.writeable or not array.flags.c_contiguous:
+                return Payload({name: _snapshot(a) for name, a in arrays.items()}, self.fields)
+        return self
+
+
+class _Array(msgspec.Struct, array_like=True, frozen=True):
+    name: _Name
+    dtype: _Name
+    shape: Annotated[tuple[_Natural, ...], msgspec.Meta(max_length=8)]
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    version: int
+    run: Annotated[str, msgspec.Meta(max_length=RUN_LENGTH)]
+    sender: _Natural
+    kind: _Name
+    round: _Natural
+    fields: Annotated[dict[_Name, Scalar], msgspec.Meta(max_length=64)]
+    arrays: Annotated[list[_Array], msgspec.Meta(max_length=MAX_ARRAYS)]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Header)
+
+
+class Message:
+    """A payload on its way: who says it, in which round, and as what kind. Never changes once made.
+
+    One message serves all its recipients: it is encoded once, and in the simulation it is one snapshot.
+    """
+
+    __slots__ = ("_header", "kind", "payload", "round", "run", "sender", "wire_size")
+
+    def __init__(self, sender: NodeId, kind: str, round: int, payload: Payload, run: str = "0" * RUN_LENGTH) -> None:
+        self.sender = sender
+        self.kind = kind
+        self.round = round
+        self.payload = payload
+        self.run = run
+        arrays = [_Array(name, array.dtype.str, array.shape) for name, array in payload.arrays.items()]
+        self._header = _encoder.encode(
+            _Header(WIRE_VERSION, run, sender, kind, round, dict(payload.fields), arrays)
+        )
+        self.wire_size = framed(len(self._header)) + sum(framed(a.nbytes) for a in payload.arrays.values())
+
+    def frames(self) -> list[bytes | memoryview]:
+        """The header and the bytes of each array, without copying an array."""
+        return [self._header, *(_bytes_of(array) for array in self.payload.arrays.values())]
+
+    def __repr__(self) -> str:
+        return f"Message({self.kind!r} of round {self.round} from node {self.sender}, {self.wire_size} bytes)"
+
+
+def decode(frames: Sequence[bytes | memoryview], run: str | None = None) -> Message:
+    """The message in `frames`; its arrays are read-only views of them. `run` names the run it must belong to."""
+    if not frames or len(frames[0]) > MAX_HEADER_BYTES:
+        raise MessageError(f"no header of at most {MAX_HEADER_BYTES} bytes")
+    try:
+        header = _decoder.decode(frames[0])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MessageError(f"the header does not match the schema: {error}") from error
+    if header.version != WIRE_VERSION:
+        raise MessageError(f"wire version {header.version}, expected {WIRE_VERSION}")
+    if run is not None and header.run != run:
+        raise MessageError(f"a message of run {header.run!r}, expected {run!r}")
+    if len(header.arrays) != len(frames) - 1:
+        raise MessageError(f"{len(frames) - 1} array frames, the header names {len(header.arrays)}")
+    arrays = {a.name: _array(a, frame) for a, frame in zip(header.arrays, frames[1:], strict=True)}
+    if len(arrays) != len(header.arrays):
+        raise MessageError("two arrays of one name")
+    payload = Payload(arrays, header.fields)
+    return Message(header.sender, header.kind, header.round, payload, header.run)
+
+
+def framed(size: int) -> int:
+    """The bytes that a frame of `size` bytes takes on the wire."""
+    return size + (2 if size <= 255 else 9)
+
+
+def _array(spec: _Array, frame: bytes | memoryview) -> NDArray[Any]:
+    if spec.dtype not in DTYPES:
+        raise MessageError(f"array {spec.name!r} has dtype {spec.dtype!r}, expected one of {DTYPES}")
+    dtype = np.dtype(spec.dtype)
+    count = math.prod(spec.shape)
+    if count * dtype.itemsize != len(frame):
+        raise MessageError(f"array {spec.name!r} of shape {spec.shape} comes with {len(frame)} bytes")
+    array = np.frombuffer(frame, dtype).reshape(spec.shape)
+    array.flags.writeable = False
+    return array
+
+
+def _snapshot(array: NDArray[Any]) -> NDArray[Any]:
+    if array.flags.writeable or not array.flags.c_contiguous:
+        array = np.array(array, order="C")
+        array.flags.writeable = False
+    return array
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return memoryview(little.reshape(-1).view(np.uint8))

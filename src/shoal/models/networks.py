@@ -1,0 +1,67 @@
+"""Networks for classification, from a linear model to a small convolutional one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import nn
+
+from shoal.schema import Bounds
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Multinomial logistic regression: one linear layer on the flattened input."""
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """A perceptron on the flattened input, with ReLU after each of its `hidden` layers."""
+
+    hidden: tuple[Annotated[int, Bounds(at_least=1)], ...] = (64,)
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        widths = (math.prod(shape), *self.hidden)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for inputs, width in zip(widths, self.hidden, strict=False):
+            layers += [nn.Linear(inputs, width), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+@dataclass(frozen=True)
+class GnLenet:
+    """LeNet with group normalisation, which needs no statistics of the data and so suits non-IID nodes.
+
+    Hsieh et al. 2020, "The Non-IID Data Quagmire of Decentralized Machine Learning". 89,834 parameters for
+    images of 3×32×32 and 10 classes.
+    """
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        if len(shape) != 3 or min(shape[1:]) < 8 or shape[0] < 1:
+            raise ValueError(
+                f"model 'gn-lenet': inputs have shape {shape}; expected images, (channels, height, width), of at "
+                f"least 8×8 pixels; 'mlp' and 'logistic' take any shape"
+            )
+        channels, height, width = shape
+        return nn.Sequential(
+            *_block(channels, 32),
+            *_block(32, 32),
+            *_block(32, 64),
+            nn.Flatten(),
+            nn.Linear(64 * (height // 8) * (width // 8), outputs),
+        )
+
+
+def _block(inputs: int, outputs: int) -> list[nn.Module]:
+    """Convolve, halve, normalise."""
+    return [
+        nn.Conv2d(inputs, outputs, kernel_size=5, padding=2),
+        nn.MaxPool2d(2),
+        nn.GroupNorm(num_groups=2, num_channels=outputs),
+        nn.ReLU(),
+    ]

@@ -1,0 +1,89 @@
+"""What Shoal asks of the operating system beyond Python's own: kept in one place because it differs between them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+MIB = 2**20
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when its parent ends, however that happens (Linux).
+
+    Elsewhere a child learns of its parent's end by the end of the pipe between them.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of one process in MiB: what is its own, and its share of what it shares."""
+
+    uss: float
+    pss: float
+
+
+def memory() -> Memory | None:
+    """Of this process, where the system tells."""
+    try:
+        rollup = Path("/proc/self/smaps_rollup").read_text()
+    except OSError:
+        return None
+    kib: dict[str, int] = {}
+    for line in rollup.splitlines()[1:]:
+        key, value, *_ = line.split()
+        kib[key.rstrip(":")] = int(value)
+    return Memory(uss=(kib["Private_Clean"] + kib["Private_Dirty"]) / 1024, pss=kib["Pss"] / 1024)
+
+
+def available_memory() -> int:
+    """Bytes that new processes may use: free memory, or what is left of the control group's limit if that is less."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit there
+            free = min(free, int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return max(free, 0)
+
+
+def raise_file_limit() -> int:
+    """Allow this process as many open files as it may have; returns how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # macOS reports a hard limit that it does not grant
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def process_limit() -> int:
+    """How many processes and threads may exist, as far as the system tells."""
+    limits = [resource.getrlimit(resource.RLIMIT_NPROC)[0]]
+    for path in ("/proc/sys/kernel/threads-max", "/proc/sys/kernel/pid_max", "/sys/fs/cgroup/pids.max"):
+        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+            limits.append(int(Path(path).read_text()))
+    return min((limit for limit in limits if limit > 0), default=2**31)
+
+
+def process_started() -> float:
+    """When this process began, on the clock of `time.time`."""
+    import psutil
+
+    return float(psutil.Process(os.getpid()).create_time())
+
+
+def seconds_since_start() -> float:
+    return time.time() - process_started()

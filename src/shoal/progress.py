@@ -1,0 +1,80 @@
+"""What a run tells while it goes on, and what an engine says of it when it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+Status: TypeAlias = Literal["completed", "incomplete", "failed", "interrupted"]
+"""All nodes reached the end; some did; none did; the user stopped the run."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is."""
+
+    phase: str
+    nodes: int
+    alive: int
+    seconds: float
+    """Wall time since the run began."""
+    round: float = 0.0
+    """Rounds done, averaged over the nodes."""
+    rounds: int | None = None
+    """Rounds to do, where the algorithm has a number of them."""
+    accuracy: float | None = None
+    """Mean over the nodes at the latest evaluation."""
+    bytes_sent: int = 0
+    virtual_seconds: float | None = None
+
+
+class Listener(Protocol):
+    """Somebody who watches a run."""
+
+    def progress(self, progress: Progress) -> None: ...
+
+    def notice(self, text: str) -> None:
+        """Something the user should see: a node that was lost, a warning."""
+        ...
+
+
+class Nobody:
+    """A listener that does not listen."""
+
+    def progress(self, progress: Progress) -> None: ...
+
+    def notice(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, as only the engine knows."""
+
+    status: Status
+    wall_s: float
+    startup_s: float
+    virtual_s: float | None = None
+    lost: dict[int, str] = field(default_factory=dict)
+    """Nodes that did not reach the end, and why."""
+    facts: dict[str, object] = field(default_factory=dict)
+    """What the engine chose or measured, for the summary."""
+
+
+class Accuracy:
+    """The mean accuracy at the latest evaluation, from scores that come one at a time."""
+
+    def __init__(self) -> None:
+        self._round = -1
+        self._sum = 0.0
+        self._count = 0
+
+    def add(self, round: int, accuracy: float) -> None:
+        if round > self._round:
+            self._round, self._sum, self._count = round, 0.0, 0
+        if round == self._round:
+            self._sum += accuracy
+            self._count += 1
+
+    @property
+    def mean(self) -> float | None:
+        return self._sum / self._count if self._count else None

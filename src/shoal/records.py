@@ -1,0 +1,204 @@
+"""What a run writes down.
+
+    runs/<name>/<run id>/
+      experiment.toml      the experiment as it was resolved, with versions
+      nodes/<id>.jsonl     what each node recorded, one JSON object a line, appended and flushed
+      averages.jsonl       the average of all models and the nodes' distance to it, at each evaluation
+      nodes.log            whatever the nodes' code printed
+      checkpoints/         the final models, <id>.npy
+      metrics.parquet      all records, columnar
+      summary.json         the run in a few numbers
+
+Records are append-only and self-contained: a run that was cut off can still be read.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from shoal.errors import LaunchError
+from shoal.message import Params
+from shoal.topologies.graph import NodeId
+
+
+class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True):
+    """A round that a node finished. Bytes and messages are counted since the start of the run."""
+
+    round: int
+    time: float
+    loss: float | None
+    bytes_sent: int
+    messages_sent: int
+
+
+class Evaluation(msgspec.Struct, tag="evaluation", tag_field="kind", frozen=True):
+    """A node's model on the test data."""
+
+    round: int
+    time: float
+    scores: dict[str, float]
+
+
+class Average(msgspec.Struct, tag="average", tag_field="kind", frozen=True):
+    """The average of all nodes' models on the test data, and their root mean square distance to it."""
+
+    round: int
+    time: float
+    nodes: int
+    consensus_distance: float
+    scores: dict[str, float]
+
+
+class Event(msgspec.Struct, tag="event", tag_field="kind", frozen=True):
+    """Something out of the ordinary."""
+
+    what: str
+    time: float
+    detail: str
+
+
+class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
+    """A node that reached the end of its algorithm. What the engine cannot know is None."""
+
+    time: float
+    digest: str
+    bytes_sent: int
+    messages_sent: int
+    bad_messages: int
+    late_messages: int
+    train_cpu_s: float | None = None
+    total_cpu_s: float | None = None
+    uss_mib: float | None = None
+    pss_mib: float | None = None
+
+
+Record: TypeAlias = Round | Evaluation | Average | Event | End
+
+_decoder = msgspec.json.Decoder(Record)
+encode = msgspec.json.Encoder().encode
+
+
+def decode(line: bytes) -> Record:
+    return _decoder.decode(line)
+
+
+class Lines:
+    """One file of records, each on disk before the next is made."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, record: Record) -> None:
+        os.write(self._file, encode(record) + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class ManyLines:
+    """The files of many nodes of one process: gathered in memory and appended every few seconds."""
+
+    SECONDS = 5.0
+    BYTES = 64 * 2**20
+
+    def __init__(self, folder: RunFolder, nodes: int) -> None:
+        self._folder = folder
+        self._waiting: list[list[bytes]] = [[] for _ in range(nodes)]
+        self._size = 0
+        self._flushed = time.monotonic()
+
+    def write(self, node: NodeId, record: Record) -> None:
+        line = encode(record)
+        self._waiting[node].append(line)
+        self._size += len(line)
+
+    def flush_if_due(self) -> None:
+        if self._size > self.BYTES or time.monotonic() - self._flushed > self.SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        for node, lines in enumerate(self._waiting):
+            if lines:
+                with open(self._folder.node(node), "ab", buffering=0) as file:
+                    file.write(b"\n".join([*lines, b""]))
+                lines.clear()
+        self._size = 0
+        self._flushed = time.monotonic()
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where one run lies."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, root: Path, name: str) -> RunFolder:
+        """A new, empty folder `root/name/<run id>`."""
+        run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        folder = cls(root / name / run_id)
+        try:
+            for part in ("nodes", "checkpoints"):
+                (folder.path / part).mkdir(parents=True)
+        except OSError as error:
+            raise LaunchError(
+                f"cannot write to the output folder {str(root)!r}: {error.strerror}; "
+                "choose another with --out"
+            ) from error
+        return folder
+
+    @property
+    def experiment(self) -> Path:
+        return self.path / "experiment.toml"
+
+    @property
+    def averages(self) -> Path:
+        return self.path / "averages.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "nodes.log"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.parquet"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    def node(self, node: NodeId) -> Path:
+        return self.path / "nodes" / f"{node}.jsonl"
+
+    def model(self, node: NodeId) -> Path:
+        return self.path / "checkpoints" / f"{node}.npy"
+
+    def save_model(self, node: NodeId, params: Params) -> None:
+        np.save(self.model(node), params)
+
+    def read(self, node: NodeId) -> Iterator[Record]:
+        return _read(self.node(node))
+
+    def read_averages(self) -> Iterator[Record]:
+        return _read(self.averages)
+
+    def read_summary(self) -> dict[str, Any]:
+        summary: dict[str, Any] = msgspec.json.decode(self.summary.read_bytes())
+        return summary
+
+
+def _read(path: Path) -> Iterator[Record]:
+    """The whole records in `path`; a last line that was cut off is left out."""
+    if not path.exists():
+        return
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        yield decode(line)

@@ -1,0 +1,193 @@
+"""Everything a node needs of the world: the only seam between the engines.
+
+`Runtime` is the contract; `shoal.testing.check_runtime` is its conformance suite. `Mailbox` keeps the messages of
+one node and knows which of its tasks waits for what; both engines use it, so that a receive means the same in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from shoal.message import Message
+from shoal.topologies.graph import NodeId
+
+R = TypeVar("R", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which messages a receive waits for.
+
+    With `senders`, one message from each of them; without, one message from anyone. `round` None is any round.
+    """
+
+    kind: str
+    round: int | None = None
+    senders: tuple[NodeId, ...] | None = None
+
+    def __str__(self) -> str:
+        which = f"{self.kind!r}" if self.round is None else f"{self.kind!r} of round {self.round}"
+        if self.senders is None:
+            return f"{which} from anyone"
+        return f"{which} from {', '.join(str(s) for s in self.senders)}"
+
+
+class Work(Protocol[R]):
+    """Something to compute: pure in what it was given, so that an engine may run it where and when it likes."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the node's device takes, in virtual time. The process engine takes what it takes."""
+        ...
+
+    @property
+    def together(self) -> Hashable:
+        """Works with an equal value may be handed to `run_together` in one call."""
+        ...
+
+    def run(self) -> R: ...
+
+    @staticmethod
+    def run_together(works: Sequence[Any]) -> list[Any]:
+        """The results of all works, in order; within float tolerance those of `run`."""
+        ...
+
+
+class Runtime(Protocol):
+    """One node's hold on the world. All times are in seconds since the start of the run."""
+
+    def now(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def compute(self, work: Work[R]) -> R:
+        """The result of `work`. Other tasks of the node go on meanwhile."""
+        ...
+
+    async def send(self, to: NodeId, message: Message) -> None:
+        """Hand `message` to the network. A peer that is gone, or dies on the way, never gets it."""
+        ...
+
+    async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
+        """What `wanted` asks for; less when `timeout` seconds have passed, or when the others are gone."""
+        ...
+
+    def background(self, task: Coroutine[Any, Any, None]) -> None:
+        """Run `task` beside the algorithm. It ends, at the latest, when the algorithm's `run` does."""
+        ...
+
+    def gone(self) -> Collection[NodeId]:
+        """The nodes known to have died."""
+        ...
+
+
+class Waiter:
+    """A receive under way."""
+
+    __slots__ = ("_missing", "kind", "messages", "round", "wake", "wanted")
+
+    def __init__(self, wanted: Filter, wake: Callable[[], None]) -> None:
+        self.wanted = wanted
+        self.kind = wanted.kind
+        self.round = wanted.round
+        self.messages: list[Message] = []
+        self.wake = wake
+        self._missing = None if wanted.senders is None else set(wanted.senders)
+
+    def offer(self, message: Message) -> bool:
+        """Take `message` if it is wanted."""
+        if message.kind != self.kind or (self.round is not None and message.round != self.round):
+            return False
+        if self._missing is None:
+            if self.messages:
+                return False
+        elif message.sender in self._missing:
+            self._missing.remove(message.sender)
+        else:
+            return False
+        self.messages.append(message)
+        return True
+
+    def give_up_on(self, nodes: Collection[NodeId]) -> set[NodeId]:
+        """Stop waiting for `nodes`; returns those that were waited for."""
+        given_up = self._missing.intersection(nodes) if self._missing else set()
+        if self._missing is not None:
+            self._missing -= given_up
+        return given_up
+
+    @property
+    def missing(self) -> list[NodeId]:
+        return sorted(self._missing or ())
+
+    @property
+    def done(self) -> bool:
+        return bool(self.messages) if self._missing is None else not self._missing
+
+
+class Mailbox:
+    """The messages of one node that nobody has asked for yet, and the receives that wait for more."""
+
+    LIMIT = 100_000
+    """How many unclaimed messages are kept; more are dropped and counted in `dropped`."""
+
+    def __init__(self) -> None:
+        self.gone: set[NodeId] = set()
+        self.late = 0
+        """Messages that came after the receive that wanted them had given up."""
+        self.dropped = 0
+        self._unclaimed: list[Message] = []
+        self._waiters: list[Waiter] = []
+        self._given_up: set[tuple[str, int, NodeId]] = set()
+
+    def put(self, message: Message) -> None:
+        """Deliver a message; wakes the receive that it completes."""
+        for waiter in self._waiters:
+            if waiter.offer(message):
+                if waiter.done:
+                    self._waiters.remove(waiter)
+                    waiter.wake()
+                return
+        if self._given_up and (message.kind, message.round, message.sender) in self._given_up:
+            self._given_up.remove((message.kind, message.round, message.sender))
+            self.late += 1
+        elif len(self._unclaimed) >= self.LIMIT:
+            self.dropped += 1
+        else:
+            self._unclaimed.append(message)
+
+    def ask(self, wanted: Filter, wake: Callable[[], None]) -> Waiter:
+        """Claim what is here. If the waiter is not `done` by then, `wake` is called once when it is."""
+        waiter = Waiter(wanted, wake)
+        if self._unclaimed:
+            self._unclaimed = [m for m in self._unclaimed if waiter.done or not waiter.offer(m)]
+        if self.gone:
+            self._give_up(waiter, self.gone)
+        if not waiter.done:
+            self._waiters.append(waiter)
+        return waiter
+
+    def withdraw(self, waiter: Waiter) -> None:
+        """End a receive whose time is up; what it still wanted is late from now on."""
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+            self._give_up(waiter, waiter.missing)
+
+    def lose(self, node: NodeId) -> None:
+        """`node` has died: nobody waits for it any longer."""
+        self.gone.add(node)
+        for waiter in list(self._waiters):
+            self._give_up(waiter, (node,))
+            if waiter.done:
+                self._waiters.remove(waiter)
+                waiter.wake()
+
+    @property
+    def waiting(self) -> list[Waiter]:
+        return list(self._waiters)
+
+    def _give_up(self, waiter: Waiter, nodes: Collection[NodeId]) -> None:
+        given_up = waiter.give_up_on(nodes)
+        if waiter.round is not None:
+            self._given_up.update((waiter.kind, waiter.round, node) for node in given_up)

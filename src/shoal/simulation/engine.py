@@ -1,0 +1,333 @@
+"""The simulation: all nodes of an experiment in one process, under a virtual clock."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Collection, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from shoal.averages import Averages
+from shoal.commons import Commons
+from shoal.errors import DeadlockError, NodeError, RunError, ShoalError
+from shoal.experiment import Experiment, Fault
+from shoal.message import RUN_LENGTH, Message, Params
+from shoal.network.links import Delays
+from shoal.node import Node
+from shoal.operating_system import seconds_since_start
+from shoal.progress import Accuracy, Listener, Nobody, Outcome, Progress, Status
+from shoal.records import Average, End, Evaluation, Event, Lines, ManyLines, Record, RunFolder
+from shoal.runtime import Filter, Mailbox, Work
+from shoal.simulation.compute import Computer, OneByOne, Pool, Stacked
+from shoal.simulation.kernel import Crash, Kernel, Task, park
+from shoal.simulation.measure import pick
+from shoal.topologies.graph import NodeId
+
+R = TypeVar("R")
+_NOTHING: Any = object()
+SHOW_EVERY = 0.25
+
+
+class World:
+    """What simulated nodes share: the clock, the network, each other, and the work that waits to be computed."""
+
+    def __init__(self, nodes: int, delays: Delays | None = None, computer: Computer | None = None) -> None:
+        self.kernel = Kernel()
+        self.delays = delays
+        self.computer: Computer = computer or OneByOne()
+        self.runtimes = [SimulatedRuntime(self, i) for i in range(nodes)]
+        self._pending: list[_Slot] = []
+
+    def submit(self, slot: _Slot) -> None:
+        self._pending.append(slot)
+
+    def compute_pending(self) -> None:
+        """All work that has begun: nothing that happens before its end can change it."""
+        pending, self._pending = self._pending, []
+        for slot, result in zip(pending, self.computer.run([s.work for s in pending]), strict=True):
+            slot.result = result
+
+    def lose(self, node: NodeId) -> None:
+        """`node` has died: it gets no more messages, and nobody waits for it."""
+        self.runtimes[node].dead = True
+        for other in self.runtimes:
+            if not other.dead:
+                other.mailbox.lose(node)
+
+    def raise_if_stuck(self) -> None:
+        """Called when no event is left: every task that still waits, waits for ever."""
+        stuck = [
+            f"node {runtime.id} waits for {waiter.wanted}" + (f" (still missing: {waiter.missing})" if waiter.missing else "")
+            for runtime in self.runtimes
+            if not runtime.dead and runtime.running
+            for waiter in runtime.mailbox.waiting
+        ]
+        if stuck:
+            raise DeadlockError(
+                f"deadlock at {self.kernel.now:.3f} s: {len(stuck)} node{'s' if len(stuck) > 1 else ''} "
+                "wait and nothing is on its way.\n  " + "\n  ".join(stuck) + "\n"
+                "Either a peer never sends what is waited for, or it hangs; "
+                "simulation.receive_timeout lets nodes go on without it."
+            )
+
+
+class _Slot:
+    """A work and, once computed, its result."""
+
+    __slots__ = ("result", "work")
+
+    def __init__(self, work: Work[Any]) -> None:
+        self.work = work
+        self.result: Any = _NOTHING
+
+
+class SimulatedRuntime:
+    """A node's hold on the simulated world."""
+
+    def __init__(self, world: World, id: NodeId) -> None:
+        self.id = id
+        self.mailbox = Mailbox()
+        self.dead = False
+        self.running = False
+        self._world = world
+        self._kernel = world.kernel
+        self._background: list[Task] = []
+
+    def now(self) -> float:
+        return self._kernel.now
+
+    async def sleep(self, seconds: float) -> None:
+        kernel = self._kernel
+        kernel.at(kernel.now + max(0.0, seconds), kernel.task().resume)
+        await park()
+
+    async def compute(self, work: Work[R]) -> R:
+        kernel, slot = self._kernel, _Slot(work)
+        self._world.submit(slot)
+        kernel.at(kernel.now + work.seconds, kernel.task().resume)
+        await park()
+        if slot.result is _NOTHING:
+            self._world.compute_pending()
+        result: R = slot.result
+        return result
+
+    async def send(self, to: NodeId, message: Message) -> None:
+        receiver = self._world.runtimes[to]
+        delays = self._world.delays
+        if delays is None:
+            if not receiver.dead:
+                receiver.mailbox.put(message)
+            return
+        arrival = delays.arrival(self._kernel.now, self.id, to, message.wire_size)
+        self._kernel.at(arrival, partial(_deliver, receiver, message))
+
+    async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
+        kernel = self._kernel
+        resume = kernel.task().resume
+        waiter = self.mailbox.ask(wanted, lambda: kernel.soon(resume))
+        if waiter.done:
+            return waiter.messages
+        if timeout is not None:
+            kernel.at(kernel.now + timeout, lambda: None if waiter.done else resume())
+        await park()
+        if not waiter.done:
+            self.mailbox.withdraw(waiter)
+        return waiter.messages
+
+    def background(self, task: Coroutine[Any, Any, None]) -> None:
+        self._background.append(self._kernel.spawn(task, self._background_ended))
+
+    def gone(self) -> Collection[NodeId]:
+        return self.mailbox.gone
+
+    def start(self, main: Coroutine[Any, Any, None], on_end: Any = None) -> None:
+        """Run `main` as the node's algorithm; `on_end(crashed)` is called when it has ended."""
+
+        def ended(task: Task, crashed: bool) -> None:
+            self.running = False
+            for other in self._background:
+                other.cancel()
+            self._background.clear()
+            if crashed:
+                self._world.lose(self.id)
+            if on_end is not None:
+                on_end(crashed)
+
+        self.running = True
+        self._kernel.spawn(main, ended)
+
+    def _background_ended(self, task: Task, crashed: bool) -> None:
+        self._background.remove(task)
+
+
+def _deliver(receiver: SimulatedRuntime, message: Message) -> None:
+    if not receiver.dead:
+        receiver.mailbox.put(message)
+
+
+class _Watcher:
+    """The observer of one simulated node."""
+
+    def __init__(self, simulation: Simulation, id: NodeId, faults: dict[int, Fault]) -> None:
+        self._simulation = simulation
+        self._id = id
+        self._faults = faults
+
+    def record(self, record: Record) -> None:
+        simulation = self._simulation
+        simulation.lines.write(self._id, record)
+        if isinstance(record, Evaluation):
+            simulation.accuracy.add(record.round, record.scores.get("accuracy", 0.0))
+
+    def model(self, round: int, params: Params) -> None:
+        self._simulation.averages.add(round, params)
+        self._simulation.average_if_complete()
+
+    async def before_round(self, round: int) -> None:
+        self._simulation.rounds_begun += 1
+        if self._simulation.rounds_begun % 64 == 0:
+            self._simulation.show()
+        fault = self._faults.get(round) if self._faults else None
+        if fault is not None:
+            self.record(Event("fault", self._simulation.world.kernel.now, f"{fault.kind} at round {round}"))
+            if fault.kind == "crash":
+                raise Crash
+            if fault.kind == "raise":
+                raise NodeError(f"fault on schedule: node {self._id} raises at round {round}")
+            await park()  # a hang: nobody resumes it
+
+
+class Simulation:
+    """One run of an experiment."""
+
+    def __init__(self, experiment: Experiment, folder: RunFolder, listener: Listener | None = None) -> None:
+        self.experiment = experiment
+        self.folder = folder
+        self.listener: Listener = listener or Nobody()
+        self.lines = ManyLines(folder, experiment.nodes)
+        self.averages = Averages()
+        self.accuracy = Accuracy()
+        self.rounds_begun = 0
+        self.lost: dict[NodeId, str] = {}
+        self._averages_file = Lines(folder.averages)
+        self._alive = experiment.nodes
+        self._shown = 0.0
+        self._started = time.monotonic()
+        self.listener.progress(self._progress("loading"))
+        self.commons = Commons(experiment)
+        self.world = World(experiment.nodes, experiment.network.build().build(experiment.nodes))
+        self.nodes = [self._node(i) for i in range(experiment.nodes)]
+
+    def run(self) -> Outcome:
+        """To the end, or to the error that ends it; what was recorded is on disk either way."""
+        experiment = self.experiment
+        batching = pick(experiment, self.commons)
+        self.world.computer = self._computer(batching)
+        startup = seconds_since_start()
+        self._started = time.monotonic()
+        cpu = time.process_time()
+        status: Status = "failed"
+        try:
+            for node in self.nodes:
+                algorithm = experiment.settings(node.id).algorithm.build()
+                self.world.runtimes[node.id].start(algorithm.run(node), partial(self._ended, node))
+            self.world.kernel.run()
+            self.world.raise_if_stuck()
+            status = "incomplete" if self.lost else "completed"
+        except KeyboardInterrupt:
+            status = "interrupted"
+        except ShoalError:
+            raise
+        except Exception as error:
+            raise NodeError(f"a node's code raised {type(error).__name__}: {error}") from error
+        finally:
+            wall = time.monotonic() - self._started
+            self.world.computer.close()
+            self.lines.flush()
+            self._averages_file.close()
+        if self.lost and len(self.lost) == experiment.nodes:
+            status = "failed"
+        self.show(force=True)
+        return Outcome(
+            status,
+            wall_s=wall,
+            startup_s=startup,
+            virtual_s=self.world.kernel.now,
+            lost={node: why for node, why in sorted(self.lost.items())},
+            facts={
+                "batching": batching,
+                "train_cpu_s": sum(n.trainer.cpu_seconds for n in self.nodes),
+                "total_cpu_s": time.process_time() - cpu,
+            },
+        )
+
+    def average_if_complete(self) -> None:
+        for averaged in self.averages.complete(self._alive):
+            scores = self.commons.evaluate(averaged.mean)
+            self._averages_file.write(
+                Average(averaged.round, self.world.kernel.now, averaged.nodes, averaged.consensus_distance, scores)
+            )
+
+    def show(self, force: bool = False) -> None:
+        now = time.monotonic()
+        if force or now - self._shown >= SHOW_EVERY:
+            self._shown = now
+            self.lines.flush_if_due()
+            self.listener.progress(self._progress("running"))
+
+    def _progress(self, phase: str) -> Progress:
+        nodes = getattr(self, "nodes", [])
+        return Progress(
+            phase,
+            nodes=self.experiment.nodes,
+            alive=self._alive,
+            seconds=time.monotonic() - self._started,
+            round=max(0, self.rounds_begun - self._alive) / self.experiment.nodes,
+            rounds=self.experiment.algorithm.options.get("rounds"),
+            accuracy=self.accuracy.mean,
+            bytes_sent=sum(node.bytes_sent for node in nodes),
+            virtual_seconds=self.world.kernel.now if nodes else None,
+        )
+
+    def _node(self, id: NodeId) -> Node:
+        faults = {f.round: f for f in self.experiment.fault if f.node == id}
+        return self.commons.node(
+            id,
+            self.world.runtimes[id],
+            _Watcher(self, id, faults),
+            "0" * RUN_LENGTH,
+            self.experiment.simulation.receive_timeout,
+        )
+
+    def _computer(self, batching: str) -> Computer:
+        if batching == "vmap":
+            return Stacked()
+        if batching == "pool":
+            workers = min(self.experiment.simulation.workers or os.cpu_count() or 1, self.experiment.nodes)
+            for node in self.nodes:
+                self.commons.learner(self.experiment.settings(node.id).training)
+            return Pool([node.trainer for node in self.nodes], workers, self.commons.flat.size)  # type: ignore[misc]
+        return OneByOne()
+
+    def _ended(self, node: Node, crashed: bool) -> None:
+        if crashed:
+            self._alive -= 1
+            self.lost[node.id] = "crashed on schedule"
+            self.listener.notice(f"node {node.id} crashed; its neighbours go on without it")
+            self.average_if_complete()
+            return
+        mailbox = self.world.runtimes[node.id].mailbox
+        end = End(
+            self.world.kernel.now,
+            digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
+            bytes_sent=node.bytes_sent,
+            messages_sent=node.messages_sent,
+            bad_messages=node.rejected,
+            late_messages=mailbox.late + mailbox.dropped,
+            train_cpu_s=node.trainer.cpu_seconds,
+        )
+        self.lines.write(node.id, end)
+        if self.experiment.checkpoint.final:
+            self.folder.save_model(node.id, node.params)

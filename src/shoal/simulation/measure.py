@@ -1,0 +1,112 @@
+"""Which way to compute is fastest for a model: measured once, and remembered.
+
+Stacking changes the last bits of the numbers, so the choice is part of what a run replays: it is written into the
+run's experiment.toml, and remembered per model and machine, so that a second run does not pick otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+
+from shoal.commons import Commons
+from shoal.experiment import Experiment
+from shoal.simulation.compute import STACK
+from shoal.training import Learner
+
+SECONDS = 0.3
+"""How long each way is tried."""
+
+
+def pick(experiment: Experiment, commons: Commons) -> str:
+    """ "vmap", "pool" or "off": what the experiment says, or what was measured."""
+    asked = experiment.simulation.batching
+    if asked != "auto":
+        return asked
+    learner = commons.learner(experiment.training)
+    key = _key(experiment, commons)
+    known = _remembered()
+    if key not in known:
+        known[key] = _measure(experiment, commons, learner)
+        _remember(known)
+    return known[key]
+
+
+def _measure(experiment: Experiment, commons: Commons, learner: Learner) -> str:
+    cores = min(experiment.simulation.workers or os.cpu_count() or 1, experiment.nodes)
+    alone = _seconds(lambda: learner.train(commons.initial, {}, _batches(commons, learner, 1)[0]))
+    best, way = alone, "off"
+    if cores > 1 and alone > 1e-3:  # below that, the pool's own cost shows
+        best, way = alone / cores, "pool"
+    if learner.stackable and experiment.nodes > 1:
+        count = min(experiment.nodes, STACK)
+        batches = _batches(commons, learner, count)
+        stacked = _seconds(lambda: learner.train_stacked([commons.initial] * count, [{}] * count, batches)) / count
+        if stacked < best:
+            way = "vmap"
+    return way
+
+
+def _batches(commons: Commons, learner: Learner, count: int) -> Any:
+    shape = (learner.training.local_steps, learner.training.batch_size)
+    return np.stack([np.resize(commons.parts[i % len(commons.parts)], shape) for i in range(count)])
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """The least time that `work` took, in a few tries after a first that does not count."""
+    work()
+    times: list[float] = []
+    while not times or (sum(times) < SECONDS and len(times) < 20):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _key(experiment: Experiment, commons: Commons) -> str:
+    """What the outcome depends on."""
+    import torch
+
+    facts = [
+        experiment.model.table(),
+        commons.data.shape,
+        repr(experiment.training),
+        min(experiment.nodes, STACK),
+        experiment.simulation.workers,
+        os.cpu_count(),
+        platform.processor() or platform.machine(),
+        torch.__version__,
+    ]
+    return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
+
+
+def _file() -> Path:
+    return Path(platformdirs.user_cache_dir("shoal")) / "batching.json"
+
+
+def _remembered() -> dict[str, str]:
+    try:
+        known = json.loads(_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return {k: v for k, v in known.items() if v in ("vmap", "pool", "off")} if isinstance(known, dict) else {}
+
+
+def _remember(known: dict[str, str]) -> None:
+    """Where the cache folder cannot be written, the next run measures again."""
+    try:
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        scratch = _file().with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(known))
+        scratch.replace(_file())
+    except OSError:
+        return

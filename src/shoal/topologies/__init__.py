@@ -1,0 +1,47 @@
+"""Who is linked to whom: graphs, graphs that change every round, graph files, and the weights of the links.
+
+`TOPOLOGIES` is the registry: the name in an experiment, and the class it stands for. A class is imported when
+an experiment names it, so that `import shoal` stays quick.
+"""
+
+from __future__ import annotations
+
+from shoal.topologies.graph import (
+    Graph,
+    Links,
+    Mixing,
+    NodeId,
+    Peers,
+    Topology,
+    TopologyWarning,
+    WeightScheme,
+)
+
+TOPOLOGIES: dict[str, str] = {
+    "ring": "shoal.topologies.static:Ring",
+    "full": "shoal.topologies.static:Full",
+    "star": "shoal.topologies.static:Star",
+    "grid": "shoal.topologies.static:Grid",
+    "torus": "shoal.topologies.static:Torus",
+    "tree": "shoal.topologies.static:Tree",
+    "regular": "shoal.topologies.regular:Regular",
+    "erdos-renyi": "shoal.topologies.random_graphs:ErdosRenyi",
+    "small-world": "shoal.topologies.random_graphs:SmallWorld",
+    "exponential": "shoal.topologies.exponential:Exponential",
+    "one-peer-exponential": "shoal.topologies.exponential:OnePeerExponential",
+    "file": "shoal.topologies.files:File",
+    "networkx": "shoal.topologies.given:NetworkX",
+    "edges": "shoal.topologies.given:Edges",
+}
+
+__all__ = [
+    "TOPOLOGIES",
+    "Graph",
+    "Links",
+    "Mixing",
+    "NodeId",
+    "Peers",
+    "Topology",
+    "TopologyWarning",
+    "WeightScheme",
+]

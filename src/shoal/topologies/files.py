@@ -1,0 +1,160 @@
+"""Graphs read from text files. Every refusal names the file and the line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn, TypeAlias
+
+from shoal.errors import TopologyError
+from shoal.topologies.static import Edge, StaticGraph, undirected
+
+Format: TypeAlias = Literal["auto", "edges", "adjacency"]
+
+
+@dataclass(frozen=True)
+class File:
+    """An undirected graph from a text file: an edge list, an adjacency list or an adjacency matrix.
+
+    Numbers are separated by blanks or commas, and `#` starts a comment. Nodes are 0 to n - 1.
+
+        edges       two ids a line; a first line with one number may state the number of nodes
+        adjacency   a matrix of 0 and 1, one row a line; or a list, "0: 1 2 3" a line
+
+    An edge list must mention the last node, for otherwise it describes a smaller graph.
+    """
+
+    path: str
+    format: Format = "auto"
+
+    def build(self, nodes: int, seed: int) -> StaticGraph:
+        return undirected(nodes, _Reader(Path(self.path), nodes).edges(self.format))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    number: int
+    words: list[str]
+    head: str | None
+    """What stands before a colon."""
+
+
+class _Reader:
+    def __init__(self, path: Path, nodes: int) -> None:
+        self.path = path
+        self.nodes = nodes
+
+    def edges(self, format: Format) -> set[Edge]:
+        lines = list(self._lines())
+        if not lines:
+            self._refuse(f"it is empty; expected a graph of {self.nodes} nodes")
+        first = lines[0]
+        if format == "auto":
+            pairs = first.head is None and (len(first.words) == 2 or (len(first.words) == 1 and self.nodes > 1))
+            format = "edges" if pairs else "adjacency"
+        if format == "edges":
+            return self._edge_list(lines)
+        return self._matrix(lines) if first.head is None else self._adjacency_list(lines)
+
+    def _lines(self) -> Iterator[_Line]:
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+            raise TopologyError(f"{self.path}: cannot read this graph: {reason}") from None
+        for number, raw in enumerate(text.splitlines(), start=1):
+            content = raw.partition("#")[0].replace(",", " ")
+            head, colon, rest = content.partition(":")
+            words = rest.split() if colon else content.split()
+            if words or colon:
+                yield _Line(number, words, head.strip() if colon else None)
+
+    def _edge_list(self, lines: list[_Line]) -> set[Edge]:
+        if len(lines[0].words) == 1:
+            self._check_count(self._integer(lines[0].words[0], lines[0]), lines[0])
+            counted, lines = True, lines[1:]
+        else:
+            counted = False
+        found: set[Edge] = set()
+        for line in lines:
+            if len(line.words) != 2 or line.head is not None:
+                self._refuse(f"expected an edge, two node ids; found {len(line.words)} words", line)
+            found.add(self._edge(self._node(line.words[0], line), self._node(line.words[1], line), line))
+        largest = max((b for _, b in found), default=0)
+        if not counted and largest != self.nodes - 1:
+            self._refuse(
+                f"its largest id is {largest}, so it has {largest + 1} nodes and the experiment has {self.nodes};"
+                f" set nodes = {largest + 1}, or put the number of nodes alone on the first line"
+            )
+        return found
+
+    def _adjacency_list(self, lines: list[_Line]) -> set[Edge]:
+        found: set[Edge] = set()
+        listed: set[int] = set()
+        for line in lines:
+            if line.head is None:
+                self._refuse("expected 'node: neighbours'", line)
+            node = self._node(line.head, line)
+            listed.add(node)
+            found |= {self._edge(node, self._node(word, line), line) for word in line.words}
+        seen = listed.union(*found)
+        if len(seen) != self.nodes:
+            missing = min(set(range(self.nodes)) - seen)
+            self._refuse(
+                f"it lists {len(seen)} nodes and the experiment has {self.nodes}; node {missing} is missing"
+                f" (a node without links is written '{missing}:')"
+            )
+        return found
+
+    def _matrix(self, lines: list[_Line]) -> set[Edge]:
+        for line in lines:
+            if len(line.words) != len(lines) or line.head is not None:
+                self._refuse(
+                    f"this row has {len(line.words)} entries and the matrix has {len(lines)} rows;"
+                    " expected an adjacency matrix, or two ids a line",
+                    line,
+                )
+        self._check_count(len(lines), None)
+        linked = [[self._entry(word, line) for word in line.words] for line in lines]
+        found: set[Edge] = set()
+        for i, (row, line) in enumerate(zip(linked, lines, strict=True)):
+            for j in (j for j, link in enumerate(row) if link):
+                if not linked[j][i]:
+                    self._refuse(
+                        f"the matrix is not symmetric: row {i} links to {j}, and row {j}"
+                        f" (line {lines[j].number}) does not link to {i}",
+                        line,
+                    )
+                found.add(self._edge(i, j, line))
+        return found
+
+    def _entry(self, word: str, line: _Line) -> bool:
+        if word not in ("0", "1"):
+            self._refuse(f"'{word}' in an adjacency matrix; expected 0 or 1", line)
+        return word == "1"
+
+    def _edge(self, a: int, b: int, line: _Line) -> Edge:
+        if a == b:
+            self._refuse(f"node {a} is linked to itself; remove this link, a node always keeps its own model", line)
+        return (a, b) if a < b else (b, a)
+
+    def _node(self, word: str, line: _Line) -> int:
+        node = self._integer(word, line)
+        if not 0 <= node < self.nodes:
+            self._refuse(f"node {node} is out of range; with {self.nodes} nodes, ids are 0 to {self.nodes - 1}", line)
+        return node
+
+    def _integer(self, word: str, line: _Line) -> int:
+        try:
+            return int(word)
+        except ValueError:
+            self._refuse(f"'{word}' is not an integer", line)
+
+    def _check_count(self, count: int, line: _Line | None) -> None:
+        if count != self.nodes:
+            self._refuse(f"it has {count} nodes and the experiment has {self.nodes}; set nodes = {count}", line)
+
+    def _refuse(self, problem: str, line: _Line | None = None) -> NoReturn:
+        place = f"{self.path}:{line.number}" if line else f"{self.path}"
+        raise TopologyError(f"{place}: {problem}")

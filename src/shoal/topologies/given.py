@@ -1,0 +1,95 @@
+"""Graphs given by the experiment itself: spelled edge by edge, or made by one of networkx's generators."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import TopologyError
+from shoal.randomness import derived_seed
+from shoal.schema import nearest
+from shoal.topologies.graph import NodeId
+from shoal.topologies.static import StaticGraph, undirected
+
+if TYPE_CHECKING:
+    import networkx
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Any undirected graph, as a list of pairs of node ids."""
+
+    edges: tuple[tuple[NodeId, NodeId], ...]
+
+    def build(self, nodes: int, seed: int) -> StaticGraph:
+        for place, edge in enumerate(self.edges):
+            if edge[0] == edge[1]:
+                raise TopologyError(f"edges[{place}] = {list(edge)}: node {edge[0]} is linked to itself; remove it")
+            if not all(0 <= node < nodes for node in edge):
+                raise TopologyError(
+                    f"edges[{place}] = {list(edge)}: with {nodes} nodes, ids are 0 to {nodes - 1}"
+                )
+        return undirected(nodes, self.edges)
+
+
+def from_networkx(graph: networkx.Graph) -> Edges:
+    """The edges of a networkx graph. Labels other than 0 … n - 1 are numbered in the graph's own order."""
+    if graph.is_directed():
+        raise TopologyError("a directed networkx graph: links go both ways here; use graph.to_undirected()")
+    labels = list(graph)
+    numbered = set(labels) == set(range(len(labels)))
+    ids = {label: label if numbered else place for place, label in enumerate(labels)}
+    pairs = {(min(ids[a], ids[b]), max(ids[a], ids[b])) for a, b in graph.edges()}
+    return Edges(tuple(sorted(pairs)))
+
+
+@dataclass(frozen=True)
+class NetworkX:
+    """A graph made by a generator of networkx, such as "barabasi_albert_graph" with { m = 2 }.
+
+    `n` is the experiment's number of nodes unless the arguments set it, and `seed` follows from its seed.
+    """
+
+    generator: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def build(self, nodes: int, seed: int) -> StaticGraph:
+        import networkx
+
+        make = self._find()
+        accepted = inspect.signature(make).parameters
+        offered: Mapping[str, Any] = {"n": nodes, "seed": derived_seed(seed, "topology")}
+        arguments = {name: value for name, value in offered.items() if name in accepted} | self.arguments
+        asked = f"networkx.{self.generator}({', '.join(f'{k}={v!r}' for k, v in self.arguments.items())})"
+        try:
+            inspect.signature(make).bind(**arguments)
+            graph = make(**arguments)
+        except (TypeError, ValueError, networkx.NetworkXException) as error:
+            raise TopologyError(f"{asked}: {error}; it takes {_spelled(accepted)}") from error
+        if not isinstance(graph, networkx.Graph):
+            raise TopologyError(f"{asked}: this makes a {type(graph).__name__}, not a graph")
+        if len(graph) != nodes:
+            raise TopologyError(
+                f"{asked}: this graph has {len(graph)} nodes and the experiment has {nodes}; set nodes = {len(graph)}"
+            )
+        return from_networkx(graph).build(nodes, seed)
+
+    def _find(self) -> Callable[..., object]:
+        import networkx.generators
+
+        known = {
+            name: value
+            for name, value in vars(networkx.generators).items()
+            if inspect.isfunction(value) and value.__module__.startswith("networkx.generators")
+        }
+        if self.generator not in known:
+            close = nearest(self.generator, known).partition("; expected one of")[0]
+            raise TopologyError(f"'{self.generator}' is not a generator of networkx{close}")
+        return known[self.generator]
+
+
+def _spelled(accepted: Mapping[str, inspect.Parameter]) -> str:
+    inner = ("backend", "backend_kwargs", "create_using", "seed")
+    return ", ".join(str(parameter) for name, parameter in accepted.items() if name not in inner)

@@ -1,0 +1,188 @@
+"""What a graph is worth to an average: degrees, components, diameter, spectral gap and contraction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+import scipy.sparse.linalg
+
+from shoal.randomness import generator
+from shoal.topologies.graph import Graph, Mixing, NodeId
+from shoal.topologies.static import components
+
+EXACT_DIAMETER = 5_000
+"""Nodes up to which every pair is looked at."""
+DENSE = 1_500
+"""Nodes up to which all eigenvalues are computed."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Figures of a graph with its weights. Degrees, components and diameter are those of one round."""
+
+    nodes: int
+    degree_min: int
+    degree_mean: float
+    degree_max: int
+    components: tuple[int, ...]
+    """Their sizes, the largest first."""
+    diameter: int | None
+    """The longest of the shortest paths; None when some node cannot reach another."""
+    diameter_exact: bool
+    """False when the diameter is a lower bound."""
+    spectral_gap: float
+    """1 - |λ2| of the mixing matrix; the mean over rounds when the graph changes."""
+    contraction: float
+    """The factor by which a round shrinks the distance of a random vector from its average: the smaller, the faster."""
+
+    def __str__(self) -> str:
+        diameter = "infinite" if self.diameter is None else str(self.diameter)
+        bound = "" if self.diameter_exact else "at least "
+        return (
+            f"{self.nodes} nodes, degree {self.degree_min} to {self.degree_max} (mean {self.degree_mean:.3g}),"
+            f" {len(self.components)} component{'s' if len(self.components) > 1 else ''},"
+            f" diameter {bound}{diameter}, spectral gap {self.spectral_gap:.3g}, contraction {self.contraction:.3g}"
+        )
+
+
+def measure(mixing: Mixing, round: int = 0, rounds: int = 10) -> Measures:
+    """All figures, from `round` on; those of a changing graph over `rounds` rounds."""
+    graph = mixing.graph
+    degrees = [graph.degree(node, round) for node in range(graph.nodes)]
+    length, exact = diameter(graph, round)
+    looked_at = range(round, round + (1 if graph.static else rounds))
+    return Measures(
+        nodes=graph.nodes,
+        degree_min=min(degrees),
+        degree_mean=sum(degrees) / len(degrees),
+        degree_max=max(degrees),
+        components=tuple(len(component) for component in components(graph, round)),
+        diameter=length,
+        diameter_exact=exact,
+        spectral_gap=float(np.mean([spectral_gap(matrix(mixing, r)) for r in looked_at])),
+        contraction=contraction(mixing, round, rounds),
+    )
+
+
+def matrix(mixing: Mixing, round: int) -> scipy.sparse.csr_matrix:
+    """W of this round: row i holds the weights with which node i averages, its own on the diagonal."""
+    starts, columns, values = [0], [], []
+    for node in range(mixing.graph.nodes):
+        weights = mixing.peers(node, round).weights
+        columns += [node, *weights]
+        values += [1.0 - sum(weights.values()), *weights.values()]
+        starts.append(len(columns))
+    built = scipy.sparse.csr_matrix((values, columns, starts), shape=(mixing.graph.nodes,) * 2)
+    built.sort_indices()
+    return built
+
+
+def spectral_gap(w: scipy.sparse.csr_matrix) -> float:
+    """1 - |λ2|, where 1 = |λ1| ≥ |λ2| ≥ …: 0 when the graph is disconnected, 1 when one round averages exactly."""
+    if w.shape[0] == 1:
+        return 1.0
+    symmetric = abs(w - w.T).max() < 1e-12
+    if w.shape[0] <= DENSE:
+        dense = w.toarray()
+        values = np.linalg.eigvalsh(dense) if symmetric else np.linalg.eigvals(dense)
+    elif symmetric:
+        values = _extreme_eigenvalues(w)
+    else:
+        start = generator(0, "spectral gap").standard_normal(w.shape[0])
+        values = scipy.sparse.linalg.eigs(w, k=2, v0=start, return_eigenvectors=False)
+    second = float(np.sort(np.abs(values))[-2])
+    return max(0.0, 1.0 - second) if second < 1.0 - 1e-12 else 0.0
+
+
+def _extreme_eigenvalues(w: scipy.sparse.csr_matrix) -> npt.NDArray[np.float64]:
+    """The two largest and the smallest eigenvalues of a large symmetric W.
+
+    Lanczos is quick where the gap is wide. Where it is narrow, on rings and grids, it does not arrive, but there
+    W is cheap to factorise, and the inverse of W - 1 has its largest eigenvalues where we look.
+    """
+    options: dict[str, Any] = {
+        "v0": generator(0, "spectral gap").standard_normal(w.shape[0]),
+        "return_eigenvectors": False,
+        "tol": 1e-10,
+    }
+    try:
+        return np.asarray(scipy.sparse.linalg.eigsh(w, k=3, which="BE", maxiter=300, **options))
+    except scipy.sparse.linalg.ArpackNoConvergence:
+        top = scipy.sparse.linalg.eigsh(w.tocsc(), k=2, sigma=1.0 + 1e-7, **options)
+        bottom = scipy.sparse.linalg.eigsh(w, k=1, which="SA", **(options | {"tol": 1e-3}))
+        return np.concatenate([top, bottom])
+
+
+def contraction(mixing: Mixing, round: int = 0, rounds: int = 10) -> float:
+    """By which factor a round shrinks the distance of a random vector from its average, as a geometric mean."""
+    nodes = mixing.graph.nodes
+    x = generator(0, "contraction").standard_normal(nodes)
+    x -= x.mean()
+    w = matrix(mixing, round)
+    log_sum = 0.0
+    for r in range(round, round + rounds):
+        before = float(np.linalg.norm(x))
+        if before == 0.0:
+            return 0.0
+        x /= before
+        if r > round and not mixing.graph.static:
+            w = matrix(mixing, r)
+        x = w @ x
+        x -= x.mean()
+        after = float(np.linalg.norm(x))
+        if after < 1e-12:  # nothing left but rounding
+            return 0.0
+        log_sum += math.log(after)
+    return math.exp(log_sum / rounds)
+
+
+def diameter(graph: Graph, round: int = 0) -> tuple[int | None, bool]:
+    """The diameter of a round, and whether it is exact: above 5,000 nodes it is a lower bound."""
+    if graph.nodes > EXACT_DIAMETER:
+        return _double_sweep(graph, round), False
+    return _exact_diameter(graph, round), True
+
+
+def _exact_diameter(graph: Graph, round: int) -> int | None:
+    """All nodes at once: bit j of reached[i] says that j reaches i in so many steps."""
+    heard = [graph.links(node, round).of for node in range(graph.nodes)]
+    everyone = (1 << graph.nodes) - 1
+    reached = [1 << node for node in range(graph.nodes)]
+    steps = 0
+    while any(known != everyone for known in reached):
+        grown = reached.copy()
+        for node, known in enumerate(reached):
+            if known != everyone:
+                for peer in heard[node]:
+                    known |= reached[peer]
+                grown[node] = known
+        if grown == reached:
+            return None
+        reached = grown
+        steps += 1
+    return steps
+
+
+def _double_sweep(graph: Graph, round: int) -> int | None:
+    """How far the farthest node from node 0 is from its own farthest: often the diameter, never more."""
+    distances = _distances(graph, 0, round)
+    if len(distances) < graph.nodes:
+        return None
+    farthest = max(distances, key=distances.__getitem__)
+    return max(max(distances.values()), max(_distances(graph, farthest, round).values()))
+
+
+def _distances(graph: Graph, start: NodeId, round: int) -> dict[NodeId, int]:
+    distances = {start: 0}
+    frontier = [start]
+    for node in frontier:  # grows while we walk it
+        for peer in graph.links(node, round).to:
+            if peer not in distances:
+                distances[peer] = distances[node] + 1
+                frontier.append(peer)
+    return distances

@@ -1,0 +1,465 @@
+"""Training: parameters in, parameters out.
+
+A `Trainer` is one node's hold on its data. `Learner` is what the trainers of one process share: the module as one
+flat vector, the loss, the optimizer, the data in memory. It trains one node at a time (`train`), or many at once with
+their parameters stacked in a matrix (`train_stacked`, by `torch.func.vmap`): the simulation picks what is faster.
+
+Optimizers that work element by element (nearly all) act on the flat vector, which gives the numbers that they give
+tensor by tensor, in one call. The others are given the module's own tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import numpy as np
+
+from shoal.data.dataset import Data, Indices, Samples
+from shoal.errors import ExperimentError
+from shoal.message import Params
+from shoal.schema import Bounds, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+    from shoal.models.flat import FlatModule
+
+
+@dataclass(frozen=True)
+class Training:
+    """The `training` table of an experiment."""
+
+    optimizer: str = "sgd"
+    lr: Annotated[float, Bounds(above=0)] = 0.1
+    momentum: Annotated[float, Bounds(at_least=0, below=1)] = 0.0
+    nesterov: bool = False
+    weight_decay: Annotated[float, Bounds(at_least=0)] = 0.0
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the optimizer, by torch's names."""
+    keep_state: bool = True
+    """Whether the optimizer's state (momentum, moments) lives on from round to round."""
+    loss: str = "cross-entropy"
+    batch_size: Annotated[int, Bounds(at_least=1)] = 16
+    local_steps: Annotated[int, Bounds(at_least=1)] = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.nesterov and self.momentum == 0.0:
+            raise ValueError("nesterov = true needs a momentum above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The outcome of local training: the new parameters, and the mean loss of its batches."""
+
+    params: Params
+    loss: float
+
+
+class Trainer(Protocol):
+    """One node's training and evaluation. Pure in the parameters; batches and optimizer state are its own."""
+
+    step_seconds: float
+    """How long the node's device takes for one step, in virtual time."""
+    cpu_seconds: float
+    """Processor time spent in `train` so far."""
+
+    def train(self, params: Params, steps: int | None = None) -> Trained: ...
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        """Scores on the test data, by name."""
+        ...
+
+    def steps(self, steps: int | None) -> int:
+        """How many steps `train` takes when asked for `steps`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """The work of one node's local training."""
+
+    trainer: Trainer
+    params: Params
+    steps: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.trainer.steps(self.steps) * self.trainer.step_seconds
+
+    @property
+    def together(self) -> Hashable:
+        trainer = self.trainer
+        if isinstance(trainer, TorchTrainer):
+            return (Train, id(trainer.learner), trainer.steps(self.steps), trainer.state_signature())
+        return id(trainer)
+
+    def run(self) -> Trained:
+        return self.trainer.train(self.params, self.steps)
+
+    @staticmethod
+    def run_together(works: Sequence[Train]) -> list[Trained]:
+        return TorchTrainer.train_together([(_torch(w.trainer), w.params) for w in works], works[0].steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """The work of one node's evaluation. Takes no virtual time: evaluation is for us, not part of the algorithm."""
+
+    trainer: Trainer
+    params: Params
+
+    seconds = 0.0
+
+    @property
+    def together(self) -> Hashable:
+        if isinstance(self.trainer, TorchTrainer):
+            return (Evaluate, id(self.trainer.learner))
+        return id(self.trainer)
+
+    def run(self) -> dict[str, float]:
+        return self.trainer.evaluate(self.params)
+
+    @staticmethod
+    def run_together(works: Sequence[Evaluate]) -> list[dict[str, float]]:
+        return _torch(works[0].trainer).learner.evaluate_stacked([w.params for w in works])
+
+
+class Batches:
+    """An endless stream of one node's samples: every one once, in a random order, then again in another."""
+
+    def __init__(self, samples: Indices, size: int, rng: np.random.Generator) -> None:
+        self._samples = samples
+        self._size = size
+        self._rng = rng
+        self._left = samples[:0]
+
+    def take(self, steps: int) -> Indices:
+        """The next `steps` batches, as a matrix of sample indices."""
+        count = steps * self._size
+        left = self._left
+        if len(left) < count:
+            pieces = [left]
+            have = len(left)
+            while have < count:
+                pieces.append(self._rng.permutation(self._samples))
+                have += len(self._samples)
+            left = np.concatenate(pieces)
+        self._left = left[count:]
+        return left[:count].reshape(steps, self._size)
+
+
+class TorchTrainer:
+    """A node that trains a torch module on its part of the data."""
+
+    def __init__(self, learner: Learner, samples: Indices, rng: np.random.Generator, step_seconds: float) -> None:
+        self.learner = learner
+        self.step_seconds = step_seconds
+        self.cpu_seconds = 0.0
+        self._rng = rng
+        self._batches = Batches(samples, learner.training.batch_size, rng)
+        self._state: dict[str, Any] = {}
+
+    def steps(self, steps: int | None) -> int:
+        return self.learner.training.local_steps if steps is None else steps
+
+    def train(self, params: Params, steps: int | None = None) -> Trained:
+        started = time.thread_time()
+        batches, draw = self._next(self.steps(steps))
+        trained, state = self.learner.train(params, self._state, batches, draw)
+        self._keep(state)
+        self.cpu_seconds += time.thread_time() - started
+        return trained
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        return self.learner.evaluate(params)
+
+    def state_signature(self) -> Hashable:
+        """Equal for trainers whose optimizer states can be stacked: the same entries, after as many steps."""
+        if not self._state:
+            return ()
+        return tuple((key, float(value) if _is_count(value) else None) for key, value in self._state.items())
+
+    @staticmethod
+    def train_together(pairs: Sequence[tuple[TorchTrainer, Params]], steps: int | None) -> list[Trained]:
+        """What `train` gives each of these trainers of one learner, computed with their parameters stacked."""
+        started = time.thread_time()
+        trainers = [trainer for trainer, _ in pairs]
+        count = trainers[0].steps(steps)
+        drawn = [trainer._next(count) for trainer in trainers]
+        results, states = trainers[0].learner.train_stacked(
+            [params for _, params in pairs],
+            [trainer._state for trainer in trainers],
+            np.stack([batches for batches, _ in drawn]),
+            drawn[0][1],
+        )
+        share = (time.thread_time() - started) / len(trainers)
+        for trainer, state in zip(trainers, states, strict=True):
+            trainer._keep(state)
+            trainer.cpu_seconds += share
+        return results
+
+    def _next(self, steps: int) -> tuple[Indices, int]:
+        """The next batches, and a seed for whatever the module itself draws (dropout)."""
+        return self._batches.take(steps), int(self._rng.integers(2**63))
+
+    def _keep(self, state: dict[str, Any]) -> None:
+        if self.learner.training.keep_state:
+            self._state = state
+
+
+class Learner:
+    """A module, its loss, its optimizer and the data: all that training needs but the node."""
+
+    EVALUATION_BATCH = 64
+
+    def __init__(
+        self, flat: FlatModule, training: Training, data: Data, evaluated: Samples | None = None
+    ) -> None:
+        import torch
+
+        self.flat = flat
+        self.training = training
+        self.device = torch.device(training.device)
+        self._train = _tensors(data.train, self.device)
+        self._test = _tensors(data.test if evaluated is None else evaluated, self.device)
+        self._outputs = data.classes
+        self._loss, self._loss_wants_index = _loss(training.loss)
+        self._optimizer_class, self._optimizer_options = _optimizer(training)
+        self._stackable = self._optimizer_class.__name__ in ELEMENTWISE
+        flat.values.grad = flat.gradient
+        self._optimizer = self._optimizer_on(
+            [flat.values] if self._stackable else list(flat.module.parameters())
+        )
+
+    def train(
+        self, params: Params, state: dict[str, Any], batches: Indices, draw: int = 0
+    ) -> tuple[Trained, dict[str, Any]]:
+        """`params` after one optimizer step on each batch, and the optimizer's state after that.
+
+        `draw` seeds what the module itself draws.
+        """
+        import torch
+
+        flat, optimizer, module = self.flat, self._optimizer, self.flat.module
+        inputs, targets = self._train
+        torch.default_generator.manual_seed(draw)
+        flat.load(params)
+        optimizer.state = _restored(optimizer, state)
+        total = torch.zeros(())
+        for batch in torch.from_numpy(batches):
+            flat.gradient.zero_()
+            loss = self._loss(module(inputs[batch]), self._target(targets[batch]))
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        return Trained(flat.read(), float(total) / len(batches)), _taken(optimizer)
+
+    def train_stacked(
+        self, params: Sequence[Params], states: Sequence[dict[str, Any]], batches: Indices, draw: int = 0
+    ) -> tuple[list[Trained], list[dict[str, Any]]]:
+        """`train` for many nodes at once; `batches` has one more axis in front, the node."""
+        import torch
+
+        inputs, targets = self._train
+        torch.default_generator.manual_seed(draw)
+        stack = torch.from_numpy(np.stack(params)).to(self.device)
+        gradient = torch.zeros_like(stack)
+        stack.grad = gradient
+        views, gradients = self.flat.stacked(stack), self.flat.stacked(gradient)
+        optimizer = self._optimizer_on([stack])
+        if states[0]:
+            optimizer.state = _restored(optimizer, _stacked(states))
+        total = torch.zeros(len(params), device=self.device)
+        for step in torch.from_numpy(batches).unbind(1):
+            slopes, losses = self._slopes(views, inputs[step], self._target(targets[step]))
+            for name, slope in slopes.items():
+                gradients[name].copy_(slope)
+            optimizer.step()
+            total += losses
+        rows = stack.detach().cpu().numpy()
+        rows.flags.writeable = False
+        means = (total / batches.shape[1]).tolist()
+        trained = [Trained(row, loss) for row, loss in zip(rows, means, strict=True)]
+        return trained, _unstacked(_taken(optimizer), len(params))
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        import torch
+
+        self.flat.load(params)
+        inputs, targets = self._test
+        right, loss = 0.0, 0.0
+        with torch.inference_mode():
+            for start in range(0, len(targets), self.EVALUATION_BATCH):
+                x, y = inputs[start : start + self.EVALUATION_BATCH], targets[start : start + self.EVALUATION_BATCH]
+                outputs = self.flat.module(x)
+                right += float((outputs.argmax(1) == y).sum())
+                loss += float(self._loss(outputs, self._target(y))) * len(y)
+        return {"accuracy": right / len(targets), "loss": loss / len(targets)}
+
+    def evaluate_stacked(self, params: Sequence[Params]) -> list[dict[str, float]]:
+        import torch
+
+        inputs, targets = self._test
+        views = self.flat.stacked(torch.from_numpy(np.stack(params)).to(self.device))
+        right, loss = torch.zeros(len(params)), torch.zeros(len(params))
+        with torch.inference_mode():
+            for start in range(0, len(targets), self.EVALUATION_BATCH):
+                x, y = inputs[start : start + self.EVALUATION_BATCH], targets[start : start + self.EVALUATION_BATCH]
+                hits, losses = self._scores(views, x, y)
+                right += hits
+                loss += losses * len(y)
+        count = len(targets)
+        return [
+            {"accuracy": r / count, "loss": s / count} for r, s in zip(right.tolist(), loss.tolist(), strict=True)
+        ]
+
+    def warm_up(self, samples: Indices) -> None:
+        """One step and one evaluation of throw-away parameters, so that torch has imported and allocated all it will."""
+        params = self.flat.read()
+        batch = np.resize(samples, (1, self.training.batch_size))
+        self.train(params, {}, batch)
+        self.evaluate(params)
+        self.flat.load(params)
+
+    @property
+    def stackable(self) -> bool:
+        """Whether `train_stacked` gives what `train` gives: the optimizer works element by element."""
+        return self._stackable
+
+    def _slopes(self, views: Any, x: Any, y: Any) -> Any:
+        from torch.func import functional_call, grad_and_value, vmap
+
+        def loss(parameters: Any, x: Any, y: Any) -> Any:
+            return self._loss(functional_call(self.flat.module, parameters, (x,)), y)
+
+        return vmap(grad_and_value(loss), randomness="different")(views, x, y)
+
+    def _scores(self, views: Any, x: Any, y: Any) -> Any:
+        from torch.func import functional_call, vmap
+
+        def score(parameters: Any) -> Any:
+            outputs = functional_call(self.flat.module, parameters, (x,))
+            return (outputs.argmax(1) == y).sum(), self._loss(outputs, self._target(y))
+
+        return vmap(score)(views)
+
+    def _target(self, labels: Any) -> Any:
+        """Labels as the loss wants them: as they are, or as one-hot rows."""
+        import torch
+
+        if self._loss_wants_index:
+            return labels
+        return torch.nn.functional.one_hot(labels, self._outputs).to(torch.float32)
+
+    def _optimizer_on(self, tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = self._optimizer_class(tensors, **self._optimizer_options)
+        return optimizer
+
+
+ELEMENTWISE = frozenset(
+    "SGD Adam AdamW Adamax NAdam RAdam RMSprop Adagrad Adadelta ASGD Rprop".split()
+)
+"""Optimizers of torch whose update of an element depends on that element alone."""
+
+INDEX_LOSSES = frozenset({"CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"})
+"""Losses of torch whose target is the number of the class."""
+
+
+def _optimizer(training: Training) -> tuple[Any, dict[str, Any]]:
+    """The class of torch.optim and its arguments, or an error that names the key."""
+    import torch
+
+    classes = {
+        name.lower(): found
+        for name, found in vars(torch.optim).items()
+        if isinstance(found, type) and issubclass(found, torch.optim.Optimizer) and name not in ("Optimizer", "LBFGS")
+    }
+    name = training.optimizer.lower()
+    if name not in classes:
+        raise ExperimentError([f"training.optimizer = {training.optimizer!r}: unknown{nearest(name, classes)}"])
+    known = inspect.signature(classes[name]).parameters
+    wanted = {"momentum": training.momentum, "nesterov": training.nesterov, "weight_decay": training.weight_decay}
+    options = {"lr": training.lr, **{k: v for k, v in wanted.items() if v or k in known}}
+    if "foreach" in known:
+        options["foreach"] = False  # one tensor: nothing to gain, and nothing to import
+    problems = [
+        f"training.{key}: {classes[name].__name__} has no such option" for key in options if key not in known
+    ]
+    for key, value in training.options.items():
+        if key not in known:
+            problems.append(f"training.options.{key}: {classes[name].__name__} has no such option{nearest(key, known)}")
+        options[key] = tuple(value) if isinstance(value, list) else value
+    if problems:
+        raise ExperimentError(problems)
+    return classes[name], options
+
+
+def _loss(name: str) -> tuple[Any, bool]:
+    """An instance of a loss of torch.nn, and whether its target is the number of the class."""
+    import torch
+
+    classes = {n: found for n, found in vars(torch.nn).items() if n.endswith("Loss") and isinstance(found, type)}
+    spelt = {n.removesuffix("Loss").lower(): n for n in classes}
+    key = name.removesuffix("Loss").replace("-", "").replace("_", "").lower()
+    if key not in spelt:
+        raise ExperimentError([f"training.loss = {name!r}: unknown{nearest(key, spelt)}"])
+    found = spelt[key]
+    return classes[found](), found in INDEX_LOSSES
+
+
+def _tensors(samples: Samples, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The samples as tensors that share their memory, on a CPU."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(samples.x).to(device), torch.from_numpy(samples.y).to(device)
+
+
+def _restored(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Any:
+    """An optimizer's `state` attribute that holds `state`, as `_taken` gave it."""
+    tensors = optimizer.param_groups[0]["params"]
+    per_tensor = [state] if len(tensors) == 1 else [state.get(str(i), {}) for i in range(len(tensors))]
+    return defaultdict(dict, zip(tensors, (dict(s) for s in per_tensor), strict=True))
+
+
+def _taken(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    tensors = optimizer.param_groups[0]["params"]
+    if len(tensors) == 1:
+        return dict(optimizer.state[tensors[0]])
+    return {str(i): dict(optimizer.state[t]) for i, t in enumerate(tensors)}
+
+
+def _stacked(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    import torch
+
+    first = states[0]
+    return {
+        key: value.clone() if _is_count(value) else torch.stack([state[key] for state in states])
+        for key, value in first.items()
+    }
+
+
+def _unstacked(state: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    if not state:
+        return [{} for _ in range(count)]
+    return [
+        {key: value.clone() if _is_count(value) else value[i] for key, value in state.items()} for i in range(count)
+    ]
+
+
+def _is_count(value: Any) -> bool:
+    """Whether an entry of an optimizer's state is its step counter, common to all elements."""
+    return value.ndim == 0  # type: ignore[no-any-return]
+
+
+def _torch(trainer: Trainer) -> TorchTrainer:
+    assert isinstance(trainer, TorchTrainer)
+    return trainer
