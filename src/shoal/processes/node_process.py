@@ -1,0 +1,313 @@
+"""The life of a forked node: an event loop that always answers, and one thread that trains."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import time
+import traceback
+from collections.abc import Collection, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import zmq
+
+from shoal.commons import Commons
+from shoal.errors import LaunchError, NodeError
+from shoal.experiment import Fault
+from shoal.message import Message, Params
+from shoal.node import Node
+from shoal.operating_system import memory
+from shoal.processes import control
+from shoal.processes.transport import Transport
+from shoal.records import End, Evaluation, Event, Lines, Record, Round, RunFolder
+from shoal.runtime import Filter, Mailbox, Work
+from shoal.topologies.graph import NodeId
+
+R = TypeVar("R")
+REPORT_EVERY = 0.5
+REJECTIONS_RECORDED = 20
+"""Bad messages that are recorded one by one; more are only counted."""
+
+
+class ProcessRuntime:
+    """A node's hold on the real world."""
+
+    def __init__(self, transport: Transport, mailbox: Mailbox) -> None:
+        self.mailbox = mailbox
+        self.failure: BaseException | None = None
+        """What a background task raised."""
+        self._transport = transport
+        self._trainer = ThreadPoolExecutor(1, thread_name_prefix="train")
+        self._background: set[asyncio.Task[None]] = set()
+        self._main = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.time()
+
+    def now(self) -> float:
+        return self._loop.time() - self._started
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def compute(self, work: Work[R]) -> R:
+        return await self._loop.run_in_executor(self._trainer, work.run)
+
+    async def send(self, to: NodeId, message: Message) -> None:
+        await self._transport.send(to, message)
+
+    async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        waiter = self.mailbox.ask(wanted, wake)
+        if waiter.done:
+            return waiter.messages
+        timer = None if timeout is None else self._loop.call_later(timeout, wake)
+        try:
+            await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if not waiter.done:
+                self.mailbox.withdraw(waiter)
+        return waiter.messages
+
+    def background(self, task: Coroutine[Any, Any, None]) -> None:
+        started = self._loop.create_task(task)
+        self._background.add(started)
+        started.add_done_callback(self._background_ended)
+
+    def gone(self) -> Collection[NodeId]:
+        return self.mailbox.gone
+
+    async def end(self) -> None:
+        """End the background tasks. What one of them raised is raised here."""
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self._trainer.shutdown(wait=True)
+        if self.failure is not None:
+            raise self.failure
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None and self.failure is None:
+            self.failure = task.exception()
+            if self._main is not None:
+                self._main.cancel()
+
+
+class Supervised:
+    """The node's end of the line to its supervisor."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 5000)
+        self._socket.connect(endpoint)
+        self._loop = asyncio.get_running_loop()
+        self.go: asyncio.Future[control.Go] = self._loop.create_future()
+        self.finish: asyncio.Future[control.Finish] = self._loop.create_future()
+        self.on_gone: Any = None
+        self.on_stop: Any = None
+        self._loop.add_reader(self._socket.FD, self._drain)
+
+    def say(self, said: control.FromNode, params: Params | None = None) -> None:
+        frames = [control.encode(said)] if params is None else [control.encode(said), params.tobytes()]
+        self._socket.send_multipart(frames)
+        self._loop.call_soon(self._drain)  # sending may have swallowed the signal that something has come
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket.FD)
+        self._socket.close()
+
+    def _drain(self) -> None:
+        while not self._socket.closed:
+            try:
+                said = control.decode_to_node(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            if isinstance(said, control.Go):
+                self.go.set_result(said)
+            elif isinstance(said, control.Gone):
+                self.on_gone(said.node)
+            elif said.stopped:
+                self.on_stop()
+            elif not self.finish.done():
+                self.finish.set_result(said)
+
+
+class Watcher:
+    """The observer of one node process: its records go to its file, the news to the supervisor."""
+
+    def __init__(self, id: NodeId, lines: Lines, line: Supervised, faults: dict[int, Fault]) -> None:
+        self._id = id
+        self._lines = lines
+        self._line = line
+        self._faults = faults
+        self._reported = 0.0
+        self._latest: tuple[int, int] = (0, 0)
+        self._evaluation: Evaluation | None = None
+        self.now: Any = None
+
+    def record(self, record: Record) -> None:
+        self._lines.write(record)
+        if isinstance(record, Round):
+            self._latest = (record.round + 1, record.bytes_sent)
+            if record.round == 0 or time.monotonic() - self._reported > REPORT_EVERY:
+                self.report()
+        elif isinstance(record, Evaluation):
+            self._evaluation = record
+            self.report()
+
+    def report(self) -> None:
+        self._reported = time.monotonic()
+        evaluation, self._evaluation = self._evaluation, None
+        rounds, sent = self._latest
+        if evaluation is None:
+            self._line.say(control.Report(self._id, rounds, sent))
+        else:
+            accuracy = evaluation.scores.get("accuracy")
+            self._line.say(control.Report(self._id, rounds, sent, evaluation.round, accuracy))
+
+    def model(self, round: int, params: Params) -> None:
+        self._line.say(control.Model(self._id, round, self.now()), params)
+
+    async def before_round(self, round: int) -> None:
+        if round == 0:
+            self._line.say(control.Began(self._id))
+        fault = self._faults.get(round) if self._faults else None
+        if fault is not None:
+            self.record(Event("fault", self.now(), f"{fault.kind} at round {round}"))
+            if fault.kind == "crash":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault.kind == "raise":
+                raise NodeError(f"fault on schedule: node {self._id} raises at round {round}")
+            await asyncio.Event().wait()  # a hang: nobody sets it
+
+
+def live(commons: Commons, id: NodeId, start: control.Fork) -> int:
+    """From fork to exit; returns the exit code."""
+    try:
+        return asyncio.run(_live(commons, id, start))
+    except Exception:
+        traceback.print_exc()  # to the run's nodes.log; the supervisor sees the exit code
+        return 1
+
+
+async def _live(commons: Commons, id: NodeId, start: control.Fork) -> int:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, commons.experiment.processes.connections + 64)
+    line = Supervised(context, start.control)
+    try:
+        await _take_part(commons, id, start, context, line)
+    except LaunchError as error:
+        line.say(control.Failed(id, str(error)))
+        return 1
+    except Exception:
+        line.say(control.Failed(id, traceback.format_exc()))
+        return 1
+    finally:
+        line.close()
+        context.term()
+    return 0
+
+
+async def _take_part(
+    commons: Commons,
+    id: NodeId,
+    start: control.Fork,
+    context: zmq.Context[zmq.Socket[bytes]],
+    line: Supervised,
+) -> None:
+    experiment, folder = commons.experiment, RunFolder(Path(start.folder))
+    plan = experiment.processes
+    lines = Lines(folder.node(id))
+    mailbox = Mailbox()
+    rejected = _Rejections(lines)
+    transport = Transport(
+        context,
+        run=start.run,
+        host=plan.host,
+        port=None if plan.base_port is None else plan.base_port + id,
+        max_message_bytes=int(plan.max_message_mib * 2**20),
+        connections=plan.connections,
+        send_timeout=plan.receive_timeout,
+        deliver=mailbox.put,
+        reject=rejected,
+    )
+
+    def lose(node: NodeId) -> None:
+        mailbox.lose(node)
+        transport.lose(node)
+
+    line.on_gone = lose
+    line.on_stop = lambda: os._exit(0)
+    line.say(control.Hello(id, start.run, transport.endpoint))
+    go = await line.go
+    transport.start(go.endpoints)
+    runtime = ProcessRuntime(transport, mailbox)
+    watcher = Watcher(id, lines, line, {f.round: f for f in experiment.fault if f.node == id})
+    watcher.now = rejected.now = runtime.now
+    node = commons.node(id, runtime, watcher, start.run, plan.receive_timeout)
+    line.on_stop = lambda: _leave(node, folder, experiment.checkpoint.final)
+    cpu = time.process_time()
+    try:
+        await experiment.settings(id).algorithm.build().run(node)
+    except asyncio.CancelledError:
+        if runtime.failure is None:
+            raise
+    finally:
+        await runtime.end()
+    cpu = time.process_time() - cpu
+    ended = runtime.now()
+    watcher.report()
+    if experiment.checkpoint.final:
+        folder.save_model(id, node.params)
+    line.say(control.Done(id))
+    await line.finish
+    used = memory()
+    end = End(
+        ended,
+        digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
+        bytes_sent=node.bytes_sent,
+        messages_sent=node.messages_sent,
+        bad_messages=node.rejected + rejected.count,
+        late_messages=mailbox.late + mailbox.dropped,
+        train_cpu_s=node.trainer.cpu_seconds,
+        total_cpu_s=cpu,
+        uss_mib=used and used.uss,
+        pss_mib=used and used.pss,
+    )
+    lines.write(end)
+    transport.close()
+
+
+class _Rejections:
+    """Counts messages that were refused, and records the first ones."""
+
+    def __init__(self, lines: Lines) -> None:
+        self.count = 0
+        self.now: Any = lambda: 0.0
+        self._lines = lines
+
+    def __call__(self, why: str) -> None:
+        self.count += 1
+        if self.count <= REJECTIONS_RECORDED:
+            self._lines.write(Event("message rejected", self.now(), why))
+
+
+def _leave(node: Node, folder: RunFolder, save: bool) -> None:
+    """The run is being stopped: keep what was learnt, and go."""
+    try:
+        if save:
+            folder.save_model(node.id, node.params)
+    finally:
+        os._exit(0)

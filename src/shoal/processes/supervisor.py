@@ -1,0 +1,360 @@
+"""The supervisor: starts, watches, collects, and ends them all.
+
+It leaves nothing behind. The zygote and its nodes are one process group, which is killed at the end whatever happens;
+should the supervisor itself be killed, the kernel ends the zygote, and with it the nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from types import FrameType
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from shoal import errors
+from shoal.averages import Averages
+from shoal.errors import ExperimentError, LaunchError, RunError
+from shoal.experiment import Experiment
+from shoal.message import RUN_LENGTH
+from shoal.operating_system import raise_file_limit, seconds_since_start
+from shoal.processes import control
+from shoal.processes.capacity import capacity
+from shoal.progress import Accuracy, Listener, Nobody, Outcome, Progress, Status
+from shoal.records import RunFolder
+from shoal.topologies.graph import NodeId
+
+STOP_SECONDS = 10.0
+"""How long nodes may take to leave when they are told to."""
+SHOW_EVERY = 0.25
+
+MALLOC = {
+    # One heap for all threads, and memory given back early: a node's private memory is what counts here.
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "MALLOC_TOP_PAD_": "65536",
+}
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+
+
+class Supervisor:
+    """One run of an experiment as processes of this machine."""
+
+    def __init__(self, experiment: Experiment, folder: RunFolder, listener: Listener | None = None) -> None:
+        self._experiment = experiment
+        self._folder = folder
+        self._listener: Listener = listener or Nobody()
+        self._run = secrets.token_hex(RUN_LENGTH // 2)
+        self._phase = "starting"
+        self._began_at = time.monotonic()
+        self._shown = 0.0
+        self._signal: int | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._zygote: _ZygoteProcess | None = None
+        self._identities: dict[NodeId, bytes] = {}
+        self._endpoints: dict[NodeId, str] = {}
+        self._began: set[NodeId] = set()
+        self._first_rounds: set[NodeId] = set()
+        self._startup: float | None = None
+        self._first_round: float | None = None
+        self._rounds = dict.fromkeys(range(experiment.nodes), 0)
+        self._bytes = dict.fromkeys(range(experiment.nodes), 0)
+        self._done: set[NodeId] = set()
+        self._exited: set[NodeId] = set()
+        self._reasons: dict[NodeId, str] = {}
+        self._lost: dict[NodeId, str] = {}
+        self._averages = Averages()
+        self._average_times: dict[int, float] = {}
+        self._averages_waited_for = 0
+        self._accuracy = Accuracy()
+
+    def run(self) -> Outcome:
+        """To the end: of the algorithm, of all nodes, or of the user's patience."""
+        raise_file_limit()
+        previous = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            for each in previous:
+                signal.signal(each, self._interrupt)
+            self._start()
+            status = self._watch()
+        finally:
+            self._end()
+            for each, handler in previous.items():
+                signal.signal(each, handler)
+        return Outcome(
+            status,
+            wall_s=time.monotonic() - self._began_at,
+            startup_s=self._startup or seconds_since_start(),
+            lost=dict(sorted(self._lost.items())),
+            facts={"first_round_s": self._first_round, "signal": self._signal},
+        )
+
+    def _start(self) -> None:
+        """From nothing to every node listening."""
+        experiment = self._experiment
+        self._zygote = _ZygoteProcess(self._folder)
+        self._zygote.say(control.Prepare(experiment.table(), str(experiment.base.resolve())))
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 16)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.BACKLOG, 4096)
+        self._socket.bind("tcp://127.0.0.1:*")
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._zygote.pipe.fileno(), zmq.POLLIN)
+        self._phase = "loading"
+
+    def _watch(self) -> Status:
+        """Until all nodes that can have ended."""
+        finishing: float | None = None
+        while True:
+            self._poll()
+            if self._signal is not None:
+                self._stop()
+                return "interrupted"
+            if finishing is None and self._phase == "running" and self._all_done():
+                finishing = time.monotonic()
+                self._wall = finishing
+                self._phase = "finishing"
+                self._tell_all(control.Finish())
+            if finishing is not None and len(self._exited) == self._experiment.nodes and not self._averages_waited_for:
+                break
+        if len(self._lost) == self._experiment.nodes:
+            return "failed"
+        return "incomplete" if self._lost else "completed"
+
+    def _all_done(self) -> bool:
+        return len(self._done | self._exited) == self._experiment.nodes and not self._averages_waited_for
+
+    def _poll(self) -> None:
+        """Take in what has come, or wait a little for something to come."""
+        assert self._zygote is not None
+        ready = dict(self._poller.poll(int(SHOW_EVERY * 1000)))
+        if self._zygote.pipe.fileno() in ready:
+            while self._zygote.pipe.poll():
+                self._hear_zygote(self._zygote.hear())
+        if self._socket in ready:
+            self._hear_nodes()
+        now = time.monotonic()
+        if now - self._shown > SHOW_EVERY:
+            self._shown = now
+            self._listener.progress(self._progress())
+
+    def _hear_zygote(self, said: control.FromZygote) -> None:
+        if isinstance(said, control.Ready):
+            self._fork(said.parameters)
+        elif isinstance(said, control.Refused):
+            _raise_refused(said, self._experiment.name)
+        elif isinstance(said, control.Exited):
+            self._node_exited(said.node, said.code)
+        else:
+            self._averages_waited_for -= 1
+            if said.code:
+                self._listener.notice(
+                    f"evaluating the averaged model of round {said.round} failed; see {self._folder.log}"
+                )
+
+    def _fork(self, parameters: int) -> None:
+        experiment = self._experiment
+        room = capacity(parameters)
+        if experiment.nodes > room.nodes:
+            raise LaunchError(
+                f"nodes = {experiment.nodes}: about {room.nodes} nodes with a model of {parameters:,} parameters fit "
+                f"on this machine, by {room.reason}; use fewer, or engine = 'simulation'"
+            )
+        if (port := experiment.processes.base_port) is not None and port + experiment.nodes - 1 > 65535:
+            raise LaunchError(
+                f"processes.base_port = {port}: {experiment.nodes} nodes need ports up to {port + experiment.nodes - 1}, "
+                f"and the last is 65535; set it to at most {65536 - experiment.nodes}"
+            )
+        assert self._zygote is not None
+        self._phase = "forking"
+        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+        nodes = list(range(experiment.nodes))
+        self._zygote.say(control.Fork(nodes, endpoint, self._run, str(self._folder.path.resolve())))
+
+    def _hear_nodes(self) -> None:
+        while True:
+            try:
+                identity, frame, *rest = self._socket.recv_multipart(zmq.NOBLOCK)
+                said = control.decode_from_node(frame)
+            except zmq.Again:
+                return
+            except (ValueError, msgspec.DecodeError):
+                continue  # a stranger on the port
+            if isinstance(said, control.Hello):
+                if said.run == self._run and said.node not in self._identities:
+                    self._welcome(identity, said)
+            elif self._identities.get(said.node) == identity or isinstance(said, control.Failed):
+                self._hear_node(said, rest)
+
+    def _welcome(self, identity: bytes, hello: control.Hello) -> None:
+        self._identities[hello.node] = identity
+        self._endpoints[hello.node] = hello.endpoint
+        if len(self._identities) == self._experiment.nodes:
+            self._phase = "running"
+            self._tell_all(control.Go([self._endpoints[n] for n in range(self._experiment.nodes)]))
+
+    def _hear_node(self, said: control.FromNode, rest: list[bytes]) -> None:
+        if isinstance(said, control.Report):
+            self._rounds[said.node] = said.rounds
+            self._bytes[said.node] = said.bytes_sent
+            if said.evaluated is not None and said.accuracy is not None:
+                self._accuracy.add(said.evaluated, said.accuracy)
+            if said.rounds >= 1 and self._first_round is None:
+                self._first_rounds.add(said.node)
+                if len(self._first_rounds) == self._experiment.nodes:
+                    self._first_round = seconds_since_start()
+        elif isinstance(said, control.Began):
+            self._began.add(said.node)
+            if len(self._began) == self._experiment.nodes:
+                self._startup = seconds_since_start()
+                self._began_at = time.monotonic()
+        elif isinstance(said, control.Model):
+            self._average_times[said.round] = max(said.time, self._average_times.get(said.round, 0.0))
+            self._averages.add(said.round, np.frombuffer(rest[0], np.float32))
+            self._average_if_complete()
+        elif isinstance(said, control.Done):
+            self._done.add(said.node)
+        elif isinstance(said, control.Failed):
+            self._reasons[said.node] = said.text
+
+    def _node_exited(self, node: NodeId, code: int) -> None:
+        self._exited.add(node)
+        if self._phase == "finishing":
+            return
+        self._hear_nodes()  # its last words may still be on the way
+        why = self._reasons.get(node) or (
+            f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        )
+        if self._phase != "running":
+            raise LaunchError(f"node {node} could not start: {why.strip()}")
+        self._lost[node] = why.strip().splitlines()[-1]
+        self._listener.notice(f"node {node} was lost; its neighbours go on without it. {why.strip()}")
+        self._tell_all(control.Gone(node))
+        self._average_if_complete()
+
+    def _average_if_complete(self) -> None:
+        assert self._zygote is not None
+        alive = self._experiment.nodes - len(self._lost)
+        for averaged in self._averages.complete(max(1, alive)):
+            self._averages_waited_for += 1
+            self._zygote.say(
+                control.EvaluateAverage(
+                    averaged.round,
+                    self._average_times.pop(averaged.round),
+                    averaged.nodes,
+                    averaged.consensus_distance,
+                    averaged.mean.tobytes(),
+                    str(self._folder.path.resolve()),
+                )
+            )
+
+    def _tell_all(self, said: control.ToNode) -> None:
+        encoded = control.encode(said)
+        for node, identity in self._identities.items():
+            if node not in self._exited:
+                self._socket.send_multipart([identity, encoded])
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is not None and self._zygote is not None:  # asked twice: do not wait
+            self._zygote.kill()
+        self._signal = number
+
+    def _stop(self) -> None:
+        """Let nodes keep what they have learnt, for a little while."""
+        if self._phase != "running" and self._phase != "finishing":
+            return
+        self._listener.notice("stopping: nodes write down what they have")
+        self._tell_all(control.Finish(stopped=True))
+        deadline = time.monotonic() + STOP_SECONDS
+        while len(self._exited) < self._experiment.nodes and time.monotonic() < deadline:
+            self._phase = "finishing"
+            self._poll()
+
+    def _end(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
+        if self._context is not None:
+            self._context.destroy(linger=0)
+
+    def _progress(self) -> Progress:
+        nodes = self._experiment.nodes
+        return Progress(
+            self._phase,
+            nodes=nodes,
+            alive=nodes - len(self._lost),
+            seconds=time.monotonic() - self._began_at,
+            round=sum(self._rounds.values()) / nodes,
+            rounds=self._experiment.algorithm.options.get("rounds"),
+            accuracy=self._accuracy.mean,
+            bytes_sent=sum(self._bytes.values()),
+        )
+
+
+class _ZygoteProcess:
+    """The zygote, seen from the supervisor."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.pipe, theirs = Pipe()
+        environment = {**os.environ, **MALLOC, **ONE_THREAD}
+        with open(folder.log, "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "shoal.processes.zygote", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C in the terminal reaches the supervisor alone
+            )
+        self._log = folder.log
+        theirs.close()
+
+    def say(self, said: control.ToZygote) -> None:
+        try:
+            self.pipe.send_bytes(control.encode(said))
+        except OSError as error:
+            raise self._died() from error
+
+    def hear(self) -> control.FromZygote:
+        try:
+            return control.decode_from_zygote(self.pipe.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise self._died() from error
+
+    def kill(self) -> None:
+        """The zygote and every node, at once."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # all gone already
+
+    def close(self) -> None:
+        self.kill()
+        self._process.wait()
+        self.pipe.close()
+
+    def _died(self) -> RunError:
+        return RunError(f"the process that starts nodes died; its last words are in {self._log}")
+
+
+def _raise_refused(said: control.Refused, source: str) -> None:
+    if said.error == "ExperimentError":
+        raise ExperimentError(said.problems, source)
+    kind: Callable[[str], Exception] = getattr(errors, said.error, RunError)
+    raise kind(said.text)

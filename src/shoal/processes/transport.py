@@ -1,0 +1,144 @@
+"""TCP between nodes, over ZeroMQ: one socket to listen on, one to each peer, opened when first needed.
+
+A message is encoded and copied once, however many peers it goes to; ZeroMQ counts the references. Arrays that come
+in are views of ZeroMQ's memory. Nothing here knows where a peer runs: it has an endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from shoal.errors import LaunchError, MessageError
+from shoal.message import Message, decode
+from shoal.topologies.graph import NodeId
+
+LINGER_MS = 30_000
+"""How long a closed connection still tries to deliver what was handed to it."""
+
+
+class Transport:
+    """A node's sockets. `deliver` is called with every good message, `reject` with the reason for every other."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        run: str,
+        host: str,
+        port: int | None,
+        max_message_bytes: int,
+        connections: int,
+        send_timeout: float,
+        deliver: Callable[[Message], None],
+        reject: Callable[[str], None],
+    ) -> None:
+        self._context = context
+        self._run = run
+        self._connections = connections
+        self._send_timeout = send_timeout
+        self._deliver = deliver
+        self._reject = reject
+        self._endpoints: Sequence[str] = ()
+        self._open: OrderedDict[NodeId, zmq.Socket[bytes]] = OrderedDict()
+        self._stalled: set[NodeId] = set()
+        self._gone: set[NodeId] = set()
+        self._encoded: tuple[Message | None, list[zmq.Frame]] = (None, [])
+        self.unsent = 0
+        """Messages given up because their peer took nothing for `send_timeout` seconds."""
+        self._inbox = context.socket(zmq.PULL)
+        self._inbox.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+        self._inbox.setsockopt(zmq.LINGER, 0)
+        try:
+            self._inbox.bind(f"tcp://{host}:{port if port is not None else '*'}")
+        except zmq.ZMQError as error:
+            self._inbox.close()
+            where = f"{host}:{port if port is not None else '(any port)'}"
+            raise LaunchError(
+                f"cannot listen on {where}: {error.strerror}; "
+                "set processes.base_port to a free range, or remove it to let the system choose"
+            ) from error
+        self.endpoint = self._inbox.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+
+    def start(self, endpoints: Sequence[str]) -> None:
+        """Begin to take messages in; `endpoints` is where each node listens."""
+        self._endpoints = endpoints
+        asyncio.get_running_loop().add_reader(self._inbox.FD, self._drain)
+        self._drain()
+
+    async def send(self, to: NodeId, message: Message) -> None:
+        if to in self._gone:
+            return
+        socket = self._socket(to)
+        frames = self._frames(message)
+        if self._try(socket, frames):
+            self._stalled.discard(to)
+            return
+        deadline = asyncio.get_running_loop().time() + self._send_timeout
+        while to not in self._stalled and to not in self._gone:
+            await asyncio.sleep(0.005)
+            if self._try(socket, frames):
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                self._stalled.add(to)
+        self.unsent += 1
+
+    def lose(self, node: NodeId) -> None:
+        """`node` has died: drop what was to be sent to it."""
+        self._gone.add(node)
+        socket = self._open.pop(node, None)
+        if socket is not None:
+            socket.close(linger=0)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._inbox.FD)
+        self._inbox.close()
+        for socket in self._open.values():
+            socket.close(linger=0)
+        self._open.clear()
+
+    def _socket(self, to: NodeId) -> zmq.Socket[bytes]:
+        socket = self._open.get(to)
+        if socket is None:
+            if len(self._open) >= self._connections:
+                self._open.popitem(last=False)[1].close(linger=LINGER_MS)
+            socket = self._context.socket(zmq.PUSH)
+            socket.connect(self._endpoints[to])
+            self._open[to] = socket
+        self._open.move_to_end(to)
+        return socket
+
+    def _frames(self, message: Message) -> list[zmq.Frame]:
+        known, frames = self._encoded
+        if known is not message:
+            frames = [zmq.Frame(frame, copy=True) for frame in message.frames()]
+            self._encoded = (message, frames)
+        return frames
+
+    @staticmethod
+    def _try(socket: zmq.Socket[bytes], frames: list[zmq.Frame]) -> bool:
+        try:
+            socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+    def _drain(self) -> None:
+        """Take in all that has come. ZeroMQ signals once for many messages, so stop only when there are none."""
+        inbox, run = self._inbox, self._run
+        while not inbox.closed:
+            try:
+                frames = inbox.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                message = decode([frames[0].bytes, *(frame.buffer for frame in frames[1:])], run)
+                if message.sender >= len(self._endpoints):
+                    raise MessageError(f"there is no node {message.sender}")
+            except MessageError as error:
+                self._reject(str(error))
+            else:
+                self._deliver(message)

@@ -1,0 +1,156 @@
+"""The zygote: imports, loads and warms up once, then forks a process for every node.
+
+It is a fresh interpreter that the supervisor starts, so that neither threads nor sockets of the caller's process are
+forked with it. It stays free of both itself: nodes make theirs after the fork. It lives as long as the run, reaps its
+children, tells the supervisor of their ends, and ends them all when the supervisor is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import numpy as np
+
+from shoal.commons import Commons
+from shoal.errors import ExperimentError, ShoalError
+from shoal.experiment import Experiment
+from shoal.operating_system import die_with_parent, raise_file_limit
+from shoal.processes import control
+from shoal.processes.node_process import live
+from shoal.records import Average, Lines, RunFolder
+from shoal.topologies.graph import NodeId
+
+
+class Zygote:
+    """One run's zygote, on its end of the pipe to the supervisor."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._commons: Commons | None = None
+        self._nodes: dict[int, NodeId] = {}
+        """Process to node."""
+        self._averages: dict[int, int] = {}
+        """Process to round."""
+        self._wake, self._woken = os.pipe()
+        os.set_blocking(self._woken, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Until the supervisor hangs up."""
+        try:
+            while True:
+                ready = wait([self._pipe, self._wake])
+                if self._wake in ready:
+                    os.read(self._wake, 4096)
+                    self._reap()
+                if self._pipe in ready:
+                    self._obey(control.decode_to_zygote(self._pipe.recv_bytes()))
+        except (EOFError, ConnectionError):
+            self._kill(list(self._nodes) + list(self._averages))
+
+    def _obey(self, said: control.ToZygote) -> None:
+        if isinstance(said, control.Prepare):
+            self._prepare(said)
+        elif isinstance(said, control.Fork):
+            for node in said.nodes:
+                self._fork(node, said)
+        elif isinstance(said, control.Kill):
+            self._kill([pid for pid, node in self._nodes.items() if node in said.nodes])
+        else:
+            self._evaluate(said)
+
+    def _prepare(self, said: control.Prepare) -> None:
+        try:
+            self._commons = Commons(Experiment.from_table(said.experiment, base=Path(said.base)))
+            self._commons.warm_up()
+        except ExperimentError as error:
+            self._say(control.Refused("ExperimentError", str(error), list(error.problems)))
+        except ShoalError as error:
+            self._say(control.Refused(type(error).__name__, str(error), []))
+        except Exception:
+            self._say(control.Refused("RunError", traceback.format_exc(), []))
+        else:
+            # What exists now is never garbage: keep the collector, and with it copy-on-write, away from it.
+            gc.collect()
+            gc.freeze()
+            self._say(control.Ready(self._commons.flat.size))
+
+    def _fork(self, node: NodeId, said: control.Fork) -> None:
+        assert self._commons is not None
+        commons = self._commons
+        pid = os.fork()
+        if pid:
+            self._nodes[pid] = node
+        else:
+            self._become(lambda: live(commons, node, said))
+
+    def _evaluate(self, said: control.EvaluateAverage) -> None:
+        assert self._commons is not None
+        commons = self._commons
+        pid = os.fork()
+        if pid:
+            self._averages[pid] = said.round
+        else:
+            self._become(lambda: _evaluate(commons, said))
+
+    def _become(self, life: object) -> None:
+        """In the child: leave the zygote behind, live, and exit."""
+        code = 1
+        try:
+            die_with_parent()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._pipe.close()
+            os.close(self._wake)
+            os.close(self._woken)
+            code = life()  # type: ignore[operator]
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._nodes or self._averages:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            if pid in self._nodes:
+                self._say(control.Exited(self._nodes.pop(pid), code))
+            elif pid in self._averages:
+                self._say(control.AverageDone(self._averages.pop(pid), code))
+
+    @staticmethod
+    def _kill(pids: list[int]) -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)  # ours until reaped, so the number cannot be another's
+
+    def _say(self, said: control.FromZygote) -> None:
+        self._pipe.send_bytes(control.encode(said))
+
+
+def _evaluate(commons: Commons, said: control.EvaluateAverage) -> int:
+    scores = commons.evaluate(np.frombuffer(said.params, np.float32))
+    record = Average(said.round, said.time, said.nodes, said.consensus_distance, scores)
+    Lines(RunFolder(Path(said.folder)).averages).write(record)
+    return 0
+
+
+def main() -> None:
+    die_with_parent()
+    raise_file_limit()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what a Ctrl-C means
+    Zygote(Connection(int(sys.argv[1]))).serve()
+
+
+if __name__ == "__main__":
+    main()
