@@ -13,15 +13,19 @@ from shoal.data.dataset import Data, Samples
 from shoal.randomness import generator
 from shoal.schema import Bounds
 
+DISTANCE = 6.0
+PATCHES = 4
 CHUNK_VALUES = 1 << 20  # how much of the data is in work at once: temporaries stay at 4 MB
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Every class is a random centre; every sample is its class's centre plus noise. All classes are as large.
+    """Every class is a random centre, and a sample is its class's centre plus noise. Classes are equally large.
 
-    `noise` is the standard deviation of the (uniform) noise in each coordinate. At 1.0, a linear model learns
-    to classify most samples but not all, whatever the shape. More is harder; at 0 the samples are the centres.
+    `noise` is the standard deviation of the (uniform) noise in each coordinate; the centres lie about 6 apart,
+    whatever the shape. At 1.0 models learn most of it but not all; at 0 the samples are the centres. The
+    centres of images, (channels, height, width), are patchworks of 4×4 even patches, which convolutions can
+    learn as well.
     """
 
     shape: tuple[Annotated[int, Bounds(at_least=1)], ...] = (32,)
@@ -31,16 +35,22 @@ class Synthetic:
     noise: Annotated[float, Bounds(at_least=0)] = 1.0
 
     def load(self, seed: int) -> Data:
-        size = math.prod(self.shape)
-        # Centres at a distance of about 2 size^¼ keep the task as hard in any dimension: what a linear model
-        # learns from n samples depends on distance⁴ · n / size.
-        spread = math.sqrt(2) * size**-0.25
-        centres = generator(seed, "synthetic centres").standard_normal((self.classes, size)) * spread
+        centres = self._centres(generator(seed, "synthetic centres"))
         return Data(
             train=self._draw(centres, self.samples, generator(seed, "synthetic training samples")),
             test=self._draw(centres, self.test_samples, generator(seed, "synthetic test samples")),
             classes=self.classes,
         )
+
+    def _centres(self, rng: np.random.Generator) -> NDArray[np.float64]:
+        """One flat row per class, at distances of about DISTANCE from each other."""
+        spread = DISTANCE / math.sqrt(2 * math.prod(self.shape))
+        if len(self.shape) != 3:
+            return rng.normal(scale=spread, size=(self.classes, math.prod(self.shape)))
+        channels, height, width = self.shape
+        patches = rng.normal(scale=spread, size=(self.classes, channels, PATCHES, PATCHES))
+        rows, columns = (np.arange(side) * PATCHES // side for side in (height, width))
+        return patches[:, :, rows[:, None], columns].reshape(self.classes, -1)
 
     def _draw(self, centres: NDArray[np.float64], samples: int, rng: np.random.Generator) -> Samples:
         size = centres.shape[1]

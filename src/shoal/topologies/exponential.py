@@ -34,7 +34,7 @@ class Exponential:
 
 @dataclass(frozen=True)
 class OnePeerExponential:
-    """One hop of the exponential graph per round: 1, 2, 4, …, and again (Assran et al. 2019; Ying et al. 2021).
+    """One hop of the exponential graph a round: 1, 2, 4, …, and again (Assran et al. 2019, Ying et al. 2021).
 
     With a power of two of nodes, log2(n) rounds average exactly.
     """

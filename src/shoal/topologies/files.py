@@ -51,11 +51,11 @@ class _Reader:
             self._refuse(f"it is empty; expected a graph of {self.nodes} nodes")
         first = lines[0]
         if format == "auto":
-            pairs = first.head is None and (len(first.words) == 2 or (len(first.words) == 1 and self.nodes > 1))
-            format = "edges" if pairs else "adjacency"
-        if format == "edges":
-            return self._edge_list(lines)
-        return self._matrix(lines) if first.head is None else self._adjacency_list(lines)
+            pairs = first.head is None and (
+                len(first.words) == 2 or (len(first.words) == 1 and self.nodes > 1)
+            )
+            return self._edge_list(lines) if pairs else self._adjacency(lines)
+        return self._edge_list(lines) if format == "edges" else self._adjacency(lines)
 
     def _lines(self) -> Iterator[_Line]:
         try:
@@ -84,10 +84,13 @@ class _Reader:
         largest = max((b for _, b in found), default=0)
         if not counted and largest != self.nodes - 1:
             self._refuse(
-                f"its largest id is {largest}, so it has {largest + 1} nodes and the experiment has {self.nodes};"
+                f"its largest id is {largest}, which makes {largest + 1} nodes, not {self.nodes};"
                 f" set nodes = {largest + 1}, or put the number of nodes alone on the first line"
             )
         return found
+
+    def _adjacency(self, lines: list[_Line]) -> set[Edge]:
+        return self._matrix(lines) if lines[0].head is None else self._adjacency_list(lines)
 
     def _adjacency_list(self, lines: list[_Line]) -> set[Edge]:
         found: set[Edge] = set()
@@ -136,13 +139,17 @@ class _Reader:
 
     def _edge(self, a: int, b: int, line: _Line) -> Edge:
         if a == b:
-            self._refuse(f"node {a} is linked to itself; remove this link, a node always keeps its own model", line)
+            self._refuse(
+                f"node {a} is linked to itself; remove this link, a node always keeps its own model", line
+            )
         return (a, b) if a < b else (b, a)
 
     def _node(self, word: str, line: _Line) -> int:
         node = self._integer(word, line)
         if not 0 <= node < self.nodes:
-            self._refuse(f"node {node} is out of range; with {self.nodes} nodes, ids are 0 to {self.nodes - 1}", line)
+            self._refuse(
+                f"node {node} is out of range; with {self.nodes} nodes, ids are 0 to {self.nodes - 1}", line
+            )
         return node
 
     def _integer(self, word: str, line: _Line) -> int:
@@ -153,7 +160,9 @@ class _Reader:
 
     def _check_count(self, count: int, line: _Line | None) -> None:
         if count != self.nodes:
-            self._refuse(f"it has {count} nodes and the experiment has {self.nodes}; set nodes = {count}", line)
+            self._refuse(
+                f"it has {count} nodes and the experiment has {self.nodes}; set nodes = {count}", line
+            )
 
     def _refuse(self, problem: str, line: _Line | None = None) -> NoReturn:
         place = f"{self.path}:{line.number}" if line else f"{self.path}"

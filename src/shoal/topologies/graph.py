@@ -52,11 +52,11 @@ class Topology(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """What a node knows of its neighbours in one round: whom to tell, whom to hear, and how much each counts."""
+    """What a node knows of its neighbours in a round: whom to tell, whom to hear, how much each counts."""
 
     to: tuple[NodeId, ...]
     weights: Mapping[NodeId, float]
-    """The mixing weight of everyone this node hears from, in ascending order of id; its own is the rest to 1."""
+    """The mixing weight of each this node hears from, in ascending order of id; its own is the rest to 1."""
 
     def weights_of(self, answered: Sequence[NodeId] | Mapping[NodeId, object]) -> dict[NodeId, float]:
         """The weights of those that answered, renormalised so that they and the own weight sum to 1."""

@@ -14,9 +14,10 @@ from shoal.topologies.static import StaticGraph, undirected
 
 @dataclass(frozen=True)
 class ErdosRenyi:
-    """Each pair linked with the same probability; by default 2 ln(n)/n, twice what connects it (Erdős and Rényi 1959).
+    """Each pair linked with the same probability (Erdős and Rényi 1959).
 
-    The graph may fall apart, and then warns: a node without links trains alone.
+    By default 2 ln(n)/n, twice the probability from which on large graphs are connected. Even so the graph may fall
+    apart, and then warns: a node without links trains alone.
     """
 
     probability: Annotated[float, Bounds(at_least=0, at_most=1)] | None = None
@@ -33,7 +34,7 @@ class ErdosRenyi:
 
 @dataclass(frozen=True)
 class SmallWorld:
-    """A ring of nearest neighbours with some links rewired at random, always connected (Watts and Strogatz 1998)."""
+    """A ring of near neighbours with some links rewired at random, connected (Watts and Strogatz 1998)."""
 
     neighbours: Annotated[int, Bounds(at_least=2)] = 4
     rewiring: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.1
@@ -47,10 +48,12 @@ class SmallWorld:
                 f" must be even; try neighbours = {self.neighbours - 1}"
             )
         if self.neighbours >= nodes:
-            advice = f"try neighbours = {(nodes - 1) // 2 * 2}" if nodes > 2 else "at least 3 nodes are needed"
+            advice = (
+                f"try neighbours = {(nodes - 1) // 2 * 2}" if nodes > 2 else "at least 3 nodes are needed"
+            )
             raise TopologyError(
-                f"{self.neighbours} neighbours in a small world of {nodes} nodes: there must be fewer neighbours"
-                f" than nodes; {advice}"
+                f"{self.neighbours} neighbours in a small world of {nodes} nodes: there must be fewer"
+                f" neighbours than nodes; {advice}"
             )
         try:
             graph = networkx.connected_watts_strogatz_graph(

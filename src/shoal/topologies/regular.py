@@ -1,4 +1,4 @@
-"""Random graphs in which every node has the same number of links: one for all rounds, or a new one each round."""
+"""Random graphs of equal degrees: one for all rounds, or a new one each round."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shoal.randomness import derived_seed, generator
 from shoal.schema import Bounds
 from shoal.topologies.graph import Links, NodeId
 from shoal.topologies.permutation import Permutation
-from shoal.topologies.static import Edge, Layout, StaticGraph, components, undirected
+from shoal.topologies.static import Edge, Layout, StaticGraph, undirected
 
 REMEMBERED_ROUNDS = 3
 SHUFFLED = 1024
-"""Up to so many nodes the permutation of a round is a shuffle: as cheap as one Feistel look-up, and uniform."""
+"""Up to so many nodes a round is a plain shuffle: exactly uniform, and as cheap as one keyed look-up."""
 TABULATED_SHARE = 64
 """A round is tabulated once 1/64 of its nodes were asked for: what a table costs, in single look-ups."""
 
@@ -27,8 +27,8 @@ TABULATED_SHARE = 64
 class Regular:
     """A random graph of equal degrees, connected; with `dynamic`, a new one each round.
 
-    The dynamic form is what Epidemic Learning (de Vos et al. 2023) calls the oracle, without the oracle: every
-    node computes its own links of the round from the seed alone.
+    The dynamic form is EL-Oracle of Epidemic Learning (de Vos et al. 2023) without the oracle: every node
+    computes its own links of a round from the seed alone.
     """
 
     degree: Annotated[int, Bounds(at_least=1)] = 5
@@ -63,7 +63,9 @@ def regular_edges(nodes: int, degree: int, seed: int) -> list[Edge]:
     if degree == 2:  # the connected ones are the cycles through all nodes, and nearly no other draw is one
         order = generator(seed, "topology").permutation(nodes).tolist()
         return list(zip(order, order[1:] + order[:1], strict=True))
-    if 2 * degree >= nodes:  # always connected; drawn as the links that it lacks, for a dense draw would stall
+    if (
+        2 * degree >= nodes
+    ):  # always connected; drawn as the links that it lacks, for a dense draw would stall
         lacking = networkx.random_regular_graph(nodes - 1 - degree, nodes, seed=seed)
         return list(networkx.complement(lacking).edges)
     draws = 0
@@ -123,8 +125,8 @@ class _Round:
     def neighbours(self, node: NodeId) -> tuple[NodeId, ...]:
         if not self._tabulated:
             self._asked += 1
-            # Having paid for a table in single look-ups, make one: at most twice the cost of knowing beforehand
-            # whether this process serves one node or all of them.
+            # Having spent on single look-ups what a table costs, make one: at most twice the price of knowing
+            # beforehand whether this process serves one node or all of them.
             if self._asked * TABULATED_SHARE > self._nodes:
                 self._use(self._permutation.table())
         nodes, node_at, place = self._nodes, self._node_at, self._place_of(node)
@@ -139,7 +141,7 @@ class _Round:
 
 
 def reaches(nodes: int, degree: int, words: list[int]) -> list[int]:
-    """How far the links go around the circle: 1, random others, their opposites, and n/2 for an odd degree."""
+    """How far links go around the circle: 1, random others, all of them backwards, n/2 for an odd degree."""
     first = [1] if degree > 1 else []
     others = degree // 2 - len(first)
     choices = (nodes + 1) // 2 - 2  # 2, 3, …, below half of the circle

@@ -54,9 +54,7 @@ class FullGraph:
         return self.nodes - 1
 
 
-def undirected(
-    nodes: int, edges: Iterable[Edge], layout: Layout = "spring", columns: int = 0
-) -> StaticGraph:
+def undirected(nodes: int, edges: Iterable[Edge], layout: Layout = "spring", columns: int = 0) -> StaticGraph:
     """The graph with these edges, each given once or more, in either order. Warns when it falls apart."""
     neighbours: list[set[NodeId]] = [set() for _ in range(nodes)]
     for a, b in edges:

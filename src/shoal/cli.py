@@ -1,0 +1,204 @@
+"""The command line: shoal run | show | plot | list | topology | doctor.
+
+Exit codes: 0 the run completed; 1 it failed; 2 the input is wrong; 3 some nodes were lost; 130 and 143 it was
+interrupted by Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import DataError, ExperimentError, ShoalError, TopologyError
+
+EXIT_CODES = {"completed": 0, "failed": 1, "incomplete": 3, "interrupted": 130}
+WRONG_INPUT = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parsed = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = parsed.command
+    try:
+        code = command(parsed)
+    except (ExperimentError, DataError, TopologyError) as error:
+        code = _complain(error, WRONG_INPUT)
+    except ShoalError as error:
+        code = _complain(error, 1)
+    except KeyboardInterrupt:
+        code = EXIT_CODES["interrupted"]
+    except BrokenPipeError:  # the reader of our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+def _complain(error: Exception, code: int) -> int:
+    from rich.markup import escape
+
+    from shoal.display import console
+
+    console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="shoal", description="Decentralized learning, simulated and real.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    run = commands.add_parser("run", help="run an experiment", description="Run the experiment in a TOML file.")
+    run.add_argument("file", type=Path, help="the experiment, a TOML file")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings",
+        help="set a key: a dotted name and a TOML value; may be given again",
+    )  # fmt: skip
+    run.add_argument("--engine", help="simulation or processes")
+    run.add_argument("--seed", type=int, help="the seed of every random draw")
+    run.add_argument("--out", type=Path, default=Path("runs"), help="where runs are written (default: runs)")
+    run.add_argument("--plot", action="store_true", help="draw accuracy.png into the run's folder at the end")
+    run.set_defaults(command=_run)
+
+    show = commands.add_parser("show", help="the summary of a run")
+    show.add_argument("run", nargs="?", type=Path, help="a run's folder, or one above it (default: the latest in runs)")
+    show.set_defaults(command=_show)
+
+    plot = commands.add_parser("plot", help="accuracy by round of one or more runs")
+    plot.add_argument("runs", nargs="+", type=Path, help="runs' folders")
+    plot.add_argument("--out", type=Path, default=Path("accuracy.png"), help="PNG, SVG or PDF (default: accuracy.png)")
+    plot.set_defaults(command=_plot)
+
+    everything = commands.add_parser("list", help="every name an experiment may use, with its parameters")
+    everything.add_argument("kind", nargs="?", help="only this kind: algorithm, sharing, topology, …")
+    everything.set_defaults(command=_list)
+
+    topology = commands.add_parser(
+        "topology", help="measure and draw a graph",
+        description="Measure and draw a graph: shoal topology regular --nodes 16 --set degree=5 --out graph.png",
+    )  # fmt: skip
+    topology.add_argument("name", help="a topology's name, or an experiment's TOML file")
+    topology.add_argument("--nodes", type=int, help="how many nodes (default: 16, or what the file says)")
+    topology.add_argument("--seed", type=int, help="the seed (default: 0, or what the file says)")
+    topology.add_argument("--round", type=int, default=0, help="the round to draw (default: 0)")
+    topology.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings",
+                          help="a parameter of the topology")  # fmt: skip
+    topology.add_argument("--out", type=Path, help="draw it to this PNG, SVG or PDF file")
+    topology.set_defaults(command=_topology)
+
+    doctor = commands.add_parser("doctor", help="what this machine can do")
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    from shoal.display import Display, console, summary_table
+    from shoal.experiment import Experiment, parse_overrides
+    from shoal.running import run
+
+    overrides = parse_overrides(parsed.settings)
+    if parsed.engine is not None:
+        overrides["engine"] = parsed.engine
+    if parsed.seed is not None:
+        overrides["seed"] = parsed.seed
+    screen = console()
+    with warnings.catch_warnings(), Display(screen) as display:
+        warnings.showwarning = lambda message, *_, **__: display.notice(str(message))
+        experiment = Experiment.from_file(parsed.file, overrides)
+        done = run(experiment, parsed.out, display)
+    screen.print(summary_table(done.summary, f"{experiment.name}: {done.folder.path}"))
+    if parsed.plot:
+        from shoal.analysis.plots import accuracy_plot
+
+        path = done.folder.path / "accuracy.png"
+        accuracy_plot([done.folder], path)
+        screen.print(f"accuracy by round: {path}", highlight=False, soft_wrap=True)
+    if done.summary.get("signal") is not None:
+        return 128 + int(done.summary["signal"])
+    return EXIT_CODES[done.status]
+
+
+def _show(parsed: argparse.Namespace) -> int:
+    from shoal.display import console, summary_table
+
+    folder = _latest(parsed.run or Path("runs"))
+    console().print(summary_table(folder.read_summary(), str(folder.path)))
+    return 0
+
+
+def _latest(path: Path) -> Any:
+    """The run at `path`, or the latest below it."""
+    from shoal.records import RunFolder
+
+    found = sorted(path.rglob("summary.json"), key=lambda file: file.stat().st_mtime) if path.is_dir() else []
+    if not found:
+        raise ExperimentError([f"there is no finished run in {str(path)!r}; 'shoal run FILE' makes one"], "show")
+    return RunFolder(found[-1].parent)
+
+
+def _plot(parsed: argparse.Namespace) -> int:
+    from shoal.analysis.plots import accuracy_plot
+    from shoal.display import console
+
+    accuracy_plot([_latest(run) for run in parsed.runs], parsed.out)
+    console().print(f"accuracy by round: {parsed.out}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _list(parsed: argparse.Namespace) -> int:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from shoal import schema
+    from shoal.display import console
+    from shoal.experiment import REGISTRIES, components
+
+    if parsed.kind is not None and parsed.kind not in REGISTRIES:
+        raise ExperimentError([f"unknown kind {parsed.kind!r}{schema.nearest(parsed.kind, REGISTRIES)}"], "list")
+    screen = console()
+    for kind in REGISTRIES if parsed.kind is None else [parsed.kind]:
+        table = Table(title=kind, title_justify="left", title_style="bold", box=None, padding=(0, 2), show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        for name, cls in components(kind):
+            first = (cls.__doc__ or "").strip().splitlines()[0]
+            options = "\n".join(str(parameter) for parameter in schema.parameters(cls).values())
+            table.add_row(name, escape(first) + (f"\n[dim]{escape(options)}[/dim]" if options else ""))
+        screen.print(table)
+        screen.print()
+    return 0
+
+
+def _topology(parsed: argparse.Namespace) -> int:
+    from shoal.display import console
+    from shoal.experiment import Experiment, parse_overrides
+    from shoal.topologies.graph import Mixing
+    from shoal.topologies.measures import measure
+
+    options = {f"topology.{key}": value for key, value in parse_overrides(parsed.settings).items()}
+    given = {key: value for key in ("nodes", "seed") if (value := getattr(parsed, key)) is not None}
+    if parsed.name.endswith(".toml"):
+        experiment = Experiment.from_file(parsed.name, {**given, **options})
+    else:
+        table = {"name": "topology", "topology": {"name": parsed.name}}
+        experiment = Experiment.from_table(table, {**given, **options}, source="topology")
+    mixing = Mixing(experiment.topology.build().build(experiment.nodes, experiment.seed), experiment.weights)
+    screen = console()
+    screen.print(measure(mixing).table() if hasattr(measure(mixing), "table") else str(measure(mixing)))
+    if parsed.out is not None:
+        from shoal.topologies.drawing import draw
+
+        draw(mixing, parsed.out, parsed.round)
+        screen.print(f"drawn to {parsed.out}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    from shoal.display import console
+    from shoal.doctor import report
+
+    screen = console()
+    screen.print(report())
+    return 0

@@ -1,0 +1,7 @@
+"""For tests of your own plug-ins: the conformance suites that ours pass."""
+
+from __future__ import annotations
+
+from shoal.testing.topologies import check_graph, check_mixing, check_topology
+
+__all__ = ["check_graph", "check_mixing", "check_topology"]
