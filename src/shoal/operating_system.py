@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 MIB = 2**20
 
 
@@ -44,6 +45,12 @@ def memory() -> Memory | None:
         key, value, *_ = line.split()
         kib[key.rstrip(":")] = int(value)
     return Memory(uss=(kib["Private_Clean"] + kib["Private_Dirty"]) / 1024, pss=kib["Pss"] / 1024)
+
+
+def give_memory_back() -> None:
+    """Return freed memory to the system, where the C library can (glibc)."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def available_memory() -> int:

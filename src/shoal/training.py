@@ -11,6 +11,7 @@ tensor by tensor, in one call. The others are given the module's own tensors.
 from __future__ import annotations
 
 import inspect
+import math
 import time
 import warnings
 from collections import defaultdict
@@ -217,7 +218,8 @@ class TorchTrainer:
 class Learner:
     """A module, its loss, its optimizer and the data: all that training needs but the node."""
 
-    EVALUATION_BATCH = 64
+    EVALUATION_VALUES = 2**15
+    """Input values that are evaluated at once: few enough to need no more memory than training does."""
 
     def __init__(
         self, flat: FlatModule, training: Training, data: Data, evaluated: Samples | None = None
@@ -229,6 +231,7 @@ class Learner:
         self.device = torch.device(training.device)
         self._train = _tensors(data.train, self.device)
         self._test = _tensors(data.test if evaluated is None else evaluated, self.device)
+        self._at_once = max(1, self.EVALUATION_VALUES // max(1, math.prod(data.shape)))
         self._outputs = data.classes
         self._loss, self._loss_wants_index = _loss(training.loss)
         self._optimizer_class, self._optimizer_options = _optimizer(training)
@@ -296,8 +299,7 @@ class Learner:
         inputs, targets = self._test
         right, loss = 0.0, 0.0
         with torch.inference_mode():
-            for start in range(0, len(targets), self.EVALUATION_BATCH):
-                x, y = inputs[start : start + self.EVALUATION_BATCH], targets[start : start + self.EVALUATION_BATCH]
+            for x, y in zip(inputs.split(self._at_once), targets.split(self._at_once), strict=True):
                 outputs = self.flat.module(x)
                 right += float((outputs.argmax(1) == y).sum())
                 loss += float(self._loss(outputs, self._target(y))) * len(y)
@@ -310,8 +312,7 @@ class Learner:
         views = self.flat.stacked(torch.from_numpy(np.stack(params)).to(self.device))
         right, loss = torch.zeros(len(params)), torch.zeros(len(params))
         with torch.inference_mode():
-            for start in range(0, len(targets), self.EVALUATION_BATCH):
-                x, y = inputs[start : start + self.EVALUATION_BATCH], targets[start : start + self.EVALUATION_BATCH]
+            for x, y in zip(inputs.split(self._at_once), targets.split(self._at_once), strict=True):
                 hits, losses = self._scores(views, x, y)
                 right += hits
                 loss += losses * len(y)

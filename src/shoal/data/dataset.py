@@ -1,7 +1,7 @@
 """What a data set and a partition are.
 
-A data set is loaded once and shared by all nodes of a machine; a partition tells which node holds which of its
-training samples, as indices. Each works with every other.
+A data set is loaded once and shared by all nodes of a machine; a partition tells which node holds which of
+its training samples, as indices. Each works with every other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Indices: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and targets, one row each, in one piece of memory that nobody writes to: the arrays are read-only."""
+    """Inputs and targets, one row each, in one piece of memory that nobody writes to: both are read-only."""
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
@@ -25,7 +25,7 @@ class Samples:
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
             raise ValueError(
-                f"samples: {len(self.x)} inputs and {len(self.y)} targets; expected one target per input"
+                f"{len(self.x)} inputs and {len(self.y)} targets; expected a target for each input"
             )
         for name, array in (("x", self.x), ("y", self.y)):
             shared = array.view()  # the caller's own array stays as it is

@@ -47,7 +47,7 @@ def _table() -> NDArray[np.uint8]:
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise DataError(
-            "dataset 'digits': scikit-learn, which carries it, is not installed; pip install scikit-learn"
+            "dataset 'digits': it ships with scikit-learn, which is not installed; pip install scikit-learn"
         )
     path = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     try:

@@ -2,7 +2,7 @@
 
     iid         the same mixture everywhere
     shards      sorted by label and cut: a few classes each (McMahan et al. 2017)
-    dirichlet   every class spread unevenly, more so for a small alpha (Yurochkin et al. 2019, Hsu et al. 2019)
+    dirichlet   every class spread unevenly, more so for a small alpha (Hsu et al. 2019)
     classes     exactly so many classes each
 
 All give every sample to exactly one node (`Classes` says when it cannot), leave no node empty, take labels as
@@ -50,7 +50,8 @@ class Shards:
         if shards > samples:
             raise DataError(
                 f"partition 'shards': {nodes} nodes with per_node = {self.per_node} make {shards} shards of "
-                f"{samples} samples; use per_node of at most {samples // nodes}, fewer nodes or a larger data set"
+                f"{samples} samples; use per_node of at most {samples // nodes}, fewer nodes "
+                f"or a larger data set"
             )
         holder = rng.permutation(np.repeat(np.arange(nodes), self.per_node))
         owner = np.empty(samples, dtype=np.int64)
@@ -70,7 +71,7 @@ class Dirichlet:
     the largest holders, one by one from whoever is largest, so that even an extreme `alpha` comes to an end.
     """
 
-    alpha: Annotated[float, Bounds(above=0)] = 0.5
+    alpha: Annotated[float, Bounds(above=0, at_most=1e9)] = 0.5
     minimum: Annotated[int, Bounds(at_least=1)] = 1
 
     def split(self, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> list[Indices]:
@@ -115,9 +116,9 @@ class Classes:
             )
         if self.per_node > most:
             raise DataError(
-                f"partition 'classes': per_node = {self.per_node} for {nodes} nodes, and the classes are too "
-                f"small to have a sample for each of their holders; use per_node of at most {most}, fewer nodes "
-                f"or a larger data set"
+                f"partition 'classes': per_node = {self.per_node} for {nodes} nodes, and the classes have "
+                f"too few samples to give one to each holder; use per_node of at most {most}, fewer nodes or "
+                f"a larger data set"
             )
         holders = _poured(nodes * self.per_node, places, rng.permutation(len(members)))
         owner = np.full(len(labels), NOBODY, dtype=np.int64)
@@ -188,6 +189,6 @@ def _by_owner(owner: NDArray[np.int64], nodes: int) -> list[Indices]:
 def _require_a_sample_each(name: str, samples: int, nodes: int) -> None:
     if samples < nodes:
         raise DataError(
-            f"partition '{name}': {nodes} nodes share {samples} training samples, and each needs at least one; "
+            f"partition '{name}': {nodes} nodes share {samples} samples, and each needs at least one; "
             f"use at most {samples} nodes or a larger data set"
         )

@@ -13,19 +13,19 @@ from shoal.data.dataset import Data, Samples
 from shoal.randomness import generator
 from shoal.schema import Bounds
 
-DISTANCE = 6.0
+DISTANCE = 5.0
 PATCHES = 4
 CHUNK_VALUES = 1 << 20  # how much of the data is in work at once: temporaries stay at 4 MB
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Every class is a random centre, and a sample is its class's centre plus noise. Classes are equally large.
+    """Balanced classes: each a random centre, and its samples that centre plus noise.
 
-    `noise` is the standard deviation of the (uniform) noise in each coordinate; the centres lie about 6 apart,
-    whatever the shape. At 1.0 models learn most of it but not all; at 0 the samples are the centres. The
-    centres of images, (channels, height, width), are patchworks of 4×4 even patches, which convolutions can
-    learn as well.
+    `noise` is the standard deviation of the (uniform) noise in each coordinate; the centres lie about 5
+    apart, whatever the shape. At 1.0 models learn most of it but not all; at 0 the samples are the centres.
+    The centres of images, (channels, height, width), are patchworks of 4×4 even patches, so that convolutions
+    find something too.
     """
 
     shape: tuple[Annotated[int, Bounds(at_least=1)], ...] = (32,)

@@ -110,8 +110,8 @@ def _require_flat(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Non
     for name, parameter in parameters.items():
         if parameter.dtype != torch.float32:
             raise ValueError(
-                f"model {kind}: parameter '{name}' is {parameter.dtype}; expected torch.float32, as all nodes "
-                f"exchange; build it with .float()"
+                f"model {kind}: parameter '{name}' is {parameter.dtype}; expected torch.float32, "
+                f"the type that nodes exchange; build the module with .float()"
             )
     devices = {str(parameter.device) for parameter in parameters.values()}
     if len(devices) > 1:
@@ -119,6 +119,6 @@ def _require_flat(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Non
     for name, buffer in module.named_buffers():
         if name.rpartition(".")[2] in CHANGING_BUFFERS and buffer.is_floating_point():
             raise ValueError(
-                f"model {kind}: buffer '{name}' changes in training, and is neither averaged nor kept per node; "
-                f"use a layer without such statistics, like torch.nn.GroupNorm in place of BatchNorm"
+                f"model {kind}: buffer '{name}' changes in training, and is no parameter that nodes could "
+                f"share; use a layer without such statistics, like torch.nn.GroupNorm in place of BatchNorm"
             )

@@ -44,8 +44,8 @@ class GnLenet:
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         if len(shape) != 3 or min(shape[1:]) < 8 or shape[0] < 1:
             raise ValueError(
-                f"model 'gn-lenet': inputs have shape {shape}; expected images, (channels, height, width), of at "
-                f"least 8×8 pixels; 'mlp' and 'logistic' take any shape"
+                f"model 'gn-lenet': inputs have shape {shape}; expected images, (channels, height, width), "
+                f"of at least 8×8 pixels; 'mlp' and 'logistic' take any shape"
             )
         channels, height, width = shape
         return nn.Sequential(

@@ -20,7 +20,7 @@ from shoal.errors import LaunchError, NodeError
 from shoal.experiment import Fault
 from shoal.message import Message, Params
 from shoal.node import Node
-from shoal.operating_system import memory
+from shoal.operating_system import give_memory_back, memory
 from shoal.processes import control
 from shoal.processes.transport import Transport
 from shoal.records import End, Evaluation, Event, Lines, Record, Round, RunFolder
@@ -54,7 +54,7 @@ class ProcessRuntime:
         await asyncio.sleep(seconds)
 
     async def compute(self, work: Work[R]) -> R:
-        return await self._loop.run_in_executor(self._trainer, work.run)
+        return await self._loop.run_in_executor(self._trainer, _compute, work)
 
     async def send(self, to: NodeId, message: Message) -> None:
         await self._transport.send(to, message)
@@ -102,6 +102,13 @@ class ProcessRuntime:
             self.failure = task.exception()
             if self._main is not None:
                 self._main.cancel()
+
+
+def _compute(work: Work[R]) -> R:
+    """In the training thread. What training needs only while it lasts is most of a node's memory: give it back."""
+    result = work.run()
+    give_memory_back()
+    return result
 
 
 class Supervised:

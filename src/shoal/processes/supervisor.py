@@ -38,11 +38,11 @@ STOP_SECONDS = 10.0
 SHOW_EVERY = 0.25
 
 MALLOC = {
-    # One heap for all threads, and memory given back early: a node's private memory is what counts here.
+    # One heap for all threads of a node. It grows and shrinks only when nodes say so (`give_memory_back`): a node's
+    # private memory is small between trainings, and a training does not pay for every allocation anew.
     "MALLOC_ARENA_MAX": "1",
-    "MALLOC_TRIM_THRESHOLD_": "131072",
-    "MALLOC_MMAP_THRESHOLD_": "131072",
-    "MALLOC_TOP_PAD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
 }
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 

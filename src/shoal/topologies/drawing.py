@@ -18,7 +18,7 @@ Points: TypeAlias = npt.NDArray[np.float64]
 INK, PAPER, WATER, LINE = "#12303f", "#ffffff", "#2a7f9e", "#5b7f8f"
 LABELLED = 64
 """Nodes up to which each shows its id."""
-ARROWS = 64
+ARROWS = 32
 """Nodes up to which links that go one way show which."""
 
 
@@ -199,7 +199,7 @@ def _typical_gap(points: Points) -> float:
 
 
 def _line(start: Points, stop: Points, clearance: float) -> Points:
-    """A straight line; or, if it stays nearer than this to the unit circle and its nodes, one bent inwards."""
+    """A straight line; or, if it stays this near to the unit circle and the nodes on it, one bent inwards."""
     middle = (start + stop) / 2
     depth = 1.0 - float(np.linalg.norm(middle))
     if depth >= clearance:
@@ -220,9 +220,13 @@ def _wraps(graph: Graph, a: int, b: int) -> bool:
 def _caption(graph: Graph, both_ways: int, one_way: int, round: int) -> str:
     degrees = [graph.degree(node, round) for node in range(graph.nodes)]
     low, high = min(degrees), max(degrees)
-    parts = [f"{graph.nodes} nodes"]
-    parts += [f"{both_ways} links"] if both_ways or not one_way else []
-    parts += [f"{one_way} one-way links"] if one_way else []
+    parts = [_count(graph.nodes, "node")]
+    parts += [_count(both_ways, "link")] if both_ways or not one_way else []
+    parts += [_count(one_way, "one-way link")] if one_way else []
     parts += [f"degree {low}" if low == high else f"degree {low} to {high}"]
     parts += [] if graph.static else [f"round {round}"]
     return "  ·  ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -68,7 +68,7 @@ class NetworkX:
         try:
             inspect.signature(make).bind(**arguments)
             graph = make(**arguments)
-        except (TypeError, ValueError, networkx.NetworkXException) as error:
+        except Exception as error:  # a generator raises what it likes at wrong arguments
             raise TopologyError(f"{asked}: {error}; it takes {_spelled(accepted)}") from error
         if not isinstance(graph, networkx.Graph):
             raise TopologyError(f"{asked}: this makes a {type(graph).__name__}, not a graph")

@@ -38,7 +38,7 @@ class Measures:
     spectral_gap: float
     """1 - |λ2| of the mixing matrix; the mean over rounds when the graph changes."""
     contraction: float
-    """What a round leaves of the distance between a random vector and its average: the smaller, the faster."""
+    """What a round leaves of the distance between a random vector and its average: less is faster."""
 
     def __str__(self) -> str:
         diameter = "infinite" if self.diameter is None else str(self.diameter)
@@ -85,7 +85,7 @@ def matrix(mixing: Mixing, round: int) -> scipy.sparse.csr_matrix:
 
 
 def spectral_gap(w: scipy.sparse.csr_matrix) -> float:
-    """1 - |λ2|, where 1 = |λ1| ≥ |λ2| ≥ …: 0 when the graph is disconnected, 1 when a round averages exactly."""
+    """1 - |λ2|, where 1 = |λ1| ≥ |λ2| ≥ …: 0 when the graph is disconnected, 1 when a round averages all."""
     if w.shape[0] == 1:
         return 1.0
     if w.shape[0] > DENSE:

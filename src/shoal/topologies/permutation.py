@@ -1,8 +1,8 @@
 """A keyed permutation of 0 … size - 1 that can be asked for one value at a time, forwards and backwards.
 
-A Feistel network on the row and column of a number in a near-square table of at least `size` places; what lands
-outside of `size` is sent through again until it lands inside ("cycle walking"). Black and Rogaway: Ciphers with
-Arbitrary Finite Domains, CT-RSA 2002. It mixes well; it keeps no secrets.
+A Feistel network on the row and column of a number in a near-square table of at least `size` places; what
+lands at `size` or beyond is sent through again until it lands below ("cycle walking"). Black and Rogaway:
+Ciphers with Arbitrary Finite Domains, CT-RSA 2002. It mixes well; it keeps no secrets.
 """
 
 from __future__ import annotations

@@ -11,13 +11,16 @@ from shoal.randomness import derived_seed
 from shoal.schema import Bounds
 from shoal.topologies.static import StaticGraph, undirected
 
+DRAWS = 200
+"""How often a connected small world is tried for."""
+
 
 @dataclass(frozen=True)
 class ErdosRenyi:
     """Each pair linked with the same probability (Erdős and Rényi 1959).
 
-    By default 2 ln(n)/n, twice the probability from which on large graphs are connected. Even so the graph may fall
-    apart, and then warns: a node without links trains alone.
+    By default 2 ln(n)/n, twice the probability from which on large graphs are connected. Even so the graph
+    may fall apart, and then warns: a node without links trains alone.
     """
 
     probability: Annotated[float, Bounds(at_least=0, at_most=1)] | None = None
@@ -57,11 +60,12 @@ class SmallWorld:
             )
         try:
             graph = networkx.connected_watts_strogatz_graph(
-                nodes, self.neighbours, self.rewiring, tries=200, seed=derived_seed(seed, "topology")
+                nodes, self.neighbours, self.rewiring, tries=DRAWS, seed=derived_seed(seed, "topology")
             )
         except networkx.NetworkXError:
             raise TopologyError(
                 f"a small world of {nodes} nodes with {self.neighbours} neighbours and rewiring"
-                f" {self.rewiring}: 200 draws and none was connected; use more neighbours or less rewiring"
+                f" {self.rewiring}: {DRAWS} draws and none was connected;"
+                " use more neighbours or less rewiring"
             ) from None
         return undirected(nodes, graph.edges, layout="circle")

@@ -17,7 +17,7 @@ from shoal.topologies.permutation import Permutation
 from shoal.topologies.static import Edge, Layout, StaticGraph, undirected
 
 REMEMBERED_ROUNDS = 3
-SHUFFLED = 1024
+SHUFFLED = 256
 """Up to so many nodes a round is a plain shuffle: exactly uniform, and as cheap as one keyed look-up."""
 TABULATED_SHARE = 64
 """A round is tabulated once 1/64 of its nodes were asked for: what a table costs, in single look-ups."""

@@ -1,0 +1,244 @@
+"""Partitions cover every sample once, leave no node empty, and say so when they cannot."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from shoal.data import PARTITIONS, Partition
+from shoal.data.partitions import Classes, Dirichlet, Iid, Shards
+from shoal.errors import DataError
+from shoal.randomness import generator
+from shoal.testing import check_partition
+
+few = st.integers(1, 4)
+CASES: dict[str, st.SearchStrategy[Partition]] = {
+    "iid": st.just(Iid()),
+    "shards": st.builds(Shards, per_node=few),
+    "dirichlet": st.builds(
+        Dirichlet, alpha=st.sampled_from([1e-300, 1e-3, 0.1, 0.5, 10.0, 1e9]), minimum=few
+    ),
+    "classes": st.builds(Classes, per_node=few),
+}
+
+# Any integers, in any order, in classes of any sizes.
+label_arrays = st.builds(
+    lambda sizes, seed: np.random.default_rng(seed).permutation(
+        np.repeat(np.array([3, -7, 10**12, 0, 1, 2])[: len(sizes)], sizes)
+    ),
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    seed=st.integers(0, 100),
+)
+# A busy machine is no failure, and many of the combinations drawn are rightly refused.
+law = settings(
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+DIGITS = np.random.default_rng(0).integers(0, 10, 3000)
+
+
+def split(partition: Partition, labels: np.ndarray, nodes: int, seed: int = 0) -> list[np.ndarray]:
+    return partition.split(labels, nodes, generator(seed, "partition"))
+
+
+def test_every_name_has_a_case_and_means_its_class():
+    assert set(CASES) == set(PARTITIONS)
+    for target in PARTITIONS.values():
+        module, _, name = target.partition(":")
+        assert hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@law
+@given(data=st.data(), labels=label_arrays, nodes=st.integers(1, 30), seed=st.integers(0, 5))
+def test_partitions_keep_their_contract(name, data, labels, nodes, seed):
+    partition = data.draw(CASES[name])
+    try:
+        split(partition, labels, nodes)
+    except DataError:
+        assume(False)  # that it refuses only what is impossible is tested below
+    covering = name != "classes" or nodes * partition.per_node >= len(np.unique(labels))
+    check_partition(partition, labels, nodes, seed, covering)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@law
+@given(data=st.data(), nodes=st.integers(1, 60), seed=st.integers(0, 5))
+def test_ample_data_are_never_refused(name, data, nodes, seed):
+    partition = data.draw(CASES[name])
+    covering = name != "classes" or nodes * partition.per_node >= 10
+    check_partition(partition, DIGITS, nodes, seed, covering)
+
+
+@pytest.mark.parametrize("partition", [Iid(), Shards(), Dirichlet(), Classes()], ids=list(PARTITIONS))
+def test_another_seed_gives_another_split(partition):
+    first, second = (np.concatenate(split(partition, DIGITS, 10, seed)) for seed in (0, 1))
+    assert not np.array_equal(first, second)
+
+
+def test_iid_parts_differ_by_at_most_one_sample_and_hold_every_class():
+    parts = split(Iid(), DIGITS, 7)
+    assert {len(part) for part in parts} <= {3000 // 7, 3000 // 7 + 1}
+    assert all(len(np.unique(DIGITS[part])) == 10 for part in parts)
+
+
+@law
+@given(labels=label_arrays, nodes=st.integers(1, 20), per_node=few)
+def test_shards_are_contiguous_runs_of_the_sorted_labels(labels, nodes, per_node):
+    assume(nodes * per_node <= len(labels))
+    place = np.empty(len(labels), dtype=np.int64)
+    place[np.argsort(labels, kind="stable")] = np.arange(len(labels))
+    for part in split(Shards(per_node), labels, nodes):
+        runs = np.split(np.sort(place[part]), np.flatnonzero(np.diff(np.sort(place[part])) > 1) + 1)
+        assert len(runs) <= per_node
+        assert per_node * (len(labels) // (nodes * per_node)) <= len(part)
+        assert len(part) <= per_node * -(-len(labels) // (nodes * per_node))
+
+
+@law
+@given(
+    alpha=st.sampled_from([1e-6, 0.01, 0.5]), nodes=st.integers(1, 40), minimum=st.integers(1, 70), seed=few
+)
+def test_dirichlet_gives_every_node_its_minimum(alpha, nodes, minimum, seed):
+    assume(nodes * minimum <= len(DIGITS))
+    assert min(map(len, split(Dirichlet(alpha, minimum), DIGITS, nodes, seed))) >= minimum
+
+
+def test_dirichlet_takes_the_missing_samples_from_the_largest_holders():
+    drawn, raised = (
+        np.array([*map(len, split(Dirichlet(0.3, minimum), DIGITS, 20))]) for minimum in (1, 120)
+    )
+    assert drawn.min() > 1, "choose another seed: this draw was itself repaired"
+    assert (raised[drawn < 120] == 120).all()
+    gave = raised < drawn
+    assert 1 < gave.sum() < 20
+    assert (raised[gave] >= raised.max() - 1).all()
+    assert (raised == drawn)[~gave & (drawn >= 120)].all()
+
+
+def test_a_smaller_alpha_is_more_skewed():
+    def largest_share(alpha: float) -> float:
+        parts = split(Dirichlet(alpha), DIGITS, 10)
+        return float(np.mean([np.bincount(DIGITS[part]).max() / len(part) for part in parts]))
+
+    assert largest_share(0.05) > largest_share(0.5) > largest_share(100.0)
+
+
+@law
+@given(labels=label_arrays, nodes=st.integers(1, 30), per_node=few, seed=few)
+def test_classes_are_exactly_so_many_and_evenly_divided(labels, nodes, per_node, seed):
+    present, counts = np.unique(labels, return_counts=True)
+    possible = np.minimum(counts, nodes).sum() >= nodes * per_node and len(labels) >= nodes
+    if not possible:
+        with pytest.raises(DataError, match="partition 'classes'"):
+            split(Classes(per_node), labels, nodes, seed)
+        return
+    held = [
+        np.unique(labels[part], return_counts=True) for part in split(Classes(per_node), labels, nodes, seed)
+    ]
+    assert all(len(classes) == per_node for classes, _ in held)
+    for label in present:
+        shares = [counts[classes == label].item() for classes, counts in held if label in classes]
+        assert max(shares, default=0) - min(shares, default=0) <= 1
+        assert shares or nodes * per_node < len(present)
+
+
+def test_holders_are_spread_evenly_over_the_classes():
+    parts = split(Classes(3), DIGITS, 20)
+    holders = np.bincount(np.concatenate([np.unique(DIGITS[part]) for part in parts]))
+    assert holders.tolist() == [6] * 10
+
+
+def test_classes_without_a_holder_are_left_out_whole():
+    parts = split(Classes(2), DIGITS, 3)
+    held = np.unique(DIGITS[np.concatenate(parts)])
+    assert len(held) == 6
+    assert sum(map(len, parts)) == np.isin(DIGITS, held).sum()
+
+
+LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("partition", "nodes", "words"),
+    [
+        (Iid(), 11, ["'iid'", "11 nodes", "10 samples", "at most 10 nodes"]),
+        (Shards(), 11, ["'shards'", "11 nodes", "10 samples"]),
+        (Dirichlet(), 11, ["'dirichlet'", "11 nodes", "10 samples"]),
+        (Classes(), 11, ["'classes'", "11 nodes", "10 samples"]),
+        (Shards(4), 3, ["'shards'", "per_node = 4", "12 shards", "10 samples", "per_node of at most 3"]),
+        (Dirichlet(0.5, 4), 3, ["'dirichlet'", "minimum = 4", "12 samples", "there are 10", "at most 3"]),
+        (Classes(4), 2, ["'classes'", "per_node = 4", "3 classes are present", "per_node of at most 3"]),
+        (Classes(3), 4, ["'classes'", "per_node = 3", "4 nodes", "per_node of at most 2"]),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_split_is_refused_with_what_would_work(partition, nodes, words):
+    with pytest.raises(DataError) as caught:
+        split(partition, LABELS, nodes)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+class Careless:
+    """A partition that breaks its contract in one way."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.calls = 0
+
+    def __repr__(self) -> str:
+        return "careless"
+
+    def split(self, labels: np.ndarray, nodes: int, rng: np.random.Generator) -> list[np.ndarray]:
+        self.calls += 1
+        if len(labels) < nodes and self.fault != "accepts anything":
+            raise DataError("too few")
+        parts = np.array_split(np.arange(max(len(labels), nodes)), nodes)
+        if self.fault == "shares":
+            parts[0] = np.append(parts[0], parts[1][0])
+        elif self.fault == "forgets":
+            parts[0] = parts[0][1:]
+        elif self.fault == "starves":
+            parts[0] = parts[0][:0]
+        elif self.fault == "invents":
+            parts[0] = np.append(parts[0], len(labels))
+        elif self.fault == "miscounts":
+            parts.pop()
+        elif self.fault == "wavers" and self.calls > 1:
+            parts.reverse()
+        elif self.fault == "scribbles":
+            labels[0] += 1
+        elif self.fault == "narrow":
+            parts = [part.astype(np.int32) for part in parts]
+        return parts
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("shares", "more than one node: 4"),
+        ("forgets", "1 samples to nobody: 0"),
+        ("starves", "node 0: it holds no sample"),
+        ("invents", "index 12; there are 12 samples"),
+        ("miscounts", "2 parts for 3 nodes"),
+        ("wavers", "parts differ"),
+        ("scribbles", "changed the labels"),
+        ("narrow", "int32; expected int64"),
+        ("accepts anything", "2 samples over 3 nodes"),
+    ],
+)
+def test_the_conformance_suite_finds(fault, said):
+    with pytest.raises(AssertionError, match=said):
+        check_partition(Careless(fault), np.arange(12) % 3, 3)
+
+
+@pytest.mark.parametrize("partition", [Iid(), Shards(), Dirichlet(0.05, 20), Classes()], ids=list(PARTITIONS))
+def test_ten_thousand_nodes_share_a_million_samples(partition):
+    labels = np.random.default_rng(0).integers(0, 10, 1_000_000)
+    parts = split(partition, labels, 10_000)
+    assert sum(map(len, parts)) == 1_000_000

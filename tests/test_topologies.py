@@ -1,0 +1,652 @@
+"""Graphs, what nodes may rely on about them, and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal import schema
+from shoal.errors import TopologyError
+from shoal.testing import check_graph, check_mixing, check_topology
+from shoal.topologies import TOPOLOGIES, Links, Mixing, TopologyWarning
+from shoal.topologies import regular as regular_module
+from shoal.topologies.drawing import draw, positions
+from shoal.topologies.exponential import Exponential, OnePeerExponential
+from shoal.topologies.files import File
+from shoal.topologies.given import Edges, NetworkX, from_networkx
+from shoal.topologies.measures import contraction, diameter, matrix, measure, spectral_gap
+from shoal.topologies.permutation import Permutation
+from shoal.topologies.random_graphs import ErdosRenyi, SmallWorld
+from shoal.topologies.regular import Regular, RegularRounds, reaches
+from shoal.topologies.static import Full, Grid, Ring, Star, Torus, Tree, components, grid_shape
+
+seeds = st.integers(0, 2**32)
+
+# Each name of the registry, with tables as an experiment spells them and a number of nodes that suits.
+CASES: dict[str, list[tuple[dict[str, Any], int]]] = {
+    "ring": [({}, 1), ({}, 2), ({}, 3), ({}, 16)],
+    "full": [({}, 1), ({}, 2), ({}, 9)],
+    "star": [({}, 1), ({}, 2), ({}, 9)],
+    "grid": [({}, 1), ({}, 7), ({}, 12), ({"rows": 2}, 12), ({"rows": 12}, 12)],
+    "torus": [({}, 1), ({}, 2), ({}, 4), ({}, 7), ({}, 12), ({"rows": 2}, 12), ({"rows": 1}, 5)],
+    "regular": [
+        ({"degree": 1}, 2),
+        ({"degree": 2}, 9),
+        ({}, 16),
+        ({"degree": 7}, 8),
+        ({"degree": 6}, 9),
+        ({"degree": 1, "dynamic": True}, 8),
+        ({"degree": 2, "dynamic": True}, 9),
+        ({"dynamic": True}, 16),
+        ({"degree": 8, "dynamic": True}, 9),
+        ({"dynamic": True}, 1030),
+    ],
+    "erdos-renyi": [({}, 1), ({}, 30), ({"probability": 1.0}, 8), ({"probability": 0}, 4)],
+    "small-world": [({}, 20), ({"neighbours": 2, "rewiring": 1}, 12), ({"neighbours": 2}, 3)],
+    "tree": [({}, 1), ({}, 10), ({"children": 1}, 5), ({"children": 4}, 30)],
+    "exponential": [({}, n) for n in (1, 2, 3, 4, 7, 16)],
+    "one-peer-exponential": [({}, n) for n in (1, 2, 3, 4, 7, 16)],
+    "file": [({"path": "square.edges"}, 4)],
+    "networkx": [({"generator": "barabasi_albert_graph", "arguments": {"m": 2}}, 16)],
+    "edges": [({"edges": [[0, 1], [1, 2], [2, 0], [3, 0]]}, 4)],
+}
+
+
+def from_table(name: str, table: dict[str, Any]) -> Any:
+    module, cls = TOPOLOGIES[name].split(":")
+    problems: list[str] = []
+    built = schema.build(getattr(importlib.import_module(module), cls), table, "topology", problems)
+    assert not problems
+    return built
+
+
+# The registry
+
+
+def test_every_name_of_the_registry_has_a_case() -> None:
+    assert CASES.keys() == TOPOLOGIES.keys()
+
+
+@pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")
+@pytest.mark.parametrize(("name", "table", "nodes"), [(n, *case) for n in CASES for case in CASES[n]])
+def test_every_topology_conforms(
+    name: str, table: dict[str, Any], nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "square.edges").write_text("0 1\n1 2\n2 3\n3 0\n")
+    monkeypatch.chdir(tmp_path)
+    check_topology(from_table(name, table), nodes, seed=3)
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_every_topology_says_in_one_line_what_it_is(name: str) -> None:
+    module, cls = TOPOLOGIES[name].split(":")
+    first = getattr(importlib.import_module(module), cls).__doc__.splitlines()[0]
+    assert first.endswith((".", ".)")) or "." in first
+    assert 20 < len(first) < 110
+
+
+def test_importing_topologies_loads_neither_networkx_nor_torch() -> None:
+    program = (
+        "import sys, shoal.topologies, shoal.topologies.regular;"
+        "shoal.topologies.regular.Regular(dynamic=True).build(16, 0).links(0, 0);"
+        "print({'networkx', 'torch', 'scipy', 'matplotlib'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")
+@pytest.mark.parametrize("topology", [Regular(), Regular(dynamic=True), ErdosRenyi(), SmallWorld()])
+def test_another_seed_gives_another_graph(topology: Any) -> None:
+    one, other = topology.build(40, 1), topology.build(40, 2)
+    assert any(one.links(node, 0) != other.links(node, 0) for node in range(40))
+
+
+# The shapes
+
+
+@given(st.integers(1, 60))
+def test_a_ring_has_two_neighbours_each(nodes: int) -> None:
+    graph = Ring().build(nodes, 0)
+    for node in range(nodes):
+        assert set(graph.links(node, 0).to) == {(node - 1) % nodes, (node + 1) % nodes} - {node}
+
+
+def test_a_full_graph_of_a_hundred_thousand_nodes_costs_nothing_to_build() -> None:
+    graph = Full().build(100_000, 0)
+    assert graph.degree(7, 0) == 99_999
+    assert len(graph.links(7, 0).to) == 99_999
+
+
+def test_a_star_has_its_centre_at_node_0() -> None:
+    graph = Star().build(5, 0)
+    assert graph.links(0, 0).to == (1, 2, 3, 4)
+    assert graph.links(3, 0).to == (0,)
+
+
+def test_a_tree_is_binary_unless_told_otherwise() -> None:
+    assert Tree().build(7, 0).links(1, 0).to == (0, 3, 4)
+    assert Tree(children=3).build(7, 0).links(0, 0).to == (1, 2, 3)
+
+
+def test_a_grid_is_as_square_as_the_number_of_nodes_allows() -> None:
+    assert [grid_shape(n, None) for n in (1, 12, 16, 30, 7)] == [(1, 1), (3, 4), (4, 4), (5, 6), (1, 7)]
+    assert Grid().build(12, 0).links(5, 0).to == (1, 4, 6, 9)
+    assert Grid().build(12, 0).links(0, 0).to == (1, 4)
+    assert Torus().build(12, 0).links(0, 0).to == (1, 3, 4, 8)
+
+
+@given(st.integers(1, 80))
+def test_a_torus_equals_that_of_networkx(nodes: int) -> None:
+    rows, columns = grid_shape(nodes, None)
+    theirs = networkx.convert_node_labels_to_integers(
+        networkx.grid_2d_graph(rows, columns, periodic=True), ordering="sorted"
+    )
+    theirs.remove_edges_from(list(networkx.selfloop_edges(theirs)))
+    graph = Torus().build(nodes, 0)
+    assert all(set(graph.links(node, 0).to) == set(theirs[node]) for node in range(nodes))
+
+
+@pytest.mark.parametrize(("nodes", "to", "of"), [(1, (), ()), (2, (1,), (1,)), (5, (1, 2, 4), (1, 3, 4))])
+def test_an_exponential_graph_reaches_1_2_4_steps_ahead(
+    nodes: int, to: tuple[int, ...], of: tuple[int, ...]
+) -> None:
+    assert Exponential().build(nodes, 0).links(0, 0) == Links(to, of)
+
+
+@given(st.integers(0, 6))
+def test_one_peer_at_a_time_averages_exactly_in_log2_rounds(power: int) -> None:
+    nodes = 2**power
+    mixing = Mixing(OnePeerExponential().build(nodes, 0))
+    product = np.eye(nodes)
+    for r in range(power):
+        product = matrix(mixing, r) @ product
+    assert np.allclose(product, 1 / nodes)
+
+
+def test_one_peer_cycles_through_the_hops() -> None:
+    graph = OnePeerExponential().build(6, 0)
+    assert [graph.links(0, r) for r in range(4)] == [
+        Links((1,), (5,)),
+        Links((2,), (4,)),
+        Links((4,), (2,)),
+        Links((1,), (5,)),
+    ]
+
+
+# Regular graphs
+
+regular_sizes = st.integers(2, 40).flatmap(
+    lambda n: st.tuples(st.just(n), st.integers(1, n - 1).filter(lambda d: n * d % 2 == 0))
+)
+
+
+@pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")
+@given(regular_sizes, seeds, st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_regular_graphs_are_regular_and_connected_in_every_round(
+    size: tuple[int, int], seed: int, dynamic: bool
+) -> None:
+    nodes, degree = size
+    graph = Regular(degree, dynamic).build(nodes, seed)
+    check_graph(graph, nodes, rounds=3)
+    for r in range(3):
+        assert all(len(graph.links(node, r).to) == degree for node in range(nodes))
+        assert degree < 2 or len(components(graph, r)) == 1
+
+
+def test_a_dynamic_graph_changes_every_round() -> None:
+    graph = Regular(dynamic=True).build(100, 0)
+    assert not graph.static
+    assert len({graph.links(0, r) for r in range(20)}) == 20
+
+
+def test_dynamic_links_spread_evenly_over_all_pairs() -> None:
+    """Each of the others is a neighbour in degree/(n - 1) of the rounds; chi-square at 1 in 10,000."""
+    nodes, degree, rounds = 12, 4, 3000
+    graph = RegularRounds(nodes, degree, seed=5)
+    seen = Counter(peer for r in range(rounds) for peer in graph.links(3, r).to)
+    expected = rounds * degree / (nodes - 1)
+    assert sum((seen[peer] - expected) ** 2 / expected for peer in range(nodes) if peer != 3) < 35.6
+
+
+def test_keyed_links_spread_evenly_over_all_pairs() -> None:
+    nodes, degree, rounds = 1100, 4, 6000
+    graph = RegularRounds(nodes, degree, seed=5)
+    seen = Counter(peer * 20 // nodes for r in range(rounds) for peer in graph.links(3, r).to)
+    expected = rounds * degree / 20
+    assert sum((seen[bucket] - expected) ** 2 / expected for bucket in range(20)) < 50
+
+
+@pytest.mark.parametrize("nodes", [257, 1100, 2001, 4096])
+def test_a_tabulated_round_has_the_links_that_single_nodes_compute(
+    nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = RegularRounds(nodes, 6, seed=9)
+    for r in range(3):
+        for node in range(nodes):
+            together.links(node, r)
+    assert together._rounds[2]._tabulated
+    monkeypatch.setattr(regular_module, "TABULATED_SHARE", 0)
+    alone = RegularRounds(nodes, 6, seed=9)
+    assert all(alone.links(i, r) == together.links(i, r) for r in range(3) for i in range(0, nodes, 3))
+    assert not alone._rounds[2]._tabulated
+
+
+def test_a_node_asks_for_its_links_in_a_graph_of_a_billion() -> None:
+    graph = Regular(degree=6, dynamic=True).build(10**9, 0)
+    links = graph.links(123_456_789, 41)
+    assert len(links.to) == 6
+    assert all(123_456_789 in graph.links(peer, 41).of for peer in links.to)
+
+
+def test_only_a_few_rounds_are_remembered() -> None:
+    graph = Regular(dynamic=True).build(16, 0)
+    before = graph.links(0, 0)
+    for r in range(100):
+        graph.links(0, r)
+    assert len(graph._rounds) <= 3  # type: ignore[union-attr]
+    assert graph.links(0, 0) == before
+
+
+def test_dynamic_graphs_mix_as_their_degree_alone_says() -> None:
+    """Under random labels E[WᵀW] is ((‖W‖² - 1)/(n - 1)) I off the average, whatever the regular graph."""
+    nodes, degree = 200, 5
+    law = math.sqrt((nodes / (degree + 1) - 1) / (nodes - 1))
+    measured = contraction(Mixing(Regular(degree, dynamic=True).build(nodes, 1)), rounds=60)
+    assert measured == pytest.approx(law, rel=0.04)
+
+
+@given(st.integers(1, 3000), st.tuples(*[st.integers(0, 2**32 - 1)] * 4), st.data())
+@settings(max_examples=60)
+def test_a_keyed_permutation_permutes_and_inverts(
+    size: int, keys: tuple[int, int, int, int], data: st.DataObject
+) -> None:
+    permutation = Permutation(size, keys)
+    table = permutation.table()
+    assert sorted(table.tolist()) == list(range(size))
+    x = data.draw(st.integers(0, size - 1))
+    assert permutation.forward(x) == table[x]
+    assert permutation.inverse(permutation.forward(x)) == x
+
+
+@given(regular_sizes, st.lists(st.integers(0, 2**32 - 1), min_size=20, max_size=20))
+def test_reaches_are_distinct_and_go_both_ways(size: tuple[int, int], words: list[int]) -> None:
+    nodes, degree = size
+    found = reaches(nodes, degree, words)
+    assert len(set(found)) == degree
+    assert {nodes - reach for reach in found} == set(found)
+    assert degree == 1 or 1 in found
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("degree", "nodes", "message"),
+    [
+        (5, 5, "5-regular on 5 nodes: the degree must be below the number of nodes; try degree = 4"),
+        (3, 7, "3-regular on 7 nodes: an odd number .* try degree = 2 or 4, or 8 nodes"),
+        (5, 1, "5-regular on 1 node: a regular graph needs at least 2 nodes"),
+    ],
+)
+def test_impossible_regular_graphs_say_what_would_work(
+    degree: int, nodes: int, message: str, dynamic: bool
+) -> None:
+    with pytest.raises(TopologyError, match=message):
+        Regular(degree, dynamic).build(nodes, 0)
+
+
+# Random graphs
+
+
+@pytest.mark.parametrize("nodes", [10, 100, 1000])
+def test_an_erdos_renyi_graph_of_the_default_probability_is_mostly_connected(nodes: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TopologyWarning)
+        connected = sum(len(components(ErdosRenyi().build(nodes, seed))) == 1 for seed in range(10))
+    assert connected >= 8
+
+
+def test_a_disconnected_graph_warns_with_its_components() -> None:
+    with pytest.warns(
+        TopologyWarning, match=r"5 nodes is disconnected: 3 components \(1 of 3, 2 of 1 nodes\)"
+    ):
+        Edges(((0, 1), (1, 2))).build(5, 0)
+
+
+def test_a_connected_graph_does_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Ring().build(5, 0)
+
+
+@pytest.mark.parametrize(
+    ("topology", "nodes", "message"),
+    [
+        (SmallWorld(neighbours=3), 10, "must be even; try neighbours = 2"),
+        (SmallWorld(neighbours=4), 4, "fewer neighbours than nodes; try neighbours = 2"),
+        (SmallWorld(), 2, "at least 3 nodes are needed"),
+        (Grid(rows=5), 12, "5 rows on 12 nodes: the rows must divide .*; try rows = 4"),
+        (Torus(rows=13), 12, "13 rows on 12 nodes: .*; try rows = 12"),
+        (Edges(((0, 1), (2, 2))), 3, r"edges\[1\] = \[2, 2\]: node 2 is linked to itself"),
+        (Edges(((0, 3),)), 3, r"edges\[0\] = \[0, 3\]: with 3 nodes, ids are 0 to 2"),
+        (Edges(((0, -1),)), 3, r"edges\[0\] = \[0, -1\]: with 3 nodes"),
+        (NetworkX("barabasi_graph"), 9, "'barabasi_graph' is not a generator of networkx; did you mean"),
+        (NetworkX("to_numpy_array"), 9, "is not a generator of networkx"),
+        (NetworkX("barabasi_albert_graph"), 9, "missing a required argument: 'm'; it takes n, m"),
+        (NetworkX("barabasi_albert_graph", {"m": 20}), 9, r"barabasi_albert_graph\(m=20\): .*m < n"),
+        (NetworkX("cycle_graph", {"k": 2}), 9, "unexpected keyword argument 'k'"),
+        (NetworkX("cycle_graph", {"n": "many"}), 9, "networkx.cycle_graph"),
+        (NetworkX("petersen_graph"), 9, "has 10 nodes and the experiment has 9; set nodes = 10"),
+        (NetworkX("gn_graph"), 9, "directed"),
+        (NetworkX("degree_sequence_tree", {"deg_sequence": [5, 5]}), 2, "degree_sequence_tree"),
+    ],
+    ids=repr,
+)
+def test_graphs_that_cannot_be_made_say_why(topology: Any, nodes: int, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        topology.build(nodes, 0)
+
+
+def test_a_small_world_that_never_connects_says_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.topologies.random_graphs.DRAWS", 1)
+    with pytest.raises(TopologyError, match="1 draws and none was connected; use more neighbours"):
+        SmallWorld(neighbours=2, rewiring=1.0).build(3000, 0)
+
+
+# Graphs from networkx
+
+
+def test_a_networkx_generator_is_seeded_by_the_experiment() -> None:
+    topology = NetworkX("gnm_random_graph", {"m": 60})
+    one, same, other = (topology.build(20, seed) for seed in (1, 1, 2))
+    assert [one.links(i, 0) for i in range(20)] == [same.links(i, 0) for i in range(20)]
+    assert [one.links(i, 0) for i in range(20)] != [other.links(i, 0) for i in range(20)]
+
+
+def test_a_networkx_graph_with_any_labels_becomes_edges() -> None:
+    graph = networkx.Graph([("a", "b"), ("b", "c")])
+    assert from_networkx(graph) == Edges(((0, 1), (1, 2)))
+
+
+def test_a_networkx_graph_numbered_from_0_keeps_its_numbers() -> None:
+    graph = networkx.Graph([(2, 1), (1, 0)])
+    assert from_networkx(graph) == Edges(((0, 1), (1, 2)))
+
+
+def test_a_networkx_graph_in_two_dimensions_equals_the_grid() -> None:
+    theirs = NetworkX("grid_2d_graph", {"m": 3, "n": 4}).build(12, 0)
+    assert all(theirs.links(i, 0) == Grid().build(12, 0).links(i, 0) for i in range(12))
+
+
+# Graph files
+
+SQUARE = [(1, 3), (0, 2), (1, 3), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0 1\n1 2\n2 3\n3 0\n",
+        "# a square\n0,1\n1, 2  # both ways is fine\n2 1\n\n2\t3\n3 0",
+        "4\n0 1\n1 2\n2 3\n3 0\n",
+        "0 1 0 1\n1 0 1 0\n0 1 0 1\n1 0 1 0\n",
+        "0,1,0,1\n1,0,1,0\n0,1,0,1\n1,0,1,0\n",
+        "0: 1 3\n2: 1, 3\n",
+        "0: 1\n1: 2\n2: 3\n3: 0\n",
+    ],
+)
+def test_a_square_is_read_from_every_format(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "graph"
+    path.write_text(text)
+    graph = File(str(path)).build(4, 0)
+    assert [graph.links(node, 0).to for node in range(4)] == SQUARE
+
+
+def test_a_matrix_of_two_nodes_may_name_its_format(tmp_path: Path) -> None:
+    path = tmp_path / "graph"
+    path.write_text("0 1\n1 0\n")
+    for spelled in ("auto", "edges", "adjacency"):
+        assert File(str(path), spelled).build(2, 0).links(0, 0).to == (1,)
+
+
+def test_a_file_may_describe_nodes_without_links(tmp_path: Path) -> None:
+    path = tmp_path / "graph"
+    for text in ("3\n0 1\n", "0: 1\n2:\n", "0 1 0\n1 0 0\n0 0 0\n"):
+        path.write_text(text)
+        with pytest.warns(TopologyWarning, match="2 components"):
+            assert File(str(path)).build(3, 0).links(2, 0).to == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0 1\n2 2\n", r"graph:2: node 2 is linked to itself"),
+        ("0 1\n1 4\n", r"graph:2: node 4 is out of range; with 4 nodes, ids are 0 to 3"),
+        ("0 1\n1 -2\n", r"graph:2: node -2 is out of range"),
+        ("# head\n0 one\n", r"graph:2: 'one' is not an integer"),
+        ("0 1.5\n", r"graph:1: '1.5' is not an integer"),
+        ("0 1\n1 2 3\n", r"graph:2: expected an edge, two node ids; found 3 words"),
+        ("0 1\n1: 2\n", r"graph:2: expected an edge"),
+        ("0 1\n1 2\n", r"graph: its largest id is 2, which makes 3 nodes, not 4; set nodes = 3"),
+        ("5\n0 1\n", r"graph:1: it has 5 nodes and the experiment has 4; set nodes = 5"),
+        ("0 1 0\n1 0 1\n0 1 0\n", r"graph: it has 3 nodes and the experiment has 4; set nodes = 3"),
+        ("0 1 0 0\n1 0 1 0\n0 0 0 1\n0 0 1 0\n", r"graph:2: .*row 1 links to 2, and row 2 \(line 3\)"),
+        ("1 0 0 0\n0 0 0 0\n0 0 0 0\n0 0 0 0\n", r"graph:1: node 0 is linked to itself"),
+        ("0 2 0 0\n2 0 0 0\n0 0 0 0\n0 0 0 0\n", r"graph:1: '2' in an adjacency matrix; expected 0 or 1"),
+        ("0 1 0 0\n1 0 0\n0 0 0 0\n0 0 0 0\n", r"graph:2: this row has 3 entries and the matrix has 4 rows"),
+        ("0: 1 2\n", r"graph: it lists 3 nodes and the experiment has 4; node 3 is missing"),
+        ("0: 1 2\n1 2\n", r"graph:2: expected 'node: neighbours'"),
+        ("x: 1 2\n", r"graph:1: 'x' is not an integer"),
+        ("# nothing\n", r"graph: it is empty; expected a graph of 4 nodes"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_refused_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "graph"
+    path.write_text(text)
+    with pytest.raises(TopologyError, match=message):
+        File(str(path)).build(4, 0)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match=r"missing\.edges: cannot read this graph: No such file"):
+        File(str(tmp_path / "missing.edges")).build(4, 0)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TopologyError, match=r"binary: cannot read this graph: it is not a text file"):
+        File(str(tmp_path / "binary")).build(4, 0)
+
+
+# Weights
+
+small_graphs = st.integers(1, 12).flatmap(
+    lambda n: (
+        st.tuples(
+            st.just(n),
+            st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda e: e[0] != e[1])),
+        )
+        if n > 1
+        else st.just((1, []))
+    )
+)
+
+
+@pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")
+@given(small_graphs)
+def test_metropolis_hastings_weights_are_doubly_stochastic_on_any_graph(
+    drawn: tuple[int, list[tuple[int, int]]],
+) -> None:
+    nodes, edges = drawn
+    mixing = Mixing(Edges(tuple(edges)).build(nodes, 0))
+    check_mixing(mixing)
+    w = matrix(mixing, 0).toarray()
+    assert np.allclose(w, w.T)
+    assert np.allclose(w.sum(axis=0), 1)
+
+
+def test_weights_of_those_who_answered_are_renormalised() -> None:
+    peers = Mixing(Star().build(4, 0), "uniform").peers(0, 0)
+    assert peers.weights == {1: 0.25, 2: 0.25, 3: 0.25}
+    assert peers.weights_of([1, 2]) == {1: pytest.approx(1 / 3), 2: pytest.approx(1 / 3)}
+    assert peers.weights_of({1: None, 2: None, 3: None}) == peers.weights
+    assert peers.weights_of([]) == {}
+
+
+def test_the_rows_of_a_large_full_graph_are_not_hoarded() -> None:
+    mixing = Mixing(Full().build(2000, 0))
+    mixing.peers(0, 0)
+    assert not mixing._known
+
+
+# The suite itself finds what is wrong
+
+
+class Broken:
+    """A ring of 4 in which one answer is replaced."""
+
+    static = True
+    nodes = 4
+
+    def __init__(self, node: int, links: Links, round: int = 0, degree: int = 2) -> None:
+        self.wrong = {(node, round): links}
+        self.claimed = degree
+
+    def links(self, node: int, round: int) -> Links:
+        peers = tuple(sorted(((node - 1) % 4, (node + 1) % 4)))
+        return self.wrong.get((node, round), Links(peers, peers))
+
+    def degree(self, node: int, round: int) -> int:
+        return self.claimed
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (Broken(0, Links((3, 1), (1, 3))), "node 0, round 0: links.to is not in ascending order"),
+        (Broken(0, Links((1, 1, 3), (1, 3))), "links.to is not in ascending order without repetition"),
+        (Broken(0, Links((0, 1, 3), (1, 3))), "links.to holds the node itself"),
+        (Broken(0, Links((1, 3), (1, 4))), "links.of leaves the graph"),
+        (Broken(0, Links((1, 2, 3), (1, 3))), "node 0, round 0: sends to 2, which hears only from"),
+        (Broken(0, Links((1, 3), (1, 2, 3))), "node 0, round 0: hears from 2, which sends only to"),
+        (Broken(0, Links((1, 3), (1, 3)), degree=3), r"degree\(\) is 3, but it hears from 2"),
+        (Broken(0, Links((1, 3), [1, 3])), "links.of is a list"),  # type: ignore[arg-type]
+        (Broken(1, Links((), ()), round=2), "round 2: (sends to|hears from|degree)"),
+    ],
+)
+def test_the_conformance_suite_names_the_fault(graph: Broken, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_graph(graph, 4)
+
+
+def test_the_conformance_suite_sees_a_static_graph_change() -> None:
+    graph = RegularRounds(8, 2, seed=0)
+    graph.static = True
+    with pytest.raises(AssertionError, match="says it is static, but links changed"):
+        check_graph(graph, 8)
+
+
+def test_the_conformance_suite_sees_a_graph_that_forgets_its_seed() -> None:
+    class Forgetful:
+        def __init__(self) -> None:
+            self.built = 0
+
+        def build(self, nodes: int, seed: int) -> RegularRounds:
+            self.built += 1
+            return RegularRounds(nodes, 2, self.built)
+
+    with pytest.raises(AssertionError, match="built twice from seed 0"):
+        check_topology(Forgetful(), 8)
+
+
+# Measures
+
+
+def test_measures_of_a_ring_are_those_of_the_book() -> None:
+    found = measure(Mixing(Ring().build(16, 0)))
+    assert (found.degree_min, found.degree_mean, found.degree_max) == (2, 2.0, 2)
+    assert (found.components, found.diameter, found.diameter_exact) == ((16,), 8, True)
+    assert found.spectral_gap == pytest.approx(1 - (1 + 2 * math.cos(2 * math.pi / 16)) / 3)
+    assert "16 nodes, degree 2 to 2" in str(found)
+
+
+def test_a_full_graph_averages_in_one_round() -> None:
+    found = measure(Mixing(Full().build(10, 0)))
+    assert found.spectral_gap == pytest.approx(1)
+    assert found.contraction == 0
+    assert found.diameter == 1
+
+
+def test_a_disconnected_graph_has_no_gap_and_no_diameter() -> None:
+    with pytest.warns(TopologyWarning):
+        graph = Edges(((0, 1), (2, 3))).build(4, 0)
+    found = measure(Mixing(graph))
+    assert (found.components, found.diameter, found.spectral_gap) == ((2, 2), None, 0)
+    assert "diameter infinite" in str(found)
+
+
+@pytest.mark.parametrize("topology", [Ring(), Torus(), Tree(), SmallWorld(), Exponential(), Regular()])
+@pytest.mark.parametrize("scheme", ["metropolis-hastings", "uniform"])
+def test_few_eigenvalues_tell_the_gap_as_well_as_all_of_them(
+    topology: Any, scheme: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = matrix(Mixing(topology.build(150, 0), scheme), 0)
+    exact = spectral_gap(w)
+    monkeypatch.setattr("shoal.topologies.measures.DENSE", 0)
+    assert spectral_gap(w) == pytest.approx(exact, rel=1e-6)
+
+
+@given(st.integers(2, 30), seeds)
+@settings(deadline=None, max_examples=25)
+def test_the_diameter_is_that_of_networkx(nodes: int, seed: int) -> None:
+    tree = networkx.random_labeled_tree(nodes, seed=seed)
+    graph = from_networkx(tree).build(nodes, 0)
+    assert diameter(graph) == (networkx.diameter(tree), True)
+
+
+def test_the_diameter_of_a_large_graph_is_a_lower_bound_and_says_so() -> None:
+    assert diameter(Ring().build(6000, 0)) == (3000, False)
+
+
+def test_a_changing_graph_is_measured_over_its_rounds() -> None:
+    found = measure(Mixing(OnePeerExponential().build(12, 0)), rounds=8)
+    assert 0 < found.contraction < 0.8
+    assert found.spectral_gap < 0.05  # no round alone gets far
+
+
+def test_one_node_can_be_measured() -> None:
+    found = measure(Mixing(Ring().build(1, 0)))
+    assert (found.diameter, found.spectral_gap, found.degree_max) == (0, 1, 0)
+
+
+# Drawings
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+@pytest.mark.parametrize(
+    ("topology", "nodes"),
+    [(Ring(), 1), (Ring(), 8), (Torus(), 12), (Star(), 9), (Exponential(), 8), (Regular(), 12)],
+    ids=repr,
+)
+def test_a_graph_is_drawn(topology: Any, nodes: int, ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"graph.{ending}"
+    draw(Mixing(topology.build(nodes, 0)), path)
+    assert path.read_bytes().startswith(b"\x89PNG" if ending == "png" else b"<?xml")
+
+
+def test_a_grid_is_drawn_as_a_grid() -> None:
+    assert positions(Grid().build(6, 0)).tolist() == [[0, 0], [1, 0], [2, 0], [0, -1], [1, -1], [2, -1]]
+
+
+def test_the_nodes_of_a_changing_graph_stay_where_they_are() -> None:
+    graph = Regular(dynamic=True).build(20, 0)
+    assert np.array_equal(positions(graph, 0), positions(graph, 5))
