@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
-
-from torch import nn
+from typing import TYPE_CHECKING, Annotated
 
 from shoal.schema import Bounds
+
+if TYPE_CHECKING:
+    from torch import nn  # torch takes seconds to import; who only names a model need not wait for it
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class Logistic:
     """Multinomial logistic regression: one linear layer on the flattened input."""
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        from torch import nn
+
         return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
 
@@ -26,6 +29,8 @@ class Mlp:
     hidden: tuple[Annotated[int, Bounds(at_least=1)], ...] = (64,)
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        from torch import nn
+
         widths = (math.prod(shape), *self.hidden)
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, width in zip(widths, self.hidden, strict=False):
@@ -42,9 +47,11 @@ class GnLenet:
     """
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        from torch import nn
+
         if len(shape) != 3 or min(shape[1:]) < 8 or shape[0] < 1:
             raise ValueError(
-                f"model 'gn-lenet': inputs have shape {shape}; expected images, (channels, height, width), "
+                f"inputs have shape {shape}; expected images, (channels, height, width), "
                 f"of at least 8×8 pixels; 'mlp' and 'logistic' take any shape"
             )
         channels, height, width = shape
@@ -59,6 +66,8 @@ class GnLenet:
 
 def _block(inputs: int, outputs: int) -> list[nn.Module]:
     """Convolve, halve, normalise."""
+    from torch import nn
+
     return [
         nn.Conv2d(inputs, outputs, kernel_size=5, padding=2),
         nn.MaxPool2d(2),
