@@ -19,9 +19,7 @@ few = st.integers(1, 4)
 CASES: dict[str, st.SearchStrategy[Partition]] = {
     "iid": st.just(Iid()),
     "shards": st.builds(Shards, per_node=few),
-    "dirichlet": st.builds(
-        Dirichlet, alpha=st.sampled_from([1e-300, 1e-3, 0.1, 0.5, 10.0, 1e9]), minimum=few
-    ),
+    "dirichlet": st.builds(Dirichlet, alpha=st.sampled_from([1e-300, 1e-3, 0.1, 0.5, 10.0, 1e9]), minimum=few),
     "classes": st.builds(Classes, per_node=few),
 }
 
@@ -101,18 +99,14 @@ def test_shards_are_contiguous_runs_of_the_sorted_labels(labels, nodes, per_node
 
 
 @law
-@given(
-    alpha=st.sampled_from([1e-6, 0.01, 0.5]), nodes=st.integers(1, 40), minimum=st.integers(1, 70), seed=few
-)
+@given(alpha=st.sampled_from([1e-6, 0.01, 0.5]), nodes=st.integers(1, 40), minimum=st.integers(1, 70), seed=few)
 def test_dirichlet_gives_every_node_its_minimum(alpha, nodes, minimum, seed):
     assume(nodes * minimum <= len(DIGITS))
     assert min(map(len, split(Dirichlet(alpha, minimum), DIGITS, nodes, seed))) >= minimum
 
 
 def test_dirichlet_takes_the_missing_samples_from_the_largest_holders():
-    drawn, raised = (
-        np.array([*map(len, split(Dirichlet(0.3, minimum), DIGITS, 20))]) for minimum in (1, 120)
-    )
+    drawn, raised = (np.array([*map(len, split(Dirichlet(0.3, minimum), DIGITS, 20))]) for minimum in (1, 120))
     assert drawn.min() > 1, "choose another seed: this draw was itself repaired"
     assert (raised[drawn < 120] == 120).all()
     gave = raised < drawn
@@ -138,9 +132,7 @@ def test_classes_are_exactly_so_many_and_evenly_divided(labels, nodes, per_node,
         with pytest.raises(DataError, match="partition 'classes'"):
             split(Classes(per_node), labels, nodes, seed)
         return
-    held = [
-        np.unique(labels[part], return_counts=True) for part in split(Classes(per_node), labels, nodes, seed)
-    ]
+    held = [np.unique(labels[part], return_counts=True) for part in split(Classes(per_node), labels, nodes, seed)]
     assert all(len(classes) == per_node for classes, _ in held)
     for label in present:
         shares = [counts[classes == label].item() for classes, counts in held if label in classes]

@@ -160,9 +160,7 @@ def test_a_torus_equals_that_of_networkx(nodes: int) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "to", "of"), [(1, (), ()), (2, (1,), (1,)), (5, (1, 2, 4), (1, 3, 4))])
-def test_an_exponential_graph_reaches_1_2_4_steps_ahead(
-    nodes: int, to: tuple[int, ...], of: tuple[int, ...]
-) -> None:
+def test_an_exponential_graph_reaches_1_2_4_steps_ahead(nodes: int, to: tuple[int, ...], of: tuple[int, ...]) -> None:
     assert Exponential().build(nodes, 0).links(0, 0) == Links(to, of)
 
 
@@ -231,9 +229,7 @@ def test_keyed_links_spread_evenly_over_all_pairs() -> None:
 
 
 @pytest.mark.parametrize("nodes", [257, 1100, 2001, 4096])
-def test_a_tabulated_round_has_the_links_that_single_nodes_compute(
-    nodes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tabulated_round_has_the_links_that_single_nodes_compute(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     together = RegularRounds(nodes, 6, seed=9)
     for r in range(3):
         for node in range(nodes):
@@ -300,9 +296,7 @@ def test_reaches_are_distinct_and_go_both_ways(size: tuple[int, int], words: lis
         (5, 1, "5-regular on 1 node: a regular graph needs at least 2 nodes"),
     ],
 )
-def test_impossible_regular_graphs_say_what_would_work(
-    degree: int, nodes: int, message: str, dynamic: bool
-) -> None:
+def test_impossible_regular_graphs_say_what_would_work(degree: int, nodes: int, message: str, dynamic: bool) -> None:
     with pytest.raises(TopologyError, match=message):
         Regular(degree, dynamic).build(nodes, 0)
 
@@ -319,9 +313,7 @@ def test_an_erdos_renyi_graph_of_the_default_probability_is_mostly_connected(nod
 
 
 def test_a_disconnected_graph_warns_with_its_components() -> None:
-    with pytest.warns(
-        TopologyWarning, match=r"5 nodes is disconnected: 3 components \(1 of 3, 2 of 1 nodes\)"
-    ):
+    with pytest.warns(TopologyWarning, match=r"5 nodes is disconnected: 3 components \(1 of 3, 2 of 1 nodes\)"):
         Edges(((0, 1), (1, 2))).build(5, 0)
 
 

@@ -1,9 +1,9 @@
 """Shoal: decentralized learning. An algorithm is written once and runs in simulation and as real processes.
 
-    import shoal
+import shoal
 
-    run = shoal.Experiment(nodes=16, topology={"name": "ring"}).run()
-    print(run.summary["accuracy"])
+run = shoal.Experiment(nodes=16, topology={"name": "ring"}).run()
+print(run.summary["accuracy"])
 """
 
 from __future__ import annotations

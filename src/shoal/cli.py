@@ -186,7 +186,7 @@ def _topology(parsed: argparse.Namespace) -> int:
         experiment = Experiment.from_table(table, {**given, **options}, source="topology")
     mixing = Mixing(experiment.topology.build().build(experiment.nodes, experiment.seed), experiment.weights)
     screen = console()
-    screen.print(measure(mixing).table() if hasattr(measure(mixing), "table") else str(measure(mixing)))
+    screen.print(str(measure(mixing, parsed.round)), highlight=False, soft_wrap=True)
     if parsed.out is not None:
         from shoal.topologies.drawing import draw
 

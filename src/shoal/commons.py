@@ -6,7 +6,6 @@ Each node is then made from it by `Commons.node`, in whatever engine.
 
 from __future__ import annotations
 
-
 import numpy as np
 
 from shoal.data.dataset import Data, Dataset, Indices, Partition, Samples
@@ -56,9 +55,7 @@ class Commons:
             if repr(training) not in self._learners:
                 self.learner(training).warm_up(self.parts[node])
 
-    def node(
-        self, id: NodeId, runtime: Runtime, observer: Observer, run: str, receive_timeout: float | None
-    ) -> Node:
+    def node(self, id: NodeId, runtime: Runtime, observer: Observer, run: str, receive_timeout: float | None) -> Node:
         """Node `id`, ready to run its algorithm."""
         experiment = self.experiment
         settings = experiment.settings(id)
@@ -91,9 +88,7 @@ class Commons:
     def _module(self) -> FlatModule:
         experiment = self.experiment
         try:
-            return initial_parameters(
-                experiment.model.build(), self.data.shape, self.data.classes, experiment.seed
-            )
+            return initial_parameters(experiment.model.build(), self.data.shape, self.data.classes, experiment.seed)
         except ValueError as error:
             raise ExperimentError([f"model = {experiment.model.name!r}: {error}"], experiment.name) from error
 

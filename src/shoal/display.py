@@ -119,15 +119,24 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("averaged model", f"accuracy {summary['averaged_model'].get('accuracy', float('nan')):.4f}"))
         rows.append(("consensus distance", f"{summary['consensus_distance']:.4g}"))
     sent = summary["bytes_sent"]
-    rows.append(("sent", f"{size(sent['total'])} in {summary['messages_sent']:,} messages, {size(sent['per_node_mean'])} a node"))
+    rows.append(
+        (
+            "sent",
+            f"{size(sent['total'])} in {summary['messages_sent']:,} messages, {size(sent['per_node_mean'])} a node",
+        )
+    )
     clock = f"{duration(times['wall_s'])} after {duration(times['startup_s'])} of start-up"
     if times["virtual_s"] is not None:
         clock += f"; virtual {duration(times['virtual_s'])}"
     rows.append(("time", clock))
     if times["total_cpu_s"] is not None:
-        rows.append(("processor", f"{duration(times['total_cpu_s'])}, of it {duration(times['train_cpu_s'] or 0.0)} training"))
+        rows.append(
+            ("processor", f"{duration(times['total_cpu_s'])}, of it {duration(times['train_cpu_s'] or 0.0)} training")
+        )
     if memory["uss_mean_mib"] is not None:
-        rows.append(("memory", f"{memory['uss_mean_mib']:.1f} MiB private a node, {memory['pss_total_mib']:.0f} MiB in all"))
+        rows.append(
+            ("memory", f"{memory['uss_mean_mib']:.1f} MiB private a node, {memory['pss_total_mib']:.0f} MiB in all")
+        )
     for name in ("messages_rejected", "messages_late"):
         if summary[name]:
             rows.append((name.replace("_", " "), f"{summary[name]:,}"))

@@ -19,9 +19,7 @@ def report() -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
-    versions = ", ".join(
-        f"{name} {importlib.metadata.version(name)}" for name in ("shoal", "torch", "numpy", "pyzmq")
-    )
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("shoal", "torch", "numpy", "pyzmq"))
     table.add_row("software", f"Python {platform.python_version()}, {versions}")
     table.add_row("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
     table.add_row("cores", str(os.cpu_count()))
@@ -31,7 +29,9 @@ def report() -> Table:
     table.add_row("processes and threads", f"{process_limit():,}")
     for name, parameters in MODELS.items():
         room = capacity(parameters)
-        table.add_row("nodes that fit", f"{room.nodes:,} processes with {name} ({parameters:,} parameters), by {room.reason}")
+        table.add_row(
+            "nodes that fit", f"{room.nodes:,} processes with {name} ({parameters:,} parameters), by {room.reason}"
+        )
     return table
 
 

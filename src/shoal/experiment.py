@@ -384,8 +384,7 @@ def _resolve(given: Mapping[str, Any], base: Path, problems: list[str]) -> dict[
 
 def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]) -> None:
     """What no single value shows: group members, overrides and faults in range, the network of the engine."""
-    defaults = {f.name: f for f in dataclasses.fields(Experiment)}
-    nodes = resolved.get("nodes", defaults["nodes"].default)
+    nodes = resolved.get("nodes", schema.parameters(Experiment)["nodes"].default)
     for i, group in enumerate(resolved.get("group", ())):
         place = f"group[{i}]"
         try:
@@ -414,11 +413,9 @@ class _WithDefaults:
     def __init__(self, resolved: Mapping[str, Any], base: Path) -> None:
         problems: list[str] = []
         for key in GROUP_KEYS:
-            default = next(f for f in dataclasses.fields(Experiment) if f.name == key).default_factory
-            value = resolved.get(key)
-            if value is None:
-                value = default()  # type: ignore[misc]
-                value = _component(key, value, base, key, problems) if key in REGISTRIES else value
+            value = resolved.get(key, schema.parameters(Experiment)[key].default)
+            if key in REGISTRIES:
+                value = _component(key, value, base, key, problems)
             setattr(self, key, value)
 
 
@@ -450,7 +447,7 @@ def _component(kind: str, value: Any, base: Path, place: str, problems: list[str
     if isinstance(value, Component):
         return value
     if type(value).__module__.startswith("networkx"):
-        from shoal.topologies.files import from_networkx
+        from shoal.topologies.given import from_networkx
 
         value = from_networkx(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -521,7 +518,7 @@ def _lift(table: dict[str, Any], outer: str, inner: str) -> None:
 
 
 def _nearest_place(key: str, known: set[str]) -> str:
-    homes = {name: place for name, place in _PLACES.items()}
+    homes = dict(_PLACES)
     for name in ("training", "evaluation", "device", "simulation", "processes", "checkpoint"):
         homes.update({p: f"{name}.{p}" for p in schema.parameters(_TABLES[name])})
     if key in homes:

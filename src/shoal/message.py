@@ -89,9 +89,7 @@ class Message:
         self.payload = payload
         self.run = run
         arrays = [_Array(name, array.dtype.str, array.shape) for name, array in payload.arrays.items()]
-        self._header = _encoder.encode(
-            _Header(WIRE_VERSION, run, sender, kind, round, dict(payload.fields), arrays)
-        )
+        self._header = _encoder.encode(_Header(WIRE_VERSION, run, sender, kind, round, dict(payload.fields), arrays))
         self.wire_size = framed(len(self._header)) + sum(framed(a.nbytes) for a in payload.arrays.values())
 
     def frames(self) -> list[bytes | memoryview]:
@@ -149,4 +147,4 @@ def _snapshot(array: NDArray[Any]) -> NDArray[Any]:
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return memoryview(little.reshape(-1).view(np.uint8))
+    return little.reshape(-1).view(np.uint8).data

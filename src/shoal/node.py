@@ -136,9 +136,7 @@ class Node:
         """The neighbours in this round and their weights."""
         return self._mixing.peers(self.id, round)
 
-    async def send(
-        self, to: Peers | Iterable[NodeId], outgoing: Outgoing, *, round: int, kind: str = "model"
-    ) -> None:
+    async def send(self, to: Peers | Iterable[NodeId], outgoing: Outgoing, *, round: int, kind: str = "model") -> None:
         """Say `outgoing` to each of `to`. Peers that are known to be gone are passed over."""
         recipients = to.to if isinstance(to, Peers) else to
         gone = self.runtime.gone()
@@ -161,7 +159,9 @@ class Node:
         if len(messages) < len(senders):
             self._report_missing(senders, messages, round)
         by_sender = {m.sender: m.payload for m in messages}
-        return Received(((s, by_sender[s]) for s in senders if s in by_sender and self._accepts(s, by_sender[s])), known)
+        return Received(
+            ((s, by_sender[s]) for s in senders if s in by_sender and self._accepts(s, by_sender[s])), known
+        )
 
     async def receive(
         self, *, kind: str = "model", round: int | None = None, timeout: float | None = None
@@ -181,9 +181,7 @@ class Node:
         for round in range(count):
             await self._observer.before_round(round)
             yield round
-            self._observer.record(
-                Round(round, self.now(), self._loss, self.bytes_sent, self.messages_sent)
-            )
+            self._observer.record(Round(round, self.now(), self._loss, self.bytes_sent, self.messages_sent))
             if self._schedule.due(round, last=round == count - 1):
                 await self._evaluate(round)
 

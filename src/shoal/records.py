@@ -88,7 +88,8 @@ encode = msgspec.json.Encoder().encode
 
 
 def decode(line: bytes) -> Record:
-    return _decoder.decode(line)
+    record: Record = _decoder.decode(line)
+    return record
 
 
 class Lines:
@@ -151,8 +152,7 @@ class RunFolder:
                 (folder.path / part).mkdir(parents=True)
         except OSError as error:
             raise LaunchError(
-                f"cannot write to the output folder {str(root)!r}: {error.strerror}; "
-                "choose another with --out"
+                f"cannot write to the output folder {str(root)!r}: {error.strerror}; choose another with --out"
             ) from error
         return folder
 

@@ -15,7 +15,7 @@ import math
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -221,9 +221,7 @@ class Learner:
     EVALUATION_VALUES = 2**15
     """Input values that are evaluated at once: few enough to need no more memory than training does."""
 
-    def __init__(
-        self, flat: FlatModule, training: Training, data: Data, evaluated: Samples | None = None
-    ) -> None:
+    def __init__(self, flat: FlatModule, training: Training, data: Data, evaluated: Samples | None = None) -> None:
         import torch
 
         self.flat = flat
@@ -237,9 +235,7 @@ class Learner:
         self._optimizer_class, self._optimizer_options = _optimizer(training)
         self._stackable = self._optimizer_class.__name__ in ELEMENTWISE
         flat.values.grad = flat.gradient
-        self._optimizer = self._optimizer_on(
-            [flat.values] if self._stackable else list(flat.module.parameters())
-        )
+        self._optimizer = self._optimizer_on([flat.values] if self._stackable else list(flat.module.parameters()))
 
     def train(
         self, params: Params, state: dict[str, Any], batches: Indices, draw: int = 0
@@ -296,33 +292,30 @@ class Learner:
         import torch
 
         self.flat.load(params)
-        inputs, targets = self._test
         right, loss = 0.0, 0.0
         with torch.inference_mode():
-            for x, y in zip(inputs.split(self._at_once), targets.split(self._at_once), strict=True):
+            for x, y in self._test_batches():
                 outputs = self.flat.module(x)
                 right += float((outputs.argmax(1) == y).sum())
                 loss += float(self._loss(outputs, self._target(y))) * len(y)
-        return {"accuracy": right / len(targets), "loss": loss / len(targets)}
+        count = len(self._test[1])
+        return {"accuracy": right / count, "loss": loss / count}
 
     def evaluate_stacked(self, params: Sequence[Params]) -> list[dict[str, float]]:
         import torch
 
-        inputs, targets = self._test
         views = self.flat.stacked(torch.from_numpy(np.stack(params)).to(self.device))
         right, loss = torch.zeros(len(params)), torch.zeros(len(params))
         with torch.inference_mode():
-            for x, y in zip(inputs.split(self._at_once), targets.split(self._at_once), strict=True):
+            for x, y in self._test_batches():
                 hits, losses = self._scores(views, x, y)
                 right += hits
                 loss += losses * len(y)
-        count = len(targets)
-        return [
-            {"accuracy": r / count, "loss": s / count} for r, s in zip(right.tolist(), loss.tolist(), strict=True)
-        ]
+        count = len(self._test[1])
+        return [{"accuracy": r / count, "loss": s / count} for r, s in zip(right.tolist(), loss.tolist(), strict=True)]
 
     def warm_up(self, samples: Indices) -> None:
-        """One step and one evaluation of throw-away parameters, so that torch has imported and allocated all it will."""
+        """One step and one evaluation for nothing, so that torch has imported and set up all that it will."""
         params = self.flat.read()
         batch = np.resize(samples, (1, self.training.batch_size))
         self.train(params, {}, batch)
@@ -333,6 +326,11 @@ class Learner:
     def stackable(self) -> bool:
         """Whether `train_stacked` gives what `train` gives: the optimizer works element by element."""
         return self._stackable
+
+    def _test_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        inputs, targets = self._test
+        for start in range(0, len(targets), self._at_once):
+            yield inputs[start : start + self._at_once], targets[start : start + self._at_once]
 
     def _slopes(self, views: Any, x: Any, y: Any) -> Any:
         from torch.func import functional_call, grad_and_value, vmap
@@ -365,7 +363,7 @@ class Learner:
 
 
 ELEMENTWISE = frozenset(
-    "SGD Adam AdamW Adamax NAdam RAdam RMSprop Adagrad Adadelta ASGD Rprop".split()
+    ["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"]
 )
 """Optimizers of torch whose update of an element depends on that element alone."""
 
@@ -387,12 +385,10 @@ def _optimizer(training: Training) -> tuple[Any, dict[str, Any]]:
         raise ExperimentError([f"training.optimizer = {training.optimizer!r}: unknown{nearest(name, classes)}"])
     known = inspect.signature(classes[name]).parameters
     wanted = {"momentum": training.momentum, "nesterov": training.nesterov, "weight_decay": training.weight_decay}
-    options = {"lr": training.lr, **{k: v for k, v in wanted.items() if v or k in known}}
+    options: dict[str, Any] = {"lr": training.lr, **{k: v for k, v in wanted.items() if v or k in known}}
     if "foreach" in known:
         options["foreach"] = False  # one tensor: nothing to gain, and nothing to import
-    problems = [
-        f"training.{key}: {classes[name].__name__} has no such option" for key in options if key not in known
-    ]
+    problems = [f"training.{key}: {classes[name].__name__} has no such option" for key in options if key not in known]
     for key, value in training.options.items():
         if key not in known:
             problems.append(f"training.options.{key}: {classes[name].__name__} has no such option{nearest(key, known)}")

@@ -67,7 +67,9 @@ def summarize(folder: RunFolder, engine: str, nodes: int, seed: int, outcome: Ou
         "lost": {str(node): why for node, why in outcome.lost.items()},
     }
     for key, value in outcome.facts.items():
-        place = summary["time"] if key in summary["time"] else summary["memory"] if key in summary["memory"] else summary
+        place = (
+            summary["time"] if key in summary["time"] else summary["memory"] if key in summary["memory"] else summary
+        )
         place[key] = value
     folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     return summary

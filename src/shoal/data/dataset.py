@@ -24,9 +24,7 @@ class Samples:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
-            raise ValueError(
-                f"{len(self.x)} inputs and {len(self.y)} targets; expected a target for each input"
-            )
+            raise ValueError(f"{len(self.x)} inputs and {len(self.y)} targets; expected a target for each input")
         for name, array in (("x", self.x), ("y", self.y)):
             shared = array.view()  # the caller's own array stays as it is
             shared.flags.writeable = False

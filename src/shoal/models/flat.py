@@ -90,8 +90,7 @@ class FlatModule:
         if matrix.ndim != 2 or matrix.shape[1] != self.size:
             raise ValueError(f"matrix has shape {tuple(matrix.shape)}; expected (models, {self.size})")
         return {
-            slot.name: matrix[:, slot.offset : slot.offset + slot.size].view(-1, *slot.shape)
-            for slot in self.layout
+            slot.name: matrix[:, slot.offset : slot.offset + slot.size].view(-1, *slot.shape) for slot in self.layout
         }
 
 

@@ -1,4 +1,5 @@
-"""What the supervisor, the zygote and the nodes say to each other: MessagePack, checked against these types."""
+"""What the supervisor, the zygote and the nodes say to each other: MessagePack, checked against these types and
+tagged with their names."""
 
 from __future__ import annotations
 
@@ -8,22 +9,17 @@ import msgspec
 
 from shoal.topologies.graph import NodeId
 
-
-class _Said(msgspec.Struct, frozen=True, tag=True):
-    """Tagged with its class name."""
-
-
 # Supervisor to zygote.
 
 
-class Prepare(_Said):
+class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Build what all nodes share."""
 
     experiment: dict[str, Any]
     base: str
 
 
-class Fork(_Said):
+class Fork(msgspec.Struct, frozen=True, tag=True):
     """Start these nodes."""
 
     nodes: list[NodeId]
@@ -33,13 +29,13 @@ class Fork(_Said):
     folder: str
 
 
-class Kill(_Said):
+class Kill(msgspec.Struct, frozen=True, tag=True):
     """End these nodes at once."""
 
     nodes: list[NodeId]
 
 
-class EvaluateAverage(_Said):
+class EvaluateAverage(msgspec.Struct, frozen=True, tag=True):
     """Test the average of all models, and append the record to the run's averages."""
 
     round: int
@@ -53,11 +49,11 @@ class EvaluateAverage(_Said):
 # Zygote to supervisor.
 
 
-class Ready(_Said):
+class Ready(msgspec.Struct, frozen=True, tag=True):
     parameters: int
 
 
-class Refused(_Said):
+class Refused(msgspec.Struct, frozen=True, tag=True):
     """The experiment cannot be prepared: an error of Shoal's, by the name of its class, or a traceback."""
 
     error: str
@@ -65,14 +61,14 @@ class Refused(_Said):
     problems: list[str]
 
 
-class Exited(_Said):
+class Exited(msgspec.Struct, frozen=True, tag=True):
     """A node's process has ended: with an exit code, or by a signal (then negative)."""
 
     node: NodeId
     code: int
 
 
-class AverageDone(_Said):
+class AverageDone(msgspec.Struct, frozen=True, tag=True):
     round: int
     code: int
 
@@ -80,19 +76,19 @@ class AverageDone(_Said):
 # Node to supervisor.
 
 
-class Hello(_Said):
+class Hello(msgspec.Struct, frozen=True, tag=True):
     node: NodeId
     run: str
     endpoint: str
 
 
-class Began(_Said):
+class Began(msgspec.Struct, frozen=True, tag=True):
     """The node starts its first round."""
 
     node: NodeId
 
 
-class Report(_Said):
+class Report(msgspec.Struct, frozen=True, tag=True):
     """Where the node is."""
 
     node: NodeId
@@ -103,7 +99,7 @@ class Report(_Said):
     accuracy: float | None = None
 
 
-class Model(_Said):
+class Model(msgspec.Struct, frozen=True, tag=True):
     """The node's model after an evaluated round; the parameters are the next frame."""
 
     node: NodeId
@@ -111,13 +107,13 @@ class Model(_Said):
     time: float
 
 
-class Done(_Said):
+class Done(msgspec.Struct, frozen=True, tag=True):
     """The node's algorithm has ended."""
 
     node: NodeId
 
 
-class Failed(_Said):
+class Failed(msgspec.Struct, frozen=True, tag=True):
     """The node cannot go on."""
 
     node: NodeId
@@ -127,19 +123,19 @@ class Failed(_Said):
 # Supervisor to node.
 
 
-class Go(_Said):
+class Go(msgspec.Struct, frozen=True, tag=True):
     """All nodes listen: begin."""
 
     endpoints: list[str]
 
 
-class Gone(_Said):
+class Gone(msgspec.Struct, frozen=True, tag=True):
     """This node has died."""
 
     node: NodeId
 
 
-class Finish(_Said):
+class Finish(msgspec.Struct, frozen=True, tag=True):
     """All nodes are done, or the run is being stopped: write down the rest and leave."""
 
     stopped: bool = False

@@ -290,8 +290,8 @@ async def _take_part(
         late_messages=mailbox.late + mailbox.dropped,
         train_cpu_s=node.trainer.cpu_seconds,
         total_cpu_s=cpu,
-        uss_mib=used and used.uss,
-        pss_mib=used and used.pss,
+        uss_mib=None if used is None else used.uss,
+        pss_mib=None if used is None else used.pss,
     )
     lines.write(end)
     transport.close()

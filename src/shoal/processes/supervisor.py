@@ -13,9 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Pipe
 from types import FrameType
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -44,7 +43,7 @@ MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
 }
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class Supervisor:
@@ -178,8 +177,8 @@ class Supervisor:
             )
         if (port := experiment.processes.base_port) is not None and port + experiment.nodes - 1 > 65535:
             raise LaunchError(
-                f"processes.base_port = {port}: {experiment.nodes} nodes need ports up to {port + experiment.nodes - 1}, "
-                f"and the last is 65535; set it to at most {65536 - experiment.nodes}"
+                f"processes.base_port = {port}: {experiment.nodes} nodes need ports up to "
+                f"{port + experiment.nodes - 1}, and the last is 65535; set it to at most {65536 - experiment.nodes}"
             )
         assert self._zygote is not None
         self._phase = "forking"
@@ -333,9 +332,10 @@ class _ZygoteProcess:
 
     def hear(self) -> control.FromZygote:
         try:
-            return control.decode_from_zygote(self.pipe.recv_bytes())
+            said: control.FromZygote = control.decode_from_zygote(self.pipe.recv_bytes())
         except (EOFError, OSError) as error:
             raise self._died() from error
+        return said
 
     def kill(self) -> None:
         """The zygote and every node, at once."""

@@ -27,9 +27,7 @@ class Full:
         if vector is None or vector.shape != params.shape or vector.dtype != params.dtype:
             raise MessageError(f"expected one float32 vector 'params' of {params.size} values")
 
-    def merge(
-        self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]
-    ) -> Params:
+    def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         merged = params * np.float32(1.0 - sum(weights.values()))
         scaled = np.empty_like(merged)
         for peer, payload in received.items():

@@ -24,9 +24,7 @@ class Sharing(Protocol):
 
     def outgoing(self, params: Params, round: int) -> Outgoing: ...
 
-    def merge(
-        self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]
-    ) -> Params:
+    def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         """The model after hearing from `received`. The own weight is what `weights` leave of 1."""
         ...
 

@@ -202,4 +202,3 @@ def _serve(pipe: Connection, slots: np.ndarray[Any, np.dtype[np.float32]], train
 def _params(work: Any) -> Params:
     params: Params = work.params
     return params
-

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from shoal.averages import Averages
 from shoal.commons import Commons
-from shoal.errors import DeadlockError, NodeError, RunError, ShoalError
+from shoal.errors import DeadlockError, NodeError, ShoalError
 from shoal.experiment import Experiment, Fault
 from shoal.message import RUN_LENGTH, Message, Params
 from shoal.network.links import Delays
@@ -59,7 +59,8 @@ class World:
     def raise_if_stuck(self) -> None:
         """Called when no event is left: every task that still waits, waits for ever."""
         stuck = [
-            f"node {runtime.id} waits for {waiter.wanted}" + (f" (still missing: {waiter.missing})" if waiter.missing else "")
+            f"node {runtime.id} waits for {waiter.wanted}"
+            + (f" (still missing: {waiter.missing})" if waiter.missing else "")
             for runtime in self.runtimes
             if not runtime.dead and runtime.running
             for waiter in runtime.mailbox.waiting
@@ -255,7 +256,7 @@ class Simulation:
             wall_s=wall,
             startup_s=startup,
             virtual_s=self.world.kernel.now,
-            lost={node: why for node, why in sorted(self.lost.items())},
+            lost=dict(sorted(self.lost.items())),
             facts={
                 "batching": batching,
                 "train_cpu_s": sum(n.trainer.cpu_seconds for n in self.nodes),

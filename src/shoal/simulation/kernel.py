@@ -22,7 +22,9 @@ class Task:
 
     __slots__ = ("_send", "coroutine", "ended", "kernel", "on_end", "resume")
 
-    def __init__(self, kernel: Kernel, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Task, bool], None]) -> None:
+    def __init__(
+        self, kernel: Kernel, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Task, bool], None]
+    ) -> None:
         self.kernel = kernel
         self.coroutine = coroutine
         self.ended = False

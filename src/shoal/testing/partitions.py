@@ -32,15 +32,11 @@ def check_partition(
     shared = np.flatnonzero(owners > 1)
     assert not len(shared), f"{partition} gave {len(shared)} samples to more than one node: {_some(shared)}"
     unowned = np.flatnonzero(owners == 0)
-    assert not covering or not len(unowned), (
-        f"{partition} gave {len(unowned)} samples to nobody: {_some(unowned)}"
-    )
+    assert not covering or not len(unowned), f"{partition} gave {len(unowned)} samples to nobody: {_some(unowned)}"
 
     again = _split(partition, labels, nodes, seed)
     for node, (before, after) in enumerate(zip(parts, again, strict=True)):
-        assert np.array_equal(before, after), (
-            f"{partition}, node {node}: split twice from seed {seed}, parts differ"
-        )
+        assert np.array_equal(before, after), f"{partition}, node {node}: split twice from seed {seed}, parts differ"
 
     too_few = labels[: nodes - 1]
     try:

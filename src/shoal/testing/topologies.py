@@ -109,9 +109,7 @@ def _check_links(graph: Graph, links: list[Links], node: NodeId, round: int) -> 
     for peer in own.of:
         _say(node in links[peer].to, node, round, f"hears from {peer}, which sends only to {links[peer].to}")
     degree = graph.degree(node, round)
-    _say(
-        degree == len(own.of), node, round, f"degree() is {degree}, but it hears from {len(own.of)}: {own.of}"
-    )
+    _say(degree == len(own.of), node, round, f"degree() is {degree}, but it hears from {len(own.of)}: {own.of}")
 
 
 def _say(holds: bool, node: NodeId, round: int, problem: str) -> None:

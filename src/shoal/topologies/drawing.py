@@ -53,9 +53,7 @@ def draw(mixing: Mixing, path: str | Path, round: int = 0) -> None:
     radius = min(15.0, max(smallest, 0.30 * scale * _typical_gap(points)))
     width = min(1.8, max(0.5, 0.16 * radius))
     drawn = [*both_ways, *one_way]
-    length = scale * sum(
-        float(np.linalg.norm(points[a] - points[b])) for a, b in drawn if not _wraps(graph, a, b)
-    )
+    length = scale * sum(float(np.linalg.norm(points[a] - points[b])) for a, b in drawn if not _wraps(graph, a, b))
     alpha = min(0.85, max(0.15, 0.06 * (scale * span) ** 2 / max(1.0, length * width)))
     heaviest = max(weights.values(), default=1.0)
 
@@ -127,9 +125,7 @@ def draw(mixing: Mixing, path: str | Path, round: int = 0) -> None:
     for limit, values in ((axes.set_xlim, points[:, 0]), (axes.set_ylim, points[:, 1])):
         middle = (float(values.min()) + float(values.max())) / 2
         limit(middle - span / 2 - margin, middle + span / 2 + margin)
-    figure.text(
-        0.5, 0.022, _caption(graph, len(both_ways), len(one_way), round), color=INK, fontsize=10, ha="center"
-    )
+    figure.text(0.5, 0.022, _caption(graph, len(both_ways), len(one_way), round), color=INK, fontsize=10, ha="center")
     figure.savefig(path, dpi=200)
 
 

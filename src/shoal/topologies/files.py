@@ -51,9 +51,7 @@ class _Reader:
             self._refuse(f"it is empty; expected a graph of {self.nodes} nodes")
         first = lines[0]
         if format == "auto":
-            pairs = first.head is None and (
-                len(first.words) == 2 or (len(first.words) == 1 and self.nodes > 1)
-            )
+            pairs = first.head is None and (len(first.words) == 2 or (len(first.words) == 1 and self.nodes > 1))
             return self._edge_list(lines) if pairs else self._adjacency(lines)
         return self._edge_list(lines) if format == "edges" else self._adjacency(lines)
 
@@ -139,17 +137,13 @@ class _Reader:
 
     def _edge(self, a: int, b: int, line: _Line) -> Edge:
         if a == b:
-            self._refuse(
-                f"node {a} is linked to itself; remove this link, a node always keeps its own model", line
-            )
+            self._refuse(f"node {a} is linked to itself; remove this link, a node always keeps its own model", line)
         return (a, b) if a < b else (b, a)
 
     def _node(self, word: str, line: _Line) -> int:
         node = self._integer(word, line)
         if not 0 <= node < self.nodes:
-            self._refuse(
-                f"node {node} is out of range; with {self.nodes} nodes, ids are 0 to {self.nodes - 1}", line
-            )
+            self._refuse(f"node {node} is out of range; with {self.nodes} nodes, ids are 0 to {self.nodes - 1}", line)
         return node
 
     def _integer(self, word: str, line: _Line) -> int:
@@ -160,9 +154,7 @@ class _Reader:
 
     def _check_count(self, count: int, line: _Line | None) -> None:
         if count != self.nodes:
-            self._refuse(
-                f"it has {count} nodes and the experiment has {self.nodes}; set nodes = {count}", line
-            )
+            self._refuse(f"it has {count} nodes and the experiment has {self.nodes}; set nodes = {count}", line)
 
     def _refuse(self, problem: str, line: _Line | None = None) -> NoReturn:
         place = f"{self.path}:{line.number}" if line else f"{self.path}"

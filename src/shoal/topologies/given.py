@@ -26,13 +26,9 @@ class Edges:
     def build(self, nodes: int, seed: int) -> StaticGraph:
         for place, edge in enumerate(self.edges):
             if edge[0] == edge[1]:
-                raise TopologyError(
-                    f"edges[{place}] = {list(edge)}: node {edge[0]} is linked to itself; remove it"
-                )
+                raise TopologyError(f"edges[{place}] = {list(edge)}: node {edge[0]} is linked to itself; remove it")
             if not all(0 <= node < nodes for node in edge):
-                raise TopologyError(
-                    f"edges[{place}] = {list(edge)}: with {nodes} nodes, ids are 0 to {nodes - 1}"
-                )
+                raise TopologyError(f"edges[{place}] = {list(edge)}: with {nodes} nodes, ids are 0 to {nodes - 1}")
         return undirected(nodes, self.edges)
 
 
@@ -74,8 +70,7 @@ class NetworkX:
             raise TopologyError(f"{asked}: this makes a {type(graph).__name__}, not a graph")
         if len(graph) != nodes:
             raise TopologyError(
-                f"{asked}: this graph has {len(graph)} nodes and the experiment has {nodes};"
-                f" set nodes = {len(graph)}"
+                f"{asked}: this graph has {len(graph)} nodes and the experiment has {nodes}; set nodes = {len(graph)}"
             )
         return from_networkx(graph).build(nodes, seed)
 

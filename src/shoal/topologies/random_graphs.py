@@ -51,9 +51,7 @@ class SmallWorld:
                 f" must be even; try neighbours = {self.neighbours - 1}"
             )
         if self.neighbours >= nodes:
-            advice = (
-                f"try neighbours = {(nodes - 1) // 2 * 2}" if nodes > 2 else "at least 3 nodes are needed"
-            )
+            advice = f"try neighbours = {(nodes - 1) // 2 * 2}" if nodes > 2 else "at least 3 nodes are needed"
             raise TopologyError(
                 f"{self.neighbours} neighbours in a small world of {nodes} nodes: there must be fewer"
                 f" neighbours than nodes; {advice}"

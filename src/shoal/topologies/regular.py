@@ -45,9 +45,7 @@ class Regular:
         if nodes < 2:
             raise TopologyError(f"{asked}: a regular graph needs at least 2 nodes")
         if self.degree >= nodes:
-            raise TopologyError(
-                f"{asked}: the degree must be below the number of nodes; try degree = {nodes - 1}"
-            )
+            raise TopologyError(f"{asked}: the degree must be below the number of nodes; try degree = {nodes - 1}")
         if nodes * self.degree % 2:
             near = [d for d in (self.degree - 1, self.degree + 1) if 0 < d < nodes]
             raise TopologyError(
@@ -63,9 +61,7 @@ def regular_edges(nodes: int, degree: int, seed: int) -> list[Edge]:
     if degree == 2:  # the connected ones are the cycles through all nodes, and nearly no other draw is one
         order = generator(seed, "topology").permutation(nodes).tolist()
         return list(zip(order, order[1:] + order[:1], strict=True))
-    if (
-        2 * degree >= nodes
-    ):  # always connected; drawn as the links that it lacks, for a dense draw would stall
+    if 2 * degree >= nodes:  # always connected; drawn as the links that it lacks, for a dense draw would stall
         lacking = networkx.random_regular_graph(nodes - 1 - degree, nodes, seed=seed)
         return list(networkx.complement(lacking).edges)
     draws = 0
