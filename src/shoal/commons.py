@@ -6,7 +6,11 @@ Each node is then made from it by `Commons.node`, in whatever engine.
 
 from __future__ import annotations
 
+import mmap
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.data.dataset import Data, Dataset, Indices, Partition, Samples
 from shoal.errors import ExperimentError
@@ -21,9 +25,12 @@ from shoal.training import Learner, TorchTrainer, Training
 
 
 class Commons:
-    """Everything that is built before the first node is."""
+    """Everything that is built before the first node is.
 
-    def __init__(self, experiment: Experiment) -> None:
+    With `shared`, the data is put where forked processes share it without so much as a page table of their own.
+    """
+
+    def __init__(self, experiment: Experiment, shared: bool = False) -> None:
         import torch
 
         torch.set_num_threads(1)  # a node is one thread; the engines use the other cores for other nodes
@@ -31,6 +38,8 @@ class Commons:
         dataset: Dataset = experiment.dataset.build()
         partition: Partition = experiment.partition.build()
         self.data: Data = dataset.load(experiment.seed)
+        if shared:
+            self.data = Data(_shared(self.data.train), _shared(self.data.test), self.data.classes)
         self.parts: list[Indices] = partition.split(
             self.data.train.y, experiment.nodes, generator(experiment.seed, "partition")
         )
@@ -99,6 +108,16 @@ def _evaluated_nodes(experiment: Experiment) -> frozenset[NodeId]:
         return frozenset(range(experiment.nodes))
     drawn = generator(experiment.seed, "evaluated nodes").choice(experiment.nodes, wanted, replace=False)
     return frozenset(int(n) for n in drawn)
+
+
+def _shared(samples: Samples) -> Samples:
+    return Samples(_in_shared_memory(samples.x), _in_shared_memory(samples.y))
+
+
+def _in_shared_memory(array: NDArray[Any]) -> NDArray[Any]:
+    copy = np.frombuffer(mmap.mmap(-1, max(1, array.nbytes)), array.dtype, array.size).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def _sampled(samples: Samples, count: int | None, seed: int) -> Samples:

@@ -9,6 +9,7 @@ Whatever is wrong raises one `ExperimentError` that lists every problem with its
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -81,8 +82,11 @@ class ProcessesPlan:
     """The address that nodes listen on."""
     base_port: Annotated[int, Bounds(at_least=1, at_most=65535)] | None = None
     """Node i listens on base_port + i; any free port when not given."""
-    receive_timeout: Annotated[float, Bounds(above=0)] = 300.0
-    """Seconds after which a receive goes on without those that kept silent. The dead are known at once."""
+    receive_timeout: Annotated[float, Bounds(above=0)] | None = None
+    """Seconds after which a receive goes on without those that kept silent. When not given, a minute and several
+    times what a round should take by the node's own training. The dead are known at once, without a timeout."""
+    training_slots: Annotated[int, Bounds(at_least=1)] | None = None
+    """How many nodes train at the same time; as many as there are cores when not given."""
     max_message_mib: Annotated[float, Bounds(above=0)] = 256.0
     """A larger message is refused and its sender cut off."""
     connections: Annotated[int, Bounds(at_least=1)] = 64
@@ -156,16 +160,18 @@ def find(kind: str, name: str, base: Path | None = None) -> Any:
         raise ValueError(f"unknown {kind} {name!r}{schema.nearest(name, known)}")
     where, attribute = name.rsplit(":", 1)
     loaded = _load_file(Path(base or ".", where)) if where.endswith(".py") else _load_module(where)
-    if not hasattr(loaded, attribute):
-        classes = [n for n, found in vars(loaded).items() if isinstance(found, type)]
-        raise ValueError(f"{where} has no {attribute!r}{schema.nearest(attribute, classes)}")
-    return getattr(loaded, attribute)
+    found = getattr(loaded, attribute, None)
+    if not isinstance(found, type):
+        classes = [n for n, c in vars(loaded).items() if isinstance(c, type) and c.__module__ == loaded.__name__]
+        hint = schema.nearest(attribute, classes) if classes else "; it defines no class"
+        raise ValueError(f"{where} has no class {attribute!r}{hint}")
+    return found
 
 
 def _load_module(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"importing {name!r} failed: {type(error).__name__}: {error}") from error
 
 
@@ -183,7 +189,7 @@ def _load_file(path: Path) -> Any:
     sys.modules[name] = module  # before it runs: dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ValueError(f"{str(path)!r} raised on import: {type(error).__name__}: {error}") from error
     return module
@@ -202,15 +208,20 @@ class Group:
     training: Mapping[str, Any] | None = None
     device: Mapping[str, Any] | None = None
 
-    def ids(self) -> list[NodeId]:
-        """The nodes that `nodes` spells: "0-3, 8". Raises ValueError for anything else."""
+    def ids(self, nodes: int) -> list[NodeId]:
+        """The nodes that `nodes` spells, of so many: "0-3, 8". Raises ValueError for anything else."""
         found: list[NodeId] = []
         for part in self.nodes.split(","):
             match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
             if not match:
                 raise ValueError(f"nodes = {self.nodes!r}: expected numbers and ranges such as '0-3, 8'")
             first = int(match[1])
-            found.extend(range(first, int(match[2] or first) + 1))
+            last = int(match[2] or first)
+            if last < first:
+                raise ValueError(f"nodes = {self.nodes!r}: {part.strip()} counts down; did you mean {last}-{first}?")
+            if last >= nodes:
+                raise ValueError(f"nodes = {self.nodes!r}: there is no node {max(first, nodes)}; nodes = {nodes}")
+            found.extend(range(first, last + 1))
         return found
 
 
@@ -230,7 +241,7 @@ class Experiment:
 
     name: str = "experiment"
     nodes: Annotated[int, Bounds(at_least=1)] = 16
-    seed: Annotated[int, Bounds(at_least=0)] = 0
+    seed: Annotated[int, Bounds(at_least=0, below=2**63)] = 0
     engine: Engine = "simulation"
     algorithm: Any = field(default_factory=lambda: {"name": "dpsgd"})
     sharing: Any = field(default_factory=lambda: {"name": "full"})
@@ -271,9 +282,11 @@ class Experiment:
             raise ExperimentError([f"there is no file {str(path)!r}"], str(path)) from None
         except IsADirectoryError:
             raise ExperimentError([f"{str(path)!r} is a folder, expected a TOML file"], str(path)) from None
+        except OSError as error:
+            raise ExperimentError([f"{str(path)!r} cannot be read: {error.strerror}"], str(path)) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ExperimentError([f"not valid TOML: {error}"], str(path)) from None
-        table.setdefault("name", path.stem)
+        table.setdefault("name", re.sub(r"^\W+|[^\w.+-]", "_", path.stem))
         return cls.from_table(table, overrides, base=path.parent, source=str(path))
 
     @classmethod
@@ -290,9 +303,7 @@ class Experiment:
         table = _overridden(table, overrides or {}, problems)
         table.pop("versions", None)  # what a resolved experiment says of its making
         known = {f.name for f in dataclasses.fields(cls)} - {"base", "partition", "weights"}
-        for key in [k for k in table if k not in known]:
-            problems.append(f"{key}: unknown key{_nearest_place(key, known)}")
-            del table[key]
+        _remove_misplaced(table, known, base, problems)
         _lift(table, "dataset", "partition")
         _lift(table, "topology", "weights")
         values = _resolve(table, base, problems)
@@ -326,7 +337,7 @@ class Experiment:
 
     @functools.cached_property
     def _members(self) -> list[frozenset[NodeId]]:
-        return [frozenset(g.ids()) for g in self.group]
+        return [frozenset(g.ids(self.nodes)) for g in self.group]
 
     @functools.cached_property
     def _settings_by_groups(self) -> dict[tuple[int, ...], NodeSettings]:
@@ -335,7 +346,7 @@ class Experiment:
     def _settings(self, groups: tuple[int, ...]) -> NodeSettings:
         if groups not in self._settings_by_groups:
             problems: list[str] = []
-            settings = _node_settings(self, [self.group[g] for g in groups], self.base, "group", problems)
+            settings = _node_settings(self, {g: self.group[g] for g in groups}, self.base, problems)
             if settings is None:
                 raise ExperimentError(problems)
             self._settings_by_groups[groups] = settings
@@ -351,7 +362,7 @@ class Experiment:
 _TABLES: dict[str, Any] = {
     "name": str,
     "nodes": Annotated[int, Bounds(at_least=1)],
-    "seed": Annotated[int, Bounds(at_least=0)],
+    "seed": Annotated[int, Bounds(at_least=0, below=2**63)],
     "engine": Engine,
     "weights": WeightScheme,
     "training": Training,
@@ -375,8 +386,10 @@ def _resolve(given: Mapping[str, Any], base: Path, problems: list[str]) -> dict[
             resolved[key] = _component(key, value, base, place, problems)
         elif key in _TABLES:
             resolved[key] = schema.convert(value, _TABLES[key], place, problems)
-    if isinstance(name := resolved.get("name"), str) and not re.fullmatch(r"[\w.+-]+", name):
-        problems.append(f"name = {name!r}: expected letters, digits and . _ + - (it names a folder)")
+    if isinstance(name := resolved.get("name"), str) and not re.fullmatch(r"\w[\w.+-]*", name):
+        problems.append(
+            f"name = {name!r}: expected letters, digits and . _ + -, the first of them no sign (it names a folder)"
+        )
     if not problems:
         _check_together(resolved, base, problems)
     return resolved
@@ -385,17 +398,20 @@ def _resolve(given: Mapping[str, Any], base: Path, problems: list[str]) -> dict[
 def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]) -> None:
     """What no single value shows: group members, overrides and faults in range, the network of the engine."""
     nodes = resolved.get("nodes", schema.parameters(Experiment)["nodes"].default)
-    for i, group in enumerate(resolved.get("group", ())):
-        place = f"group[{i}]"
+    groups = dict(enumerate(resolved.get("group", ())))
+    members: dict[NodeId, tuple[int, ...]] = {}
+    misspelt: list[tuple[int, ...]] = []
+    for i, group in groups.items():
         try:
-            outside = [n for n in group.ids() if n >= nodes]
+            members.update({node: (*members.get(node, ()), i) for node in group.ids(nodes)})
         except ValueError as error:
-            problems.append(f"{place}.{error}")
-            continue
-        if outside:
-            problems.append(f"{place}.nodes = {group.nodes!r}: there is no node {outside[0]}; nodes = {nodes}")
-        whole = _WithDefaults(resolved, base)
-        _node_settings(whole, [group], base, place, problems)
+            problems.append(f"group[{i}].{error}")
+            misspelt.append((i,))
+    whole = _WithDefaults(resolved, base)
+    for together in sorted({*members.values(), *misspelt}):
+        found: list[str] = []
+        _node_settings(whole, {i: groups[i] for i in together}, base, found)
+        problems.extend(p for p in found if p not in problems)
     for i, fault in enumerate(resolved.get("fault", ())):
         if fault.node >= nodes:
             problems.append(f"fault[{i}].node = {fault.node}: there is no such node; nodes = {nodes}")
@@ -420,22 +436,24 @@ class _WithDefaults:
 
 
 def _node_settings(
-    whole: Any, groups: Sequence[Group], base: Path, place: str, problems: list[str]
+    whole: Any, groups: Mapping[int, Group], base: Path, problems: list[str]
 ) -> NodeSettings | None:
+    """What holds for a node in these groups, each of which overrides those before it."""
     values: dict[str, Any] = {}
     for key in GROUP_KEYS:
         value = getattr(whole, key)
-        for group in groups:
+        for i, group in groups.items():
             override = getattr(group, key)
             if override is None:
                 continue
+            place = f"group[{i}].{key}"
             if key in REGISTRIES:
                 replaced = override.get("name", value.name) != value.name
                 merged = dict(override) if replaced else {**value.table(), **override}
-                value = _component(key, merged, base, f"{place}.{key}", problems)
+                value = _component(key, merged, base, place, problems)
             else:
                 merged = {**dataclasses.asdict(value), **override}
-                value = schema.convert(merged, type(value), f"{place}.{key}", problems)
+                value = schema.convert(merged, type(value), place, problems)
             if value is schema.INVALID:
                 return None
         values[key] = value
@@ -517,13 +535,35 @@ def _lift(table: dict[str, Any], outer: str, inner: str) -> None:
         table[inner] = table[outer].pop(inner)
 
 
-def _nearest_place(key: str, known: set[str]) -> str:
-    homes = dict(_PLACES)
-    for name in ("training", "evaluation", "device", "simulation", "processes", "checkpoint"):
-        homes.update({p: f"{name}.{p}" for p in schema.parameters(_TABLES[name])})
-    if key in homes:
-        return f"; it belongs to {homes[key]}"
-    return schema.nearest(key, known)
+def _remove_misplaced(table: dict[str, Any], known: set[str], base: Path, problems: list[str]) -> None:
+    """Note and take out the keys that are unknown where they stand: those of another table, and any at the top."""
+    inside = _keys_by_table(table, base)
+    homes: dict[str, list[str]] = {}
+    for name, keys in inside.items():
+        for key in keys:
+            homes.setdefault(key, []).append(f"{name}.{key}")
+    for key in [k for k in table if k not in known]:
+        belongs = f"; it belongs to {' or '.join(homes[key])}" if key in homes else schema.nearest(key, known)
+        problems.append(f"{key}: unknown key{belongs}")
+        del table[key]
+    homes.update({key: ["the top of the file, above every [table]"] for key in known - homes.keys()})
+    for name, keys in inside.items():
+        given = table.get(name)
+        for key in [k for k in given if k not in keys and k in homes and k != "name"] if isinstance(given, dict) else ():
+            problems.append(f"{name}.{key}: unknown key; it belongs to {' or '.join(homes[key])}")
+            del given[key]  # type: ignore[union-attr]
+
+
+def _keys_by_table(table: Mapping[str, Any], base: Path) -> dict[str, set[str]]:
+    """The keys that each table of an experiment may have, as far as they are known."""
+    keys = {name: set(schema.parameters(hint)) for name, hint in _TABLES.items() if dataclasses.is_dataclass(hint)}
+    for kind in REGISTRIES.keys() - _PLACES.keys():
+        named = table.get(kind, schema.parameters(Experiment)[kind].default)
+        name = named.get("name") if isinstance(named, Mapping) else None
+        with contextlib.suppress(ValueError):  # no such component: that is said elsewhere
+            keys[kind] = set(schema.parameters(find(kind, _absolute(str(name), base))))
+            keys[kind].update(key for key, place in _PLACES.items() if place == f"{kind}.{key}")
+    return keys
 
 
 def _plain(value: Any) -> Any:

@@ -80,7 +80,7 @@ class Message:
     One message serves all its recipients: it is encoded once, and in the simulation it is one snapshot.
     """
 
-    __slots__ = ("_header", "kind", "payload", "round", "run", "sender", "wire_size")
+    __slots__ = ("_header", "encoded", "kind", "payload", "round", "run", "sender", "wire_size")
 
     def __init__(self, sender: NodeId, kind: str, round: int, payload: Payload, run: str = "0" * RUN_LENGTH) -> None:
         self.sender = sender
@@ -88,6 +88,8 @@ class Message:
         self.round = round
         self.payload = payload
         self.run = run
+        self.encoded: Any = None
+        """Where a transport keeps the message as it sends it, for the next recipient."""
         arrays = [_Array(name, array.dtype.str, array.shape) for name, array in payload.arrays.items()]
         self._header = _encoder.encode(_Header(WIRE_VERSION, run, sender, kind, round, dict(payload.fields), arrays))
         self.wire_size = framed(len(self._header)) + sum(framed(a.nbytes) for a in payload.arrays.values())

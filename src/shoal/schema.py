@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shoal.errors import ShoalError
+
 REQUIRED: Any = inspect.Parameter.empty
 INVALID: Any = object()  # what convert returns after it has noted a problem
 
@@ -71,19 +73,25 @@ class Parameter:
 
 
 def parameters(cls: type) -> dict[str, Parameter]:
-    """The parameters that `cls(...)` takes, with their annotations resolved."""
+    """The parameters that `cls(...)` takes, with their annotations resolved.
+
+    Raises ValueError when an annotation cannot be resolved: it names something that is imported for type checks only.
+    """
     owner: Any = cls if dataclasses.is_dataclass(cls) else cls.__init__  # type: ignore[misc]
-    hints = typing.get_type_hints(owner, include_extras=True)
+    try:
+        hints = typing.get_type_hints(owner, include_extras=True)
+    except NameError as error:
+        raise ValueError(f"the annotations of {cls.__name__} cannot be resolved: {error}; import it for real") from error
+    fields = {f.name: f for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
     found = {}
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
         default = parameter.default
-        if dataclasses.is_dataclass(cls):
-            field = {f.name: f for f in dataclasses.fields(cls)}[name]
-            if field.default_factory is not dataclasses.MISSING:
-                default = field.default_factory()
-        found[name] = Parameter(name, hints.get(name, Any), default)
+        if name in fields and (make := fields[name].default_factory) is not dataclasses.MISSING:
+            default = make()
+        hint = hints.get(name, Any)
+        found[name] = Parameter(name, hint.type if isinstance(hint, dataclasses.InitVar) else hint, default)
     return found
 
 
@@ -94,8 +102,9 @@ def build(cls: type, table: object, place: str, problems: list[str]) -> Any:
         return INVALID
     try:
         return cls(**values)
-    except (ValueError, TypeError) as error:
-        problems.append(f"{place}: {error}")
+    except Exception as error:  # a plug-in's constructor raises what it likes
+        expected = isinstance(error, ValueError | TypeError | ShoalError)
+        problems.append(f"{place}: {error}" if expected else f"{place}: {type(error).__name__}: {error}")
         return INVALID
 
 
@@ -104,7 +113,11 @@ def arguments(cls: type, table: object, place: str, problems: list[str]) -> Any:
     if not isinstance(table, Mapping):
         problems.append(f"{place} = {table!r}: expected a table")
         return INVALID
-    known = parameters(cls)
+    try:
+        known = parameters(cls)
+    except ValueError as error:
+        problems.append(f"{place}: {error}")
+        return INVALID
     before = len(problems)
     values: dict[str, Any] = {}
     for key, value in table.items():
@@ -164,7 +177,8 @@ def _convert(value: Any, hint: Any, place: str, problems: list[str]) -> Any:
         return value if isinstance(value, hint) else build(hint, value, place, problems)  # type: ignore[arg-type]
     if isinstance(hint, type):
         return value if isinstance(value, hint) else INVALID
-    raise TypeError(f"{place}: Shoal cannot read a parameter of type {hint!r}")
+    problems.append(f"{place}: an experiment cannot spell a parameter of type {hint!r}; leave it to its default")
+    return INVALID
 
 
 def _convert_union(value: Any, args: tuple[Any, ...], place: str, problems: list[str]) -> Any:

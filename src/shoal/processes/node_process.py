@@ -22,6 +22,7 @@ from shoal.message import Message, Params
 from shoal.node import Node
 from shoal.operating_system import give_memory_back, memory
 from shoal.processes import control
+from shoal.processes.slots import Slots
 from shoal.processes.transport import Transport
 from shoal.records import End, Evaluation, Event, Lines, Record, Round, RunFolder
 from shoal.runtime import Filter, Mailbox, Work
@@ -29,6 +30,8 @@ from shoal.topologies.graph import NodeId
 
 R = TypeVar("R")
 REPORT_EVERY = 0.5
+MIN_PATIENCE = 60.0
+ROUNDS_OF_PATIENCE = 5.0
 REJECTIONS_RECORDED = 20
 """Bad messages that are recorded one by one; more are only counted."""
 
@@ -36,16 +39,23 @@ REJECTIONS_RECORDED = 20
 class ProcessRuntime:
     """A node's hold on the real world."""
 
-    def __init__(self, transport: Transport, mailbox: Mailbox) -> None:
+    def __init__(
+        self, id: NodeId, transport: Transport, mailbox: Mailbox, slots: Slots, trainings_per_slot: float
+    ) -> None:
+        self.id = id
+        self.trainings_per_slot = trainings_per_slot
+        """How many nodes' trainings follow each other in one slot, in a round."""
         self.mailbox = mailbox
         self.failure: BaseException | None = None
         """What a background task raised."""
         self._transport = transport
+        self._slots = slots
         self._trainer = ThreadPoolExecutor(1, thread_name_prefix="train")
         self._background: set[asyncio.Task[None]] = set()
         self._main = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
+        self._longest_work = 0.0
 
     def now(self) -> float:
         return self._loop.time() - self._started
@@ -54,7 +64,7 @@ class ProcessRuntime:
         await asyncio.sleep(seconds)
 
     async def compute(self, work: Work[R]) -> R:
-        return await self._loop.run_in_executor(self._trainer, _compute, work)
+        return await self._loop.run_in_executor(self._trainer, self._compute, work)
 
     async def send(self, to: NodeId, message: Message) -> None:
         await self._transport.send(to, message)
@@ -69,6 +79,8 @@ class ProcessRuntime:
         waiter = self.mailbox.ask(wanted, wake)
         if waiter.done:
             return waiter.messages
+        if timeout is None and wanted.senders is not None:
+            timeout = self.patience()
         timer = None if timeout is None else self._loop.call_later(timeout, wake)
         try:
             await future
@@ -87,6 +99,10 @@ class ProcessRuntime:
     def gone(self) -> Collection[NodeId]:
         return self.mailbox.gone
 
+    def patience(self) -> float:
+        """Seconds to wait for a peer that is not known to be dead, before going on without it."""
+        return MIN_PATIENCE + ROUNDS_OF_PATIENCE * self._longest_work * self.trainings_per_slot
+
     async def end(self) -> None:
         """End the background tasks. What one of them raised is raised here."""
         for task in list(self._background):
@@ -96,19 +112,21 @@ class ProcessRuntime:
         if self.failure is not None:
             raise self.failure
 
+    def _compute(self, work: Work[R]) -> R:
+        """In the training thread. What it takes only while it trains is most of a node's memory: give it back."""
+        with self._slots.taken(self.id):
+            started = time.monotonic()
+            result = work.run()
+            give_memory_back()
+            self._longest_work = max(self._longest_work, time.monotonic() - started)
+        return result
+
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and task.exception() is not None and self.failure is None:
             self.failure = task.exception()
             if self._main is not None:
                 self._main.cancel()
-
-
-def _compute(work: Work[R]) -> R:
-    """In the training thread. What training needs only while it lasts is most of a node's memory: give it back."""
-    result = work.run()
-    give_memory_back()
-    return result
 
 
 class Supervised:
@@ -200,21 +218,21 @@ class Watcher:
             await asyncio.Event().wait()  # a hang: nobody sets it
 
 
-def live(commons: Commons, id: NodeId, start: control.Fork) -> int:
+def live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int:
     """From fork to exit; returns the exit code."""
     try:
-        return asyncio.run(_live(commons, id, start))
+        return asyncio.run(_live(commons, id, slots, start))
     except Exception:
         traceback.print_exc()  # to the run's nodes.log; the supervisor sees the exit code
         return 1
 
 
-async def _live(commons: Commons, id: NodeId, start: control.Fork) -> int:
+async def _live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, commons.experiment.processes.connections + 64)
     line = Supervised(context, start.control)
     try:
-        await _take_part(commons, id, start, context, line)
+        await _take_part(commons, id, slots, start, context, line)
     except LaunchError as error:
         line.say(control.Failed(id, str(error)))
         return 1
@@ -230,6 +248,7 @@ async def _live(commons: Commons, id: NodeId, start: control.Fork) -> int:
 async def _take_part(
     commons: Commons,
     id: NodeId,
+    slots: Slots,
     start: control.Fork,
     context: zmq.Context[zmq.Socket[bytes]],
     line: Supervised,
@@ -246,7 +265,7 @@ async def _take_part(
         port=None if plan.base_port is None else plan.base_port + id,
         max_message_bytes=int(plan.max_message_mib * 2**20),
         connections=plan.connections,
-        send_timeout=plan.receive_timeout,
+        send_timeout=plan.receive_timeout or MIN_PATIENCE,
         deliver=mailbox.put,
         reject=rejected,
     )
@@ -260,7 +279,7 @@ async def _take_part(
     line.say(control.Hello(id, start.run, transport.endpoint))
     go = await line.go
     transport.start(go.endpoints)
-    runtime = ProcessRuntime(transport, mailbox)
+    runtime = ProcessRuntime(id, transport, mailbox, slots, experiment.nodes / slots.count)
     watcher = Watcher(id, lines, line, {f.round: f for f in experiment.fault if f.node == id})
     watcher.now = rejected.now = runtime.now
     node = commons.node(id, runtime, watcher, start.run, plan.receive_timeout)
@@ -278,6 +297,7 @@ async def _take_part(
     watcher.report()
     if experiment.checkpoint.final:
         folder.save_model(id, node.params)
+    give_memory_back()
     line.say(control.Done(id))
     await line.finish
     used = memory()

@@ -34,6 +34,8 @@ from shoal.topologies.graph import NodeId
 
 STOP_SECONDS = 10.0
 """How long nodes may take to leave when they are told to."""
+MIN_PATIENCE = 60.0
+"""How long a node may be silent, at the least, before it is taken for hung."""
 SHOW_EVERY = 0.25
 
 MALLOC = {
@@ -68,6 +70,8 @@ class Supervisor:
         self._first_round: float | None = None
         self._rounds = dict.fromkeys(range(experiment.nodes), 0)
         self._bytes = dict.fromkeys(range(experiment.nodes), 0)
+        self._longest_silence = 0.0
+        self._heard = dict.fromkeys(range(experiment.nodes), 0.0)
         self._done: set[NodeId] = set()
         self._exited: set[NodeId] = set()
         self._reasons: dict[NodeId, str] = {}
@@ -125,6 +129,7 @@ class Supervisor:
             if self._signal is not None:
                 self._stop()
                 return "interrupted"
+            self._give_up_on_the_hung()
             if finishing is None and self._phase == "running" and self._all_done():
                 finishing = time.monotonic()
                 self._wall = finishing
@@ -135,6 +140,20 @@ class Supervisor:
         if len(self._lost) == self._experiment.nodes:
             return "failed"
         return "incomplete" if self._lost else "completed"
+
+    def _give_up_on_the_hung(self) -> None:
+        """End nodes that have said nothing for as long as a peer would wait, when no other node is at work."""
+        assert self._zygote is not None
+        working = set(range(self._experiment.nodes)) - self._done - self._exited
+        if self._phase != "running" or not self._done or not working:
+            return
+        patience = self._experiment.processes.receive_timeout or MIN_PATIENCE + 5 * self._longest_silence
+        latest = max(self._heard.values())
+        hung = [n for n in working if time.monotonic() - max(latest, self._heard[n]) > patience]
+        for node in hung:
+            self._reasons[node] = f"hung: said nothing for {patience:.0f} s after all others were done"
+        if hung:
+            self._zygote.say(control.Kill(hung))
 
     def _all_done(self) -> bool:
         return len(self._done | self._exited) == self._experiment.nodes and not self._averages_waited_for
@@ -209,6 +228,10 @@ class Supervisor:
             self._tell_all(control.Go([self._endpoints[n] for n in range(self._experiment.nodes)]))
 
     def _hear_node(self, said: control.FromNode, rest: list[bytes]) -> None:
+        now = time.monotonic()
+        if self._heard[said.node]:
+            self._longest_silence = max(self._longest_silence, now - self._heard[said.node])
+        self._heard[said.node] = now
         if isinstance(said, control.Report):
             self._rounds[said.node] = said.rounds
             self._bytes[said.node] = said.bytes_sent

@@ -46,7 +46,6 @@ class Transport:
         self._open: OrderedDict[NodeId, zmq.Socket[bytes]] = OrderedDict()
         self._stalled: set[NodeId] = set()
         self._gone: set[NodeId] = set()
-        self._encoded: tuple[Message | None, list[zmq.Frame]] = (None, [])
         self.unsent = 0
         """Messages given up because their peer took nothing for `send_timeout` seconds."""
         self._inbox = context.socket(zmq.PULL)
@@ -73,7 +72,7 @@ class Transport:
         if to in self._gone:
             return
         socket = self._socket(to)
-        frames = self._frames(message)
+        frames = _frames(message)
         if self._try(socket, frames):
             self._stalled.discard(to)
             return
@@ -111,13 +110,6 @@ class Transport:
         self._open.move_to_end(to)
         return socket
 
-    def _frames(self, message: Message) -> list[zmq.Frame]:
-        known, frames = self._encoded
-        if known is not message:
-            frames = [zmq.Frame(frame, copy=True) for frame in message.frames()]
-            self._encoded = (message, frames)
-        return frames
-
     @staticmethod
     def _try(socket: zmq.Socket[bytes], frames: list[zmq.Frame]) -> bool:
         try:
@@ -142,3 +134,11 @@ class Transport:
                 self._reject(str(error))
             else:
                 self._deliver(message)
+
+
+def _frames(message: Message) -> list[zmq.Frame]:
+    """The message in ZeroMQ's memory: copied there for the first recipient, shared by the others."""
+    if message.encoded is None:
+        message.encoded = [zmq.Frame(frame, copy=True) for frame in message.frames()]
+    frames: list[zmq.Frame] = message.encoded
+    return frames

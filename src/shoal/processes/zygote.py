@@ -23,6 +23,7 @@ from shoal.experiment import Experiment
 from shoal.operating_system import die_with_parent, raise_file_limit
 from shoal.processes import control
 from shoal.processes.node_process import live
+from shoal.processes.slots import Slots
 from shoal.records import Average, Lines, RunFolder
 from shoal.topologies.graph import NodeId
 
@@ -33,6 +34,7 @@ class Zygote:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._commons: Commons | None = None
+        self._slots = Slots()
         self._nodes: dict[int, NodeId] = {}
         """Process to node."""
         self._averages: dict[int, int] = {}
@@ -68,7 +70,9 @@ class Zygote:
 
     def _prepare(self, said: control.Prepare) -> None:
         try:
-            self._commons = Commons(Experiment.from_table(said.experiment, base=Path(said.base)))
+            experiment = Experiment.from_table(said.experiment, base=Path(said.base))
+            self._slots = Slots(experiment.processes.training_slots)
+            self._commons = Commons(experiment, shared=True)
             self._commons.warm_up()
         except ExperimentError as error:
             self._say(control.Refused("ExperimentError", str(error), list(error.problems)))
@@ -89,7 +93,7 @@ class Zygote:
         if pid:
             self._nodes[pid] = node
         else:
-            self._become(lambda: live(commons, node, said))
+            self._become(lambda: live(commons, node, self._slots, said))
 
     def _evaluate(self, said: control.EvaluateAverage) -> None:
         assert self._commons is not None
