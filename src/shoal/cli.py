@@ -1,31 +1,42 @@
 """The command line: shoal run | show | plot | list | topology | doctor.
 
-Exit codes: 0 the run completed; 1 it failed; 2 the input is wrong; 3 some nodes were lost; 130 and 143 it was
-interrupted by Ctrl-C or SIGTERM.
+Exit codes: 0 the run completed; 1 it failed; 2 the input is wrong, or more than this machine can do; 3 some nodes
+were lost; 130 and 143 it was interrupted by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from shoal.errors import DataError, ExperimentError, ShoalError, TopologyError
+from shoal.errors import DataError, ExperimentError, LaunchError, ShoalError, TopologyError
 
 EXIT_CODES = {"completed": 0, "failed": 1, "incomplete": 3, "interrupted": 130}
 WRONG_INPUT = 2
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parsed = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
+    terminated: list[int] = []
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        terminated.append(number)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, terminate)  # as Ctrl-C, with its own exit code
     try:
         code = command(parsed)
-    except (ExperimentError, DataError, TopologyError) as error:
+    except (ExperimentError, DataError, TopologyError, LaunchError) as error:
         code = _complain(error, WRONG_INPUT)
     except ShoalError as error:
         code = _complain(error, 1)
@@ -34,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    sys.exit(code)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    sys.exit(128 + terminated[0] if terminated and code == EXIT_CODES["interrupted"] else code)
 
 
 def _complain(error: Exception, code: int) -> int:
@@ -68,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
 
     plot = commands.add_parser("plot", help="accuracy by round of one or more runs")
     plot.add_argument("runs", nargs="+", type=Path, help="runs' folders")
-    plot.add_argument("--out", type=Path, default=Path("accuracy.png"), help="PNG, SVG or PDF (default: accuracy.png)")
+    plot.add_argument(
+        "--out", type=_picture, default=Path("accuracy.png"), help="PNG, SVG or PDF (default: accuracy.png)"
+    )
     plot.set_defaults(command=_plot)
 
     everything = commands.add_parser("list", help="every name an experiment may use, with its parameters")
@@ -85,12 +100,28 @@ def _parser() -> argparse.ArgumentParser:
     topology.add_argument("--round", type=int, default=0, help="the round to draw (default: 0)")
     topology.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings",
                           help="a parameter of the topology")  # fmt: skip
-    topology.add_argument("--out", type=Path, help="draw it to this PNG, SVG or PDF file")
+    topology.add_argument("--out", type=_picture, help="draw it to this PNG, SVG or PDF file")
     topology.set_defaults(command=_topology)
 
     doctor = commands.add_parser("doctor", help="what this machine can do")
     doctor.set_defaults(command=_doctor)
     return parser
+
+
+def _picture(text: str) -> Path:
+    """A file to draw to; argparse shows the error."""
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a name that ends in {', '.join(PICTURES)}")
+    return Path(text)
+
+
+@contextlib.contextmanager
+def _drawing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot write {str(path)!r}: {error.strerror}; choose another file"
+        raise ExperimentError([problem], "--out") from error
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -142,7 +173,8 @@ def _plot(parsed: argparse.Namespace) -> int:
     from shoal.analysis.plots import accuracy_plot
     from shoal.display import console
 
-    accuracy_plot([_latest(run) for run in parsed.runs], parsed.out)
+    with _drawing(parsed.out):
+        accuracy_plot([_latest(run) for run in parsed.runs], parsed.out)
     console().print(f"accuracy by round: {parsed.out}", highlight=False, soft_wrap=True)
     return 0
 
@@ -172,7 +204,7 @@ def _list(parsed: argparse.Namespace) -> int:
 
 
 def _topology(parsed: argparse.Namespace) -> int:
-    from shoal.display import console
+    from shoal.display import Display, console
     from shoal.experiment import Experiment, parse_overrides
     from shoal.topologies.graph import Mixing
     from shoal.topologies.measures import measure
@@ -184,13 +216,16 @@ def _topology(parsed: argparse.Namespace) -> int:
     else:
         table = {"name": "topology", "topology": {"name": parsed.name}}
         experiment = Experiment.from_table(table, {**given, **options}, source="topology")
-    mixing = Mixing(experiment.topology.build().build(experiment.nodes, experiment.seed), experiment.weights)
     screen = console()
+    with warnings.catch_warnings(), Display(screen) as display:
+        warnings.showwarning = lambda message, *_, **__: display.notice(str(message))
+        mixing = Mixing(experiment.topology.build().build(experiment.nodes, experiment.seed), experiment.weights)
     screen.print(str(measure(mixing, parsed.round)), highlight=False, soft_wrap=True)
     if parsed.out is not None:
         from shoal.topologies.drawing import draw
 
-        draw(mixing, parsed.out, parsed.round)
+        with _drawing(parsed.out):
+            draw(mixing, parsed.out, parsed.round)
         screen.print(f"drawn to {parsed.out}", highlight=False, soft_wrap=True)
     return 0
 

@@ -116,8 +116,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("test loss", _spread(summary["loss"])),
     ]
     if summary["averaged_model"] is not None:
-        rows.append(("averaged model", f"accuracy {summary['averaged_model'].get('accuracy', float('nan')):.4f}"))
-        rows.append(("consensus distance", f"{summary['consensus_distance']:.4g}"))
+        rows.append(("averaged model", f"accuracy {_number(summary['averaged_model'].get('accuracy'), '.4f')}"))
+        rows.append(("consensus distance", _number(summary["consensus_distance"], ".4g")))
     sent = summary["bytes_sent"]
     rows.append(
         (
@@ -155,10 +155,16 @@ def _status(summary: Mapping[str, Any]) -> str:
     return shown
 
 
-def _spread(statistics: Mapping[str, float] | None) -> str:
+def _spread(statistics: Mapping[str, Any] | None) -> str:
     if statistics is None:
         return "not evaluated"
+    if statistics["mean"] is None:
+        return "not finite: training diverged; try a smaller training.lr"
     return "{mean:.4f} ± {std:.4f}, from {min:.4f} to {max:.4f}".format(**statistics)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "not finite" if value is None else format(value, form)
 
 
 def _bar(progress: Progress) -> Table:

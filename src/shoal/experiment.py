@@ -435,9 +435,7 @@ class _WithDefaults:
             setattr(self, key, value)
 
 
-def _node_settings(
-    whole: Any, groups: Mapping[int, Group], base: Path, problems: list[str]
-) -> NodeSettings | None:
+def _node_settings(whole: Any, groups: Mapping[int, Group], base: Path, problems: list[str]) -> NodeSettings | None:
     """What holds for a node in these groups, each of which overrides those before it."""
     values: dict[str, Any] = {}
     for key in GROUP_KEYS:
@@ -549,14 +547,16 @@ def _remove_misplaced(table: dict[str, Any], known: set[str], base: Path, proble
     homes.update({key: ["the top of the file, above every [table]"] for key in known - homes.keys()})
     for name, keys in inside.items():
         given = table.get(name)
-        for key in [k for k in given if k not in keys and k in homes and k != "name"] if isinstance(given, dict) else ():
+        if not isinstance(given, dict):
+            continue
+        for key in [k for k in given if k != "name" and k not in keys and k in homes]:
             problems.append(f"{name}.{key}: unknown key; it belongs to {' or '.join(homes[key])}")
-            del given[key]  # type: ignore[union-attr]
+            del given[key]
 
 
 def _keys_by_table(table: Mapping[str, Any], base: Path) -> dict[str, set[str]]:
     """The keys that each table of an experiment may have, as far as they are known."""
-    keys = {name: set(schema.parameters(hint)) for name, hint in _TABLES.items() if dataclasses.is_dataclass(hint)}
+    keys = {n: set(schema.parameters(t)) for n, t in _TABLES.items() if isinstance(t, type) and t is not str}
     for kind in REGISTRIES.keys() - _PLACES.keys():
         named = table.get(kind, schema.parameters(Experiment)[kind].default)
         name = named.get("name") if isinstance(named, Mapping) else None

@@ -14,6 +14,7 @@ Records are append-only and self-contained: a run that was cut off can still be 
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -25,7 +26,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from shoal.errors import LaunchError
+from shoal.errors import DataError, LaunchError
 from shoal.message import Params
 from shoal.topologies.graph import NodeId
 
@@ -88,8 +89,22 @@ encode = msgspec.json.Encoder().encode
 
 
 def decode(line: bytes) -> Record:
-    record: Record = _decoder.decode(line)
+    """The record in `line`. JSON has no NaN and no infinity: the null that stands for them is read as NaN."""
+    try:
+        record: Record = _decoder.decode(line)
+    except msgspec.ValidationError:
+        record = msgspec.convert(_without_null(msgspec.json.decode(line)), Record)
     return record
+
+
+def _without_null(fields: dict[str, Any]) -> dict[str, Any]:
+    """For the records of a model that diverged."""
+    scores = {name: _or_nan(score) for name, score in fields.get("scores", {}).items()}
+    return {**{key: _or_nan(value) for key, value in fields.items()}, "scores": scores}
+
+
+def _or_nan(value: Any) -> Any:
+    return math.nan if value is None else value
 
 
 class Lines:
@@ -192,7 +207,10 @@ class RunFolder:
         return _read(self.averages)
 
     def read_summary(self) -> dict[str, Any]:
-        summary: dict[str, Any] = msgspec.json.decode(self.summary.read_bytes())
+        try:
+            summary: dict[str, Any] = msgspec.json.decode(self.summary.read_bytes(), type=dict[str, Any])
+        except (msgspec.DecodeError, OSError) as error:
+            raise DataError(f"{self.summary} cannot be read: {error}; the records beside it may be whole") from error
         return summary
 
 

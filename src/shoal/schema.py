@@ -81,7 +81,7 @@ def parameters(cls: type) -> dict[str, Parameter]:
     try:
         hints = typing.get_type_hints(owner, include_extras=True)
     except NameError as error:
-        raise ValueError(f"the annotations of {cls.__name__} cannot be resolved: {error}; import it for real") from error
+        raise ValueError(f"annotations of {cls.__name__} cannot be resolved: {error}; import what they name") from error
     fields = {f.name: f for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
     found = {}
     for name, parameter in inspect.signature(cls).parameters.items():

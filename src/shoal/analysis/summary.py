@@ -14,7 +14,7 @@ from shoal.records import Average, End, Evaluation, Event, Record, Round, RunFol
 
 
 def summarize(folder: RunFolder, engine: str, nodes: int, seed: int, outcome: Outcome) -> dict[str, Any]:
-    """Read the records of a run, and write and return its summary."""
+    """Read the records of a run, and write and return its summary. A number that is not finite is None in it."""
     latest: dict[int, Evaluation] = {}
     rounds: dict[int, int] = {}
     sent: dict[int, tuple[int, int]] = {}
@@ -72,14 +72,16 @@ def summarize(folder: RunFolder, engine: str, nodes: int, seed: int, outcome: Ou
         )
         place[key] = value
     folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-    return summary
+    return folder.read_summary()
 
 
 def statistics(values: Iterable[float]) -> dict[str, float] | None:
-    """Mean, standard deviation (of the population) and extremes; None of nothing."""
+    """Mean, standard deviation (of the population) and extremes; None of nothing, NaN where a value is not finite."""
     found = list(values)
     if not found:
         return None
+    if not all(math.isfinite(v) for v in found):
+        return dict.fromkeys(("mean", "std", "min", "max"), math.nan)
     mean = math.fsum(found) / len(found)
     variance = math.fsum((v - mean) ** 2 for v in found) / len(found)
     return {"mean": mean, "std": math.sqrt(variance), "min": min(found), "max": max(found)}

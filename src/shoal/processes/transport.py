@@ -16,6 +16,9 @@ from shoal.errors import LaunchError, MessageError
 from shoal.message import Message, decode
 from shoal.topologies.graph import NodeId
 
+# ZeroMQ's flags as plain numbers: pyzmq's own are enumerations, whose arithmetic shows in a profile.
+NOBLOCK = int(zmq.NOBLOCK)
+NOBLOCK_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 LINGER_MS = 30_000
 """How long a closed connection still tries to deliver what was handed to it."""
 
@@ -113,19 +116,23 @@ class Transport:
     @staticmethod
     def _try(socket: zmq.Socket[bytes], frames: list[zmq.Frame]) -> bool:
         try:
-            socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            for frame in frames[:-1]:
+                socket.send(frame, NOBLOCK_MORE, copy=False)
+            socket.send(frames[-1], NOBLOCK, copy=False)  # only the first part can be refused
         except zmq.Again:
             return False
         return True
 
     def _drain(self) -> None:
         """Take in all that has come. ZeroMQ signals once for many messages, so stop only when there are none."""
-        inbox, run = self._inbox, self._run
-        while not inbox.closed:
+        receive, run = self._inbox.recv, self._run
+        while True:
             try:
-                frames = inbox.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = [receive(NOBLOCK, copy=False)]
             except zmq.Again:
                 return
+            while frames[-1].more:
+                frames.append(receive(NOBLOCK, copy=False))  # the parts of a message come all at once
             try:
                 message = decode([frames[0].bytes, *(frame.buffer for frame in frames[1:])], run)
                 if message.sender >= len(self._endpoints):

@@ -1,0 +1,144 @@
+"""Where runtimes are put to the test: a few of them in one world, each with a coroutine of yours on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from shoal.message import RUN_LENGTH
+from shoal.network.links import Delays
+from shoal.runtime import Mailbox, Runtime
+from shoal.topologies.graph import NodeId
+
+if TYPE_CHECKING:  # the engines import torch; who only tests a topology need not wait for it
+    from shoal.processes.transport import Transport
+    from shoal.simulation.engine import World
+
+Body: TypeAlias = Callable[[Runtime], Coroutine[Any, Any, Any]]
+"""What a node does, given its runtime."""
+
+
+class Arena(Protocol):
+    """A world of nodes that can talk to each other, made anew for each `run`."""
+
+    def run(self, bodies: Mapping[NodeId, Body]) -> dict[NodeId, Any]:
+        """Run nodes 0, 1, … to their ends; returns what each body returned, without those that were lost.
+
+        What a body raises, or one of its background tasks, ends the run and is raised here.
+        """
+        ...
+
+    def lose(self, node: NodeId) -> None:
+        """For a body to call: `node` dies now, and all others learn of it. It must be waiting for a message."""
+        ...
+
+
+class SimulatedArena:
+    """The simulation's runtimes, under a virtual clock. `delays` makes the network of a run, an ideal one if None."""
+
+    def __init__(self, delays: Callable[[int], Delays | None] | None = None) -> None:
+        self._delays = delays
+        self._world: World | None = None
+
+    def run(self, bodies: Mapping[NodeId, Body]) -> dict[NodeId, Any]:
+        from shoal.simulation.engine import World
+
+        nodes = len(bodies)
+        world = self._world = World(nodes, self._delays(nodes) if self._delays is not None else None)
+        results: dict[NodeId, Any] = {}
+
+        async def main(id: NodeId) -> None:
+            results[id] = await bodies[id](world.runtimes[id])
+
+        for id in range(nodes):
+            world.runtimes[id].start(main(id))
+        world.kernel.run()
+        world.raise_if_stuck()
+        return results
+
+    def lose(self, node: NodeId) -> None:
+        assert self._world is not None
+        self._world.lose(node)
+
+
+class SocketArena:
+    """The process engine's runtimes: real time and TCP on this machine, though all in one process.
+
+    Nodes that are not done after `patience` seconds are an error.
+    """
+
+    def __init__(self, patience: float = 30.0) -> None:
+        self.patience = patience
+        self.rejected: list[str] = []
+        """Why messages were refused."""
+        self._places: list[tuple[Transport, Mailbox]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def run(self, bodies: Mapping[NodeId, Body]) -> dict[NodeId, Any]:
+        return asyncio.run(self._run(bodies))
+
+    def lose(self, node: NodeId) -> None:
+        self._tasks[node].cancel()
+        for other, (transport, mailbox) in enumerate(self._places):
+            if other != node:
+                mailbox.lose(node)
+                transport.lose(node)
+
+    async def _run(self, bodies: Mapping[NodeId, Body]) -> dict[NodeId, Any]:
+        import zmq
+
+        from shoal.processes.node_process import ProcessRuntime
+        from shoal.processes.slots import Slots
+
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._places = [self._place(context) for _ in bodies]
+        endpoints = [transport.endpoint for transport, _ in self._places]
+        for transport, _ in self._places:
+            transport.start(endpoints)
+        slots = Slots(len(bodies))
+
+        async def live(id: NodeId) -> Any:
+            runtime = ProcessRuntime(id, *self._places[id], slots, trainings_per_slot=1.0)
+            try:
+                return await bodies[id](runtime)
+            except asyncio.CancelledError:
+                if runtime.failure is None:
+                    raise
+            finally:
+                await runtime.end()
+
+        self._tasks = [asyncio.create_task(live(id)) for id in range(len(bodies))]
+        try:
+            _, waiting = await asyncio.wait(self._tasks, timeout=self.patience, return_when=asyncio.FIRST_EXCEPTION)
+            failures = [t.exception() for t in self._tasks if t.done() and not t.cancelled() and t.exception()]
+            if failures:
+                raise failures[0]  # type: ignore[misc]
+            if waiting:
+                stuck = [str(id) for id, task in enumerate(self._tasks) if task in waiting]
+                raise TimeoutError(f"after {self.patience:g} s, these nodes are not done: {', '.join(stuck)}")
+            return {id: task.result() for id, task in enumerate(self._tasks) if not task.cancelled()}
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for transport, _ in self._places:
+                transport.close()
+            context.destroy(linger=0)
+
+    def _place(self, context: Any) -> tuple[Transport, Mailbox]:
+        from shoal.processes.transport import Transport
+
+        mailbox = Mailbox()
+        transport = Transport(
+            context,
+            run="0" * RUN_LENGTH,
+            host="127.0.0.1",
+            port=None,
+            max_message_bytes=2**24,
+            connections=64,
+            send_timeout=self.patience,
+            deliver=mailbox.put,
+            reject=self.rejected.append,
+        )
+        return transport, mailbox

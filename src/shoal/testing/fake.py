@@ -1,0 +1,187 @@
+"""A runtime for unit tests of algorithms: one node, a script of messages, and a record of all that it said.
+
+    def test_a_node_averages_with_its_peer():
+        fake = FakeRuntime(Message(1, "model", 0, Payload({"params": np.ones(4, np.float32)})))
+        node = fake.node(nodes=2, params=np.zeros(4, np.float32), train=lambda params: params + 1)
+        fake.run(DPSGD(rounds=1).run(node))
+        assert (node.params == 1).all()
+        assert [to for to, message in fake.sent] == [1]
+
+The clock is virtual: nothing waits, and the same test gives the same result every time. No event loop is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from shoal.errors import DeadlockError
+from shoal.message import RUN_LENGTH, Message, Params
+from shoal.node import Node, Schedule
+from shoal.records import Record
+from shoal.runtime import Filter, Mailbox, Work
+from shoal.sharing.full import Full
+from shoal.sharing.sharing import Sharing
+from shoal.simulation.kernel import Kernel, Task, park
+from shoal.topologies.graph import Mixing, NodeId, Topology
+from shoal.topologies.static import Ring
+from shoal.training import Trained
+
+R = TypeVar("R")
+
+
+class FakeRuntime:
+    """A world with one node in it. Messages given here have come before the node asks for anything."""
+
+    def __init__(self, *messages: Message) -> None:
+        self.sent: list[tuple[NodeId, Message]] = []
+        """What the node sent, and to whom, in order."""
+        self.sent_at: list[float] = []
+        """When: one time for each of `sent`."""
+        self.records: list[Record] = []
+        """What the node recorded, if it was made by `node`."""
+        self.mailbox = Mailbox()
+        self._kernel = Kernel()
+        self._background: list[Task] = []
+        self.deliver(*messages)
+
+    def deliver(self, *messages: Message, at: float = 0.0) -> FakeRuntime:
+        """Have `messages` come at a time, in this order."""
+        for message in messages:
+            self._at(at, partial(self.mailbox.put, message))
+        return self
+
+    def lose(self, *nodes: NodeId, at: float = 0.0) -> FakeRuntime:
+        """Have `nodes` die at a time."""
+        for node in nodes:
+            self._at(at, partial(self.mailbox.lose, node))
+        return self
+
+    def node(
+        self,
+        id: NodeId = 0,
+        *,
+        nodes: int,
+        params: Params,
+        train: Callable[[Params], Params] = np.copy,
+        sharing: Sharing | None = None,
+        topology: Topology | None = None,
+        seed: int = 0,
+        receive_timeout: float | None = None,
+    ) -> Node:
+        """A node on this runtime, whose training is `train` and takes a virtual second; on a ring, with full sharing.
+
+        It is not evaluated.
+        """
+        return Node(
+            id,
+            nodes=nodes,
+            seed=seed,
+            params=np.array(params, np.float32),
+            runtime=self,
+            trainer=_FakeTrainer(train),
+            sharing=sharing or Full(),
+            mixing=Mixing((topology or Ring()).build(nodes, seed)),
+            schedule=Schedule(every=0, evaluated=False, averaged=False),
+            observer=_Notebook(self.records),
+            run="0" * RUN_LENGTH,
+            receive_timeout=receive_timeout,
+        )
+
+    def run(self, main: Coroutine[Any, Any, R]) -> R:
+        """Drive `main` to its end and return what it returns. A wait that nothing in the script ends is an error."""
+        results: list[R] = []
+
+        async def body() -> None:
+            results.append(await main)
+
+        def ended(task: Task, crashed: bool) -> None:
+            for other in self._background:
+                other.cancel()
+            self._background.clear()
+
+        self._kernel.spawn(body(), ended)
+        self._kernel.run()
+        if not results:
+            waits = " and ".join(str(waiter.wanted) for waiter in self.mailbox.waiting)
+            main.close()
+            raise DeadlockError(
+                f"at {self.now():g} s the node waits for {waits or 'something'}, and the script holds nothing more; "
+                "give the message to FakeRuntime or deliver(), or let the receive time out"
+            )
+        return results[0]
+
+    def now(self) -> float:
+        return self._kernel.now
+
+    async def sleep(self, seconds: float) -> None:
+        self._at(self.now() + max(0.0, seconds), self._kernel.task().resume)
+        await park()
+
+    async def compute(self, work: Work[R]) -> R:
+        await self.sleep(work.seconds)
+        return work.run()
+
+    async def send(self, to: NodeId, message: Message) -> None:
+        self.sent.append((to, message))
+        self.sent_at.append(self.now())
+
+    async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
+        resume = self._kernel.task().resume
+        await self.sleep(0.0)  # what the script has for this moment is here first
+        waiter = self.mailbox.ask(wanted, lambda: self._kernel.soon(resume))
+        if not waiter.done:
+            if timeout is not None:
+                self._at(self.now() + timeout, lambda: None if waiter.done else resume())
+            await park()
+            self.mailbox.withdraw(waiter)
+        return waiter.messages
+
+    def background(self, task: Coroutine[Any, Any, None]) -> None:
+        self._background.append(self._kernel.spawn(task, lambda task, _: self._background.remove(task)))
+
+    def gone(self) -> Collection[NodeId]:
+        return self.mailbox.gone
+
+    def _at(self, time: float, action: Callable[[], None]) -> None:
+        self._kernel.at(time, action)
+
+
+class _FakeTrainer:
+    """Training that is a function of the parameters."""
+
+    step_seconds = 1.0
+    cpu_seconds = 0.0
+
+    def __init__(self, train: Callable[[Params], Params]) -> None:
+        self._train = train
+
+    def steps(self, steps: int | None) -> int:
+        return 1 if steps is None else steps
+
+    def train(self, params: Params, steps: int | None = None) -> Trained:
+        for _ in range(self.steps(steps)):
+            params = self._train(params)
+        return Trained(np.asarray(params, np.float32), 0.0)
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        return {}
+
+
+class _Notebook:
+    """An observer that keeps the records."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self._records = records
+
+    def record(self, record: Record) -> None:
+        self._records.append(record)
+
+    def model(self, round: int, params: Params) -> None:
+        """Nobody averages."""
+
+    async def before_round(self, round: int) -> None:
+        """Nothing strikes."""

@@ -1,0 +1,317 @@
+"""The conformance suite of runtimes: what a node may rely on in every engine.
+
+    def test_my_engine():
+        check_runtime(MyArena())
+
+Bodies run on two or three nodes at a time, and say what they saw. Failures are AssertionErrors. Times in here are
+long enough for a busy machine, and short enough for a test.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.message import Message, Payload
+from shoal.runtime import Filter, Runtime
+from shoal.testing.arenas import Arena
+from shoal.topologies.graph import NodeId
+
+A_WHILE = 0.15
+"""Seconds that something is waited for which must not come, or which others must not wait for."""
+LONG = 20.0
+"""Seconds that nothing here takes."""
+MANY = 50
+
+
+def check_runtime(arena: Arena) -> None:
+    """Assert that the runtimes of `arena` keep their contract."""
+    _check_messages_arrive_once_intact_and_in_order(arena)
+    _check_a_receive_takes_what_it_names_and_leaves_the_rest(arena)
+    _check_early_messages_are_kept(arena)
+    _check_two_tasks_receive_side_by_side(arena)
+    _check_a_timeout_returns_what_came(arena)
+    _check_the_dead_are_not_waited_for(arena)
+    _check_background_tasks_end_with_the_run(arena)
+    _check_a_failing_background_task_is_heard_of(arena)
+    _check_compute_does_not_block_messages(arena)
+    _check_the_clock(arena)
+
+
+def _check_messages_arrive_once_intact_and_in_order(arena: Arena) -> None:
+    sent = {sender: [_message(sender, "model", round) for round in range(MANY)] for sender in (1, 2)}
+
+    async def sender(runtime: Runtime, id: NodeId) -> None:
+        for message in sent[id]:
+            await runtime.send(0, message)
+
+    async def receiver(runtime: Runtime) -> list[Message]:
+        received = [m for _ in range(2 * MANY) for m in await runtime.receive(Filter("model"), LONG)]
+        return received + await runtime.receive(Filter("model"), A_WHILE)
+
+    received: list[Message] = arena.run({0: receiver, 1: lambda r: sender(r, 1), 2: lambda r: sender(r, 2)})[0]
+    for id, messages in sent.items():
+        rounds = [m.round for m in received if m.sender == id]
+        assert rounds == list(range(MANY)), f"node {id} sent rounds 0 to {MANY - 1} in order; rounds {rounds} came"
+        for before, after in zip(messages, (m for m in received if m.sender == id), strict=True):
+            _check_equal(before, after)
+
+
+def _check_a_receive_takes_what_it_names_and_leaves_the_rest(arena: Arena) -> None:
+    async def early(runtime: Runtime) -> None:
+        for kind, round in (("model", 1), ("other", 0), ("model", 0)):
+            await runtime.send(0, _message(1, kind, round))
+
+    async def late(runtime: Runtime) -> None:
+        await runtime.sleep(A_WHILE)
+        await runtime.send(0, _message(2, "model", 0))
+
+    async def receiver(runtime: Runtime) -> list[list[Message]]:
+        both = await runtime.receive(Filter("model", 0, (1, 2)), LONG)
+        next_round = await runtime.receive(Filter("model", 1, (1,)), LONG)
+        other_kind = await runtime.receive(Filter("other"), LONG)
+        return [both, next_round, other_kind]
+
+    both, next_round, other_kind = arena.run({0: receiver, 1: early, 2: late})[0]
+    seen = {(m.sender, m.kind, m.round) for m in both}
+    assert seen == {(1, "model", 0), (2, "model", 0)}, f"waited for 'model' of round 0 from 1 and 2; got {both}"
+    assert len(both) == 2, f"one message of each was wanted; got {both}"
+    _check_is(next_round, 1, "model", 1)
+    _check_is(other_kind, 1, "other", 0)
+
+
+def _check_early_messages_are_kept(arena: Arena) -> None:
+    async def sender(runtime: Runtime) -> None:
+        for round in range(MANY):
+            await runtime.send(0, _message(1, "model", round))
+        await runtime.send(0, _message(1, "done", 0))
+
+    async def receiver(runtime: Runtime) -> list[int]:
+        await runtime.receive(Filter("done"), LONG)  # by now all others are here, and nobody has asked for them
+        backwards = range(MANY - 1, -1, -1)
+        return [m.round for r in backwards for m in await runtime.receive(Filter("model", r, (1,)), LONG)]
+
+    rounds = arena.run({0: receiver, 1: sender})[0]
+    assert rounds == list(range(MANY - 1, -1, -1)), f"messages that came before they were asked for: {rounds}"
+
+
+def _check_two_tasks_receive_side_by_side(arena: Arena) -> None:
+    async def receiver(runtime: Runtime) -> list[list[Message]]:
+        got: list[list[Message]] = []
+
+        async def beside() -> None:
+            got.append(await runtime.receive(Filter("question"), LONG))
+            await runtime.send(1, _message(0, "answer", 0))
+
+        runtime.background(beside())
+        got.append(await runtime.receive(Filter("model", 0, (1,)), LONG))
+        return got
+
+    async def asker(runtime: Runtime) -> None:
+        await runtime.sleep(A_WHILE / 3)
+        await runtime.send(0, _message(1, "question", 0))
+        await runtime.receive(Filter("answer", 0, (0,)), LONG)
+        await runtime.send(0, _message(1, "model", 0))
+
+    question, model = arena.run({0: receiver, 1: asker})[0]
+    _check_is(question, 1, "question", 0)
+    _check_is(model, 1, "model", 0)
+
+
+def _check_a_timeout_returns_what_came(arena: Arena) -> None:
+    async def receiver(runtime: Runtime) -> tuple[list[Message], list[Message], float]:
+        some = await runtime.receive(Filter("model", 0, (1, 2)), 2 * A_WHILE)
+        started = runtime.now()
+        none = await runtime.receive(Filter("silence"), A_WHILE)
+        return some, none, runtime.now() - started
+
+    async def sender(runtime: Runtime) -> None:
+        await runtime.send(0, _message(1, "model", 0))
+
+    async def silent(runtime: Runtime) -> None:
+        await runtime.sleep(0.0)
+
+    some, none, waited = arena.run({0: receiver, 1: sender, 2: silent})[0]
+    _check_is(some, 1, "model", 0)
+    assert none == [], f"nobody sent a 'silence'; got {none}"
+    assert A_WHILE * 0.99 <= waited < LONG, f"a timeout of {A_WHILE} s took {waited} s"
+
+
+def _check_the_dead_are_not_waited_for(arena: Arena) -> None:
+    async def survivor(runtime: Runtime) -> list[list[Message]]:
+        got = [await runtime.receive(Filter("ready", 0, (1, 2)), LONG)]
+
+        async def strike() -> None:
+            await runtime.sleep(A_WHILE / 3)
+            arena.lose(2)
+
+        runtime.background(strike())
+        got.append(await runtime.receive(Filter("model", 0, (1, 2))))  # 2 dies while it is waited for
+        assert 2 in runtime.gone(), f"node 2 has died; gone() says {set(runtime.gone())}"
+        assert 1 not in runtime.gone(), f"node 1 lives; gone() says {set(runtime.gone())}"
+        got.append(await runtime.receive(Filter("model", 1, (2,))))  # and is dead before it is waited for
+        for round in range(MANY):
+            await runtime.send(2, _message(0, "model", round))
+        await runtime.send(1, _message(0, "model", 0))
+        return got
+
+    async def peer(runtime: Runtime) -> list[Message]:
+        await runtime.send(0, _message(1, "ready", 0))
+        await runtime.send(0, _message(1, "model", 0))
+        return await runtime.receive(Filter("model", 0, (0,)), LONG)
+
+    async def victim(runtime: Runtime) -> None:
+        await runtime.send(0, _message(2, "ready", 0))
+        await runtime.receive(Filter("what never comes"))
+
+    results = arena.run({0: survivor, 1: peer, 2: victim})
+    ready, model, nothing = results[0]
+    assert len(ready) == 2, f"both were alive and sent; got {ready}"
+    _check_is(model, 1, "model", 0)
+    assert nothing == [], f"a dead node sent nothing; got {nothing}"
+    _check_is(results[1], 0, "model", 0)
+    assert 2 not in results, f"node 2 was lost, and yet returned {results[2]}"
+
+
+def _check_background_tasks_end_with_the_run(arena: Arena) -> None:
+    ticks: list[float] = []
+    ended: list[str] = []
+
+    async def tick(runtime: Runtime) -> None:
+        try:
+            while True:
+                ticks.append(runtime.now())
+                await runtime.sleep(A_WHILE / 20)
+        finally:
+            ended.append("ticking")
+
+    async def wait(runtime: Runtime) -> None:
+        try:
+            await runtime.receive(Filter("what never comes"))
+        finally:
+            ended.append("waiting")
+
+    async def brief(runtime: Runtime) -> int:
+        runtime.background(tick(runtime))
+        runtime.background(wait(runtime))
+        await runtime.sleep(A_WHILE)
+        return len(ticks)
+
+    async def lasting(runtime: Runtime) -> None:
+        await runtime.sleep(2 * A_WHILE)
+
+    before = arena.run({0: brief, 1: lasting})[0]
+    assert before > 1, f"a background task ran {before} times beside {A_WHILE} s of sleep; it ticks 20 times as fast"
+    assert len(ticks) == before, f"a background task went on after its node had ended: {len(ticks) - before} times"
+    assert sorted(ended) == ["ticking", "waiting"], f"background tasks must end with their node; these did: {ended}"
+
+
+class _OnPurposeError(Exception):
+    """Raised by the suite."""
+
+
+def _check_a_failing_background_task_is_heard_of(arena: Arena) -> None:
+    async def fail() -> None:
+        raise _OnPurposeError
+
+    async def body(runtime: Runtime) -> None:
+        runtime.background(fail())
+        await runtime.receive(Filter("what never comes"))
+
+    try:
+        arena.run({0: body})
+    except _OnPurposeError:
+        return
+    raise AssertionError("a background task raised, and the run went on as if nothing had happened")
+
+
+@dataclass(frozen=True)
+class _Nap:
+    """A work that computes nothing, slowly."""
+
+    seconds: float
+    result: str
+
+    @property
+    def together(self) -> Hashable:
+        return id(self)
+
+    def run(self) -> str:
+        time.sleep(self.seconds)
+        return self.result
+
+    @staticmethod
+    def run_together(works: Sequence[Any]) -> list[Any]:
+        return [work.run() for work in works]
+
+
+def _check_compute_does_not_block_messages(arena: Arena) -> None:
+    async def busy(runtime: Runtime) -> list[str]:
+        events: list[str] = []
+
+        async def answer() -> None:
+            await runtime.receive(Filter("question"), LONG)
+            await runtime.send(1, _message(0, "answer", 0))
+            events.append("answered")
+
+        runtime.background(answer())
+        events.append(await runtime.compute(_Nap(4 * A_WHILE, "computed")))
+        return events
+
+    async def asker(runtime: Runtime) -> list[Message]:
+        await runtime.sleep(A_WHILE)
+        await runtime.send(0, _message(1, "question", 0))
+        return await runtime.receive(Filter("answer", 0, (0,)), LONG)
+
+    results = arena.run({0: busy, 1: asker})
+    assert results[0] == ["answered", "computed"], f"a node must answer while it computes; what happened: {results[0]}"
+    _check_is(results[1], 0, "answer", 0)
+
+
+def _check_the_clock(arena: Arena) -> None:
+    async def body(runtime: Runtime) -> list[float]:
+        times = [runtime.now()]
+        for seconds in (0.0, A_WHILE / 3, 0.0, A_WHILE / 3):
+            await runtime.sleep(seconds)
+            times.append(runtime.now())
+        return times
+
+    for node, times in arena.run({0: body, 1: body}).items():
+        assert times == sorted(times), f"node {node}: the clock went back: {times}"
+        assert 0.0 <= times[0] < LONG, f"node {node}: the run began at {times[0]} s; expected about 0"
+        for before, after in ((times[1], times[2]), (times[3], times[4])):
+            slept = after - before
+            assert A_WHILE * 0.99 / 3 <= slept < LONG, f"node {node}: {A_WHILE / 3} s of sleep took {slept} s"
+
+
+def _message(sender: NodeId, kind: str, round: int) -> Message:
+    """Arrays of several types and sizes, among them none and more than a short frame holds."""
+    rng = np.random.default_rng([sender, round])
+    arrays = {
+        "params": rng.standard_normal(rng.integers(1, 3000)).astype(np.float32),
+        "flags": rng.integers(0, 2, (3, round % 4)).astype(np.bool_),
+        "indices": rng.integers(-5, 5, 63 + round % 3),
+    }
+    return Message(
+        sender, kind, round, Payload(arrays, {"age": round, "name": "é" * (round % 3), "rate": 0.5}).frozen()
+    )
+
+
+def _check_is(messages: list[Message], sender: NodeId, kind: str, round: int) -> None:
+    found = [(m.sender, m.kind, m.round) for m in messages]
+    assert found == [(sender, kind, round)], f"expected {kind!r} of round {round} from node {sender}; got {messages}"
+
+
+def _check_equal(sent: Message, received: Message) -> None:
+    assert (received.kind, received.run) == (sent.kind, sent.run), f"{sent} arrived as {received}"
+    assert dict(received.payload.fields) == dict(sent.payload.fields), f"{sent} arrived with {received.payload.fields}"
+    assert received.payload.arrays.keys() == sent.payload.arrays.keys(), f"{sent} arrived with other arrays"
+    for name, array in sent.payload.arrays.items():
+        other = received.payload.arrays[name]
+        assert other.dtype == array.dtype, f"{sent}: {name!r} arrived as {other.dtype}, not {array.dtype}"
+        assert np.array_equal(other, array), f"{sent}: {name!r} arrived changed"
+        assert not other.flags.writeable, f"{sent}: {name!r} arrived writable"
