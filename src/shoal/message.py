@@ -135,7 +135,10 @@ def _array(spec: _Array, frame: bytes | memoryview) -> NDArray[Any]:
     count = math.prod(spec.shape)
     if count * dtype.itemsize != len(frame):
         raise MessageError(f"array {spec.name!r} of shape {spec.shape} comes with {len(frame)} bytes")
-    array = np.frombuffer(frame, dtype).reshape(spec.shape)
+    try:
+        array = np.frombuffer(frame, dtype).reshape(spec.shape)
+    except ValueError as error:  # no values, and yet dimensions beyond what an array can have
+        raise MessageError(f"array {spec.name!r} of shape {spec.shape}: {error}") from error
     array.flags.writeable = False
     return array
 

@@ -155,7 +155,8 @@ class Node:
         """One payload from each of `peers` for this round, without those that died, kept silent, or sent nonsense."""
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
         known = peers if isinstance(peers, Peers) else None
-        messages = await self.runtime.receive(Filter(kind, round, senders), timeout or self.receive_timeout)
+        patience = self.receive_timeout if timeout is None else timeout
+        messages = await self.runtime.receive(Filter(kind, round, senders), patience)
         if len(messages) < len(senders):
             self._report_missing(senders, messages, round)
         by_sender = {m.sender: m.payload for m in messages}

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -293,7 +294,7 @@ class Learner:
 
         self.flat.load(params)
         right, loss = 0.0, 0.0
-        with torch.inference_mode():
+        with torch.inference_mode(), self._testing():
             for x, y in self._test_batches():
                 outputs = self.flat.module(x)
                 right += float((outputs.argmax(1) == y).sum())
@@ -306,7 +307,7 @@ class Learner:
 
         views = self.flat.stacked(torch.from_numpy(np.stack(params)).to(self.device))
         right, loss = torch.zeros(len(params)), torch.zeros(len(params))
-        with torch.inference_mode():
+        with torch.inference_mode(), self._testing():
             for x, y in self._test_batches():
                 hits, losses = self._scores(views, x, y)
                 right += hits
@@ -326,6 +327,15 @@ class Learner:
     def stackable(self) -> bool:
         """Whether `train_stacked` gives what `train` gives: the optimizer works element by element."""
         return self._stackable
+
+    @contextmanager
+    def _testing(self) -> Iterator[None]:
+        """The module as it is used, not as it is trained: without dropout."""
+        self.flat.module.eval()
+        try:
+            yield
+        finally:
+            self.flat.module.train()
 
     def _test_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         inputs, targets = self._test

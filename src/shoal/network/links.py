@@ -57,10 +57,12 @@ class Queues:
 
     def arrival(self, now: float, sender: NodeId, receiver: NodeId, size: int) -> float:
         sent = self._up_free[sender] = max(now, self._up_free[sender]) + size * self._up
-        # The first bytes come in while the last still leave: the slower of the two links sets the pace.
-        first = sent - size * self._up + self._latency
-        received = max(first, self._down_free[receiver]) + size * self._down
-        arrived = self._down_free[receiver] = max(received, sent + self._latency)
+        arrived = sent + self._latency
+        if self._down:
+            # The first bytes come in while the last still leave: the slower of the two links sets the pace.
+            first = sent - size * self._up + self._latency
+            received = max(first, self._down_free[receiver]) + size * self._down
+            arrived = self._down_free[receiver] = max(received, arrived)
         return arrived
 
 

@@ -74,15 +74,16 @@ class Transport:
     async def send(self, to: NodeId, message: Message) -> None:
         if to in self._gone:
             return
-        socket = self._socket(to)
         frames = _frames(message)
-        if self._try(socket, frames):
+        if self._try(self._socket(to), frames):
             self._stalled.discard(to)
             return
         deadline = asyncio.get_running_loop().time() + self._send_timeout
-        while to not in self._stalled and to not in self._gone:
+        while to not in self._stalled:
             await asyncio.sleep(0.005)
-            if self._try(socket, frames):
+            if to in self._gone:  # its socket is closed
+                return
+            if self._try(self._socket(to), frames):  # a new one, when the place of the old one was needed
                 return
             if asyncio.get_running_loop().time() > deadline:
                 self._stalled.add(to)

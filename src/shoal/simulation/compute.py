@@ -32,6 +32,9 @@ STACK = 256
 class Computer(Protocol):
     """A way to compute works that are ready at the same time."""
 
+    at_once: int
+    """How many works it is best given in one call."""
+
     def run(self, works: Sequence[Work[Any]]) -> list[Any]: ...
 
     def close(self) -> None: ...
@@ -39,6 +42,8 @@ class Computer(Protocol):
 
 class OneByOne:
     """Each work alone, in order."""
+
+    at_once = 1
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         return [work.run() for work in works]
@@ -50,18 +55,18 @@ class OneByOne:
 class Stacked:
     """Works that go together in one call of `run_together`; the rest alone."""
 
+    at_once = STACK
+
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         groups: dict[Hashable, list[int]] = {}
         for i, work in enumerate(works):
             groups.setdefault(work.together, []).append(i)
         results: list[Any] = [None] * len(works)
         for members in groups.values():
-            for start in range(0, len(members), STACK):
-                some = members[start : start + STACK]
-                chunk = [works[i] for i in some]
-                done = chunk[0].run_together(chunk) if len(chunk) > 1 else [chunk[0].run()]
-                for i, result in zip(some, done, strict=True):
-                    results[i] = result
+            group = [works[i] for i in members]
+            done = group[0].run_together(group) if len(group) > 1 else [group[0].run()]
+            for i, result in zip(members, done, strict=True):
+                results[i] = result
         return results
 
     def close(self) -> None:
@@ -78,6 +83,7 @@ class Pool:
     """Parameter vectors that a worker holds at a time."""
 
     def __init__(self, trainers: Sequence[TorchTrainer], workers: int, size: int) -> None:
+        self.at_once = 4 * workers * self.SLOTS
         self._index = {id(trainer): i for i, trainer in enumerate(trainers)}
         self._trainers = list(trainers)
         self._size = size

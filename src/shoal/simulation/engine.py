@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import time
 from collections.abc import Collection, Coroutine
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from shoal.averages import Averages
@@ -38,16 +40,22 @@ class World:
         self.delays = delays
         self.computer: Computer = computer or OneByOne()
         self.runtimes = [SimulatedRuntime(self, i) for i in range(nodes)]
-        self._pending: list[_Slot] = []
+        self._pending: dict[_Slot, None] = {}
 
     def submit(self, slot: _Slot) -> None:
-        self._pending.append(slot)
+        self._pending[slot] = None
 
-    def compute_pending(self) -> None:
-        """All work that has begun: nothing that happens before its end can change it."""
-        pending, self._pending = self._pending, []
-        for slot, result in zip(pending, self.computer.run([s.work for s in pending]), strict=True):
-            slot.result = result
+    def compute(self, slot: _Slot) -> None:
+        """The work of `slot`, with as much of what has begun as is computed at once.
+
+        Whatever has begun may be computed now: nothing that happens before its end can change it.
+        """
+        del self._pending[slot]
+        chosen = [slot, *islice(self._pending, self.computer.at_once - 1)]
+        for other in chosen[1:]:
+            del self._pending[other]
+        for done, result in zip(chosen, self.computer.run([s.work for s in chosen]), strict=True):
+            done.result = result
 
     def lose(self, node: NodeId) -> None:
         """`node` has died: it gets no more messages, and nobody waits for it."""
@@ -110,7 +118,7 @@ class SimulatedRuntime:
         kernel.at(kernel.now + work.seconds, kernel.task().resume)
         await park()
         if slot.result is _NOTHING:
-            self._world.compute_pending()
+            self._world.compute(slot)
         result: R = slot.result
         return result
 
@@ -214,6 +222,7 @@ class Simulation:
         self.lost: dict[NodeId, str] = {}
         self._averages_file = Lines(folder.averages)
         self._alive = experiment.nodes
+        self._last_end = 0.0  # the kernel's clock goes on to the last timeout, needed or not
         self._shown = 0.0
         self._started = time.monotonic()
         self.listener.progress(self._progress("loading"))
@@ -234,8 +243,12 @@ class Simulation:
             for node in self.nodes:
                 algorithm = experiment.settings(node.id).algorithm.build()
                 self.world.runtimes[node.id].start(algorithm.run(node), partial(self._ended, node))
+            gc.freeze()  # nodes live as long as the run: do not look through them again and again
             self.world.kernel.run()
             self.world.raise_if_stuck()
+            self.lost.update(
+                {r.id: "hung: it waits for nothing that could come" for r in self.world.runtimes if r.running}
+            )
             status = "incomplete" if self.lost else "completed"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -244,6 +257,7 @@ class Simulation:
         except Exception as error:
             raise NodeError(f"a node's code raised {type(error).__name__}: {error}") from error
         finally:
+            gc.unfreeze()
             wall = time.monotonic() - self._started
             self.world.computer.close()
             self.lines.flush()
@@ -255,7 +269,7 @@ class Simulation:
             status,
             wall_s=wall,
             startup_s=startup,
-            virtual_s=self.world.kernel.now,
+            virtual_s=self.world.kernel.now if status == "interrupted" else self._last_end,
             lost=dict(sorted(self.lost.items())),
             facts={
                 "batching": batching,
@@ -313,6 +327,7 @@ class Simulation:
         return OneByOne()
 
     def _ended(self, node: Node, crashed: bool) -> None:
+        self._last_end = self.world.kernel.now
         if crashed:
             self._alive -= 1
             self.lost[node.id] = "crashed on schedule"

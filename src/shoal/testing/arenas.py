@@ -72,6 +72,8 @@ class SocketArena:
         self.patience = patience
         self.rejected: list[str] = []
         """Why messages were refused."""
+        self.endpoints: list[str] = []
+        """Where each node of the run listens."""
         self._places: list[tuple[Transport, Mailbox]] = []
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -93,9 +95,9 @@ class SocketArena:
 
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._places = [self._place(context) for _ in bodies]
-        endpoints = [transport.endpoint for transport, _ in self._places]
+        self.endpoints = [transport.endpoint for transport, _ in self._places]
         for transport, _ in self._places:
-            transport.start(endpoints)
+            transport.start(self.endpoints)
         slots = Slots(len(bodies))
 
         async def live(id: NodeId) -> Any:

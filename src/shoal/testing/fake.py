@@ -45,6 +45,7 @@ class FakeRuntime:
         """What the node recorded, if it was made by `node`."""
         self.mailbox = Mailbox()
         self._kernel = Kernel()
+        self._ended: float | None = None
         self._background: list[Task] = []
         self.deliver(*messages)
 
@@ -99,10 +100,12 @@ class FakeRuntime:
             results.append(await main)
 
         def ended(task: Task, crashed: bool) -> None:
+            self._ended = self.now()  # what the script holds for later does not move the clock
             for other in self._background:
                 other.cancel()
             self._background.clear()
 
+        self._ended = None
         self._kernel.spawn(body(), ended)
         self._kernel.run()
         if not results:
@@ -115,7 +118,7 @@ class FakeRuntime:
         return results[0]
 
     def now(self) -> float:
-        return self._kernel.now
+        return self._kernel.now if self._ended is None else self._ended
 
     async def sleep(self, seconds: float) -> None:
         self._at(self.now() + max(0.0, seconds), self._kernel.task().resume)

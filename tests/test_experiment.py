@@ -1,0 +1,410 @@
+"""Experiments: their TOML and Python spellings, what is refused, and what groups of nodes override."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import networkx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.algorithms.dpsgd import DPSGD
+from shoal.data.partitions import Dirichlet
+from shoal.errors import ExperimentError, TopologyError
+from shoal.experiment import Experiment, parse_override, parse_overrides
+from shoal.topologies.regular import Regular
+from shoal.training import Training
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.toml"))
+
+
+def problems(table: dict[str, Any], overrides: dict[str, Any] | None = None, base: Path = Path(".")) -> tuple[str, ...]:
+    with pytest.raises(ExperimentError) as caught:
+        Experiment.from_table(table, overrides, base=base)
+    return caught.value.problems
+
+
+# What is wrong is said with its place.
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"nodez": 3}, "nodez: unknown key; did you mean 'nodes'?"),
+        ({"training": {"lrr": 1}}, "training.lrr: unknown key; did you mean 'lr'?"),
+        ({"algorithm": {"name": "dpgsd"}}, "algorithm.name = 'dpgsd': unknown algorithm 'dpgsd'; did you mean 'dpsgd'?"),
+        ({"algorithm": {"name": "dpsgd", "ruonds": 3}}, "algorithm.ruonds: unknown key; did you mean 'rounds'?"),
+        ({"lr": 0.1}, "lr: unknown key; it belongs to training.lr"),
+        ({"rounds": 5}, "rounds: unknown key; it belongs to algorithm.rounds"),
+        ({"partition": {"name": "iid"}}, "partition: unknown key; it belongs to dataset.partition"),
+        ({"weights": "uniform"}, "weights: unknown key; it belongs to topology.weights"),
+        ({"algorithm": {"name": "dpsgd", "lr": 0.1}}, "algorithm.lr: unknown key; it belongs to training.lr"),
+        ({"training": {"rounds": 5}}, "training.rounds: unknown key; it belongs to algorithm.rounds"),
+        (
+            {"training": {"seed": 5}},
+            "training.seed: unknown key; it belongs to the top of the file, above every [table]",
+        ),
+        ({"nodes": "many"}, "nodes = 'many': expected integer at least 1"),
+        ({"nodes": 0}, "nodes = 0: expected integer at least 1"),
+        ({"seed": 2**64}, f"seed = {2**64}: expected integer at least 0 and below 9.22337e+18"),
+        ({"engine": "process"}, "engine = 'process': expected one of 'simulation', 'processes'; did you mean 'processes'?"),
+        ({"training": 5}, "training = 5: expected a table"),
+        ({"topology": "ring"}, "topology = 'ring': expected a table with a name, such as { name = … }"),
+        ({"model": {"hidden": [1]}}, "model = {'hidden': [1]}: expected a table with a name, such as { name = … }"),
+        ({"model": {"name": "mlp", "hidden": [8, 0]}}, "model.hidden[1] = 0: expected integer at least 1"),
+        ({"processes": {"base_port": 70000}}, "processes.base_port = 70000: expected integer at least 1 and at most 65535"),
+        ({"fault": [{"kind": "crash", "node": 99}]}, "fault[0].node = 99: there is no such node; nodes = 16"),
+        (
+            {"engine": "processes", "network": {"name": "uniform"}},
+            "network = 'uniform': only the simulation models a network; processes use this machine's own. "
+            "Remove the key or choose engine = 'simulation'",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_place_and_what_to_do(table: dict[str, Any], problem: str) -> None:
+    assert problems(table) == (problem,)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "", "-x", "two words"])
+def test_a_name_that_cannot_be_a_folder_is_refused(name: str) -> None:
+    (problem,) = problems({"name": name})
+    assert problem.startswith(f"name = {name!r}: expected letters")
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    found = problems({
+        "nodez": 3, "lr": 0.1, "seed": -1, "training": {"lrr": 1, "batch_size": 0}, "sharing": {"name": "fulll"},
+    })  # fmt: skip
+    assert [p.split(" ")[0].rstrip(":") for p in found] == [
+        "nodez", "lr", "seed", "training.lrr", "training.batch_size", "sharing.name",
+    ]  # fmt: skip
+
+
+def test_the_message_names_the_file_and_counts(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("nodes = 0\nseed = -1\n")
+    with pytest.raises(ExperimentError, match=r"mine.toml: 2 problems\n  - nodes = 0: .*\n  - seed = -1: "):
+        Experiment.from_file(file)
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_the_experiment(tmp_path: Path) -> None:
+    (tmp_path / "broken.toml").write_text("nodes = = 3")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    for path, why in (
+        ("none.toml", "there is no file"),
+        (".", "is a folder"),
+        ("broken.toml", "not valid TOML: Invalid value"),
+        ("binary.toml", "not valid TOML"),
+        ("broken.toml/x.toml", "cannot be read: Not a directory"),
+    ):
+        with pytest.raises(ExperimentError, match=why):
+            Experiment.from_file(tmp_path / path)
+
+
+def test_an_experiment_without_a_name_is_called_after_its_file(tmp_path: Path) -> None:
+    (tmp_path / "my experiment.toml").write_text("")
+    assert Experiment.from_file(tmp_path / "my experiment.toml").name == "my_experiment"
+
+
+# --set
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("nodes=8", "nodes", 8),
+        ("training.lr = 0.5", "training.lr", 0.5),
+        ("engine=simulation", "engine", "simulation"),
+        ("algorithm.name=mine.py:Mine", "algorithm.name", "mine.py:Mine"),
+        ("engine='simulation'", "engine", "simulation"),
+        ("evaluation.average=false", "evaluation.average", False),
+        ("model.hidden=[8, 8]", "model.hidden", [8, 8]),
+        ("topology={name='ring'}", "topology", {"name": "ring"}),
+    ],
+)
+def test_set_takes_a_dotted_key_and_a_toml_value_or_a_bare_word(text: str, key: str, value: object) -> None:
+    assert parse_override(text) == (key, value)
+
+
+@pytest.mark.parametrize("text", ["nodes", "=3", "a..b=3", "topology={name='ring'", "name=two words", "a b=3"])
+def test_set_refuses_what_it_cannot_read(text: str) -> None:
+    with pytest.raises(ExperimentError, match="--set: 1 problem"):
+        parse_overrides([text])
+
+
+def test_set_changes_one_key_and_a_table_replaces_the_table() -> None:
+    table = {"topology": {"name": "regular", "degree": 4, "dynamic": True}}
+    one = Experiment.from_table(table, {"topology.degree": 2})
+    assert one.topology.options == {"degree": 2, "dynamic": True}
+    assert Experiment.from_table(table, {"topology": {"name": "ring"}}).topology.name == "ring"
+    assert table["topology"]["degree"] == 4, "the table that was given stays as it is"
+
+
+def test_set_makes_the_tables_on_its_way_and_refuses_to_go_through_a_value() -> None:
+    assert Experiment.from_table({}, {"dataset.name": "digits", "dataset.partition.name": "shards"}).partition.name == "shards"
+    assert problems({"training": {"lr": 0.1}}, {"training.lr.x": 3}) == ("training.lr.x: 'lr' is not a table",)
+
+
+# Groups
+
+
+def test_a_group_merges_its_keys_into_the_table_and_another_name_replaces_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    experiment = Experiment.from_table(
+        {
+            "nodes": 4,
+            "algorithm": {"name": "dpsgd", "rounds": 7},
+            "training": {"lr": 0.1, "batch_size": 3},
+            "group": [
+                {"nodes": "0, 2-3", "training": {"lr": 0.5}, "algorithm": {"overlap": True}},
+                {"nodes": "1", "algorithm": {"name": "mine.py:Mine"}, "device": {"step_seconds": 2}},
+            ],
+        },
+        base=tmp_path,
+    )
+    for node in (0, 2, 3):
+        assert experiment.settings(node).training == Training(lr=0.5, batch_size=3)
+        assert experiment.settings(node).algorithm.options == {"rounds": 7, "overlap": True}
+    other = experiment.settings(1)
+    assert other.training == experiment.training
+    assert other.algorithm.options == {"alpha": 0.5}
+    assert other.device.step_seconds == 2.0
+
+
+def test_the_later_of_two_groups_overrides_the_earlier() -> None:
+    groups = [{"nodes": "0-1", "training": {"lr": 0.2, "batch_size": 2}}, {"nodes": "1-2", "training": {"lr": 0.3}}]
+    experiment = Experiment(nodes=4, training={"lr": 0.1, "batch_size": 1}, group=groups)
+    found = [(experiment.settings(n).training.lr, experiment.settings(n).training.batch_size) for n in range(4)]
+    assert found == [(0.2, 2), (0.3, 2), (0.3, 1), (0.1, 1)]
+
+
+def test_a_group_may_set_a_key_of_what_another_group_chose(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    chosen = {"nodes": "0-1", "algorithm": {"name": "mine.py:Mine"}}
+    inside = {"nodes": "1", "algorithm": {"alpha": 0.7}}
+    experiment = Experiment.from_table({"nodes": 4, "group": [chosen, inside]}, base=tmp_path)
+    assert [experiment.settings(n).algorithm.options.get("alpha") for n in range(3)] == [0.5, 0.7, None]
+    wider = {**inside, "nodes": "1-2"}
+    assert problems({"nodes": 4, "group": [chosen, wider]}, base=tmp_path) == (
+        "group[1].algorithm.alpha: unknown key; expected one of overlap, rounds",
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "problem"),
+    [
+        ({"nodes": "two"}, "group[0].nodes = 'two': expected numbers and ranges such as '0-3, 8'"),
+        ({"nodes": ""}, "group[0].nodes = '': expected numbers and ranges such as '0-3, 8'"),
+        ({"nodes": "3-1"}, "group[0].nodes = '3-1': 3-1 counts down; did you mean 1-3?"),
+        ({"nodes": "2-5"}, "group[0].nodes = '2-5': there is no node 4; nodes = 4"),
+        ({"nodes": "0-99999999999999"}, "group[0].nodes = '0-99999999999999': there is no node 4; nodes = 4"),
+        ({"nodes": 3}, "group[0].nodes = 3: expected string"),
+        ({}, "group[0].nodes: missing; expected string"),
+        ({"nodes": "1", "model": {}}, "group[0].model: unknown key; did you mean 'nodes'?"),
+        ({"nodes": "1", "training": {"lrr": 1}}, "group[0].training.lrr: unknown key; did you mean 'lr'?"),
+        (
+            {"nodes": "1", "sharing": {"name": "fulll"}},
+            "group[0].sharing.name = 'fulll': unknown sharing 'fulll'; did you mean 'full'?",
+        ),
+    ],
+)
+def test_a_wrong_group_is_refused(group: dict[str, Any], problem: str) -> None:
+    assert problems({"nodes": 4, "group": [group]}) == (problem,)
+
+
+def test_a_problem_of_a_group_is_reported_once_however_it_overlaps() -> None:
+    groups = [{"nodes": "0-3", "training": {"lr": -1}}, {"nodes": "1"}, {"nodes": "9", "training": {"lr": -2}}]
+    assert problems({"nodes": 4, "group": groups}) == (
+        "group[2].nodes = '9': there is no node 9; nodes = 4",
+        "group[0].training.lr = -1: expected number above 0",
+        "group[2].training.lr = -2: expected number above 0",
+    )
+
+
+# Plug-ins
+
+PLUGIN = textwrap.dedent(
+    '''
+    from dataclasses import dataclass
+    from typing import Annotated
+
+    from shoal.schema import Bounds
+
+    @dataclass(frozen=True)
+    class Mine:
+        """An algorithm of one's own."""
+
+        alpha: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.5
+
+        async def run(self, node):
+            async for _ in node.rounds(1):
+                pass
+
+    def function(): ...
+    '''
+)
+
+
+def test_a_plugin_file_is_found_beside_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "mine.py").write_text(PLUGIN)
+    (tmp_path / "e.toml").write_text('algorithm = { name = "plugins/mine.py:Mine", alpha = 0.2 }')
+    monkeypatch.chdir("/")
+    experiment = Experiment.from_file(tmp_path / "e.toml")
+    assert experiment.algorithm.build().alpha == 0.2
+    assert experiment.algorithm.name == f"{tmp_path / 'plugins' / 'mine.py'}:Mine", "absolute, for nodes elsewhere"
+    assert Experiment.from_table(experiment.table()) == experiment
+
+
+def test_a_plugin_in_a_module_is_found_by_its_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_shoal_plugin.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    experiment = Experiment.from_table({"algorithm": {"name": "my_shoal_plugin:Mine"}})
+    assert type(experiment.algorithm.build()).__module__ == "my_shoal_plugin"
+    monkeypatch.delitem(sys.modules, "my_shoal_plugin")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "problem"),
+    [
+        ("none.py:Mine", {}, "there is no file '{base}/none.py'"),
+        ("raises.py:Mine", {}, "'{base}/raises.py' raised on import: KeyError: 'a key'"),
+        ("leaves.py:Mine", {}, "'{base}/leaves.py' raised on import: SystemExit: 4"),
+        ("syntax.py:Mine", {}, "'{base}/syntax.py' raised on import: SyntaxError: "),
+        ("mine.py:Mime", {}, "{base}/mine.py has no class 'Mime'; did you mean 'Mine'?"),
+        ("mine.py:function", {}, "{base}/mine.py has no class 'function'; expected one of Mine"),
+        ("nowhere.at_all:Mine", {}, "importing 'nowhere.at_all' failed: ModuleNotFoundError"),
+        ("mine.py:Mine", {"alhpa": 1}, "algorithm.alhpa: unknown key; did you mean 'alpha'?"),
+        ("mine.py:Mine", {"alpha": 2}, "algorithm.alpha = 2: expected number at least 0 and at most 1"),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_is_refused(
+    name: str, options: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    (tmp_path / "raises.py").write_text("raise KeyError('a key')")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(4)")
+    (tmp_path / "syntax.py").write_text("def (:")
+    (found,) = problems({"algorithm": {"name": name, **options}}, base=tmp_path)
+    assert problem.format(base=tmp_path) in found
+
+
+# Python
+
+
+def test_dicts_and_instances_make_the_experiment_of_the_toml_spelling() -> None:
+    table = tomllib.loads(
+        """
+        name = "same"
+        nodes = 8
+        algorithm = { name = "dpsgd", rounds = 3 }
+        topology = { name = "regular", degree = 4, weights = "uniform" }
+        dataset = { name = "digits", partition = { name = "dirichlet", alpha = 0.1 } }
+        training = { lr = 0.2 }
+        group = [{ nodes = "0-3", training = { lr = 0.3 } }]
+        """
+    )
+    from_toml = Experiment.from_table(table)
+    with_instances = Experiment(
+        name="same", nodes=8, algorithm=DPSGD(rounds=3), topology=Regular(degree=4), weights="uniform",
+        partition=Dirichlet(alpha=0.1), training=Training(lr=0.2),
+        group=[{"nodes": "0-3", "training": {"lr": 0.3}}],
+    )  # fmt: skip
+    with_dicts = Experiment(
+        name="same", nodes=8, algorithm={"name": "dpsgd", "rounds": 3}, topology={"name": "regular", "degree": 4},
+        weights="uniform", partition={"name": "dirichlet", "alpha": 0.1}, training={"lr": 0.2},
+        group=[{"nodes": "0-3", "training": {"lr": 0.3}}],
+    )  # fmt: skip
+    assert from_toml == with_instances == with_dicts
+    assert from_toml.toml() == with_instances.toml() == with_dicts.toml()
+
+
+def test_a_wrong_value_in_python_is_refused_alike() -> None:
+    with pytest.raises(ExperimentError, match="nodes = 0: expected integer at least 1"):
+        Experiment(nodes=0)
+    with pytest.raises(ExperimentError, match="sharing = 'full': expected a table with a name"):
+        Experiment(sharing="full")
+
+
+def test_a_networkx_graph_is_a_topology() -> None:
+    graph = networkx.petersen_graph()
+    experiment = Experiment(nodes=10, topology=graph)
+    built = experiment.topology.build().build(10, 0)
+    assert {(a, b) for a in range(10) for b in built.links(a, 0).to} == set(graph.edges) | {(b, a) for a, b in graph.edges}
+    assert Experiment.from_table(tomllib.loads(experiment.toml())) == experiment
+    with pytest.raises(TopologyError, match="directed"):
+        Experiment(nodes=3, topology=networkx.DiGraph([(0, 1)]))
+
+
+def test_an_experiment_does_not_change() -> None:
+    experiment = Experiment()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        experiment.nodes = 3  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        experiment.training.lr = 3.0  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        experiment.algorithm.name = "x"
+    other = dataclasses.replace(experiment, nodes=3)
+    assert (other.nodes, experiment.nodes) == (3, 16)
+
+
+# Round trips
+
+rates = st.floats(1e-6, 10, allow_subnormal=False)
+tables = st.fixed_dictionaries(
+    {"nodes": st.integers(4, 2000)},
+    optional={
+        "name": st.from_regex(r"[a-z][a-z0-9.+_-]{0,20}", fullmatch=True),
+        "seed": st.integers(0, 2**63 - 1),
+        "engine": st.sampled_from(["simulation", "processes"]),
+        "algorithm": st.fixed_dictionaries({"name": st.just("dpsgd"), "rounds": st.integers(1, 10**6)}),
+        "topology": st.one_of(
+            st.fixed_dictionaries({"name": st.sampled_from(["ring", "full", "exponential"])}),
+            st.fixed_dictionaries(
+                {"name": st.just("regular")}, optional={"degree": st.integers(1, 50), "dynamic": st.booleans()}
+            ),
+            st.fixed_dictionaries(
+                {"name": st.just("edges"), "edges": st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).map(list))},
+                optional={"weights": st.sampled_from(["uniform", "metropolis-hastings"])},
+            ),
+        ),
+        "dataset": st.fixed_dictionaries(
+            {"name": st.just("synthetic"), "shape": st.lists(st.integers(1, 32), min_size=1, max_size=3)},
+            optional={"partition": st.fixed_dictionaries({"name": st.just("dirichlet"), "alpha": rates})},
+        ),
+        "model": st.fixed_dictionaries({"name": st.just("mlp"), "hidden": st.lists(st.integers(1, 64), max_size=3)}),
+        "training": st.fixed_dictionaries(
+            {}, optional={"lr": rates, "batch_size": st.integers(1, 512), "options": st.just({"eps": 1e-8})}
+        ),
+        "evaluation": st.fixed_dictionaries({}, optional={"every": st.integers(0, 9), "nodes": st.integers(0, 9)}),
+        "processes": st.fixed_dictionaries({}, optional={"base_port": st.integers(1, 65535)}),
+        "group": st.lists(
+            st.fixed_dictionaries({"nodes": st.sampled_from(["0", "1-3", "0, 2"]), "training": st.just({"lr": 0.5})}),
+            max_size=3,
+        ),
+        "fault": st.lists(
+            st.fixed_dictionaries({"kind": st.sampled_from(["crash", "hang"]), "node": st.integers(0, 3)}), max_size=2
+        ),
+    },
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(tables)
+def test_an_experiment_survives_its_table_and_its_toml(table: dict[str, Any]) -> None:
+    experiment = Experiment.from_table(table)
+    assert Experiment.from_table(experiment.table()) == experiment
+    assert Experiment.from_table(tomllib.loads(experiment.toml())) == experiment
+    assert dataclasses.replace(experiment) == experiment
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_valid_and_survives_its_toml(path: Path) -> None:
+    experiment = Experiment.from_file(path)
+    assert Experiment.from_table(tomllib.loads(experiment.toml())) == experiment

@@ -1,0 +1,452 @@
+"""A runtime means the same in every engine: one suite, two arms. And the fake one that tests of algorithms use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from shoal.algorithms.dpsgd import DPSGD
+from shoal.errors import DeadlockError, ExperimentError, MessageError, NodeError
+from shoal.experiment import Experiment, Fault
+from shoal.message import Message, Payload
+from shoal.network.links import Uniform
+from shoal.node import Node
+from shoal.processes import transport as transport_module
+from shoal.processes.transport import Transport
+from shoal.records import Event, Round
+from shoal.runtime import Filter, Runtime
+from shoal.sharing.full import Full
+from shoal.testing import FakeRuntime, Faults, SimulatedArena, SocketArena, check_runtime
+from shoal.testing.arenas import Body
+from shoal.topologies.static import Star
+
+ARENAS: dict[str, Callable[[], Any]] = {
+    "simulation": SimulatedArena,
+    "simulation with a network": lambda: SimulatedArena(Uniform(latency=0.01, upload=50, download=50).build),
+    "sockets": SocketArena,
+}
+
+
+def said(sender: int = 1, round: int = 0, kind: str = "model", values: Any = (1.0,)) -> Message:
+    return Message(sender, kind, round, Payload({"params": np.array(values, np.float32)}))
+
+
+@pytest.mark.parametrize("arena", ARENAS)
+def test_the_runtimes_of_both_engines_conform(arena: str) -> None:
+    check_runtime(ARENAS[arena]())
+
+
+# The suite catches
+
+
+class Changed:
+    """A runtime that is another in all but one thing."""
+
+    def __init__(self, inner: Runtime) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class SendsTwice(Changed):
+    async def send(self, to: int, message: Message) -> None:
+        await self._inner.send(to, message)
+        await self._inner.send(to, message)
+
+
+class LosesSome(Changed):
+    async def send(self, to: int, message: Message) -> None:
+        if message.round != 3:
+            await self._inner.send(to, message)
+
+
+class ForgetsTheRound(Changed):
+    async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
+        return await self._inner.receive(Filter(wanted.kind, None, wanted.senders), timeout)
+
+
+class TakesWhatCame(Changed):
+    async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
+        return await self._inner.receive(wanted, 0.01)
+
+
+class BlocksWhileItComputes(Changed):
+    async def compute(self, work: Any) -> Any:
+        return work.run()
+
+
+class NeverSleeps(Changed):
+    async def sleep(self, seconds: float) -> None:
+        await self._inner.sleep(0.0)
+
+
+class HidesTheDead(Changed):
+    def gone(self) -> frozenset[int]:
+        return frozenset()
+
+
+class SwallowsFailures(Changed):
+    def background(self, task: Coroutine[Any, Any, None]) -> None:
+        async def quietly() -> None:
+            try:
+                await task
+            except Exception:
+                return
+
+        self._inner.background(quietly())
+
+
+class ChangedArena(SimulatedArena):
+    def __init__(self, change: type[Changed]) -> None:
+        super().__init__()
+        self._change = change
+
+    def run(self, bodies: Mapping[int, Body]) -> dict[int, Any]:
+        def on_changed(body: Body) -> Body:
+            return lambda runtime: body(self._change(runtime))
+
+        return super().run({id: on_changed(body) for id, body in bodies.items()})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        SendsTwice,
+        LosesSome,
+        ForgetsTheRound,
+        TakesWhatCame,
+        BlocksWhileItComputes,
+        NeverSleeps,
+        HidesTheDead,
+        SwallowsFailures,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_the_suite_catches_a_runtime_that(change: type[Changed]) -> None:
+    with pytest.raises((AssertionError, DeadlockError)):
+        check_runtime(ChangedArena(change))
+
+
+# The arenas
+
+
+@pytest.mark.parametrize("arena", ARENAS)
+def test_what_a_body_raises_is_raised_by_the_run(arena: str) -> None:
+    async def body(runtime: Runtime) -> None:
+        await runtime.sleep(0.0)
+        raise MessageError("on purpose")
+
+    with pytest.raises(MessageError, match="on purpose"):
+        ARENAS[arena]().run({0: body})
+
+
+def test_bodies_that_wait_for_ever_are_an_error_in_both_arms() -> None:
+    async def body(runtime: Runtime) -> None:
+        await runtime.receive(Filter("model", 4))
+
+    with pytest.raises(DeadlockError, match="node 0 waits for 'model' of round 4 from anyone"):
+        SimulatedArena().run({0: body})
+    with pytest.raises(TimeoutError, match="these nodes are not done: 0"):
+        SocketArena(patience=0.2).run({0: body})
+
+
+def test_nonsense_on_a_node_s_port_is_refused_and_the_node_goes_on() -> None:
+    arena = SocketArena()
+
+    async def stranger(runtime: Runtime) -> None:
+        context: zmq.Context[Any] = zmq.Context()
+        socket = context.socket(zmq.PUSH)
+        socket.connect(arena.endpoints[0])
+        bad = [b"garbage"], [], said(sender=9).frames(), Message(1, "model", 0, Payload({}), "another run").frames()
+        for frames in bad:
+            socket.send_multipart(frames or [b""])
+        socket.close(linger=5000)
+        context.term()
+        await runtime.sleep(0.1)
+        await runtime.send(0, said())
+
+    async def receiver(runtime: Runtime) -> list[Message]:
+        return await runtime.receive(Filter("model"), 10)
+
+    (message,) = arena.run({0: receiver, 1: stranger})[0]
+    assert message.sender == 1
+    assert len(arena.rejected) == 4
+    assert any("there is no node 9" in why for why in arena.rejected)
+    assert any("a message of run 'another run'" in why for why in arena.rejected)
+
+
+def on_a_transport(body: Callable[[Transport], Coroutine[Any, Any, None]], **options: Any) -> Transport:
+    """Run something on a transport whose peers listen nowhere: what is sent to them stays in its queues."""
+
+    async def run() -> Transport:
+        context: zmq.Context[Any] = zmq.Context()
+        given = {"connections": 8, "send_timeout": 10.0, **options}
+        transport = Transport(
+            context,
+            run="0" * 16,
+            host="127.0.0.1",
+            port=None,
+            max_message_bytes=2**20,
+            deliver=lambda message: None,
+            reject=lambda why: None,
+            **given,
+        )
+        transport.start(["tcp://127.0.0.1:9"] * 3)  # the port that discards, on which nobody listens
+        try:
+            await asyncio.wait_for(body(transport), 20)
+        finally:
+            transport.close()
+            context.destroy(linger=0)
+        return transport
+
+    return asyncio.run(run())
+
+
+def test_a_peer_that_dies_while_its_queue_is_full_does_not_fail_who_sends_to_it() -> None:
+    async def body(transport: Transport) -> None:
+        asyncio.get_running_loop().call_later(0.2, transport.lose, 1)
+        for _ in range(5000):
+            await transport.send(1, said())
+
+    assert on_a_transport(body).unsent == 0
+
+
+def test_a_connection_that_is_closed_for_another_does_not_fail_who_waits_to_send_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport_module, "LINGER_MS", 50)
+
+    async def body(transport: Transport) -> None:
+        async def flood() -> None:
+            for _ in range(5000):
+                await transport.send(1, said())
+
+        flooding = asyncio.create_task(flood())
+        await asyncio.sleep(0.2)
+        await transport.send(2, said())
+        await asyncio.sleep(0.1)
+        transport.lose(1)
+        await flooding
+
+    on_a_transport(body, connections=1)
+
+
+def test_what_a_peer_does_not_take_in_time_is_given_up_and_counted() -> None:
+    async def body(transport: Transport) -> None:
+        while not transport.unsent:
+            await transport.send(1, said())
+        await transport.send(1, said())  # at once: it has stalled already
+
+    assert on_a_transport(body, send_timeout=0.05).unsent == 2
+
+
+# The fake runtime
+
+
+def test_a_fake_runtime_answers_from_its_script_and_writes_down_what_is_sent() -> None:
+    async def body(runtime: Runtime) -> list[Message]:
+        await runtime.send(1, said(0, kind="request"))
+        return await runtime.receive(Filter("model", 0, (1, 2)))
+
+    fake = FakeRuntime(said(2), said(3)).deliver(said(1), at=5.0)
+    received = fake.run(body(fake))
+    assert [m.sender for m in received] == [2, 1]
+    assert [(to, m.kind) for to, m in fake.sent] == [(1, "request")]
+    assert fake.sent_at == [0.0]
+    assert fake.now() == 5.0
+
+
+def test_its_clock_moves_by_what_is_waited_for_and_no_further() -> None:
+    async def body(runtime: Runtime) -> list[float]:
+        times = []
+        await runtime.sleep(2.0)
+        times.append(runtime.now())
+        assert await runtime.receive(Filter("model"), timeout=3.0) == []
+        times.append(runtime.now())
+        await runtime.receive(Filter("model"), timeout=100.0)
+        times.append(runtime.now())
+        return times
+
+    fake = FakeRuntime().deliver(said(), at=7.5)
+    assert fake.run(body(fake)) == [2.0, 5.0, 7.5]
+    assert fake.now() == 7.5
+
+
+def test_on_a_fake_runtime_background_tasks_run_beside_and_end_with_the_run() -> None:
+    ticks = []
+
+    async def tick(runtime: Runtime) -> None:
+        while True:
+            ticks.append(runtime.now())
+            await runtime.sleep(1.0)
+
+    async def body(runtime: Runtime) -> str:
+        runtime.background(tick(runtime))
+        await runtime.sleep(2.5)
+        return "done"
+
+    fake = FakeRuntime()
+    assert fake.run(body(fake)) == "done"
+    assert ticks == [0.0, 1.0, 2.0]
+
+
+def test_a_wait_that_the_script_does_not_end_is_an_error_that_names_it() -> None:
+    async def body(runtime: Runtime) -> None:
+        await runtime.receive(Filter("model", 3, (1, 2)))
+
+    fake = FakeRuntime(said(1, round=3))
+    with pytest.raises(DeadlockError, match="waits for 'model' of round 3 from 1, 2"):
+        fake.run(body(fake))
+
+
+def test_the_dead_of_a_script_are_not_waited_for() -> None:
+    async def body(runtime: Runtime) -> tuple[list[int], float]:
+        received = await runtime.receive(Filter("model", 0, (1, 2)))
+        return [m.sender for m in received], runtime.now()
+
+    fake = FakeRuntime(said(1)).lose(2, at=4.0)
+    assert fake.run(body(fake)) == ([1], 4.0)
+    assert 2 in fake.gone()
+
+
+def test_an_algorithm_runs_on_a_fake_node() -> None:
+    fake = FakeRuntime(
+        said(1, 0, values=[4, 4]), said(2, 0, values=[7, 7]), said(1, 1, values=[6, 6]), said(2, 1, values=[0, 0])
+    )
+    node = fake.node(nodes=3, params=np.zeros(2, np.float32), train=lambda params: params + 1)
+    fake.run(DPSGD(rounds=2).run(node))
+    # (1 + 4 + 7) / 3 = 4, then (5 + 6 + 0) / 3
+    np.testing.assert_allclose(node.params, [11 / 3] * 2, rtol=1e-6)
+    assert [(to, m.round) for to, m in fake.sent] == [(1, 0), (2, 0), (1, 1), (2, 1)]
+    assert fake.sent_at == [1.0, 1.0, 2.0, 2.0]
+    assert [r.round for r in fake.records if isinstance(r, Round)] == [0, 1]
+
+
+def test_a_fake_node_goes_on_without_who_keeps_silent_and_says_so() -> None:
+    fake = FakeRuntime(said(2, values=[2]))
+    node = fake.node(3, nodes=4, params=np.zeros(1, np.float32), receive_timeout=10.0)
+    fake.run(DPSGD(rounds=1).run(node))
+    assert node.params[0] == 1.0  # the weights 1/3 of itself and of node 2, renormalised
+    (event,) = [r for r in fake.records if isinstance(r, Event)]
+    assert (event.what, event.detail) == ("no answer", "round 0: gave up waiting for 0")
+
+
+# A node
+
+
+def test_one_message_serves_all_its_recipients() -> None:
+    async def body() -> None:
+        await node.send([1, 2, 3], Payload({"params": writable}), round=0)
+        writable[:] = 9
+        await node.send([1], node.sharing.outgoing(node.params, 0), round=0)
+
+    writable = np.zeros(2, np.float32)
+    fake = FakeRuntime()
+    node = fake.node(nodes=4, params=np.ones(2, np.float32))
+    fake.run(body())
+    (_, first), (_, second), (_, third), (_, model) = fake.sent
+    assert first is second is third
+    assert not first.payload.arrays["params"].any()
+    assert model.payload.arrays["params"] is node.params
+    assert node.messages_sent == 4
+    assert node.bytes_sent == 3 * first.wire_size + model.wire_size
+
+
+def test_each_peer_may_be_told_something_else() -> None:
+    fake = FakeRuntime()
+    node = fake.node(nodes=4, params=np.ones(2, np.float32))
+    fake.run(node.send([1, 2], lambda peer: Payload({}, {"to": peer}), round=0))
+    assert [(to, m.payload.fields["to"]) for to, m in fake.sent] == [(1, 1), (2, 2)]
+
+
+def test_nothing_is_sent_to_the_dead() -> None:
+    fake = FakeRuntime().lose(2)
+    node = fake.node(nodes=4, params=np.ones(2, np.float32))
+
+    async def body() -> None:
+        await node.sleep(1.0)
+        await node.send([1, 2], Payload({}), round=0)
+
+    fake.run(body())
+    assert [to for to, _ in fake.sent] == [1]
+    assert node.messages_sent == 1
+
+
+def test_a_payload_that_the_sharing_refuses_is_left_out_counted_and_recorded() -> None:
+    fake = FakeRuntime(said(1, values=[1, 2, 3]), said(2, values=[1]))
+    node = fake.node(nodes=3, params=np.zeros(1, np.float32))
+    received = fake.run(node.receive_each([1, 2], round=0))
+    assert list(received) == [2]
+    assert node.rejected == 1
+    (event,) = [r for r in fake.records if isinstance(r, Event)]
+    assert event.what == "payload rejected"
+    assert "from node 1: expected one float32 vector 'params' of 1 values" in event.detail
+
+
+def test_what_is_received_is_in_ascending_order_of_sender() -> None:
+    fake = FakeRuntime(said(3), said(1), said(2))
+    node = fake.node(nodes=4, params=np.zeros(1, np.float32))
+    assert list(fake.run(node.receive_each([3, 2, 1], round=0))) == [1, 2, 3]
+
+
+def test_a_timeout_of_nothing_takes_what_is_there() -> None:
+    fake = FakeRuntime(said(1))
+    node = fake.node(nodes=3, params=np.zeros(1, np.float32), receive_timeout=50.0)
+    assert list(fake.run(node.receive_each([1, 2], round=0, timeout=0.0))) == [1]
+    assert fake.now() == 0.0
+
+
+def test_weights_without_a_graph_are_equal() -> None:
+    fake = FakeRuntime(said(1), said(2))
+    node = fake.node(nodes=3, params=np.zeros(1, np.float32), topology=Star())
+    received = fake.run(node.receive_each([1, 2], round=0))
+    assert node.weights(received) == {1: 1 / 3, 2: 1 / 3}
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3, np.float32), np.zeros(2), np.zeros((1, 2), np.float32)])
+def test_a_model_of_another_size_or_type_is_refused(wrong: Any) -> None:
+    node = FakeRuntime().node(0, nodes=2, params=np.zeros(2, np.float32))
+    with pytest.raises(NodeError, match="params must be a float32 vector of 2 values"):
+        node.params = wrong
+
+
+def test_a_model_cannot_be_written_into() -> None:
+    node: Node = FakeRuntime().node(nodes=2, params=np.zeros(2, np.float32), sharing=Full())
+    with pytest.raises(ValueError, match="read-only"):
+        node.params += 1
+    node.params = node.params + 1
+    with pytest.raises(ValueError, match="read-only"):
+        node.params[0] = 5
+
+
+def test_a_node_s_generators_depend_on_purpose_and_node_alone() -> None:
+    def draw(id: int, purpose: str) -> float:
+        return float(FakeRuntime().node(id, nodes=3, params=np.zeros(1, np.float32)).rng(purpose).random())
+
+    assert draw(0, "peers") == draw(0, "peers")
+    assert len({draw(0, "peers"), draw(1, "peers"), draw(0, "masks")}) == 3
+    node = FakeRuntime().node(nodes=3, params=np.zeros(1, np.float32))
+    assert node.rng("peers") is node.rng("peers")
+
+
+# Faults
+
+
+def test_faults_read_as_a_sentence_and_give_a_schedule() -> None:
+    faults = Faults().crash(3, round=2).raises(4, round=1).hang(5, round=3)
+    assert faults.schedule == (Fault("crash", 3, 2), Fault("raise", 4, 1), Fault("hang", 5, 3))
+    assert Experiment(nodes=6, fault=faults.schedule).fault == faults.schedule
+    with pytest.raises(ExperimentError, match=r"fault\[2\].node = 5: there is no such node; nodes = 5"):
+        Experiment(nodes=5, fault=faults.schedule)
+
+
+def test_a_schedule_that_grows_leaves_the_shorter_one_alone() -> None:
+    some = Faults().crash(1)
+    some.crash(2)
+    assert some.schedule == (Fault("crash", 1, 0),)

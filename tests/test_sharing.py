@@ -1,0 +1,222 @@
+"""Every sharing keeps the contract; the suite that says so catches those that do not."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shoal.errors import MessageError
+from shoal.message import Params, Payload
+from shoal.sharing import SHARINGS
+from shoal.sharing.full import Full
+from shoal.testing import check_sharing
+
+# Each name of the registry, with tables as an experiment spells them, and whether it promises an average.
+CASES: dict[str, list[tuple[dict[str, Any], bool]]] = {"full": [({}, True)]}
+
+
+def maker(name: str, table: dict[str, Any]) -> Callable[[], Any]:
+    module, cls = SHARINGS[name].split(":")
+    return lambda: getattr(importlib.import_module(module), cls)(**table)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100, 1001])
+@pytest.mark.parametrize(("name", "table", "averages"), [(n, *case) for n in CASES for case in CASES[n]])
+def test_every_sharing_conforms(name: str, table: dict[str, Any], averages: bool, size: int) -> None:
+    check_sharing(maker(name, table), size, seed=3, averages=averages)
+
+
+# Full sharing
+
+vectors = hnp.arrays(np.float32, 6, elements=st.floats(-100, 100, width=32))
+
+
+@given(st.lists(vectors, min_size=1, max_size=5), st.data())
+def test_full_sharing_merges_the_weighted_average(models: list[Params], data: st.DataObject) -> None:
+    own, *others = models
+    shares = data.draw(
+        st.lists(st.floats(0, 1), min_size=len(models), max_size=len(models)).filter(lambda s: sum(s) > 0.1)
+    )
+    weights = [share / sum(shares) for share in shares]
+    received = {peer: Payload({"params": model}) for peer, model in enumerate(others)}
+    merged = Full().merge(own, received, dict(enumerate(weights[1:])))
+    expected = np.average(np.stack(models).astype(np.float64), axis=0, weights=weights)
+    np.testing.assert_allclose(merged, expected, atol=1e-3)
+
+
+def test_full_sharing_says_the_model_itself_without_a_copy() -> None:
+    params = np.ones(4, np.float32)
+    assert Full().outgoing(params, 0).arrays["params"] is params
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"params": np.zeros(3, np.float32)},
+        {"params": np.zeros(4, np.float64)},
+        {"params": np.zeros((2, 2), np.float32)},
+    ],
+    ids=["none", "short", "float64", "matrix"],
+)
+def test_full_sharing_refuses_what_it_cannot_merge_and_says_what_it_expects(arrays: dict[str, Any]) -> None:
+    with pytest.raises(MessageError, match="expected one float32 vector 'params' of 4 values"):
+        Full().check(Payload(arrays), np.zeros(4, np.float32))
+
+
+# The suite catches
+
+
+class WritesIntoItsModel(Full):
+    def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
+        params.flags.writeable = True
+        params *= 2
+        return super().merge(params, received, weights)
+
+
+class WritesIntoPayloads(Full):
+    def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
+        merged = super().merge(params, received, weights)
+        for payload in received.values():
+            array = payload.arrays["params"]
+            if array.base is None:
+                array.flags.writeable = True
+                array[0] = 7
+        return merged
+
+
+class CopiesFirst(WritesIntoPayloads):
+    def outgoing(self, params: Params, round: int) -> Payload:
+        return Payload({"params": params.copy()})
+
+
+class GivesItsModelBack(Full):
+    def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
+        return params
+
+
+class GivesDoubles(Full):
+    def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
+        return super().merge(params, received, weights).astype(np.float64)  # type: ignore[return-value]
+
+
+class GivesAMatrix(Full):
+    def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
+        return super().merge(params, received, weights).reshape(1, -1)
+
+
+class DependsOnOrder(Full):
+    def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
+        merged = super().merge(params, received, weights)
+        for payload in received.values():
+            merged = (merged + payload.arrays["params"]) / np.float32(2)
+        return merged
+
+
+class DependsOnChance(Full):
+    chance = itertools.count()
+
+    def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
+        return super().merge(params, received, weights) + np.float32(next(self.chance) * 1e-5)
+
+
+class SaysWhatItLikes(Full):
+    chance = itertools.count()
+
+    def outgoing(self, params: Params, round: int) -> Payload:
+        return Payload({"params": params}, {"mood": next(self.chance)})
+
+
+class SaysSomethingToEach(Full):
+    """Not wrong: a function of the peer is as good as one payload."""
+
+    def outgoing(self, params: Params, round: int) -> Any:
+        return lambda peer: Payload({"params": params}, {"to": peer})
+
+
+class SaysComplexNumbers(Full):
+    def outgoing(self, params: Params, round: int) -> Payload:
+        return Payload({"params": params.astype(np.complex64)})
+
+
+class SaysAnArray(Full):
+    def outgoing(self, params: Params, round: int) -> Any:
+        return lambda peer: params
+
+
+class SaysAList(Full):
+    def outgoing(self, params: Params, round: int) -> Payload:
+        return Payload({"params": params}, {"sizes": [1, 2]})  # type: ignore[dict-item]
+
+
+class SaysALongName(Full):
+    def outgoing(self, params: Params, round: int) -> Payload:
+        return Payload({"params": params, "p" * 65: params})
+
+
+class Shrinks(Full):
+    def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
+        merged = super().merge(params, received, weights)
+        return merged * np.float32(0.9) if received else merged
+
+
+class ForgetsItselfWhenAlone(Full):
+    def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
+        return super().merge(params, received, weights) if received else np.zeros_like(params)
+
+
+class ChecksNothing(Full):
+    def check(self, payload: Payload, params: Params) -> None:
+        """Anything goes."""
+
+
+class ChecksWithTheWrongError(Full):
+    def check(self, payload: Payload, params: Params) -> None:
+        payload.arrays["params"]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "said"),
+    [
+        (WritesIntoItsModel, "wrote into the model"),
+        (CopiesFirst, "wrote into 'params' of a payload"),
+        (GivesItsModelBack, "expected a new one"),
+        (GivesDoubles, "gave float64; expected float32"),
+        (GivesAMatrix, r"gave shape \(1, 100\)"),
+        (DependsOnOrder, "the order of `received` changes the result"),
+        (DependsOnChance, "two results for equal models and payloads"),
+        (SaysWhatItLikes, "said different fields"),
+        (SaysComplexNumbers, "'params' is <c8, which the wire does not know"),
+        (SaysAnArray, "outgoing gave a ndarray; expected a Payload"),
+        (SaysAList, "field 'sizes' is a list"),
+        (SaysALongName, "does not survive the wire"),
+        (Shrinks, "must keep the mean of all models"),
+        (ForgetsItselfWhenAlone, "merging nothing must keep the model"),
+        (ChecksNothing, "let a payload with no array 'params' pass"),
+        (ChecksWithTheWrongError, "raised KeyError for a payload with no array 'params'; expected MessageError"),
+    ],
+)
+def test_the_suite_catches_a_sharing_that(sharing: type[Full], said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
+        check_sharing(sharing)
+
+
+def test_the_suite_catches_a_maker_that_gives_one_instance_twice() -> None:
+    one = Full()
+    with pytest.raises(AssertionError, match="a fresh one"):
+        check_sharing(lambda: one)
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 50), st.integers(0, 2**32))
+def test_the_suite_lets_pass_what_keeps_the_contract(size: int, seed: int) -> None:
+    check_sharing(SaysSomethingToEach, size, seed)
+    check_sharing(Shrinks, size, seed, averages=False)

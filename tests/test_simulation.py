@@ -1,0 +1,441 @@
+"""The simulation: exact order, virtual time, faults, and the same numbers however they are computed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.algorithms.dpsgd import DPSGD
+from shoal.errors import DeadlockError, NodeError
+from shoal.experiment import Experiment
+from shoal.message import Message, Payload
+from shoal.network.links import Uniform
+from shoal.node import Node
+from shoal.records import Average, End, Event, Round
+from shoal.runtime import Filter, Runtime
+from shoal.simulation import measure
+from shoal.simulation.kernel import Crash, Kernel, Task, park
+from shoal.testing import Faults, SimulatedArena
+
+NODES = 6
+ROUNDS = 3
+
+
+def experiment(**changed: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "nodes": NODES,
+        "seed": 1,
+        "algorithm": DPSGD(ROUNDS),
+        "model": {"name": "mlp", "hidden": (8,)},
+        "training": {"batch_size": 8, "local_steps": 2},
+        "evaluation": {"every": 0, "average": False, "samples": 20},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**settings, **changed})
+
+
+def models_of(run: Any) -> Any:
+    nodes = run.summary["nodes"]
+    return np.stack([np.load(run.folder.model(n)) for n in range(nodes) if run.folder.model(n).exists()])
+
+
+def only_run(folder: Path) -> Path:
+    (found,) = folder.glob("experiment/*")
+    return found
+
+
+# The kernel
+
+
+def nothing(task: Task, crashed: bool) -> None:
+    """Nobody listens."""
+
+
+@given(st.lists(st.integers(0, 5), max_size=30))
+def test_what_happens_at_one_time_happens_in_the_order_it_was_scheduled(times: list[int]) -> None:
+    kernel, seen = Kernel(), []
+    for i, time in enumerate(times):
+        kernel.at(time, lambda i=i: seen.append((kernel.now, i)))  # type: ignore[misc]
+    kernel.run()
+    assert seen == sorted((time, i) for i, time in enumerate(times))
+
+
+def test_what_is_due_soon_comes_before_any_later_time() -> None:
+    kernel, seen = Kernel(), []
+    kernel.at(0.0, lambda: seen.append("at 0"))
+    kernel.at(1.0, lambda: (kernel.soon(lambda: seen.append("soon after")), seen.append("at 1")))
+    kernel.at(1.0, lambda: seen.append("also at 1"))
+    kernel.soon(lambda: seen.append("first"))
+    kernel.run()
+    assert seen == ["first", "at 0", "at 1", "soon after", "also at 1"]
+
+
+def test_tasks_take_turns_and_time_moves_only_when_all_wait() -> None:
+    kernel, seen = Kernel(), []
+
+    async def sleeper(name: str, seconds: float) -> None:
+        for _ in range(2):
+            kernel.at(kernel.now + seconds, kernel.task().resume)
+            await park()
+            seen.append((name, kernel.now))
+
+    kernel.spawn(sleeper("a", 2.0), nothing)
+    kernel.spawn(sleeper("b", 1.0), nothing)
+    kernel.run()
+    assert seen == [("b", 1.0), ("a", 2.0), ("b", 2.0), ("a", 4.0)]
+
+
+def test_what_a_task_raises_ends_the_run_but_a_crash_ends_the_task_alone() -> None:
+    async def fail(error: BaseException) -> None:
+        raise error
+
+    kernel, ends = Kernel(), []
+    kernel.spawn(fail(Crash()), lambda task, crashed: ends.append(crashed))
+    kernel.run()
+    assert ends == [True]
+    kernel.spawn(fail(KeyError("on purpose")), nothing)
+    with pytest.raises(KeyError, match="on purpose"):
+        kernel.run()
+
+
+def test_a_cancelled_task_is_cleaned_up_and_not_resumed() -> None:
+    kernel, seen = Kernel(), []
+
+    async def body() -> None:
+        try:
+            kernel.at(1.0, kernel.task().resume)
+            await park()
+            seen.append("resumed")
+        finally:
+            seen.append("cleaned up")
+
+    task = kernel.spawn(body(), nothing)
+    kernel.soon(task.cancel)
+    kernel.run()
+    assert seen == ["cleaned up"]
+
+
+# A run depends on its seed alone
+
+PROGRAM = """
+import sys
+from shoal import Experiment
+run = Experiment(
+    nodes=12, seed=3, algorithm={"name": "dpsgd", "rounds": 3},
+    topology={"name": "regular", "degree": 3, "dynamic": True}, partition={"name": "dirichlet"}, network={"name": "uniform", "latency": 0.01, "upload": 1, "download": 2},
+    simulation={"batching": "vmap"}, evaluation={"every": 2}, fault=[{"kind": "crash", "node": 5, "round": 1}],
+).run(sys.argv[1])
+lines = [p.read_text() for p in sorted(run.folder.path.glob("nodes/*.jsonl"))]
+print(run.summary["digest"], run.summary["time"]["virtual_s"], [l.split('"train_cpu_s"')[0] for l in lines])
+"""
+
+
+def test_a_run_is_the_same_whatever_the_order_of_hashes(tmp_path: Path) -> None:
+    said = []
+    for hash_seed in ("0", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(tmp_path)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        said.append(done.stdout)
+    assert len(said[0]) > 1000
+    assert said[0] == said[1]
+
+
+def test_another_seed_gives_another_run(tmp_path: Path) -> None:
+    one, again, other = (experiment(seed=seed).run(tmp_path).summary["digest"] for seed in (1, 1, 2))
+    assert one == again != other
+
+
+# Virtual time
+
+
+def test_a_message_takes_its_bytes_over_the_bandwidth_and_the_latency() -> None:
+    message = Message(0, "model", 0, Payload({"params": np.zeros(1000, np.float32)}))
+    seconds = message.wire_size * 8e-6  # at 1 Mbit/s
+
+    async def sender(runtime: Runtime) -> None:
+        await runtime.sleep(1.0)
+        await runtime.send(2, message)
+        await runtime.send(2, message)
+
+    async def other(runtime: Runtime) -> None:
+        await runtime.sleep(1.0)
+        await runtime.send(2, Message(1, "model", 0, message.payload))
+
+    async def receiver(runtime: Runtime) -> list[tuple[int, float]]:
+        return [(m.sender, runtime.now()) for _ in range(3) for m in await runtime.receive(Filter("model"))]
+
+    def arrivals(network: Uniform) -> list[tuple[int, float]]:
+        found: list[tuple[int, float]] = SimulatedArena(network.build).run({0: sender, 1: other, 2: receiver})[2]
+        return found
+
+    def about(*expected: tuple[int, float]) -> list[Any]:
+        return [(node, pytest.approx(time)) for node, time in expected]
+
+    assert arrivals(Uniform(latency=0.5)) == about((0, 1.5), (0, 1.5), (1, 1.5))
+    up = arrivals(Uniform(latency=0.5, upload=2.0))  # a sender's messages queue; two senders do not
+    assert up == about((0, 1.5 + seconds / 2), (1, 1.5 + seconds / 2), (0, 1.5 + seconds))
+    down = arrivals(Uniform(latency=0.5, download=2.0))  # all queue at the receiver, in the order they were sent
+    assert down == about((0, 1.5 + seconds / 2), (0, 1.5 + seconds), (1, 1.5 + 1.5 * seconds))
+    slow_down = arrivals(Uniform(latency=0.5, upload=4.0, download=1.0))  # the slower of the two sets the pace
+    assert slow_down[0] == (0, pytest.approx(1.5 + seconds))
+    slow_up = arrivals(Uniform(latency=0.5, upload=1.0, download=4.0))
+    assert slow_up[0] == (0, pytest.approx(1.5 + seconds))
+
+
+def test_a_run_lasts_as_long_as_its_training_and_its_messages(tmp_path: Path) -> None:
+    network = {"name": "uniform", "latency": 0.25, "upload": 1.0}
+    described = experiment(nodes=3, device={"step_seconds": 0.5}, network=network, topology={"name": "full"})
+    run = described.run(tmp_path)
+    size = models_of(run)[0].size
+    message = Message(0, "model", 0, Payload({"params": np.zeros(size, np.float32)})).wire_size
+    one = message * 8e-6
+    # Two steps, then one message after the other, to the lower number first: node 2 has the last word to hear.
+    a_round = 2 * 0.5 + 0.25 + 2 * one
+    assert run.summary["time"]["virtual_s"] == pytest.approx(ROUNDS * a_round)
+    times = [r.time for r in run.folder.read(2) if isinstance(r, Round)]
+    assert times == pytest.approx([a_round, 2 * a_round, 3 * a_round])
+
+
+def test_nobody_waits_behind_another_on_a_link_without_limit() -> None:
+    queues = Uniform(latency=0.0, upload=1.0).build(3)
+    assert queues.arrival(0.0, 0, 2, 125_000) == pytest.approx(1.0)
+    assert queues.arrival(0.0, 0, 2, 125_000) == pytest.approx(2.0)
+    assert queues.arrival(0.0, 1, 2, 125_000) == pytest.approx(1.0)
+
+
+def test_a_timeout_that_nobody_needed_does_not_lengthen_the_run(tmp_path: Path) -> None:
+    plain, patient = (
+        experiment(simulation={"batching": "off", "receive_timeout": t}).run(tmp_path).summary for t in (None, 1000.0)
+    )
+    assert patient["time"]["virtual_s"] == plain["time"]["virtual_s"]
+    assert patient["digest"] == plain["digest"]
+
+
+def test_evaluation_takes_no_virtual_time(tmp_path: Path) -> None:
+    often, once = (experiment(evaluation={"every": e}).run(tmp_path).summary for e in (1, 0))
+    assert often["time"]["virtual_s"] == once["time"]["virtual_s"]
+    assert often["digest"] == once["digest"]
+
+
+# Deadlocks and faults
+
+
+@dataclass(frozen=True)
+class WaitsForEver:
+    """Node 1 says nothing in round 1; all wait for it."""
+
+    async def run(self, node: Node) -> None:
+        for r in range(3):
+            peers = await node.peers(r)
+            if (node.id, r) != (1, 1):
+                await node.send(peers, Payload({"params": node.params}), round=r)
+            await node.receive_each(peers, round=r)
+
+
+@dataclass(frozen=True)
+class WritesInPlace:
+    async def run(self, node: Node) -> None:
+        async for _ in node.rounds(2):
+            await node.sleep(1.0)
+            node.params += 1
+
+
+@dataclass(frozen=True)
+class WritesIntoAnElement:
+    async def run(self, node: Node) -> None:
+        async for _ in node.rounds(2):
+            await node.sleep(1.0)
+            node.params[3] = 0.0
+
+
+@dataclass(frozen=True)
+class WritesIntoWhatItReceives:
+    async def run(self, node: Node) -> None:
+        peers = await node.peers(0)
+        await node.send(peers, node.sharing.outgoing(node.params, 0), round=0)
+        for payload in (await node.receive_each(peers, round=0)).values():
+            payload.arrays["params"][:] = 0
+
+
+ARRIVED: dict[int, list[Any]] = {}
+
+
+@dataclass(frozen=True)
+class SendsAScratchArray:
+    """Sends an array that it writes into right after."""
+
+    async def run(self, node: Node) -> None:
+        if node.id == 0:
+            scratch = np.full(node.params.shape, 7, np.float32)
+            await node.send(range(1, node.nodes), Payload({"params": scratch}), round=0)
+            scratch[:] = -1
+        else:
+            received = await node.receive_each([0], round=0)
+            ARRIVED.setdefault(0, []).append(received[0].arrays["params"])
+
+
+def test_a_deadlock_names_who_waits_for_whom_and_which_round(tmp_path: Path) -> None:
+    with pytest.raises(DeadlockError) as caught:
+        experiment(algorithm=WaitsForEver()).run(tmp_path)
+    said = str(caught.value).splitlines()
+    assert "wait and nothing is on its way" in said[0]
+    waiting = {line.strip() for line in said if line.strip().startswith("node ")}
+    assert "node 0 waits for 'model' of round 1 from 1, 5 (still missing: [1])" in waiting
+    assert "node 2 waits for 'model' of round 1 from 1, 3 (still missing: [1])" in waiting
+    assert {line.split()[1] for line in waiting} >= {"0", "2"}
+    assert "simulation.receive_timeout" in said[-1]
+
+
+def test_a_deadlock_ends_where_a_timeout_lets_nodes_go_on(tmp_path: Path) -> None:
+    described = experiment(algorithm=WaitsForEver(), simulation={"batching": "off", "receive_timeout": 5.0})
+    run = described.run(tmp_path)
+    assert run.status == "completed"
+    (event,) = [r for r in run.folder.read(0) if isinstance(r, Event)]
+    assert (event.what, event.detail) == ("no answer", "round 1: gave up waiting for 1")
+
+
+@pytest.mark.parametrize("algorithm", [WritesInPlace(), WritesIntoAnElement(), WritesIntoWhatItReceives()])
+def test_an_algorithm_that_writes_into_a_model_in_place_fails_loudly(algorithm: Any, tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match=r"a node's code raised ValueError: .*read-only"):
+        experiment(algorithm=algorithm).run(tmp_path)
+
+
+@pytest.mark.parametrize("network", [{"name": "ideal"}, {"name": "uniform", "latency": 3.0}], ids=["ideal", "uniform"])
+def test_messages_in_flight_are_one_snapshot_that_all_recipients_share(network: Any, tmp_path: Path) -> None:
+    ARRIVED.clear()
+    experiment(algorithm=SendsAScratchArray(), network=network).run(tmp_path)
+    arrived = ARRIVED[0]
+    assert len(arrived) == NODES - 1
+    assert all(np.shares_memory(array, arrived[0]) for array in arrived)
+    assert (arrived[0] == 7).all()
+
+
+def test_neighbours_go_on_without_a_node_that_crashed(tmp_path: Path) -> None:
+    run = experiment(
+        fault=Faults().crash(2, round=1).schedule, algorithm=DPSGD(4), evaluation={"every": 1, "samples": 20}
+    ).run(tmp_path)
+    assert run.status == "incomplete"
+    assert [str(node) for node in run.summary["lost"]] == ["2"]
+    rounds = {n: [r.round for r in run.folder.read(n) if isinstance(r, Round)] for n in range(NODES)}
+    assert rounds == {n: [0] if n == 2 else [0, 1, 2, 3] for n in range(NODES)}
+    ended = [n for n in range(NODES) if any(isinstance(r, End) for r in run.folder.read(n))]
+    assert ended == [0, 1, 3, 4, 5]
+    averages = [r for r in run.folder.read_averages() if isinstance(r, Average)]
+    assert [(r.round, r.nodes) for r in averages[1:]] == [(1, 5), (2, 5), (3, 5)]
+    (event,) = [r for r in run.folder.read(2) if isinstance(r, Event)]
+    assert (event.what, event.detail) == ("fault", "crash at round 1")
+
+
+def test_a_crash_changes_nothing_before_it(tmp_path: Path) -> None:
+    whole = experiment(algorithm=DPSGD(1)).run(tmp_path)
+    crashed = experiment(fault=Faults().crash(2, round=1).schedule, algorithm=DPSGD(2)).run(tmp_path)
+    for node in (0, 4):
+        first = [next(r for r in run.folder.read(node) if isinstance(r, Round)) for run in (whole, crashed)]
+        assert first[0] == first[1]
+
+
+def test_when_all_nodes_crash_the_run_has_failed(tmp_path: Path) -> None:
+    faults = Faults()
+    for node in range(NODES):
+        faults = faults.crash(node, round=1)
+    assert experiment(fault=faults.schedule).run(tmp_path).status == "failed"
+
+
+def test_a_node_whose_code_raises_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="node 3 raises at round 1"):
+        experiment(fault=Faults().raises(3, round=1).schedule).run(tmp_path)
+    summary = only_run(tmp_path) / "summary.json"
+    assert '"failed"' in summary.read_text()
+
+
+def test_a_node_that_hangs_is_a_deadlock_without_a_timeout(tmp_path: Path) -> None:
+    with pytest.raises(DeadlockError, match=r"node 3 waits for 'model' of round 1 from 2, 4 \(still missing: \[4\]\)"):
+        experiment(fault=Faults().hang(4, round=1).schedule).run(tmp_path)
+
+
+def test_with_a_timeout_nodes_go_on_without_one_that_hangs_and_it_is_missed(tmp_path: Path) -> None:
+    run = experiment(
+        fault=Faults().hang(4, round=1).schedule, simulation={"batching": "off", "receive_timeout": 2.0}
+    ).run(tmp_path)
+    ended = [n for n in range(NODES) if any(isinstance(r, End) for r in run.folder.read(n))]
+    assert ended == [0, 1, 2, 3, 5]
+    assert run.status == "incomplete"
+    assert len(run.summary["lost"]) == 1
+
+
+# The same numbers, however they are computed
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd", "lr": 0.1},
+    "nesterov": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "adam": {"optimizer": "adam", "lr": 0.01},
+    "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
+}
+GROUPS = (
+    {"nodes": "0-1", "training": {"optimizer": "adam", "lr": 0.01}},
+    {"nodes": "3", "training": {"momentum": 0.9, "local_steps": 5}},
+    {"nodes": "4", "training": {"batch_size": 3}, "device": {"step_seconds": 0.03}},
+)
+
+
+def check_all_ways(tmp_path: Path, **changed: Any) -> None:
+    described = {
+        way: experiment(simulation={"batching": way, "workers": 2}, **changed) for way in ("off", "pool", "vmap")
+    }
+    runs = {way: each.run(tmp_path) for way, each in described.items()}
+    models = {way: models_of(run) for way, run in runs.items()}
+    assert np.abs(models["off"][0] - models["off"][1]).max() > 1e-4
+    assert np.array_equal(models["pool"], models["off"])
+    assert runs["pool"].summary["digest"] == runs["off"].summary["digest"]
+    np.testing.assert_allclose(models["vmap"], models["off"], atol=1e-4)
+    for counted in ("bytes_sent", "messages_sent", "rounds", "status"):
+        assert runs["off"].summary[counted] == runs["pool"].summary[counted] == runs["vmap"].summary[counted]
+    times = {way: run.summary["time"]["virtual_s"] for way, run in runs.items()}
+    assert len(set(times.values())) == 1
+    losses = {way: [r.loss for r in run.folder.read(1) if isinstance(r, Round)] for way, run in runs.items()}
+    assert losses["off"] == losses["pool"]
+    assert losses["vmap"] == pytest.approx(losses["off"], rel=1e-3)
+
+
+@pytest.mark.parametrize("keep_state", [True, False], ids=["state kept", "state not kept"])
+@pytest.mark.parametrize("training", TRAININGS)
+def test_one_by_one_in_a_pool_and_stacked_give_the_same_models(training: str, keep_state: bool, tmp_path: Path) -> None:
+    settings = {**TRAININGS[training], "keep_state": keep_state, "batch_size": 8, "local_steps": 2}
+    check_all_ways(tmp_path, training=settings)
+
+
+def test_so_do_groups_that_train_differently(tmp_path: Path) -> None:
+    check_all_ways(tmp_path, group=GROUPS, network={"name": "uniform", "latency": 0.01, "upload": 10})
+
+
+def test_stacks_are_cut_to_a_size_without_changing_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = models_of(experiment(simulation={"batching": "vmap"}).run(tmp_path))
+    monkeypatch.setattr("shoal.simulation.compute.STACK", 4)
+    np.testing.assert_allclose(models_of(experiment(simulation={"batching": "vmap"}).run(tmp_path)), whole, atol=1e-5)
+
+
+def test_what_was_picked_is_written_down_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_file", lambda: tmp_path / "cache" / "batching.json")
+    monkeypatch.setattr(measure, "SECONDS", 0.01)
+    run = experiment(simulation={"batching": "auto"}).run(tmp_path)
+    picked = Experiment.from_file(run.folder.experiment).simulation.batching
+    assert picked in ("off", "vmap", "pool")
+    monkeypatch.setattr(measure, "_measure", lambda *_: pytest.fail("measured again"))
+    again = experiment(simulation={"batching": "auto"}).run(tmp_path)
+    assert again.summary["digest"] == run.summary["digest"]
+    replayed = Experiment.from_file(run.folder.experiment).run(tmp_path)
+    assert replayed.summary["digest"] == run.summary["digest"]

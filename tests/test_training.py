@@ -1,0 +1,333 @@
+"""Training is what a plain torch loop does: any optimizer, any loss, one node or many at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from shoal.data.dataset import Data, Samples
+from shoal.errors import ExperimentError
+from shoal.models.flat import FlatModule
+from shoal.training import ELEMENTWISE, Batches, Learner, TorchTrainer, Train, Training
+
+CLASSES = 3
+BATCH = 5
+rng = np.random.default_rng(0)
+DATA = Data(
+    train=Samples(rng.standard_normal((40, 6)).astype(np.float32), rng.integers(0, CLASSES, 40)),
+    test=Samples(rng.standard_normal((15, 6)).astype(np.float32), rng.integers(0, CLASSES, 15)),
+    classes=CLASSES,
+)
+PART = np.arange(8, 31)
+
+OPTIMIZERS: dict[str, Training] = {
+    "sgd": Training("sgd", lr=0.1),
+    "sgd with momentum": Training("sgd", lr=0.1, momentum=0.9, weight_decay=0.01),
+    "sgd with Nesterov's": Training("sgd", lr=0.1, momentum=0.8, nesterov=True),
+    "sgd with dampening": Training("SGD", lr=0.1, momentum=0.9, options={"dampening": 0.5}),
+    "adam": Training("adam", lr=0.01),
+    "adam with options": Training("Adam", lr=0.01, options={"betas": [0.8, 0.9], "amsgrad": True}),
+    "adamw": Training("adamw", lr=0.01, weight_decay=0.1),
+    "adamax": Training("adamax", lr=0.01),
+    "nadam": Training("nadam", lr=0.01),
+    "radam": Training("radam", lr=0.01),
+    "rmsprop": Training("rmsprop", lr=0.01, momentum=0.5),
+    "adagrad": Training("adagrad", lr=0.05),
+    "adadelta": Training("adadelta", lr=1.0),
+    "asgd": Training("asgd", lr=0.1),
+    "rprop": Training("rprop", lr=0.01),
+    "adafactor": Training("adafactor", lr=0.1),
+}
+PLAIN: dict[str, Any] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "sgd with Nesterov's": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, nesterov=True),
+    "sgd with dampening": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adam with options": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.9), amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.1),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+}
+
+
+def module() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, CLASSES))
+
+
+def flattened(module: nn.Module) -> Any:
+    return np.concatenate([p.detach().numpy().ravel() for p in module.parameters()])
+
+
+def with_batches(training: Training) -> Training:
+    return Training(**{**vars(training), "batch_size": BATCH, "local_steps": 2})
+
+
+def trainer(training: Training, node: int = 0, learner: Learner | None = None) -> TorchTrainer:
+    learner = learner or Learner(FlatModule(module()), with_batches(training), DATA)
+    return TorchTrainer(learner, PART, np.random.default_rng(node), step_seconds=0.0)
+
+
+def batches(node: int = 0) -> list[Any]:
+    """The batches that the trainer of `node` draws in three calls of two steps."""
+    rng = np.random.default_rng(node)
+    stream = Batches(PART, BATCH, rng)
+    drawn = []
+    for _ in range(3):
+        drawn.extend(stream.take(2))
+        rng.integers(2**63)  # the seed of dropout
+    return drawn
+
+
+def step(plain: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, loss: Any = None) -> float:
+    optimizer.zero_grad()
+    outputs = plain(torch.tensor(DATA.train.x[batch]))
+    value = (loss or nn.functional.cross_entropy)(outputs, torch.tensor(DATA.train.y[batch]))
+    value.backward()
+    optimizer.step()
+    return value.item()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # as in a run
+
+
+# Optimizers
+
+
+def test_every_optimizer_of_torch_that_one_step_can_use_has_a_case() -> None:
+    known = {n for n, found in vars(torch.optim).items() if isinstance(found, type)}
+    cases = {type(make([nn.Parameter(torch.zeros(2, 2))])).__name__ for make in PLAIN.values()}
+    # LBFGS evaluates the loss several times a step, SparseAdam wants sparse gradients, Muon takes no bias
+    assert known - cases == {"Optimizer", "LBFGS", "SparseAdam", "Muon"} & known
+    assert OPTIMIZERS.keys() == PLAIN.keys()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_trainer_does_what_a_plain_loop_on_the_module_does(name: str) -> None:
+    plain, one = module(), trainer(OPTIMIZERS[name])
+    optimizer = PLAIN[name](plain.parameters())
+    params, losses = one.learner.flat.read(), []
+    drawn = batches()
+    for pair in (drawn[0:2], drawn[2:4], drawn[4:6]):
+        trained = one.train(params)
+        params = trained.params
+        losses.append((trained.loss, np.mean([step(plain, optimizer, batch) for batch in pair])))
+    np.testing.assert_allclose(params, flattened(plain), rtol=1e-4, atol=1e-5)
+    for ours, theirs in losses:
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_without_keeping_state_every_training_starts_a_fresh_optimizer(name: str) -> None:
+    training = Training(**{**vars(OPTIMIZERS[name]), "keep_state": False})
+    plain, one = module(), trainer(training)
+    params, drawn = one.learner.flat.read(), batches()
+    for round in range(3):
+        params = one.train(params).params
+        optimizer = PLAIN[name](plain.parameters())
+        for batch in drawn[2 * round : 2 * round + 2]:
+            step(plain, optimizer, batch)
+    np.testing.assert_allclose(params, flattened(plain), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("keep_state", [True, False])
+@pytest.mark.parametrize(
+    "name", [n for n, t in PLAIN.items() if type(t([nn.Parameter(torch.zeros(1))])).__name__ in ELEMENTWISE]
+)
+def test_nodes_trained_together_are_trained_as_each_alone(name: str, keep_state: bool) -> None:
+    training = Training(**{**vars(OPTIMIZERS[name]), "keep_state": keep_state})
+    alone = [trainer(training, node) for node in range(4)]
+    learner = alone[0].learner
+    together = [trainer(training, node, learner) for node in range(4)]
+    models = [learner.flat.read() + np.float32(0.1 * node) for node in range(4)]
+    apart, stacked = list(models), list(models)
+    for _ in range(3):
+        apart = [one.train(params).params for one, params in zip(alone, apart, strict=True)]
+        works = [Train(one, params) for one, params in zip(together, stacked, strict=True)]
+        assert len({work.together for work in works}) == 1
+        stacked = [trained.params for trained in Train.run_together(works)]
+    np.testing.assert_allclose(stacked, apart, rtol=1e-4, atol=1e-4)
+
+
+def test_nodes_at_different_steps_of_their_optimizers_are_not_trained_together() -> None:
+    first = trainer(OPTIMIZERS["adam"])
+    second = trainer(OPTIMIZERS["adam"], 1, first.learner)
+    params = first.learner.flat.read()
+    assert Train(first, params).together == Train(second, params).together
+    first.train(params)
+    assert Train(first, params).together != Train(second, params).together
+    second.train(params)
+    assert Train(first, params).together == Train(second, params).together
+    assert Train(first, params, steps=5).together != Train(second, params).together
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        (Training("sdg"), "training.optimizer = 'sdg': unknown; did you mean 'sgd'?"),
+        (Training("lbfgs"), "training.optimizer = 'lbfgs': unknown"),
+        (Training("adam", momentum=0.5), "training.momentum: Adam has no such option"),
+        (Training("adagrad", momentum=0.5, nesterov=True), "training.nesterov: Adagrad has no such option"),
+        (
+            Training("adam", options={"beta": [0.1, 0.2]}),
+            "training.options.beta: Adam has no such option; did you mean 'betas'?",
+        ),
+        (Training(loss="cross-entrpy"), "training.loss = 'cross-entrpy': unknown; did you mean 'crossentropy'?"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_unknown_names_and_options_are_errors_that_name_the_key(training: Training, said: str) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        Learner(FlatModule(module()), training, DATA)
+    assert said in str(caught.value)
+
+
+def test_nesterov_without_momentum_is_refused() -> None:
+    with pytest.raises(ValueError, match="nesterov = true needs a momentum above 0"):
+        Training(nesterov=True)
+
+
+# Losses
+
+
+def one_hot(labels: Any) -> Any:
+    return nn.functional.one_hot(labels, CLASSES).float()
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("cross-entropy", nn.functional.cross_entropy),
+        ("CrossEntropyLoss", nn.functional.cross_entropy),
+        ("multi_margin", nn.functional.multi_margin_loss),
+        ("mse", lambda outputs, labels: nn.functional.mse_loss(outputs, one_hot(labels))),
+        ("smooth-l1", lambda outputs, labels: nn.functional.smooth_l1_loss(outputs, one_hot(labels))),
+        (
+            "bce-with-logits",
+            lambda outputs, labels: nn.functional.binary_cross_entropy_with_logits(outputs, one_hot(labels)),
+        ),
+    ],
+)
+def test_a_loss_of_torch_is_that_loss_on_the_labels_or_on_one_hot_rows(name: str, loss: Any) -> None:
+    plain, one = module(), trainer(Training(lr=0.1, loss=name))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    initial = one.learner.flat.read()
+    trained = one.train(initial)
+    expected = np.mean([step(plain, optimizer, batch, loss) for batch in batches()[:2]])
+    assert trained.loss == pytest.approx(expected, rel=1e-4)
+    np.testing.assert_allclose(trained.params, flattened(plain), rtol=1e-4, atol=1e-5)
+    outputs = plain(torch.tensor(DATA.test.x))
+    scores = one.evaluate(trained.params)
+    assert scores["loss"] == pytest.approx(loss(outputs, torch.tensor(DATA.test.y)).item(), rel=1e-4)
+    assert scores["accuracy"] == pytest.approx(float((outputs.argmax(1) == torch.tensor(DATA.test.y)).float().mean()))
+
+
+def test_evaluating_in_pieces_and_together_gives_the_scores_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = trainer(Training())
+    models = [whole.learner.flat.read() + np.float32(node) for node in range(3)]
+    expected = [whole.evaluate(params) for params in models]
+    monkeypatch.setattr(Learner, "EVALUATION_VALUES", 6 * 4)  # 4 samples at a time; the last piece has 3
+    pieces = trainer(Training())
+    for scores in ([pieces.evaluate(params) for params in models], pieces.learner.evaluate_stacked(models)):
+        for ours, theirs in zip(scores, expected, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+# Parameters in, parameters out
+
+
+def test_training_leaves_the_parameters_it_was_given_alone_and_gives_new_read_only_ones() -> None:
+    one = trainer(OPTIMIZERS["adam"])
+    params = one.learner.flat.read()
+    before = params.copy()
+    trained = one.train(params).params
+    assert np.array_equal(params, before)
+    assert not trained.flags.writeable
+    kept = trained.copy()
+    one.train(trained)
+    assert np.array_equal(trained, kept)
+
+
+def test_training_depends_on_the_node_alone_and_not_on_who_trained_in_between() -> None:
+    first, second = trainer(OPTIMIZERS["adam"]), trainer(OPTIMIZERS["adam"])
+    other = trainer(OPTIMIZERS["adam"], 5, second.learner)
+    params = again = first.learner.flat.read()
+    for _ in range(3):
+        params = first.train(params).params
+        other.train(again)
+        again = second.train(again).params
+        second.evaluate(again - 1)
+    assert np.array_equal(params, again)
+
+
+def test_asking_for_steps_takes_so_many() -> None:
+    one, plain = trainer(OPTIMIZERS["sgd"]), module()
+    optimizer = PLAIN["sgd"](plain.parameters())
+    trained = one.train(one.learner.flat.read(), steps=1).params
+    step(plain, optimizer, batches()[0])
+    np.testing.assert_allclose(trained, flattened(plain), rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_is_drawn_from_the_node_s_generator_and_leaves_no_trace() -> None:
+    def run() -> Any:
+        flat = FlatModule(nn.Sequential(nn.Linear(6, 20), nn.Dropout(0.5), nn.Linear(20, CLASSES)))
+        flat.load(np.linspace(-1, 1, flat.size, dtype=np.float32))
+        one = trainer(Training(), 0, Learner(flat, with_batches(Training()), DATA))
+        return one.train(one.train(flat.read()).params).params
+
+    torch.manual_seed(1)
+    first = run()
+    torch.manual_seed(2)
+    assert np.array_equal(first, run())
+
+
+def test_a_model_is_evaluated_without_dropout_and_trained_with_it() -> None:
+    flat = FlatModule(nn.Sequential(nn.Linear(6, 20), nn.Dropout(0.5), nn.Linear(20, CLASSES)))
+    learner = Learner(flat, with_batches(Training()), DATA)
+    params = flat.read()
+    scores = learner.evaluate(params)
+    assert learner.evaluate(params) == scores
+    assert [pytest.approx(scores)] * 2 == learner.evaluate_stacked([params, params])
+    losses = {learner.train(params, {}, np.array([[1, 2, 3]]), draw)[0].loss for draw in range(5)}
+    assert len(losses) > 1
+
+
+# Batches
+
+
+@given(
+    st.integers(1, 12), st.integers(1, 15), st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(0, 2**32)
+)
+def test_every_epoch_is_a_permutation_of_the_node_s_samples(count: int, size: int, takes: list[int], seed: int) -> None:
+    samples = np.random.default_rng(seed).permutation(1000)[:count]
+    stream = Batches(samples, size, np.random.default_rng(seed))
+    drawn = [stream.take(steps) for steps in takes]
+    assert [d.shape for d in drawn] == [(steps, size) for steps in takes]
+    flat = np.concatenate([d.ravel() for d in drawn])
+    for start in range(0, len(flat) - count + 1, count):
+        assert sorted(flat[start : start + count]) == sorted(samples)
+    assert len(set(flat[len(flat) // count * count :])) == len(flat) % count
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 2**32))
+def test_batches_are_the_same_however_many_are_taken_at_a_time(takes: list[int], seed: int) -> None:
+    at_once = Batches(np.arange(7), 3, np.random.default_rng(seed)).take(sum(takes))
+    stream = Batches(np.arange(7), 3, np.random.default_rng(seed))
+    assert np.array_equal(np.concatenate([stream.take(steps) for steps in takes]), at_once)
