@@ -147,7 +147,10 @@ def test_set_changes_one_key_and_a_table_replaces_the_table() -> None:
 
 
 def test_set_makes_the_tables_on_its_way_and_refuses_to_go_through_a_value() -> None:
-    assert Experiment.from_table({}, {"dataset.name": "digits", "dataset.partition.name": "shards"}).partition.name == "shards"
+    assert (
+        Experiment.from_table({}, {"dataset.name": "digits", "dataset.partition.name": "shards"}).partition.name
+        == "shards"
+    )
     assert problems({"training": {"lr": 0.1}}, {"training.lr.x": 3}) == ("training.lr.x: 'lr' is not a table",)
 
 
@@ -336,7 +339,9 @@ def test_a_networkx_graph_is_a_topology() -> None:
     graph = networkx.petersen_graph()
     experiment = Experiment(nodes=10, topology=graph)
     built = experiment.topology.build().build(10, 0)
-    assert {(a, b) for a in range(10) for b in built.links(a, 0).to} == set(graph.edges) | {(b, a) for a, b in graph.edges}
+    assert {(a, b) for a in range(10) for b in built.links(a, 0).to} == set(graph.edges) | {
+        (b, a) for a, b in graph.edges
+    }
     assert Experiment.from_table(tomllib.loads(experiment.toml())) == experiment
     with pytest.raises(TopologyError, match="directed"):
         Experiment(nodes=3, topology=networkx.DiGraph([(0, 1)]))

@@ -132,10 +132,20 @@ def test_what_comes_after_its_receive_gave_up_is_late_and_counted() -> None:
     waiter, _ = ask(mailbox, "model", 0, 1, 2)
     mailbox.withdraw(waiter)
     mailbox.put(message(2))
-    assert mailbox.late == 1
     mailbox.put(message(2, round=1))  # the next round is not late
-    assert mailbox.late == 1
     assert ask(mailbox, "model", 1, 2)[0].done
+    assert mailbox.late == 1
+    mailbox.put(message(1))  # nor is it too late to count
+    assert mailbox.late == 2
+
+
+def test_asking_again_for_what_was_given_up_finds_what_came_meanwhile() -> None:
+    mailbox = Mailbox()
+    mailbox.withdraw(ask(mailbox, "model", 0, 1)[0])
+    mailbox.put(message(1))
+    again, _ = ask(mailbox, "model", 0, 1)
+    assert [m.sender for m in again.messages] == [1]
+    assert mailbox.late == 0
 
 
 def test_withdrawing_what_is_done_changes_nothing() -> None:

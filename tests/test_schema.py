@@ -14,8 +14,6 @@ from shoal.errors import TopologyError
 from shoal.schema import Bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nowhere import Thing  # type: ignore[import-not-found]
 
 

@@ -131,7 +131,8 @@ import sys
 from shoal import Experiment
 run = Experiment(
     nodes=12, seed=3, algorithm={"name": "dpsgd", "rounds": 3},
-    topology={"name": "regular", "degree": 3, "dynamic": True}, partition={"name": "dirichlet"}, network={"name": "uniform", "latency": 0.01, "upload": 1, "download": 2},
+    topology={"name": "regular", "degree": 3, "dynamic": True},
+    partition={"name": "dirichlet"}, network={"name": "uniform", "latency": 0.01, "upload": 1, "download": 2},
     simulation={"batching": "vmap"}, evaluation={"every": 2}, fault=[{"kind": "crash", "node": 5, "round": 1}],
 ).run(sys.argv[1])
 lines = [p.read_text() for p in sorted(run.folder.path.glob("nodes/*.jsonl"))]

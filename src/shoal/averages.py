@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.message import Params
+from shoal.topologies.graph import NodeId
 
 
 @dataclass(frozen=True)
@@ -28,26 +29,26 @@ class Averages:
     def __init__(self) -> None:
         self._sums: dict[int, NDArray[np.float64]] = {}
         self._squares: dict[int, float] = {}
-        self._counts: dict[int, int] = {}
+        self._from: dict[int, set[NodeId]] = {}
 
-    def add(self, round: int, params: Params) -> None:
+    def add(self, node: NodeId, round: int, params: Params) -> None:
         double = params.astype(np.float64)
         if round in self._sums:
             self._sums[round] += double
         else:
             self._sums[round] = double.copy()
             self._squares[round] = 0.0
-            self._counts[round] = 0
+            self._from[round] = set()
         self._squares[round] += float(double @ double)
-        self._counts[round] += 1
+        self._from[round].add(node)
 
-    def complete(self, nodes: int) -> Iterator[Averaged]:
-        """Take out the rounds that at least `nodes` models have come for, in order."""
-        for round in sorted(r for r, count in self._counts.items() if count >= nodes):
+    def complete(self, alive: set[NodeId]) -> Iterator[Averaged]:
+        """Take out the rounds for which the models of all nodes that are alive have come, in order."""
+        for round in sorted(r for r, nodes in self._from.items() if len(alive) <= len(nodes) and alive <= nodes):
             yield self._take(round)
 
     def _take(self, round: int) -> Averaged:
-        count = self._counts.pop(round)
+        count = len(self._from.pop(round))
         mean = self._sums.pop(round) / count
         spread = max(0.0, self._squares.pop(round) / count - float(mean @ mean))
         return Averaged(round, count, mean.astype(np.float32), float(np.sqrt(spread)))

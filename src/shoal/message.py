@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -28,22 +27,23 @@ from shoal.topologies.graph import NodeId
 WIRE_VERSION = 1
 DTYPES = ("<f4", "<f8", "<f2", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1")
 MAX_ARRAYS = 64
+MAX_FIELDS = 64
+MAX_NAME = 64
 MAX_HEADER_BYTES = 64 * 1024
 RUN_LENGTH = 16
 
 Params: TypeAlias = NDArray[np.float32]
 Scalar: TypeAlias = bool | int | float | str
 
-_Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=64)]
+_Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 _Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(msgspec.Struct, frozen=True, gc=False):
     """What a sharing says: named arrays, and a few plain values beside them."""
 
     arrays: Mapping[str, NDArray[Any]]
-    fields: Mapping[str, Scalar] = field(default_factory=dict)
+    fields: Mapping[str, Scalar] = {}
 
     def frozen(self) -> Payload:
         """This payload with arrays that cannot change under way: a writable array is copied, others are shared."""
@@ -66,7 +66,7 @@ class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
     sender: _Natural
     kind: _Name
     round: _Natural
-    fields: Annotated[dict[_Name, Scalar], msgspec.Meta(max_length=64)]
+    fields: Annotated[dict[_Name, Scalar], msgspec.Meta(max_length=MAX_FIELDS)]
     arrays: Annotated[list[_Array], msgspec.Meta(max_length=MAX_ARRAYS)]
 
 
@@ -82,7 +82,15 @@ class Message:
 
     __slots__ = ("_header", "encoded", "kind", "payload", "round", "run", "sender", "wire_size")
 
-    def __init__(self, sender: NodeId, kind: str, round: int, payload: Payload, run: str = "0" * RUN_LENGTH) -> None:
+    def __init__(
+        self,
+        sender: NodeId,
+        kind: str,
+        round: int,
+        payload: Payload,
+        run: str = "0" * RUN_LENGTH,
+        header: bytes | memoryview | None = None,
+    ) -> None:
         self.sender = sender
         self.kind = kind
         self.round = round
@@ -90,8 +98,7 @@ class Message:
         self.run = run
         self.encoded: Any = None
         """Where a transport keeps the message as it sends it, for the next recipient."""
-        arrays = [_Array(name, array.dtype.str, array.shape) for name, array in payload.arrays.items()]
-        self._header = _encoder.encode(_Header(WIRE_VERSION, run, sender, kind, round, dict(payload.fields), arrays))
+        self._header = _header(self) if header is None else header
         self.wire_size = framed(len(self._header)) + sum(framed(a.nbytes) for a in payload.arrays.values())
 
     def frames(self) -> list[bytes | memoryview]:
@@ -119,8 +126,26 @@ def decode(frames: Sequence[bytes | memoryview], run: str | None = None) -> Mess
     arrays = {a.name: _array(a, frame) for a, frame in zip(header.arrays, frames[1:], strict=True)}
     if len(arrays) != len(header.arrays):
         raise MessageError("two arrays of one name")
-    payload = Payload(arrays, header.fields)
-    return Message(header.sender, header.kind, header.round, payload, header.run)
+    return Message(header.sender, header.kind, header.round, Payload(arrays, header.fields), header.run, frames[0])
+
+
+def _header(message: Message) -> bytes:
+    """The header of a message that is to be sent. Refuses what a receiver would refuse."""
+    payload = message.payload
+    arrays = [_Array(name, array.dtype.str, array.shape) for name, array in payload.arrays.items()]
+    for array in arrays:
+        if array.dtype not in DTYPES:
+            raise MessageError(f"array {array.name!r} has dtype {array.dtype!r}, which cannot be sent: use {DTYPES}")
+    if len(arrays) > MAX_ARRAYS or len(payload.fields) > MAX_FIELDS:
+        raise MessageError(f"a payload has at most {MAX_ARRAYS} arrays and {MAX_FIELDS} fields")
+    if any(len(name) > MAX_NAME for name in (message.kind, *payload.arrays, *payload.fields)):
+        raise MessageError(f"kinds and names have at most {MAX_NAME} characters")
+    header = _encoder.encode(
+        _Header(WIRE_VERSION, message.run, message.sender, message.kind, message.round, dict(payload.fields), arrays)
+    )
+    if len(header) > MAX_HEADER_BYTES:
+        raise MessageError(f"the fields take {len(header)} bytes, expected at most {MAX_HEADER_BYTES}; use an array")
+    return header
 
 
 def framed(size: int) -> int:

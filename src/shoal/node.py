@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,11 +48,16 @@ class Schedule:
         return last or (self.every > 0 and (round + 1) % self.every == 0)
 
 
+MODEL = "model"
+"""The kind of message that carries what the sharing says; other kinds are the algorithm's own."""
+
+
 class Received(dict[NodeId, Payload]):
     """What came from whom, in ascending order of sender, with the peers it was asked of."""
 
-    def __init__(self, payloads: Iterable[tuple[NodeId, Payload]], peers: Peers | None) -> None:
-        super().__init__(payloads)
+    __slots__ = ("peers",)
+
+    def __init__(self, peers: Peers | None = None) -> None:
         self.peers = peers
 
 
@@ -136,7 +142,7 @@ class Node:
         """The neighbours in this round and their weights."""
         return self._mixing.peers(self.id, round)
 
-    async def send(self, to: Peers | Iterable[NodeId], outgoing: Outgoing, *, round: int, kind: str = "model") -> None:
+    async def send(self, to: Peers | Iterable[NodeId], outgoing: Outgoing, *, round: int, kind: str = MODEL) -> None:
         """Say `outgoing` to each of `to`. Peers that are known to be gone are passed over."""
         recipients = to.to if isinstance(to, Peers) else to
         gone = self.runtime.gone()
@@ -150,26 +156,31 @@ class Node:
             await self.runtime.send(peer, message)
 
     async def receive_each(
-        self, peers: Peers | Iterable[NodeId], *, round: int, kind: str = "model", timeout: float | None = None
+        self, peers: Peers | Iterable[NodeId], *, round: int, kind: str = MODEL, timeout: float | None = None
     ) -> Received:
         """One payload from each of `peers` for this round, without those that died, kept silent, or sent nonsense."""
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
-        known = peers if isinstance(peers, Peers) else None
         patience = self.receive_timeout if timeout is None else timeout
         messages = await self.runtime.receive(Filter(kind, round, senders), patience)
         if len(messages) < len(senders):
             self._report_missing(senders, messages, round)
-        by_sender = {m.sender: m.payload for m in messages}
-        return Received(
-            ((s, by_sender[s]) for s in senders if s in by_sender and self._accepts(s, by_sender[s])), known
-        )
+        received = Received(peers if isinstance(peers, Peers) else None)
+        messages.sort(key=_sender)
+        for message in messages:
+            if self._accepts(message):
+                received[message.sender] = message.payload
+        return received
 
     async def receive(
-        self, *, kind: str = "model", round: int | None = None, timeout: float | None = None
+        self, *, kind: str = MODEL, round: int | None = None, timeout: float | None = None
     ) -> Message | None:
         """The next message of this kind from anyone, or None when `timeout` seconds have passed."""
-        messages = await self.runtime.receive(Filter(kind, round), timeout)
-        return messages[0] if messages and self._accepts(messages[0].sender, messages[0].payload) else None
+        until = None if timeout is None else self.now() + timeout
+        while messages := await self.runtime.receive(Filter(kind, round), timeout):
+            if self._accepts(messages[0]):
+                return messages[0]
+            timeout = None if until is None else max(0.0, until - self.now())
+        return None
 
     def weights(self, received: Mapping[NodeId, Payload]) -> dict[NodeId, float]:
         """The mixing weights of those who answered, renormalised; equal ones where no graph gave any."""
@@ -197,13 +208,13 @@ class Node:
         if self._schedule.averaged:
             self._observer.model(round, self.params)
 
-    def _accepts(self, sender: NodeId, payload: Payload) -> bool:
-        if self._check is not None:
+    def _accepts(self, message: Message) -> bool:
+        if self._check is not None and message.kind == MODEL:
             try:
-                self._check(payload, self._params)
+                self._check(message.payload, self._params)
             except MessageError as error:
                 self.rejected += 1
-                self.event("payload rejected", f"from node {sender}: {error}")
+                self.event("payload rejected", f"from node {message.sender}: {error}")
                 return False
         return True
 
@@ -212,6 +223,9 @@ class Node:
         silent = sorted(set(senders) - {m.sender for m in messages} - set(gone))
         if silent:
             self.event("no answer", f"round {round}: gave up waiting for {', '.join(map(str, silent))}")
+
+
+_sender = attrgetter("sender")
 
 
 def _frozen(params: Params) -> Params:

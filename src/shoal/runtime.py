@@ -7,8 +7,9 @@ one node and knows which of its tasks waits for what; both engines use it, so th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from shoal.message import Message
 from shoal.topologies.graph import NodeId
@@ -16,8 +17,7 @@ from shoal.topologies.graph import NodeId
 R = TypeVar("R", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(msgspec.Struct, frozen=True, gc=False):
     """Which messages a receive waits for.
 
     With `senders`, one message from each of them; without, one message from anyone. `round` None is any round.
@@ -139,7 +139,10 @@ class Mailbox:
         self.dropped = 0
         self._unclaimed: list[Message] = []
         self._waiters: list[Waiter] = []
-        self._given_up: set[tuple[str, int, NodeId]] = set()
+        self._given_up: dict[tuple[str, NodeId], int] = {}
+        """The latest round in which a receive of this kind went on without this sender."""
+        self._asked: dict[str, int] = {}
+        """The latest round that a message of this kind was asked for."""
 
     def put(self, message: Message) -> None:
         """Deliver a message; wakes the receive that it completes."""
@@ -149,8 +152,7 @@ class Mailbox:
                     self._waiters.remove(waiter)
                     waiter.wake()
                 return
-        if self._given_up and (message.kind, message.round, message.sender) in self._given_up:
-            self._given_up.remove((message.kind, message.round, message.sender))
+        if self._given_up and self._is_late(message):
             self.late += 1
         elif len(self._unclaimed) >= self.LIMIT:
             self.dropped += 1
@@ -160,6 +162,12 @@ class Mailbox:
     def ask(self, wanted: Filter, wake: Callable[[], None]) -> Waiter:
         """Claim what is here. If the waiter is not `done` by then, `wake` is called once when it is."""
         waiter = Waiter(wanted, wake)
+        if wanted.round is not None and wanted.round > self._asked.get(wanted.kind, -1):
+            self._asked[wanted.kind] = wanted.round
+            if self._given_up and self._unclaimed:
+                kept = [m for m in self._unclaimed if not self._is_late(m)]
+                self.late += len(self._unclaimed) - len(kept)
+                self._unclaimed = kept
         if self._unclaimed:
             self._unclaimed = [m for m in self._unclaimed if waiter.done or not waiter.offer(m)]
         if self.gone:
@@ -169,7 +177,7 @@ class Mailbox:
         return waiter
 
     def withdraw(self, waiter: Waiter) -> None:
-        """End a receive whose time is up; what it still wanted is late from now on."""
+        """End a receive whose time is up. What it still wanted is late once a later round is asked for."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
             self._give_up(waiter, waiter.missing)
@@ -190,4 +198,10 @@ class Mailbox:
     def _give_up(self, waiter: Waiter, nodes: Collection[NodeId]) -> None:
         given_up = waiter.give_up_on(nodes)
         if waiter.round is not None:
-            self._given_up.update((waiter.kind, waiter.round, node) for node in given_up)
+            for node in given_up:
+                self._given_up[waiter.kind, node] = max(waiter.round, self._given_up.get((waiter.kind, node), -1))
+
+    def _is_late(self, message: Message) -> bool:
+        """Whether the node gave up on this message, and has gone on to a later round."""
+        given_up = self._given_up.get((message.kind, message.sender), -1)
+        return message.round <= given_up and message.round < self._asked.get(message.kind, -1)

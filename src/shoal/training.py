@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from shoal.data.dataset import Data, Indices, Samples
@@ -41,7 +42,8 @@ class Training:
     lr: Annotated[float, Bounds(above=0)] = 0.1
     momentum: Annotated[float, Bounds(at_least=0, below=1)] = 0.0
     nesterov: bool = False
-    weight_decay: Annotated[float, Bounds(at_least=0)] = 0.0
+    weight_decay: Annotated[float, Bounds(at_least=0)] | None = None
+    """What the optimizer takes by default when not given: 0.01 for AdamW, 0 for most."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer, by torch's names."""
     keep_state: bool = True
@@ -56,8 +58,7 @@ class Training:
             raise ValueError("nesterov = true needs a momentum above 0")
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
+class Trained(msgspec.Struct, frozen=True, gc=False):
     """The outcome of local training: the new parameters, and the mean loss of its batches."""
 
     params: Params
@@ -83,8 +84,7 @@ class Trainer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Train:
+class Train(msgspec.Struct, frozen=True, gc=False):
     """The work of one node's local training."""
 
     trainer: Trainer
@@ -110,14 +110,15 @@ class Train:
         return TorchTrainer.train_together([(_torch(w.trainer), w.params) for w in works], works[0].steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluate:
+class Evaluate(msgspec.Struct, frozen=True, gc=False):
     """The work of one node's evaluation. Takes no virtual time: evaluation is for us, not part of the algorithm."""
 
     trainer: Trainer
     params: Params
 
-    seconds = 0.0
+    @property
+    def seconds(self) -> float:
+        return 0.0
 
     @property
     def together(self) -> Hashable:
@@ -377,6 +378,9 @@ ELEMENTWISE = frozenset(
 )
 """Optimizers of torch whose update of an element depends on that element alone."""
 
+UNFIT_OPTIMIZERS = frozenset({"Optimizer", "LBFGS", "SparseAdam", "Muon"})
+"""Not to be named in an experiment: they need a closure, sparse gradients, or matrices alone."""
+
 INDEX_LOSSES = frozenset({"CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"})
 """Losses of torch whose target is the number of the class."""
 
@@ -388,14 +392,16 @@ def _optimizer(training: Training) -> tuple[Any, dict[str, Any]]:
     classes = {
         name.lower(): found
         for name, found in vars(torch.optim).items()
-        if isinstance(found, type) and issubclass(found, torch.optim.Optimizer) and name not in ("Optimizer", "LBFGS")
+        if isinstance(found, type) and issubclass(found, torch.optim.Optimizer) and name not in UNFIT_OPTIMIZERS
     }
     name = training.optimizer.lower()
     if name not in classes:
         raise ExperimentError([f"training.optimizer = {training.optimizer!r}: unknown{nearest(name, classes)}"])
     known = inspect.signature(classes[name]).parameters
     wanted = {"momentum": training.momentum, "nesterov": training.nesterov, "weight_decay": training.weight_decay}
-    options: dict[str, Any] = {"lr": training.lr, **{k: v for k, v in wanted.items() if v or k in known}}
+    options: dict[str, Any] = {"lr": training.lr, **{k: v for k, v in wanted.items() if v}}
+    if training.weight_decay == 0.0 and "weight_decay" in known:
+        options["weight_decay"] = 0.0  # said so, against a default that may be another
     if "foreach" in known:
         options["foreach"] = False  # one tensor: nothing to gain, and nothing to import
     problems = [f"training.{key}: {classes[name].__name__} has no such option" for key in options if key not in known]

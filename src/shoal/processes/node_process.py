@@ -233,16 +233,12 @@ async def _live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork)
     line = Supervised(context, start.control)
     try:
         await _take_part(commons, id, slots, start, context, line)
-    except LaunchError as error:
-        line.say(control.Failed(id, str(error)))
-        return 1
-    except Exception:
-        line.say(control.Failed(id, traceback.format_exc()))
-        return 1
-    finally:
+    except Exception as error:
+        line.say(control.Failed(id, str(error) if isinstance(error, LaunchError) else traceback.format_exc()))
         line.close()
-        context.term()
-    return 0
+        context.term()  # waits until that is said
+        return 1
+    return 0  # all is said and done: the process ends, and its sockets with it
 
 
 async def _take_part(

@@ -21,7 +21,7 @@ class Slots:
 
     def __init__(self, count: int | None = None) -> None:
         self.count = count or usable_cores()
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115: lives as long as the process
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
 
     @contextmanager
     def taken(self, node: NodeId) -> Iterator[None]:

@@ -248,12 +248,14 @@ class Supervisor:
                 self._began_at = time.monotonic()
         elif isinstance(said, control.Model):
             self._average_times[said.round] = max(said.time, self._average_times.get(said.round, 0.0))
-            self._averages.add(said.round, np.frombuffer(rest[0], np.float32))
+            self._averages.add(said.node, said.round, np.frombuffer(rest[0], np.float32))
             self._average_if_complete()
         elif isinstance(said, control.Done):
             self._done.add(said.node)
         elif isinstance(said, control.Failed):
             self._reasons[said.node] = said.text
+            if self._zygote is not None:
+                self._zygote.say(control.Kill([said.node]))  # it has nothing more to say
 
     def _node_exited(self, node: NodeId, code: int) -> None:
         self._exited.add(node)
@@ -272,8 +274,8 @@ class Supervisor:
 
     def _average_if_complete(self) -> None:
         assert self._zygote is not None
-        alive = self._experiment.nodes - len(self._lost)
-        for averaged in self._averages.complete(max(1, alive)):
+        alive = set(range(self._experiment.nodes)) - set(self._lost)
+        for averaged in self._averages.complete(alive):
             self._averages_waited_for += 1
             self._zygote.say(
                 control.EvaluateAverage(

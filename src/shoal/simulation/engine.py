@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import signal
 import time
 from collections.abc import Collection, Coroutine
 from functools import partial
@@ -102,6 +103,7 @@ class SimulatedRuntime:
         self.running = False
         self._world = world
         self._kernel = world.kernel
+        self._main: Task | None = None
         self._background: list[Task] = []
 
     def now(self) -> float:
@@ -165,7 +167,13 @@ class SimulatedRuntime:
                 on_end(crashed)
 
         self.running = True
-        self._kernel.spawn(main, ended)
+        self._main = self._kernel.spawn(main, ended)
+
+    def stop(self) -> None:
+        """End what still runs."""
+        for task in (self._main, *self._background):
+            if task is not None:
+                task.cancel()
 
     def _background_ended(self, task: Task, crashed: bool) -> None:
         self._background.remove(task)
@@ -191,7 +199,7 @@ class _Watcher:
             simulation.accuracy.add(record.round, record.scores.get("accuracy", 0.0))
 
     def model(self, round: int, params: Params) -> None:
-        self._simulation.averages.add(round, params)
+        self._simulation.averages.add(self._id, round, params)
         self._simulation.average_if_complete()
 
     async def before_round(self, round: int) -> None:
@@ -221,7 +229,7 @@ class Simulation:
         self.rounds_begun = 0
         self.lost: dict[NodeId, str] = {}
         self._averages_file = Lines(folder.averages)
-        self._alive = experiment.nodes
+        self._alive = set(range(experiment.nodes))
         self._last_end = 0.0  # the kernel's clock goes on to the last timeout, needed or not
         self._shown = 0.0
         self._started = time.monotonic()
@@ -238,28 +246,36 @@ class Simulation:
         startup = seconds_since_start()
         self._started = time.monotonic()
         cpu = time.process_time()
+        thresholds = gc.get_threshold()
         status: Status = "failed"
+        number: int | None = None
         try:
             for node in self.nodes:
                 algorithm = experiment.settings(node.id).algorithm.build()
                 self.world.runtimes[node.id].start(algorithm.run(node), partial(self._ended, node))
-            gc.freeze()  # nodes live as long as the run: do not look through them again and again
+            # Nodes live as long as the run, and their messages are no garbage either: do not look through them often.
+            gc.freeze()
+            gc.set_threshold(100_000, *thresholds[1:])
             self.world.kernel.run()
             self.world.raise_if_stuck()
             self.lost.update(
                 {r.id: "hung: it waits for nothing that could come" for r in self.world.runtimes if r.running}
             )
             status = "incomplete" if self.lost else "completed"
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             status = "interrupted"
+            number = stop.args[0] if stop.args else signal.SIGINT
         except ShoalError:
             raise
         except Exception as error:
             raise NodeError(f"a node's code raised {type(error).__name__}: {error}") from error
         finally:
             gc.unfreeze()
+            gc.set_threshold(*thresholds)
             wall = time.monotonic() - self._started
             self.world.computer.close()
+            for runtime in self.world.runtimes:
+                runtime.stop()
             self.lines.flush()
             self._averages_file.close()
         if self.lost and len(self.lost) == experiment.nodes:
@@ -273,6 +289,7 @@ class Simulation:
             lost=dict(sorted(self.lost.items())),
             facts={
                 "batching": batching,
+                "signal": number,
                 "train_cpu_s": sum(n.trainer.cpu_seconds for n in self.nodes),
                 "total_cpu_s": time.process_time() - cpu,
             },
@@ -297,9 +314,9 @@ class Simulation:
         return Progress(
             phase,
             nodes=self.experiment.nodes,
-            alive=self._alive,
+            alive=len(self._alive),
             seconds=time.monotonic() - self._started,
-            round=max(0, self.rounds_begun - self._alive) / self.experiment.nodes,
+            round=max(0, self.rounds_begun - len(self._alive)) / self.experiment.nodes,
             rounds=self.experiment.algorithm.options.get("rounds"),
             accuracy=self.accuracy.mean,
             bytes_sent=sum(node.bytes_sent for node in nodes),
@@ -329,7 +346,7 @@ class Simulation:
     def _ended(self, node: Node, crashed: bool) -> None:
         self._last_end = self.world.kernel.now
         if crashed:
-            self._alive -= 1
+            self._alive.discard(node.id)
             self.lost[node.id] = "crashed on schedule"
             self.listener.notice(f"node {node.id} crashed; its neighbours go on without it")
             self.average_if_complete()

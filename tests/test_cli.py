@@ -1,0 +1,247 @@
+"""The command line: every command works, and wrong input ends in one clear message and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shoal import schema
+from shoal.experiment import REGISTRIES, components
+from shoal.records import RunFolder
+
+ENGINES = ("simulation", "processes")
+
+
+def latest(folder: Path) -> RunFolder:
+    return RunFolder(max(folder.glob("*/*/experiment.toml"), key=lambda f: f.stat().st_mtime).parent)
+
+
+def assert_refused(said, *words: str) -> None:  # type: ignore[no-untyped-def]
+    assert said.code == 2, said
+    assert said.err.startswith("error: ")
+    assert "Traceback" not in said.err + said.out
+    for word in words:
+        assert word in said.err
+
+
+# Wrong input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["none.toml"], ["there is no file 'none.toml'"]),
+        (["small.toml", "--set", "nodez=3"], ["nodez: unknown key; did you mean 'nodes'?"]),
+        (["small.toml", "--set", "nodes"], ["--set", "expected key=value"]),
+        (["small.toml", "--engine", "proceses"], ["engine = 'proceses'", "did you mean 'processes'?"]),
+        (["small.toml", "--seed", "-1", "--set", "nodes=0"], ["2 problems", "seed = -1", "nodes = 0"]),
+        (["small.toml", "--set", "sharing={name='[bold]x'}"], ["unknown sharing '[bold]x'"]),
+    ],
+)
+def test_a_wrong_experiment_is_refused_before_anything_is_written(
+    arguments: list[str], words: list[str], shoal: Callable, small: Path
+) -> None:
+    assert_refused(shoal("run", *arguments), *words)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["nodes=5", "topology={name='regular', degree=5}"], ["5-regular on 5 nodes", "try degree = 4"]),
+        (["nodes=5", "topology={name='regular', degree=3}"], ["3-regular on 5 nodes", "try degree = 2 or 4"]),
+        (["dataset.partition.per_node=1000"], ["make 6000 shards of 1438 samples", "per_node of at most 239"]),
+        (["topology={name='file', path='none.txt'}"], ["none.txt: cannot read this graph: No such file"]),
+        (["model={name='gn-lenet'}"], ["model = 'gn-lenet': inputs have shape (64,)"]),
+    ],
+    ids=["too dense", "odd", "shards", "no file", "model"],
+)
+def test_graphs_data_and_models_that_cannot_be_made_are_refused_by_both_engines(
+    engine: str, settings: list[str], words: list[str], shoal: Callable, small: Path
+) -> None:
+    given = [part for setting in settings for part in ("--set", setting)]
+    assert_refused(shoal("run", small, "--engine", engine, *given), *words)
+    assert latest(Path("runs")).read_summary()["status"] == "failed"
+
+
+def test_a_disconnected_graph_warns_and_runs(shoal: Callable, small: Path) -> None:
+    said = shoal("run", small, "--set", "topology={name='edges', edges=[[0, 1], [2, 3], [4, 5]]}")
+    assert said.code == 0
+    assert "! the graph of 6 nodes is disconnected" in said.out
+
+
+@pytest.mark.parametrize("out", ["small.toml/runs", "/proc/runs"])
+def test_an_output_folder_that_cannot_be_written_is_refused(out: str, shoal: Callable, small: Path) -> None:
+    assert_refused(shoal("run", small, "--out", out), f"cannot write to the output folder '{out}'", "--out")
+
+
+def test_a_port_in_use_is_refused(shoal: Callable, small: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = shoal("run", small, "--engine", "processes", "--set", f"processes.base_port={min(port, 65530)}")
+    assert_refused(said, f"127.0.0.1:{port}: Address already in use", "set processes.base_port to a free range")
+
+
+def test_ports_beyond_the_last_are_refused(shoal: Callable, small: Path) -> None:
+    said = shoal("run", small, "--engine", "processes", "--set", "processes.base_port=65533")
+    assert_refused(said, "processes.base_port = 65533", "set it to at most 65530")
+
+
+def test_more_nodes_than_memory_has_room_for_are_refused(
+    shoal: Callable, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.processes.capacity.available_memory", lambda: 660 * 2**20)
+    said = shoal("run", small, "--engine", "processes")
+    assert_refused(said, "nodes = 6: about", "fit on this machine, by free memory")
+    assert 0 < int(re.search(r"about (\d+) nodes", said.err)[1]) < 6  # type: ignore[index]
+
+
+def test_more_nodes_than_open_files_are_refused(small: Path) -> None:
+    command = f"ulimit -n 80 && exec {sys.executable} -m shoal run {small} --engine processes --set nodes=40"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} --out {small.parent}/runs"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2, done
+    assert re.search(r"nodes = 40: about \d+ nodes .* by the limit of open files \(ulimit -n\)", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_picture_in_a_format_or_place_that_cannot_be_is_refused(shoal: Callable, small: Path) -> None:
+    said = shoal("topology", "ring", "--out", "graph.xyz")
+    assert said.code == 2
+    assert "expected a name that ends in .png, .svg, .pdf" in said.err
+    assert_refused(shoal("topology", "ring", "--out", "small.toml/graph.png"), "cannot write 'small.toml/graph.png'")
+
+
+# Commands
+
+
+def test_run_show_and_plot(shoal: Callable, small: Path) -> None:
+    said = shoal("run", small, "--seed", 3, "--set", "nodes=4", "--plot")
+    assert said.code == 0
+    assert said.out.startswith("loading 4 nodes\n"), "plain lines where the output is no terminal"
+    assert "\x1b" not in said.out
+    folder = latest(Path("runs"))
+    summary = folder.read_summary()
+    assert (summary["seed"], summary["nodes"], summary["engine"]) == (3, 4, "simulation")
+    assert (folder.path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    for shown in (said.out, shoal("show").out, shoal("show", folder.path).out):
+        assert "completed" in shown
+        assert summary["digest"][:16] in shown
+    assert shoal("plot", "runs", "--out", "deep/down/plot.svg").code == 0
+    assert "<svg" in Path("deep/down/plot.svg").read_text()
+    assert_refused(shoal("plot", "runs", "--out", "small.toml/plot.png"), "cannot write 'small.toml/plot.png'")
+
+
+def test_show_without_a_run_says_how_to_make_one(shoal: Callable) -> None:
+    assert_refused(shoal("show"), "there is no finished run in 'runs'; 'shoal run FILE' makes one")
+    assert_refused(shoal("plot", "elsewhere"), "there is no finished run in 'elsewhere'")
+
+
+def test_show_of_a_summary_that_was_damaged_says_so(shoal: Callable, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "summary.json").write_text('{"status": ')
+    assert_refused(shoal("show"), "runs/summary.json cannot be read")
+
+
+def test_a_run_that_diverges_ends_with_a_summary(shoal: Callable, small: Path) -> None:
+    said = shoal("run", small, "--set", "training.lr=1e30")
+    assert said.code == 0
+    assert "not finite: training diverged" in said.out
+    summary = latest(Path("runs")).read_summary()
+    assert summary["loss"] == {"mean": None, "std": None, "min": None, "max": None}
+    assert summary["accuracy"]["mean"] > 0
+
+
+def test_list_shows_every_name_with_its_parameters(shoal: Callable) -> None:
+    shown = shoal("list").out
+    for kind in REGISTRIES:
+        for name, cls in components(kind):
+            assert re.search(rf"^  {re.escape(name)} ", shown, re.MULTILINE), name
+            for parameter in schema.parameters(cls).values():
+                assert f"{parameter.name}: " in shown, (name, parameter)
+    only = shoal("list", "partition").out
+    assert "shards" in only
+    assert "dpsgd" not in only
+    assert_refused(shoal("list", "sharin"), "did you mean 'sharing'?")
+
+
+def test_topology_measures_and_draws(shoal: Callable, small: Path) -> None:
+    said = shoal("topology", "ring", "--nodes", 8, "--out", "x.png")
+    assert said.code == 0
+    assert "8 nodes, degree 2 to 2" in said.out
+    assert Path("x.png").read_bytes().startswith(b"\x89PNG")
+    assert shoal("topology", "regular", "--nodes", 8, "--set", "degree=4", "--out", "x.svg").code == 0
+    assert "<svg" in Path("x.svg").read_text()
+    assert "6 nodes, degree 3 to 3" in shoal("topology", small).out
+    assert_refused(shoal("topology", "rng"), "did you mean 'ring'?")
+    warned = shoal("topology", "edges", "--nodes", 4, "--set", "edges=[[0, 1], [2, 3]]")
+    assert "! the graph of 4 nodes is disconnected" in warned.out
+    assert "Warning" not in warned.err
+
+
+def test_doctor_says_how_many_nodes_fit(shoal: Callable) -> None:
+    said = shoal("doctor")
+    assert said.code == 0
+    assert re.search(r"nodes that fit +[\d,]+ processes with mlp on digits", said.out)
+
+
+def test_progress_is_live_in_a_terminal(small: Path) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "shoal", "run", str(small), "--out", str(small.parent / "runs")]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if not select.select([ours], [], [], 1.0)[0]:
+                continue
+            try:
+                shown += os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+    os.close(ours)
+    assert process.returncode == 0, shown
+    assert b"\x1b[?25l" in shown, "the cursor is hidden while the line is live"
+    assert b"completed" in shown
+    assert b"Traceback" not in shown
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_simulation_that_is_stopped_writes_its_summary(number: signal.Signals, code: int, small: Path) -> None:
+    runs = small.parent / "runs"
+    command = [
+        sys.executable,
+        "-m",
+        "shoal",
+        "run",
+        str(small),
+        "--out",
+        str(runs),
+        "--set",
+        "algorithm.rounds=1000000",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and psutil.Process(process.pid).cpu_times().user < 4:
+            time.sleep(0.1)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == code, (out, err)
+    assert "Traceback" not in err
+    assert latest(runs).read_summary()["status"] == "interrupted"

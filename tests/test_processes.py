@@ -1,0 +1,434 @@
+"""The process engine with real processes: equal to the simulation, and alive through all that can go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import zmq
+
+from conftest import SMALL
+from shoal.experiment import Experiment
+from shoal.message import Message, Payload
+from shoal.records import End, Round, RunFolder
+
+NODES = 6
+ROUNDS = 4
+SLOW = textwrap.dedent(
+    '''
+    """D-PSGD that takes its time, so that a test can step in."""
+
+    from dataclasses import dataclass
+
+    from shoal.algorithms.dpsgd import DPSGD
+
+
+    @dataclass(frozen=True)
+    class Slow(DPSGD):
+        seconds: float = 0.4
+
+        async def run(self, node):
+            train = node.train
+
+            async def slowly(params, steps=None):
+                await node.sleep(self.seconds)
+                return await train(params, steps)
+
+            node.train = slowly
+            await super().run(node)
+    '''
+)
+
+
+def is_zygote(process: psutil.Process) -> bool:
+    """The zygote, or a node: a fork keeps the command line."""
+    try:
+        return "shoal.processes.zygote" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def zygotes() -> set[int]:
+    return {p.pid for p in psutil.process_iter() if is_zygote(p)}
+
+
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s")
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    """Of those that other people run on this machine, none is ours: they were there before."""
+    before = psutil.Process().children(recursive=True)
+    strangers = zygotes()
+    yield
+    ours = {pid for pid in zygotes() - strangers if _is_ours(pid)}
+    until(lambda: not {pid for pid in ours if psutil.pid_exists(pid) and is_zygote(psutil.Process(pid))}, 10)
+    assert psutil.Process().children(recursive=True) == before
+
+
+def _is_ours(pid: int) -> bool:
+    """Started below this test, or an orphan."""
+    try:
+        parents = [p.pid for p in psutil.Process(pid).parents()]
+    except psutil.NoSuchProcess:
+        return False
+    return os.getpid() in parents or not any(p for p in parents[:-1] if not is_zygote(psutil.Process(p)))
+
+
+@dataclass
+class Started:
+    """A run under way, as `shoal run` of its own."""
+
+    process: subprocess.Popen[str]
+    root: Path
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(until(lambda: next(self.root.glob("*/*/experiment.toml"), None)).parent)
+
+    @property
+    def zygote(self) -> psutil.Process:
+        mine = psutil.Process(self.process.pid)
+        return until(lambda: next((p for p in mine.children() if is_zygote(p)), None))
+
+    @property
+    def nodes(self) -> list[psutil.Process]:
+        """In order of id: they are forked one after another."""
+        return until(lambda: (found := sorted(self.zygote.children(), key=lambda p: p.create_time())) and
+                     len(found) == NODES and found)  # fmt: skip
+
+    def wait_for_round(self, round: int) -> None:
+        """Until every node has finished `round`."""
+        folder = self.folder
+        until(lambda: all(any(isinstance(r, Round) and r.round >= round for r in folder.read(n)) for n in range(NODES)))
+
+    def end(self) -> tuple[int, str]:
+        """The exit code and all that was said."""
+        out, _ = self.process.communicate(timeout=60)
+        assert "Traceback" not in out or "fault on schedule" in out, out
+        return self.process.returncode, out
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self.folder.read_summary()
+
+
+@contextmanager
+def started(root: Path, *settings: str, slow: float | None = None) -> Iterator[Started]:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "small.toml").write_text(SMALL)
+    (root / "slow.py").write_text(SLOW)
+    given = [f"algorithm={{name='slow.py:Slow', rounds={ROUNDS}, seconds={slow}}}"] if slow is not None else []
+    command = [sys.executable, "-m", "shoal", "run", "small.toml", "--engine", "processes", "--out", "runs"]
+    for setting in (*given, *settings):
+        command += ["--set", setting]
+    process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield Started(process, root / "runs")
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def run(root: Path, *settings: str) -> tuple[int, str, Started]:
+    with started(root, *settings) as going:
+        return *going.end(), going
+
+
+def ends(folder: RunFolder) -> set[int]:
+    return {n for n in range(NODES) if any(isinstance(r, End) for r in folder.read(n))}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Started:
+    code, out, done = run(tmp_path_factory.mktemp("undisturbed"))
+    assert code == 0, out
+    return done
+
+
+# The same numbers
+
+
+def test_a_run_writes_all_its_files_and_the_keys_of_its_summary(undisturbed: Started) -> None:
+    folder = undisturbed.folder.path
+    written = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
+    assert written == {
+        "experiment.toml", "summary.json", "metrics.parquet", "averages.jsonl", "nodes.log",
+        *(f"nodes/{n}.jsonl" for n in range(NODES)), *(f"checkpoints/{n}.npy" for n in range(NODES)),
+    }  # fmt: skip
+    summary = undisturbed.summary
+    assert (summary["status"], summary["engine"], summary["rounds"]) == ("completed", "processes", ROUNDS)
+    for place, keys in (("time", ("wall_s", "startup_s", "train_cpu_s", "total_cpu_s")),
+                        ("memory", ("uss_mean_mib", "pss_mean_mib", "pss_total_mib"))):  # fmt: skip
+        assert all(summary[place][key] > 0 for key in keys)
+    assert summary["lost"] == {}
+
+
+def test_the_experiment_of_a_run_runs_again_and_gives_the_same_models(undisturbed: Started, tmp_path: Path) -> None:
+    again = Experiment.from_file(undisturbed.folder.experiment).run(tmp_path)
+    for key in ("digest", "accuracy", "loss", "bytes_sent", "messages_sent", "consensus_distance"):
+        assert again.summary[key] == undisturbed.summary[key]
+
+
+def test_the_simulation_gives_the_same_models_to_the_bit(undisturbed: Started, tmp_path: Path) -> None:
+    simulated = Experiment.from_file(undisturbed.folder.experiment, {"engine": "simulation"}).run(tmp_path)
+    assert simulated.summary["engine"] == "simulation"
+    for key in ("digest", "accuracy", "loss", "bytes_sent", "messages_sent", "consensus_distance"):
+        assert simulated.summary[key] == undisturbed.summary[key]
+
+
+def test_the_batched_simulation_gives_the_same_models_within_tolerance(undisturbed: Started, tmp_path: Path) -> None:
+    overrides = {"engine": "simulation", "simulation.batching": "vmap"}
+    simulated = Experiment.from_file(undisturbed.folder.experiment, overrides).run(tmp_path)
+    assert simulated.summary["batching"] == "vmap"
+    for node in range(NODES):
+        expected = np.load(undisturbed.folder.model(node))
+        np.testing.assert_allclose(np.load(simulated.folder.model(node)), expected, atol=1e-3)
+    assert simulated.summary["bytes_sent"] == undisturbed.summary["bytes_sent"]
+
+
+# Nodes that fail
+
+
+def test_the_others_go_on_when_a_node_is_killed(tmp_path: Path) -> None:
+    with started(tmp_path, slow=0.3) as going:
+        going.wait_for_round(0)
+        going.nodes[2].kill()
+        code, out = going.end()
+    assert code == 3, out
+    assert "node 2 was lost; its neighbours go on without it. killed by SIGKILL" in out
+    summary = going.summary
+    assert (summary["status"], summary["rounds"]) == ("incomplete", ROUNDS)
+    assert summary["lost"] == {"2": "killed by SIGKILL"}
+    assert ends(going.folder) == {0, 1, 3, 4, 5}
+    assert summary["accuracy"] is not None
+    assert going.folder.metrics.exists()
+    assert {int(f.stem) for f in going.folder.path.glob("checkpoints/*.npy")} == {0, 1, 3, 4, 5}
+
+
+@pytest.mark.xfail(reason="the node does not exit: its sockets are open when it ends its ZeroMQ context", strict=True)
+def test_a_node_whose_code_raises_is_lost_with_its_traceback_shown(tmp_path: Path) -> None:
+    with started(tmp_path, "fault=[{kind='raise', node=1, round=2}]") as going:
+        started_at = time.monotonic()
+        until(lambda: going.process.poll() is not None, 15)
+        code, out = going.end()
+    assert time.monotonic() - started_at < 15
+    assert code == 3, out
+    assert "Traceback (most recent call last)" in out
+    assert "fault on schedule: node 1 raises at round 2" in out
+    assert list(going.summary["lost"]) == ["1"]
+    assert ends(going.folder) == {0, 2, 3, 4, 5}
+
+
+def test_a_run_that_loses_every_node_has_failed(tmp_path: Path) -> None:
+    faults = ", ".join(f"{{kind='crash', node={n}, round=1}}" for n in range(NODES))
+    code, out, done = run(tmp_path, f"fault=[{faults}]")
+    assert code == 1, out
+    assert done.summary["status"] == "failed"
+    assert len(done.summary["lost"]) == NODES
+    assert done.summary["rounds"] == 1, "what was recorded is kept"
+
+
+def test_a_node_that_hangs_is_given_up(tmp_path: Path) -> None:
+    settings = ("fault=[{kind='hang', node=1, round=3}]", "processes.receive_timeout=1")
+    code, out, done = run(tmp_path, *settings)
+    assert code == 3, out
+    assert list(done.summary["lost"]) == ["1"]
+    assert "hung" in done.summary["lost"]["1"]
+    assert done.summary["events"]["no answer"] >= 1
+    assert ends(done.folder) == {0, 2, 3, 4, 5}
+
+
+@pytest.mark.xfail(reason="the supervisor gives up on hung nodes only once another is done", strict=True)
+def test_a_run_whose_nodes_all_hang_ends(tmp_path: Path) -> None:
+    faults = ", ".join(f"{{kind='hang', node={n}, round=1}}" for n in range(NODES))
+    with started(tmp_path, f"fault=[{faults}]", "processes.receive_timeout=1") as going:
+        going.wait_for_round(0)
+        until(lambda: going.process.poll() is not None, 6)
+
+
+def test_a_zygote_that_dies_ends_the_run(tmp_path: Path) -> None:
+    with started(tmp_path, slow=0.3) as going:
+        going.wait_for_round(0)
+        going.zygote.kill()
+        code, out = going.end()
+    assert code == 1, out
+    assert "the process that starts nodes died; its last words are in" in out
+    assert going.summary["status"] == "failed"
+    assert going.summary["rounds"] >= 1, "what was recorded is kept"
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    with started(tmp_path, slow=0.3) as going:
+        going.wait_for_round(0)
+        all_of_them = [going.zygote, *going.nodes]
+        going.process.kill()
+        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in all_of_them), 10)
+
+
+# Users who have had enough
+
+
+def test_ctrl_c_at_the_start_ends_the_run(tmp_path: Path) -> None:
+    with started(tmp_path) as going:
+        assert going.zygote.is_running()
+        going.process.send_signal(signal.SIGINT)
+        code, out = going.end()
+    assert code == 130, out
+    assert going.summary["status"] == "interrupted"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_keeps_what_it_has(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    with started(tmp_path, slow=0.4) as going:
+        going.wait_for_round(1)
+        going.process.send_signal(number)
+        ended, out = going.end()
+    assert ended == code, out
+    summary = going.summary
+    assert (summary["status"], summary["signal"]) == ("interrupted", number)
+    assert summary["rounds"] >= 2
+    assert summary["accuracy"] is not None
+    assert len(list(going.folder.path.glob("checkpoints/*.npy"))) == NODES, "the models so far"
+
+
+def test_asking_twice_does_not_wait(tmp_path: Path) -> None:
+    with started(tmp_path, slow=0.4) as going:
+        going.wait_for_round(0)
+        for node in going.nodes:
+            node.suspend()  # they cannot leave on their own
+        going.process.send_signal(signal.SIGINT)
+        time.sleep(1.0)
+        going.process.send_signal(signal.SIGINT)
+        until(lambda: going.process.poll() is not None, 5)
+        code, out = going.end()
+    assert going.summary["status"] == "interrupted", out
+    assert code == 130, out
+
+
+# Strangers on the network
+
+
+def listens_on(node: psutil.Process) -> int:
+    return until(
+        lambda: next((c.laddr.port for c in node.net_connections("tcp") if c.status == psutil.CONN_LISTEN), None)
+    )
+
+
+def test_garbage_on_a_nodes_port_is_dropped_and_counted(undisturbed: Started, tmp_path: Path) -> None:
+    model = Payload({"params": np.zeros(4810, np.float32)})
+    odd_shape = [1, "0" * 16, 0, "model", 0, {}, [["a", "<f4", [0, 2**47, 2**47, 2**47]]]]
+    foreign = [
+        [b"garbage"],
+        [b""],
+        [b"\xff" * 100_000, b"x"],
+        [zmq.utils.jsonapi.dumps({"kind": "model"})],
+        [__import__("msgspec").msgpack.encode(odd_shape), b""],
+        Message(1, "model", 1, model, "another run 1234").frames(),
+        [*Message(1, "model", 1, model).frames(), b"one frame more"],
+    ]
+    with started(tmp_path, "processes.max_message_mib=0.1", slow=0.4) as going:
+        port = listens_on(going.nodes[0])
+        going.wait_for_round(0)
+        with socket.create_connection(("127.0.0.1", port)) as raw:
+            raw.sendall(os.urandom(4096))
+        with socket.create_connection(("127.0.0.1", port)) as half_open:
+            half_open.sendall(b"\xff\0\0\0")
+        context = zmq.Context()
+        with context.socket(zmq.PUSH) as stranger:
+            stranger.setsockopt(zmq.LINGER, 2000)
+            stranger.connect(f"tcp://127.0.0.1:{port}")
+            for frames in foreign:
+                stranger.send_multipart(frames)
+            until(lambda: going.folder.node(0).read_text().count("message rejected") >= len(foreign), 5)
+            stranger.send(bytes(2**20))  # larger than allowed: the connection is cut
+        context.destroy(linger=0)
+        code, out = going.end()
+    assert code == 0, out
+    summary = going.summary
+    assert summary["status"] == "completed"
+    assert summary["messages_rejected"] == len(foreign)
+    assert summary["events"]["message rejected"] == len(foreign)
+    assert summary["digest"] == undisturbed.summary["digest"]
+
+
+def test_strangers_at_the_supervisors_port_are_not_heard(undisturbed: Started, tmp_path: Path) -> None:
+    import msgspec
+
+    with started(tmp_path, slow=0.4) as going:
+        port = listens_on(psutil.Process(going.process.pid))
+        going.wait_for_round(0)
+        context = zmq.Context()
+        with context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 2000)
+            stranger.connect(f"tcp://127.0.0.1:{port}")
+            stranger.send(b"garbage")
+            stranger.send_multipart([b"", b"", b""])
+            for said in ("Done", "Began", "Failed"):
+                stranger.send(msgspec.msgpack.encode({"type": said, "node": 0, "text": "not me"}))
+            stranger.send(msgspec.msgpack.encode({"type": "Failed", "node": 10**6, "text": "nobody"}))
+            time.sleep(0.3)
+        context.destroy(linger=0)
+        code, out = going.end()
+    assert code == 0, out
+    assert going.summary["digest"] == undisturbed.summary["digest"]
+
+
+# What the user should be told
+
+
+@pytest.mark.xfail(reason="warnings of the zygote go to nodes.log, where nobody sees them", strict=True)
+def test_a_disconnected_graph_warns(tmp_path: Path) -> None:
+    code, out, _ = run(tmp_path, "topology={name='edges', edges=[[0, 1], [2, 3], [4, 5]]}")
+    assert code == 0
+    assert "the graph of 6 nodes is disconnected" in out
+
+
+@pytest.mark.xfail(reason="every message is cut off, and every receive waits for its timeout", strict=True)
+def test_models_larger_than_the_largest_message_are_refused(tmp_path: Path) -> None:
+    code, out, _ = run(tmp_path, "processes.max_message_mib=0.001", "processes.receive_timeout=0.5")
+    assert code == 2
+    assert "max_message_mib" in out
+
+
+@pytest.mark.xfail(reason="what happens to a node while the run is finishing is not looked at", strict=True)
+def test_a_node_that_dies_while_it_finishes_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text(
+        SLOW + textwrap.dedent(
+            """
+            class Dies(DPSGD):
+                async def run(self, node):
+                    await super().run(node)
+                    if node.id == 1:
+                        import os, shoal.processes.node_process as process
+                        process.memory = lambda: os.kill(os.getpid(), 9)
+            """
+        )
+    )  # fmt: skip
+    code, out, done = run(tmp_path, "algorithm={name='dies.py:Dies', rounds=2}")
+    assert ends(done.folder) == {0, 2, 3, 4, 5}
+    assert code == 3, out
+    assert json.loads(done.folder.summary.read_text())["status"] == "incomplete"

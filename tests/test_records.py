@@ -1,0 +1,128 @@
+"""What a run writes down, and how it is read again."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import SMALL
+from shoal.analysis.summary import statistics
+from shoal.errors import LaunchError
+from shoal.experiment import Experiment
+from shoal.records import Average, End, Evaluation, Event, Lines, Record, Round, RunFolder, decode, encode
+from shoal.running import Run
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Experiment.from_table(tomllib.loads(SMALL)).run(tmp_path_factory.mktemp("runs"))
+
+
+def test_a_run_writes_all_its_files(done: Run) -> None:
+    folder = done.folder.path
+    assert folder.parent.name == "small"
+    written = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
+    assert written == {
+        "experiment.toml", "summary.json", "metrics.parquet", "averages.jsonl",
+        *(f"nodes/{n}.jsonl" for n in range(6)), *(f"checkpoints/{n}.npy" for n in range(6)),
+    }  # fmt: skip
+
+
+def test_the_summary_has_its_keys(done: Run) -> None:
+    summary = json.loads(done.folder.summary.read_text())
+    assert summary == done.summary
+    assert summary["status"] == "completed"
+    assert (summary["engine"], summary["nodes"], summary["seed"], summary["rounds"]) == ("simulation", 6, 1, 4)
+    for key in ("accuracy", "loss"):
+        assert summary[key].keys() == {"mean", "std", "min", "max"}
+    assert summary["bytes_sent"].keys() == {"total", "per_node_mean"}
+    assert summary["messages_sent"] == 6 * 3 * 4
+    assert summary["time"].keys() == {"wall_s", "virtual_s", "startup_s", "train_cpu_s", "total_cpu_s"}
+    assert summary["memory"].keys() == {"uss_mean_mib", "pss_mean_mib", "pss_total_mib"}
+    assert len(summary["digest"]) == 64
+
+
+def test_the_metrics_hold_every_record(done: Run) -> None:
+    table = pq.read_table(done.folder.metrics)
+    assert table.column_names[:4] == ["node", "kind", "round", "time"]
+    assert {"accuracy", "loss", "bytes_sent", "messages_sent", "consensus_distance", "digest"} <= set(
+        table.column_names
+    )
+    rows = table.to_pylist()
+    assert Counter(r["kind"] for r in rows) == {"round": 24, "evaluation": 12, "average": 2, "end": 6}
+    last = [r["accuracy"] for r in rows if r["kind"] == "evaluation" and r["round"] == 3]
+    assert np.mean(last) == pytest.approx(done.summary["accuracy"]["mean"])
+    assert {r["node"] for r in rows} == {*range(6), None}
+    lines = sum(len(f.read_text().splitlines()) for f in done.folder.path.rglob("*.jsonl"))
+    assert len(rows) == lines
+
+
+def test_the_experiment_of_a_run_can_be_run_again(done: Run, tmp_path: Path) -> None:
+    table = tomllib.loads(done.folder.experiment.read_text())
+    assert {"python", "shoal", "torch", "numpy"} <= table["versions"].keys()
+    again = Experiment.from_file(done.folder.experiment).run(tmp_path)
+    for key in ("digest", "accuracy", "loss", "bytes_sent", "messages_sent", "consensus_distance"):
+        assert again.summary[key] == done.summary[key]
+
+
+def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "cut")
+    whole = [Round(0, 0.1, 2.0, 10, 1), Evaluation(0, 0.1, {"accuracy": 0.5})]
+    lines = Lines(folder.node(0))
+    for record in whole:
+        lines.write(record)
+    lines.close()
+    with folder.node(0).open("ab") as file:
+        file.write(encode(Round(1, 0.2, 1.9, 20, 2))[:-7])
+    assert list(folder.read(0)) == whole
+    assert list(folder.read(1)) == [], "a node that wrote nothing"
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchError, match="cannot write to the output folder .*: Not a directory; choose another"):
+        RunFolder.create(tmp_path / "file", "x")
+
+
+naturals = st.integers(0, 2**53)
+times = st.floats(0, 1e9)
+scores = st.dictionaries(st.text(max_size=5), st.floats(-1e9, 1e9))
+records = st.one_of(
+    st.builds(Round, naturals, times, st.none() | st.floats(0, 1e9), naturals, naturals),
+    st.builds(Evaluation, naturals, times, scores),
+    st.builds(Average, naturals, times, naturals, times, scores),
+    st.builds(Event, st.text(), times, st.text()),
+    st.builds(End, times, st.text(), naturals, naturals, naturals, naturals),
+)
+
+
+@given(records)
+def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+    line = encode(record)
+    assert b"\n" not in line
+    assert decode(line) == record
+
+
+def test_a_score_that_is_not_finite_is_read_as_nan() -> None:
+    read = decode(encode(Average(3, 1.0, 2, math.inf, {"loss": math.nan, "accuracy": 0.1})))
+    assert isinstance(read, Average)
+    assert math.isnan(read.consensus_distance)
+    assert math.isnan(read.scores["loss"])
+    assert (read.round, read.nodes, read.scores["accuracy"]) == (3, 2, 0.1)
+
+
+def test_statistics_of_what_is_not_finite_are_nan_and_of_nothing_none() -> None:
+    assert statistics([]) is None
+    assert statistics([1.0, 3.0]) == {"mean": 2.0, "std": 1.0, "min": 1.0, "max": 3.0}
+    diverged = statistics([1.0, math.inf, -math.inf])
+    assert diverged is not None
+    assert all(math.isnan(value) for value in diverged.values())
