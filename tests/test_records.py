@@ -89,7 +89,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(LaunchError, match="cannot write to the output folder .*: Not a directory; choose another"):
+    with pytest.raises(LaunchError, match=r"cannot write to the output folder .*: Not a directory; choose another"):
         RunFolder.create(tmp_path / "file", "x")
 
 

@@ -58,6 +58,8 @@ class Supervisor:
         self._run = secrets.token_hex(RUN_LENGTH // 2)
         self._phase = "starting"
         self._began_at = time.monotonic()
+        self._ended_at: float | None = None
+        """When the last node was done."""
         self._shown = 0.0
         self._signal: int | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -96,7 +98,7 @@ class Supervisor:
                 signal.signal(each, handler)
         return Outcome(
             status,
-            wall_s=time.monotonic() - self._began_at,
+            wall_s=(self._ended_at or time.monotonic()) - self._began_at,
             startup_s=self._startup or seconds_since_start(),
             lost=dict(sorted(self._lost.items())),
             facts={"first_round_s": self._first_round, "signal": self._signal},
@@ -132,7 +134,7 @@ class Supervisor:
             self._give_up_on_the_hung()
             if finishing is None and self._phase == "running" and self._all_done():
                 finishing = time.monotonic()
-                self._wall = finishing
+                self._ended_at = finishing
                 self._phase = "finishing"
                 self._tell_all(control.Finish())
             if finishing is not None and len(self._exited) == self._experiment.nodes and not self._averages_waited_for:

@@ -1,0 +1,95 @@
+"""What the benchmarks share: figures with their targets, and runs of the command line."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number beside what it should be."""
+
+    what: str
+    value: float
+    unit: str
+    at_most: float | None = None
+    at_least: float | None = None
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        if self.at_most is not None:
+            return self.value <= self.at_most
+        if self.at_least is not None:
+            return self.value >= self.at_least
+        return None
+
+    @property
+    def target(self) -> str:
+        if self.at_most is not None:
+            return f"≤ {self.at_most:g}"
+        return f"≥ {self.at_least:g}" if self.at_least is not None else ""
+
+
+def show(title: str, figures: list[Figure]) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in ("figure", "measured", "target", "met", "how"):
+        table.add_column(column, justify="right" if column in ("measured", "target") else "left")
+    marks = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}
+    for figure in figures:
+        table.add_row(figure.what, f"{figure.value:.3g} {figure.unit}", figure.target, marks[figure.met], figure.note)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def shoal_run(example: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Run an example with the command line, in a process of its own; returns its summary."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "shoal", "run", str(EXAMPLES / example), "--out", folder]
+        for key, value in settings.items():
+            command += ["--set", f"{key}={_toml(value)}"]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if ended.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{ended.stdout}\n{ended.stderr}")
+        summary: dict[str, Any] = json.loads(next(Path(folder).rglob("summary.json")).read_text())
+        return summary
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value)
+
+
+def script(source: str) -> float:
+    """Run a script in a fresh interpreter; returns the number it prints last."""
+    ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd=ROOT)
+    return float(ended.stdout.split()[-1])
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Say what is being measured, and how long it took."""
+    print(f"  {what} …", end="", flush=True)
+    started = time.monotonic()
+    yield
+    print(f" {time.monotonic() - started:.0f} s", flush=True)

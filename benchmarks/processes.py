@@ -1,0 +1,137 @@
+"""The process engine: memory of a node, start-up, processor time beside training, and 1024 nodes.
+
+    python benchmarks/processes.py            # all but the 1024 nodes, about three minutes
+    python benchmarks/processes.py --thousand # 1024 nodes too: 14 GiB of memory, about three minutes more
+
+Everything runs GN-LeNet (89,834 parameters, 359 KB a message) on a random 5-regular graph. What is compared is measured
+in turns, so that a busy machine slows both sides.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import psutil
+from measuring import Figure, median, script, shoal_run, show, step
+
+from shoal.processes.slots import usable_cores
+
+EXAMPLE = "thousand-processes.toml"
+QUIET = {"evaluation.nodes": 0, "evaluation.average": False, "dataset.samples": 2048}
+"""No evaluation: only what the algorithm itself costs."""
+
+PLAIN_SCRIPT = """
+import time, psutil
+import torch
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 5, padding=2), torch.nn.Flatten(), torch.nn.Linear(32768, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+loss = torch.nn.functional.cross_entropy(model(torch.randn(8, 3, 32, 32)), torch.zeros(8, dtype=torch.long))
+loss.backward()
+optimizer.step()
+print(time.time() - psutil.Process().create_time())
+"""
+
+BARE_STEPS = """
+import time, torch
+from shoal.models.networks import GnLenet
+torch.set_num_threads(1)
+model = GnLenet().build((3, 32, 32), 10)
+images, labels = torch.randn(2048, 3, 32, 32), torch.randint(0, 10, (2048,))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+criterion = torch.nn.CrossEntropyLoss()
+def steps(count):
+    for _ in range(count):
+        batch = torch.randint(0, 2048, (8,))
+        optimizer.zero_grad()
+        criterion(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
+steps(30)
+started = time.process_time()
+steps(400)
+print((time.process_time() - started) / 400)
+"""
+
+
+def start_up(repeats: int = 3) -> list[Figure]:
+    plain, ours = [], []
+    for _ in range(repeats):
+        plain.append(script(PLAIN_SCRIPT))
+        ours.append(shoal_run(EXAMPLE, {**QUIET, "nodes": 64, "algorithm.rounds": 1})["time"]["startup_s"])
+    ratio = median([o / p for o, p in zip(ours, plain, strict=True)])
+    note = f"64 nodes {median(ours):.1f} s, a plain torch script {median(plain):.1f} s"
+    return [Figure("start-up / plain script", ratio, "×", at_most=3, note=note)]
+
+
+def memory() -> list[Figure]:
+    summary = shoal_run(EXAMPLE, {**QUIET, "nodes": 64, "algorithm.rounds": 10})
+    uss = summary["memory"]["uss_mean_mib"]
+    return [Figure("private memory a node", uss, "MiB", at_most=12, note="USS after 10 rounds, 64 nodes, batch 8")]
+
+
+def processor(repeats: int = 3) -> list[Figure]:
+    beside, shares = [], []
+    cores = usable_cores()
+    for _ in range(repeats):
+        short = shoal_run(EXAMPLE, {**QUIET, "nodes": 16, "algorithm.rounds": 50, "training.local_steps": 1})
+        spent = short["time"]["total_cpu_s"] - short["time"]["train_cpu_s"]
+        beside.append(1e3 * spent / (16 * 50))
+        before = script(BARE_STEPS)
+        long = shoal_run(EXAMPLE, {**QUIET, "nodes": 16, "algorithm.rounds": 20, "training.local_steps": 8})
+        bare = (before + script(BARE_STEPS)) / 2
+        shares.append(bare * 16 * 20 * 8 / (long["time"]["wall_s"] * cores))
+    return [
+        Figure("processor time beside training", median(beside), "ms", at_most=3, note="per node and round, degree 5"),
+        Figure("bare steps / (wall × cores)", median(shares), "", at_least=0.85, note=f"8 local steps, {cores} cores"),
+    ]
+
+
+def thousand() -> list[Figure]:
+    used = _MemoryWatch()
+    with used:
+        summary = shoal_run(EXAMPLE, {})
+    pss = summary["memory"]["pss_total_mib"] / 1024
+    peak = f"the whole machine's peak rose by {used.peak / 2**30:.1f} GiB"
+    return [
+        Figure("1024 nodes: memory", pss, "GiB", at_most=14, note=f"sum of PSS after 3 rounds; {peak}"),
+        Figure("1024 nodes: start-up", summary["time"]["startup_s"], "s", at_most=90, note="last node's first round begins"),
+        Figure("1024 nodes: first round done", summary["first_round_s"], "s", at_most=90, note="by the last node"),
+        Figure("1024 nodes: three rounds", summary["time"]["wall_s"], "s", note="after start-up, two steps a round"),
+    ]
+
+
+class _MemoryWatch:
+    """The peak of the machine's used memory above what it was, kernel and caches of processes included."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._over = threading.Event()
+
+    def __enter__(self) -> None:
+        self._before = psutil.virtual_memory().available
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.5):
+            self.peak = max(self.peak, self._before - psutil.virtual_memory().available)
+
+
+def main(with_thousand: bool) -> None:
+    figures: list[Figure] = []
+    parts = [start_up, memory, processor, *([thousand] if with_thousand else [])]
+    for part in parts:
+        with step(part.__name__.replace("_", "-")):
+            figures += part()
+    show("Process engine, GN-LeNet, 5-regular", figures)
+
+
+if __name__ == "__main__":
+    started = time.monotonic()
+    main("--thousand" in sys.argv)
+    print(f"{time.monotonic() - started:.0f} s in all")

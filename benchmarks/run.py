@@ -1,0 +1,28 @@
+"""All benchmarks, one after another.
+
+    make bench                             # the short ones, about five minutes
+    python benchmarks/run.py               # all of them, 1024 processes included
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def main(short: bool) -> None:
+    commands = [
+        ["simulation.py", *(["--short"] if short else [])],
+        ["processes.py", *([] if short else ["--thousand"])],
+        ["accuracy.py", *(["--short"] if short else [])],
+    ]
+    for command in commands:
+        print(f"benchmarks/{' '.join(command)}", flush=True)
+        subprocess.run([sys.executable, str(HERE / command[0]), *command[1:]], check=True)
+
+
+if __name__ == "__main__":
+    main("--short" in sys.argv)

@@ -1,0 +1,109 @@
+"""The simulation against the bare cost of what it computes.
+
+    python benchmarks/simulation.py
+
+The bare cost of a round of D-PSGD is one vmapped training step of all nodes and one sparse matrix product to mix them:
+a script with no nodes, messages, clock or records. The simulation computes the same with all of these.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from measuring import EXAMPLES, Figure, median, show, step
+from torch.func import functional_call, grad, vmap
+
+from shoal.commons import Commons
+from shoal.experiment import Experiment
+from shoal.records import RunFolder
+from shoal.simulation.compute import STACK
+from shoal.simulation.engine import Simulation
+from shoal.topologies.measures import matrix
+from shoal.training import Batches
+
+
+def experiment(nodes: int, rounds: int) -> Experiment:
+    """mlp on digits-like data (64 inputs, 10 classes), one local step a round, 5-regular."""
+    return Experiment.from_file(
+        EXAMPLES / "ten-thousand-simulated.toml",
+        {
+            "nodes": nodes,
+            "algorithm.rounds": rounds,
+            "dataset.samples": 20 * nodes,
+            "evaluation.nodes": 0,
+            "evaluation.average": False,
+            "simulation.batching": "vmap",
+        },
+    )
+
+
+def simulated(nodes: int, rounds: int) -> float:
+    """Seconds per node and round, records written."""
+    with tempfile.TemporaryDirectory() as folder:
+        simulation = Simulation(experiment(nodes, rounds), RunFolder.create(Path(folder), "benchmark"))
+        return simulation.run().wall_s / (nodes * rounds)
+
+
+def bare(nodes: int, rounds: int) -> float:
+    """Seconds per node and round of the training and the mixing alone."""
+    commons = Commons(experiment(nodes, rounds))
+    module, flat = commons.flat.module, commons.flat
+    inputs, targets = torch.from_numpy(commons.data.train.x.copy()), torch.from_numpy(commons.data.train.y.copy())
+    streams = [Batches(part, 16, np.random.default_rng(i)) for i, part in enumerate(commons.parts)]
+    weights = matrix(commons.mixing, 0).astype(np.float32).tocsr()
+    models = np.tile(commons.initial, (nodes, 1))
+
+    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(functional_call(module, parameters, (x,)), y)
+
+    slopes_of = vmap(grad(loss))
+    started = time.perf_counter()
+    for _ in range(rounds):
+        for first in range(0, nodes, STACK):
+            some = slice(first, first + STACK)
+            stack = torch.from_numpy(models[some])
+            batch = torch.from_numpy(np.concatenate([s.take(1) for s in streams[some]]))
+            views = flat.stacked(stack)
+            for name, slope in slopes_of(views, inputs[batch], targets[batch]).items():
+                views[name].sub_(slope, alpha=0.1)
+        models = weights @ models
+    return (time.perf_counter() - started) / (nodes * rounds)
+
+
+def overhead(repeats: int, rounds: int) -> list[Figure]:
+    ratios, ours, theirs = [], [], []
+    for _ in range(repeats):
+        theirs.append(bare(1024, rounds))
+        ours.append(simulated(1024, rounds))
+        ratios.append(ours[-1] / theirs[-1])
+    note = f"{1e6 * median(ours):.0f} µs against {1e6 * median(theirs):.0f} µs a node and round, 1024 nodes"
+    return [Figure("simulation / bare cost", median(ratios), "×", at_most=4, note=note)]
+
+
+def scaling(repeats: int, rounds: int) -> list[Figure]:
+    ratios, small, large = [], [], []
+    for _ in range(repeats):
+        small.append(simulated(1000, rounds))
+        large.append(simulated(10_000, rounds))
+        ratios.append(large[-1] / small[-1])
+    note = f"{1e6 * median(large):.0f} µs against {1e6 * median(small):.0f} µs a node and round"
+    return [Figure("10,000 nodes / 1,000 nodes", median(ratios), "×", at_most=1.25, note=note)]
+
+
+def main(short: bool) -> None:
+    torch.set_num_threads(1)
+    repeats, rounds = (3, 10) if short else (5, 20)
+    figures: list[Figure] = []
+    for part in (overhead, scaling):
+        with step(part.__name__):
+            figures += part(repeats, rounds)
+    show("Simulation, mlp, 5-regular, one local step a round", figures)
+
+
+if __name__ == "__main__":
+    main("--short" in sys.argv)
