@@ -1,4 +1,4 @@
-"""A discrete-event kernel: a heap of (time, sequence), and tasks that are coroutines.
+"""A discrete-event kernel: a heap of times, what happens at each in sequence, and tasks that are coroutines.
 
 Time moves only when no task can run. Everything that happens at one time happens in the order in which it was
 scheduled, so a run depends on its inputs alone: no set or hash order, no clock, no thread.
@@ -61,15 +61,19 @@ class Kernel:
         self.now = 0.0
         self.current: Task | None = None
         self._ready: deque[Callable[[], None]] = deque()
-        self._later: list[tuple[float, int, Callable[[], None]]] = []
-        self._sequence = 0
+        # Synchronous algorithms have thousands of events at few times: the heap holds the times, not the events.
+        self._times: list[float] = []
+        self._later: dict[float, deque[Callable[[], None]]] = {}
         self.soon = self._ready.append
         """Schedule an action at the present time, after those already scheduled for it."""
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Schedule an action at `time`, after all that happens before it or was scheduled for it earlier."""
-        self._sequence += 1
-        heapq.heappush(self._later, (time, self._sequence, action))
+        events = self._later.get(time)
+        if events is None:
+            events = self._later[time] = deque()
+            heapq.heappush(self._times, time)
+        events.append(action)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Task, bool], None]) -> Task:
         task = Task(self, coroutine, on_end)
@@ -83,14 +87,17 @@ class Kernel:
 
     def run(self) -> None:
         """Until nothing is left to do."""
-        ready, later, pop = self._ready, self._later, heapq.heappop
+        ready, times = self._ready, self._times
         while True:
             while ready:
                 ready.popleft()()
-            if not later:
+            if not times:
                 return
-            self.now, _, action = pop(later)
-            action()
+            self.now = times[0]
+            events = self._later[self.now]
+            events.popleft()()
+            if not events:
+                del self._later[heapq.heappop(times)]
 
 
 @types.coroutine
