@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import SMALL
-from shoal.analysis.summary import statistics
+from shoal.analysis.summary import statistics, summarize
 from shoal.errors import LaunchError
 from shoal.experiment import Experiment
+from shoal.progress import Outcome
 from shoal.records import Average, End, Evaluation, Event, Lines, Record, Round, RunFolder, decode, encode
 from shoal.running import Run
 
@@ -85,6 +86,17 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
         file.write(encode(Round(1, 0.2, 1.9, 20, 2))[:-7])
     assert list(folder.read(0)) == whole
     assert list(folder.read(1)) == [], "a node that wrote nothing"
+
+
+def test_the_summary_tells_of_the_last_average_whichever_was_written_last(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "late")
+    lines = Lines(folder.averages)
+    lines.write(Average(3, 0.2, 6, 0.5, {"accuracy": 0.9}))
+    lines.write(Average(1, 0.1, 6, 0.7, {"accuracy": 0.4}))  # evaluated beside the other, and slower
+    lines.close()
+    summary = summarize(folder, "processes", 6, 1, Outcome("completed", 1.0, 1.0))
+    assert summary["averaged_model"] == {"accuracy": 0.9}
+    assert summary["consensus_distance"] == 0.5
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def summarize(folder: RunFolder, engine: str, nodes: int, seed: int, outcome: Ou
             events[record.what] = events.get(record.what, 0) + 1
     last_round = max((e.round for e in latest.values()), default=-1)
     final = [e for _, e in sorted(latest.items()) if e.round == last_round]
-    averages = [r for r in folder.read_averages() if isinstance(r, Average)]
+    # Averages are evaluated beside each other: the last to be written need not be the last round's.
+    averages = sorted((r for r in folder.read_averages() if isinstance(r, Average)), key=lambda r: r.round)
     survivors = [n for n in range(nodes) if n in ends] or list(rounds)
     total_bytes = sum(b for b, _ in sent.values())
     summary: dict[str, Any] = {

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import queue
 import signal
+import threading
 import time
 import traceback
-from collections.abc import Collection, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,7 +51,7 @@ class ProcessRuntime:
         """What a background task raised."""
         self._transport = transport
         self._slots = slots
-        self._trainer = ThreadPoolExecutor(1, thread_name_prefix="train")
+        self._trainer = TrainingThread()
         self._background: set[asyncio.Task[None]] = set()
         self._main = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
@@ -64,7 +65,8 @@ class ProcessRuntime:
         await asyncio.sleep(seconds)
 
     async def compute(self, work: Work[R]) -> R:
-        return await self._loop.run_in_executor(self._trainer, self._compute, work)
+        result: R = await self._trainer.call(lambda: self._compute(work))
+        return result
 
     async def send(self, to: NodeId, message: Message) -> None:
         await self._transport.send(to, message)
@@ -108,7 +110,7 @@ class ProcessRuntime:
         for task in list(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        self._trainer.shutdown(wait=True)
+        self._trainer.end()
         if self.failure is not None:
             raise self.failure
 
@@ -127,6 +129,45 @@ class ProcessRuntime:
             self.failure = task.exception()
             if self._main is not None:
                 self._main.cancel()
+
+
+class TrainingThread:
+    """One thread beside the event loop, for one call after another."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name="train", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+        """What `function` returns or raises, in time."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._calls.put((function, future))
+        return future
+
+    def end(self) -> None:
+        """After the calls that were made."""
+        self._calls.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (called := self._calls.get()) is not None:
+            function, future = called
+            try:
+                outcome: tuple[Any, BaseException | None] = (function(), None)
+            except BaseException as error:
+                outcome = (None, error)
+            self._loop.call_soon_threadsafe(_settle, future, *outcome)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
 
 class Supervised:
