@@ -1,7 +1,7 @@
 """Does it learn: digits, 64 nodes, two shards each, on three graphs.
 
-    python benchmarks/accuracy.py             # 5 seeds
-    python benchmarks/accuracy.py --short     # 2 seeds
+python benchmarks/accuracy.py             # 5 seeds
+python benchmarks/accuracy.py --short     # 2 seeds
 """
 
 from __future__ import annotations

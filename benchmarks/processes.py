@@ -14,8 +14,8 @@ import threading
 import time
 
 import psutil
-from measuring import Figure, median, script, shoal_run, show, step
 
+from measuring import Figure, median, script, shoal_run, show, step
 from shoal.processes.slots import usable_cores
 
 EXAMPLE = "thousand-processes.toml"
@@ -95,7 +95,7 @@ def thousand() -> list[Figure]:
     peak = f"the whole machine's peak rose by {used.peak / 2**30:.1f} GiB"
     return [
         Figure("1024 nodes: memory", pss, "GiB", at_most=14, note=f"sum of PSS after 3 rounds; {peak}"),
-        Figure("1024 nodes: start-up", summary["time"]["startup_s"], "s", at_most=90, note="last node's first round begins"),
+        Figure("1024 nodes: start-up", summary["time"]["startup_s"], "s", at_most=90, note="to the last first round"),
         Figure("1024 nodes: first round done", summary["first_round_s"], "s", at_most=90, note="by the last node"),
         Figure("1024 nodes: three rounds", summary["time"]["wall_s"], "s", note="after start-up, two steps a round"),
     ]

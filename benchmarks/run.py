@@ -1,7 +1,7 @@
 """All benchmarks, one after another.
 
-    make bench                             # the short ones, about five minutes
-    python benchmarks/run.py               # all of them, 1024 processes included
+make bench                             # the short ones, about five minutes
+python benchmarks/run.py               # all of them, 1024 processes included
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import EXAMPLES, Figure, median, show, step
 from torch.func import functional_call, grad, vmap
 
+from measuring import EXAMPLES, Figure, median, show, step
 from shoal.commons import Commons
 from shoal.experiment import Experiment
 from shoal.records import RunFolder

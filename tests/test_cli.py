@@ -93,7 +93,7 @@ def test_a_port_in_use_is_refused(shoal: Callable, small: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         said = shoal("run", small, "--engine", "processes", "--set", f"processes.base_port={min(port, 65530)}")
-    assert_refused(said, f"127.0.0.1:{port}: Address already in use", "set processes.base_port to a free range")
+    assert_refused(said, f"127.0.0.1:{port}: Address already in use", "processes.base_port the first of a free range")
 
 
 def test_ports_beyond_the_last_are_refused(shoal: Callable, small: Path) -> None:

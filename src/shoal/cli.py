@@ -27,27 +27,26 @@ PICTURES = (".png", ".svg", ".pdf")
 def main(arguments: Sequence[str] | None = None) -> None:
     parsed = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
-    terminated: list[int] = []
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        terminated.append(number)
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, terminate)  # as Ctrl-C, with its own exit code
+    previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         code = command(parsed)
     except (ExperimentError, DataError, TopologyError, LaunchError) as error:
         code = _complain(error, WRONG_INPUT)
     except ShoalError as error:
         code = _complain(error, 1)
-    except KeyboardInterrupt:
-        code = EXIT_CODES["interrupted"]
+    except KeyboardInterrupt as stop:
+        code = 128 + (stop.args[0] if stop.args else signal.SIGINT)
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     finally:
         signal.signal(signal.SIGTERM, previous)
-    sys.exit(128 + terminated[0] if terminated and code == EXIT_CODES["interrupted"] else code)
+    sys.exit(code)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a command as Ctrl-C does, with an exit code of its own."""
+    raise KeyboardInterrupt(number)
 
 
 def _complain(error: Exception, code: int) -> int:

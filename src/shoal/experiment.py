@@ -416,6 +416,12 @@ def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]
         if fault.node >= nodes:
             problems.append(f"fault[{i}].node = {fault.node}: there is no such node; nodes = {nodes}")
     network, engine = resolved.get("network"), resolved.get("engine")
+    for key in REGISTRIES:
+        if engine == "processes" and key in resolved and resolved[key].name.startswith("__main__:"):
+            problems.append(
+                f"{key} = {resolved[key].name!r}: other processes cannot find a class of the script that is running; "
+                "move it to a module or a file of its own, or choose engine = 'simulation'"
+            )
     if engine == "processes" and network is not None and network.name != "ideal":
         problems.append(
             f"network = {network.name!r}: only the simulation models a network; "
@@ -481,8 +487,10 @@ def _component(kind: str, value: Any, base: Path, place: str, problems: list[str
     arguments = schema.arguments(cls, options, place, problems)
     if arguments is schema.INVALID:
         return schema.INVALID
+    # Files are looked for beside the experiment, by nodes that may start in another folder.
+    arguments = {k: Path(base, v).resolve() if isinstance(v, Path) else v for k, v in arguments.items()}
     before = len(problems)
-    if schema.build(cls, options, place, problems) is schema.INVALID or len(problems) > before:
+    if schema.build(cls, arguments, place, problems) is schema.INVALID or len(problems) > before:
         return schema.INVALID
     defaults = {p.name: p.default for p in schema.parameters(cls).values() if not p.required}
     return Component(kind, name, {**defaults, **arguments})
@@ -572,7 +580,7 @@ def _plain(value: Any) -> Any:
         return {k: _plain(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 def parse_override(text: str) -> tuple[str, Any]:

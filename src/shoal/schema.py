@@ -20,6 +20,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from shoal.errors import ShoalError
@@ -166,6 +167,8 @@ def _convert(value: Any, hint: Any, place: str, problems: list[str]) -> Any:
         return float(value)
     if hint is str:
         return value if isinstance(value, str) else INVALID
+    if hint is Path:
+        return Path(value) if isinstance(value, str | Path) else INVALID
     if origin in (tuple, list):
         return _convert_sequence(value, hint, place, problems)
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
@@ -223,7 +226,14 @@ def describe(hint: Any) -> str:
         return f"a list of {describe(args[0])}"
     if origin is not None or dataclasses.is_dataclass(hint):
         return "a table"
-    words = {int: "integer", float: "number", str: "string", bool: "true or false", Any: "any value"}
+    words = {
+        int: "integer",
+        float: "number",
+        str: "string",
+        Path: "path of a file",
+        bool: "true or false",
+        Any: "any value",
+    }
     return words.get(hint, getattr(hint, "__name__", str(hint)))
 
 

@@ -224,11 +224,10 @@ class Learner:
     """Input values that are evaluated at once: few enough to need no more memory than training does."""
 
     def __init__(self, flat: FlatModule, training: Training, data: Data, evaluated: Samples | None = None) -> None:
-        import torch
 
         self.flat = flat
         self.training = training
-        self.device = torch.device(training.device)
+        self.device = _device(training.device)
         self._train = _tensors(data.train, self.device)
         self._test = _tensors(data.test if evaluated is None else evaluated, self.device)
         self._at_once = max(1, self.EVALUATION_VALUES // max(1, math.prod(data.shape)))
@@ -412,6 +411,18 @@ def _optimizer(training: Training) -> tuple[Any, dict[str, Any]]:
     if problems:
         raise ExperimentError(problems)
     return classes[name], options
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ExperimentError([f"training.device = {name!r}: not to be had here ({reason}); try 'cpu'"]) from error
+    return device
 
 
 def _loss(name: str) -> tuple[Any, bool]:

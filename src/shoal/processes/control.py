@@ -51,6 +51,7 @@ class EvaluateAverage(msgspec.Struct, frozen=True, tag=True):
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     parameters: int
+    warnings: list[str]
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -99,6 +100,13 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     accuracy: float | None = None
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """Said every few seconds. Busy: the node computes, or waits for something that will end by itself."""
+
+    node: NodeId
+    busy: bool
+
+
 class Model(msgspec.Struct, frozen=True, tag=True):
     """The node's model after an evaluated round; the parameters are the next frame."""
 
@@ -117,6 +125,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """The node cannot go on."""
 
     node: NodeId
+    run: str
     text: str
 
 
@@ -143,7 +152,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
 
 ToZygote: TypeAlias = Prepare | Fork | Kill | EvaluateAverage
 FromZygote: TypeAlias = Ready | Refused | Exited | AverageDone
-FromNode: TypeAlias = Hello | Began | Report | Model | Done | Failed
+FromNode: TypeAlias = Hello | Began | Report | Alive | Model | Done | Failed
 ToNode: TypeAlias = Go | Gone | Finish
 
 encode = msgspec.msgpack.Encoder().encode

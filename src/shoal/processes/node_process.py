@@ -10,7 +10,8 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,8 @@ from shoal.topologies.graph import NodeId
 
 R = TypeVar("R")
 REPORT_EVERY = 0.5
+BEATS = 6
+"""How often a node says that it lives in the time that a peer would wait for it."""
 MIN_PATIENCE = 60.0
 ROUNDS_OF_PATIENCE = 5.0
 REJECTIONS_RECORDED = 20
@@ -57,15 +60,23 @@ class ProcessRuntime:
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         self._longest_work = 0.0
+        self._under_way = 0
 
     def now(self) -> float:
         return self._loop.time() - self._started
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way that ends by itself: computing, sleeping, waiting with a timeout."""
+        return self._under_way > 0
+
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        with self._busy():
+            await asyncio.sleep(seconds)
 
     async def compute(self, work: Work[R]) -> R:
-        result: R = await self._trainer.call(lambda: self._compute(work))
+        with self._busy():
+            result: R = await self._trainer.call(lambda: self._compute(work))
         return result
 
     async def send(self, to: NodeId, message: Message) -> None:
@@ -83,12 +94,12 @@ class ProcessRuntime:
             return waiter.messages
         if timeout is None and wanted.senders is not None:
             timeout = self.patience()
-        timer = None if timeout is None else self._loop.call_later(timeout, wake)
         try:
-            await future
+            if timeout is None:
+                await future
+            else:
+                await self._wait(future, timeout, wake)
         finally:
-            if timer is not None:
-                timer.cancel()
             if not waiter.done:
                 self.mailbox.withdraw(waiter)
         return waiter.messages
@@ -113,6 +124,22 @@ class ProcessRuntime:
         self._trainer.end()
         if self.failure is not None:
             raise self.failure
+
+    async def _wait(self, future: asyncio.Future[None], timeout: float, wake: Callable[[], None]) -> None:
+        timer = self._loop.call_later(timeout, wake)
+        try:
+            with self._busy():
+                await future
+        finally:
+            timer.cancel()
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
 
     def _compute(self, work: Work[R]) -> R:
         """In the training thread. What it takes only while it trains is most of a node's memory: give it back."""
@@ -275,7 +302,8 @@ async def _live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork)
     try:
         await _take_part(commons, id, slots, start, context, line)
     except Exception as error:
-        line.say(control.Failed(id, str(error) if isinstance(error, LaunchError) else traceback.format_exc()))
+        text = str(error) if isinstance(error, LaunchError) else traceback.format_exc()
+        line.say(control.Failed(id, start.run, text))
         line.close()
         context.term()  # waits until that is said
         return 1
@@ -321,13 +349,18 @@ async def _take_part(
     watcher.now = rejected.now = runtime.now
     node = commons.node(id, runtime, watcher, start.run, plan.receive_timeout)
     line.on_stop = lambda: _leave(node, folder, experiment.checkpoint.final)
+    pulse = asyncio.create_task(_beat(id, runtime, line, (plan.receive_timeout or MIN_PATIENCE) / BEATS))
     cpu = time.process_time()
     try:
         await experiment.settings(id).algorithm.build().run(node)
     except asyncio.CancelledError:
         if runtime.failure is None:
             raise
+    except BaseException:
+        transport.close()
+        raise
     finally:
+        pulse.cancel()
         await runtime.end()
     cpu = time.process_time() - cpu
     ended = runtime.now()
@@ -352,6 +385,12 @@ async def _take_part(
     )
     lines.write(end)
     transport.close()
+
+
+async def _beat(id: NodeId, runtime: ProcessRuntime, line: Supervised, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        line.say(control.Alive(id, runtime.busy))
 
 
 class _Rejections:

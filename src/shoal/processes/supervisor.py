@@ -6,6 +6,7 @@ should the supervisor itself be killed, the kernel ends the zygote, and with it 
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
@@ -24,8 +25,8 @@ from shoal import errors
 from shoal.averages import Averages
 from shoal.errors import ExperimentError, LaunchError, RunError
 from shoal.experiment import Experiment
-from shoal.message import RUN_LENGTH
-from shoal.operating_system import raise_file_limit, seconds_since_start
+from shoal.message import MAX_HEADER_BYTES, RUN_LENGTH
+from shoal.operating_system import MIB, raise_file_limit, seconds_since_start
 from shoal.processes import control
 from shoal.processes.capacity import capacity
 from shoal.progress import Accuracy, Listener, Nobody, Outcome, Progress, Status
@@ -35,7 +36,9 @@ from shoal.topologies.graph import NodeId
 STOP_SECONDS = 10.0
 """How long nodes may take to leave when they are told to."""
 MIN_PATIENCE = 60.0
-"""How long a node may be silent, at the least, before it is taken for hung."""
+"""How long all nodes that are left may be idle before they are taken for hung, where the experiment does not say."""
+PULSES_MISSED = 5.0
+"""Seconds on top of that, for pulses that are late on a loaded machine."""
 SHOW_EVERY = 0.25
 
 MALLOC = {
@@ -72,8 +75,8 @@ class Supervisor:
         self._first_round: float | None = None
         self._rounds = dict.fromkeys(range(experiment.nodes), 0)
         self._bytes = dict.fromkeys(range(experiment.nodes), 0)
-        self._longest_silence = 0.0
-        self._heard = dict.fromkeys(range(experiment.nodes), 0.0)
+        self._busy = dict.fromkeys(range(experiment.nodes), math.inf)
+        """When each node was last known to be busy."""
         self._done: set[NodeId] = set()
         self._exited: set[NodeId] = set()
         self._reasons: dict[NodeId, str] = {}
@@ -92,6 +95,10 @@ class Supervisor:
                 signal.signal(each, self._interrupt)
             self._start()
             status = self._watch()
+        except RunError:
+            if self._signal is None:
+                raise
+            status = "interrupted"  # asked twice, and what we killed is gone
         finally:
             self._end()
             for each, handler in previous.items():
@@ -144,18 +151,16 @@ class Supervisor:
         return "incomplete" if self._lost else "completed"
 
     def _give_up_on_the_hung(self) -> None:
-        """End nodes that have said nothing for as long as a peer would wait, when no other node is at work."""
+        """End the nodes that are left when none of them has been busy for a while: nothing will wake them."""
         assert self._zygote is not None
         working = set(range(self._experiment.nodes)) - self._done - self._exited
-        if self._phase != "running" or not self._done or not working:
+        if self._phase != "running" or not working:
             return
-        patience = self._experiment.processes.receive_timeout or MIN_PATIENCE + 5 * self._longest_silence
-        latest = max(self._heard.values())
-        hung = [n for n in working if time.monotonic() - max(latest, self._heard[n]) > patience]
-        for node in hung:
-            self._reasons[node] = f"hung: said nothing for {patience:.0f} s after all others were done"
-        if hung:
-            self._zygote.say(control.Kill(hung))
+        patience = PULSES_MISSED + (self._experiment.processes.receive_timeout or MIN_PATIENCE)
+        if time.monotonic() - max(self._busy[node] for node in working) > patience:
+            for node in working:
+                self._reasons.setdefault(node, f"hung: waited for {patience:g} s for nothing that could come")
+            self._zygote.say(control.Kill(sorted(working)))
 
     def _all_done(self) -> bool:
         return len(self._done | self._exited) == self._experiment.nodes and not self._averages_waited_for
@@ -176,6 +181,8 @@ class Supervisor:
 
     def _hear_zygote(self, said: control.FromZygote) -> None:
         if isinstance(said, control.Ready):
+            for warning in said.warnings:
+                self._listener.notice(warning)
             self._fork(said.parameters)
         elif isinstance(said, control.Refused):
             _raise_refused(said, self._experiment.name)
@@ -201,6 +208,11 @@ class Supervisor:
                 f"processes.base_port = {port}: {experiment.nodes} nodes need ports up to "
                 f"{port + experiment.nodes - 1}, and the last is 65535; set it to at most {65536 - experiment.nodes}"
             )
+        largest, needed = experiment.processes.max_message_mib, (4 * parameters + MAX_HEADER_BYTES) / MIB
+        if needed > largest:
+            raise LaunchError(
+                f"processes.max_message_mib = {largest:g}: a model of {parameters:,} parameters needs {needed:.3g}"
+            )
         assert self._zygote is not None
         self._phase = "forking"
         endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
@@ -217,9 +229,9 @@ class Supervisor:
             except (ValueError, msgspec.DecodeError):
                 continue  # a stranger on the port
             if isinstance(said, control.Hello):
-                if said.run == self._run and said.node not in self._identities:
+                if said.run == self._run and said.node in self._rounds and said.node not in self._identities:
                     self._welcome(identity, said)
-            elif self._identities.get(said.node) == identity or isinstance(said, control.Failed):
+            elif self._identities.get(said.node) == identity or self._fails_before_hello(said):
                 self._hear_node(said, rest)
 
     def _welcome(self, identity: bytes, hello: control.Hello) -> None:
@@ -227,13 +239,15 @@ class Supervisor:
         self._endpoints[hello.node] = hello.endpoint
         if len(self._identities) == self._experiment.nodes:
             self._phase = "running"
+            self._busy = dict.fromkeys(self._busy, time.monotonic())
             self._tell_all(control.Go([self._endpoints[n] for n in range(self._experiment.nodes)]))
 
+    def _fails_before_hello(self, said: control.FromNode) -> bool:
+        return isinstance(said, control.Failed) and said.run == self._run and said.node in self._rounds
+
     def _hear_node(self, said: control.FromNode, rest: list[bytes]) -> None:
-        now = time.monotonic()
-        if self._heard[said.node]:
-            self._longest_silence = max(self._longest_silence, now - self._heard[said.node])
-        self._heard[said.node] = now
+        if not isinstance(said, control.Alive) or said.busy:
+            self._busy[said.node] = time.monotonic()
         if isinstance(said, control.Report):
             self._rounds[said.node] = said.rounds
             self._bytes[said.node] = said.bytes_sent
@@ -261,13 +275,13 @@ class Supervisor:
 
     def _node_exited(self, node: NodeId, code: int) -> None:
         self._exited.add(node)
-        if self._phase == "finishing":
+        if self._phase == "finishing" and (code == 0 or self._signal is not None):
             return
         self._hear_nodes()  # its last words may still be on the way
         why = self._reasons.get(node) or (
             f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         )
-        if self._phase != "running":
+        if self._phase not in ("running", "finishing"):
             raise LaunchError(f"node {node} could not start: {why.strip()}")
         self._lost[node] = why.strip().splitlines()[-1]
         self._listener.notice(f"node {node} was lost; its neighbours go on without it. {why.strip()}")

@@ -60,8 +60,8 @@ class Transport:
             self._inbox.close()
             where = f"{host}:{port if port is not None else '(any port)'}"
             raise LaunchError(
-                f"cannot listen on {where}: {error.strerror}; "
-                "set processes.base_port to a free range, or remove it to let the system choose"
+                f"cannot listen on {where}: {error.strerror}; processes.host must be an address of this machine, "
+                "and processes.base_port the first of a free range, or absent to let the system choose"
             ) from error
         self.endpoint = self._inbox.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
 

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -72,7 +73,8 @@ class Zygote:
         try:
             experiment = Experiment.from_table(said.experiment, base=Path(said.base))
             self._slots = Slots(experiment.processes.training_slots)
-            self._commons = Commons(experiment, shared=True)
+            with warnings.catch_warnings(record=True) as caught:
+                self._commons = Commons(experiment, shared=True)
             self._commons.warm_up()
         except ExperimentError as error:
             self._say(control.Refused("ExperimentError", str(error), list(error.problems)))
@@ -84,7 +86,7 @@ class Zygote:
             # What exists now is never garbage: keep the collector, and with it copy-on-write, away from it.
             gc.collect()
             gc.freeze()
-            self._say(control.Ready(self._commons.flat.size))
+            self._say(control.Ready(self._commons.flat.size, [str(warning.message) for warning in caught]))
 
     def _fork(self, node: NodeId, said: control.Fork) -> None:
         assert self._commons is not None

@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import time
+import traceback
 from collections.abc import Collection, Coroutine
 from functools import partial
 from itertools import islice
@@ -169,6 +170,10 @@ class SimulatedRuntime:
         self.running = True
         self._main = self._kernel.spawn(main, ended)
 
+    def runs(self, task: Task | None) -> bool:
+        """Whether `task` is one of this node's."""
+        return task is not None and (task is self._main or task in self._background)
+
     def stop(self) -> None:
         """End what still runs."""
         for task in (self._main, *self._background):
@@ -268,7 +273,8 @@ class Simulation:
         except ShoalError:
             raise
         except Exception as error:
-            raise NodeError(f"a node's code raised {type(error).__name__}: {error}") from error
+            who = next((r.id for r in self.world.runtimes if r.runs(self.world.kernel.current)), None)
+            raise NodeError(f"node {who} raised:\n{traceback.format_exc()}") from error
         finally:
             gc.unfreeze()
             gc.set_threshold(*thresholds)

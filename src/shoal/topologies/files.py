@@ -25,7 +25,7 @@ class File:
     An edge list must mention the last node, for otherwise it describes a smaller graph.
     """
 
-    path: str
+    path: Path
     format: Format = "auto"
 
     def build(self, nodes: int, seed: int) -> StaticGraph:
