@@ -278,12 +278,12 @@ class Simulation:
         finally:
             gc.unfreeze()
             gc.set_threshold(*thresholds)
-            wall = time.monotonic() - self._started
             self.world.computer.close()
             for runtime in self.world.runtimes:
                 runtime.stop()
             self.lines.flush()
             self._averages_file.close()
+            wall = time.monotonic() - self._started
         if self.lost and len(self.lost) == experiment.nodes:
             status = "failed"
         self.show(force=True)
