@@ -11,6 +11,9 @@ from shoal.errors import MessageError
 from shoal.message import Params, Payload
 from shoal.topologies.graph import NodeId
 
+BLOCK = 2**14
+"""Values that are merged at a time: few enough to stay in the cache from one peer to the next."""
+
 
 @dataclass
 class Full:
@@ -29,7 +32,10 @@ class Full:
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         merged = params * np.float32(1.0 - sum(weights.values()))
-        scaled = np.empty_like(merged)
-        for peer, payload in received.items():
-            merged += np.multiply(payload.arrays["params"], np.float32(weights[peer]), out=scaled)
+        terms = [(payload.arrays["params"], np.float32(weights[peer])) for peer, payload in received.items()]
+        scaled = np.empty(min(BLOCK, merged.size), np.float32)
+        for start in range(0, merged.size, BLOCK):
+            part = merged[start : start + BLOCK]
+            for vector, weight in terms:
+                part += np.multiply(vector[start : start + BLOCK], weight, out=scaled[: part.size])
         return merged
