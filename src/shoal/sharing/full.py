@@ -12,7 +12,7 @@ from shoal.message import Params, Payload
 from shoal.topologies.graph import NodeId
 
 BLOCK = 2**14
-"""Values that are merged at a time: few enough to stay in the cache from one peer to the next."""
+"""Values merged at a time: a buffer of a whole model would cost a node, whose memory is always fresh, its page faults."""
 
 
 @dataclass
