@@ -12,7 +12,7 @@ from shoal.message import Params, Payload
 from shoal.topologies.graph import NodeId
 
 BLOCK = 2**14
-"""Values merged at a time: a buffer of a whole model would cost a node, whose memory is always fresh, its page faults."""
+"""Values merged at a time: a buffer as large as the model would cost a node its page faults in every round."""
 
 
 @dataclass
