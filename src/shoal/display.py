@@ -31,6 +31,7 @@ class Display:
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._printed = -PLAIN_EVERY
         self._line = ""
+        self._phase = ""
 
     def __enter__(self) -> Display:
         if self._live is not None:
@@ -44,11 +45,11 @@ class Display:
     def progress(self, progress: Progress) -> None:
         if self._live is not None:
             self._live.update(_bar(progress), refresh=True)
-        elif time.monotonic() - self._printed >= PLAIN_EVERY:
+        elif progress.phase != self._phase or time.monotonic() - self._printed >= PLAIN_EVERY:
             line = describe(progress)
             if line != self._line:
                 self._console.print(line, highlight=False, soft_wrap=True)
-            self._printed, self._line = time.monotonic(), line
+            self._printed, self._line, self._phase = time.monotonic(), line, progress.phase
 
     def notice(self, text: str) -> None:
         self._console.print(f"[yellow]![/yellow] {escape(text)}", highlight=False, soft_wrap=True)
