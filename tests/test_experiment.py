@@ -37,6 +37,14 @@ def problems(table: dict[str, Any], overrides: dict[str, Any] | None = None, bas
     ("table", "problem"),
     [
         ({"nodez": 3}, "nodez: unknown key; did you mean 'nodes'?"),
+        (
+            {"engine": "processes", "training": {"device": "cuda"}},
+            "training.device = 'cuda': forked processes cannot share it; use 'cpu' or engine = 'simulation'",
+        ),
+        (
+            {"engine": "processes", "processes": {"host": "0.0.0.0"}},
+            "processes.host = '0.0.0.0': say in processes.announce where others find this machine",
+        ),
         ({"training": {"lrr": 1}}, "training.lrr: unknown key; did you mean 'lr'?"),
         ({"sharing": {"name": "fulll"}}, "sharing.name = 'fulll': unknown sharing 'fulll'; did you mean 'full'?"),
         ({"algorithm": {"name": "dpsgd", "ruonds": 3}}, "algorithm.ruonds: unknown key; did you mean 'rounds'?"),

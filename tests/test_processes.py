@@ -431,3 +431,12 @@ def test_a_node_that_dies_while_it_finishes_is_lost(tmp_path: Path) -> None:
     assert ends(done.folder) == {0, 2, 3, 4, 5}
     assert code == 3, out
     assert json.loads(done.folder.summary.read_text())["status"] == "incomplete"
+
+
+def test_few_connections_serve_many_peers(tmp_path: Path) -> None:
+    wide, narrow = "topology={name='full'}", "processes.connections=1"
+    _, _, many = run(tmp_path / "many", wide)
+    code, out, few = run(tmp_path / "few", wide, narrow)
+    assert code == 0, out
+    assert few.summary["digest"] == many.summary["digest"]
+    assert few.summary["messages_sent"] == many.summary["messages_sent"]

@@ -95,7 +95,7 @@ def test_the_summary_tells_of_the_last_average_whichever_was_written_last(tmp_pa
     lines.write(Average(1, 0.1, 6, 0.7, {"accuracy": 0.4}))  # evaluated beside the other, and slower
     lines.close()
     summary = summarize(folder, "processes", 6, 1, Outcome("completed", 1.0, 1.0))
-    assert summary["averaged_model"] == {"accuracy": 0.9}
+    assert summary["averaged_model"] == {"accuracy": 0.9, "round": 3}
     assert summary["consensus_distance"] == 0.5
 
 

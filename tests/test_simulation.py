@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,7 @@ def test_a_cancelled_task_is_cleaned_up_and_not_resumed() -> None:
 
 PROGRAM = """
 import sys
+import weakref
 from shoal import Experiment
 run = Experiment(
     nodes=12, seed=3, algorithm={"name": "dpsgd", "rounds": 3},
@@ -440,3 +443,57 @@ def test_what_was_picked_is_written_down_and_remembered(tmp_path: Path, monkeypa
     assert again.summary["digest"] == run.summary["digest"]
     replayed = Experiment.from_file(run.folder.experiment).run(tmp_path)
     assert replayed.summary["digest"] == run.summary["digest"]
+
+
+def test_a_node_that_ends_early_is_not_waited_for_in_the_average(tmp_path: Path) -> None:
+    run = experiment(
+        evaluation={"every": 1, "samples": 20},
+        group=[{"nodes": "0", "algorithm": {"rounds": ROUNDS - 2}}],
+        simulation={"batching": "off", "receive_timeout": 1.0},
+    ).run(tmp_path)
+    averages = [r for r in run.folder.read_averages() if isinstance(r, Average)]
+    assert [a.round for a in averages] == list(range(ROUNDS))
+    assert [a.nodes for a in averages] == [NODES] * (ROUNDS - 2) + [NODES - 1] * 2
+    assert run.summary["averaged_model"]["round"] == ROUNDS - 1
+
+
+def test_a_timeout_that_was_not_needed_holds_no_message() -> None:
+    arena = SimulatedArena()
+
+    async def sender(runtime: Runtime) -> None:
+        message = Message(0, "model", 0, Payload({"x": np.zeros(3, np.float32)}).frozen())
+        held.append(weakref.ref(message.payload.arrays["x"]))
+        await runtime.send(1, message)
+
+    async def receiver(runtime: Runtime) -> None:
+        assert await runtime.receive(Filter("model", 0, (0,)), timeout=1000.0)
+        await runtime.sleep(0.0)
+        gone.append(held[0]() is None)
+
+    held: list[Any] = []
+    gone: list[bool] = []
+    arena.run({0: sender, 1: receiver})
+    assert gone == [True]
+
+
+@pytest.mark.parametrize("batching", ["vmap", "pool"])
+def test_an_optimizer_that_is_not_elementwise_gives_what_it_gives_alone(batching: str, tmp_path: Path) -> None:
+    training = {"optimizer": "adafactor", "lr": 0.01, "batch_size": 8}
+    alone = experiment(training=training).run(tmp_path)
+    together = experiment(training=training, simulation={"batching": batching}).run(tmp_path)
+    assert together.summary["digest"] == alone.summary["digest"]
+
+
+def test_the_workers_of_a_pool_are_in_the_processor_time(tmp_path: Path) -> None:
+    spent = experiment(simulation={"batching": "pool", "workers": 2}).run(tmp_path).summary["time"]
+    assert spent["total_cpu_s"] >= spent["train_cpu_s"] > 0
+
+
+def test_a_run_that_fails_has_no_digest_but_says_how_it_was_computed(tmp_path: Path) -> None:
+    with pytest.raises(NodeError):
+        experiment(fault=Faults().raises(3, round=1).schedule).run(tmp_path)
+    folder = only_run(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["digest"]) == ("failed", None)
+    assert summary["time"]["wall_s"] > 0
+    assert 'batching = "off"' in (folder / "experiment.toml").read_text()

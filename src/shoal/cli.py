@@ -126,6 +126,7 @@ def _drawing(path: Path) -> Iterator[None]:
 def _run(parsed: argparse.Namespace) -> int:
     from shoal.display import Display, console, summary_table
     from shoal.experiment import Experiment, parse_overrides
+    from shoal.operating_system import process_started
     from shoal.running import run
 
     overrides = parse_overrides(parsed.settings)
@@ -137,7 +138,7 @@ def _run(parsed: argparse.Namespace) -> int:
     with warnings.catch_warnings(), Display(screen) as display:
         warnings.showwarning = lambda message, *_, **__: display.notice(str(message))
         experiment = Experiment.from_file(parsed.file, overrides)
-        done = run(experiment, parsed.out, display)
+        done = run(experiment, parsed.out, display, process_started())
     screen.print(summary_table(done.summary, f"{experiment.name}: {done.folder.path}"))
     if parsed.plot:
         from shoal.analysis.plots import accuracy_plot

@@ -21,7 +21,7 @@ from shoal.node import Node, Observer, Schedule
 from shoal.randomness import generator
 from shoal.runtime import Runtime
 from shoal.topologies.graph import Mixing, NodeId
-from shoal.training import Learner, TorchTrainer, Training
+from shoal.training import Learner, TorchTrainer, Training, find_device
 
 
 class Commons:
@@ -44,7 +44,7 @@ class Commons:
             self.data.train.y, experiment.nodes, generator(experiment.seed, "partition")
         )
         self.mixing = Mixing(experiment.topology.build().build(experiment.nodes, experiment.seed), experiment.weights)
-        self.flat = self._module()
+        self.flat = self._module("cpu")
         self.initial: Params = self.flat.read()
         self._test = _sampled(self.data.test, experiment.evaluation.samples, experiment.seed)
         self._evaluated = _evaluated_nodes(experiment)
@@ -54,7 +54,8 @@ class Commons:
         """The learner for these settings; one for all nodes that share them."""
         key = repr(training)
         if key not in self._learners:
-            self._learners[key] = Learner(self.flat, training, self.data, self._test)
+            flat = self.flat if training.device == "cpu" else self._module(training.device)
+            self._learners[key] = Learner(flat, training, self.data, self._test)
         return self._learners[key]
 
     def warm_up(self) -> None:
@@ -94,10 +95,12 @@ class Commons:
         """Scores of any parameters on the experiment's test data."""
         return self.learner(self.experiment.training).evaluate(params)
 
-    def _module(self) -> FlatModule:
-        experiment = self.experiment
+    def _module(self, device: str) -> FlatModule:
+        experiment, where = self.experiment, find_device(device)
         try:
-            return initial_parameters(experiment.model.build(), self.data.shape, self.data.classes, experiment.seed)
+            return initial_parameters(
+                experiment.model.build(), self.data.shape, self.data.classes, experiment.seed, where
+            )
         except ValueError as error:
             raise ExperimentError([f"model = {experiment.model.name!r}: {error}"], experiment.name) from error
 

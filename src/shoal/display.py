@@ -126,7 +126,9 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{size(sent['total'])} in {summary['messages_sent']:,} messages, {size(sent['per_node_mean'])} a node",
         )
     )
-    clock = f"{duration(times['wall_s'])} after {duration(times['startup_s'])} of start-up"
+    clock = duration(times["wall_s"])
+    if times["startup_s"] is not None:
+        clock += f" after {duration(times['startup_s'])} of start-up"
     if times["virtual_s"] is not None:
         clock += f"; virtual {duration(times['virtual_s'])}"
     rows.append(("time", clock))
@@ -138,10 +140,10 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             ("memory", f"{memory['uss_mean_mib']:.1f} MiB private a node, {memory['pss_total_mib']:.0f} MiB in all")
         )
-    for name in ("messages_rejected", "messages_late"):
+    for name in ("messages_rejected", "messages_late", "messages_unsent"):
         if summary[name]:
             rows.append((name.replace("_", " "), f"{summary[name]:,}"))
-    rows.append(("digest", summary["digest"][:16]))
+    rows.append(("digest", summary["digest"][:16] if summary["digest"] else "no final models"))
     return rows
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shoal.running import Run
 
 Engine: TypeAlias = Literal["simulation", "processes"]
+Batching: TypeAlias = Literal["auto", "off", "vmap", "pool"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class SimulationPlan:
     "off" and "pool" give the numbers of the process engine to the bit.
     """
 
-    batching: Literal["auto", "off", "vmap", "pool"] = "auto"
+    batching: Batching = "auto"
     workers: Annotated[int, Bounds(at_least=1)] | None = None
     """Worker processes of the pool; one per core when not given."""
     receive_timeout: Annotated[float, Bounds(above=0)] | None = None
@@ -85,12 +86,19 @@ class ProcessesPlan:
     receive_timeout: Annotated[float, Bounds(above=0)] | None = None
     """Seconds after which a receive goes on without those that kept silent. When not given, a minute and several
     times what a round should take by the node's own training. The dead are known at once, without a timeout."""
+    announce: str | None = None
+    """The address that other nodes are told; `host` when not given. Needed where `host` is a wildcard."""
     training_slots: Annotated[int, Bounds(at_least=1)] | None = None
     """How many nodes train at the same time; as many as there are cores when not given."""
     max_message_mib: Annotated[float, Bounds(above=0)] = 256.0
     """A larger message is refused and its sender cut off."""
     connections: Annotated[int, Bounds(at_least=1)] = 64
     """Outgoing connections that a node keeps open; the longest unused is closed first."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which anyone waits, at the least, for a node that may be hung."""
+        return 60.0 if self.receive_timeout is None else self.receive_timeout
 
 
 @dataclass(frozen=True)
@@ -416,6 +424,7 @@ def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]
         if fault.node >= nodes:
             problems.append(f"fault[{i}].node = {fault.node}: there is no such node; nodes = {nodes}")
     network, engine = resolved.get("network"), resolved.get("engine")
+    _check_processes(resolved, problems)
     for key in REGISTRIES:
         if engine == "processes" and key in resolved and resolved[key].name.startswith("__main__:"):
             problems.append(
@@ -427,6 +436,20 @@ def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]
             f"network = {network.name!r}: only the simulation models a network; "
             "processes use this machine's own. Remove the key or choose engine = 'simulation'"
         )
+
+
+def _check_processes(resolved: Mapping[str, Any], problems: list[str]) -> None:
+    """What only nodes that are processes cannot have."""
+    if resolved.get("engine") != "processes":
+        return
+    training, plan = resolved.get("training", Training()), resolved.get("processes", ProcessesPlan())
+    if training.device != "cpu":
+        problems.append(
+            f"training.device = {training.device!r}: forked processes cannot share it; "
+            "use 'cpu' or engine = 'simulation'"
+        )
+    if plan.host in ("0.0.0.0", "*") and plan.announce is None:
+        problems.append(f"processes.host = {plan.host!r}: say in processes.announce where others find this machine")
 
 
 class _WithDefaults:

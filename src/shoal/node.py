@@ -151,9 +151,9 @@ class Node:
             if peer in gone:
                 continue
             message = common or Message(self.id, kind, round, outgoing(peer).frozen(), self._run)  # type: ignore[operator]
-            self.bytes_sent += message.wire_size
-            self.messages_sent += 1
-            await self.runtime.send(peer, message)
+            if await self.runtime.send(peer, message):
+                self.bytes_sent += message.wire_size
+                self.messages_sent += 1
 
     async def receive_each(
         self, peers: Peers | Iterable[NodeId], *, round: int, kind: str = MODEL, timeout: float | None = None

@@ -8,22 +8,24 @@ import os
 import resource
 import signal
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+_c_library = ctypes.CDLL(None)
+_malloc_trim = getattr(_c_library, "malloc_trim", None)
 MIB = 2**20
 
 
-def die_with_parent() -> None:
-    """Have the kernel end this process when its parent ends, however that happens (Linux).
+def die_with_parent(parent: int) -> None:
+    """Have the kernel end this process when process `parent`, which made it, ends, however that happens (Linux).
 
     Elsewhere a child learns of its parent's end by the end of the pipe between them.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _c_library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before we could say so
+        os._exit(1)
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,20 @@ def raise_file_limit() -> int:
 
 
 def process_limit() -> int:
-    """How many processes and threads may exist, as far as the system tells."""
+    """How many more processes and threads may exist, as far as the system tells."""
+    import psutil
+
     limits = [resource.getrlimit(resource.RLIMIT_NPROC)[0]]
     for path in ("/proc/sys/kernel/threads-max", "/proc/sys/kernel/pid_max", "/sys/fs/cgroup/pids.max"):
         with contextlib.suppress(OSError, ValueError):  # not there, or "max"
             limits.append(int(Path(path).read_text()))
-    return min((limit for limit in limits if limit > 0), default=2**31)
+    return min((limit for limit in limits if limit > 0), default=2**31) - len(psutil.pids())
+
+
+def processor_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    used = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    return sum(u.ru_utime + u.ru_stime for u in used)
 
 
 def process_started() -> float:
@@ -90,7 +100,3 @@ def process_started() -> float:
     import psutil
 
     return float(psutil.Process(os.getpid()).create_time())
-
-
-def seconds_since_start() -> float:
-    return time.time() - process_started()

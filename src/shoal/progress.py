@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
+SHOW_EVERY = 0.25
+"""Seconds between two reports of progress."""
+
 Status: TypeAlias = Literal["completed", "incomplete", "failed", "interrupted"]
 """All nodes reached the end; some did; none did; the user stopped the run."""
 
@@ -52,7 +55,8 @@ class Outcome:
 
     status: Status
     wall_s: float
-    startup_s: float
+    startup_s: float | None
+    """From the command to the last node's first round; None when it did not come to that."""
     virtual_s: float | None = None
     lost: dict[int, str] = field(default_factory=dict)
     """Nodes that did not reach the end, and why."""

@@ -76,6 +76,7 @@ class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
     messages_sent: int
     bad_messages: int
     late_messages: int
+    unsent_messages: int = 0
     train_cpu_s: float | None = None
     total_cpu_s: float | None = None
     uss_mib: float | None = None

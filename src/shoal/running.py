@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import platform
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import tomli_w
 
 from shoal.analysis.summary import summarize, write_metrics
 from shoal.experiment import Experiment
-from shoal.progress import Listener, Outcome
+from shoal.progress import Listener, Outcome, Status
 from shoal.records import RunFolder
 
 VERSIONED = ("shoal", "torch", "numpy", "pyzmq", "msgspec")
@@ -31,30 +32,34 @@ class Run:
         return str(self.summary["status"])
 
 
-def run(experiment: Experiment, out: Path, listener: Listener | None = None) -> Run:
-    """Run `experiment` below the folder `out`. Errors of the run are raised after its summary is written."""
+def run(experiment: Experiment, out: Path, listener: Listener | None = None, commanded: float | None = None) -> Run:
+    """Run `experiment` below the folder `out`. Errors of the run are raised after its summary is written.
+
+    `commanded` is when the user asked for it, on the clock of `time.time`; now, when not given.
+    """
+    commanded = time.time() if commanded is None else commanded
     folder = RunFolder.create(out, experiment.name)
     _write_experiment(folder, experiment)
     try:
-        outcome = _engine(experiment, folder, listener)
+        outcome = _engine(experiment, folder, listener, commanded)
     except BaseException as error:
-        failed = Outcome("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", 0.0, 0.0)
-        _finish(folder, experiment, failed)
+        status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        _finish(folder, experiment, Outcome(status, wall_s=time.time() - commanded, startup_s=None))
         raise
     return Run(folder, _finish(folder, experiment, outcome))
 
 
-def _engine(experiment: Experiment, folder: RunFolder, listener: Listener | None) -> Outcome:
+def _engine(experiment: Experiment, folder: RunFolder, listener: Listener | None, commanded: float) -> Outcome:
     if experiment.engine == "simulation":
         from shoal.simulation.engine import Simulation
 
-        outcome = Simulation(experiment, folder, listener).run()
-        chosen = dataclasses.replace(experiment.simulation, batching=outcome.facts["batching"])  # type: ignore[arg-type]
+        simulation = Simulation(experiment, folder, listener, commanded)
+        chosen = dataclasses.replace(experiment.simulation, batching=simulation.batching)
         _write_experiment(folder, dataclasses.replace(experiment, simulation=chosen))
-        return outcome
+        return simulation.run()
     from shoal.processes.supervisor import Supervisor
 
-    return Supervisor(experiment, folder, listener).run()
+    return Supervisor(experiment, folder, listener, commanded).run()
 
 
 def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:

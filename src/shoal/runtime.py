@@ -66,8 +66,8 @@ class Runtime(Protocol):
         """The result of `work`. Other tasks of the node go on meanwhile."""
         ...
 
-    async def send(self, to: NodeId, message: Message) -> None:
-        """Hand `message` to the network. A peer that is gone, or dies on the way, never gets it."""
+    async def send(self, to: NodeId, message: Message) -> bool:
+        """Hand `message` to the network; whether it was taken. A peer that dies on the way never gets it."""
         ...
 
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:

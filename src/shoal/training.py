@@ -98,7 +98,7 @@ class Train(msgspec.Struct, frozen=True, gc=False):
     @property
     def together(self) -> Hashable:
         trainer = self.trainer
-        if isinstance(trainer, TorchTrainer):
+        if isinstance(trainer, TorchTrainer) and trainer.learner.stackable:
             return (Train, id(trainer.learner), trainer.steps(self.steps), trainer.state_signature())
         return id(trainer)
 
@@ -227,7 +227,7 @@ class Learner:
 
         self.flat = flat
         self.training = training
-        self.device = _device(training.device)
+        self.device = flat.values.device
         self._train = _tensors(data.train, self.device)
         self._test = _tensors(data.test if evaluated is None else evaluated, self.device)
         self._at_once = max(1, self.EVALUATION_VALUES // max(1, math.prod(data.shape)))
@@ -252,7 +252,7 @@ class Learner:
         torch.default_generator.manual_seed(draw)
         flat.load(params)
         optimizer.state = _restored(optimizer, state)
-        total = torch.zeros(())
+        total = torch.zeros((), device=self.device)
         for batch in torch.from_numpy(batches):
             flat.gradient.zero_()
             loss = self._loss(module(inputs[batch]), self._target(targets[batch]))
@@ -306,7 +306,7 @@ class Learner:
         import torch
 
         views = self.flat.stacked(torch.from_numpy(np.stack(params)).to(self.device))
-        right, loss = torch.zeros(len(params)), torch.zeros(len(params))
+        right, loss = torch.zeros(2, len(params), device=self.device)
         with torch.inference_mode(), self._testing():
             for x, y in self._test_batches():
                 hits, losses = self._scores(views, x, y)
@@ -413,7 +413,8 @@ def _optimizer(training: Training) -> tuple[Any, dict[str, Any]]:
     return classes[name], options
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """The device of this name, or an error that names the key."""
     import torch
 
     try:

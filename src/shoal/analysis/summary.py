@@ -45,11 +45,12 @@ def summarize(folder: RunFolder, engine: str, nodes: int, seed: int, outcome: Ou
         "rounds": min((rounds.get(n, 0) for n in survivors), default=0),
         "accuracy": statistics(e.scores["accuracy"] for e in final if "accuracy" in e.scores),
         "loss": statistics(e.scores["loss"] for e in final if "loss" in e.scores),
-        "averaged_model": averages[-1].scores if averages else None,
+        "averaged_model": {**averages[-1].scores, "round": averages[-1].round} if averages else None,
         "consensus_distance": averages[-1].consensus_distance if averages else None,
         "bytes_sent": {"total": total_bytes, "per_node_mean": total_bytes / nodes},
         "messages_sent": sum(m for _, m in sent.values()),
         "messages_rejected": sum(e.bad_messages for e in ends.values()),
+        "messages_unsent": sum(e.unsent_messages for e in ends.values()),
         "messages_late": sum(e.late_messages for e in ends.values()),
         "time": {
             "wall_s": outcome.wall_s,
@@ -111,8 +112,10 @@ def _records(folder: RunFolder, nodes: int) -> Iterator[tuple[int, Record]]:
             yield node, record
 
 
-def _digest(ends: dict[int, End]) -> str:
+def _digest(ends: dict[int, End]) -> str | None:
     """A hash of all final models, in order of node."""
+    if not ends:
+        return None
     combined = hashlib.sha256()
     for node, end in sorted(ends.items()):
         combined.update(f"{node}:{end.digest}\n".encode())

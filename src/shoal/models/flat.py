@@ -94,12 +94,14 @@ class FlatModule:
         }
 
 
-def initial_parameters(model: Model, shape: tuple[int, ...], outputs: int, seed: int) -> FlatModule:
+def initial_parameters(
+    model: Model, shape: tuple[int, ...], outputs: int, seed: int, device: torch.device | None = None
+) -> FlatModule:
     """The model that every node starts from: the same for equal arguments, in every process."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which reaches the generators of the other devices too.
         torch.default_generator.manual_seed(derived_seed(seed, "initial parameters"))
-        return FlatModule(model.build(shape, outputs))
+        return FlatModule(model.build(shape, outputs).to(device or "cpu"))
 
 
 def _require_flat(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:

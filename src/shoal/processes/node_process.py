@@ -34,7 +34,8 @@ R = TypeVar("R")
 REPORT_EVERY = 0.5
 BEATS = 6
 """How often a node says that it lives in the time that a peer would wait for it."""
-MIN_PATIENCE = 60.0
+CROWDED = 32
+"""Trainings that follow each other in a slot, from which on nodes give memory back before they wait for their turn."""
 ROUNDS_OF_PATIENCE = 5.0
 REJECTIONS_RECORDED = 20
 """Bad messages that are recorded one by one; more are only counted."""
@@ -44,9 +45,16 @@ class ProcessRuntime:
     """A node's hold on the real world."""
 
     def __init__(
-        self, id: NodeId, transport: Transport, mailbox: Mailbox, slots: Slots, trainings_per_slot: float
+        self,
+        id: NodeId,
+        transport: Transport,
+        mailbox: Mailbox,
+        slots: Slots,
+        trainings_per_slot: float = 1.0,
+        min_patience: float = 60.0,
     ) -> None:
         self.id = id
+        self._min_patience = min_patience
         self.trainings_per_slot = trainings_per_slot
         """How many nodes' trainings follow each other in one slot, in a round."""
         self.mailbox = mailbox
@@ -79,8 +87,8 @@ class ProcessRuntime:
             result: R = await self._trainer.call(lambda: self._compute(work))
         return result
 
-    async def send(self, to: NodeId, message: Message) -> None:
-        await self._transport.send(to, message)
+    async def send(self, to: NodeId, message: Message) -> bool:
+        return await self._transport.send(to, message)
 
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         future: asyncio.Future[None] = self._loop.create_future()
@@ -114,7 +122,7 @@ class ProcessRuntime:
 
     def patience(self) -> float:
         """Seconds to wait for a peer that is not known to be dead, before going on without it."""
-        return MIN_PATIENCE + ROUNDS_OF_PATIENCE * self._longest_work * self.trainings_per_slot
+        return self._min_patience + ROUNDS_OF_PATIENCE * self._longest_work * self.trainings_per_slot
 
     async def end(self) -> None:
         """End the background tasks. What one of them raised is raised here."""
@@ -143,6 +151,8 @@ class ProcessRuntime:
 
     def _compute(self, work: Work[R]) -> R:
         """In the training thread. What it takes only while it trains is most of a node's memory: give it back."""
+        if self.trainings_per_slot > CROWDED:
+            give_memory_back()  # the models of the last round
         with self._slots.taken(self.id):
             started = time.monotonic()
             result = work.run()
@@ -297,7 +307,8 @@ def live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int
 
 async def _live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, commons.experiment.processes.connections + 64)
+    # Enough for a connection to everybody, and for those that linger after their place was needed.
+    context.set(zmq.MAX_SOCKETS, 2 * max(commons.experiment.nodes, commons.experiment.processes.connections) + 64)
     line = Supervised(context, start.control)
     try:
         await _take_part(commons, id, slots, start, context, line)
@@ -327,10 +338,11 @@ async def _take_part(
         context,
         run=start.run,
         host=plan.host,
+        announce=plan.announce or plan.host,
         port=None if plan.base_port is None else plan.base_port + id,
         max_message_bytes=int(plan.max_message_mib * 2**20),
         connections=plan.connections,
-        send_timeout=plan.receive_timeout or MIN_PATIENCE,
+        send_timeout=plan.patience,
         deliver=mailbox.put,
         reject=rejected,
     )
@@ -344,12 +356,12 @@ async def _take_part(
     line.say(control.Hello(id, start.run, transport.endpoint))
     go = await line.go
     transport.start(go.endpoints)
-    runtime = ProcessRuntime(id, transport, mailbox, slots, experiment.nodes / slots.count)
+    runtime = ProcessRuntime(id, transport, mailbox, slots, experiment.nodes / slots.count, plan.patience)
     watcher = Watcher(id, lines, line, {f.round: f for f in experiment.fault if f.node == id})
     watcher.now = rejected.now = runtime.now
     node = commons.node(id, runtime, watcher, start.run, plan.receive_timeout)
     line.on_stop = lambda: _leave(node, folder, experiment.checkpoint.final)
-    pulse = asyncio.create_task(_beat(id, runtime, line, (plan.receive_timeout or MIN_PATIENCE) / BEATS))
+    pulse = asyncio.create_task(_beat(id, runtime, line, plan.patience / BEATS))
     cpu = time.process_time()
     try:
         await experiment.settings(id).algorithm.build().run(node)
@@ -369,8 +381,8 @@ async def _take_part(
         folder.save_model(id, node.params)
     give_memory_back()
     line.say(control.Done(id))
+    used = memory()  # while all others are still alive
     await line.finish
-    used = memory()
     end = End(
         ended,
         digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
@@ -378,6 +390,7 @@ async def _take_part(
         messages_sent=node.messages_sent,
         bad_messages=node.rejected + rejected.count,
         late_messages=mailbox.late + mailbox.dropped,
+        unsent_messages=transport.unsent,
         train_cpu_s=node.trainer.cpu_seconds,
         total_cpu_s=cpu,
         uss_mib=None if used is None else used.uss,

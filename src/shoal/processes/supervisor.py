@@ -26,20 +26,17 @@ from shoal.averages import Averages
 from shoal.errors import ExperimentError, LaunchError, RunError
 from shoal.experiment import Experiment
 from shoal.message import MAX_HEADER_BYTES, RUN_LENGTH
-from shoal.operating_system import MIB, raise_file_limit, seconds_since_start
+from shoal.operating_system import MIB, raise_file_limit
 from shoal.processes import control
 from shoal.processes.capacity import capacity
-from shoal.progress import Accuracy, Listener, Nobody, Outcome, Progress, Status
+from shoal.progress import SHOW_EVERY, Accuracy, Listener, Nobody, Outcome, Progress, Status
 from shoal.records import RunFolder
 from shoal.topologies.graph import NodeId
 
 STOP_SECONDS = 10.0
 """How long nodes may take to leave when they are told to."""
-MIN_PATIENCE = 60.0
-"""How long all nodes that are left may be idle before they are taken for hung, where the experiment does not say."""
 PULSES_MISSED = 5.0
-"""Seconds on top of that, for pulses that are late on a loaded machine."""
-SHOW_EVERY = 0.25
+"""Seconds on top of a peer's patience, for pulses that are late on a loaded machine."""
 
 MALLOC = {
     # One heap for all threads of a node. It grows and shrinks only when nodes say so (`give_memory_back`): a node's
@@ -54,7 +51,14 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 class Supervisor:
     """One run of an experiment as processes of this machine."""
 
-    def __init__(self, experiment: Experiment, folder: RunFolder, listener: Listener | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        listener: Listener | None = None,
+        commanded: float | None = None,
+    ) -> None:
+        self._commanded = time.time() if commanded is None else commanded
         self._experiment = experiment
         self._folder = folder
         self._listener: Listener = listener or Nobody()
@@ -82,6 +86,8 @@ class Supervisor:
         self._reasons: dict[NodeId, str] = {}
         self._lost: dict[NodeId, str] = {}
         self._averages = Averages()
+        self._awaited = set(range(experiment.nodes))
+        """Nodes whose models are still to come."""
         self._average_times: dict[int, float] = {}
         self._averages_waited_for = 0
         self._accuracy = Accuracy()
@@ -106,7 +112,7 @@ class Supervisor:
         return Outcome(
             status,
             wall_s=(self._ended_at or time.monotonic()) - self._began_at,
-            startup_s=self._startup or seconds_since_start(),
+            startup_s=self._startup or time.time() - self._commanded,
             lost=dict(sorted(self._lost.items())),
             facts={"first_round_s": self._first_round, "signal": self._signal},
         )
@@ -156,7 +162,7 @@ class Supervisor:
         working = set(range(self._experiment.nodes)) - self._done - self._exited
         if self._phase != "running" or not working:
             return
-        patience = PULSES_MISSED + (self._experiment.processes.receive_timeout or MIN_PATIENCE)
+        patience = PULSES_MISSED + self._experiment.processes.patience
         if time.monotonic() - max(self._busy[node] for node in working) > patience:
             for node in working:
                 self._reasons.setdefault(node, f"hung: waited for {patience:g} s for nothing that could come")
@@ -256,11 +262,11 @@ class Supervisor:
             if said.rounds >= 1 and self._first_round is None:
                 self._first_rounds.add(said.node)
                 if len(self._first_rounds) == self._experiment.nodes:
-                    self._first_round = seconds_since_start()
+                    self._first_round = time.time() - self._commanded
         elif isinstance(said, control.Began):
             self._began.add(said.node)
             if len(self._began) == self._experiment.nodes:
-                self._startup = seconds_since_start()
+                self._startup = time.time() - self._commanded
                 self._began_at = time.monotonic()
         elif isinstance(said, control.Model):
             self._average_times[said.round] = max(said.time, self._average_times.get(said.round, 0.0))
@@ -268,6 +274,8 @@ class Supervisor:
             self._average_if_complete()
         elif isinstance(said, control.Done):
             self._done.add(said.node)
+            self._awaited.discard(said.node)
+            self._average_if_complete()
         elif isinstance(said, control.Failed):
             self._reasons[said.node] = said.text
             if self._zygote is not None:
@@ -286,12 +294,12 @@ class Supervisor:
         self._lost[node] = why.strip().splitlines()[-1]
         self._listener.notice(f"node {node} was lost; its neighbours go on without it. {why.strip()}")
         self._tell_all(control.Gone(node))
+        self._awaited.discard(node)
         self._average_if_complete()
 
     def _average_if_complete(self) -> None:
         assert self._zygote is not None
-        alive = set(range(self._experiment.nodes)) - set(self._lost)
-        for averaged in self._averages.complete(alive):
+        for averaged in self._averages.complete(self._awaited):
             self._averages_waited_for += 1
             self._zygote.say(
                 control.EvaluateAverage(
@@ -354,7 +362,7 @@ class _ZygoteProcess:
         environment = {**os.environ, **MALLOC, **ONE_THREAD}
         with open(folder.log, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.processes.zygote", str(theirs.fileno())],
+                [sys.executable, "-m", "shoal.processes.zygote", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

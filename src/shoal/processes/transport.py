@@ -7,6 +7,7 @@ in are views of ZeroMQ's memory. Nothing here knows where a peer runs: it has an
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -32,6 +33,7 @@ class Transport:
         *,
         run: str,
         host: str,
+        announce: str | None = None,
         port: int | None,
         max_message_bytes: int,
         connections: int,
@@ -54,6 +56,7 @@ class Transport:
         self._inbox = context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
         self._inbox.setsockopt(zmq.LINGER, 0)
+        self._inbox.setsockopt(zmq.BACKLOG, 4096)
         try:
             self._inbox.bind(f"tcp://{host}:{port if port is not None else '*'}")
         except zmq.ZMQError as error:
@@ -63,7 +66,9 @@ class Transport:
                 f"cannot listen on {where}: {error.strerror}; processes.host must be an address of this machine, "
                 "and processes.base_port the first of a free range, or absent to let the system choose"
             ) from error
-        self.endpoint = self._inbox.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+        bound = self._inbox.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+        self.endpoint = f"tcp://{announce or host}:{bound.rpartition(':')[2]}"
+        """Where other nodes find this one."""
 
     def start(self, endpoints: Sequence[str]) -> None:
         """Begin to take messages in; `endpoints` is where each node listens."""
@@ -71,23 +76,25 @@ class Transport:
         asyncio.get_running_loop().add_reader(self._inbox.FD, self._drain)
         self._drain()
 
-    async def send(self, to: NodeId, message: Message) -> None:
+    async def send(self, to: NodeId, message: Message) -> bool:
+        """Whether ZeroMQ has taken the message, in the end."""
         if to in self._gone:
-            return
+            return False
         frames = _frames(message)
-        if self._try(self._socket(to), frames):
+        if self._try(to, frames):
             self._stalled.discard(to)
-            return
+            return True
         deadline = asyncio.get_running_loop().time() + self._send_timeout
         while to not in self._stalled:
             await asyncio.sleep(0.005)
-            if to in self._gone:  # its socket is closed
-                return
-            if self._try(self._socket(to), frames):  # a new one, when the place of the old one was needed
-                return
+            if to in self._gone:
+                return False
+            if self._try(to, frames):
+                return True
             if asyncio.get_running_loop().time() > deadline:
                 self._stalled.add(to)
         self.unsent += 1
+        return False
 
     def lose(self, node: NodeId) -> None:
         """`node` has died: drop what was to be sent to it."""
@@ -104,6 +111,7 @@ class Transport:
         self._open.clear()
 
     def _socket(self, to: NodeId) -> zmq.Socket[bytes]:
+        """The open connection to a peer, or a new one. Raises `ZMQError` where no more can be opened just now."""
         socket = self._open.get(to)
         if socket is None:
             if len(self._open) >= self._connections:
@@ -114,13 +122,16 @@ class Transport:
         self._open.move_to_end(to)
         return socket
 
-    @staticmethod
-    def _try(socket: zmq.Socket[bytes], frames: list[zmq.Frame]) -> bool:
+    def _try(self, to: NodeId, frames: list[zmq.Frame]) -> bool:
+        """Hand the frames over, unless the queue to the peer is full, or closed connections still hold their places."""
         try:
+            socket = self._socket(to)
             for frame in frames[:-1]:
                 socket.send(frame, NOBLOCK_MORE, copy=False)
             socket.send(frames[-1], NOBLOCK, copy=False)  # only the first part can be refused
-        except zmq.Again:
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, errno.EMFILE):
+                raise
             return False
         return True
 

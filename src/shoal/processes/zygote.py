@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class Zygote:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self._pid = os.getpid()
         self._commons: Commons | None = None
         self._slots = Slots()
         self._nodes: dict[int, NodeId] = {}
@@ -62,8 +64,7 @@ class Zygote:
         if isinstance(said, control.Prepare):
             self._prepare(said)
         elif isinstance(said, control.Fork):
-            for node in said.nodes:
-                self._fork(node, said)
+            self._fork_all(said)
         elif isinstance(said, control.Kill):
             self._kill([pid for pid, node in self._nodes.items() if node in said.nodes])
         else:
@@ -88,6 +89,15 @@ class Zygote:
             gc.freeze()
             self._say(control.Ready(self._commons.flat.size, [str(warning.message) for warning in caught]))
 
+    def _fork_all(self, said: control.Fork) -> None:
+        for node in said.nodes:
+            try:
+                self._fork(node, said)
+            except OSError as error:
+                why = f"only {len(self._nodes)} of {len(said.nodes)} nodes could be started: {error.strerror}"
+                self._say(control.Refused("LaunchError", f"{why}; use fewer, or engine = 'simulation'", []))
+                return
+
     def _fork(self, node: NodeId, said: control.Fork) -> None:
         assert self._commons is not None
         commons = self._commons
@@ -106,17 +116,17 @@ class Zygote:
         else:
             self._become(lambda: _evaluate(commons, said))
 
-    def _become(self, life: object) -> None:
+    def _become(self, life: Callable[[], int]) -> None:
         """In the child: leave the zygote behind, live, and exit."""
         code = 1
         try:
-            die_with_parent()
+            die_with_parent(self._pid)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._pipe.close()
             os.close(self._wake)
             os.close(self._woken)
-            code = life()  # type: ignore[operator]
+            code = life()
         except BaseException:
             traceback.print_exc()
         finally:
@@ -152,7 +162,7 @@ def _evaluate(commons: Commons, said: control.EvaluateAverage) -> int:
 
 
 def main() -> None:
-    die_with_parent()
+    die_with_parent(int(sys.argv[2]))
     raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what a Ctrl-C means
     Zygote(Connection(int(sys.argv[1]))).serve()

@@ -91,9 +91,11 @@ class Pool:
         try:
             for _ in range(workers):
                 self._workers.append(_Worker(self._trainers, size, self._workers))
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            raise RunError(f"cannot start {workers} worker processes: {error}; set simulation.workers") from error
+            if isinstance(error, OSError):
+                raise RunError(f"cannot start {workers} worker processes: {error}; set simulation.workers") from error
+            raise
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         results: list[Any] = [None] * len(works)
@@ -144,9 +146,10 @@ class _Worker:
         memory = mmap.mmap(-1, max(1, Pool.SLOTS * size * 4))
         self.slots = np.frombuffer(memory, np.float32)[: Pool.SLOTS * size].reshape(Pool.SLOTS, size)
         self._pipe, theirs = Pipe()
+        parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            die_with_parent()
+            die_with_parent(parent)
             self._pipe.close()
             for elder in elders:
                 elder._pipe.close()
@@ -171,7 +174,8 @@ class _Worker:
         return list(replies)
 
     def close(self) -> None:
-        self._pipe.close()  # the worker sees the end of its pipe and leaves
+        self._pipe.close()
+        os.kill(self._pid, signal.SIGKILL)  # it holds nothing that is not ours
         os.waitpid(self._pid, 0)
 
 

@@ -20,18 +20,17 @@ from shoal.experiment import Experiment, Fault
 from shoal.message import RUN_LENGTH, Message, Params
 from shoal.network.links import Delays
 from shoal.node import Node
-from shoal.operating_system import seconds_since_start
-from shoal.progress import Accuracy, Listener, Nobody, Outcome, Progress, Status
+from shoal.operating_system import processor_seconds
+from shoal.progress import SHOW_EVERY, Accuracy, Listener, Nobody, Outcome, Progress, Status
 from shoal.records import Average, End, Evaluation, Event, Lines, ManyLines, Record, RunFolder
 from shoal.runtime import Filter, Mailbox, Work
 from shoal.simulation.compute import Computer, OneByOne, Pool, Stacked
-from shoal.simulation.kernel import Crash, Kernel, Task, park
+from shoal.simulation.kernel import Crash, Kernel, Task, Timer, park
 from shoal.simulation.measure import pick
 from shoal.topologies.graph import NodeId
 
 R = TypeVar("R")
 _NOTHING: Any = object()
-SHOW_EVERY = 0.25
 
 
 class World:
@@ -46,6 +45,9 @@ class World:
 
     def submit(self, slot: _Slot) -> None:
         self._pending[slot] = None
+
+    def forget(self, slot: _Slot) -> None:
+        self._pending.pop(slot, None)
 
     def compute(self, slot: _Slot) -> None:
         """The work of `slot`, with as much of what has begun as is computed at once.
@@ -119,21 +121,26 @@ class SimulatedRuntime:
         kernel, slot = self._kernel, _Slot(work)
         self._world.submit(slot)
         kernel.at(kernel.now + work.seconds, kernel.task().resume)
-        await park()
+        try:
+            await park()
+        except BaseException:  # the task is ended: nobody wants the result
+            self._world.forget(slot)
+            raise
         if slot.result is _NOTHING:
             self._world.compute(slot)
         result: R = slot.result
         return result
 
-    async def send(self, to: NodeId, message: Message) -> None:
+    async def send(self, to: NodeId, message: Message) -> bool:
         receiver = self._world.runtimes[to]
         delays = self._world.delays
         if delays is None:
             if not receiver.dead:
                 receiver.mailbox.put(message)
-            return
+            return True
         arrival = delays.arrival(self._kernel.now, self.id, to, message.wire_size)
         self._kernel.at(arrival, partial(_deliver, receiver, message))
+        return True
 
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         kernel = self._kernel
@@ -142,8 +149,12 @@ class SimulatedRuntime:
         if waiter.done:
             return waiter.messages
         if timeout is not None:
-            kernel.at(kernel.now + timeout, lambda: None if waiter.done else resume())
-        await park()
+            timer = Timer(resume)
+            kernel.at(kernel.now + timeout, timer.fire)
+            await park()
+            timer.action = None
+        else:
+            await park()
         if not waiter.done:
             self.mailbox.withdraw(waiter)
         return waiter.messages
@@ -224,7 +235,14 @@ class _Watcher:
 class Simulation:
     """One run of an experiment."""
 
-    def __init__(self, experiment: Experiment, folder: RunFolder, listener: Listener | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        listener: Listener | None = None,
+        commanded: float | None = None,
+    ) -> None:
+        self._commanded = time.time() if commanded is None else commanded
         self.experiment = experiment
         self.folder = folder
         self.listener: Listener = listener or Nobody()
@@ -235,6 +253,8 @@ class Simulation:
         self.lost: dict[NodeId, str] = {}
         self._averages_file = Lines(folder.averages)
         self._alive = set(range(experiment.nodes))
+        self._awaited = set(range(experiment.nodes))
+        """Nodes whose models are still to come."""
         self._last_end = 0.0  # the kernel's clock goes on to the last timeout, needed or not
         self._shown = 0.0
         self._started = time.monotonic()
@@ -242,15 +262,15 @@ class Simulation:
         self.commons = Commons(experiment)
         self.world = World(experiment.nodes, experiment.network.build().build(experiment.nodes))
         self.nodes = [self._node(i) for i in range(experiment.nodes)]
+        self.batching = pick(experiment, self.commons)
 
     def run(self) -> Outcome:
         """To the end, or to the error that ends it; what was recorded is on disk either way."""
         experiment = self.experiment
-        batching = pick(experiment, self.commons)
-        self.world.computer = self._computer(batching)
-        startup = seconds_since_start()
+        cpu = processor_seconds()
+        self.world.computer = self._computer(self.batching)
+        startup = time.time() - self._commanded
         self._started = time.monotonic()
-        cpu = time.process_time()
         thresholds = gc.get_threshold()
         status: Status = "failed"
         number: int | None = None
@@ -263,9 +283,10 @@ class Simulation:
             gc.set_threshold(100_000, *thresholds[1:])
             self.world.kernel.run()
             self.world.raise_if_stuck()
-            self.lost.update(
-                {r.id: "hung: it waits for nothing that could come" for r in self.world.runtimes if r.running}
-            )
+            hung = {r.id: "hung: it waits for nothing that could come" for r in self.world.runtimes if r.running}
+            self.lost.update(hung)
+            self._awaited -= hung.keys()
+            self.average_if_complete()
             status = "incomplete" if self.lost else "completed"
         except KeyboardInterrupt as stop:
             status = "interrupted"
@@ -278,11 +299,11 @@ class Simulation:
         finally:
             gc.unfreeze()
             gc.set_threshold(*thresholds)
+            self.lines.flush()
+            self._averages_file.close()
             self.world.computer.close()
             for runtime in self.world.runtimes:
                 runtime.stop()
-            self.lines.flush()
-            self._averages_file.close()
             wall = time.monotonic() - self._started
         if self.lost and len(self.lost) == experiment.nodes:
             status = "failed"
@@ -294,15 +315,15 @@ class Simulation:
             virtual_s=self.world.kernel.now if status == "interrupted" else self._last_end,
             lost=dict(sorted(self.lost.items())),
             facts={
-                "batching": batching,
+                "batching": self.batching,
                 "signal": number,
                 "train_cpu_s": sum(n.trainer.cpu_seconds for n in self.nodes),
-                "total_cpu_s": time.process_time() - cpu,
+                "total_cpu_s": processor_seconds() - cpu,
             },
         )
 
     def average_if_complete(self) -> None:
-        for averaged in self.averages.complete(self._alive):
+        for averaged in self.averages.complete(self._awaited):
             scores = self.commons.evaluate(averaged.mean)
             self._averages_file.write(
                 Average(averaged.round, self.world.kernel.now, averaged.nodes, averaged.consensus_distance, scores)
@@ -351,11 +372,13 @@ class Simulation:
 
     def _ended(self, node: Node, crashed: bool) -> None:
         self._last_end = self.world.kernel.now
+        self._awaited.discard(node.id)
         if crashed:
             self._alive.discard(node.id)
             self.lost[node.id] = "crashed on schedule"
             self.listener.notice(f"node {node.id} crashed; its neighbours go on without it")
-            self.average_if_complete()
+        self.average_if_complete()
+        if crashed:
             return
         mailbox = self.world.runtimes[node.id].mailbox
         end = End(

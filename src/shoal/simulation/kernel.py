@@ -100,6 +100,19 @@ class Kernel:
                 del self._later[heapq.heappop(times)]
 
 
+class Timer:
+    """An action at a time, which can be called off. What was called off is forgotten at once."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action: Callable[[], None] | None = action
+
+    def fire(self) -> None:
+        if self.action is not None:
+            self.action()
+
+
 @types.coroutine
 def park() -> Generator[None, None, None]:
     """Give way until somebody calls the task's `resume`."""

@@ -19,7 +19,7 @@ import numpy as np
 import platformdirs
 
 from shoal.commons import Commons
-from shoal.experiment import Experiment
+from shoal.experiment import Batching, Experiment
 from shoal.simulation.compute import STACK
 from shoal.training import Learner
 
@@ -27,8 +27,8 @@ SECONDS = 0.3
 """How long each way is tried."""
 
 
-def pick(experiment: Experiment, commons: Commons) -> str:
-    """ "vmap", "pool" or "off": what the experiment says, or what was measured."""
+def pick(experiment: Experiment, commons: Commons) -> Batching:
+    """What the experiment says, or what was measured."""
     asked = experiment.simulation.batching
     if asked != "auto":
         return asked
@@ -41,10 +41,11 @@ def pick(experiment: Experiment, commons: Commons) -> str:
     return known[key]
 
 
-def _measure(experiment: Experiment, commons: Commons, learner: Learner) -> str:
+def _measure(experiment: Experiment, commons: Commons, learner: Learner) -> Batching:
     cores = min(experiment.simulation.workers or os.cpu_count() or 1, experiment.nodes)
     alone = _seconds(lambda: learner.train(commons.initial, {}, _batches(commons, learner, 1)[0]))
-    best, way = alone, "off"
+    best = alone
+    way: Batching = "off"
     if cores > 1 and alone > 1e-3:  # below that, the pool's own cost shows
         best, way = alone / cores, "pool"
     if learner.stackable and experiment.nodes > 1:
@@ -93,7 +94,7 @@ def _file() -> Path:
     return Path(platformdirs.user_cache_dir("shoal")) / "batching.json"
 
 
-def _remembered() -> dict[str, str]:
+def _remembered() -> dict[str, Batching]:
     try:
         known = json.loads(_file().read_text())
     except (OSError, ValueError):
@@ -101,7 +102,7 @@ def _remembered() -> dict[str, str]:
     return {k: v for k, v in known.items() if v in ("vmap", "pool", "off")} if isinstance(known, dict) else {}
 
 
-def _remember(known: dict[str, str]) -> None:
+def _remember(known: dict[str, Batching]) -> None:
     """Where the cache folder cannot be written, the next run measures again."""
     try:
         _file().parent.mkdir(parents=True, exist_ok=True)

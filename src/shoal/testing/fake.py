@@ -128,9 +128,10 @@ class FakeRuntime:
         await self.sleep(work.seconds)
         return work.run()
 
-    async def send(self, to: NodeId, message: Message) -> None:
+    async def send(self, to: NodeId, message: Message) -> bool:
         self.sent.append((to, message))
         self.sent_at.append(self.now())
+        return True
 
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         resume = self._kernel.task().resume
