@@ -92,8 +92,9 @@ class ProcessesPlan:
     """How many nodes train at the same time; as many as there are cores when not given."""
     max_message_mib: Annotated[float, Bounds(above=0)] = 256.0
     """A larger message is refused and its sender cut off."""
-    connections: Annotated[int, Bounds(at_least=1)] = 64
-    """Outgoing connections that a node keeps open; the longest unused is closed first."""
+    connections: Annotated[int, Bounds(at_least=1)] | None = None
+    """Outgoing connections that a node keeps open; the longest unused is closed first. When not given, one for each
+    of its peers in the first round, and 64 at the least."""
 
     @property
     def patience(self) -> float:

@@ -308,7 +308,7 @@ def live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int
 async def _live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Enough for a connection to everybody, and for those that linger after their place was needed.
-    context.set(zmq.MAX_SOCKETS, 2 * max(commons.experiment.nodes, commons.experiment.processes.connections) + 64)
+    context.set(zmq.MAX_SOCKETS, 2 * commons.experiment.nodes + 128)
     line = Supervised(context, start.control)
     try:
         await _take_part(commons, id, slots, start, context, line)
@@ -341,7 +341,7 @@ async def _take_part(
         announce=plan.announce or plan.host,
         port=None if plan.base_port is None else plan.base_port + id,
         max_message_bytes=int(plan.max_message_mib * 2**20),
-        connections=plan.connections,
+        connections=plan.connections or max(64, len(commons.mixing.peers(id, 0).to)),
         send_timeout=plan.patience,
         deliver=mailbox.put,
         reject=rejected,
