@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from shoal import schema
-from shoal.experiment import REGISTRIES, components
+from shoal.components import REGISTRIES, components
 from shoal.records import RunFolder
 
 ENGINES = ("simulation", "processes")

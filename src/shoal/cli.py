@@ -184,8 +184,8 @@ def _list(parsed: argparse.Namespace) -> int:
     from rich.table import Table
 
     from shoal import schema
+    from shoal.components import REGISTRIES, components
     from shoal.display import console
-    from shoal.experiment import REGISTRIES, components
 
     if parsed.kind is not None and parsed.kind not in REGISTRIES:
         raise ExperimentError([f"unknown kind {parsed.kind!r}{schema.nearest(parsed.kind, REGISTRIES)}"], "list")

@@ -1,0 +1,102 @@
+"""Names to classes: what an experiment may name, and where it is found."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal import schema
+
+
+@dataclass(frozen=True)
+class Component:
+    """A name and its parameters: an algorithm, a sharing, a topology, … as an experiment spells it."""
+
+    kind: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> Any:
+        """A new instance."""
+        return find(self.kind, self.name)(**self.options)
+
+    def table(self) -> dict[str, Any]:
+        return {"name": self.name, **self.options}
+
+
+def registry(kind: str) -> Mapping[str, str]:
+    """The names that Shoal itself knows for `kind`, and where each is found."""
+    module, name = REGISTRIES[kind].split(":")
+    found: Mapping[str, str] = getattr(importlib.import_module(module), name)
+    return found
+
+
+REGISTRIES = {
+    "algorithm": "shoal.algorithms:ALGORITHMS",
+    "sharing": "shoal.sharing:SHARINGS",
+    "topology": "shoal.topologies:TOPOLOGIES",
+    "dataset": "shoal.data:DATASETS",
+    "partition": "shoal.data:PARTITIONS",
+    "model": "shoal.models:MODELS",
+    "network": "shoal.network:NETWORKS",
+}
+
+
+def find(kind: str, name: str, base: Path | None = None) -> Any:
+    """The class that `name` stands for: a known name, `module:Class`, or `file.py:Class` relative to `base`.
+
+    Raises ValueError with the reason.
+    """
+    known = registry(kind)
+    if name in known:
+        module, attribute = known[name].split(":")
+        return getattr(importlib.import_module(module), attribute)
+    if ":" not in name:
+        raise ValueError(f"unknown {kind} {name!r}{schema.nearest(name, known)}")
+    where, attribute = name.rsplit(":", 1)
+    loaded = _load_file(Path(base or ".", where)) if where.endswith(".py") else _load_module(where)
+    found = getattr(loaded, attribute, None)
+    if not isinstance(found, type):
+        classes = [n for n, c in vars(loaded).items() if isinstance(c, type) and c.__module__ == loaded.__name__]
+        hint = schema.nearest(attribute, classes) if classes else "; it defines no class"
+        raise ValueError(f"{where} has no class {attribute!r}{hint}")
+    return found
+
+
+def _load_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"importing {name!r} failed: {type(error).__name__}: {error}") from error
+
+
+def _load_file(path: Path) -> Any:
+    path = path.resolve()
+    name = f"shoal_plugin_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise ValueError(f"there is no file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ValueError(f"{str(path)!r} raised on import: {type(error).__name__}: {error}") from error
+    return module
+
+
+def components(kind: str) -> Iterator[tuple[str, Any]]:
+    """Every known name of `kind` and its class."""
+    for name in registry(kind):
+        yield name, find(kind, name)
