@@ -74,9 +74,9 @@ def processor(repeats: int = 3) -> list[Figure]:
     beside, shares = [], []
     cores = usable_cores()
     for _ in range(repeats):
-        short = shoal_run(EXAMPLE, {**QUIET, "nodes": 16, "algorithm.rounds": 50, "training.local_steps": 1})
+        short = shoal_run(EXAMPLE, {**QUIET, "nodes": 16, "algorithm.rounds": 100, "training.local_steps": 1})
         spent = short["time"]["total_cpu_s"] - short["time"]["train_cpu_s"]
-        beside.append(1e3 * spent / (16 * 50))
+        beside.append(1e3 * spent / (16 * 100))
         before = script(BARE_STEPS)
         long = shoal_run(EXAMPLE, {**QUIET, "nodes": 16, "algorithm.rounds": 20, "training.local_steps": 8})
         bare = (before + script(BARE_STEPS)) / 2
