@@ -245,3 +245,13 @@ def test_a_simulation_that_is_stopped_writes_its_summary(number: signal.Signals,
     assert process.returncode == code, (out, err)
     assert "Traceback" not in err
     assert latest(runs).read_summary()["status"] == "interrupted"
+
+
+def test_a_file_given_with_set_is_found_in_the_working_folder(
+    shoal: Callable, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "mine.py").write_text("from shoal.sharing.full import Full\n\n\nclass Mine(Full):\n    pass\n")
+    monkeypatch.chdir(here)
+    assert shoal("run", small, "--set", 'sharing={name="mine.py:Mine"}').code == 0

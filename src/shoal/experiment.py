@@ -427,7 +427,7 @@ def _component(kind: str, value: Any, base: Path, place: str, problems: list[str
     if arguments is schema.INVALID:
         return schema.INVALID
     # Files are looked for beside the experiment, by nodes that may start in another folder.
-    arguments = {k: Path(base, v).resolve() if isinstance(v, Path) else v for k, v in arguments.items()}
+    arguments = {k: _located(v, base) if isinstance(v, Path) else v for k, v in arguments.items()}
     before = len(problems)
     if schema.build(cls, arguments, place, problems) is schema.INVALID or len(problems) > before:
         return schema.INVALID
@@ -448,8 +448,14 @@ def _absolute(name: str, base: Path) -> str:
     """A plug-in file's path made absolute: nodes may start in another folder."""
     where, separator, attribute = name.rpartition(":")
     if separator and where.endswith(".py"):
-        return f"{Path(base, where).resolve()}:{attribute}"
+        return f"{_located(Path(where), base)}:{attribute}"
     return name
+
+
+def _located(path: Path, base: Path) -> Path:
+    """A file as an experiment names it: beside the experiment or, as with --set, in the working folder."""
+    beside = (base / path).resolve()
+    return path.resolve() if not beside.exists() and path.exists() else beside
 
 
 def _overridden(table: Mapping[str, Any], overrides: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
