@@ -7,20 +7,23 @@ Each node is then made from it by `Commons.node`, in whatever engine.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.algorithms import Algorithm
 from shoal.data.dataset import Data, Dataset, Indices, Partition, Samples
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.message import Params
 from shoal.models.flat import FlatModule, initial_parameters
-from shoal.node import Node, Observer, Schedule
+from shoal.node import Finds, Node, Observer, Schedule, Serves
 from shoal.randomness import generator
 from shoal.runtime import Runtime
-from shoal.topologies.graph import Mixing, NodeId
+from shoal.sharing.sharing import Joins, Member, Sharing
+from shoal.topologies.graph import FromLabels, Mixing, NodeId, Topology, WeightScheme
 from shoal.training import Learner, TorchTrainer, Training, find_device
 
 
@@ -43,12 +46,32 @@ class Commons:
         self.parts: list[Indices] = partition.split(
             self.data.train.y, experiment.nodes, generator(experiment.seed, "partition")
         )
-        self.mixing = Mixing(experiment.topology.build().build(experiment.nodes, experiment.seed), experiment.weights)
+        self._mixings: dict[tuple[str, WeightScheme], Mixing] = {}
+        self.topology: Topology = experiment.topology.build()
+        self.mixing = self.mixing_on(self.topology)
         self.flat = self._module("cpu")
         self.initial: Params = self.flat.read()
         self._test = _sampled(self.data.test, experiment.evaluation.samples, experiment.seed)
         self._evaluated = _evaluated_nodes(experiment)
         self._learners: dict[str, Learner] = {}
+        self._try_sharings()
+
+    def mixing_on(self, topology: Topology, weights: WeightScheme | None = None) -> Mixing:
+        """The graph of a topology on these nodes, with weights; one for all nodes that ask for the same."""
+        experiment = self.experiment
+        key = (repr(topology), weights or experiment.weights)
+        if key not in self._mixings:
+            if isinstance(topology, FromLabels):
+                graph = topology.build_from(self.label_counts(), experiment.seed)
+            else:
+                graph = topology.build(experiment.nodes, experiment.seed)
+            self._mixings[key] = Mixing(graph, key[1])
+        return self._mixings[key]
+
+    def label_counts(self) -> NDArray[np.int64]:
+        """How many training samples of each class each node holds: nodes × classes."""
+        labels, classes = self.data.train.y, self.data.classes
+        return np.stack([np.bincount(labels[part], minlength=classes) for part in self.parts])
 
     def learner(self, training: Training) -> Learner:
         """The learner for these settings; one for all nodes that share them."""
@@ -65,17 +88,27 @@ class Commons:
             if repr(training) not in self._learners:
                 self.learner(training).warm_up(self.parts[node])
 
+    def live(self, node: Node) -> Coroutine[Any, Any, None]:
+        """What `node` does, from its beginning to its end: learn, or serve those that do."""
+        experiment = self.experiment
+        for kind, id in experiment.services.items():
+            if id == node.id:
+                served: Serves = self.topology if kind == "topology" else experiment.algorithm.build()  # type: ignore[assignment]
+                return served.serve(node)
+        algorithm: Algorithm = experiment.settings(node.id).algorithm.build()
+        return algorithm.run(node)
+
     def node(self, id: NodeId, runtime: Runtime, observer: Observer, run: str, receive_timeout: float | None) -> Node:
-        """Node `id`, ready to run its algorithm."""
+        """Node `id`, ready to live."""
         experiment = self.experiment
         settings = experiment.settings(id)
+        learns = id < experiment.nodes
         trainer = TorchTrainer(
             self.learner(settings.training),
-            self.parts[id],
+            self.parts[id] if learns else self.parts[0][:0],
             generator(experiment.seed, "training", id),
             settings.device.step_seconds,
         )
-        plan = experiment.evaluation
         return Node(
             id,
             nodes=experiment.nodes,
@@ -85,11 +118,39 @@ class Commons:
             trainer=trainer,
             sharing=settings.sharing.build(),
             mixing=self.mixing,
-            schedule=Schedule(plan.every, id in self._evaluated, plan.average),
+            schedule=self._schedule(id),
             observer=observer,
             run=run,
             receive_timeout=receive_timeout,
+            finder=self.topology.finder() if learns and isinstance(self.topology, Finds) else None,
+            mixings=self.mixing_on,
+            services=experiment.services,
+            shapes=self.shapes,
         )
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The tensors of the model."""
+        return tuple(slot.shape for slot in self.flat.layout)
+
+    def _schedule(self, id: NodeId) -> Schedule:
+        """A server is tested as its clients are; then there is no average of many models to look at."""
+        plan, services = self.experiment.evaluation, self.experiment.services
+        tested = id in self._evaluated or (id == services.get("algorithm") and bool(self._evaluated))
+        return Schedule(plan.every, tested, plan.average and "algorithm" not in services)
+
+    def _try_sharings(self) -> None:
+        """Start every sharing once, so that one that does not fit the model is refused before anything runs."""
+        experiment = self.experiment
+        nodes = range(experiment.nodes) if experiment.group else range(1)
+        for component in {repr(c): c for c in (experiment.settings(n).sharing for n in nodes)}.values():
+            sharing: Sharing = component.build()
+            if isinstance(sharing, Joins):
+                sharing.join(Member(0, experiment.nodes, experiment.seed, self.shapes))
+            try:
+                sharing.start(self.initial)
+            except ValueError as error:
+                raise ExperimentError([f"sharing = {component.name!r}: {error}"], experiment.name) from error
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Scores of any parameters on the experiment's test data."""

@@ -9,14 +9,20 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shoal import schema
+
+if TYPE_CHECKING:
+    from shoal.training import Training
 
 
 @dataclass(frozen=True)
 class Component:
-    """A name and its parameters: an algorithm, a sharing, a topology, … as an experiment spells it."""
+    """A name and its parameters: an algorithm, a sharing, a topology, … as an experiment spells it.
+
+    A parameter may be a component in its turn.
+    """
 
     kind: str
     name: str
@@ -24,10 +30,38 @@ class Component:
 
     def build(self) -> Any:
         """A new instance."""
-        return find(self.kind, self.name)(**self.options)
+        built = {k: v.build() if isinstance(v, Component) else v for k, v in self.options.items()}
+        return find(self.kind, self.name)(**built)
 
     def table(self) -> dict[str, Any]:
-        return {"name": self.name, **self.options}
+        spelt = {k: v.table() if isinstance(v, Component) else v for k, v in self.options.items()}
+        return {"name": self.name, **spelt}
+
+
+class Whole(Protocol):
+    """The experiment, as far as a component may look at it to say whether it fits in."""
+
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def algorithm(self) -> Component: ...
+    @property
+    def sharing(self) -> Component: ...
+    @property
+    def topology(self) -> Component: ...
+    @property
+    def training(self) -> Training: ...
+
+
+@runtime_checkable
+class Particular(Protocol):
+    """A component that does not go with everything."""
+
+    def misfits(self, whole: Whole) -> list[str]:
+        """What of the experiment does not go with this component: for each the key, the reason and what to do."""
+        ...
 
 
 def registry(kind: str) -> Mapping[str, str]:
@@ -45,6 +79,9 @@ REGISTRIES = {
     "partition": "shoal.data:PARTITIONS",
     "model": "shoal.models:MODELS",
     "network": "shoal.network:NETWORKS",
+    "compressor": "shoal.compression:COMPRESSORS",
+    "values": "shoal.compression:VALUES",
+    "indices": "shoal.compression:INDICES",
 }
 
 

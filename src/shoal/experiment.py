@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import tomli_w
 
 from shoal import schema
-from shoal.components import REGISTRIES, Component, find, registry
+from shoal.components import REGISTRIES, Component, Particular, find, registry
 from shoal.errors import ExperimentError
 from shoal.schema import Bounds
 from shoal.topologies.graph import NodeId, WeightScheme
@@ -194,6 +194,9 @@ class Experiment:
             raise ExperimentError(problems, self.name if isinstance(self.name, str) else "experiment")
         for key, value in resolved.items():
             object.__setattr__(self, key, value)
+        problems = _misfits(self)
+        if problems:
+            raise ExperimentError(problems, self.name)
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -233,7 +236,10 @@ class Experiment:
         values = _resolve(table, base, problems)
         if problems:
             raise ExperimentError(problems, source)
-        return cls(**values, base=base)
+        try:
+            return cls(**values, base=base)
+        except ExperimentError as error:
+            raise ExperimentError(list(error.problems), source) from None
 
     def table(self) -> dict[str, Any]:
         """The experiment as plain data: what `from_table` reads."""
@@ -275,6 +281,30 @@ class Experiment:
                 raise ExperimentError(problems)
             self._settings_by_groups[groups] = settings
         return self._settings_by_groups[groups]
+
+    @functools.cached_property
+    def services(self) -> dict[str, NodeId]:
+        """The nodes beside those that learn: what needs them, "algorithm" or "topology", and their ids."""
+        kinds = _serving({"algorithm": self.algorithm, "topology": self.topology})
+        return {kind: self.nodes + i for i, kind in enumerate(kinds)}
+
+    @property
+    def size(self) -> int:
+        """How many nodes there are in all, with those that serve."""
+        return self.nodes + len(self.services)
+
+    @property
+    def paced_by(self) -> range:
+        """The nodes whose rounds are those of the run: all that learn, or the server that calls them."""
+        server = self.services.get("algorithm")
+        return range(self.nodes) if server is None else range(server, server + 1)
+
+    def farewell(self, node: NodeId, fate: str) -> str:
+        """What people are told when a node is lost."""
+        for kind, id in self.services.items():
+            if id == node:
+                return f"node {node}, which serves {kind} = {getattr(self, kind).name!r}, {fate}"
+        return f"node {node} {fate}; its neighbours go on without it"
 
     def run(self, out: str | Path = "runs") -> Run:
         """Run it, without a display; returns when it has ended."""
@@ -337,8 +367,10 @@ def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]
         _node_settings(whole, {i: groups[i] for i in together}, base, found)
         problems.extend(p for p in found if p not in problems)
     for i, fault in enumerate(resolved.get("fault", ())):
-        if fault.node >= nodes:
-            problems.append(f"fault[{i}].node = {fault.node}: there is no such node; nodes = {nodes}")
+        size = nodes + len(_serving(resolved))
+        if fault.node >= size:
+            serve = f", and {size - nodes} that serve them" if size > nodes else ""
+            problems.append(f"fault[{i}].node = {fault.node}: there is no such node; nodes = {nodes}{serve}")
     network, engine = resolved.get("network"), resolved.get("engine")
     _check_processes(resolved, problems)
     for key in REGISTRIES:
@@ -352,6 +384,44 @@ def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]
             f"network = {network.name!r}: only the simulation models a network; "
             "processes use this machine's own. Remove the key or choose engine = 'simulation'"
         )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """An experiment as one of its components sees it, on the nodes that it is used on."""
+
+    nodes: int
+    seed: int
+    algorithm: Component
+    sharing: Component
+    topology: Component
+    training: Training
+
+
+def _serving(components: Mapping[str, Any]) -> list[str]:
+    """Which of these need a node of their own."""
+    found = {kind: components.get(kind) for kind in ("algorithm", "topology")}
+    return [k for k, c in found.items() if isinstance(c, Component) and hasattr(find(k, c.name), "serve")]
+
+
+def _misfits(experiment: Experiment) -> list[str]:
+    """What single components find wrong with the experiment that they are in, each said once."""
+    nodes = range(experiment.nodes) if experiment.group else range(1)
+    problems: dict[str, None] = {}
+    for settings in {id(s): s for s in map(experiment.settings, nodes)}.values():
+        whole = _Seen(
+            experiment.nodes,
+            experiment.seed,
+            settings.algorithm,
+            settings.sharing,
+            experiment.topology,
+            settings.training,
+        )
+        for component in (whole.algorithm, whole.sharing, whole.topology):
+            instance = component.build()
+            if isinstance(instance, Particular):
+                problems.update(dict.fromkeys(instance.misfits(whole)))
+    return list(problems)
 
 
 def _check_processes(resolved: Mapping[str, Any], problems: list[str]) -> None:
@@ -423,8 +493,10 @@ def _component(kind: str, value: Any, base: Path, place: str, problems: list[str
     except ValueError as error:
         problems.append(f"{place}.name = {value['name']!r}: {error}")
         return schema.INVALID
+    inner = _inner_components(cls, options, base, place, problems)
+    options.update({k: c if c is schema.INVALID else c.build() for k, c in inner.items()})
     arguments = schema.arguments(cls, options, place, problems)
-    if arguments is schema.INVALID:
+    if arguments is schema.INVALID or schema.INVALID in inner.values():
         return schema.INVALID
     # Files are looked for beside the experiment, by nodes that may start in another folder.
     arguments = {k: _located(v, base) if isinstance(v, Path) else v for k, v in arguments.items()}
@@ -432,7 +504,24 @@ def _component(kind: str, value: Any, base: Path, place: str, problems: list[str
     if schema.build(cls, arguments, place, problems) is schema.INVALID or len(problems) > before:
         return schema.INVALID
     defaults = {p.name: p.default for p in schema.parameters(cls).values() if not p.required}
-    return Component(kind, name, {**defaults, **arguments})
+    return Component(kind, name, {**defaults, **arguments, **inner})
+
+
+def _inner_components(
+    cls: type, options: Mapping[str, Any], base: Path, place: str, problems: list[str]
+) -> dict[str, Any]:
+    """The parameters of `cls` that are components themselves, given or by default; a bare word is a name."""
+    try:
+        nested = {p.name: p for p in schema.parameters(cls).values() if p.nested is not None}
+    except ValueError:
+        return {}  # said by whoever looks at the other parameters
+    found = {}
+    for key, parameter in nested.items():
+        value = options.get(key, parameter.default)
+        if value is not None and value is not schema.REQUIRED:
+            table = {"name": value} if isinstance(value, str) else value
+            found[key] = _component(parameter.nested or "", table, base, f"{place}.{key}", problems)
+    return found
 
 
 def _spelt(kind: str, instance: Any) -> dict[str, Any]:
@@ -510,7 +599,7 @@ def _remove_misplaced(table: dict[str, Any], known: set[str], base: Path, proble
 def _keys_by_table(table: Mapping[str, Any], base: Path) -> dict[str, set[str]]:
     """The keys that each table of an experiment may have, as far as they are known."""
     keys = {n: set(schema.parameters(t)) for n, t in _TABLES.items() if isinstance(t, type) and t is not str}
-    for kind in REGISTRIES.keys() - _PLACES.keys():
+    for kind in REGISTRIES.keys() & schema.parameters(Experiment).keys() - _PLACES.keys():
         named = table.get(kind, schema.parameters(Experiment)[kind].default)
         name = named.get("name") if isinstance(named, Mapping) else None
         with contextlib.suppress(ValueError):  # no such component: that is said elsewhere

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -14,8 +16,9 @@ from shoal.message import Message, Params, Payload
 from shoal.randomness import generator
 from shoal.records import Evaluation, Event, Record, Round
 from shoal.runtime import Filter, Runtime
-from shoal.sharing.sharing import Checks, Outgoing, Sharing
-from shoal.topologies.graph import Mixing, NodeId, Peers
+from shoal.sharing.sharing import Checks, Joins, Member, Outgoing, Sharing
+from shoal.state import State, Stateful, generator_state, restore_generator
+from shoal.topologies.graph import Mixing, NodeId, Peers, Topology, WeightScheme
 from shoal.training import Evaluate, Train, Trainer
 
 
@@ -48,6 +51,42 @@ class Schedule:
         return last or (self.every > 0 and (round + 1) % self.every == 0)
 
 
+class Finder(Protocol):
+    """How one node finds its peers; made anew for every node. May keep a state (`shoal.state.Stateful`)."""
+
+    async def peers(self, node: Node, round: int) -> Peers: ...
+
+
+@runtime_checkable
+class Finds(Protocol):
+    """A topology whose nodes find their peers by talking, where others work them out from the seed alone."""
+
+    def finder(self) -> Finder: ...
+
+
+@runtime_checkable
+class Serves(Protocol):
+    """An algorithm or a topology that needs a node of its own beside those that learn: a server, a peer sampler.
+
+    That node has no data. It lives in `serve`, and is ended when the last of the learning nodes has ended.
+    """
+
+    async def serve(self, node: Node) -> None: ...
+
+
+class OnGraph:
+    """The finder of nodes that know the graph."""
+
+    def __init__(self, mixing: Mixing) -> None:
+        self.mixing = mixing
+
+    async def peers(self, node: Node, round: int) -> Peers:
+        return self.mixing.peers(node.id, round)
+
+
+Mixings: TypeAlias = Callable[[Topology, WeightScheme | None], Mixing]
+"""What a topology is on the nodes of this run; weighted as the experiment says, or by the scheme that is named."""
+
 MODEL = "model"
 """The kind of message that carries what the sharing says; other kinds are the algorithm's own."""
 
@@ -79,10 +118,17 @@ class Node:
         observer: Observer,
         run: str,
         receive_timeout: float | None = None,
+        finder: Finder | None = None,
+        mixings: Mixings | None = None,
+        services: Mapping[str, NodeId] | None = None,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
         self.id = id
         self.nodes = nodes
+        """How many nodes learn. Their ids are 0 to nodes − 1; those that serve them come after."""
         self.seed = seed
+        self.services = services or {}
+        """The nodes that serve: by what needs them, "algorithm" or "topology"."""
         self.sharing = sharing
         self.bytes_sent = 0
         self.messages_sent = 0
@@ -91,7 +137,12 @@ class Node:
         self.runtime = runtime
         self.trainer = trainer
         self.receive_timeout = receive_timeout
-        self._mixing = mixing
+        self.mixing = mixing
+        """The experiment's graph and weights, of all nodes. An algorithm asks `peers`, which may know better."""
+        self.silent: frozenset[NodeId] = frozenset()
+        """Those that the last `receive_each` waited for in vain, though nobody knows them to be dead."""
+        self._finder: Finder = finder or OnGraph(mixing)
+        self._mixings = mixings
         self._schedule = schedule
         self._observer = observer
         self._run = run
@@ -99,6 +150,9 @@ class Node:
         self._generators: dict[str, np.random.Generator] = {}
         self._check = sharing.check if isinstance(sharing, Checks) else None
         self._params = _frozen(params)
+        if isinstance(sharing, Joins):
+            data = getattr(trainer, "data", None)
+            sharing.join(Member(id, nodes, seed, shapes or (params.shape,), data))
         sharing.start(self._params)
 
     @property
@@ -114,6 +168,16 @@ class Node:
                 f"not {params.dtype} of shape {params.shape}"
             )
         self._params = _frozen(params)
+
+    @property
+    def server(self) -> NodeId:
+        """The node in which the algorithm's `serve` runs."""
+        return self.services["algorithm"]
+
+    @property
+    def samples(self) -> int:
+        """How many samples this node trains on."""
+        return self.trainer.samples
 
     def now(self) -> float:
         """Seconds since the start of the run: virtual in the simulation, real elsewhere."""
@@ -139,8 +203,18 @@ class Node:
         return trained.params
 
     async def peers(self, round: int) -> Peers:
-        """The neighbours in this round and their weights."""
-        return self._mixing.peers(self.id, round)
+        """The neighbours in this round and their weights: from the graph, or from whoever samples peers."""
+        return await self._finder.peers(self, round)
+
+    def rewire(self, topology: Topology, weights: WeightScheme | None = None) -> None:
+        """From now on `peers` follows this graph, with the experiment's weights or those of another scheme.
+
+        Every node that the graph links has to be rewired alike, from the same round on.
+        """
+        if self._mixings is None:
+            raise NodeError(f"node {self.id} cannot be rewired here: nobody builds graphs for it")
+        self.mixing = self._mixings(topology, weights)
+        self._finder = OnGraph(self.mixing)
 
     async def send(self, to: Peers | Iterable[NodeId], outgoing: Outgoing, *, round: int, kind: str = MODEL) -> None:
         """Say `outgoing` to each of `to`. Peers that are known to be gone are passed over."""
@@ -162,6 +236,7 @@ class Node:
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
         patience = self.receive_timeout if timeout is None else timeout
         messages = await self.runtime.receive(Filter(kind, round, senders), patience)
+        self.silent = frozenset()
         if len(messages) < len(senders):
             self._report_missing(senders, messages, round)
         received = Received(peers if isinstance(peers, Peers) else None)
@@ -172,11 +247,22 @@ class Node:
         return received
 
     async def receive(
-        self, *, kind: str = MODEL, round: int | None = None, timeout: float | None = None
+        self,
+        *,
+        kind: str = MODEL,
+        round: int | None = None,
+        sender: NodeId | None = None,
+        timeout: float | None = None,
     ) -> Message | None:
-        """The next message of this kind from anyone, or None when `timeout` seconds have passed."""
+        """The next message of this kind, from anyone or from `sender`.
+
+        None when `timeout` seconds have passed, and when `sender` has died. Without a timeout it waits for ever.
+        """
+        wanted = Filter(kind, round, None if sender is None else (sender,))
+        if timeout is None and sender is not None:
+            timeout = math.inf  # None would be as long as the engine has patience with one peer
         until = None if timeout is None else self.now() + timeout
-        while messages := await self.runtime.receive(Filter(kind, round), timeout):
+        while messages := await self.runtime.receive(wanted, timeout):
             if self._accepts(messages[0]):
                 return messages[0]
             timeout = None if until is None else max(0.0, until - self.now())
@@ -193,18 +279,51 @@ class Node:
         for round in range(count):
             await self._observer.before_round(round)
             yield round
-            self._observer.record(Round(round, self.now(), self._loss, self.bytes_sent, self.messages_sent))
+            self._record(round)
             if self._schedule.due(round, last=round == count - 1):
                 await self._evaluate(round)
+
+    @asynccontextmanager
+    async def round(self, round: int) -> AsyncIterator[None]:
+        """One round, for a node that is called to it by another: recorded, not evaluated."""
+        await self._observer.before_round(round)
+        yield
+        self._record(round)
+
+    async def evaluate(self, round: int) -> None:
+        """Test the model now, if this node is one of those tested; `rounds` does so by itself, on schedule."""
+        if self._schedule.evaluated:
+            scores = await self.runtime.compute(Evaluate(self.trainer, self.params))
+            self._observer.record(Evaluation(round, self.now(), scores))
 
     def event(self, what: str, detail: str) -> None:
         """Write down something out of the ordinary."""
         self._observer.record(Event(what, self.now(), detail))
 
+    def state(self) -> State:
+        """All that the next round depends on: the model, and what trainer, sharing, finder and generators keep."""
+        parts = {"trainer": self.trainer, "sharing": self.sharing, "finder": self._finder}
+        return {
+            "params": self._params,
+            "generators": {purpose: generator_state(rng) for purpose, rng in self._generators.items()},
+            **{name: part.state() for name, part in parts.items() if isinstance(part, Stateful)},
+        }
+
+    def restore(self, state: State) -> None:
+        """Go on from what an equal node's `state` gave."""
+        self.params = np.array(state["params"], np.float32)
+        for purpose, words in state["generators"].items():
+            restore_generator(self.rng(purpose), words)
+        parts = {"trainer": self.trainer, "sharing": self.sharing, "finder": self._finder}
+        for name, part in parts.items():
+            if isinstance(part, Stateful):
+                part.restore(state[name])
+
+    def _record(self, round: int) -> None:
+        self._observer.record(Round(round, self.now(), self._loss, self.bytes_sent, self.messages_sent))
+
     async def _evaluate(self, round: int) -> None:
-        if self._schedule.evaluated:
-            scores = await self.runtime.compute(Evaluate(self.trainer, self.params))
-            self._observer.record(Evaluation(round, self.now(), scores))
+        await self.evaluate(round)
         if self._schedule.averaged:
             self._observer.model(round, self.params)
 
@@ -222,6 +341,7 @@ class Node:
         gone = self.runtime.gone()
         silent = sorted(set(senders) - {m.sender for m in messages} - set(gone))
         if silent:
+            self.silent = frozenset(silent)
             self.event("no answer", f"round {round}: gave up waiting for {', '.join(map(str, silent))}")
 
 

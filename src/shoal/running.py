@@ -63,8 +63,9 @@ def _engine(experiment: Experiment, folder: RunFolder, listener: Listener | None
 
 
 def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
-    summary = summarize(folder, experiment.engine, experiment.nodes, experiment.seed, outcome)
-    write_metrics(folder, experiment.nodes)
+    pace = experiment.paced_by
+    summary = summarize(folder, experiment.engine, experiment.nodes, experiment.seed, outcome, experiment.size, pace)
+    write_metrics(folder, experiment.size)
     return summary
 
 

@@ -57,6 +57,13 @@ class Bounds:
 
 
 @dataclass(frozen=True)
+class Nested:
+    """For use in `Annotated`: the parameter is itself a component of this kind, spelt as a table with a name."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
 class Parameter:
     """One parameter of a constructor."""
 
@@ -68,9 +75,14 @@ class Parameter:
     def required(self) -> bool:
         return self.default is REQUIRED
 
+    @property
+    def nested(self) -> str | None:
+        """The kind of component that this parameter is."""
+        return next((a.kind for a in typing.get_args(self.hint)[1:] if isinstance(a, Nested)), None)
+
     def __str__(self) -> str:
         shown = f"{self.name}: {describe(self.hint)}"
-        return shown if self.required else f"{shown} = {self.default!r}"
+        return shown if self.required else f"{shown} = {self.default!r}".replace("()", "")
 
 
 def parameters(cls: type) -> dict[str, Parameter]:
@@ -144,6 +156,8 @@ def convert(value: Any, hint: Any, place: str, problems: list[str]) -> Any:
 def _convert(value: Any, hint: Any, place: str, problems: list[str]) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
+        if any(isinstance(a, Nested) for a in args[1:]):
+            return value  # built already
         converted = _convert(value, args[0], place, problems)
         limits = [a for a in args[1:] if isinstance(a, Bounds)]
         if isinstance(converted, int | float) and not all(b.allows(converted) for b in limits):
@@ -214,6 +228,8 @@ def describe(hint: Any) -> str:
     """A hint in the words of an experiment file."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
+        if nested := [a.kind for a in args[1:] if isinstance(a, Nested)]:
+            return f"{'an' if nested[0][0] in 'aeiou' else 'a'} {nested[0]}, as a table with a name"
         limits = [str(a) for a in args[1:] if isinstance(a, Bounds)]
         return " ".join([describe(args[0]), *limits])
     if origin is Literal:

@@ -24,9 +24,11 @@ import msgspec
 import numpy as np
 
 from shoal.data.dataset import Data, Indices, Samples
-from shoal.errors import ExperimentError
+from shoal.data.local import NodeData
+from shoal.errors import ExperimentError, NodeError
 from shoal.message import Params
 from shoal.schema import Bounds, nearest
+from shoal.state import State, generator_state, restore_generator
 
 if TYPE_CHECKING:
     import torch
@@ -51,11 +53,18 @@ class Training:
     loss: str = "cross-entropy"
     batch_size: Annotated[int, Bounds(at_least=1)] = 16
     local_steps: Annotated[int, Bounds(at_least=1)] = 1
+    """Batches that a node trains on in a round."""
+    local_epochs: Annotated[int, Bounds(at_least=1)] | None = None
+    """Passes over the node's data in a round, in place of `local_steps`: who holds more trains longer."""
+    proximal: Annotated[float, Bounds(at_least=0)] = 0.0
+    """FedProx (Li et al. 2020): μ of the term μ/2·‖x − x₀‖² that holds x near the x₀ that training began with."""
     device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.nesterov and self.momentum == 0.0:
             raise ValueError("nesterov = true needs a momentum above 0")
+        if self.local_epochs is not None and self.local_steps != 1:
+            raise ValueError("local_steps and local_epochs both say how long a node trains: give one of them")
 
 
 class Trained(msgspec.Struct, frozen=True, gc=False):
@@ -72,6 +81,11 @@ class Trainer(Protocol):
     """How long the node's device takes for one step, in virtual time."""
     cpu_seconds: float
     """Processor time spent in `train` so far."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples the node holds."""
+        ...
 
     def train(self, params: Params, steps: int | None = None) -> Trained: ...
 
@@ -98,7 +112,7 @@ class Train(msgspec.Struct, frozen=True, gc=False):
     @property
     def together(self) -> Hashable:
         trainer = self.trainer
-        if isinstance(trainer, TorchTrainer) and trainer.learner.stackable:
+        if isinstance(trainer, TorchTrainer) and trainer.learner.stackable and trainer.data.added is None:
             return (Train, id(trainer.learner), trainer.steps(self.steps), trainer.state_signature())
         return id(trainer)
 
@@ -138,7 +152,8 @@ class Batches:
     """An endless stream of one node's samples: every one once, in a random order, then again in another."""
 
     def __init__(self, samples: Indices, size: int, rng: np.random.Generator) -> None:
-        self._samples = samples
+        self.samples = samples
+        """May be replaced: from the next pass on, the stream is of these."""
         self._size = size
         self._rng = rng
         self._left = samples[:0]
@@ -151,11 +166,18 @@ class Batches:
             pieces = [left]
             have = len(left)
             while have < count:
-                pieces.append(self._rng.permutation(self._samples))
-                have += len(self._samples)
+                pieces.append(self._rng.permutation(self.samples))
+                have += len(self.samples)
             left = np.concatenate(pieces)
         self._left = left[count:]
         return left[:count].reshape(steps, self._size)
+
+    def state(self) -> State:
+        return {"left": self._left, "rng": generator_state(self._rng)}
+
+    def restore(self, state: State) -> None:
+        self._left = state["left"]
+        restore_generator(self._rng, state["rng"])
 
 
 class TorchTrainer:
@@ -165,17 +187,27 @@ class TorchTrainer:
         self.learner = learner
         self.step_seconds = step_seconds
         self.cpu_seconds = 0.0
+        self.data = NodeData(learner.samples, samples)
         self._rng = rng
         self._batches = Batches(samples, learner.training.batch_size, rng)
         self._state: dict[str, Any] = {}
 
+    @property
+    def samples(self) -> int:
+        return len(self.data)
+
     def steps(self, steps: int | None) -> int:
-        return self.learner.training.local_steps if steps is None else steps
+        training = self.learner.training
+        if steps is not None:
+            return steps
+        if training.local_epochs is None:
+            return training.local_steps
+        return math.ceil(training.local_epochs * len(self.data) / training.batch_size)
 
     def train(self, params: Params, steps: int | None = None) -> Trained:
         started = time.thread_time()
         batches, draw = self._next(self.steps(steps))
-        trained, state = self.learner.train(params, self._state, batches, draw)
+        trained, state = self.learner.train(params, self._state, batches, draw, self.data.added)
         self._keep(state)
         self.cpu_seconds += time.thread_time() - started
         return trained
@@ -208,8 +240,20 @@ class TorchTrainer:
             trainer.cpu_seconds += share
         return results
 
+    def state(self) -> State:
+        """The optimizer's state, where the batches stand, and samples that came from others."""
+        return {"optimizer": _arrays(self._state), "batches": self._batches.state(), "data": self.data.state()}
+
+    def restore(self, state: State) -> None:
+        self.data.restore(state["data"])
+        self._batches.restore(state["batches"])
+        self._state = _as_tensors(state["optimizer"])
+
     def _next(self, steps: int) -> tuple[Indices, int]:
         """The next batches, and a seed for whatever the module itself draws (dropout)."""
+        if not len(self.data):
+            raise NodeError("this node holds no data to train on: it serves the others")
+        self._batches.samples = self.data.held
         return self._batches.take(steps), int(self._rng.integers(2**63))
 
     def _keep(self, state: dict[str, Any]) -> None:
@@ -224,9 +268,9 @@ class Learner:
     """Input values that are evaluated at once: few enough to need no more memory than training does."""
 
     def __init__(self, flat: FlatModule, training: Training, data: Data, evaluated: Samples | None = None) -> None:
-
         self.flat = flat
         self.training = training
+        self.samples = data.train
         self.device = flat.values.device
         self._train = _tensors(data.train, self.device)
         self._test = _tensors(data.test if evaluated is None else evaluated, self.device)
@@ -239,24 +283,34 @@ class Learner:
         self._optimizer = self._optimizer_on([flat.values] if self._stackable else list(flat.module.parameters()))
 
     def train(
-        self, params: Params, state: dict[str, Any], batches: Indices, draw: int = 0
+        self,
+        params: Params,
+        state: dict[str, Any],
+        batches: Indices,
+        draw: int = 0,
+        added: Samples | None = None,
     ) -> tuple[Trained, dict[str, Any]]:
         """`params` after one optimizer step on each batch, and the optimizer's state after that.
 
-        `draw` seeds what the module itself draws.
+        `draw` seeds what the module itself draws. Batches name samples of the data set and, after them, of `added`.
         """
         import torch
 
         flat, optimizer, module = self.flat, self._optimizer, self.flat.module
-        inputs, targets = self._train
+        proximal = self.training.proximal
+        foreign = None if added is None else _tensors(added, self.device)
         torch.default_generator.manual_seed(draw)
         flat.load(params)
+        anchor = flat.values.clone() if proximal else None
         optimizer.state = _restored(optimizer, state)
         total = torch.zeros((), device=self.device)
         for batch in torch.from_numpy(batches):
             flat.gradient.zero_()
-            loss = self._loss(module(inputs[batch]), self._target(targets[batch]))
+            inputs, targets = self._batch(batch, foreign)
+            loss = self._loss(module(inputs), self._target(targets))
             loss.backward()
+            if anchor is not None:
+                flat.gradient.add_(flat.values - anchor, alpha=proximal)
             optimizer.step()
             total += loss.detach()
         return Trained(flat.read(), float(total) / len(batches)), _taken(optimizer)
@@ -272,6 +326,7 @@ class Learner:
         stack = torch.from_numpy(np.stack(params)).to(self.device)
         gradient = torch.zeros_like(stack)
         stack.grad = gradient
+        anchor = stack.clone() if self.training.proximal else None
         views, gradients = self.flat.stacked(stack), self.flat.stacked(gradient)
         optimizer = self._optimizer_on([stack])
         if states[0]:
@@ -281,6 +336,8 @@ class Learner:
             slopes, losses = self._slopes(views, inputs[step], self._target(targets[step]))
             for name, slope in slopes.items():
                 gradients[name].copy_(slope)
+            if anchor is not None:
+                gradient.add_(stack - anchor, alpha=self.training.proximal)
             optimizer.step()
             total += losses
         rows = stack.detach().cpu().numpy()
@@ -336,6 +393,19 @@ class Learner:
             yield
         finally:
             self.flat.module.train()
+
+    def _batch(
+        self, numbers: torch.Tensor, added: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = self._train
+        if added is None:
+            return inputs[numbers], targets[numbers]
+        count = len(targets)
+        foreign = numbers >= count
+        common = numbers.clamp(max=count - 1)
+        x, y = inputs[common], targets[common]
+        x[foreign], y[foreign] = added[0][numbers[foreign] - count], added[1][numbers[foreign] - count]
+        return x, y
 
     def _test_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         inputs, targets = self._test
@@ -483,6 +553,17 @@ def _unstacked(state: dict[str, Any], count: int) -> list[dict[str, Any]]:
 def _is_count(value: Any) -> bool:
     """Whether an entry of an optimizer's state is its step counter, common to all elements."""
     return value.ndim == 0  # type: ignore[no-any-return]
+
+
+def _arrays(state: dict[str, Any]) -> State:
+    """An optimizer's state with arrays in place of tensors."""
+    return {k: _arrays(v) if isinstance(v, dict) else v.detach().cpu().numpy() for k, v in state.items()}
+
+
+def _as_tensors(state: State) -> dict[str, Any]:
+    import torch
+
+    return {k: _as_tensors(v) if isinstance(v, dict) else torch.tensor(v) for k, v in state.items()}
 
 
 def _torch(trainer: Trainer) -> TorchTrainer:

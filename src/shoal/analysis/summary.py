@@ -13,14 +13,26 @@ from shoal.progress import Outcome
 from shoal.records import Average, End, Evaluation, Event, Record, Round, RunFolder
 
 
-def summarize(folder: RunFolder, engine: str, nodes: int, seed: int, outcome: Outcome) -> dict[str, Any]:
-    """Read the records of a run, and write and return its summary. A number that is not finite is None in it."""
+def summarize(
+    folder: RunFolder,
+    engine: str,
+    nodes: int,
+    seed: int,
+    outcome: Outcome,
+    size: int | None = None,
+    pace: range | None = None,
+) -> dict[str, Any]:
+    """Read the records of a run, and write and return its summary. A number that is not finite is None in it.
+
+    `size` counts the nodes with those that serve; `pace` are those whose rounds are the run's. Both are `nodes` when
+    not given.
+    """
     latest: dict[int, Evaluation] = {}
     rounds: dict[int, int] = {}
     sent: dict[int, tuple[int, int]] = {}
     ends: dict[int, End] = {}
     events: dict[str, int] = {}
-    for node, record in _records(folder, nodes):
+    for node, record in _records(folder, size or nodes):
         if isinstance(record, Evaluation):
             latest[node] = record
         elif isinstance(record, Round):
@@ -35,7 +47,8 @@ def summarize(folder: RunFolder, engine: str, nodes: int, seed: int, outcome: Ou
     final = [e for _, e in sorted(latest.items()) if e.round == last_round]
     # Averages are evaluated beside each other: the last to be written need not be the last round's.
     averages = sorted((r for r in folder.read_averages() if isinstance(r, Average)), key=lambda r: r.round)
-    survivors = [n for n in range(nodes) if n in ends] or list(rounds)
+    paced = pace or range(nodes)
+    survivors = [n for n in paced if n in ends] or [n for n in rounds if n in paced]
     total_bytes = sum(b for b, _ in sent.values())
     summary: dict[str, Any] = {
         "status": outcome.status,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.data.dataset import Data, Dataset, Indices, Partition, Samples
+from shoal.data.dataset import Data, Dataset, Indices, LocalData, Partition, Samples
 
 DATASETS: dict[str, str] = {
     "digits": "shoal.data.digits:Digits",
@@ -16,4 +16,4 @@ PARTITIONS: dict[str, str] = {
     "classes": "shoal.data.partitions:Classes",
 }
 
-__all__ = ["DATASETS", "PARTITIONS", "Data", "Dataset", "Indices", "Partition", "Samples"]
+__all__ = ["DATASETS", "PARTITIONS", "Data", "Dataset", "Indices", "LocalData", "Partition", "Samples"]

@@ -48,6 +48,20 @@ class Data:
         return tuple(self.train.x.shape[1:])
 
 
+class LocalData(Protocol):
+    """The samples that one node trains on."""
+
+    def __len__(self) -> int: ...
+
+    def drawn(self, count: int, rng: np.random.Generator) -> Samples:
+        """`count` of them at random, each at most once; all of them when there are fewer."""
+        ...
+
+    def add(self, samples: Samples) -> int:
+        """Keep those of `samples` that the node does not hold yet; how many those were."""
+        ...
+
+
 class Dataset(Protocol):
     """A recipe for data; its parameters are those of its constructor."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import queue
 import signal
@@ -103,7 +104,7 @@ class ProcessRuntime:
         if timeout is None and wanted.senders is not None:
             timeout = self.patience()
         try:
-            if timeout is None:
+            if timeout is None or timeout == math.inf:
                 await future
             else:
                 await self._wait(future, timeout, wake)
@@ -255,6 +256,7 @@ class Watcher:
         self._lines = lines
         self._line = line
         self._faults = faults
+        self._began = False
         self._reported = 0.0
         self._latest: tuple[int, int] = (0, 0)
         self._evaluation: Evaluation | None = None
@@ -284,7 +286,8 @@ class Watcher:
         self._line.say(control.Model(self._id, round, self.now()), params)
 
     async def before_round(self, round: int) -> None:
-        if round == 0:
+        if not self._began:
+            self._began = True
             self._line.say(control.Began(self._id))
         fault = self._faults.get(round) if self._faults else None
         if fault is not None:
@@ -308,7 +311,7 @@ def live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int
 async def _live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Enough for a connection to everybody, and for those that linger after their place was needed.
-    context.set(zmq.MAX_SOCKETS, 2 * commons.experiment.nodes + 128)
+    context.set(zmq.MAX_SOCKETS, 2 * commons.experiment.size + 128)
     line = Supervised(context, start.control)
     try:
         await _take_part(commons, id, slots, start, context, line)
@@ -341,7 +344,7 @@ async def _take_part(
         announce=plan.announce or plan.host,
         port=None if plan.base_port is None else plan.base_port + id,
         max_message_bytes=int(plan.max_message_mib * 2**20),
-        connections=plan.connections or max(64, len(commons.mixing.peers(id, 0).to)),
+        connections=plan.connections or max(64, _first_peers(commons, id)),
         send_timeout=plan.patience,
         deliver=mailbox.put,
         reject=rejected,
@@ -364,7 +367,7 @@ async def _take_part(
     pulse = asyncio.create_task(_beat(id, runtime, line, plan.patience / BEATS))
     cpu = time.process_time()
     try:
-        await experiment.settings(id).algorithm.build().run(node)
+        await _until_nobody_is_served(commons.live(node), line, served=id >= experiment.nodes)
     except asyncio.CancelledError:
         if runtime.failure is None:
             raise
@@ -380,7 +383,8 @@ async def _take_part(
     if experiment.checkpoint.final:
         folder.save_model(id, node.params)
     give_memory_back()
-    line.say(control.Done(id))
+    if id < experiment.nodes or not line.finish.done():
+        line.say(control.Done(id))
     used = memory()  # while all others are still alive
     await line.finish
     end = End(
@@ -398,6 +402,27 @@ async def _take_part(
     )
     lines.write(end)
     transport.close()
+
+
+def _first_peers(commons: Commons, id: NodeId) -> int:
+    """How many others a node talks to in its first round; one that serves talks to all."""
+    nodes = commons.experiment.nodes
+    return len(commons.mixing.peers(id, 0).to) if id < nodes else nodes
+
+
+async def _until_nobody_is_served(life: Coroutine[Any, Any, None], line: Supervised, served: bool) -> None:
+    """Live to the end; a node that serves ends, at the latest, when the last of the others has."""
+    if not served:
+        await life
+        return
+    living = asyncio.ensure_future(life)
+    ends: list[asyncio.Future[Any]] = [living, line.finish]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if not living.done():
+        living.cancel()
+        await asyncio.wait([living])
+    elif not living.cancelled():
+        living.result()
 
 
 async def _beat(id: NodeId, runtime: ProcessRuntime, line: Supervised, seconds: float) -> None:

@@ -77,9 +77,11 @@ class Supervisor:
         self._first_rounds: set[NodeId] = set()
         self._startup: float | None = None
         self._first_round: float | None = None
-        self._rounds = dict.fromkeys(range(experiment.nodes), 0)
-        self._bytes = dict.fromkeys(range(experiment.nodes), 0)
-        self._busy = dict.fromkeys(range(experiment.nodes), math.inf)
+        self._learners = frozenset(range(experiment.nodes))
+        self._pace = frozenset(experiment.paced_by)
+        self._rounds = dict.fromkeys(range(experiment.size), 0)
+        self._bytes = dict.fromkeys(range(experiment.size), 0)
+        self._busy = dict.fromkeys(range(experiment.size), math.inf)
         """When each node was last known to be busy."""
         self._done: set[NodeId] = set()
         self._exited: set[NodeId] = set()
@@ -150,16 +152,16 @@ class Supervisor:
                 self._ended_at = finishing
                 self._phase = "finishing"
                 self._tell_all(control.Finish())
-            if finishing is not None and len(self._exited) == self._experiment.nodes and not self._averages_waited_for:
+            if finishing is not None and len(self._exited) == self._experiment.size and not self._averages_waited_for:
                 break
-        if len(self._lost) == self._experiment.nodes:
+        if self._learners <= self._lost.keys():
             return "failed"
         return "incomplete" if self._lost else "completed"
 
     def _give_up_on_the_hung(self) -> None:
         """End the nodes that are left when none of them has been busy for a while: nothing will wake them."""
         assert self._zygote is not None
-        working = set(range(self._experiment.nodes)) - self._done - self._exited
+        working = set(range(self._experiment.size)) - self._done - self._exited
         if self._phase != "running" or not working:
             return
         patience = PULSES_MISSED + self._experiment.processes.patience
@@ -169,7 +171,7 @@ class Supervisor:
             self._zygote.say(control.Kill(sorted(working)))
 
     def _all_done(self) -> bool:
-        return len(self._done | self._exited) == self._experiment.nodes and not self._averages_waited_for
+        return self._learners <= self._done | self._exited and not self._averages_waited_for
 
     def _poll(self) -> None:
         """Take in what has come, or wait a little for something to come."""
@@ -204,15 +206,15 @@ class Supervisor:
     def _fork(self, parameters: int) -> None:
         experiment = self._experiment
         room = capacity(parameters)
-        if experiment.nodes > room.nodes:
+        if experiment.size > room.nodes:
             raise LaunchError(
                 f"nodes = {experiment.nodes}: about {room.nodes} nodes with a model of {parameters:,} parameters fit "
                 f"on this machine, by {room.reason}; use fewer, or engine = 'simulation'"
             )
-        if (port := experiment.processes.base_port) is not None and port + experiment.nodes - 1 > 65535:
+        if (port := experiment.processes.base_port) is not None and port + experiment.size - 1 > 65535:
             raise LaunchError(
-                f"processes.base_port = {port}: {experiment.nodes} nodes need ports up to "
-                f"{port + experiment.nodes - 1}, and the last is 65535; set it to at most {65536 - experiment.nodes}"
+                f"processes.base_port = {port}: {experiment.size} nodes need ports up to "
+                f"{port + experiment.size - 1}, and the last is 65535; set it to at most {65536 - experiment.size}"
             )
         largest, needed = experiment.processes.max_message_mib, (4 * parameters + MAX_HEADER_BYTES) / MIB
         if needed > largest:
@@ -222,7 +224,7 @@ class Supervisor:
         assert self._zygote is not None
         self._phase = "forking"
         endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
-        nodes = list(range(experiment.nodes))
+        nodes = list(range(experiment.size))
         self._zygote.say(control.Fork(nodes, endpoint, self._run, str(self._folder.path.resolve())))
 
     def _hear_nodes(self) -> None:
@@ -243,10 +245,10 @@ class Supervisor:
     def _welcome(self, identity: bytes, hello: control.Hello) -> None:
         self._identities[hello.node] = identity
         self._endpoints[hello.node] = hello.endpoint
-        if len(self._identities) == self._experiment.nodes:
+        if len(self._identities) == self._experiment.size:
             self._phase = "running"
             self._busy = dict.fromkeys(self._busy, time.monotonic())
-            self._tell_all(control.Go([self._endpoints[n] for n in range(self._experiment.nodes)]))
+            self._tell_all(control.Go([self._endpoints[n] for n in range(self._experiment.size)]))
 
     def _fails_before_hello(self, said: control.FromNode) -> bool:
         return isinstance(said, control.Failed) and said.run == self._run and said.node in self._rounds
@@ -261,11 +263,11 @@ class Supervisor:
                 self._accuracy.add(said.evaluated, said.accuracy)
             if said.rounds >= 1 and self._first_round is None:
                 self._first_rounds.add(said.node)
-                if len(self._first_rounds) == self._experiment.nodes:
+                if self._pace <= self._first_rounds:
                     self._first_round = time.time() - self._commanded
         elif isinstance(said, control.Began):
             self._began.add(said.node)
-            if len(self._began) == self._experiment.nodes:
+            if self._startup is None and self._pace <= self._began:
                 self._startup = time.time() - self._commanded
                 self._began_at = time.monotonic()
         elif isinstance(said, control.Model):
@@ -292,7 +294,7 @@ class Supervisor:
         if self._phase not in ("running", "finishing"):
             raise LaunchError(f"node {node} could not start: {why.strip()}")
         self._lost[node] = why.strip().splitlines()[-1]
-        self._listener.notice(f"node {node} was lost; its neighbours go on without it. {why.strip()}")
+        self._listener.notice(f"{self._experiment.farewell(node, 'was lost')}. {why.strip()}")
         self._tell_all(control.Gone(node))
         self._awaited.discard(node)
         self._average_if_complete()
@@ -330,7 +332,7 @@ class Supervisor:
         self._listener.notice("stopping: nodes write down what they have")
         self._tell_all(control.Finish(stopped=True))
         deadline = time.monotonic() + STOP_SECONDS
-        while len(self._exited) < self._experiment.nodes and time.monotonic() < deadline:
+        while len(self._exited) < self._experiment.size and time.monotonic() < deadline:
             self._phase = "finishing"
             self._poll()
 
@@ -341,13 +343,13 @@ class Supervisor:
             self._context.destroy(linger=0)
 
     def _progress(self) -> Progress:
-        nodes = self._experiment.nodes
+        nodes = self._experiment.size
         return Progress(
             self._phase,
             nodes=nodes,
             alive=nodes - len(self._lost),
             seconds=time.monotonic() - self._began_at,
-            round=sum(self._rounds.values()) / nodes,
+            round=sum(self._rounds[node] for node in self._pace) / len(self._pace),
             rounds=self._experiment.algorithm.options.get("rounds"),
             accuracy=self._accuracy.mean,
             bytes_sent=sum(self._bytes.values()),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.sharing.sharing import Checks, Outgoing, Sharing
+from shoal.sharing.sharing import Checks, Joins, Member, Outgoing, Sharing
 
 SHARINGS: dict[str, str] = {
     "full": "shoal.sharing.full:Full",
 }
 
-__all__ = ["SHARINGS", "Checks", "Outgoing", "Sharing"]
+__all__ = ["SHARINGS", "Checks", "Joins", "Member", "Outgoing", "Sharing"]

@@ -1,11 +1,20 @@
-"""What a sharing is: what a node says of its model, and how it merges what it hears."""
+"""What a sharing is: what a node says of its model, and how it merges what it hears.
+
+`Sharing` is all that a sharing must do. The other protocols here are what it may do as well: look at payloads before
+they are merged (`Checks`), know the node that it speaks for (`Joins`), hand out its state (`shoal.state.Stateful`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+
+from shoal.data.dataset import LocalData
 from shoal.message import Params, Payload
+from shoal.randomness import generator
 from shoal.topologies.graph import NodeId
 
 Outgoing: TypeAlias = Payload | Callable[[NodeId], Payload]
@@ -35,4 +44,31 @@ class Checks(Protocol):
 
     def check(self, payload: Payload, params: Params) -> None:
         """Raise `MessageError` for a payload that cannot be merged into `params`; it is dropped and counted."""
+        ...
+
+
+@dataclass(frozen=True)
+class Member:
+    """The node that a sharing speaks for."""
+
+    id: NodeId
+    nodes: int
+    seed: int
+    """The experiment's: equal on all nodes."""
+    shapes: tuple[tuple[int, ...], ...]
+    """The tensors that lie behind each other in the flat vector."""
+    data: LocalData | None = None
+    """The samples that the node holds; None where its trainer does not show them."""
+
+    def rng(self, purpose: str, *more: int) -> np.random.Generator:
+        """A generator of this node's own. For one that is equal on all nodes, use `generator(seed, purpose, …)`."""
+        return generator(self.seed, purpose, self.id, *more)
+
+
+@runtime_checkable
+class Joins(Protocol):
+    """A sharing that wants to know whom it speaks for: for random draws, for the shapes of tensors, for the data."""
+
+    def join(self, member: Member) -> None:
+        """Called once, before `start`."""
         ...

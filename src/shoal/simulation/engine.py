@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import os
 import signal
 import time
@@ -36,8 +37,16 @@ _NOTHING: Any = object()
 class World:
     """What simulated nodes share: the clock, the network, each other, and the work that waits to be computed."""
 
-    def __init__(self, nodes: int, delays: Delays | None = None, computer: Computer | None = None) -> None:
+    def __init__(
+        self,
+        nodes: int,
+        delays: Delays | None = None,
+        computer: Computer | None = None,
+        learners: int | None = None,
+    ) -> None:
         self.kernel = Kernel()
+        self.learners = nodes if learners is None else learners
+        """Nodes from this one on serve the others; they may wait for ever."""
         self.delays = delays
         self.computer: Computer = computer or OneByOne()
         self.runtimes = [SimulatedRuntime(self, i) for i in range(nodes)]
@@ -70,14 +79,14 @@ class World:
 
     def raise_if_stuck(self) -> None:
         """Called when no event is left: every task that still waits, waits for ever."""
+        waiting = [r for r in self.runtimes if not r.dead and r.running and r.mailbox.waiting]
         stuck = [
             f"node {runtime.id} waits for {waiter.wanted}"
             + (f" (still missing: {waiter.missing})" if waiter.missing else "")
-            for runtime in self.runtimes
-            if not runtime.dead and runtime.running
+            for runtime in waiting
             for waiter in runtime.mailbox.waiting
         ]
-        if stuck:
+        if any(runtime.id < self.learners for runtime in waiting):
             raise DeadlockError(
                 f"deadlock at {self.kernel.now:.3f} s: {len(stuck)} node{'s' if len(stuck) > 1 else ''} "
                 "wait and nothing is on its way.\n  " + "\n  ".join(stuck) + "\n"
@@ -148,7 +157,7 @@ class SimulatedRuntime:
         waiter = self.mailbox.ask(wanted, lambda: kernel.soon(resume))
         if waiter.done:
             return waiter.messages
-        if timeout is not None:
+        if timeout is not None and timeout != math.inf:
             timer = Timer(resume)
             kernel.at(kernel.now + timeout, timer.fire)
             await park()
@@ -168,7 +177,7 @@ class SimulatedRuntime:
     def start(self, main: Coroutine[Any, Any, None], on_end: Any = None) -> None:
         """Run `main` as the node's algorithm; `on_end(crashed)` is called when it has ended."""
 
-        def ended(task: Task, crashed: bool) -> None:
+        def ended(task: Task | None, crashed: bool) -> None:
             self.running = False
             for other in self._background:
                 other.cancel()
@@ -179,7 +188,14 @@ class SimulatedRuntime:
                 on_end(crashed)
 
         self.running = True
+        self._ended = ended
         self._main = self._kernel.spawn(main, ended)
+
+    def finish(self) -> None:
+        """End a node that serves, as if it had returned: nobody is left to be served."""
+        if self.running and self._main is not None:
+            self._main.cancel()
+            self._ended(self._main, False)
 
     def runs(self, task: Task | None) -> bool:
         """Whether `task` is one of this node's."""
@@ -219,7 +235,8 @@ class _Watcher:
         self._simulation.average_if_complete()
 
     async def before_round(self, round: int) -> None:
-        self._simulation.rounds_begun += 1
+        if self._id in self._simulation.experiment.paced_by:
+            self._simulation.rounds_begun += 1
         if self._simulation.rounds_begun % 64 == 0:
             self._simulation.show()
         fault = self._faults.get(round) if self._faults else None
@@ -246,13 +263,14 @@ class Simulation:
         self.experiment = experiment
         self.folder = folder
         self.listener: Listener = listener or Nobody()
-        self.lines = ManyLines(folder, experiment.nodes)
+        self.lines = ManyLines(folder, experiment.size)
         self.averages = Averages()
         self.accuracy = Accuracy()
         self.rounds_begun = 0
         self.lost: dict[NodeId, str] = {}
         self._averages_file = Lines(folder.averages)
-        self._alive = set(range(experiment.nodes))
+        self._alive = set(range(experiment.size))
+        self._learning = set(range(experiment.nodes))
         self._awaited = set(range(experiment.nodes))
         """Nodes whose models are still to come."""
         self._last_end = 0.0  # the kernel's clock goes on to the last timeout, needed or not
@@ -260,8 +278,9 @@ class Simulation:
         self._started = time.monotonic()
         self.listener.progress(self._progress("loading"))
         self.commons = Commons(experiment)
-        self.world = World(experiment.nodes, experiment.network.build().build(experiment.nodes))
-        self.nodes = [self._node(i) for i in range(experiment.nodes)]
+        delays = experiment.network.build().build(experiment.size)
+        self.world = World(experiment.size, delays, learners=experiment.nodes)
+        self.nodes = [self._node(i) for i in range(experiment.size)]
         self.batching = pick(experiment, self.commons)
 
     def run(self) -> Outcome:
@@ -276,8 +295,7 @@ class Simulation:
         number: int | None = None
         try:
             for node in self.nodes:
-                algorithm = experiment.settings(node.id).algorithm.build()
-                self.world.runtimes[node.id].start(algorithm.run(node), partial(self._ended, node))
+                self.world.runtimes[node.id].start(self.commons.live(node), partial(self._ended, node))
             # Nodes live as long as the run, and their messages are no garbage either: do not look through them often.
             gc.freeze()
             gc.set_threshold(100_000, *thresholds[1:])
@@ -305,7 +323,7 @@ class Simulation:
             for runtime in self.world.runtimes:
                 runtime.stop()
             wall = time.monotonic() - self._started
-        if self.lost and len(self.lost) == experiment.nodes:
+        if experiment.nodes <= len([node for node in self.lost if node < experiment.nodes]):
             status = "failed"
         self.show(force=True)
         return Outcome(
@@ -338,12 +356,14 @@ class Simulation:
 
     def _progress(self, phase: str) -> Progress:
         nodes = getattr(self, "nodes", [])
+        pace = self.experiment.paced_by
+        under_way = len(pace) if len(self._alive) == self.experiment.size else len(self._alive.intersection(pace))
         return Progress(
             phase,
-            nodes=self.experiment.nodes,
+            nodes=self.experiment.size,
             alive=len(self._alive),
             seconds=time.monotonic() - self._started,
-            round=max(0, self.rounds_begun - len(self._alive)) / self.experiment.nodes,
+            round=max(0, self.rounds_begun - under_way) / len(pace),
             rounds=self.experiment.algorithm.options.get("rounds"),
             accuracy=self.accuracy.mean,
             bytes_sent=sum(node.bytes_sent for node in nodes),
@@ -376,10 +396,17 @@ class Simulation:
         if crashed:
             self._alive.discard(node.id)
             self.lost[node.id] = "crashed on schedule"
-            self.listener.notice(f"node {node.id} crashed; its neighbours go on without it")
+            self.listener.notice(self.experiment.farewell(node.id, "crashed"))
         self.average_if_complete()
-        if crashed:
-            return
+        if not crashed:
+            self._keep(node)
+        self._learning.discard(node.id)
+        if not self._learning:
+            for id in self.experiment.services.values():
+                self.world.runtimes[id].finish()
+
+    def _keep(self, node: Node) -> None:
+        """Write down how a node ended, and what it learnt."""
         mailbox = self.world.runtimes[node.id].mailbox
         end = End(
             self.world.kernel.now,

@@ -12,7 +12,8 @@ The clock is virtual: nothing waits, and the same test gives the same result eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine
+import math
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -72,6 +73,7 @@ class FakeRuntime:
         topology: Topology | None = None,
         seed: int = 0,
         receive_timeout: float | None = None,
+        services: Mapping[str, NodeId] | None = None,
     ) -> Node:
         """A node on this runtime, whose training is `train` and takes a virtual second; on a ring, with full sharing.
 
@@ -86,6 +88,8 @@ class FakeRuntime:
             trainer=_FakeTrainer(train),
             sharing=sharing or Full(),
             mixing=Mixing((topology or Ring()).build(nodes, seed)),
+            mixings=lambda other, weights: Mixing(other.build(nodes, seed), weights or "metropolis-hastings"),
+            services=services,
             schedule=Schedule(every=0, evaluated=False, averaged=False),
             observer=_Notebook(self.records),
             run="0" * RUN_LENGTH,
@@ -138,7 +142,7 @@ class FakeRuntime:
         await self.sleep(0.0)  # what the script has for this moment is here first
         waiter = self.mailbox.ask(wanted, lambda: self._kernel.soon(resume))
         if not waiter.done:
-            if timeout is not None:
+            if timeout is not None and timeout != math.inf:
                 self._at(self.now() + timeout, lambda: None if waiter.done else resume())
             await park()
             self.mailbox.withdraw(waiter)
@@ -162,6 +166,10 @@ class _FakeTrainer:
 
     def __init__(self, train: Callable[[Params], Params]) -> None:
         self._train = train
+
+    @property
+    def samples(self) -> int:
+        return 1
 
     def steps(self, steps: int | None) -> int:
         return 1 if steps is None else steps

@@ -9,7 +9,10 @@ AssertionErrors that name the round and what was found.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +20,8 @@ from numpy.typing import NDArray
 from shoal.errors import MessageError
 from shoal.message import DTYPES, MAX_ARRAYS, Message, Params, Payload, decode
 from shoal.randomness import generator
-from shoal.sharing.sharing import Checks, Sharing
+from shoal.sharing.sharing import Checks, Joins, Member, Sharing
+from shoal.state import Stateful
 from shoal.topologies.graph import NodeId
 
 NODES = 4
@@ -28,27 +32,41 @@ TOLERANCE = 1e-4
 """For models of values around 1."""
 
 
-def check_sharing(maker: Callable[[], Sharing], size: int = 100, seed: int = 0, averages: bool = True) -> None:
+def check_sharing(
+    maker: Callable[[], Sharing],
+    size: int = 100,
+    seed: int = 0,
+    averages: bool = True,
+    agrees: bool | None = None,
+    shapes: tuple[tuple[int, ...], ...] | None = None,
+) -> None:
     """Assert that the sharings that `maker` makes keep their contract for models of `size` values.
 
-    `averages` is for sharings that promise an average: equal models stay as they are, and with doubly stochastic
-    weights the mean over all nodes stays as it is.
+    `averages` is for sharings that promise an average: with doubly stochastic weights the mean over all nodes stays
+    as it is. `agrees` is for those that leave models as they are when all are equal; it goes with `averages` when not
+    given. `shapes` are the tensors of the model; one vector when not given.
     """
-    _check_conversation(maker, size, seed, averages)
-    _check_silence(maker, size, seed)
-    if averages:
-        _check_agreement(maker, size, seed)
-    _check_refusals(maker, size, seed)
+    if shapes is not None:
+        size = sum(math.prod(shape) for shape in shapes)
+    talk = partial(_Talk, maker, size, seed, shapes or ((size,),))
+    _check_conversation(talk, size, seed, averages)
+    _check_silence(talk, size, seed)
+    if averages if agrees is None else agrees:
+        _check_agreement(talk, size, seed)
+    _check_refusals(talk, size, seed)
+    _check_state(talk, size, seed)
 
 
 class _Talk:
     """Nodes with a sharing each, that have all started from one model."""
 
-    def __init__(self, maker: Callable[[], Sharing], size: int, seed: int) -> None:
+    def __init__(self, maker: Callable[[], Sharing], size: int, seed: int, shapes: tuple[tuple[int, ...], ...]) -> None:
         self.sharings = [maker() for _ in range(NODES)]
         assert len({id(s) for s in self.sharings}) == NODES, "the maker gave one instance twice; expected a fresh one"
         initial = _model(size, seed, NODES)
-        for sharing in self.sharings:
+        for id_, sharing in enumerate(self.sharings):
+            if isinstance(sharing, Joins):
+                sharing.join(Member(id_, NODES, seed, shapes))
             with _Untouched(initial, "start"):
                 sharing.start(initial)
 
@@ -71,9 +89,9 @@ class _Talk:
         ]
 
 
-def _check_conversation(maker: Callable[[], Sharing], size: int, seed: int, averages: bool) -> None:
+def _check_conversation(make: Callable[[], _Talk], size: int, seed: int, averages: bool) -> None:
     """Three equal groups of nodes: one hears payloads as they were said, one off the wire, one in another order."""
-    talk, over_wire, reordered = (_Talk(maker, size, seed) for _ in range(3))
+    talk, over_wire, reordered = (make() for _ in range(3))
     models = [_model(size, seed, node) for node in range(NODES)]
     for round in range(ROUNDS):
         heard = talk.said(models, round)
@@ -117,8 +135,8 @@ def _merged_with_care(
     return merged
 
 
-def _check_silence(maker: Callable[[], Sharing], size: int, seed: int) -> None:
-    talk = _Talk(maker, size, seed)
+def _check_silence(make: Callable[[], _Talk], size: int, seed: int) -> None:
+    talk = make()
     model = _model(size, seed, 0)
     talk.said([model] * NODES, 0)
     kept = talk.sharings[0].merge(model, {}, {})
@@ -126,8 +144,46 @@ def _check_silence(maker: Callable[[], Sharing], size: int, seed: int) -> None:
     assert _close(kept, model), f"merging nothing must keep the model as it is; it moved by {_difference(kept, model)}"
 
 
-def _check_agreement(maker: Callable[[], Sharing], size: int, seed: int) -> None:
-    talk = _Talk(maker, size, seed)
+def _check_state(make: Callable[[], _Talk], size: int, seed: int) -> None:
+    """Nodes that are made anew after a round and restored go on as those that they replace."""
+    talk, resumed = make(), make()
+    if not all(isinstance(s, Stateful) for s in talk.sharings):
+        return
+    models = [_model(size, seed, node) for node in range(NODES)]
+    models = [_frozen(m) for m in talk.merged(models, talk.said(models, 0))]
+    for old, new in zip(talk.sharings, resumed.sharings, strict=True):
+        assert isinstance(old, Stateful)
+        assert isinstance(new, Stateful)
+        new.restore(_copied(old.state()))
+    for round in range(1, ROUNDS):
+        heard, heard_anew = talk.said(models, round), resumed.said(models, round)
+        _check_same(heard, heard_anew, round)
+        merged = talk.merged(models, heard)
+        for node, (model, other) in enumerate(zip(merged, resumed.merged(models, heard_anew), strict=True)):
+            assert np.array_equal(model, other), (
+                f"round {round}, node {node}: a sharing restored from its state() merges to another model, "
+                f"{_difference(model, other)} away"
+            )
+        models = [_frozen(m + _model(size, seed + 1 + round, node)) for node, m in enumerate(merged)]
+
+
+def _copied(state: Any) -> Any:
+    """A state as a checkpoint would give it back; refuses what is not plain data."""
+    if isinstance(state, dict):
+        assert all(isinstance(key, str) for key in state), f"state() has keys that are no strings: {list(state)}"
+        return {key: _copied(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [_copied(value) for value in state]
+    if isinstance(state, np.ndarray):
+        return state.copy()
+    assert state is None or isinstance(state, bool | int | float | str), (
+        f"state() holds a {type(state).__name__}; expected arrays and plain values"
+    )
+    return state
+
+
+def _check_agreement(make: Callable[[], _Talk], size: int, seed: int) -> None:
+    talk = make()
     model = _model(size, seed, 0)
     for round in range(ROUNDS):
         for node, merged in enumerate(talk.merged([model] * NODES, talk.said([model] * NODES, round))):
@@ -137,8 +193,8 @@ def _check_agreement(maker: Callable[[], Sharing], size: int, seed: int) -> None
             )
 
 
-def _check_refusals(maker: Callable[[], Sharing], size: int, seed: int) -> None:
-    talk = _Talk(maker, size, seed)
+def _check_refusals(make: Callable[[], _Talk], size: int, seed: int) -> None:
+    talk = make()
     model = _model(size, seed, 0)
     heard = talk.said([model] * NODES, 0)
     sharing, payload = talk.sharings[0], heard[0][1]
