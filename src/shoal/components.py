@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from shoal import schema
 
@@ -36,6 +36,16 @@ class Component:
     def table(self) -> dict[str, Any]:
         spelt = {k: v.table() if isinstance(v, Component) else v for k, v in self.options.items()}
         return {"name": self.name, **spelt}
+
+
+Speaks: TypeAlias = Literal["neighbours", "server", "anyone", "itself"]
+"""To whom an algorithm speaks: every round to the neighbours that the topology gives, to a server, to whomever it
+picks; always by what the sharing says. Or by itself, in words of its own."""
+
+
+def speaks(algorithm: Component) -> Speaks:
+    found: Speaks = getattr(find("algorithm", algorithm.name), "speaks", "neighbours")
+    return found
 
 
 class Whole(Protocol):

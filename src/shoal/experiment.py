@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import tomli_w
 
 from shoal import schema
-from shoal.components import REGISTRIES, Component, Particular, find, registry
+from shoal.components import REGISTRIES, Component, Particular, find, registry, speaks
 from shoal.errors import ExperimentError
 from shoal.schema import Bounds
 from shoal.topologies.graph import NodeId, WeightScheme
@@ -417,6 +417,9 @@ def _misfits(experiment: Experiment) -> list[str]:
             experiment.topology,
             settings.training,
         )
+        if whole.sharing.name != "full" and speaks(whole.algorithm) == "itself":
+            said = f"sharing = {whole.sharing.name!r}: {whole.algorithm.name!r} says more than a model, in its own words"
+            problems[f"{said}; use sharing = 'full' or another algorithm"] = None
         for component in (whole.algorithm, whole.sharing, whole.topology):
             instance = component.build()
             if isinstance(instance, Particular):

@@ -12,6 +12,12 @@ class Algorithm(Protocol):
 
     Every `await` is a window in which other tasks of the node may change `node.params`. No `time`, `random`,
     `asyncio` or threads in here: the node offers a clock, generators and background tasks that work in every engine.
+
+    An algorithm may also have
+    - `async def serve(self, node)`: the life of one more node, a server (see `shoal.node.Serves`);
+    - `speaks`, one of `shoal.components.Speaks`: to whom, and whether by `node.sharing`. It tells which sharings go
+      with the algorithm; "neighbours" when it is not said;
+    - `misfits(whole)`: what of an experiment does not go with it (see `shoal.components.Particular`).
     """
 
     async def run(self, node: Node) -> None: ...
