@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from shoal import schema
 from shoal.errors import TopologyError
 from shoal.testing import check_graph, check_mixing, check_topology
-from shoal.topologies import TOPOLOGIES, Links, Mixing, TopologyWarning
+from shoal.topologies import TOPOLOGIES, FromLabels, Graph, Links, Mixing, TopologyWarning
 from shoal.topologies import regular as regular_module
 from shoal.topologies.drawing import draw, positions
 from shoal.topologies.exponential import Exponential, OnePeerExponential
@@ -29,6 +29,7 @@ from shoal.topologies.given import Edges, NetworkX, from_networkx
 from shoal.topologies.measures import contraction, diameter, matrix, measure, spectral_gap
 from shoal.topologies.permutation import Permutation
 from shoal.topologies.random_graphs import ErdosRenyi, SmallWorld
+from shoal.topologies.random_out import RandomOut, receivers
 from shoal.topologies.regular import Regular, RegularRounds, reaches
 from shoal.topologies.static import Full, Grid, Ring, Star, Torus, Tree, components, grid_shape
 
@@ -58,6 +59,14 @@ CASES: dict[str, list[tuple[dict[str, Any], int]]] = {
     "tree": [({}, 1), ({}, 10), ({"children": 1}, 5), ({"children": 4}, 30)],
     "exponential": [({}, n) for n in (1, 2, 3, 4, 7, 16)],
     "one-peer-exponential": [({}, n) for n in (1, 2, 3, 4, 7, 16)],
+    "random-out": [({"peers": 1}, 2), ({}, 6), ({}, 40), ({"peers": 39}, 40), ({"peers": 1}, 9)],
+    "d-cliques": [
+        ({}, 1),
+        ({}, 100),
+        ({"size": 4, "between": "ring"}, 30),
+        ({"size": 4, "between": "fractal", "steps": 0}, 67),
+        ({"size": 2, "between": "full"}, 9),
+    ],
     "file": [({"path": "square.edges"}, 4)],
     "networkx": [({"generator": "barabasi_albert_graph", "arguments": {"m": 2}}, 16)],
     "edges": [({"edges": [[0, 1], [1, 2], [2, 0], [3, 0]]}, 4)],
@@ -70,6 +79,16 @@ def from_table(name: str, table: dict[str, Any]) -> Any:
     built = schema.build(getattr(importlib.import_module(module), cls), table, "topology", problems)
     assert not problems
     return built
+
+
+class OneClassEach:
+    """A topology that is made from labels, on nodes that hold 10 samples of one of 5 classes."""
+
+    def __init__(self, topology: FromLabels) -> None:
+        self.topology = topology
+
+    def build(self, nodes: int, seed: int) -> Graph:
+        return self.topology.build_from(10 * np.eye(5, dtype=np.int64)[np.arange(nodes) % 5], seed)
 
 
 # The registry
@@ -86,7 +105,8 @@ def test_every_topology_conforms(
 ) -> None:
     (tmp_path / "square.edges").write_text("0 1\n1 2\n2 3\n3 0\n")
     monkeypatch.chdir(tmp_path)
-    check_topology(from_table(name, table), nodes, seed=3)
+    topology = from_table(name, table)
+    check_topology(OneClassEach(topology) if isinstance(topology, FromLabels) else topology, nodes, seed=3)
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
@@ -108,7 +128,7 @@ def test_importing_topologies_loads_neither_networkx_nor_torch() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")
-@pytest.mark.parametrize("topology", [Regular(), Regular(dynamic=True), ErdosRenyi(), SmallWorld()])
+@pytest.mark.parametrize("topology", [Regular(), Regular(dynamic=True), ErdosRenyi(), SmallWorld(), RandomOut()])
 def test_another_seed_gives_another_graph(topology: Any) -> None:
     one, other = topology.build(40, 1), topology.build(40, 2)
     assert any(one.links(node, 0) != other.links(node, 0) for node in range(40))
@@ -301,6 +321,69 @@ def test_impossible_regular_graphs_say_what_would_work(degree: int, nodes: int, 
         Regular(degree, dynamic).build(nodes, 0)
 
 
+# Random receivers
+
+
+@given(st.integers(2, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))), seeds)
+@settings(deadline=None, max_examples=60)
+def test_random_receivers_are_distinct_others_and_each_knows_who_sends_to_it(size: tuple[int, int], seed: int) -> None:
+    nodes, peers = size
+    graph = RandomOut(peers).build(nodes, seed)
+    check_graph(graph, nodes, rounds=2)
+    links = [graph.links(node, 0) for node in range(nodes)]
+    assert all(len(of_node.to) == peers for of_node in links)
+    sent = {(node, peer) for node in range(nodes) for peer in links[node].to}
+    assert sent == {(peer, node) for node in range(nodes) for peer in links[node].of}
+
+
+def test_random_receivers_change_every_round_and_few_rounds_are_remembered() -> None:
+    graph = RandomOut().build(100, 0)
+    assert not graph.static
+    before = graph.links(0, 0)
+    assert len({graph.links(0, r) for r in range(20)}) == 20
+    assert len(graph._rounds) == 3
+    assert graph.links(0, 0) == before
+
+
+def test_every_set_of_receivers_is_equally_likely() -> None:
+    """10 pairs of 5 others; chi-square at 1 in 10,000."""
+    rounds = 4000
+    graph = RandomOut(2).build(6, 7)
+    for node in (0, 3):
+        seen = Counter(graph.links(node, r).to for r in range(rounds))
+        expected = rounds / math.comb(5, 2)
+        assert len(seen) == 10
+        assert sum((count - expected) ** 2 / expected for count in seen.values()) < 33.7
+
+
+def test_how_many_send_to_a_node_is_binomial() -> None:
+    """Chi-square at 1 in 10,000 against Binomial(n - 1, s/(n - 1)), rare numbers taken together."""
+    nodes, peers, rounds = 300, 6, 60
+    graph = RandomOut(peers).build(nodes, 2)
+    seen = Counter(min(max(graph.degree(node, r), 1), 14) for r in range(rounds) for node in range(nodes))
+    p = peers / (nodes - 1)
+    law = [math.comb(nodes - 1, k) * p**k * (1 - p) ** (nodes - 1 - k) for k in range(nodes)]
+    expected = {1: law[0] + law[1], **{k: law[k] for k in range(2, 14)}, 14: sum(law[14:])}
+    total = nodes * rounds
+    assert min(expected.values()) * total > 10
+    assert sum((seen[k] - total * share) ** 2 / (total * share) for k, share in expected.items()) < 40.9  # 13 degrees
+
+
+def test_another_process_draws_the_same_receivers() -> None:
+    program = (
+        "from shoal.topologies.random_out import RandomOut;"
+        "graph = RandomOut(7).build(1000, 11); print([graph.links(i, 5) for i in (999, 0, 31)])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    graph = RandomOut(7).build(1000, 11)
+    graph.links(3, 4)
+    assert done.stdout.strip() == str([graph.links(i, 5) for i in (999, 0, 31)])
+
+
+def test_receivers_do_not_depend_on_the_version_of_numpy() -> None:
+    assert receivers(6, 2, key=1).tolist() == [[2, 4], [3, 5], [3, 5], [1, 4], [1, 3], [1, 2]]
+
+
 # Random graphs
 
 
@@ -326,6 +409,8 @@ def test_a_connected_graph_does_not_warn() -> None:
 @pytest.mark.parametrize(
     ("topology", "nodes", "message"),
     [
+        (RandomOut(5), 5, "5 random peers on 5 nodes: there must be fewer peers than nodes; try peers = 4"),
+        (RandomOut(1), 1, "1 random peers on 1 node: .* at least 2 nodes are needed"),
         (SmallWorld(neighbours=3), 10, "must be even; try neighbours = 2"),
         (SmallWorld(neighbours=4), 4, "fewer neighbours than nodes; try neighbours = 2"),
         (SmallWorld(), 2, "at least 3 nodes are needed"),

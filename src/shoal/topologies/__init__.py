@@ -7,6 +7,7 @@ an experiment names it, so that `import shoal` stays quick.
 from __future__ import annotations
 
 from shoal.topologies.graph import (
+    FromLabels,
     Graph,
     Links,
     Mixing,
@@ -29,6 +30,8 @@ TOPOLOGIES: dict[str, str] = {
     "small-world": "shoal.topologies.random_graphs:SmallWorld",
     "exponential": "shoal.topologies.exponential:Exponential",
     "one-peer-exponential": "shoal.topologies.exponential:OnePeerExponential",
+    "random-out": "shoal.topologies.random_out:RandomOut",
+    "d-cliques": "shoal.topologies.dcliques:DCliques",
     "file": "shoal.topologies.files:File",
     "networkx": "shoal.topologies.given:NetworkX",
     "edges": "shoal.topologies.given:Edges",
@@ -36,6 +39,7 @@ TOPOLOGIES: dict[str, str] = {
 
 __all__ = [
     "TOPOLOGIES",
+    "FromLabels",
     "Graph",
     "Links",
     "Mixing",

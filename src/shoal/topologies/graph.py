@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 NodeId: TypeAlias = int
 WeightScheme: TypeAlias = Literal["metropolis-hastings", "uniform"]
@@ -48,6 +51,18 @@ class Topology(Protocol):
     """A recipe for a graph; its parameters are those of its constructor."""
 
     def build(self, nodes: int, seed: int) -> Graph: ...
+
+
+@runtime_checkable
+class FromLabels(Protocol):
+    """A topology that is made from who holds what. Optional: whoever knows the labels asks for this first.
+
+    Its `build` raises `TopologyError`, for it cannot know the data.
+    """
+
+    def build_from(self, labels: NDArray[np.int64], seed: int) -> Graph:
+        """The graph for nodes of which node i holds `labels[i, c]` samples of class c. Equal wherever these are."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

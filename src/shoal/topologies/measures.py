@@ -1,15 +1,21 @@
-"""What a graph is worth to an average: degrees, components, diameter, spectral gap and contraction."""
+"""What a graph is worth to an average: degrees, components, diameter, spectral gap and contraction.
+
+And of links that nodes keep by themselves, how near they come to those of a random graph: `measure_overlay`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
+import scipy.sparse.csgraph
 import scipy.sparse.linalg
+import scipy.special
 
 from shoal.randomness import generator
 from shoal.topologies.graph import Graph, Mixing, NodeId
@@ -19,6 +25,8 @@ EXACT_DIAMETER = 5_000
 """Nodes up to which every pair is looked at."""
 DENSE = 400
 """Nodes up to which all eigenvalues are computed: beyond, the few that matter are found faster."""
+PATHS_FROM = 500
+"""Nodes from which paths are measured; all, if there are no more."""
 
 
 @dataclass(frozen=True)
@@ -188,3 +196,82 @@ def _distances(graph: Graph, start: NodeId, round: int) -> dict[NodeId, int]:
                 distances[peer] = distances[node] + 1
                 frontier.append(peer)
     return distances
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """How near the links of partial views come to a random graph (Jelasity et al. 2007).
+
+    The figures that begin with `random` are those of a graph in which nodes of as many links as these have on
+    average choose them uniformly. Degrees and the rest are those of the links to living nodes.
+    """
+
+    nodes: int
+    """The living ones."""
+    dead_links: float
+    """The share of links that lead to nodes that are gone."""
+    in_degree_mean: float
+    in_degree_std: float
+    in_degree_max: int
+    random_in_degree_std: float
+    random_in_degree_max: float
+    """Its expectation."""
+    clustering: float
+    """The mean share of a node's neighbours, in either direction, that are neighbours themselves."""
+    random_clustering: float
+    path_length: float
+    """The mean of shortest paths, links taken in both directions, between nodes that reach each other."""
+    components: tuple[int, ...]
+    """Their sizes, the largest first, links taken in both directions."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.nodes} nodes,"
+            f" in-degree {self.in_degree_mean:.3g} ± {self.in_degree_std:.3g}, at most {self.in_degree_max}"
+            f" (random: ± {self.random_in_degree_std:.3g}, at most {self.random_in_degree_max:.3g}),"
+            f" clustering {self.clustering:.3g} (random: {self.random_clustering:.3g}),"
+            f" paths of {self.path_length:.3g} hops,"
+            f" {len(self.components)} component{'s' if len(self.components) > 1 else ''},"
+            f" {self.dead_links:.1%} dead links"
+        )
+
+
+def measure_overlay(views: Mapping[NodeId, Sequence[NodeId]]) -> Overlay:
+    """All figures, from whom each living node knows; who has no view is dead."""
+    place = {node: i for i, node in enumerate(views)}
+    count = len(place)
+    links = [(i, place.get(peer)) for i, known in enumerate(views.values()) for peer in known]
+    living = np.array([link for link in links if link[1] is not None], dtype=np.int64).reshape(-1, 2)
+    ins = np.bincount(living[:, 1], minlength=count)
+    mean = len(living) / count
+    chance = min(1.0, mean / max(1, count - 1))
+    below = scipy.special.bdtr(np.arange(count), max(1, count - 1), chance)  # P(in-degree ≤ k) of one node
+
+    directed = scipy.sparse.csr_matrix((np.ones(len(living)), (living[:, 0], living[:, 1])), shape=(count, count))
+    linked = ((directed + directed.T) > 0).astype(np.float64).tocsr()
+    degrees = np.asarray(linked.sum(axis=1)).ravel()
+    closed = np.asarray((linked @ linked).multiply(linked).sum(axis=1)).ravel()
+    _, member_of = scipy.sparse.csgraph.connected_components(linked, directed=False)
+    return Overlay(
+        nodes=count,
+        dead_links=1.0 - len(living) / len(links) if links else 0.0,
+        in_degree_mean=mean,
+        in_degree_std=float(ins.std()),
+        in_degree_max=int(ins.max()),
+        random_in_degree_std=math.sqrt(mean * (1.0 - chance)),
+        random_in_degree_max=float((1.0 - below**count).sum()),
+        clustering=float(np.mean(closed / np.maximum(1.0, degrees * (degrees - 1.0)))),
+        random_clustering=1.0 - (1.0 - chance) ** 2,
+        path_length=_mean_path(linked),
+        components=tuple(sorted(np.bincount(member_of).tolist(), reverse=True)),
+    )
+
+
+def _mean_path(linked: scipy.sparse.csr_matrix) -> float:
+    count = linked.shape[0]
+    sources = np.arange(count)
+    if count > PATHS_FROM:
+        sources = generator(0, "paths").choice(count, PATHS_FROM, replace=False)
+    hops = scipy.sparse.csgraph.dijkstra(linked, directed=False, indices=sources, unweighted=True)
+    reached = hops[np.isfinite(hops) & (hops > 0)]
+    return float(reached.mean()) if len(reached) else 0.0

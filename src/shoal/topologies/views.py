@@ -1,0 +1,182 @@
+"""What a node knows of the others when nobody knows everyone: a small view, kept fresh by gossip.
+
+Jelasity, Voulgaris, Guerraoui, Kermarrec, van Steen: Gossip-based Peer Sampling, ACM Transactions on Computer
+Systems 25(3), 2007. Nodes exchange parts of their views; the links that result come near to those of a random graph,
+and follow nodes that come and go. Nothing here sends or waits. One exchange, push and pull:
+
+    the one that begins                       the other
+    peer = view.select_peer(rng)
+    sent = view.to_send(rng)
+    ... sent goes to peer ...                 answer = view.to_send(rng)
+    ... answer comes back ...                 view.absorb(sent, rng)
+    view.absorb(answer, rng)                  view.increase_age()
+    view.increase_age()
+
+`shoal.topologies.measures.measure_overlay` tells how random the links are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import MessageError, TopologyError
+from shoal.schema import Bounds
+from shoal.state import State
+from shoal.topologies.graph import NodeId
+
+Numbers: TypeAlias = NDArray[np.uint32]
+
+
+class Descriptors(NamedTuple):
+    """Nodes and the ages of what is known of them, in exchanges: arrays of equal length, as they go into a message."""
+
+    ids: Numbers
+    ages: Numbers
+
+
+@dataclass(frozen=True)
+class ViewPolicy:
+    """How views are kept (gossip-based peer sampling, Jelasity et al. 2007); equal on all nodes.
+
+    The paper's letters: size c, healer H, swapper S. A healer drops the oldest first, so that dead nodes are soon
+    forgotten; a swapper drops what it has just sent, so that every node is known by about as many others. With
+    neither, what stays is left to chance. The paper's extremes are healer = size/2 and swapper = size/2.
+    """
+
+    size: Annotated[int, Bounds(at_least=2)] = 30
+    healer: Annotated[int, Bounds(at_least=0)] = 1
+    swapper: Annotated[int, Bounds(at_least=0)] = 14
+    select: Literal["random", "oldest"] = "random"
+    """With whom to exchange: any known node, or the one not heard of for longest (the paper's "tail")."""
+
+    def __post_init__(self) -> None:
+        if self.size < 2 or min(self.healer, self.swapper) < 0 or self.healer + self.swapper > self.size // 2:
+            raise TopologyError(
+                f"a view with size = {self.size}, healer = {self.healer}, swapper = {self.swapper}: size must be at"
+                " least 2, healer and swapper at least 0, and their sum at most half of size;"
+                f" try healer = 0, swapper = {max(self.size, 2) // 2}"
+            )
+
+
+class View:
+    """A node's view: at most `policy.size` others, none of them twice, never the node itself.
+
+    All chance is in the generator that is passed. Between `to_send` and `absorb` of one exchange, the head of the
+    view is what was sent: do not call `to_send` for another exchange in between.
+    """
+
+    def __init__(self, node: NodeId, policy: ViewPolicy, known: Iterable[NodeId] = ()) -> None:
+        """Begin with those `known` first, each of age 0; of more than fit, the first."""
+        self.node = node
+        self.policy = policy
+        first = [peer for peer in dict.fromkeys(known) if peer != node][: policy.size]
+        self._ids = np.array(first, dtype=np.uint32)
+        self._ages = np.zeros(len(first), dtype=np.uint32)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def peers(self) -> tuple[NodeId, ...]:
+        """Whom the node knows now, in no particular order: what an algorithm samples its peers from."""
+        return tuple(self._ids.tolist())
+
+    @property
+    def descriptors(self) -> Descriptors:
+        """The whole view, head first."""
+        return Descriptors(self._ids.copy(), self._ages.copy())
+
+    def select_peer(self, rng: np.random.Generator) -> NodeId | None:
+        """With whom to exchange next; None when the node knows nobody."""
+        if not len(self._ids):
+            return None
+        if self.policy.select == "random":
+            return int(self._ids[rng.integers(len(self._ids))])
+        oldest = np.flatnonzero(self._ages == self._ages.max())
+        return int(self._ids[oldest[rng.integers(len(oldest))]])
+
+    def to_send(self, rng: np.random.Generator) -> Descriptors:
+        """The node itself, of age 0, and size/2 - 1 others: random ones, but not the `healer` oldest if avoidable.
+
+        Reorders the view: what is sent is at its head now, and the oldest are at its end.
+        """
+        self._keep(rng.permutation(len(self._ids)))
+        count = len(self._ids)
+        if self.policy.healer:
+            aged = np.argsort(self._ages, kind="stable")[max(0, count - self.policy.healer) :]
+            others = np.ones(count, dtype=np.bool_)
+            others[aged] = False
+            self._keep(np.concatenate([np.flatnonzero(others), aged]))
+        head = self.policy.size // 2 - 1
+        own = np.array([self.node], dtype=np.uint32)
+        return Descriptors(
+            np.concatenate([own, self._ids[:head]]), np.concatenate([np.zeros_like(own), self._ages[:head]])
+        )
+
+    def absorb(self, received: Descriptors, rng: np.random.Generator) -> None:
+        """Take in what a peer sent; of each node the youngest descriptor stays. Then, while there are too many:
+
+        drop the oldest, at most `healer`; drop from the head, at most `swapper`; drop at random. Raises
+        `MessageError` for what no view can have sent.
+        """
+        ids, ages = _checked(received, self.policy.size)
+        self._ids = np.concatenate([self._ids, ids])
+        self._ages = np.concatenate([self._ages, ages])
+        self._keep_youngest()
+        size, healer, swapper = self.policy.size, self.policy.healer, self.policy.swapper
+        excess = len(self._ids) - size
+        if excess > 0 and healer:
+            mixed = rng.permutation(len(self._ids))  # among equally old ones, chance decides
+            young = mixed[np.argsort(self._ages[mixed], kind="stable")][: -min(healer, excess)]
+            self._keep(np.sort(young))
+        excess = len(self._ids) - size
+        if excess > 0 and swapper:
+            self._keep(slice(min(swapper, excess), None))
+        if len(self._ids) > size:
+            self._keep(np.sort(rng.permutation(len(self._ids))[:size]))
+
+    def increase_age(self) -> None:
+        """Another exchange is over, begun by this node or by a peer."""
+        self._ages = self._ages + np.uint32(1)
+
+    def forget(self, peer: NodeId) -> None:
+        """Drop a peer, say one that did not answer. The paper leaves this to the healer.
+
+        With `select = "oldest"` a node that forgets nobody may ask the same dead peer for ever.
+        """
+        self._keep(self._ids != peer)
+
+    def state(self) -> State:
+        return {"ids": self._ids.tolist(), "ages": self._ages.tolist()}
+
+    def restore(self, state: State) -> None:
+        self._ids = np.array(state["ids"], dtype=np.uint32)
+        self._ages = np.array(state["ages"], dtype=np.uint32)
+
+    def _keep_youngest(self) -> None:
+        """One descriptor of each other node, where it stands; of equally young ones the first."""
+        by_id = np.lexsort((self._ages, self._ids))
+        ordered = self._ids[by_id]
+        youngest = ordered != self.node
+        youngest[1:] &= ordered[1:] != ordered[:-1]
+        self._keep(np.sort(by_id[youngest]))
+
+    def _keep(self, which: Any) -> None:
+        self._ids, self._ages = self._ids[which], self._ages[which]
+
+
+def _checked(received: Descriptors, most: int) -> Descriptors:
+    ids, ages = np.asarray(received.ids), np.asarray(received.ages)
+    for name, numbers in (("ids", ids), ("ages", ages)):
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+            raise MessageError(f"{name} of a view: expected a list of integers, got {numbers.dtype}{numbers.shape}")
+        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < 2**31:
+            raise MessageError(f"{name} of a view: {numbers.min()} to {numbers.max()}; expected 0 to 2^31 - 1")
+    if len(ids) != len(ages) or len(ids) > most:
+        raise MessageError(f"{len(ids)} ids and {len(ages)} ages of a view: expected as many of each, at most {most}")
+    return Descriptors(ids.astype(np.uint32), ages.astype(np.uint32))
