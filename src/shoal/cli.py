@@ -1,4 +1,4 @@
-"""The command line: shoal run | show | plot | list | topology | doctor.
+"""The command line: shoal run | show | plot | list | topology | new | doctor.
 
 Exit codes: 0 the run completed; 1 it failed; 2 the input is wrong, or more than this machine can do; 3 some nodes
 were lost; 130 and 143 it was interrupted by Ctrl-C or SIGTERM.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -101,6 +102,15 @@ def _parser() -> argparse.ArgumentParser:
                           help="a parameter of the topology")  # fmt: skip
     topology.add_argument("--out", type=_picture, help="draw it to this PNG, SVG or PDF file")
     topology.set_defaults(command=_topology)
+
+    new = commands.add_parser(
+        "new", help="a plug-in of your own to start from, with its test and an experiment",
+        description="Write a working plug-in, its test and an experiment that uses it: shoal new sharing my-sharing",
+    )  # fmt: skip
+    new.add_argument("kind", help="sharing, algorithm, topology or dataset")
+    new.add_argument("name", help="its name: letters, digits, - and _")
+    new.add_argument("--out", type=Path, default=Path("."), help="the folder to write to (default: the working folder)")
+    new.set_defaults(command=_new)
 
     doctor = commands.add_parser("doctor", help="what this machine can do")
     doctor.set_defaults(command=_doctor)
@@ -227,6 +237,16 @@ def _topology(parsed: argparse.Namespace) -> int:
         with _drawing(parsed.out):
             draw(mixing, parsed.out, parsed.round)
         screen.print(f"drawn to {parsed.out}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _new(parsed: argparse.Namespace) -> int:
+    from shoal.display import console
+    from shoal.scaffold import write_plugin
+
+    code, test, experiment = (shlex.quote(str(p)) for p in write_plugin(parsed.kind, parsed.name, parsed.out))
+    said = f"wrote {code}, {test} and {experiment}; try:\n  shoal run {experiment}\n  pytest {test}"
+    console().print(said, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
