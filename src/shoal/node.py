@@ -141,6 +141,8 @@ class Node:
         """The experiment's graph and weights, of all nodes. An algorithm asks `peers`, which may know better."""
         self.silent: frozenset[NodeId] = frozenset()
         """Those that the last `receive_each` waited for in vain, though nobody knows them to be dead."""
+        self.last_round: int | None = None
+        """The last of the rounds that `rounds` counts, once it does."""
         self._finder: Finder = finder or OnGraph(mixing)
         self._mixings = mixings
         self._schedule = schedule
@@ -276,6 +278,7 @@ class Node:
 
     async def rounds(self, count: int) -> AsyncIterator[int]:
         """0, 1, … count − 1. Between rounds the node is recorded and, on schedule, evaluated, off the clock."""
+        self.last_round = count - 1
         for round in range(count):
             await self._observer.before_round(round)
             yield round
@@ -295,6 +298,11 @@ class Node:
         if self._schedule.evaluated:
             scores = await self.runtime.compute(Evaluate(self.trainer, self.params))
             self._observer.record(Evaluation(round, self.now(), scores))
+
+    def reject(self, message: Message, why: str) -> None:
+        """Count a message that makes no sense, and write down why; the algorithm goes on as if it had not come."""
+        self.rejected += 1
+        self.event("payload rejected", f"from node {message.sender}: {why}")
 
     def event(self, what: str, detail: str) -> None:
         """Write down something out of the ordinary."""
@@ -332,8 +340,7 @@ class Node:
             try:
                 self._check(message.payload, self._params)
             except MessageError as error:
-                self.rejected += 1
-                self.event("payload rejected", f"from node {message.sender}: {error}")
+                self.reject(message, str(error))
                 return False
         return True
 

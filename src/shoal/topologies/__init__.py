@@ -35,6 +35,8 @@ TOPOLOGIES: dict[str, str] = {
     "file": "shoal.topologies.files:File",
     "networkx": "shoal.topologies.given:NetworkX",
     "edges": "shoal.topologies.given:Edges",
+    "peer-sampler": "shoal.peers.central:PeerSampler",
+    "gossip-sampler": "shoal.peers.gossip:GossipSampler",
 }
 
 __all__ = [
