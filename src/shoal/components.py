@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_che
 from shoal import schema
 
 if TYPE_CHECKING:
+    from shoal.topologies.graph import WeightScheme
     from shoal.training import Training
 
 
@@ -62,6 +63,8 @@ class Whole(Protocol):
     @property
     def topology(self) -> Component: ...
     @property
+    def weights(self) -> WeightScheme: ...
+    @property
     def training(self) -> Training: ...
 
 
@@ -83,12 +86,14 @@ def registry(kind: str) -> Mapping[str, str]:
 
 REGISTRIES = {
     "algorithm": "shoal.algorithms:ALGORITHMS",
+    "server-optimizer": "shoal.algorithms.server_optimizers:SERVER_OPTIMIZERS",
     "sharing": "shoal.sharing:SHARINGS",
     "topology": "shoal.topologies:TOPOLOGIES",
     "dataset": "shoal.data:DATASETS",
     "partition": "shoal.data:PARTITIONS",
     "model": "shoal.models:MODELS",
     "network": "shoal.network:NETWORKS",
+    "mapping": "shoal.mapping:MAPPINGS",
     "compressor": "shoal.compression:COMPRESSORS",
     "values": "shoal.compression:VALUES",
     "indices": "shoal.compression:INDICES",

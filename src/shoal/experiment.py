@@ -24,6 +24,7 @@ import tomli_w
 from shoal import schema
 from shoal.components import REGISTRIES, Component, Particular, find, registry, speaks
 from shoal.errors import ExperimentError
+from shoal.mapping import Machine, Placing, by_machine, node_ids
 from shoal.schema import Bounds
 from shoal.topologies.graph import NodeId, WeightScheme
 from shoal.training import Training
@@ -124,29 +125,19 @@ GROUP_KEYS = ("algorithm", "sharing", "training", "device")
 
 @dataclass(frozen=True)
 class Group:
-    """Some nodes, and what is different about them: any of algorithm, sharing, training and device."""
+    """Some nodes, and what is different about them: any of algorithm, sharing, training, device and machine."""
 
     nodes: str
     algorithm: Mapping[str, Any] | None = None
     sharing: Mapping[str, Any] | None = None
     training: Mapping[str, Any] | None = None
     device: Mapping[str, Any] | None = None
+    machine: str | None = None
+    """Where they run, for mapping = "by-group"."""
 
     def ids(self, nodes: int) -> list[NodeId]:
         """The nodes that `nodes` spells, of so many: "0-3, 8". Raises ValueError for anything else."""
-        found: list[NodeId] = []
-        for part in self.nodes.split(","):
-            match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-            if not match:
-                raise ValueError(f"nodes = {self.nodes!r}: expected numbers and ranges such as '0-3, 8'")
-            first = int(match[1])
-            last = int(match[2] or first)
-            if last < first:
-                raise ValueError(f"nodes = {self.nodes!r}: {part.strip()} counts down; did you mean {last}-{first}?")
-            if last >= nodes:
-                raise ValueError(f"nodes = {self.nodes!r}: there is no node {max(first, nodes)}; nodes = {nodes}")
-            found.extend(range(first, last + 1))
-        return found
+        return node_ids(self.nodes, nodes)
 
 
 @dataclass(frozen=True)
@@ -175,6 +166,7 @@ class Experiment:
     partition: Any = field(default_factory=lambda: {"name": "iid"})
     model: Any = field(default_factory=lambda: {"name": "mlp"})
     network: Any = field(default_factory=lambda: {"name": "ideal"})
+    mapping: Any = field(default_factory=lambda: {"name": "linear"})
     training: Training = field(default_factory=Training)
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
     device: Device = field(default_factory=Device)
@@ -250,6 +242,7 @@ class Experiment:
         table["dataset"] = {**self.dataset.table(), "partition": self.partition.table()}
         table["model"] = self.model.table()
         table["network"] = self.network.table()
+        table["mapping"] = self.mapping.table()
         for key in ("training", "evaluation", "device", "simulation", "processes", "checkpoint"):
             table[key] = dataclasses.asdict(getattr(self, key))
         table["group"] = [dataclasses.asdict(g) for g in self.group]
@@ -292,6 +285,12 @@ class Experiment:
     def size(self) -> int:
         """How many nodes there are in all, with those that serve."""
         return self.nodes + len(self.services)
+
+    @functools.cached_property
+    def placement(self) -> dict[Machine, list[NodeId]]:
+        """Which nodes run on which machine; those that serve run with node 0."""
+        machines = _placed(self.mapping, self.nodes, self.group)
+        return by_machine(machines + [machines[0]] * len(self.services))
 
     @property
     def paced_by(self) -> range:
@@ -371,6 +370,11 @@ def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]
         if fault.node >= size:
             serve = f", and {size - nodes} that serve them" if size > nodes else ""
             problems.append(f"fault[{i}].node = {fault.node}: there is no such node; nodes = {nodes}{serve}")
+    if not problems and "mapping" in resolved:
+        try:
+            _placed(resolved["mapping"], nodes, tuple(groups.values()))
+        except ValueError as error:
+            problems.append(f"mapping: {error}")
     network, engine = resolved.get("network"), resolved.get("engine")
     _check_processes(resolved, problems)
     for key in REGISTRIES:
@@ -395,6 +399,7 @@ class _Seen:
     algorithm: Component
     sharing: Component
     topology: Component
+    weights: WeightScheme
     training: Training
 
 
@@ -415,16 +420,27 @@ def _misfits(experiment: Experiment) -> list[str]:
             settings.algorithm,
             settings.sharing,
             experiment.topology,
+            experiment.weights,
             settings.training,
         )
         if whole.sharing.name != "full" and speaks(whole.algorithm) == "itself":
-            said = f"sharing = {whole.sharing.name!r}: {whole.algorithm.name!r} says more than a model, in its own words"
+            said = (
+                f"sharing = {whole.sharing.name!r}: {whole.algorithm.name!r} says more than a model, in its own words"
+            )
             problems[f"{said}; use sharing = 'full' or another algorithm"] = None
         for component in (whole.algorithm, whole.sharing, whole.topology):
             instance = component.build()
             if isinstance(instance, Particular):
                 problems.update(dict.fromkeys(instance.misfits(whole)))
     return list(problems)
+
+
+def _placed(mapping: Component, nodes: int, groups: Sequence[Group]) -> list[Machine]:
+    assigned = {node: g.machine for g in groups if g.machine is not None for node in g.ids(nodes)}
+    if assigned and mapping.name != "by-group":
+        raise ValueError(f"groups name machines, and mapping = {mapping.name!r} does not look at them; use 'by-group'")
+    placing: Placing = mapping.build()
+    return placing.place(nodes, assigned)
 
 
 def _check_processes(resolved: Mapping[str, Any], problems: list[str]) -> None:

@@ -193,6 +193,10 @@ class RunFolder:
         return self.path / "averages.jsonl"
 
     @property
+    def mapping(self) -> Path:
+        return self.path / "mapping.json"
+
+    @property
     def log(self) -> Path:
         return self.path / "nodes.log"
 

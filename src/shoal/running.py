@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tomli_w
 
 from shoal.analysis.summary import summarize, write_metrics
 from shoal.experiment import Experiment
+from shoal.mapping import spelt_ids
 from shoal.progress import Listener, Outcome, Status
 from shoal.records import RunFolder
 
@@ -40,6 +42,8 @@ def run(experiment: Experiment, out: Path, listener: Listener | None = None, com
     commanded = time.time() if commanded is None else commanded
     folder = RunFolder.create(out, experiment.name)
     _write_experiment(folder, experiment)
+    placement = {machine: spelt_ids(nodes) for machine, nodes in experiment.placement.items()}
+    folder.mapping.write_bytes(msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n")
     try:
         outcome = _engine(experiment, folder, listener, commanded)
     except BaseException as error:

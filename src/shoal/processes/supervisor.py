@@ -10,6 +10,7 @@ import math
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from shoal import errors
 from shoal.averages import Averages
 from shoal.errors import ExperimentError, LaunchError, RunError
 from shoal.experiment import Experiment
+from shoal.mapping import HERE, spelt_ids
 from shoal.message import MAX_HEADER_BYTES, RUN_LENGTH
 from shoal.operating_system import MIB, raise_file_limit
 from shoal.processes import control
@@ -35,6 +37,8 @@ from shoal.topologies.graph import NodeId
 
 STOP_SECONDS = 10.0
 """How long nodes may take to leave when they are told to."""
+HERE_TOO = {HERE, "127.0.0.1", socket.gethostname()}
+"""The names of this machine in a mapping."""
 PULSES_MISSED = 5.0
 """Seconds on top of a peer's patience, for pulses that are late on a loaded machine."""
 
@@ -122,6 +126,7 @@ class Supervisor:
     def _start(self) -> None:
         """From nothing to every node listening."""
         experiment = self._experiment
+        self._here = self._nodes_here()
         self._zygote = _ZygoteProcess(self._folder)
         self._zygote.say(control.Prepare(experiment.table(), str(experiment.base.resolve())))
         self._context = zmq.Context()
@@ -224,8 +229,18 @@ class Supervisor:
         assert self._zygote is not None
         self._phase = "forking"
         endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
-        nodes = list(range(experiment.size))
-        self._zygote.say(control.Fork(nodes, endpoint, self._run, str(self._folder.path.resolve())))
+        self._zygote.say(control.Fork(self._here, endpoint, self._run, str(self._folder.path.resolve())))
+
+    def _nodes_here(self) -> list[NodeId]:
+        """The nodes that the mapping puts on this machine: so far, all of them."""
+        elsewhere = {m: nodes for m, nodes in self._experiment.placement.items() if m not in HERE_TOO}
+        if elsewhere:
+            machine, nodes = next(iter(elsewhere.items()))
+            raise LaunchError(
+                f"mapping: nodes {spelt_ids(nodes)} are to run on {machine!r}, and this launcher starts nodes on its "
+                f"own machine, {HERE!r}, only"
+            )
+        return sorted(node for nodes in self._experiment.placement.values() for node in nodes)
 
     def _hear_nodes(self) -> None:
         while True:

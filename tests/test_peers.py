@@ -1,0 +1,309 @@
+"""Nodes find their peers alike, whether they know the graph, are told by a sampler, or ask around."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.algorithms.dpsgd import DPSGD
+from shoal.experiment import Experiment
+from shoal.message import Message, Payload
+from shoal.node import Node
+from shoal.peers.central import NEIGHBOURS, PeerSampler, Told
+from shoal.peers.gossip import ANSWER, ASK, PUSH, GossipSampler
+from shoal.records import Event, RunFolder
+from shoal.simulation.engine import Simulation
+from shoal.testing import FakeRuntime
+from shoal.topologies.measures import measure_overlay
+from shoal.topologies.regular import Regular
+from shoal.topologies.static import Full, Ring
+
+ENGINES = ["simulation", "processes"]
+REGULAR = {"name": "regular", "degree": 3, "dynamic": True}
+
+
+def experiment(**changed: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "nodes": 8,
+        "seed": 5,
+        "algorithm": DPSGD(6),
+        "partition": {"name": "shards", "per_node": 2},
+        "model": {"name": "logistic"},
+        "training": {"lr": 0.1, "batch_size": 16},
+        "evaluation": {"every": 0, "average": False},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**settings, **changed})
+
+
+def models_of(run: Any) -> Any:
+    files = sorted((run.folder.path / "checkpoints").glob("*.npy"), key=lambda f: int(f.stem))
+    return np.stack([np.load(file) for file in files[:8]])
+
+
+def events(run: Any, what: str) -> dict[int, str]:
+    found = {n: [r for r in run.folder.read(n) if isinstance(r, Event) and r.what == what] for n in range(9)}
+    return {node: said[0].detail for node, said in found.items() if said}
+
+
+# The sampler in the middle
+
+
+@pytest.mark.parametrize("graph", [REGULAR, {"name": "star"}, {"name": "one-peer-exponential"}], ids=str)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nodes_that_are_told_their_peers_learn_what_those_who_know_the_graph_learn(
+    graph: dict[str, Any], engine: str, tmp_path: Path
+) -> None:
+    known = experiment(topology=graph).run(tmp_path)
+    told = experiment(topology={"name": "peer-sampler", "graph": graph}, engine=engine).run(tmp_path)
+    assert told.status == "completed"
+    assert np.array_equal(models_of(known), models_of(told))
+    assert told.summary["nodes"] == 8
+    assert told.summary["rounds"] == 6
+
+
+def test_a_graph_that_never_changes_is_told_once(tmp_path: Path) -> None:
+    known = experiment(topology={"name": "ring"}).run(tmp_path)
+    told = experiment(topology={"name": "peer-sampler", "graph": "ring"}).run(tmp_path)
+    assert told.summary["messages_sent"] == known.summary["messages_sent"] + 8 + 8
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_when_the_sampler_dies_nodes_keep_their_last_peers_and_say_so(engine: str, tmp_path: Path) -> None:
+    run = experiment(
+        engine=engine,
+        topology={"name": "peer-sampler", "graph": REGULAR},
+        fault=[{"kind": "crash", "node": 8, "round": 3}],
+    ).run(tmp_path)
+    assert run.status == "incomplete"
+    assert list(run.summary["lost"]) == ["8"]
+    assert run.summary["rounds"] == 6
+    said = events(run, "peer sampler lost")
+    assert list(said) == list(range(8))
+    assert set(said.values()) == {"round 3: goes on with the peers of round 2"}
+
+
+def test_a_sampler_that_dies_before_it_spoke_leaves_nodes_to_train_alone(tmp_path: Path) -> None:
+    run = experiment(
+        topology={"name": "peer-sampler", "graph": REGULAR}, fault=[{"kind": "crash", "node": 8, "round": 0}]
+    ).run(tmp_path)
+    assert set(events(run, "peer sampler lost").values()) == {
+        "round 0: goes on with no neighbours: it was never told any"
+    }
+    assert run.summary["rounds"] == 6
+
+
+def neighbours(round: int, **changed: Any) -> Message:
+    arrays = {"to": np.array([1, 2], np.uint32), "of": np.array([1, 2], np.uint32), "weights": np.array([0.3, 0.3])}
+    return Message(3, NEIGHBOURS, round, Payload({**arrays, **changed}, {"lasting": False}))
+
+
+def test_peers_kept_from_another_round_are_not_waited_for_twice() -> None:
+    fake = FakeRuntime(neighbours(0), Message(1, "model", 0, Payload({"params": np.ones(4, np.float32)})))
+    fake.lose(3, at=0.5)
+    node = fake.node(nodes=3, params=np.zeros(4, np.float32), services={"topology": 3}, receive_timeout=5.0)
+    node._finder = Told()
+    fake.deliver(*(Message(1, "model", r, Payload({"params": np.ones(4, np.float32)})) for r in (1, 2)))
+    fake.run(DPSGD(rounds=3).run(node))
+    assert fake.now() == pytest.approx(3 + 5)  # three trainings, and node 2 waited for in round 0 alone
+    assert [r.what for r in fake.records if isinstance(r, Event)].count("peers dropped") == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"to": np.array([1, 1], np.uint32)},
+        {"to": np.array([0, 1], np.uint32)},
+        {"of": np.array([1, 7], np.uint32)},
+        {"of": np.array([1, 2], np.int64)},
+        {"weights": np.array([0.3, np.nan])},
+        {"weights": np.array([0.9, 0.9])},
+        {"weights": np.array([0.3])},
+    ],
+    ids=["repeated", "itself", "out of range", "dtype", "nan", "above 1", "short"],
+)
+def test_neighbours_that_make_no_sense_are_refused_and_counted(changed: dict[str, Any]) -> None:
+    fake = FakeRuntime(neighbours(0, **changed), neighbours(0))
+    node = fake.node(nodes=3, params=np.zeros(4, np.float32), services={"topology": 3})
+    peers = fake.run(Told().peers(node, 0))
+    assert peers.to == (1, 2)
+    assert node.rejected == 1
+
+
+def test_a_told_view_goes_on_from_its_state() -> None:
+    fake = FakeRuntime(neighbours(0))
+    node = fake.node(nodes=3, params=np.zeros(4, np.float32), services={"topology": 3})
+    told, anew = Told(), Told()
+    peers = fake.run(told.peers(node, 0))
+    anew.restore(told.state())
+    assert FakeRuntime().run(anew.peers(node, 0)) == peers
+
+
+# By gossip
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Average without training, from models that all differ."""
+
+    rounds: int = 30
+
+    async def run(self, node: Node) -> None:
+        node.params = node.rng("start").standard_normal(node.params.size, np.float32)
+        async for r in node.rounds(self.rounds):
+            peers = await node.peers(r)
+            await node.send(peers, node.sharing.outgoing(node.params, r), round=r)
+            received = await node.receive_each(peers, round=r)
+            node.params = node.sharing.merge(node.params, received, node.weights(received))
+
+
+def mixed(tmp_path: Path, nodes: int, rounds: int, **changed: Any) -> Simulation:
+    settings = {"topology": {"name": "gossip-sampler"}, "partition": {"name": "iid"}, **changed}
+    simulation = Simulation(
+        experiment(nodes=nodes, algorithm=Mix(rounds), checkpoint={"final": False}, **settings),
+        RunFolder.create(tmp_path, "mixed"),
+    )
+    simulation.run()
+    return simulation
+
+
+def views(simulation: Simulation) -> Mapping[int, Any]:
+    alive = [n for n in simulation.nodes if n.id not in simulation.lost]
+    return {node.id: node._finder.known for node in alive}  # type: ignore[attr-defined]
+
+
+def test_links_found_by_gossip_keep_the_mean_and_bring_all_models_together(tmp_path: Path) -> None:
+    simulation = mixed(tmp_path, 40, 30)
+    started = np.stack([_start(simulation, n) for n in range(40)])
+    ended = np.stack([node.params for node in simulation.nodes])
+    assert np.allclose(started.mean(0), ended.mean(0), atol=1e-5)
+    assert ended.std(0).max() < 0.01 * started.std(0).min()
+
+
+def _start(simulation: Simulation, node: int) -> Any:
+    from shoal.randomness import generator
+
+    size = simulation.nodes[node].params.size
+    return generator(simulation.experiment.seed, "start", node).standard_normal(size, np.float32)
+
+
+def test_views_become_those_of_a_random_graph(tmp_path: Path) -> None:
+    overlay = measure_overlay(views(mixed(tmp_path, 150, 40, topology=GossipSampler(degree=1, view=10, swapper=4))))
+    assert len(overlay.components) == 1
+    assert overlay.in_degree_std < 1.5 * overlay.random_in_degree_std
+    assert overlay.clustering < 2 * overlay.random_clustering
+
+
+def test_the_dead_are_forgotten_and_the_living_go_on(tmp_path: Path) -> None:
+    faults = [{"kind": "crash", "node": node, "round": 10} for node in range(0, 40, 4)]
+    simulation = mixed(tmp_path, 40, 30, fault=faults)
+    assert len(simulation.lost) == 10
+    assert not {peer for known in views(simulation).values() for peer in known} & simulation.lost.keys()
+    alive = np.stack([n.params for n in simulation.nodes if n.id not in simulation.lost])
+    assert alive.std(0).max() < 0.05
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nodes_that_ask_around_learn_on_both_engines(engine: str, tmp_path: Path) -> None:
+    run = experiment(engine=engine, topology={"name": "gossip-sampler", "degree": 2}, algorithm=DPSGD(30)).run(tmp_path)
+    assert run.status == "completed"
+    assert run.summary["messages_rejected"] == 0
+    assert run.summary["accuracy"]["mean"] > 0.5
+
+
+def test_gossip_that_makes_no_sense_is_refused_and_counted() -> None:
+    strange = [
+        Message(1, PUSH, 0, Payload({"ids": np.array([1, 99], np.uint32), "ages": np.zeros(2, np.uint32)})),
+        Message(1, PUSH, 0, Payload({"ids": np.array([1], np.uint32)})),
+        Message(1, PUSH, 0, Payload({"ids": np.array([1.5]), "ages": np.zeros(1, np.uint32)})),
+        Message(9, ASK, 2, Payload({})),
+    ]
+    fake = FakeRuntime(*strange, *(Message(p, ANSWER, 2, Payload({}, {"yes": True})) for p in (1, 2)))
+    node = fake.node(nodes=3, params=np.zeros(4, np.float32), topology=Ring())
+    finder = GossipSampler(degree=2).finder()
+
+    async def three_rounds() -> None:
+        async for r in node.rounds(3):
+            peers = await finder.peers(node, r)
+            assert peers.to == (1, 2)
+            await node.sleep(1.0)
+
+    fake.run(three_rounds())
+    assert node.rejected == 4
+
+
+def test_what_gossip_keeps_is_restored() -> None:
+    fake = FakeRuntime()
+    node = fake.node(nodes=3, params=np.zeros(4, np.float32), topology=Ring())
+    finder, anew = GossipSampler(degree=1).finder(), GossipSampler(degree=1).finder()
+    fake.run(finder.peers(node, 0))
+    anew.restore(finder.state())
+    assert anew.state() == finder.state()
+    assert anew.known == finder.known
+
+
+# Changed by the algorithm
+
+
+@dataclass(frozen=True)
+class RingThenFull:
+    """D-PSGD that changes the graph on its way."""
+
+    rounds: int = 6
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds(self.rounds):
+            if r == 3:
+                node.rewire(Full(), "uniform")
+            node.params = await node.train(node.params)
+            peers = await node.peers(r)
+            await node.send(peers, node.sharing.outgoing(node.params, r), round=r)
+            received = await node.receive_each(peers, round=r)
+            node.params = node.sharing.merge(node.params, received, node.weights(received))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_algorithm_may_change_the_graph_while_it_runs(engine: str, tmp_path: Path) -> None:
+    run = experiment(engine=engine, topology={"name": "ring"}, algorithm={"name": f"{__file__}:RingThenFull"}).run(
+        tmp_path
+    )
+    assert run.summary["messages_sent"] == 8 * (3 * 2 + 3 * 7)
+    models = models_of(run)
+    assert np.allclose(models, models[0], atol=1e-6)  # a full graph ends every round in agreement
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("topology", "words"),
+    [
+        (
+            {"name": "peer-sampler", "graph": "rign"},
+            "topology.graph.name = 'rign': unknown topology 'rign'; did you mean 'ring'",
+        ),
+        (
+            {"name": "peer-sampler", "graph": {"name": "regular", "degre": 4}},
+            "topology.graph.degre: unknown key; did you mean 'degree'",
+        ),
+        ({"name": "gossip-sampler", "view": 4, "healer": 3}, "their sum at most half of size"),
+        ({"name": "gossip-sampler", "degree": 0}, "topology.degree = 0: expected integer at least 1"),
+    ],
+    ids=["unknown graph", "misspelt key", "healer too large", "no degree"],
+)
+def test_samplers_that_cannot_be_are_refused(topology: dict[str, Any], words: str) -> None:
+    from shoal.errors import ExperimentError
+
+    with pytest.raises(ExperimentError, match=words):
+        experiment(topology=topology)
+
+
+def test_a_sampler_in_python_is_spelt_as_in_a_file() -> None:
+    made = experiment(topology=PeerSampler(Regular(degree=3, dynamic=True)))
+    assert made.table()["topology"] == {"name": "peer-sampler", "graph": REGULAR, "weights": "metropolis-hastings"}
+    assert Experiment.from_table(made.table()).topology == made.topology
