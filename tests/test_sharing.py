@@ -13,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from shoal.compression.compressors import QuantizedCompressor, RandomCompressor, TopKCompressor
+from shoal.compression.floats import BFloat16, Int8
+from shoal.compression.indices import Bitmap
 from shoal.errors import MessageError
 from shoal.message import Params, Payload
 from shoal.sharing import SHARINGS
@@ -20,7 +23,25 @@ from shoal.sharing.full import Full
 from shoal.testing import check_sharing
 
 # Each name of the registry, with tables as an experiment spells them, and whether it promises an average.
-CASES: dict[str, list[tuple[dict[str, Any], bool]]] = {"full": [({}, True)]}
+CASES: dict[str, list[tuple[dict[str, Any], bool]]] = {
+    "full": [({}, True)],
+    # The smallest models here have one parameter, of which a fraction is none: for fractions see the tests of each.
+    "random": [({"fraction": 1.0}, True), ({"fraction": 1.0, "values": BFloat16()}, False)],
+    "topk": [({"fraction": 1.0}, True), ({"fraction": 1.0, "values": Int8(), "indices": Bitmap()}, False)],
+    "choco": [
+        ({"compressor": TopKCompressor(1.0)}, True),
+        ({"gamma": 1.0, "compressor": RandomCompressor(1.0)}, True),
+        ({"compressor": QuantizedCompressor()}, False),
+    ],
+    "deepsqueeze": [({"compressor": TopKCompressor(1.0)}, True), ({}, False)],
+    "float16": [({}, False)],
+    "bfloat16": [({}, False)],
+    "int8": [({}, False), ({"block": 1, "unbiased": False}, True)],
+    "qsgd": [({}, False), ({"levels": 7, "bucket": 3}, False)],
+    "jwins": [({}, False), ({"fractions": (0.1,)}, False), ({"fractions": (1.0,)}, True)],
+    "powergossip": [({}, True), ({"rank": 3}, True)],
+    "data": [({}, True)],
+}
 
 
 def maker(name: str, table: dict[str, Any]) -> Callable[[], Any]:
@@ -32,6 +53,10 @@ def maker(name: str, table: dict[str, Any]) -> Callable[[], Any]:
 @pytest.mark.parametrize(("name", "table", "averages"), [(n, *case) for n in CASES for case in CASES[n]])
 def test_every_sharing_conforms(name: str, table: dict[str, Any], averages: bool, size: int) -> None:
     check_sharing(maker(name, table), size, seed=3, averages=averages)
+
+
+def test_no_sharing_is_left_out() -> None:
+    assert CASES.keys() == SHARINGS.keys()
 
 
 # Full sharing

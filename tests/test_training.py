@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shoal.data.dataset import Data, Samples
-from shoal.errors import ExperimentError
+from shoal.errors import ExperimentError, NodeError
 from shoal.models.flat import FlatModule
 from shoal.training import ELEMENTWISE, Batches, Learner, TorchTrainer, Train, Training
 
@@ -331,3 +331,89 @@ def test_batches_are_the_same_however_many_are_taken_at_a_time(takes: list[int],
     at_once = Batches(np.arange(7), 3, np.random.default_rng(seed)).take(sum(takes))
     stream = Batches(np.arange(7), 3, np.random.default_rng(seed))
     assert np.array_equal(np.concatenate([stream.take(steps) for steps in takes]), at_once)
+
+
+# How long, how far from the start, and from where
+
+
+def test_local_epochs_are_passes_over_what_a_node_holds() -> None:
+    training = Training("sgd", lr=0.1, batch_size=BATCH, local_epochs=2)
+    learner = Learner(FlatModule(module()), training, DATA)
+    one = TorchTrainer(learner, PART, np.random.default_rng(0), step_seconds=0.5)
+    assert one.steps(None) == 10  # 2 × 23 samples, in batches of 5
+    assert Train(one, learner.flat.read()).seconds == 5.0
+    assert one.steps(3) == 3
+
+
+def test_steps_and_epochs_are_not_both_given() -> None:
+    with pytest.raises(ValueError, match="local_steps and local_epochs both say how long"):
+        Training(local_steps=4, local_epochs=1)
+
+
+def test_the_proximal_term_is_that_of_fedprox() -> None:
+    mu = 0.7
+    one = trainer(Training("sgd", lr=0.1, proximal=mu))
+    start = one.learner.flat.read()
+    trained = one.train(start).params
+    plain = module()
+    anchor = [p.detach().clone() for p in plain.parameters()]
+
+    def pulled(outputs: Any, targets: Any) -> Any:
+        distance = sum(((p - a) ** 2).sum() for p, a in zip(plain.parameters(), anchor, strict=True))
+        return nn.functional.cross_entropy(outputs, targets) + mu / 2 * distance
+
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for batch in batches()[:2]:
+        step(plain, optimizer, batch, pulled)
+    np.testing.assert_allclose(trained, flattened(plain), atol=1e-6)
+    free = trainer(Training("sgd", lr=0.1)).train(start).params
+    assert np.linalg.norm(trained - start) < np.linalg.norm(free - start)
+
+
+def test_the_proximal_term_holds_when_nodes_are_stacked() -> None:
+    learner = Learner(FlatModule(module()), with_batches(Training("sgd", lr=0.1, proximal=0.7)), DATA)
+    start = learner.flat.read()
+    alone = [trainer(learner.training, node, learner).train(start).params for node in range(3)]
+    together = TorchTrainer.train_together([(trainer(learner.training, n, learner), start) for n in range(3)], None)
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one, other.params, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "sgd with momentum", "adam", "adafactor"])
+def test_a_trainer_made_anew_goes_on_from_its_state(name: str) -> None:
+    one, anew = trainer(OPTIMIZERS[name]), trainer(OPTIMIZERS[name], node=7)
+    params = one.train(one.learner.flat.read()).params
+    one.data.add(Samples(np.ones((2, 6), np.float32), np.array([0, 1])))
+    anew.restore(one.state())
+    assert anew.samples == one.samples == len(PART) + 2
+    for _ in range(4):  # beyond one pass, so that the order of the next is drawn
+        trained, again = one.train(params), anew.train(params)
+        assert np.array_equal(trained.params, again.params)
+        params = trained.params
+
+
+def test_samples_that_came_from_others_are_trained_on_and_kept_once() -> None:
+    one = trainer(Training("sgd", lr=0.1))
+    foreign = Samples(np.full((3, 6), 9, np.float32), np.array([0, 0, 1]))
+    assert one.data.add(foreign) == 2  # the first two are one sample
+    assert one.data.add(foreign) == 0
+    assert one.data.add(Samples(DATA.train.x[PART[:4]], DATA.train.y[PART[:4]])) == 0
+    assert one.samples == len(PART) + 2
+    seen = np.concatenate([one._next(1)[0].ravel() for _ in range(10)])
+    assert {40, 41} <= set(seen.tolist())
+    numbers = np.array([[9, 40, 41, 12, 13]])
+    params = one.learner.flat.read()
+    trained, _ = one.learner.train(params, {}, numbers, 0, one.data.added)
+    plain = module()
+    x = np.concatenate([DATA.train.x[[9]], foreign.x[[0, 2]], DATA.train.x[[12, 13]]])
+    y = np.concatenate([DATA.train.y[[9]], foreign.y[[0, 2]], DATA.train.y[[12, 13]]])
+    nn.functional.cross_entropy(plain(torch.tensor(x)), torch.tensor(y)).backward()
+    slope = np.concatenate([p.grad.numpy().ravel() for p in plain.parameters()])  # type: ignore[union-attr]
+    np.testing.assert_allclose(trained.params, params - 0.1 * slope, atol=1e-6)
+
+
+def test_a_node_without_data_says_that_it_cannot_train() -> None:
+    learner = Learner(FlatModule(module()), with_batches(Training()), DATA)
+    bystander = TorchTrainer(learner, PART[:0], np.random.default_rng(0), step_seconds=0.0)
+    with pytest.raises(NodeError, match="holds no data to train on"):
+        bystander.train(learner.flat.read())

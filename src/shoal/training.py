@@ -187,7 +187,7 @@ class TorchTrainer:
         self.learner = learner
         self.step_seconds = step_seconds
         self.cpu_seconds = 0.0
-        self.data = NodeData(learner.samples, samples)
+        self.data = NodeData(learner.samples, samples, learner.classes)
         self._rng = rng
         self._batches = Batches(samples, learner.training.batch_size, rng)
         self._state: dict[str, Any] = {}
@@ -275,7 +275,7 @@ class Learner:
         self._train = _tensors(data.train, self.device)
         self._test = _tensors(data.test if evaluated is None else evaluated, self.device)
         self._at_once = max(1, self.EVALUATION_VALUES // max(1, math.prod(data.shape)))
-        self._outputs = data.classes
+        self.classes = data.classes
         self._loss, self._loss_wants_index = _loss(training.loss)
         self._optimizer_class, self._optimizer_options = _optimizer(training)
         self._stackable = self._optimizer_class.__name__ in ELEMENTWISE
@@ -435,7 +435,7 @@ class Learner:
 
         if self._loss_wants_index:
             return labels
-        return torch.nn.functional.one_hot(labels, self._outputs).to(torch.float32)
+        return torch.nn.functional.one_hot(labels, self.classes).to(torch.float32)
 
     def _optimizer_on(self, tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = self._optimizer_class(tensors, **self._optimizer_options)

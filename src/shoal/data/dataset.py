@@ -51,6 +51,16 @@ class Data:
 class LocalData(Protocol):
     """The samples that one node trains on."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """Targets are 0 to classes − 1."""
+        ...
+
     def __len__(self) -> int: ...
 
     def drawn(self, count: int, rng: np.random.Generator) -> Samples:

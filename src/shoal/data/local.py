@@ -14,7 +14,9 @@ from shoal.state import State
 class NodeData:
     """Samples by number: those of the common data set by their place in it, those that were added after them."""
 
-    def __init__(self, common: Samples, held: Indices) -> None:
+    def __init__(self, common: Samples, held: Indices, classes: int) -> None:
+        self.shape: tuple[int, ...] = common.x.shape[1:]
+        self.classes = classes
         self.held = held
         """The numbers of all samples that the node holds."""
         self.added: Samples | None = None

@@ -6,6 +6,17 @@ from shoal.sharing.sharing import Checks, Joins, Member, Outgoing, Sharing
 
 SHARINGS: dict[str, str] = {
     "full": "shoal.sharing.full:Full",
+    "random": "shoal.sharing.random:Random",
+    "topk": "shoal.sharing.topk:TopK",
+    "choco": "shoal.sharing.choco:CHOCO",
+    "deepsqueeze": "shoal.sharing.deepsqueeze:DeepSqueeze",
+    "float16": "shoal.sharing.quantized:Float16",
+    "bfloat16": "shoal.sharing.quantized:BFloat16",
+    "int8": "shoal.sharing.quantized:Int8",
+    "qsgd": "shoal.sharing.quantized:QSGD",
+    "jwins": "shoal.sharing.jwins:JWINS",
+    "powergossip": "shoal.sharing.powergossip:PowerGossip",
+    "data": "shoal.sharing.data:DataSharing",
 }
 
 __all__ = ["SHARINGS", "Checks", "Joins", "Member", "Outgoing", "Sharing"]

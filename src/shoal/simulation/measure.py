@@ -19,6 +19,8 @@ import numpy as np
 import platformdirs
 
 from shoal.commons import Commons
+from shoal.components import find
+from shoal.errors import ExperimentError
 from shoal.experiment import Batching, Experiment
 from shoal.simulation.compute import STACK
 from shoal.training import Learner
@@ -30,6 +32,16 @@ SECONDS = 0.3
 def pick(experiment: Experiment, commons: Commons) -> Batching:
     """What the experiment says, or what was measured."""
     asked = experiment.simulation.batching
+    if _adds_data(experiment):
+        if asked == "pool":
+            raise ExperimentError(
+                [
+                    "simulation.batching = 'pool': its workers would not see the samples that nodes are sent with "
+                    "this sharing; use 'off' or 'vmap'"
+                ],
+                experiment.name,
+            )
+        return "off" if asked == "auto" else asked  # nodes with samples of their own are not stacked
     if asked != "auto":
         return asked
     learner = commons.learner(experiment.training)
@@ -39,6 +51,13 @@ def pick(experiment: Experiment, commons: Commons) -> Batching:
         known[key] = _measure(experiment, commons, learner)
         _remember(known)
     return known[key]
+
+
+def _adds_data(experiment: Experiment) -> bool:
+    """Whether what some node hears changes what it trains on."""
+    nodes = range(experiment.nodes) if experiment.group else range(1)
+    names = {experiment.settings(node).sharing.name for node in nodes}
+    return any(getattr(find("sharing", name), "adds_data", False) for name in names)
 
 
 def _measure(experiment: Experiment, commons: Commons, learner: Learner) -> Batching:

@@ -1,0 +1,168 @@
+"""What sharings cost and what they give.
+
+python benchmarks/sharing.py              # the time of saying and of hearing, in copies of the model; bytes on the wire
+python benchmarks/sharing.py --accuracy   # digits, 64 nodes, two shards each: accuracy against bytes
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from measuring import Figure, median, shoal_run, show, step
+
+from shoal.components import Component
+from shoal.experiment import Experiment
+from shoal.message import Message, Params
+from shoal.models.flat import FlatModule, initial_parameters
+from shoal.models.networks import GnLenet
+from shoal.sharing.sharing import Checks, Joins, Member, Sharing
+
+NEIGHBOURS = 5
+ROUNDS = 30
+LIMIT = 25.0
+
+SHARINGS: dict[str, dict[str, Any]] = {
+    "full": {"name": "full"},
+    "float16": {"name": "float16"},
+    "bfloat16": {"name": "bfloat16"},
+    "int8": {"name": "int8"},
+    "qsgd": {"name": "qsgd"},
+    "random 10 %": {"name": "random", "fraction": 0.1},
+    "top-k 10 %": {"name": "topk", "fraction": 0.1},
+    "top-k 10 %, int8": {"name": "topk", "fraction": 0.1, "values": "int8"},
+    "choco, top-k 10 %": {"name": "choco", "compressor": {"name": "topk", "fraction": 0.1}},
+    "choco, random 10 %": {"name": "choco", "compressor": {"name": "random", "fraction": 0.1}},
+    "deepsqueeze, top-k 10 %": {"name": "deepsqueeze", "compressor": {"name": "topk", "fraction": 0.1}},
+    "powergossip": {"name": "powergossip"},
+    "jwins 10 %": {"name": "jwins", "fractions": [0.1]},
+}
+
+
+class Talk:
+    """A node and its neighbours, whose models drift as if they trained."""
+
+    def __init__(self, component: Component, flat: FlatModule) -> None:
+        self._rng = np.random.default_rng(0)
+        self._initial = flat.read()
+        self.models = [self._drifted(self._initial) for _ in range(NEIGHBOURS + 1)]
+        self.sharings: list[Sharing] = [component.build() for _ in self.models]
+        shapes = tuple(slot.shape for slot in flat.layout)
+        for node, sharing in enumerate(self.sharings):
+            if isinstance(sharing, Joins):
+                sharing.join(Member(node, NEIGHBOURS + 1, 0, shapes))
+            sharing.start(self._initial)
+
+    def round(self, round: int) -> tuple[float, float, int]:
+        """The seconds of node 0's saying and of its hearing five others, and the bytes of one of its messages."""
+        payloads: list[Any] = []
+        saying = 0.0
+        for node, (sharing, model) in enumerate(zip(self.sharings, self.models, strict=True)):
+            started = time.perf_counter()
+            outgoing = sharing.outgoing(model, round)
+            if callable(outgoing):
+                payloads.append({peer: outgoing(peer) for peer in range(len(self.models)) if peer != node})
+            else:
+                payloads.append(outgoing)
+            saying = time.perf_counter() - started if node == 0 else saying
+        size = Message(0, "model", round, _to(payloads[0], 1)).wire_size
+        hearing = 0.0
+        weights = 1.0 / (1 + NEIGHBOURS)
+        merged = []
+        for node, (sharing, model) in enumerate(zip(self.sharings, self.models, strict=True)):
+            heard = {peer: _to(payloads[peer], node).frozen() for peer in range(len(self.models)) if peer != node}
+            started = time.perf_counter()
+            if isinstance(sharing, Checks):
+                for payload in heard.values():
+                    sharing.check(payload, model)
+            merged.append(sharing.merge(model, heard, dict.fromkeys(heard, weights)))
+            hearing = time.perf_counter() - started if node == 0 else hearing
+        self.models = [self._drifted(model) for model in merged]
+        return saying, hearing, size
+
+    def _drifted(self, model: Params) -> Params:
+        moved = model + self._rng.standard_normal(model.size, np.float32) * np.float32(0.01) * np.abs(model)
+        moved.flags.writeable = False
+        return moved
+
+
+def _to(payload: Any, peer: int) -> Any:
+    return payload[peer] if isinstance(payload, dict) else payload
+
+
+def costs() -> None:
+    flat = initial_parameters(GnLenet(), (3, 32, 32), 10, seed=0)
+    model, target = flat.read(), np.empty(flat.size, np.float32)
+    figures, full = [], 0
+    for name, table in SHARINGS.items():
+        talk = Talk(Experiment(sharing=table).sharing, flat)
+        copies, said, heard, size = [], [], [], []
+        with step(name):
+            for round in range(ROUNDS):
+                copies.append(_fastest(lambda: np.copyto(target, model)))
+                saying, hearing, bytes_ = talk.round(round)
+                said.append(saying)
+                heard.append(hearing)
+                size.append(bytes_)
+        copy, bytes_ = median(copies), int(np.mean(size))
+        full = full or bytes_
+        note = f"{bytes_:,} bytes a message, {bytes_ / full:.2%} of full"
+        figures.append(Figure(f"{name}: say", median(said) / copy, "copies", at_most=LIMIT, note=note))
+        note = f"{NEIGHBOURS} neighbours: {median(heard) / copy:.0f} copies, {1e3 * median(heard):.2f} ms"
+        figures.append(
+            Figure(f"{name}: hear one", median(heard) / copy / NEIGHBOURS, "copies", at_most=LIMIT, note=note)
+        )
+    show(f"Sharings of GN-LeNet ({flat.size:,} parameters); a copy of the model takes {1e6 * copy:.1f} µs", figures)
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(20):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+LEARNING: dict[str, dict[str, Any]] = {
+    "full": {"name": "full"},
+    "random 10 %": {"name": "random", "fraction": 0.1},
+    "random 20 %": {"name": "random", "fraction": 0.2},
+    "top-k 10 %": {"name": "topk", "fraction": 0.1},
+    "top-k 20 %": {"name": "topk", "fraction": 0.2},
+    "choco 10 %": {"name": "choco", "compressor": {"name": "topk", "fraction": 0.1}},
+    "choco 20 %": {"name": "choco", "compressor": {"name": "topk", "fraction": 0.2}},
+    "jwins 10 %": {"name": "jwins", "fractions": [0.1]},
+    "jwins 20 %": {"name": "jwins", "fractions": [0.2]},
+    "jwins, its own fractions": {"name": "jwins"},
+    "deepsqueeze 20 %": {"name": "deepsqueeze", "compressor": {"name": "topk", "fraction": 0.2}},
+    "powergossip": {"name": "powergossip"},
+    "int8": {"name": "int8"},
+}
+
+
+def accuracy(seeds: int) -> None:
+    figures: list[Figure] = []
+    best, full = 0.0, 0.0
+    for name, table in LEARNING.items():
+        with step(name):
+            found = [shoal_run("sparsification.toml", {"sharing": table, "seed": seed}) for seed in range(seeds)]
+        reached = median([s["accuracy"]["mean"] for s in found])
+        sent = median([s["bytes_sent"]["per_node_mean"] for s in found])
+        if name == "full":
+            best, full = reached, sent
+        note = f"{sent / 1e6:.1f} MB sent by a node, {sent / full:.1%} of full; {100 * (reached - best):+.1f} points"
+        figures.append(Figure(name, reached, "", note=note))
+    show(f"Digits, 64 nodes, 2 shards each, 5-regular, 200 rounds, {seeds} seeds", figures)
+    print(json.dumps({figure.what: figure.value for figure in figures}))
+
+
+if __name__ == "__main__":
+    if "--accuracy" in sys.argv:
+        accuracy(1 if "--short" in sys.argv else 3)
+    else:
+        costs()

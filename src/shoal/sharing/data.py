@@ -1,0 +1,83 @@
+"""Data sharing: nodes send each other samples, and no models.
+
+Dhasade, Dresevic, Kermarrec, Pires: TEE-based decentralized recommender systems: The raw data sharing redemption,
+IPDPS 2022, arXiv:2202.11655.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from shoal.components import Whole, speaks
+from shoal.data.dataset import Samples
+from shoal.errors import MessageError
+from shoal.message import Params, Payload
+from shoal.schema import Bounds
+from shoal.sharing.sharing import Member
+from shoal.topologies.graph import NodeId
+
+
+@dataclass
+class DataSharing:
+    """REX, Dhasade et al. 2022: messages carry raw samples, which their receivers train on from then on.
+
+    Each round a node draws `samples` of those that it holds, its own and those that it was sent, for all its
+    neighbours. Who receives them keeps those that it does not hold yet, and leaves its model as it is: no models
+    are averaged, they agree more and more because their data does. In REX trusted hardware hides the samples from the
+    people behind a node; here nothing does.
+    """
+
+    adds_data: ClassVar[bool] = True
+    """Merging changes what a node trains on, so it has to train in the process that merges."""
+
+    samples: Annotated[int, Bounds(at_least=1)] = 32
+
+    def join(self, member: Member) -> None:
+        self._member = member
+
+    def start(self, params: Params) -> None:
+        """What is kept is kept with the node's own data."""
+
+    def outgoing(self, params: Params, round: int) -> Payload:
+        data = self._member.data
+        if data is None:  # a trainer that shows no samples has none to give
+            return Payload({"x": np.empty(0, np.float32), "y": np.empty(0, np.int64)})
+        drawn = data.drawn(self.samples, self._member.rng("data sharing", round))
+        return Payload({"x": drawn.x, "y": drawn.y})
+
+    def check(self, payload: Payload, params: Params) -> None:
+        x, y = payload.arrays.get("x"), payload.arrays.get("y")
+        if x is None or y is None or x.dtype != np.float32 or y.dtype != np.int64:
+            raise MessageError("expected float32 samples 'x' and int64 labels 'y'")
+        if y.ndim != 1 or x.shape[:1] != y.shape:
+            raise MessageError(f"samples of shape {x.shape} with labels of shape {y.shape}, expected a label for each")
+        data = self._member.data
+        if data is None:
+            if len(y):
+                raise MessageError(f"{len(y)} samples for a node whose trainer takes none")
+            return
+        if x.shape[1:] != data.shape:
+            raise MessageError(f"samples of shape {x.shape[1:]}, expected {data.shape}")
+        if len(y) and not 0 <= y.min() <= y.max() < data.classes:
+            raise MessageError(f"labels from {y.min()} to {y.max()}, expected 0 to {data.classes - 1}")
+        if not np.isfinite(x).all():
+            raise MessageError("samples with values that are not finite")
+
+    def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
+        said = [received[peer].arrays for peer in sorted(received)]
+        if said and self._member.data is not None:
+            x, y = np.concatenate([a["x"] for a in said]), np.concatenate([a["y"] for a in said])
+            self._member.data.add(Samples(x, y))
+        return params.copy()
+
+    def misfits(self, whole: Whole) -> list[str]:
+        if speaks(whole.algorithm) != "server":
+            return []
+        return [
+            f"sharing = {whole.sharing.name!r}: a server has no use for samples, "
+            f"and algorithm = {whole.algorithm.name!r} speaks to one; use algorithm = 'dpsgd' or another sharing"
+        ]

@@ -1,0 +1,90 @@
+"""The whole model, every round, in fewer bits a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from shoal.compression import floats
+from shoal.compression.compressors import sealed
+from shoal.compression.floats import FloatCodec
+from shoal.message import Params, Payload
+from shoal.schema import Bounds
+from shoal.sharing.full import Full
+from shoal.sharing.heard import Heard
+from shoal.sharing.sharing import Member
+from shoal.topologies.graph import NodeId
+
+
+class WholeModel:
+    """Full sharing by a codec of values, of which a subclass says which and with what parameters.
+
+    x_i ← w_ii x_i + Σ_j w_ij C(x_j): the own model is taken as it is. So rounding moves the mean of all models, by
+    less than it moves a value; if C is unbiased, not on average. Nothing is kept from round to round.
+    """
+
+    def codec(self) -> FloatCodec:
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        codec = self.codec()
+        self._encode = codec.encode
+        self._heard: Heard[Params] = Heard(lambda payload, size: codec.decode(payload.arrays, size))
+
+    def join(self, member: Member) -> None:
+        self._member = member
+
+    def start(self, params: Params) -> None:
+        """Every model will do."""
+
+    def outgoing(self, params: Params, round: int) -> Payload:
+        return Payload(sealed(self._encode(params, self._member.rng("quantized sharing", round))))
+
+    def check(self, payload: Payload, params: Params) -> None:
+        self._heard.check(payload, params.size)
+
+    def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
+        models = self._heard.take(received, params.size)
+        return Full().merge(params, {peer: Payload({"params": model}) for peer, model in models.items()}, weights)
+
+
+@dataclass
+class Float16(WholeModel):
+    """The whole model in IEEE half precision: half the bytes, 11 significant bits, values within ±65,504."""
+
+    def codec(self) -> FloatCodec:
+        return floats.Float16()
+
+
+@dataclass
+class BFloat16(WholeModel):
+    """The whole model in bfloat16: half the bytes, 8 significant bits, the range of float32."""
+
+    def codec(self) -> FloatCodec:
+        return floats.BFloat16()
+
+
+@dataclass
+class Int8(WholeModel):
+    """The whole model in a byte a value, relative to the largest of each block; unbiased rounding unless told."""
+
+    block: Annotated[int, Bounds(at_least=1)] = floats.Int8.block
+    unbiased: bool = floats.Int8.unbiased
+
+    def codec(self) -> FloatCodec:
+        return floats.Int8(self.block, self.unbiased)
+
+
+@dataclass
+class QSGD(WholeModel):
+    """Alistarh et al. 2017, QSGD: the whole model in `levels` parts of each bucket's norm; unbiased rounding.
+
+    The paper codes gradients in this way; here it is the model itself.
+    """
+
+    levels: Annotated[int, Bounds(at_least=1, at_most=2**15 - 1)] = floats.QSGD.levels
+    bucket: Annotated[int, Bounds(at_least=1)] = floats.QSGD.bucket
+
+    def codec(self) -> FloatCodec:
+        return floats.QSGD(self.levels, self.bucket)

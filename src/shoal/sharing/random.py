@@ -1,0 +1,49 @@
+"""Random sharing: a random fraction of the model, every round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.compression.compressors import DrawnCode, Fraction, Part, Values, kept
+from shoal.compression.floats import Float32
+from shoal.message import Params, Payload
+from shoal.randomness import derived_seed
+from shoal.sharing.heard import Heard, fill_in
+from shoal.sharing.sharing import Member
+from shoal.topologies.graph import NodeId
+
+
+@dataclass
+class Random:
+    """A random `fraction` of the coordinates, others each round; those missing are filled with the receiver's own.
+
+    A message carries the values and the seed that their positions follow from. With `common`, all nodes draw the same
+    coordinates in a round, so that each is averaged by all or by none, and doubly stochastic weights keep the mean
+    of all models. Without, each node draws its own, and a coordinate moves towards whoever happened to send it.
+    """
+
+    fraction: Fraction = 0.1
+    common: bool = True
+    values: Values = Float32()
+
+    def __post_init__(self) -> None:
+        self._code = DrawnCode(self.values)
+        self._heard: Heard[Part] = Heard(self._code.unpack)
+
+    def join(self, member: Member) -> None:
+        self._member = member
+
+    def start(self, params: Params) -> None:
+        self._count = kept(params.size, self.fraction)
+
+    def outgoing(self, params: Params, round: int) -> Payload:
+        who = () if self.common else (self._member.id,)
+        seed = derived_seed(self._member.seed, "random sharing", round, *who)
+        return self._code.pack(params, self._count, seed, self._member.rng("random sharing, rounding", round))
+
+    def check(self, payload: Payload, params: Params) -> None:
+        self._heard.check(payload, params.size)
+
+    def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
+        return fill_in(params, self._heard.take(received, params.size), weights)

@@ -1,0 +1,243 @@
+"""Data sharing: samples travel, each is kept once, models are left alone, and nodes learn what others hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.commons import Commons
+from shoal.data.dataset import Samples
+from shoal.data.local import NodeData
+from shoal.errors import ExperimentError, MessageError
+from shoal.experiment import Experiment
+from shoal.message import Payload
+from shoal.randomness import generator
+from shoal.records import RunFolder
+from shoal.sharing.data import DataSharing
+from shoal.sharing.sharing import Member
+from shoal.simulation.compute import Stacked
+from shoal.simulation.engine import Simulation
+from shoal.simulation.measure import pick
+from shoal.testing import check_sharing
+from shoal.training import TorchTrainer, Train
+
+MODEL = np.zeros(3, np.float32)
+
+
+def common(count: int = 30) -> Samples:
+    """Samples whose first value is their number, so that they can be told apart."""
+    x = np.zeros((count, 2), np.float32)
+    x[:, 0] = np.arange(count)
+    return Samples(x, np.arange(count) % 5)
+
+
+def joined(samples: int, held: list[int], id: int = 0) -> tuple[DataSharing, NodeData]:
+    data = NodeData(common(), np.array(held, np.int64), classes=5)
+    sharing = DataSharing(samples)
+    sharing.join(Member(id, 4, 7, ((3,),), data))
+    sharing.start(MODEL)
+    return sharing, data
+
+
+def numbers(data: NodeData) -> list[int]:
+    return sorted(int(n) for n in data.drawn(10**6, np.random.default_rng(0)).x[:, 0])
+
+
+# What is said and kept
+
+
+def test_a_node_draws_of_what_it_holds_anew_each_round() -> None:
+    sharing, _ = joined(4, list(range(10, 20)))
+    said = [sharing.outgoing(MODEL, r) for r in (0, 0, 1)]
+    assert np.array_equal(said[0].arrays["x"], said[1].arrays["x"])
+    assert not np.array_equal(said[0].arrays["x"], said[2].arrays["x"])
+    for payload in said:
+        drawn = payload.arrays["x"][:, 0].astype(int).tolist()
+        assert len(set(drawn)) == 4
+        assert set(drawn) <= set(range(10, 20))
+        assert payload.arrays["y"].tolist() == [n % 5 for n in drawn]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 29), max_size=12), max_size=5), st.sets(st.integers(0, 29), min_size=1))
+def test_every_sample_is_kept_once_and_the_model_left_alone(heard: list[list[int]], held: set[int]) -> None:
+    sharing, data = joined(4, sorted(held))
+    rows = common()
+    received = {peer: Payload({"x": rows.x[part], "y": rows.y[part]}) for peer, part in enumerate(heard)}
+    for payload in received.values():
+        sharing.check(payload, MODEL)
+    for _ in range(2):
+        merged = sharing.merge(MODEL, received, {})
+        assert np.array_equal(merged, MODEL)
+        assert merged is not MODEL
+        assert numbers(data) == sorted(held.union(*heard))
+
+
+def test_what_was_heard_is_passed_on() -> None:
+    sharing, _ = joined(100, [1])
+    sharing.merge(MODEL, {2: Payload({"x": common().x[[7]], "y": common().y[[7]]})}, {2: 0.5})
+    assert sorted(sharing.outgoing(MODEL, 1).arrays["x"][:, 0]) == [1, 7]
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_it_conforms_where_no_data_is_to_be_seen(size: int) -> None:
+    check_sharing(DataSharing, size)
+
+
+# What comes from the network
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (None, np.zeros(1, np.int64), "expected float32 samples"),
+        (np.zeros((1, 2), np.float32), None, "int64 labels"),
+        (np.zeros((1, 2), np.float64), np.zeros(1, np.int64), "float32 samples"),
+        (np.zeros((1, 2), np.float32), np.zeros(1, np.int32), "int64 labels"),
+        (np.zeros((2, 2), np.float32), np.zeros(1, np.int64), "a label for each"),
+        (np.zeros((), np.float32), np.zeros((), np.int64), "a label for each"),
+        (np.zeros((1, 2), np.float32), np.zeros((1, 1), np.int64), "a label for each"),
+        (np.zeros((1, 3), np.float32), np.zeros(1, np.int64), r"shape \(3,\), expected \(2,\)"),
+        (np.zeros(1, np.float32), np.zeros(1, np.int64), r"shape \(\), expected \(2,\)"),
+        (np.zeros((1, 2), np.float32), np.full(1, 5), "labels from 5 to 5, expected 0 to 4"),
+        (np.zeros((1, 2), np.float32), np.full(1, -1), "labels from -1"),
+        (np.full((1, 2), np.nan, np.float32), np.zeros(1, np.int64), "not finite"),
+    ],
+)
+def test_it_refuses_samples_that_are_not_of_this_data(x: Any, y: Any, said: str) -> None:
+    sharing, _ = joined(4, [1])
+    arrays = {name: array for name, array in (("x", x), ("y", y)) if array is not None}
+    with pytest.raises(MessageError, match=said):
+        sharing.check(Payload(arrays), MODEL)
+
+
+def test_a_node_whose_trainer_shows_no_data_says_nothing_and_takes_nothing() -> None:
+    sharing = DataSharing()
+    sharing.join(Member(0, 2, 0, ((3,),)))
+    nothing = sharing.outgoing(MODEL, 0)
+    assert nothing.arrays["y"].size == 0
+    sharing.check(nothing, MODEL)
+    with pytest.raises(MessageError, match="1 samples for a node whose trainer takes none"):
+        sharing.check(Payload({"x": np.zeros((1, 2), np.float32), "y": np.zeros(1, np.int64)}), MODEL)
+
+
+# Whole runs
+
+
+def experiment(**changed: Any) -> Experiment:
+    described: dict[str, Any] = {
+        "nodes": 5,
+        "seed": 2,
+        "algorithm": {"name": "dpsgd", "rounds": 5},
+        "sharing": {"name": "data", "samples": 64},
+        "topology": {"name": "full"},
+        "partition": {"name": "shards", "per_node": 2},
+        "model": {"name": "logistic"},
+        "training": {"lr": 0.5, "batch_size": 16, "local_steps": 40},
+        "evaluation": {"every": 0, "average": False},
+    }
+    return Experiment(**{**described, **changed})
+
+
+def accuracy(run: Any) -> float:
+    return float(run.summary["accuracy"]["mean"])
+
+
+def simulated(described: Experiment, folder: Path) -> Simulation:
+    simulation = Simulation(described, RunFolder.create(folder, described.name))
+    simulation.run()
+    return simulation
+
+
+@pytest.mark.filterwarnings("ignore::shoal.topologies.graph.TopologyWarning")
+def test_nodes_learn_what_the_others_hold_in_both_engines(tmp_path: Path) -> None:
+    described = experiment()
+    alone = experiment(topology={"name": "edges", "edges": []})
+    runs = [e.run(tmp_path) for e in (described, dataclasses.replace(described, engine="processes"), alone)]
+    models = [np.stack([np.load(run.folder.model(node)) for node in range(5)]) for run in runs]
+    assert np.array_equal(models[0], models[1])
+    assert runs[0].summary["bytes_sent"] == runs[1].summary["bytes_sent"]
+    assert accuracy(runs[2]) < 0.5  # each knows a few classes
+    assert accuracy(runs[0]) == accuracy(runs[1]) > accuracy(runs[2]) + 0.35
+
+
+def test_no_node_keeps_a_sample_twice_and_all_come_to_hold_nearly_all(tmp_path: Path) -> None:
+    simulation = simulated(experiment(sharing={"name": "data", "samples": 400}), tmp_path)
+    total = len(simulation.commons.data.train)
+    for node in simulation.nodes:
+        data = node.trainer.data  # type: ignore[attr-defined]
+        held = data.drawn(10 * total, np.random.default_rng(0))
+        assert len(data) == len(held)
+        assert len(np.unique(np.column_stack([held.x, held.y]), axis=0)) == len(held)
+        assert 0.9 * total < len(data) <= total
+
+
+def test_with_stacking_nodes_that_were_sent_samples_train_alone_and_alike(tmp_path: Path) -> None:
+    apart, stacked = (
+        simulated(experiment(simulation={"batching": way}, algorithm={"name": "dpsgd", "rounds": 3}), tmp_path)
+        for way in ("off", "vmap")
+    )
+    for one, other in zip(apart.nodes, stacked.nodes, strict=True):
+        np.testing.assert_allclose(one.params, other.params, atol=1e-3)
+        assert one.trainer.samples == other.trainer.samples > 5 * 64
+
+
+def test_works_of_nodes_with_added_samples_are_not_stacked() -> None:
+    commons = Commons(experiment())
+    trainers = [_trainer(commons, node) for node in range(3)]
+    works = [Train(trainer, commons.initial) for trainer in trainers]
+    assert len({work.together for work in works}) == 1
+    others = trainers[1].data.drawn(20, np.random.default_rng(0))
+    assert trainers[0].data.add(others) == 20
+    assert len({work.together for work in works}) == 2
+    alone = [_trainer(commons, node) for node in range(3)]
+    alone[0].data.add(others)
+    expected = [trainer.train(commons.initial) for trainer in alone]
+    for found, wanted in zip(Stacked().run(works), expected, strict=True):
+        np.testing.assert_allclose(found.params, wanted.params, atol=1e-4)
+
+
+def _trainer(commons: Commons, node: int) -> TorchTrainer:
+    return TorchTrainer(
+        commons.learner(commons.experiment.training), commons.parts[node], generator(1, "t", node), 0.01
+    )
+
+
+@pytest.mark.parametrize(
+    "grouped",
+    [
+        {},
+        {"sharing": {"name": "full"}, "group": [{"nodes": "3-4", "sharing": {"name": "data"}}]},
+    ],
+    ids=["all", "some"],
+)
+def test_a_pool_is_never_picked_and_refused_when_asked_for(grouped: dict[str, Any]) -> None:
+    described = experiment(**grouped)
+    commons = Commons(described)
+    assert pick(described, commons) == "off"
+    for way in ("off", "vmap"):
+        assert pick(dataclasses.replace(described, simulation={"batching": way}), commons) == way  # type: ignore[arg-type]
+    pooled = dataclasses.replace(described, simulation={"batching": "pool"})  # type: ignore[arg-type]
+    with pytest.raises(ExperimentError, match=r"simulation.batching = 'pool': .* use 'off' or 'vmap'"):
+        pick(pooled, commons)
+
+
+def test_other_sharings_may_have_a_pool() -> None:
+    described = experiment(sharing={"name": "full"}, simulation={"batching": "pool"})
+    assert pick(described, Commons(described)) == "pool"
+
+
+def test_a_node_restored_holds_what_it_was_sent(tmp_path: Path) -> None:
+    simulation = simulated(experiment(), tmp_path)
+    node = simulation.nodes[0]
+    anew = Simulation(experiment(), RunFolder.create(tmp_path, "anew")).nodes[0]
+    anew.restore(node.state())
+    assert anew.samples == node.samples
+    said = [n.sharing.outgoing(n.params, 9) for n in (node, anew)]
+    assert np.array_equal(said[0].arrays["x"], said[1].arrays["x"])  # type: ignore[union-attr]

@@ -1,0 +1,334 @@
+"""PowerGossip against whole matrices in NumPy; what it keeps, what it reaches, and what it makes of lost messages."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.errors import ExperimentError, MessageError
+from shoal.experiment import Experiment
+from shoal.message import Params, Payload
+from shoal.randomness import generator
+from shoal.sharing.powergossip import PowerGossip
+from shoal.sharing.sharing import Member
+from shoal.testing import check_sharing
+
+SHAPES = ((6, 2, 2), (6,), (5, 8), (5,))
+
+
+class Nodes:
+    """Nodes on a full graph with equal weights, or on the edges that are given, and what gets through."""
+
+    def __init__(self, count: int, shapes: tuple[tuple[int, ...], ...] = SHAPES, rank: int = 1, seed: int = 3) -> None:
+        self.sharings = [PowerGossip(rank) for _ in range(count)]
+        self.size = sum(math.prod(shape) for shape in shapes)
+        for id, sharing in enumerate(self.sharings):
+            sharing.join(Member(id, count, seed, shapes))
+            sharing.start(np.zeros(self.size, np.float32))
+        self.weight = 1 / count
+        self.round = 0
+
+    def talk(
+        self,
+        models: list[Params],
+        linked: Callable[[int, int], bool] = lambda i, j: True,
+        arrives: Callable[[int, int], bool] = lambda sender, receiver: True,
+    ) -> list[Params]:
+        nodes = range(len(models))
+        said = [sharing.outgoing(model, self.round) for sharing, model in zip(self.sharings, models, strict=True)]
+        payloads = {(i, j): said[i](j) for i in nodes for j in nodes if i != j and linked(i, j)}
+        self.round += 1
+        merged = []
+        for i in nodes:
+            heard = {j: payloads[j, i] for j in nodes if (j, i) in payloads and arrives(j, i)}
+            for payload in heard.values():
+                self.sharings[i].check(payload, models[i])
+            merged.append(self.sharings[i].merge(models[i], heard, dict.fromkeys(heard, self.weight)))
+        return merged
+
+    def edge(self, i: int, j: int) -> dict[str, Any]:
+        found: dict[str, Any] = self.sharings[i].state()["edges"][str(j)]
+        return found
+
+
+def drawn(count: int, size: int, seed: int = 0) -> list[Params]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(size).astype(np.float32) for _ in range(count)]
+
+
+# The oracle
+
+
+def follow(models: list[Params], rounds: int, rank: int, seed: int, steps: list[list[Params]]) -> list[Any]:
+    """All models after some rounds on a full graph with equal weights, matrix by matrix, in double precision."""
+    count = len(models)
+    layout = [(0, 6, 4), (30, 5, 8)]  # the matrices of SHAPES; the rest of them are vectors
+    plain = np.r_[24:30, 70:75]
+    now = [m.astype(np.float64) for m in models]
+    bases: dict[tuple[int, int, int], Any] = {}
+    for r in range(rounds):
+        now = [m + step for m, step in zip(now, steps[r], strict=True)]
+        changed = [m.copy() for m in now]
+        for i in range(count):
+            for j in range(i + 1, count):
+                for at, (start, rows, columns) in enumerate(layout):
+                    where = slice(start, start + rows * columns)
+                    d = (now[j][where] - now[i][where]).reshape(rows, columns)
+                    if r == 0:
+                        first = generator(seed, "powergossip", i, j, 0, at).standard_normal((rank, columns), np.float32)
+                        bases[i, j, at] = np.linalg.qr(first.T.astype(np.float64))[0]
+                    v = bases[i, j, at]
+                    if r % 2 == 0:
+                        p, seen = d @ v, d @ v @ v.T
+                    else:
+                        p, seen = d.T @ v, v @ v.T @ d
+                    bases[i, j, at] = np.linalg.qr(p)[0]
+                    changed[i][where] += seen.reshape(-1) / count
+                    changed[j][where] -= seen.reshape(-1) / count
+                changed[i][plain] += (now[j] - now[i])[plain] / count
+                changed[j][plain] += (now[i] - now[j])[plain] / count
+        now = changed
+    return now
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_models_follow_the_whole_matrices(rank: int) -> None:
+    nodes = Nodes(3, rank=rank)
+    models = drawn(3, nodes.size)
+    steps = [drawn(3, nodes.size, seed=10 + r) for r in range(5)]
+    expected = follow(models, 5, rank, 3, steps)
+    for trained in steps:
+        models = nodes.talk([m + s for m, s in zip(models, trained, strict=True)])
+    assert np.abs(models[0] - models[1]).max() > 0.1
+    np.testing.assert_allclose(models, expected, atol=2e-4)
+
+
+# What it keeps
+
+
+tensors = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=4).map(tuple)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tensors, st.integers(1, 3), st.integers(0, 2**32))
+def test_the_mean_is_kept_and_the_ends_of_an_edge_agree_to_the_bit(
+    shapes: tuple[tuple[int, ...], ...], rank: int, seed: int
+) -> None:
+    nodes = Nodes(3, shapes, rank, seed)
+    models = drawn(3, nodes.size, seed)
+    for _ in range(4):
+        before = np.mean(models, axis=0, dtype=np.float64)
+        models = nodes.talk(models)
+        np.testing.assert_allclose(np.mean(models, axis=0, dtype=np.float64), before, atol=1e-5)
+        for i, j in ((0, 1), (0, 2), (1, 2)):
+            one, other = nodes.edge(i, j), nodes.edge(j, i)
+            assert one["step"] == other["step"] == nodes.round
+            assert one["basis"].tobytes() == other["basis"].tobytes()
+            assert np.isfinite(one["basis"]).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 3), st.integers(0, 2**32))
+def test_what_is_shared_on_an_edge_is_an_orthonormal_basis(rows: int, columns: int, rank: int, seed: int) -> None:
+    nodes = Nodes(2, ((rows, columns),), rank, seed)
+    models = drawn(2, nodes.size, seed)
+    for side in (rows, columns, rows):
+        models = nodes.talk(models)
+        kept = min(rank, rows, columns)
+        basis = nodes.edge(0, 1)["basis"].reshape(kept, side)
+        np.testing.assert_allclose(basis @ basis.T, np.eye(kept), atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize(
+    "shapes",
+    [((5, 4), (3,)), ((1, 7), (7, 1), (), (0, 3), (2, 3, 2)), ((), ()), ((4, 4),), ((0, 2), (3,))],
+    ids=["usual", "odd", "scalars", "matrix", "empty"],
+)
+def test_it_conforms_for_tensors_of_any_shape(shapes: tuple[tuple[int, ...], ...], rank: int) -> None:
+    check_sharing(lambda: PowerGossip(rank), seed=4, shapes=shapes)
+
+
+# What it reaches
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_two_nodes_lose_a_difference_of_that_rank_in_two_steps(rank: int) -> None:
+    nodes = Nodes(2, ((8, 9),), rank)
+    base, other = drawn(2, 72)
+    rng = np.random.default_rng(1)
+    between = (rng.standard_normal((8, rank)) @ rng.standard_normal((rank, 9))).astype(np.float32).reshape(-1)
+    models = [base, base + between]
+    nodes.talk([other, other])  # the first V saw equal models
+    for _ in range(2):
+        models = nodes.talk(models)
+    np.testing.assert_allclose(models[0], models[1], atol=1e-4)
+    np.testing.assert_allclose(models[0], base + between / 2, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_nodes_that_do_not_train_reach_consensus_and_never_part(count: int, rank: int) -> None:
+    nodes = Nodes(count, rank=rank)
+    models = drawn(count, nodes.size)
+    mean = np.mean(models, axis=0)
+    apart = [float(np.linalg.norm(np.stack(models) - mean))]
+    for _ in range(150):
+        models = nodes.talk(models)
+        apart.append(float(np.linalg.norm(np.stack(models) - mean)))
+    assert all(after <= before * (1 + 1e-5) + 1e-4 for before, after in itertools.pairwise(apart))
+    np.testing.assert_allclose(models, np.tile(mean, (count, 1)), atol=1e-3)
+
+
+def test_a_difference_that_v_does_not_see_is_found_later() -> None:
+    nodes = Nodes(2, ((4, 4),))
+    zero = np.zeros(16, np.float32)
+    for _ in range(3):
+        nodes.talk([zero, zero])  # equal models leave no direction: V is drawn anew
+    bases = [nodes.edge(0, 1)["basis"]]
+    nodes.talk([zero, zero])
+    assert not np.allclose(bases[0], nodes.edge(0, 1)["basis"])
+    models = [zero, np.eye(4, dtype=np.float32).reshape(-1)]
+    for _ in range(20):
+        models = nodes.talk(models)
+    np.testing.assert_allclose(models[0], models[1], atol=1e-4)
+
+
+# Links that rest, and messages that are lost
+
+
+def test_an_edge_that_rests_goes_on_where_it_was() -> None:
+    nodes = Nodes(3)
+    models = drawn(3, nodes.size)
+    mean = np.mean(models, axis=0)
+    for r in range(120):
+        models = nodes.talk(models, linked=lambda i, j, r=r: {i, j} != {r % 3, (r + 1) % 3})
+        np.testing.assert_allclose(np.mean(models, axis=0), mean, atol=1e-4)
+    np.testing.assert_allclose(models, np.tile(mean, (3, 1)), atol=1e-2)
+    assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"] == 80
+
+
+@pytest.mark.parametrize(("rest", "step"), [(8, 4), (9, 1)])
+def test_an_edge_is_forgotten_on_both_ends_when_it_rests_too_long(rest: int, step: int) -> None:
+    nodes = Nodes(2)
+    models = drawn(2, nodes.size)
+    for r in range(3 + rest):
+        models = nodes.talk(models, linked=lambda i, j, r=r: r < 3 or r == 2 + rest)
+    assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"] == step
+    assert nodes.edge(0, 1)["basis"].tobytes() == nodes.edge(1, 0)["basis"].tobytes()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8))
+def test_ends_that_missed_messages_start_again_together(arrived: list[tuple[bool, bool]]) -> None:
+    nodes = Nodes(2)
+    models = drawn(2, nodes.size)
+    for there, back in arrived:
+        models = nodes.talk(models, arrives=lambda sender, _, t=there, b=back: t if sender == 0 else b)
+    out_of_step = nodes.edge(0, 1)["step"] != nodes.edge(1, 0)["step"]
+    before = models
+    models = nodes.talk(models)
+    assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"]
+    assert nodes.edge(0, 1)["basis"].tobytes() == nodes.edge(1, 0)["basis"].tobytes()
+    if out_of_step:
+        assert np.array_equal(models, before)  # a round left out, so that nothing is added to one end alone
+    mean = np.mean(models, axis=0)
+    models = nodes.talk(models)
+    np.testing.assert_allclose(np.mean(models, axis=0), mean, atol=1e-5)
+
+
+def test_who_speaks_without_being_spoken_to_is_not_heard() -> None:
+    nodes = Nodes(2)
+    models = drawn(2, nodes.size)
+    payload = nodes.sharings[1].outgoing(models[1], 0)(0)
+    nodes.sharings[0].outgoing(models[0], 0)
+    assert np.array_equal(nodes.sharings[0].merge(models[0], {1: payload}, {1: 0.5}), models[0])
+
+
+# What comes from the network
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fields", "said"),
+    [
+        ({}, {"step": 0}, "expected one float32 vector 'values' of 22 numbers in step 0"),
+        ({"values": np.zeros(23, np.float32)}, {"step": 0}, "of 22 numbers"),
+        ({"values": np.zeros(22, np.float64)}, {"step": 0}, "float32"),
+        ({"values": np.zeros((22, 1), np.float32)}, {"step": 0}, "of 22 numbers"),
+        ({"values": np.zeros(22, np.float32)}, {"step": 1}, "of 23 numbers in step 1"),
+        ({"values": np.full(22, np.nan, np.float32)}, {"step": 0}, "not finite"),
+        ({"values": np.full(22, np.inf, np.float32)}, {"step": 0}, "not finite"),
+        ({"values": np.zeros(22, np.float32)}, {}, "step is None"),
+        ({"values": np.zeros(22, np.float32)}, {"step": -2}, "step is -2"),
+        ({"values": np.zeros(22, np.float32)}, {"step": 2**63}, "expected a whole number"),
+        ({"values": np.zeros(22, np.float32)}, {"step": False}, "step is False"),
+        ({"values": np.zeros(22, np.float32)}, {"step": 0.0}, "step is 0.0"),
+        ({"values": np.zeros(22, np.float32)}, {"step": "0"}, "step is '0'"),
+    ],
+)
+def test_it_refuses_what_it_cannot_merge(arrays: dict[str, Any], fields: dict[str, Any], said: str) -> None:
+    nodes = Nodes(2)
+    with pytest.raises(MessageError, match=said):
+        nodes.sharings[0].check(Payload(arrays, fields), np.zeros(nodes.size, np.float32))
+
+
+def test_a_neighbour_that_claims_any_step_only_sets_the_edge_back() -> None:
+    nodes = Nodes(2)
+    (model,) = drawn(1, nodes.size)
+    for step in (5, 2**62 - 1, 0, 1):
+        nodes.sharings[0].outgoing(model, 0)(1)
+        payload = Payload({"values": np.ones(22 + step % 2, np.float32)}, {"step": step})
+        nodes.sharings[0].check(payload, model)
+        merged = nodes.sharings[0].merge(model, {1: payload}, {1: 0.5})
+        assert np.array_equal(merged, model)
+
+
+# Whole runs
+
+
+def experiment(**changed: Any) -> Experiment:
+    described: dict[str, Any] = {
+        "nodes": 4,
+        "seed": 5,
+        "algorithm": {"name": "dpsgd", "rounds": 4},
+        "sharing": {"name": "powergossip"},
+        "partition": {"name": "dirichlet", "alpha": 0.5},
+        "evaluation": {"every": 0},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**described, **changed})
+
+
+def models_of(run: Any) -> Any:
+    return np.stack([np.load(run.folder.model(node)) for node in range(4)])
+
+
+@pytest.mark.parametrize("topology", [{"name": "ring"}, {"name": "regular", "degree": 2, "dynamic": True}])
+def test_both_engines_agree_to_the_bit_and_send_little(topology: dict[str, Any], tmp_path: Path) -> None:
+    described = experiment(topology=topology)
+    full = experiment(topology=topology, sharing={"name": "full"})
+    runs = [e.run(tmp_path) for e in (described, dataclasses.replace(described, engine="processes"), full)]
+    assert np.array_equal(models_of(runs[0]), models_of(runs[1]))
+    sent = [run.summary["bytes_sent"]["total"] for run in runs]
+    assert sent[0] == sent[1] < 0.15 * sent[2]
+
+
+def test_a_node_that_dies_leaves_the_others_at_work(tmp_path: Path) -> None:
+    run = experiment(fault=[{"kind": "crash", "node": 1, "round": 2}]).run(tmp_path)
+    assert run.summary["status"] == "incomplete"
+    assert run.summary["rounds"] == 4
+
+
+@pytest.mark.parametrize("topology", [{"name": "one-peer-exponential"}, {"name": "random-out", "peers": 2}])
+def test_links_that_go_one_way_are_refused(topology: dict[str, Any]) -> None:
+    with pytest.raises(ExperimentError, match=f"topology = '{topology['name']}' has links that go one way"):
+        experiment(topology=topology, nodes=6)
