@@ -254,3 +254,27 @@ def test_every_message_goes_to_one_receive_or_is_kept_or_is_counted_as_late(scri
         taken.extend(id(m) for m in rest.messages)
     assert len(set(taken)) == len(taken)
     assert len(taken) + mailbox.late == put
+
+
+# The first of several
+
+
+def test_the_first_of_several_ends_the_wait_and_the_others_are_left() -> None:
+    mailbox = Mailbox()
+    woken = Woken()
+    waiter = mailbox.ask(Filter("model", None, (1, 2), first=True), woken)
+    for sender in (3, 2, 1):
+        mailbox.put(message(sender))
+    assert (waiter.done, woken.times, [m.sender for m in waiter.messages]) == (True, 1, [2])
+    assert [m.sender for m in ask(mailbox, "model", None, 1)[0].messages] == [1]
+
+
+def test_a_wait_for_the_first_of_several_ends_when_all_of_them_have_died() -> None:
+    mailbox = Mailbox()
+    woken = Woken()
+    waiter = mailbox.ask(Filter("model", None, (1, 2), first=True), woken)
+    mailbox.lose(1)
+    assert not waiter.done
+    mailbox.lose(2)
+    assert (waiter.done, woken.times, waiter.messages) == (True, 1, [])
+    assert mailbox.ask(Filter("model", None, (), first=True), woken).done

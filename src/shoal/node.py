@@ -87,6 +87,9 @@ class OnGraph:
 Mixings: TypeAlias = Callable[[Topology, WeightScheme | None], Mixing]
 """What a topology is on the nodes of this run; weighted as the experiment says, or by the scheme that is named."""
 
+Check: TypeAlias = Callable[[Payload], object]
+"""Raises `MessageError` for a payload of an algorithm's own that it cannot use."""
+
 MODEL = "model"
 """The kind of message that carries what the sharing says; other kinds are the algorithm's own."""
 
@@ -133,7 +136,7 @@ class Node:
         self.bytes_sent = 0
         self.messages_sent = 0
         self.rejected = 0
-        """Payloads that the sharing refused."""
+        """Payloads that the sharing or the algorithm refused."""
         self.runtime = runtime
         self.trainer = trainer
         self.receive_timeout = receive_timeout
@@ -232,9 +235,18 @@ class Node:
                 self.messages_sent += 1
 
     async def receive_each(
-        self, peers: Peers | Iterable[NodeId], *, round: int, kind: str = MODEL, timeout: float | None = None
+        self,
+        peers: Peers | Iterable[NodeId],
+        *,
+        round: int,
+        kind: str = MODEL,
+        timeout: float | None = None,
+        check: Check | None = None,
     ) -> Received:
-        """One payload from each of `peers` for this round, without those that died, kept silent, or sent nonsense."""
+        """One payload from each of `peers` for this round, without those that died, kept silent, or sent nonsense.
+
+        Nonsense is what the sharing refuses, in messages of kind "model", and what `check` does; it is counted.
+        """
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
         patience = self.receive_timeout if timeout is None else timeout
         messages = await self.runtime.receive(Filter(kind, round, senders), patience)
@@ -244,9 +256,20 @@ class Node:
         received = Received(peers if isinstance(peers, Peers) else None)
         messages.sort(key=_sender)
         for message in messages:
-            if self._accepts(message):
+            if self._accepts(message, check):
                 received[message.sender] = message.payload
         return received
+
+    async def receive_first(
+        self, peers: Iterable[NodeId], *, kind: str = MODEL, timeout: float | None = None
+    ) -> Message | None:
+        """The next message of this kind from any of `peers`. None when all of them have died, or kept silent."""
+        wanted = Filter(kind, senders=tuple(sorted(peers)), first=True)
+        patience = self.receive_timeout if timeout is None else timeout
+        while messages := await self.runtime.receive(wanted, patience):
+            if self._accepts(messages[0]):
+                return messages[0]
+        return None
 
     async def receive(
         self,
@@ -255,8 +278,9 @@ class Node:
         round: int | None = None,
         sender: NodeId | None = None,
         timeout: float | None = None,
+        check: Check | None = None,
     ) -> Message | None:
-        """The next message of this kind, from anyone or from `sender`.
+        """The next message of this kind, from anyone or from `sender`, that neither sharing nor `check` refuses.
 
         None when `timeout` seconds have passed, and when `sender` has died. Without a timeout it waits for ever.
         """
@@ -265,7 +289,7 @@ class Node:
             timeout = math.inf  # None would be as long as the engine has patience with one peer
         until = None if timeout is None else self.now() + timeout
         while messages := await self.runtime.receive(wanted, timeout):
-            if self._accepts(messages[0]):
+            if self._accepts(messages[0], check):
                 return messages[0]
             timeout = None if until is None else max(0.0, until - self.now())
         return None
@@ -335,13 +359,15 @@ class Node:
         if self._schedule.averaged:
             self._observer.model(round, self.params)
 
-    def _accepts(self, message: Message) -> bool:
-        if self._check is not None and message.kind == MODEL:
-            try:
+    def _accepts(self, message: Message, check: Check | None = None) -> bool:
+        try:
+            if self._check is not None and message.kind == MODEL:
                 self._check(message.payload, self._params)
-            except MessageError as error:
-                self.reject(message, str(error))
-                return False
+            if check is not None:
+                check(message.payload)
+        except MessageError as error:
+            self.reject(message, str(error))
+            return False
         return True
 
     def _report_missing(self, senders: tuple[NodeId, ...], messages: list[Message], round: int) -> None:

@@ -20,18 +20,20 @@ R = TypeVar("R", covariant=True)
 class Filter(msgspec.Struct, frozen=True, gc=False):
     """Which messages a receive waits for.
 
-    With `senders`, one message from each of them; without, one message from anyone. `round` None is any round.
+    With `senders`, one message from each of them, or with `first` one from any of them; without, one message from
+    anyone. `round` None is any round.
     """
 
     kind: str
     round: int | None = None
     senders: tuple[NodeId, ...] | None = None
+    first: bool = False
 
     def __str__(self) -> str:
         which = f"{self.kind!r}" if self.round is None else f"{self.kind!r} of round {self.round}"
         if self.senders is None:
             return f"{which} from anyone"
-        return f"{which} from {', '.join(str(s) for s in self.senders)}"
+        return f"{which} from {'any of ' if self.first else ''}{', '.join(str(s) for s in self.senders)}"
 
 
 class Work(Protocol[R]):
@@ -104,7 +106,10 @@ class Waiter:
             if self.messages:
                 return False
         elif message.sender in self._missing:
-            self._missing.remove(message.sender)
+            if self.wanted.first:
+                self._missing.clear()
+            else:
+                self._missing.remove(message.sender)
         else:
             return False
         self.messages.append(message)

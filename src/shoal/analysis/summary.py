@@ -43,6 +43,7 @@ def summarize(
             sent[node] = (record.bytes_sent, record.messages_sent)
         elif isinstance(record, Event):
             events[record.what] = events.get(record.what, 0) + 1
+    latest = {node: e for node, e in latest.items() if node not in outcome.lost} or latest  # models that there are
     last_round = max((e.round for e in latest.values()), default=-1)
     final = [e for _, e in sorted(latest.items()) if e.round == last_round]
     # Averages are evaluated beside each other: the last to be written need not be the last round's.

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from shoal.processes import control
 from shoal.processes.slots import Slots
 from shoal.processes.transport import Transport
 from shoal.records import End, Evaluation, Event, Lines, Record, Round, RunFolder
-from shoal.runtime import Filter, Mailbox, Work
+from shoal.runtime import Filter, Mailbox, Waiter, Work
 from shoal.topologies.graph import NodeId
 
 R = TypeVar("R")
@@ -53,8 +53,11 @@ class ProcessRuntime:
         slots: Slots,
         trainings_per_slot: float = 1.0,
         min_patience: float = 60.0,
+        serves: bool = False,
     ) -> None:
         self.id = id
+        self._serves = serves
+        self._longest_answer: float | None = None
         self._min_patience = min_patience
         self.trainings_per_slot = trainings_per_slot
         """How many nodes' trainings follow each other in one slot, in a round."""
@@ -101,10 +104,12 @@ class ProcessRuntime:
         waiter = self.mailbox.ask(wanted, wake)
         if waiter.done:
             return waiter.messages
-        if timeout is None and wanted.senders is not None:
+        if timeout is None and wanted.senders is not None and not self._serves:
             timeout = self.patience()
         try:
-            if timeout is None or timeout == math.inf:
+            if timeout is None and wanted.senders is not None:
+                await self._wait_for_answers(waiter, future)
+            elif timeout is None or timeout == math.inf:
                 await future
             else:
                 await self._wait(future, timeout, wake)
@@ -141,6 +146,23 @@ class ProcessRuntime:
                 await future
         finally:
             timer.cancel()
+
+    async def _wait_for_answers(self, waiter: Waiter, future: asyncio.Future[None]) -> None:
+        """Wait as one that does not train, and so cannot know from itself how long the others take.
+
+        Before the first answer ever, it waits as long as it takes: should all be hung, the supervisor ends them. After
+        that, it goes on when nobody has answered for several times as long as the longest so far.
+        """
+        heard, since = len(waiter.messages), self.now()
+        while not future.done():
+            with nullcontext() if self._longest_answer is None else self._busy():
+                await asyncio.wait([future], timeout=min(1.0, self._min_patience))
+            now = self.now()
+            if len(waiter.messages) > heard:
+                self._longest_answer = max(self._longest_answer or 0.0, now - since)
+                heard, since = len(waiter.messages), now
+            elif now - since > self._min_patience + ROUNDS_OF_PATIENCE * (self._longest_answer or math.inf):
+                return
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -359,7 +381,8 @@ async def _take_part(
     line.say(control.Hello(id, start.run, transport.endpoint))
     go = await line.go
     transport.start(go.endpoints)
-    runtime = ProcessRuntime(id, transport, mailbox, slots, experiment.nodes / slots.count, plan.patience)
+    serves = id >= experiment.nodes
+    runtime = ProcessRuntime(id, transport, mailbox, slots, experiment.nodes / slots.count, plan.patience, serves)
     watcher = Watcher(id, lines, line, {f.round: f for f in experiment.fault if f.node == id})
     watcher.now = rejected.now = runtime.now
     node = commons.node(id, runtime, watcher, start.run, plan.receive_timeout)
@@ -367,7 +390,7 @@ async def _take_part(
     pulse = asyncio.create_task(_beat(id, runtime, line, plan.patience / BEATS))
     cpu = time.process_time()
     try:
-        await _until_nobody_is_served(commons.live(node), line, served=id >= experiment.nodes)
+        await _until_nobody_is_served(commons.live(node), line, serves)
     except asyncio.CancelledError:
         if runtime.failure is None:
             raise
@@ -410,9 +433,9 @@ def _first_peers(commons: Commons, id: NodeId) -> int:
     return len(commons.mixing.peers(id, 0).to) if id < nodes else nodes
 
 
-async def _until_nobody_is_served(life: Coroutine[Any, Any, None], line: Supervised, served: bool) -> None:
+async def _until_nobody_is_served(life: Coroutine[Any, Any, None], line: Supervised, serves: bool) -> None:
     """Live to the end; a node that serves ends, at the latest, when the last of the others has."""
-    if not served:
+    if not serves:
         await life
         return
     living = asyncio.ensure_future(life)

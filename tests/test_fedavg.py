@@ -1,0 +1,375 @@
+"""FedAvg follows x ← Σ n_k·train_k(x) / Σ n_k, or its server's optimizer: against a page of NumPy, in both engines."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import Said
+from shoal.algorithms.fedavg import FedAvg
+from shoal.algorithms.server_optimizers import Adagrad, Adam, Average, Momentum, Yogi
+from shoal.commons import Commons
+from shoal.errors import ExperimentError
+from shoal.experiment import Experiment
+from shoal.message import Message, Payload
+from shoal.processes.node_process import ProcessRuntime
+from shoal.randomness import generator
+from shoal.records import Evaluation, Event, Round, RunFolder
+from shoal.runtime import Filter, Mailbox
+from shoal.sharing.full import Full
+from shoal.testing import FakeRuntime, Faults
+from shoal.training import Batches
+from test_dpsgd import gradient
+
+NODES, ROUNDS, STEPS, BATCH, RATE = 5, 4, 2, 16, 0.2
+SERVER = NODES
+
+
+# The oracle
+
+
+def follow(
+    described: Experiment, fraction: float = 1.0, server: Any = None, dead: Any = (), since: int = ROUNDS
+) -> Any:
+    """The server's model after the last round, in double precision; clients in `dead` are so from a round on."""
+    commons, training = Commons(described), described.training
+    data = commons.data.train
+    generators = [generator(described.seed, "training", node) for node in range(NODES)]
+    streams = [Batches(part, BATCH, rng) for part, rng in zip(commons.parts, generators, strict=True)]
+    drawing = generator(described.seed, "clients", SERVER)
+    x = commons.initial.astype(np.float64)
+    m, v = np.zeros_like(x), np.full_like(x, getattr(server, "tau", 0.0) ** 2)
+    for r in range(ROUNDS):
+        alive = [c for c in range(NODES) if c not in dead or r <= since]  # it dies when it has been called
+        drawn = sorted(drawing.choice(alive, max(1, round(fraction * len(alive))), replace=False))
+        total, average = 0, np.zeros_like(x)
+        for client in drawn:
+            if client in dead and r >= since:
+                continue
+            held, local = len(commons.parts[client]), x.copy()
+            epochs = training.local_epochs
+            for batch in streams[client].take(STEPS if epochs is None else math.ceil(epochs * held / BATCH)):
+                slope = gradient(local, data.x[batch].astype(np.float64), data.y[batch])
+                local -= RATE * (slope + training.proximal * (local - x))
+            generators[client].integers(2**63)  # the seed of dropout, of which there is none
+            total, average = total + held, average + held * local
+        delta = average / total - x
+        if isinstance(server, Momentum):
+            m = server.momentum * m + delta
+            x = x + server.lr * m
+        elif isinstance(server, Adam | Adagrad):
+            m = server.beta1 * m + (1 - server.beta1) * delta
+            if isinstance(server, Adagrad):
+                v = v + delta**2
+            elif isinstance(server, Yogi):
+                v = v - (1 - server.beta2) * delta**2 * np.sign(v - delta**2)
+            else:
+                v = server.beta2 * v + (1 - server.beta2) * delta**2
+            x = x + server.lr * m / (np.sqrt(v) + server.tau)
+        else:
+            x = x + (1.0 if server is None else server.lr) * delta
+    return x
+
+
+# The runs
+
+
+def experiment(algorithm: FedAvg | None = None, training: Any = None, **changed: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "nodes": NODES,
+        "seed": 5,
+        "algorithm": algorithm or FedAvg(ROUNDS),
+        "partition": {"name": "dirichlet", "alpha": 0.5},
+        "model": {"name": "logistic"},
+        "training": {"lr": RATE, "batch_size": BATCH, **(training or {"local_steps": STEPS})},
+        "evaluation": {"every": 2},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**settings, **changed})
+
+
+def models_of(run: Any) -> Any:
+    return np.stack([np.load(run.folder.model(node)) for node in range(NODES + 1)])
+
+
+def records(folder: RunFolder, node: int, kind: type) -> list[Any]:
+    return [r for r in folder.read(node) if isinstance(r, kind)]
+
+
+def in_both(described: Experiment, root: Path) -> list[Any]:
+    """The run in the simulation, and as processes."""
+    return [dataclasses.replace(described, engine=engine).run(root) for engine in ("simulation", "processes")]
+
+
+@pytest.mark.parametrize("fraction", [0.4, 1.0])
+@pytest.mark.parametrize(
+    "server",
+    [
+        Average(),
+        Average(lr=0.5),
+        Momentum(momentum=0.7),
+        Adam(lr=0.05, tau=0.01),
+        Yogi(lr=0.05, tau=0.01),
+        Adagrad(lr=0.1, beta1=0.5, tau=0.01),
+    ],
+    ids=lambda s: f"{type(s).__name__}-{s.lr}",
+)
+def test_the_server_s_model_follows_the_paper(server: Any, fraction: float, tmp_path: Path) -> None:
+    described = experiment(FedAvg(ROUNDS, fraction, server))
+    expected = follow(described, fraction, server)
+    models = models_of(described.run(tmp_path))
+    assert np.abs(expected - Commons(described).initial).max() > 0.05
+    np.testing.assert_allclose(models, np.tile(expected, (NODES + 1, 1)), atol=5e-5)
+
+
+def test_clients_trained_together_are_averaged_alike(tmp_path: Path) -> None:
+    described = experiment(simulation={"batching": "vmap"})
+    np.testing.assert_allclose(models_of(described.run(tmp_path))[SERVER], follow(described), atol=5e-5)
+
+
+@pytest.mark.parametrize("more", [{"proximal": 2.0}, {"proximal": 0.5, "local_epochs": 1}], ids=["steps", "epochs"])
+def test_fedprox_holds_clients_near_the_server_s_model(more: dict[str, Any], tmp_path: Path) -> None:
+    training = {"local_steps": STEPS, **more} if "local_epochs" not in more else more
+    described = experiment(training=training)
+    model, expected = models_of(described.run(tmp_path))[SERVER], follow(described)
+    np.testing.assert_allclose(model, expected, atol=5e-5)
+    free = follow(experiment(training={k: v for k, v in training.items() if k != "proximal"}))
+    start = Commons(described).initial
+    assert np.linalg.norm(expected - start) < 0.97 * np.linalg.norm(free - start)
+
+
+def test_who_holds_more_trains_longer_with_local_epochs(tmp_path: Path) -> None:
+    described = experiment(FedAvg(ROUNDS, 0.6), training={"local_epochs": 1})
+    assert len({len(part) for part in Commons(described).parts}) > 1
+    np.testing.assert_allclose(models_of(described.run(tmp_path))[SERVER], follow(described, 0.6), atol=5e-5)
+
+
+def test_processes_agree_with_the_simulation_to_the_bit(tmp_path: Path) -> None:
+    described = experiment(FedAvg(ROUNDS, 0.5, Momentum()))
+    runs = in_both(described, tmp_path)
+    assert np.array_equal(*map(models_of, runs))
+    np.testing.assert_allclose(models_of(runs[1])[SERVER], follow(described, 0.5, Momentum()), atol=5e-5)
+    for counted in ("digest", "bytes_sent", "messages_sent", "rounds", "accuracy", "loss", "status", "events"):
+        assert runs[0].summary[counted] == runs[1].summary[counted], counted
+
+
+# Who talks, and what is written down
+
+
+def test_only_those_drawn_talk(tmp_path: Path) -> None:
+    run = experiment(FedAvg(ROUNDS, 0.4)).run(tmp_path)
+    drawing = generator(5, "clients", SERVER)
+    drawn = [set(drawing.choice(NODES, 2, replace=False).tolist()) for _ in range(ROUNDS)]
+    for client in range(NODES):
+        called = [r for r in range(ROUNDS) if client in drawn[r]]
+        assert [record.round for record in records(run.folder, client, Round)] == called
+    joins, goodbyes = NODES, NODES
+    assert run.summary["messages_sent"] == joins + ROUNDS * (2 + 2) + goodbyes
+    assert run.summary["rounds"] == ROUNDS
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.01, 1), (0.5, 2), (0.7, 4)])  # 2.5 and 3.5: to the even one
+def test_one_client_is_drawn_at_the_least(fraction: float, count: int, tmp_path: Path) -> None:
+    run = experiment(FedAvg(1, fraction)).run(tmp_path)
+    assert run.summary["messages_sent"] == NODES + 2 * count + NODES
+
+
+def test_the_server_is_evaluated_on_schedule_and_the_clients_at_the_end(tmp_path: Path) -> None:
+    run = experiment().run(tmp_path)
+    assert [e.round for e in records(run.folder, SERVER, Evaluation)] == [1, 3]
+    final = records(run.folder, SERVER, Evaluation)[-1].scores
+    for client in range(NODES):
+        assert [(e.round, e.scores) for e in records(run.folder, client, Evaluation)] == [(3, final)]
+    assert run.summary["accuracy"]["mean"] == pytest.approx(final["accuracy"])
+    assert run.summary["accuracy"]["min"] == run.summary["accuracy"]["max"]
+
+
+def test_clients_answer_by_what_the_sharing_says_to_the_server() -> None:
+    class Addressed(Full):
+        def outgoing(self, params: Any, round: int) -> Any:
+            return lambda peer: Payload({"params": params}, {"to": peer})
+
+    fake = FakeRuntime(call(0, np.ones(3)), call(0, np.full(3, 7.0), last=True))
+    node = fake.node(
+        0, nodes=2, params=np.zeros(3, np.float32), train=lambda x: x + 1, sharing=Addressed(), services=SERVICES
+    )
+    fake.run(FedAvg(1).run(node))
+    (_, join), (to, answer) = fake.sent
+    assert join.payload.fields == {"samples": 1}
+    assert (to, answer.kind, answer.payload.fields) == (2, "model", {"to": 2})
+    assert answer.payload.arrays["params"].tolist() == [2, 2, 2]
+    assert node.params.tolist() == [7, 7, 7]
+
+
+# What experiments may say
+
+
+@pytest.mark.parametrize("fraction", [0, 1.5, -0.1])
+def test_a_fraction_is_above_0_and_at_most_1(fraction: float) -> None:
+    with pytest.raises(ExperimentError, match=r"algorithm\.fraction = .*: expected number above 0 and at most 1"):
+        Experiment.from_table({"algorithm": {"name": "fedavg", "fraction": fraction}})
+
+
+def test_the_server_s_optimizer_is_a_word_or_a_table() -> None:
+    word = Experiment.from_table({"algorithm": {"name": "fedavg", "server": "yogi"}})
+    table = Experiment.from_table({"algorithm": {"name": "fedavg", "server": {"name": "adam", "lr": 0.5}}})
+    assert word.algorithm.build().server == Yogi()
+    assert table.algorithm.build().server == Adam(lr=0.5)
+    assert Experiment.from_table(table.table()) == table
+    with pytest.raises(ExperimentError, match=r"algorithm\.server\.name = 'adm'.*did you mean 'adam'"):
+        Experiment.from_table({"algorithm": {"name": "fedavg", "server": "adm"}})
+    with pytest.raises(ExperimentError, match=r"algorithm\.server\.momentum: unknown key"):
+        Experiment.from_table({"algorithm": {"name": "fedavg", "server": {"name": "adam", "momentum": 0.9}}})
+
+
+# Clients that fail
+
+
+def test_a_client_that_dies_counts_no_more_in_the_average(tmp_path: Path) -> None:
+    described = experiment(fault=Faults().crash(1, round=2).schedule)
+    expected = follow(described, dead=[1], since=2)
+    for run in in_both(described, tmp_path):
+        summary = run.summary
+        assert (summary["status"], summary["rounds"], list(summary["lost"])) == ("incomplete", ROUNDS, ["1"])
+        for node in (0, 2, 3, 4, SERVER):
+            np.testing.assert_allclose(np.load(run.folder.model(node)), expected, atol=5e-5)
+
+
+def test_a_client_that_keeps_silent_is_passed_over(tmp_path: Path) -> None:
+    described = experiment(
+        fault=Faults().hang(1, round=0).schedule, simulation={"batching": "off", "receive_timeout": 9.0}
+    )
+    run = described.run(tmp_path)
+    assert run.summary["events"] == {"fault": 1, "no answer": ROUNDS}
+    assert list(run.summary["lost"]) == ["1"]
+    expected = follow(described, dead=[1], since=0)
+    np.testing.assert_allclose(np.load(run.folder.model(SERVER)), expected, atol=5e-5)
+    assert np.array_equal(np.load(run.folder.model(0)), np.load(run.folder.model(SERVER)))
+
+
+def test_the_model_stays_when_nobody_answers() -> None:
+    fake = FakeRuntime(join(0, 4), join(1, 4)).lose(0, 1, at=0.0)
+    node = fake.node(2, nodes=2, params=np.arange(3, dtype=np.float32), services=SERVICES)
+    fake.run(FedAvg(2).serve(node))
+    assert [(e.what, e.detail) for e in fake.records if isinstance(e, Event)] == [
+        ("nobody answered", f"round {r}: the model stays as it was") for r in range(2)
+    ]
+    assert node.params.tolist() == [0, 1, 2]
+
+
+# Nothing off the network is trusted
+
+
+SERVICES = {"algorithm": 2}
+
+
+def join(client: int, samples: Any) -> Message:
+    return Message(client, "join", 0, Payload({}, {"samples": samples}))
+
+
+def call(round: int, params: Any, last: bool = False) -> Message:
+    return Message(
+        2, "global", round, Payload({"params": np.array(params, np.float32)}, {"last": True} if last else {})
+    )
+
+
+@pytest.mark.parametrize("samples", [0, -3, 1.5, True, "many"])
+def test_a_client_that_does_not_say_what_it_holds_is_never_called(samples: Any) -> None:
+    answer = Message(1, "model", 0, Payload({"params": np.full(3, 5, np.float32)}))
+    fake = FakeRuntime(join(0, samples), join(1, 4), answer)
+    node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services=SERVICES)
+    fake.run(FedAvg(1).serve(node))
+    assert [to for to, message in fake.sent if "last" not in message.payload.fields] == [1]
+    assert node.rejected == 1
+    assert node.params.tolist() == [5, 5, 5]
+
+
+def test_a_client_refuses_a_global_model_of_another_size() -> None:
+    fake = FakeRuntime(call(0, np.ones(4)), call(1, np.ones(3), last=True))
+    node = fake.node(0, nodes=2, params=np.zeros(3, np.float32), services=SERVICES)
+    fake.run(FedAvg(1).run(node))
+    assert [message.kind for _, message in fake.sent] == ["join"]
+    assert node.rejected == 1
+    assert node.params.tolist() == [1, 1, 1]
+
+
+# A server that fails
+
+
+FILE = f"""
+name       = "served"
+nodes      = {NODES}
+seed       = 5
+algorithm  = {{ name = "fedavg", rounds = {ROUNDS} }}
+dataset    = {{ name = "digits", partition = {{ name = "dirichlet", alpha = 0.5 }} }}
+model      = {{ name = "logistic" }}
+training   = {{ lr = {RATE}, batch_size = {BATCH}, local_steps = {STEPS} }}
+evaluation = {{ every = 2 }}
+simulation = {{ batching = "off" }}
+"""
+
+
+@pytest.mark.parametrize("engine", ["simulation", "processes"])
+def test_clients_keep_what_they_were_sent_last_when_the_server_dies(
+    engine: str, shoal: Callable[..., Said], tmp_path: Path
+) -> None:
+    (tmp_path / "served.toml").write_text(FILE + f'[[fault]]\nkind = "crash"\nnode = {SERVER}\nround = 3\n')
+    said = shoal("run", "served.toml", "--engine", engine)
+    assert said.code == 3, said.err
+    assert "which serves algorithm = 'fedavg'" in said.out + said.err
+    folder = RunFolder(next((tmp_path / "runs" / "served").iterdir()))
+    summary = folder.read_summary()
+    assert (summary["status"], list(summary["lost"])) == ("incomplete", [str(SERVER)])
+    assert (summary["rounds"], summary["events"]["server lost"]) == (3, NODES)
+    after_two = experiment(FedAvg(2)).run(tmp_path / "short")
+    for client in range(NODES):
+        assert np.array_equal(np.load(folder.model(client)), np.load(after_two.folder.model(client)))
+        (event,) = records(folder, client, Event)
+        assert event.detail == f"node {SERVER} died; this node keeps the model that it was sent in round 2"
+        assert [e.round for e in records(folder, client, Evaluation)] == [1]
+    assert summary["accuracy"]["mean"] == pytest.approx(after_two.summary["accuracy"]["mean"])
+
+
+def test_a_run_whose_server_dies_before_it_calls_anybody_ends_too(tmp_path: Path) -> None:
+    run = experiment(fault=Faults().crash(SERVER, round=0).schedule).run(tmp_path)
+    assert (run.status, run.summary["events"]["server lost"]) == ("incomplete", NODES)
+    assert np.array_equal(np.load(run.folder.model(0)), Commons(experiment()).initial)
+
+
+# How long a server waits: it does not train, and learns from the answers what is usual
+
+
+def wait(patience: float, answers: dict[float, list[int]], receives: int = 1) -> list[set[int]]:
+    """Who answered a server in each receive from clients 0 and 1; `answers` says who does at which second."""
+
+    async def serve() -> list[set[int]]:
+        mailbox, loop = Mailbox(), asyncio.get_running_loop()
+        runtime = ProcessRuntime(2, None, mailbox, None, 1.0, patience, serves=True)  # type: ignore[arg-type]
+        for seconds, clients in answers.items():
+            for client in clients:
+                loop.call_later(seconds, mailbox.put, Message(client, "model", 0, Payload({})))
+        heard = [{m.sender for m in await runtime.receive(Filter("model", 0, (0, 1)))} for _ in range(receives)]
+        await runtime.end()
+        return heard
+
+    return asyncio.run(serve())
+
+
+def test_a_server_waits_for_the_first_answer_as_long_as_it_takes() -> None:
+    assert wait(0.05, {0.5: [0, 1]}) == [{0, 1}]
+
+
+def test_a_server_passes_over_who_takes_many_times_as_long_as_others() -> None:
+    assert wait(0.05, {0.05: [0], 3.0: [1]}) == [{0}]
+    assert wait(0.05, {0.05: [0, 1]}, receives=2) == [{0, 1}, set()]
+
+
+def test_a_server_knows_from_earlier_answers_that_training_takes_its_time() -> None:
+    assert wait(0.05, {0.4: [0, 1], 0.9: [0], 1.5: [1]}, receives=2) == [{0, 1}, {0, 1}]

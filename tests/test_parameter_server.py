@@ -1,0 +1,235 @@
+"""A parameter server: synchronous it follows x ← x + mean of steps, asynchronous it learns without anybody waiting."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import Said
+from shoal.algorithms.parameter_server import ParameterServer
+from shoal.algorithms.server_optimizers import Average, Momentum
+from shoal.commons import Commons
+from shoal.errors import ExperimentError
+from shoal.experiment import Experiment
+from shoal.message import Message, Payload
+from shoal.randomness import generator
+from shoal.records import Evaluation, Event, Round, RunFolder
+from shoal.testing import FakeRuntime, Faults
+from shoal.training import Batches
+from test_dpsgd import gradient
+
+NODES, ROUNDS, BATCH, RATE = 4, 5, 16, 0.2
+SERVER = NODES
+SLOW = [{"nodes": "0", "device": {"step_seconds": 0.1}}]
+"""Node 0 takes ten times as long as the others."""
+
+
+def follow(described: Experiment, momentum: float = 0.0, without: Any = (), since: int = ROUNDS) -> Any:
+    """The server's model after synchronous rounds of one local step: x ← x − η · mean of gradients, with momentum."""
+    commons = Commons(described)
+    data = commons.data.train
+    generators = [generator(described.seed, "training", node) for node in range(NODES)]
+    streams = [Batches(part, BATCH, rng) for part, rng in zip(commons.parts, generators, strict=True)]
+    x = commons.initial.astype(np.float64)
+    velocity = np.zeros_like(x)
+    for r in range(ROUNDS):
+        slopes = []
+        for worker, stream in enumerate(streams):
+            if worker in without and r >= since:
+                continue
+            (batch,) = stream.take(1)
+            slopes.append(gradient(x, data.x[batch].astype(np.float64), data.y[batch]))
+            generators[worker].integers(2**63)  # the seed of dropout, of which there is none
+        velocity = momentum * velocity - RATE * np.mean(slopes, 0)
+        x = x + velocity
+    return x
+
+
+def experiment(algorithm: ParameterServer | None = None, **changed: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "nodes": NODES,
+        "seed": 5,
+        "algorithm": algorithm or ParameterServer(ROUNDS),
+        "partition": {"name": "dirichlet", "alpha": 0.5},
+        "model": {"name": "logistic"},
+        "training": {"lr": RATE, "batch_size": BATCH},
+        "evaluation": {"every": 2},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**settings, **changed})
+
+
+def model_of(run: Any, node: int = SERVER) -> Any:
+    return np.load(run.folder.model(node))
+
+
+def records(run: Any, node: int, kind: type) -> list[Any]:
+    return [r for r in run.folder.read(node) if isinstance(r, kind)]
+
+
+def in_both(described: Experiment, root: Path) -> list[Any]:
+    return [dataclasses.replace(described, engine=engine).run(root) for engine in ("simulation", "processes")]
+
+
+# Synchronous
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_the_model_follows_the_mean_of_the_gradients(momentum: float, tmp_path: Path) -> None:
+    server = Momentum(momentum=momentum) if momentum else Average()
+    described = experiment(ParameterServer(ROUNDS, server=server))
+    run = described.run(tmp_path)
+    expected = follow(described, momentum)
+    assert np.abs(expected - Commons(described).initial).max() > 0.05
+    for node in range(NODES + 1):
+        np.testing.assert_allclose(model_of(run, node), expected, atol=2e-5)
+    assert run.summary["messages_sent"] == 2 * NODES * ROUNDS + NODES
+    assert [e.round for e in records(run, SERVER, Evaluation)] == [1, 3, 4]
+
+
+def test_processes_agree_with_the_simulation_to_the_bit(tmp_path: Path) -> None:
+    runs = in_both(experiment(), tmp_path)
+    for counted in ("digest", "bytes_sent", "messages_sent", "rounds", "accuracy", "loss", "status", "events"):
+        assert runs[0].summary[counted] == runs[1].summary[counted], counted
+
+
+def test_a_worker_that_dies_is_left_out_of_the_mean(tmp_path: Path) -> None:
+    described = experiment(fault=Faults().crash(1, round=2).schedule)
+    run = described.run(tmp_path)
+    assert (run.status, run.summary["rounds"], list(run.summary["lost"])) == ("incomplete", ROUNDS, ["1"])
+    np.testing.assert_allclose(model_of(run), follow(described, without=[1], since=2), atol=2e-5)
+
+
+# Asynchronous
+
+
+def test_a_lone_asynchronous_worker_is_a_synchronous_one(tmp_path: Path) -> None:
+    runs = [experiment(ParameterServer(ROUNDS, way), nodes=1).run(tmp_path) for way in (False, True)]
+    assert runs[0].summary["digest"] == runs[1].summary["digest"]
+
+
+def test_without_any_staleness_asynchronous_workers_do_as_synchronous_ones(tmp_path: Path) -> None:
+    run = experiment(ParameterServer(ROUNDS, True, staleness=0), group=SLOW).run(tmp_path)
+    np.testing.assert_allclose(model_of(run), follow(experiment()), atol=2e-5)
+
+
+def learning(**changed: Any) -> Experiment:
+    """Long enough to learn something."""
+    return experiment(ParameterServer(40, True), partition={"name": "iid"}, group=SLOW, **changed)
+
+
+def test_asynchronous_workers_learn_and_the_simulation_replays_them(tmp_path: Path) -> None:
+    one, same, other = (learning(seed=seed).run(tmp_path) for seed in (5, 5, 6))
+    assert one.summary["status"] == "completed"
+    assert one.summary["rounds"] == 40
+    assert one.summary["accuracy"]["mean"] > 0.7
+    assert one.summary["accuracy"]["min"] == one.summary["accuracy"]["max"]
+    assert one.summary["digest"] == same.summary["digest"] != other.summary["digest"]
+    for worker in range(NODES):
+        assert [r.round for r in records(one, worker, Round)] == list(range(40))
+    (event,) = records(one, SERVER, Event)
+    assert event.what == "staleness"
+
+
+def test_asynchronous_workers_learn_as_processes(tmp_path: Path) -> None:
+    run = dataclasses.replace(learning(), engine="processes").run(tmp_path)
+    assert (run.status, run.summary["messages_sent"]) == ("completed", 2 * NODES * 40 + NODES)
+    assert run.summary["accuracy"]["mean"] > 0.6
+    assert np.array_equal(model_of(run, 0), model_of(run))
+
+
+@pytest.mark.parametrize("staleness", [1, 3, None])
+def test_the_fastest_is_never_further_ahead_than_allowed(staleness: int | None, tmp_path: Path) -> None:
+    run = experiment(ParameterServer(8, True, staleness), group=SLOW).run(tmp_path)
+    slow, fast = ([r.time for r in records(run, worker, Round)] for worker in (0, 1))
+    if staleness is None:
+        assert fast[-1] < slow[0]
+        return
+    for r in range(staleness + 1, 8):
+        assert fast[r] > slow[r - staleness - 1]  # it began after that
+    assert fast[staleness] < slow[0]  # and it does run ahead
+
+
+def test_a_push_counts_as_one_of_all_workers(tmp_path: Path) -> None:
+    """Whether it comes alone or with others: u/n, of n workers alive."""
+    pushes = [Message(w, "model", 0, Payload({"params": np.full(3, 4 * (w + 1), np.float32)})) for w in (0, 1)]
+    fake = FakeRuntime(*pushes)
+    node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2})
+    fake.run(ParameterServer(1, True).serve(node))
+    assert node.params.tolist() == [6, 6, 6]
+    first, second, *goodbyes = fake.sent
+    assert [to for to, _ in (first, second, *goodbyes)] == [0, 1, 0, 1]
+
+
+def test_a_push_of_another_size_is_refused() -> None:
+    bad, good = (Message(0, "model", 0, Payload({"params": np.ones(size, np.float32)})) for size in (4, 3))
+    fake = FakeRuntime(bad, good)
+    node = fake.node(1, nodes=1, params=np.zeros(3, np.float32), services={"algorithm": 1})
+    fake.run(ParameterServer(1, True).serve(node))
+    assert (node.rejected, node.params.tolist()) == (1, [1, 1, 1])
+
+
+@pytest.mark.parametrize("staleness", [None, 1])
+def test_others_go_on_when_an_asynchronous_worker_dies(staleness: int | None, tmp_path: Path) -> None:
+    described = experiment(ParameterServer(ROUNDS, True, staleness), fault=Faults().crash(1, round=2).schedule)
+    run = described.run(tmp_path)
+    assert (run.status, list(run.summary["lost"])) == ("incomplete", ["1"])
+    for worker in (0, 2, 3):
+        assert len(records(run, worker, Round)) == ROUNDS
+        assert np.array_equal(model_of(run, worker), model_of(run))
+
+
+def test_others_go_on_when_an_asynchronous_worker_keeps_silent(tmp_path: Path) -> None:
+    run = experiment(
+        ParameterServer(ROUNDS, True, 1),
+        fault=Faults().hang(1, round=2).schedule,
+        simulation={"batching": "off", "receive_timeout": 5.0},
+    ).run(tmp_path)
+    assert (run.summary["events"]["no answer"], list(run.summary["lost"])) == (1, ["1"])
+    assert all(len(records(run, worker, Round)) == ROUNDS for worker in (0, 2, 3))
+
+
+# A server that fails
+
+
+@pytest.mark.parametrize(("engine", "asynchronous"), [("simulation", False), ("simulation", True), ("processes", True)])
+def test_workers_keep_what_they_pulled_last_when_the_server_dies(
+    engine: str, asynchronous: bool, shoal: Callable[..., Said], tmp_path: Path
+) -> None:
+    (tmp_path / "served.toml").write_text(
+        f"""
+        name      = "served"
+        nodes     = {NODES}
+        algorithm = {{ name = "parameter-server", rounds = {ROUNDS}, asynchronous = {str(asynchronous).lower()} }}
+        model     = {{ name = "logistic" }}
+        fault     = [{{ kind = "crash", node = {SERVER}, round = 2 }}]
+        simulation = {{ batching = "off" }}
+        """
+    )
+    said = shoal("run", "served.toml", "--engine", engine)
+    assert said.code == 3, said.err
+    folder = RunFolder(next((tmp_path / "runs" / "served").iterdir()))
+    summary = folder.read_summary()
+    assert (summary["status"], list(summary["lost"])) == ("incomplete", [str(SERVER)])
+    assert summary["events"]["server lost"] == NODES
+    assert all(folder.model(worker).exists() for worker in range(NODES))
+
+
+# What experiments may say
+
+
+def test_a_limit_of_staleness_needs_asynchronous_workers() -> None:
+    with pytest.raises(ExperimentError, match="staleness is a limit for asynchronous workers"):
+        Experiment.from_table({"algorithm": {"name": "parameter-server", "staleness": 2}})
+
+
+def test_only_full_sharing_says_a_step_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from shoal.sharing.full import Full\n\n\nclass Mine(Full):\n    pass\n")
+    table = {"algorithm": {"name": "parameter-server"}, "sharing": {"name": "mine.py:Mine"}}
+    with pytest.raises(ExperimentError, match="'parameter-server' says more than a model"):
+        Experiment.from_table(table, base=tmp_path)
