@@ -183,7 +183,7 @@ def test_a_run_writes_all_its_files_and_the_keys_of_its_summary(undisturbed: Sta
     folder = undisturbed.folder.path
     written = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
     assert written == {
-        "experiment.toml", "summary.json", "metrics.parquet", "averages.jsonl", "nodes.log",
+        "experiment.toml", "mapping.json", "summary.json", "metrics.parquet", "averages.jsonl", "nodes.log",
         *(f"nodes/{n}.jsonl" for n in range(NODES)), *(f"checkpoints/{n}.npy" for n in range(NODES)),
     }  # fmt: skip
     summary = undisturbed.summary
@@ -260,6 +260,7 @@ def test_a_node_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert code == 3, out
     assert list(done.summary["lost"]) == ["1"]
     assert "hung" in done.summary["lost"]["1"]
+    assert done.folder.model(1).is_file(), "what it learnt is kept"
     assert done.summary["events"]["no answer"] >= 1
     assert ends(done.folder) == {0, 2, 3, 4, 5}
 

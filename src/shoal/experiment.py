@@ -513,9 +513,10 @@ def _component(kind: str, value: Any, base: Path, place: str, problems: list[str
         problems.append(f"{place}.name = {value['name']!r}: {error}")
         return schema.INVALID
     inner = _inner_components(cls, options, base, place, problems)
-    options.update({k: c if c is schema.INVALID else c.build() for k, c in inner.items()})
+    wrong = [key for key, component in inner.items() if component is schema.INVALID]
+    options.update({k: None if k in wrong else c.build() for k, c in inner.items()})
     arguments = schema.arguments(cls, options, place, problems)
-    if arguments is schema.INVALID or schema.INVALID in inner.values():
+    if arguments is schema.INVALID or wrong:
         return schema.INVALID
     # Files are looked for beside the experiment, by nodes that may start in another folder.
     arguments = {k: _located(v, base) if isinstance(v, Path) else v for k, v in arguments.items()}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeAlias
@@ -88,8 +89,24 @@ class SparseCode:
         code = payload.arrays.get("positions")
         if code is None:
             raise MessageError("no array 'positions'")
-        positions = self.indices.decode(code, count, size)
-        return Part(self.values.decode(payload.arrays, count), positions)
+        return Part(self.values.decode(payload.arrays, count), _decoded(self.indices, code, count, size))
+
+
+_known: dict[int, tuple[weakref.ref[NDArray[Any]], tuple[IndexCodec, int, int], Positions]] = {}
+"""Codes that are still about, by identity, and their positions."""
+
+
+def _decoded(indices: IndexCodec, code: NDArray[Any], count: int, size: int) -> Positions:
+    """The positions, read-only. In the simulation all receivers hold one message: it is decoded once."""
+    key, how = id(code), (indices, count, size)
+    known = _known.get(key)
+    if known is not None and known[0]() is code and known[1] == how:
+        return known[2]
+    positions = indices.decode(code, count, size)
+    positions.flags.writeable = False
+    if not code.flags.writeable:
+        _known[key] = weakref.ref(code, lambda _: _known.pop(key, None)), how, positions
+    return positions
 
 
 @dataclass(frozen=True)

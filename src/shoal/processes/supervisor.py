@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing.connection import Pipe
 from types import FrameType
 
@@ -170,9 +170,12 @@ class Supervisor:
         if self._phase != "running" or not working:
             return
         patience = PULSES_MISSED + self._experiment.processes.patience
-        if time.monotonic() - max(self._busy[node] for node in working) > patience:
+        silent = time.monotonic() - max(self._busy[node] for node in working)
+        if silent > patience and not working <= self._reasons.keys():
             for node in working:
                 self._reasons.setdefault(node, f"hung: waited for {patience:g} s for nothing that could come")
+            self._tell(working, control.Finish(stopped=True))  # who still can, keeps what it has learnt
+        elif silent > patience + STOP_SECONDS:
             self._zygote.say(control.Kill(sorted(working)))
 
     def _all_done(self) -> bool:
@@ -330,10 +333,12 @@ class Supervisor:
             )
 
     def _tell_all(self, said: control.ToNode) -> None:
+        self._tell(self._identities.keys() - self._exited, said)
+
+    def _tell(self, nodes: Collection[NodeId], said: control.ToNode) -> None:
         encoded = control.encode(said)
-        for node, identity in self._identities.items():
-            if node not in self._exited:
-                self._socket.send_multipart([identity, encoded])
+        for node in nodes:
+            self._socket.send_multipart([self._identities[node], encoded])
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._signal is not None and self._zygote is not None:  # asked twice: do not wait

@@ -51,7 +51,7 @@ class CHOCO:
     stochastic: the mean moves once, by a bounded step.
     """
 
-    gamma: Annotated[float, Bounds(above=0, at_most=1)] = 0.1
+    gamma: Annotated[float, Bounds(above=0, at_most=1)] = 0.2
     compressor: Annotated[Compressor, Nested("compressor")] = TopKCompressor()
 
     def __post_init__(self) -> None:

@@ -1,0 +1,805 @@
+"""Sharings that say less than the model: each follows its paper, written here as matrices, and refuses nonsense."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import tracemalloc
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from shoal.algorithms.dpsgd import DPSGD
+from shoal.commons import Commons
+from shoal.compression import COMPRESSORS, VALUES
+from shoal.compression.compressors import (
+    Compressor,
+    Part,
+    QuantizedCompressor,
+    RandomCompressor,
+    SparseCode,
+    TopKCompressor,
+    drawn,
+    kept,
+)
+from shoal.compression.floats import QSGD, BFloat16, Float16, Float32, Int8, Zstd
+from shoal.compression.indices import Bitmap, EliasGamma, GolombRice, Raw
+from shoal.errors import ExperimentError, MessageError
+from shoal.experiment import Experiment
+from shoal.message import Message, Params, Payload, decode
+from shoal.node import Node
+from shoal.randomness import derived_seed, generator
+from shoal.sharing import quantized
+from shoal.sharing.choco import CHOCO
+from shoal.sharing.deepsqueeze import DeepSqueeze
+from shoal.sharing.full import Full
+from shoal.sharing.random import Random
+from shoal.sharing.sharing import Member
+from shoal.sharing.topk import TopK
+from shoal.state import Stateful
+from shoal.testing import Faults, check_sharing
+from shoal.training import TorchTrainer
+
+GN_LENET = 89_834
+SEED = 5
+few = settings(max_examples=10, deadline=None)
+
+
+# The papers, with all models as the rows of one matrix
+
+Matrix = NDArray[np.float64]
+Mix = Callable[[Matrix, Matrix, int], Matrix]
+"""The models after a round, from those before it, the weights and the round."""
+
+
+def top(x: Matrix, fraction: float) -> Matrix:
+    """Rows with all but their largest magnitudes set to zero, the first of equals kept."""
+    kept = np.zeros_like(x)
+    for row, values in enumerate(x):
+        order = np.argsort(-np.abs(values), kind="stable")[: int(fraction * values.size)]
+        kept[row, order] = values[order]
+    return kept
+
+
+def full(x: Matrix, w: Matrix, r: int) -> Matrix:
+    return w @ x
+
+
+def random(fraction: float, seed: int) -> Mix:
+    def mix(x: Matrix, w: Matrix, r: int) -> Matrix:
+        chosen = drawn(derived_seed(seed, "random sharing", r), x.shape[1], int(fraction * x.shape[1]))
+        mixed = x.copy()
+        mixed[:, chosen] = (w @ x)[:, chosen]
+        return mixed
+
+    return mix
+
+
+class TopKOnPaper:
+    def __init__(self, fraction: float, initial: Matrix) -> None:
+        self.fraction, self.shared = fraction, initial.copy()
+
+    def __call__(self, x: Matrix, w: Matrix, r: int) -> Matrix:
+        sent = top(x - self.shared, self.fraction) != 0
+        self.shared[sent] = x[sent]
+        mixed = x.copy()
+        for i, j in np.ndindex(w.shape):
+            mixed[i, sent[j]] += w[i, j] * (x[j] - x[i])[sent[j]]
+        return mixed
+
+
+class ChocoOnPaper:
+    def __init__(self, gamma: float, q: Callable[[Matrix], Matrix]) -> None:
+        self.gamma, self.q, self.hat = gamma, q, np.zeros(1)
+
+    def __call__(self, x: Matrix, w: Matrix, r: int) -> Matrix:
+        self.hat = self.hat + self.q(x - self.hat)
+        return x + self.gamma * (w - np.eye(len(w))) @ self.hat
+
+
+class DeepSqueezeOnPaper:
+    def __init__(self, gamma: float, c: Callable[[Matrix], Matrix]) -> None:
+        self.gamma, self.c, self.delta = gamma, c, np.zeros(1)
+
+    def __call__(self, x: Matrix, w: Matrix, r: int) -> Matrix:
+        v = x + self.delta
+        self.delta = v - self.c(v)
+        return x + self.gamma * (w - np.eye(len(w))) @ self.c(v)
+
+
+def rounded(to: torch.dtype) -> Mix:
+    def mix(x: Matrix, w: Matrix, r: int) -> Matrix:
+        heard: Matrix = torch.from_numpy(x).float().to(to).double().numpy()
+        own = np.diag(np.diag(w))
+        return own @ x + (w - own) @ heard
+
+    return mix
+
+
+REFERENCES: dict[str, tuple[dict[str, Any], Callable[[Matrix], Mix]]] = {
+    "random": ({"name": "random", "fraction": 0.3}, lambda x: random(0.3, SEED)),
+    "topk": ({"name": "topk", "fraction": 0.2}, lambda x: TopKOnPaper(0.2, x)),
+    "choco": (
+        {"name": "choco", "gamma": 0.4, "compressor": {"name": "topk", "fraction": 0.2}},
+        lambda x: ChocoOnPaper(0.4, functools.partial(top, fraction=0.2)),
+    ),
+    "deepsqueeze": (
+        {"name": "deepsqueeze", "gamma": 0.2, "compressor": {"name": "topk", "fraction": 0.5, "indices": "bitmap"}},
+        lambda x: DeepSqueezeOnPaper(0.2, functools.partial(top, fraction=0.5)),
+    ),
+    "float16": ({"name": "float16"}, lambda x: rounded(torch.float16)),
+    "bfloat16": ({"name": "bfloat16"}, lambda x: rounded(torch.bfloat16)),
+}
+"""An experiment's sharing, and what it is to do, given the initial models."""
+
+
+# Both engines follow them
+
+
+def experiment(**changed: Any) -> Experiment:
+    values: dict[str, Any] = {
+        "nodes": 4,
+        "seed": SEED,
+        "algorithm": DPSGD(4),
+        "topology": {"name": "ring"},
+        "partition": {"name": "dirichlet", "alpha": 0.5},
+        "model": {"name": "logistic"},
+        "training": {"lr": 0.2, "batch_size": 16, "local_steps": 2},
+        "evaluation": {"every": 0, "average": False},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**values, **changed})
+
+
+def ring(nodes: int) -> Matrix:
+    identity = np.eye(nodes)
+    return (identity + np.roll(identity, 1, 0) + np.roll(identity, -1, 0)) / 3
+
+
+def follow(commons: Commons, mix: Mix, rounds: int = 4) -> Matrix:
+    """All models after the last round: trained as nodes train, mixed as `mix` does."""
+    nodes, learner = commons.experiment.nodes, commons.learner(commons.experiment.training)
+    trainers = [TorchTrainer(learner, commons.parts[i], generator(SEED, "training", i), 0.0) for i in range(nodes)]
+    models = np.tile(commons.initial.astype(np.float64), (nodes, 1))
+    for r in range(rounds):
+        trained = [trainer.train(m.astype(np.float32)).params for trainer, m in zip(trainers, models, strict=True)]
+        models = mix(np.stack(trained).astype(np.float64), ring(nodes), r)
+    return models
+
+
+def models_of(run: Any, nodes: int = 4) -> NDArray[np.float32]:
+    return np.stack([np.load(run.folder.model(node)) for node in range(nodes)])
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_run_follows_the_paper(name: str, tmp_path: Path) -> None:
+    sharing, reference = REFERENCES[name]
+    simulated = experiment(sharing=sharing)
+    run = simulated.run(tmp_path)
+    models, commons = models_of(run), Commons(simulated)
+    initial = np.tile(commons.initial.astype(np.float64), (4, 1))
+    np.testing.assert_allclose(models, follow(commons, reference(initial)), atol=2e-5)
+    assert np.abs(models - follow(commons, full)).max() > 4e-5  # it is no full sharing
+    if name in ("topk", "choco"):  # the others cross the wire below
+        real = dataclasses.replace(simulated, engine="processes").run(tmp_path)
+        assert np.array_equal(models_of(real), models)
+        assert real.summary["bytes_sent"] == run.summary["bytes_sent"]
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        {"name": "int8"},
+        {"name": "qsgd", "levels": 7, "bucket": 64},
+        {"name": "random", "fraction": 0.2, "common": False, "values": "bfloat16"},
+        {"name": "topk", "fraction": 0.2, "values": "int8", "indices": "elias-gamma"},
+        {"name": "choco", "compressor": {"name": "random", "values": {"name": "qsgd", "levels": 16}}},
+        {"name": "choco", "gamma": 0.5, "compressor": "quantized"},
+        {"name": "deepsqueeze", "compressor": {"name": "quantized", "values": "zstd"}},
+    ],
+    ids=str,
+)
+def test_sharings_and_codecs_compose_and_learn(sharing: dict[str, Any], tmp_path: Path) -> None:
+    described = experiment(sharing=sharing, algorithm=DPSGD(12), partition={"name": "iid"})
+    run, again = described.run(tmp_path), described.run(tmp_path)
+    assert run.summary["digest"] == again.summary["digest"]
+    assert run.summary["status"] == "completed"
+    assert run.summary["messages_rejected"] == 0
+    assert run.summary["accuracy"]["mean"] > 0.5
+
+
+# And alone, for many rounds, on random models
+
+
+class Talk:
+    """Nodes on a ring with a sharing each, whose payloads go over the wire and are checked."""
+
+    def __init__(self, make: Callable[[], Any], models: NDArray[Any], seed: int = SEED) -> None:
+        self.models = models.astype(np.float32)
+        self.nodes, self.size = self.models.shape
+        self.sharings = [make() for _ in self.models]
+        for id, sharing in enumerate(self.sharings):
+            if not isinstance(sharing, Full):
+                sharing.join(Member(id, self.nodes, seed, ((self.size,),)))
+            sharing.start(frozen(self.models[0] * 0))
+
+    def round(self, r: int, lost: Collection[tuple[int, int]] = (), dead: Collection[int] = ()) -> Matrix:
+        """One round; what goes from i to j is lost if (i, j) is in `lost`. Returns all models after it."""
+        models = [frozen(model.copy()) for model in self.models]
+        alive = [i for i in range(self.nodes) if i not in dead]
+        said = {i: self.sharings[i].outgoing(models[i], r) for i in alive}
+        w = ring(self.nodes)
+        for i in alive:
+            received = {}
+            for j in sorted({(i - 1) % self.nodes, (i + 1) % self.nodes} - {i} - set(dead)):
+                if (j, i) in lost:
+                    continue
+                payload = said[j] if isinstance(said[j], Payload) else said[j](i)
+                payload = decode([bytes(f) for f in Message(j, "model", r, payload).frames()]).payload
+                self.sharings[i].check(payload, models[i])
+                received[j] = payload
+            total = w[i, i] + sum(w[i, j] for j in received)
+            weights = {j: float(w[i, j] / total) for j in received}
+            self.models[i] = self.sharings[i].merge(models[i], received, weights)
+        return self.models.astype(np.float64)
+
+    @property
+    def spread(self) -> float:
+        return float(np.abs(self.models - self.models.mean(0)).max())
+
+
+def frozen(params: Params) -> Params:
+    params.flags.writeable = False
+    return params
+
+
+def random_models(nodes: int = 5, size: int = 60, seed: int = 0) -> Matrix:
+    return np.random.default_rng(seed).standard_normal((nodes, size)).astype(np.float32).astype(np.float64)
+
+
+@few
+@given(st.integers(0, 2**32), st.integers(3, 7), st.sampled_from([0.1, 0.25, 1.0]), st.sampled_from([0.1, 0.5]))
+def test_sharings_follow_their_matrices(seed: int, nodes: int, fraction: float, gamma: float) -> None:
+    start = random_models(nodes, seed=seed)
+    q = functools.partial(top, fraction=fraction)
+    compressor = TopKCompressor(fraction)
+    pairs: list[tuple[Callable[[], Any], Mix]] = [
+        (lambda: Random(fraction), random(fraction, SEED)),
+        (lambda: TopK(fraction), TopKOnPaper(fraction, start * 0)),
+        (lambda: CHOCO(gamma, compressor), ChocoOnPaper(gamma, q)),
+        (lambda: DeepSqueeze(gamma, compressor), DeepSqueezeOnPaper(gamma, q)),
+    ]
+    for make, mix in pairs:
+        talk, expected = Talk(make, start), start
+        for r in range(5):
+            expected = mix(talk.models.astype(np.float64), ring(nodes), r)  # from what they hold: no choice flips
+            np.testing.assert_allclose(talk.round(r), expected, atol=1e-4, err_msg=f"{make()} round {r}")
+
+
+@few
+@given(st.integers(0, 2**32))
+def test_the_mean_of_all_models_is_kept(seed: int) -> None:
+    start = random_models(seed=seed)
+    for make in (
+        lambda: Random(0.2),
+        lambda: CHOCO(0.3, TopKCompressor(0.1)),
+        lambda: CHOCO(0.1, RandomCompressor(0.3, values=Int8())),
+        lambda: CHOCO(0.5, QuantizedCompressor(QSGD(15))),
+        lambda: DeepSqueeze(0.1, TopKCompressor(0.3, values=Float16())),
+        lambda: DeepSqueeze(0.5, QuantizedCompressor(QSGD(15))),
+    ):
+        talk = Talk(make, start)
+        for r in range(5):
+            np.testing.assert_allclose(talk.round(r).mean(0), start.mean(0), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "rounds"),
+    [
+        (lambda: CHOCO(), 200),
+        (lambda: CHOCO(0.1, RandomCompressor(0.1)), 400),
+        (lambda: CHOCO(0.2, QuantizedCompressor(QSGD(4, 512))), 150),  # more noise than vector, shrunk
+        (lambda: CHOCO(1.0, QuantizedCompressor()), 40),
+        (lambda: Random(), 300),
+    ],
+    ids=["choco", "choco random", "choco of four levels", "choco int8", "random"],
+)
+def test_nodes_that_do_not_train_agree_on_the_mean(make: Callable[[], Any], rounds: int) -> None:
+    start = random_models(size=200)
+    talk = Talk(make, start)
+    for r in range(rounds):
+        talk.round(r)
+    assert talk.spread < 0.02
+    np.testing.assert_allclose(talk.models.mean(0), start.mean(0), atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [lambda: quantized.Int8(), lambda: quantized.QSGD(7, 16)], ids=["int8", "qsgd"])
+def test_unbiased_rounding_moves_no_model_on_average(make: Callable[[], Any]) -> None:
+    start = random_models(3, 40)
+    merged = np.zeros_like(start)
+    talk = Talk(make, start)
+    for r in range(600):
+        talk.models = start.astype(np.float32)
+        merged += talk.round(r)
+    assert np.abs(talk.models - ring(3) @ start).max() > 1e-3  # a single round is off
+    np.testing.assert_allclose(merged / 600, ring(3) @ start, atol=0.05)
+
+
+def test_nodes_that_draw_their_own_coordinates_send_different_ones() -> None:
+    talk = Talk(lambda: Random(0.1, common=False), random_models())
+    model = frozen(np.zeros(talk.size, np.float32))
+    assert len({s.outgoing(model, r).fields["seed"] for r in range(2) for s in talk.sharings}) == 10
+    common = Talk(lambda: Random(0.1), random_models())
+    assert len({s.outgoing(model, 0).fields["seed"] for s in common.sharings}) == 1
+
+
+def test_every_set_of_coordinates_is_drawn_as_often_as_any_other() -> None:
+    counts = np.zeros(12)
+    for seed in range(3000):
+        positions = drawn(seed, 12, 3)
+        assert (np.diff(positions) > 0).all()
+        counts[positions] += 1
+    assert np.abs(counts / 3000 - 3 / 12).max() < 0.04
+
+
+# Lost messages and dead neighbours of CHOCO
+
+
+def pulls_are_right(talk: Talk, alive: Collection[int]) -> None:
+    """That each node's pull is what the public copies of its neighbours, wherever they are, say it is."""
+    for i in alive:
+        sharing = talk.sharings[i]
+        expected = sum(w * (talk.sharings[j]._copy - sharing._copy) for j, w in sharing._weights.items())
+        np.testing.assert_allclose(sharing._pull, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("lost", [{(0, 1)}, {(0, 1), (1, 0)}, {(0, 1), (2, 1), (3, 4)}], ids=str)
+def test_choco_recovers_from_lost_messages(lost: set[tuple[int, int]]) -> None:
+    talk = Talk(lambda: CHOCO(0.2), random_models(size=200))
+    for r in range(60):
+        talk.round(r, lost if r in (3, 4, 9) else ())
+        if r == 2 or r > 12:
+            assert not any(s._lost for s in talk.sharings)
+            pulls_are_right(talk, range(5))
+    assert talk.spread < 0.1
+
+
+def test_choco_goes_on_without_a_dead_neighbour() -> None:
+    talk = Talk(lambda: CHOCO(0.2), random_models(size=200) + np.arange(5)[:, None])
+    for r in range(150):
+        talk.round(r, dead=() if r < 5 else (2,))
+    pulls_are_right(talk, (0, 1, 3, 4))
+    alive = talk.models[[0, 1, 3, 4]]
+    assert np.ptp(alive, axis=0).max() < 0.05
+    last = alive.mean(0)
+    for r in range(150, 200):
+        talk.round(r, dead=(2,))
+    assert np.abs(talk.models[[0, 1, 3, 4]].mean(0) - last).max() < 0.01  # the dead one does not pull
+
+
+def test_choco_asks_once_and_only_who_is_lost_is_sent_whole_copies() -> None:
+    talk = Talk(lambda: CHOCO(0.2), random_models(size=200))
+    whole = []
+    for r in range(8):
+        outgoing = [s.outgoing for s in talk.sharings]
+        said: dict[int, Any] = {}
+
+        def keep(i: int, params: Params, round: int, outgoing: Any = outgoing, said: Any = said) -> Any:
+            said[i] = outgoing[i](params, round)
+            return said[i]
+
+        for i, sharing in enumerate(talk.sharings):
+            sharing.outgoing = functools.partial(keep, i)
+        talk.round(r, {(0, 1)} if r == 2 else ())
+        for i, sharing in enumerate(talk.sharings):
+            sharing.outgoing = outgoing[i]
+        whole += [(r, i, j) for i, o in said.items() if callable(o) for j in range(5) if "copy" in o(j).arrays]
+    assert whole == [(4, 0, 1), (4, 2, 1)]
+
+
+def test_choco_that_loses_its_first_round_catches_up() -> None:
+    talk = Talk(lambda: CHOCO(0.2), random_models(size=200))
+    for r in range(8):
+        talk.round(r, {(0, 1)} if r == 0 else ())
+    pulls_are_right(talk, range(5))
+
+
+def test_a_run_with_a_crash_goes_on(tmp_path: Path) -> None:
+    for name in ("choco", "deepsqueeze", "topk"):
+        described = experiment(
+            nodes=6, sharing={"name": name}, algorithm=DPSGD(8), fault=Faults().crash(2, round=3).schedule
+        )
+        run = described.run(tmp_path)
+        assert run.summary["messages_rejected"] == 0
+        models = np.stack([np.load(run.folder.model(node)) for node in (0, 1, 3, 4, 5)])
+        assert np.abs(models).max() < 10
+
+
+# State
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "random": lambda: Random(0.1),
+    "random of bfloat16": lambda: Random(0.2, values=BFloat16()),
+    "random own": lambda: Random(0.1, common=False),
+    "topk": lambda: TopK(0.1),
+    "topk int8 raw": lambda: TopK(0.3, Int8(), Raw()),
+    "topk zstd gamma": lambda: TopK(0.3, Zstd(), EliasGamma()),
+    "choco": lambda: CHOCO(0.3, TopKCompressor(0.1)),
+    "choco random": lambda: CHOCO(0.3, RandomCompressor(0.1)),
+    "choco quantized": lambda: CHOCO(0.3, QuantizedCompressor(QSGD(16))),
+    "choco topk float16": lambda: CHOCO(0.3, TopKCompressor(0.1, Float16(), Bitmap())),
+    "deepsqueeze": lambda: DeepSqueeze(0.1, TopKCompressor(0.1)),
+    "deepsqueeze random": lambda: DeepSqueeze(0.1, RandomCompressor(0.3, Int8())),
+    "deepsqueeze quantized": lambda: DeepSqueeze(),
+    "qsgd": lambda: quantized.QSGD(16, 32),
+}
+AVERAGES = ("random", "choco", "choco random", "choco quantized", "choco topk float16", "deepsqueeze")
+AGREES = ("random", "random own", "topk", "topk zstd gamma", "choco", "choco topk float16", "deepsqueeze")
+
+
+@pytest.mark.parametrize("size", [10, 100, 1001])
+@pytest.mark.parametrize("name", MAKERS)
+def test_they_keep_the_contract_of_sharings(name: str, size: int) -> None:
+    check_sharing(MAKERS[name], size, SEED, averages=name in AVERAGES, agrees=name in AGREES)
+
+
+@pytest.mark.parametrize("name", ["topk", "choco", "deepsqueeze"])
+def test_what_is_kept_can_be_restored_in_the_middle_of_trouble(name: str) -> None:
+    talk, other = (Talk(MAKERS[name], random_models()) for _ in range(2))
+    for r in range(8):
+        lost = {(1, 2), (4, 3)} if r in (2, 3) else ()
+        talk.round(r, lost)
+        fresh = Talk(MAKERS[name], other.models)
+        for old, new in zip(other.sharings, fresh.sharings, strict=True):
+            assert isinstance(old, Stateful)
+            if r:
+                new.restore(old.state())
+        other = fresh
+        other.round(r, lost)
+        assert np.array_equal(talk.models, other.models)
+
+
+def test_a_state_does_not_change_when_its_owner_goes_on() -> None:
+    for name in ("topk", "choco", "deepsqueeze"):
+        talk = Talk(MAKERS[name], random_models())
+        talk.round(0)
+        state = talk.sharings[0].state()
+        before = {k: v.copy() for k, v in state.items() if isinstance(v, np.ndarray)}
+        talk.round(1)
+        assert before
+        assert all(np.array_equal(state[k], v) for k, v in before.items())
+
+
+# Traffic
+
+
+@pytest.mark.parametrize(
+    ("make", "share"),
+    [
+        (lambda: Random(0.1), 0.1),
+        (lambda: Random(0.1, common=False), 0.1),
+        (lambda: Random(0.1, values=Float16()), 0.05),
+        (lambda: TopK(0.1), 0.1 + 0.469 / 32),  # a position has an entropy of 0.469 bits for each parameter
+        (lambda: CHOCO(0.1, RandomCompressor(0.1)), 0.1),
+        (lambda: quantized.Float16(), 0.5),
+        (lambda: quantized.BFloat16(), 0.5),
+        (lambda: quantized.Int8(), 0.25 + 1 / 256),
+        (lambda: quantized.QSGD(7), 0.125 + 1 / 512),
+    ],
+    ids=str,
+)
+def test_a_message_takes_its_share_of_a_full_one(make: Callable[[], Any], share: float) -> None:
+    model = frozen(generator(SEED, "test").standard_normal(GN_LENET, np.float32))
+    sharing = make()
+    sharing.join(Member(0, 4, SEED, (model.shape,)))
+    sharing.start(frozen(model * 0))
+    payload = sharing.outgoing(model, 0)
+    assert payload.frozen() is payload  # it is sent without a copy
+    whole = Message(0, "model", 0, Full().outgoing(model, 0)).wire_size
+    assert Message(0, "model", 0, payload).wire_size == pytest.approx(share * whole, rel=0.01)
+
+
+# Compressors
+
+
+@few
+@given(
+    st.integers(1, 300),
+    st.integers(0, 2**32),
+    st.sampled_from(
+        [
+            TopKCompressor(1.0),
+            TopKCompressor(1.0, QSGD(1)),
+            RandomCompressor(1.0, BFloat16()),
+            QuantizedCompressor(),
+            QuantizedCompressor(QSGD(1, 512)),
+            QuantizedCompressor(Float32()),
+        ]
+    ),
+    st.sampled_from([1e-30, 1.0, 1e30]),
+)
+def test_sender_and_receiver_see_one_approximation_no_further_than_zero(
+    size: int, seed: int, compressor: Compressor, scale: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    vector = (rng.standard_normal(size) * scale).astype(np.float32)
+    if isinstance(compressor, TopKCompressor | RandomCompressor):
+        compressor = dataclasses.replace(compressor, fraction=max(1 / size + 1e-9, 0.3))
+    compressor.fit(size)
+    payload, said = compressor.compress(vector, rng)
+    kept = vector.astype(np.float64)
+    vector[:] = np.nan  # neither depends on it any more
+    heard = compressor.decompress(decode([bytes(f) for f in Message(0, "m", 0, payload).frames()]).payload, size)
+    pictures = [np.zeros(size, np.float32) for _ in range(2)]
+    for part, picture in zip((said, heard), pictures, strict=True):
+        part.add_to(picture)
+    assert np.array_equal(pictures[0], pictures[1])
+    assert np.linalg.norm(kept - pictures[0]) <= np.linalg.norm(kept) * (1 + 1e-4)
+
+
+def test_a_diverged_model_is_shown_as_it_is_or_refused_by_its_sender() -> None:
+    vector = np.array([1, np.nan, 2, np.inf], np.float32)
+    rng = np.random.default_rng(0)
+    for compressor in (TopKCompressor(0.5), TopKCompressor(0.5, Float16()), QuantizedCompressor(BFloat16())):
+        payload, said = compressor.compress(vector, rng)
+        assert np.isnan(said.values).any()
+        assert np.array_equal(compressor.decompress(payload, 4).values, said.values, equal_nan=True)
+    with pytest.raises(MessageError, match="has training diverged"):
+        QuantizedCompressor().compress(vector, rng)
+
+
+# Nonsense
+
+
+def payload_of(sharing: Any, size: int = 100) -> Payload:
+    sharing.join(Member(0, 4, SEED, ((size,),)))
+    sharing.start(frozen(np.zeros(size, np.float32)))
+    said = sharing.outgoing(frozen(np.random.default_rng(0).standard_normal(size).astype(np.float32)), 0)
+    assert isinstance(said, Payload)
+    return said
+
+
+def raw(*positions: int) -> NDArray[np.uint8]:
+    return np.array(positions, "<u2").view(np.uint8)
+
+
+FOUR = np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fields", "why"),
+    [
+        ({"positions": raw(1, 2, 3, 100), "values": FOUR}, {"count": 4}, "position 100"),
+        ({"positions": raw(1, 2, 2, 9), "values": FOUR}, {"count": 4}, "repeat or are out of order"),
+        ({"positions": raw(4, 3, 2, 1), "values": FOUR}, {"count": 4}, "repeat or are out of order"),
+        ({"positions": raw(1, 2, 3), "values": FOUR}, {"count": 4}, "6 bytes of positions, expected 8"),
+        ({"positions": raw(1, 2, 3, 4), "values": FOUR[:3]}, {"count": 4}, "expected one row of 4 float32"),
+        ({"positions": raw(1, 2, 3, 4), "values": FOUR.astype("<f8")}, {"count": 4}, "expected one row of 4 float32"),
+        ({"positions": raw(1, 2, 3, 4).view("<u2"), "values": FOUR}, {"count": 4}, "one row of bytes"),
+        ({"positions": raw(1, 2, 3, 4), "values": FOUR}, {}, "field 'count' is None"),
+        ({"positions": raw(1, 2, 3, 4), "values": FOUR}, {"count": 101}, "field 'count' is 101, expected 0 to 100"),
+        ({"positions": raw(1, 2, 3, 4), "values": FOUR}, {"count": -1}, "field 'count' is -1"),
+        ({"positions": raw(1), "values": FOUR[:1]}, {"count": True}, "field 'count' is True"),
+        ({"positions": raw(1, 2, 3, 4), "values": FOUR}, {"count": 4.0}, "field 'count' is 4.0"),
+        ({"positions": raw(1, 2, 3, 4), "values": FOUR}, {"count": "4"}, "field 'count' is '4'"),
+        ({"values": FOUR}, {"count": 4}, "no array 'positions'"),
+        ({"positions": raw(1, 2, 3, 4)}, {"count": 4}, "no array 'values'"),
+    ],
+)
+def test_bad_positions_are_refused(arrays: dict[str, Any], fields: dict[str, Any], why: str) -> None:
+    params = np.zeros(100, np.float32)
+    for sharing in (TopK(0.04, indices=Raw()), CHOCO(0.1, TopKCompressor(0.04, indices=Raw()))):
+        with pytest.raises(MessageError, match=why):
+            sharing.check(Payload(arrays, fields), params)
+
+
+@pytest.mark.parametrize("seed", [None, -1, 2**63, True, 1.0, "1"])
+def test_bad_seeds_are_refused(seed: Any) -> None:
+    payload = payload_of(Random())
+    fields = {k: v for k, v in {**payload.fields, "seed": seed}.items() if v is not None}
+    with pytest.raises(MessageError, match="field 'seed'"):
+        Random().check(Payload(payload.arrays, fields), np.zeros(100, np.float32))
+
+
+@pytest.mark.parametrize("factor", [None, -0.5, 1.5, math.nan, math.inf, 1, True, "1"])
+def test_bad_factors_are_refused(factor: Any) -> None:
+    sharing = DeepSqueeze()
+    payload = payload_of(sharing)
+    fields = {k: v for k, v in {**payload.fields, "factor": factor}.items() if v is not None}
+    with pytest.raises(MessageError, match="field 'factor'"):
+        sharing.check(Payload(payload.arrays, fields), np.zeros(100, np.float32))
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("make", [quantized.Int8, quantized.QSGD, DeepSqueeze, lambda: TopK(0.1, Int8())])
+def test_bad_scales_are_refused(make: Callable[[], Any], scale: float) -> None:
+    sharing = make()
+    payload = payload_of(sharing)
+    arrays = {**payload.arrays, "scale": np.full_like(payload.arrays["scale"], scale)}
+    with pytest.raises(MessageError, match="'scale' holds a number that is negative or not finite"):
+        sharing.check(Payload(arrays, payload.fields), np.zeros(100, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("extra", "why"),
+    [
+        (Payload({}, {"lost": 1}), "field 'lost' is 1"),
+        (Payload({"copy": np.zeros(99, np.float32)}), r"array 'copy' is float32 of shape \(99,\)"),
+        (Payload({"copy": np.zeros(100)}), "array 'copy' is float64"),
+    ],
+)
+def test_choco_refuses_bad_copies(extra: Payload, why: str) -> None:
+    sharing = CHOCO()
+    payload = payload_of(sharing)
+    with pytest.raises(MessageError, match=why):
+        sharing.check(
+            Payload({**payload.arrays, **extra.arrays}, {**payload.fields, **extra.fields}), np.zeros(100, np.float32)
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_is_sent_is_merged_or_refused(data: st.DataObject) -> None:
+    make = MAKERS[data.draw(st.sampled_from(sorted(MAKERS)))]
+    sharing = make()
+    payload = payload_of(sharing)
+    arrays, fields = dict(payload.arrays), dict(payload.fields)
+    for name, array in payload.arrays.items():
+        size = data.draw(st.sampled_from([array.nbytes, array.nbytes, 0, array.nbytes + array.itemsize]))
+        noise = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), array.dtype)
+        arrays[name] = data.draw(st.sampled_from([array, noise]))
+    for name in payload.fields:
+        fields[name] = data.draw(st.one_of(st.just(payload.fields[name]), st.integers(-1, 200), st.floats(), st.text()))
+    hostile, params = Payload(arrays, fields), frozen(np.zeros(100, np.float32))
+    try:
+        sharing.check(hostile, params)
+    except MessageError:
+        return
+    with np.errstate(all="ignore"):
+        assert sharing.merge(params, {1: hostile}, {1: 0.5}).shape == params.shape
+
+
+def test_a_payload_that_promises_much_takes_no_memory() -> None:
+    sharing = TopK()
+    payload = payload_of(sharing)
+    params = np.zeros(100, np.float32)
+    tracemalloc.start()
+    for count in (2**40, 2**62, 100):
+        with pytest.raises(MessageError):
+            sharing.check(Payload(payload.arrays, {"count": count}), params)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+def test_payloads_that_are_checked_and_never_merged_do_not_pile_up() -> None:
+    sharing = Random()
+    payload = payload_of(sharing)
+    for _ in range(1000):
+        sharing.check(Payload(payload.arrays, dict(payload.fields)), np.zeros(100, np.float32))
+    assert len(sharing._heard._kept) <= 64
+
+
+class Liar(TopK):
+    """Sends positions beyond the end of the model."""
+
+    def outgoing(self, params: Params, round: int) -> Payload:
+        payload = super().outgoing(params, round)
+        positions = payload.arrays["positions"].copy()
+        positions[-2:] = 255
+        return Payload({**payload.arrays, "positions": positions}, payload.fields)
+
+
+def test_a_node_that_sends_bad_positions_is_passed_over_and_counted(tmp_path: Path) -> None:
+    options = {"fraction": 0.1, "indices": "raw"}
+    described = experiment(
+        sharing={"name": "topk", **options},
+        group=[{"nodes": "2", "sharing": {"name": f"{__name__}:Liar", **options}}],
+    )
+    run = described.run(tmp_path)
+    assert run.summary["status"] == "completed"
+    assert run.summary["messages_rejected"] == 2 * 4  # both neighbours, in all four rounds
+    assert np.isfinite(models_of(run)).all()
+
+
+# What an experiment may say
+
+
+class Served:
+    """An algorithm with a server."""
+
+    speaks = "server"
+
+    async def run(self, node: Node) -> None:
+        """Nothing happens."""
+
+
+class Gossips(Served):
+    speaks = "anyone"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"sharing": {"name": "random", "fraction": 0}}, "sharing.fraction = 0: expected number above 0 and at most 1"),
+        ({"sharing": {"name": "topk", "fraction": 1.5}}, "sharing.fraction = 1.5: expected number above 0 and at most"),
+        ({"sharing": {"name": "choco", "gamma": 0}}, "sharing.gamma = 0: expected number above 0 and at most 1"),
+        ({"sharing": {"name": "deepsqueeze", "gamma": 2}}, "sharing.gamma = 2"),
+        ({"sharing": {"name": "qsgd", "levels": 0}}, "sharing.levels = 0"),
+        ({"sharing": {"name": "int8", "levels": 3}}, "sharing.levels: unknown key"),
+        ({"sharing": {"name": "topk", "values": "float12"}}, "unknown values 'float12'; did you mean 'float"),
+        ({"sharing": {"name": "choco", "compressor": {"name": "topk", "fraction": 2}}}, "compressor.fraction = 2"),
+        (
+            {"sharing": {"name": "choco"}, "topology": {"name": "regular", "degree": 2, "dynamic": True}},
+            "sharing = 'choco': a node follows .* topology = 'regular' links others every round; use a graph",
+        ),
+        ({"sharing": {"name": "choco"}, "algorithm": {"name": f"{__name__}:Served"}}, "'choco': .* speaks to a server"),
+        (
+            {"sharing": {"name": "deepsqueeze"}, "algorithm": {"name": f"{__name__}:Gossips"}},
+            "sharing = 'deepsqueeze': nodes step towards each other.* speaks to whom it picks; use algorithm = 'dpsgd'",
+        ),
+    ],
+    ids=str,
+)
+def test_an_experiment_that_makes_no_sense_is_refused(changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(ExperimentError, match=why):
+        experiment(**changed)
+
+
+def test_deepsqueeze_goes_with_graphs_that_change() -> None:
+    experiment(sharing={"name": "deepsqueeze"}, topology={"name": "regular", "degree": 2, "dynamic": True})
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        {"name": "random", "fraction": 0.001},
+        {"name": "topk", "fraction": 0.001},
+        {"name": "choco", "compressor": {"name": "topk", "fraction": 0.001}},
+        {"name": "deepsqueeze", "compressor": {"name": "random", "fraction": 0.001}},
+    ],
+    ids=str,
+)
+def test_a_fraction_that_keeps_nothing_is_refused_with_the_smallest_that_does(sharing: dict[str, Any]) -> None:
+    why = f"sharing = '{sharing['name']}': fraction = 0.001 keeps none of the model's 650 parameters; .* is 0.001539"
+    with pytest.raises(ExperimentError, match=why):
+        Commons(experiment(sharing=sharing))
+    with pytest.raises(ValueError, match="keeps none"):
+        Random(0.1).start(np.zeros(9, np.float32))
+
+
+@given(st.integers(1, 10**7))
+def test_the_smallest_fraction_named_keeps_one(size: int) -> None:
+    with pytest.raises(ValueError, match="smallest") as caught:
+        kept(size, 0.99 / size)
+    smallest = float(str(caught.value).rsplit(" ", 1)[1])
+    assert int(size * smallest) >= 1
+
+
+def test_every_codec_and_compressor_can_be_named_in_an_experiment() -> None:
+    for values in VALUES:
+        experiment(sharing={"name": "topk", "values": values})
+    for compressor in COMPRESSORS:
+        described = experiment(sharing={"name": "choco", "compressor": compressor})
+        assert isinstance(described.sharing.build(), CHOCO)
+    spelt = experiment(sharing=CHOCO(0.2, QuantizedCompressor(QSGD(3))))
+    assert spelt.sharing.table()["compressor"] == {
+        "name": "quantized",
+        "values": {"name": "qsgd", "levels": 3, "bucket": 512},
+    }
+
+
+def test_a_sparse_code_gives_back_what_it_packed() -> None:
+    part = Part(np.array([3, -1], np.float32), np.array([5, 7]))
+    code = SparseCode(Float32(), GolombRice())
+    back = code.unpack(code.pack(part, 9, np.random.default_rng(0)), 9)
+    assert back.positions is not None
+    assert (back.positions.tolist(), back.values.tolist()) == ([5, 7], [3.0, -1.0])
