@@ -25,6 +25,19 @@ class Algorithm(Protocol):
 
 ALGORITHMS: dict[str, str] = {
     "dpsgd": "shoal.algorithms.dpsgd:DPSGD",
+    "el-oracle": "shoal.algorithms.el_oracle:ELOracle",
+    "el-local": "shoal.algorithms.el_local:ELLocal",
+    "gossip": "shoal.algorithms.gossip:Gossip",
+    "ipls": "shoal.algorithms.ipls:IPLS",
+    "sgp": "shoal.algorithms.sgp:SGP",
+    "relaysum": "shoal.algorithms.relaysum:RelaySum",
+    "d2": "shoal.algorithms.d2:D2",
+    "gradient-tracking": "shoal.algorithms.gradient_tracking:GradientTracking",
+    "qg-dsgdm": "shoal.algorithms.qg_dsgdm:QGDSGDm",
+    "muffliato": "shoal.algorithms.muffliato:Muffliato",
+    "d-cliques": "shoal.algorithms.d_cliques:DCliquesSGD",
+    "fedavg": "shoal.algorithms.fedavg:FedAvg",
+    "parameter-server": "shoal.algorithms.parameter_server:ParameterServer",
 }
 
 __all__ = ["ALGORITHMS", "Algorithm"]

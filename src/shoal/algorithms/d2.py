@@ -1,0 +1,78 @@
+"""D²: each step is corrected by the one before, so that nodes may hold data as different as they like.
+
+Tang, Lian, Yan, Zhang, Liu: D²: Decentralized Training over Decentralized Data, ICML 2018 (arXiv:1803.07068).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from shoal.algorithms.demands import changes, directed, graph_of, inexact, unlike_plain_sgd
+from shoal.algorithms.vectors import halved
+from shoal.components import Whole
+from shoal.message import Params
+from shoal.node import Node
+from shoal.schema import Bounds
+from shoal.topologies.graph import Graph, Mixing
+
+LEAST = -1 / 3
+"""The smallest eigenvalue of W has to be above this."""
+
+
+@dataclass(frozen=True)
+class D2:
+    """Tang et al. 2018, D²: D-PSGD whose steps are corrected by those before; made for heterogeneous data.
+
+    With the local step u = train(x) − x, which is −ηg for one step of SGD, all models follow
+    x¹ = W(x⁰ + u⁰), then x^{t+1} = W(2x^t − x^{t−1} + u^t − u^{t−1}).
+
+    This converges only where the smallest eigenvalue of W is above −1/3, which most sparse graphs miss: a ring of an
+    even number of nodes has −1/3, random graphs of degree 5 some −1/2. So with `lazy` W stands for (W + I)/2, whose
+    eigenvalues are all positive. Without it, a graph that does not do is refused. Sharings that leave out parts of a
+    model always are, for they make W another in every round.
+
+    The correction holds as long as all that took part in it do. A node that learns of a death begins anew: its next
+    step is a first step.
+    """
+
+    rounds: Annotated[int, Bounds(at_least=1)] = 100
+    lazy: bool = True
+
+    async def run(self, node: Node) -> None:
+        before: tuple[Params, Params] | None = None
+        dead = 0
+        async for r in node.rounds(self.rounds):
+            x = node.params
+            u = await node.train(x) - x
+            if len(node.runtime.gone()) > dead:
+                before, dead = None, len(node.runtime.gone())
+            ahead = x + u if before is None else 2 * x - before[0] + u - before[1]
+            peers = await node.peers(r)
+            await node.send(peers, node.sharing.outgoing(ahead, r), round=r)
+            received = await node.receive_each(peers, round=r)
+            weights = halved(node.weights(received)) if self.lazy else node.weights(received)
+            node.params = node.sharing.merge(ahead, received, weights)
+            before = x, u
+
+    def misfits(self, whole: Whole) -> list[str]:
+        problems = unlike_plain_sgd(whole) + inexact(whole, "'d2'")
+        graph = graph_of(whole)
+        at = f"topology = {whole.topology.name!r}"
+        if changes(whole) or (graph is not None and directed(graph)):
+            problems.append(
+                f"{at}: 'd2' diverges where links change or go one way; use an undirected graph that stays as it is, "
+                "or algorithm = 'gradient-tracking'"
+            )
+        elif graph is not None and not self.lazy and (least := _smallest_eigenvalue(graph, whole)) <= LEAST + 1e-5:
+            problems.append(
+                f"{at}: the smallest eigenvalue of its mixing matrix is {least:.3g}, and 'd2' diverges unless it is "
+                "above -1/3; use algorithm.lazy = true or another graph"
+            )
+        return problems
+
+
+def _smallest_eigenvalue(graph: Graph, whole: Whole) -> float:
+    from shoal.topologies.measures import matrix, smallest_eigenvalue  # scipy takes its time
+
+    return smallest_eigenvalue(matrix(Mixing(graph, whole.weights), 0))

@@ -1,0 +1,43 @@
+"""EL-Local: Epidemic Learning in which each node picks whom it sends to by itself.
+
+De Vos, Farhadkhani, Guerraoui, Kermarrec, Pires, Sharma: Epidemic Learning: Boosting Decentralized Learning with
+Randomized Communication, NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from shoal.algorithms.demands import unbuildable
+from shoal.components import Speaks, Whole
+from shoal.node import Node
+from shoal.schema import Bounds
+from shoal.topologies.random_out import RandomOut
+
+
+@dataclass(frozen=True)
+class ELLocal:
+    """De Vos et al. 2023, EL-Local: train, send to a few random nodes, average with however many come.
+
+    Each node sends to `peers` others (the paper's s), and averages its own model and those received alike. How many
+    come is left to chance; nodes draw from the experiment's seed, so each knows whom to wait for, and nobody is told
+    that there is nothing for it. The experiment's own topology is not used.
+    """
+
+    rounds: Annotated[int, Bounds(at_least=1)] = 100
+    peers: Annotated[int, Bounds(at_least=1)] = 5
+
+    speaks: ClassVar[Speaks] = "anyone"
+
+    async def run(self, node: Node) -> None:
+        node.rewire(RandomOut(self.peers), "uniform")
+        async for r in node.rounds(self.rounds):
+            node.params = await node.train(node.params)
+            peers = await node.peers(r)
+            await node.send(peers, node.sharing.outgoing(node.params, r), round=r)
+            received = await node.receive_each(peers, round=r)
+            node.params = node.sharing.merge(node.params, received, node.weights(received))
+
+    def misfits(self, whole: Whole) -> list[str]:
+        return unbuildable("peers", RandomOut(self.peers), whole)

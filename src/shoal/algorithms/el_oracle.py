@@ -1,0 +1,45 @@
+"""EL-Oracle: Epidemic Learning on a fresh random regular graph each round.
+
+De Vos, Farhadkhani, Guerraoui, Kermarrec, Pires, Sharma: Epidemic Learning: Boosting Decentralized Learning with
+Randomized Communication, NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from shoal.algorithms.demands import unbuildable
+from shoal.components import Speaks, Whole
+from shoal.node import Node
+from shoal.schema import Bounds
+from shoal.topologies.regular import Regular
+
+
+@dataclass(frozen=True)
+class ELOracle:
+    """De Vos et al. 2023, EL-Oracle: train, exchange on a new random regular graph each round, average.
+
+    Every node averages its own model and those of its `degree` neighbours (the paper's s) alike. There is no oracle:
+    each node works the graph of a round out from the experiment's seed. The experiment's own topology is not used.
+    """
+
+    rounds: Annotated[int, Bounds(at_least=1)] = 100
+    degree: Annotated[int, Bounds(at_least=1)] = 5
+
+    speaks: ClassVar[Speaks] = "anyone"
+
+    async def run(self, node: Node) -> None:
+        node.rewire(self._graph(), "uniform")
+        async for r in node.rounds(self.rounds):
+            node.params = await node.train(node.params)
+            peers = await node.peers(r)
+            await node.send(peers, node.sharing.outgoing(node.params, r), round=r)
+            received = await node.receive_each(peers, round=r)
+            node.params = node.sharing.merge(node.params, received, node.weights(received))
+
+    def misfits(self, whole: Whole) -> list[str]:
+        return unbuildable("degree", self._graph(), whole)
+
+    def _graph(self) -> Regular:
+        return Regular(self.degree, dynamic=True)

@@ -1,0 +1,45 @@
+"""QG-DSGDm: momentum from how the models moved together, in place of each node's own gradients.
+
+Lin, Karimireddy, Stich, Jaggi: Quasi-Global Momentum: Accelerating Decentralized Deep Learning on Heterogeneous Data,
+ICML 2021 (arXiv:2102.04761).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from shoal.algorithms.demands import unlike_plain_sgd
+from shoal.components import Whole
+from shoal.node import Node
+from shoal.schema import Bounds
+
+
+@dataclass(frozen=True)
+class QGDSGDm:
+    """Lin et al. 2021, quasi-global momentum: D-PSGD with momentum from the way that the averaged models took.
+
+    With gradients g, x½ = x − η(βm + g), x⁺ = Wx½, m ← μm + (1 − μ)(x − x⁺)/η. Here m is kept as ηm, and
+    train(x) is x − ηg for one step of SGD. It is never sent. `beta` is how much of it a step takes, `mu` how much of
+    it stays; the paper sets both alike.
+    """
+
+    rounds: Annotated[int, Bounds(at_least=1)] = 100
+    beta: Annotated[float, Bounds(at_least=0, below=1)] = 0.9
+    mu: Annotated[float, Bounds(at_least=0, below=1)] = 0.9
+
+    async def run(self, node: Node) -> None:
+        m = np.zeros_like(node.params)
+        async for r in node.rounds(self.rounds):
+            x = node.params
+            half = await node.train(x) - self.beta * m
+            peers = await node.peers(r)
+            await node.send(peers, node.sharing.outgoing(half, r), round=r)
+            received = await node.receive_each(peers, round=r)
+            node.params = node.sharing.merge(half, received, node.weights(received))
+            m = self.mu * m + (1 - self.mu) * (x - node.params)
+
+    def misfits(self, whole: Whole) -> list[str]:
+        return unlike_plain_sgd(whole)

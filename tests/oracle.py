@@ -1,0 +1,173 @@
+"""What the oracles of algorithms share: logistic regression on digits, trained for all nodes in double precision.
+
+An oracle is a few lines of NumPy on whole matrices, one row a node. `Shoal.steps(X)` gives every node's local step
+u = train(x) − x on the batches that the run draws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.commons import Commons
+from shoal.experiment import Experiment
+from shoal.message import Message, Payload
+from shoal.node import Node
+from shoal.randomness import generator
+from shoal.simulation.engine import World
+from shoal.testing import FakeRuntime, Faults
+from shoal.training import Batches
+
+STEPS, BATCH, RATE = 2, 16, 0.2
+CRASH = Faults().crash(2, round=2).schedule
+
+
+def gradient(params: Any, x: Any, y: Any) -> Any:
+    """Of the mean cross-entropy of a linear model: weights (10, 64), then biases (10)."""
+    weights, biases = params[:640].reshape(10, 64), params[640:]
+    logits = x @ weights.T + biases
+    likely = np.exp(logits - logits.max(1, keepdims=True))
+    likely /= likely.sum(1, keepdims=True)
+    error = (likely - np.eye(10)[y]) / len(y)
+    return np.concatenate([(error.T @ x).ravel(), error.sum(0)])
+
+
+def experiment(algorithm: Any, topology: Any = "ring", **changed: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "nodes": 8,
+        "seed": 5,
+        "algorithm": algorithm,
+        "topology": {"name": topology} if isinstance(topology, str) else topology,
+        "partition": {"name": "dirichlet", "alpha": 0.5},
+        "model": {"name": "logistic"},
+        "training": {"lr": RATE, "batch_size": BATCH, "local_steps": STEPS},
+        "evaluation": {"every": 0, "average": False},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**settings, **changed})
+
+
+class Shoal:
+    """All nodes of an experiment, as a matrix."""
+
+    def __init__(self, described: Experiment) -> None:
+        self.commons = Commons(described)
+        self.nodes = described.nodes
+        self.start = np.tile(self.commons.initial.astype(np.float64), (self.nodes, 1))
+        self._rngs = [generator(described.seed, "training", node) for node in range(self.nodes)]
+        self._streams = [Batches(p, BATCH, rng) for p, rng in zip(self.commons.parts, self._rngs, strict=True)]
+
+    def steps(self, models: Any) -> Any:
+        data, trained = self.commons.data.train, models.copy()
+        for node, stream in enumerate(self._streams):
+            for batch in stream.take(STEPS):
+                trained[node] -= RATE * gradient(trained[node], data.x[batch].astype(np.float64), data.y[batch])
+            self._rngs[node].integers(2**63)  # the seed of dropout, of which there is none
+        return trained - models
+
+    def adjacency(self, round: int = 0, graph: Any = None) -> Any:
+        """Row i: whom i hears from."""
+        graph = graph or self.commons.mixing.graph
+        heard = np.zeros((self.nodes, self.nodes))
+        for node in range(self.nodes):
+            heard[node, list(graph.links(node, round).of)] = 1
+        return heard
+
+    def metropolis(self, round: int = 0, graph: Any = None) -> Any:
+        heard = self.adjacency(round, graph)
+        degrees = heard.sum(1)
+        w = heard / (1 + np.maximum.outer(degrees, degrees))
+        return w + np.diag(1 - w.sum(1))
+
+
+def models_of(run: Any) -> Any:
+    """The final models of all nodes that have one, as a matrix."""
+    found = [run.folder.model(node) for node in range(run.summary["nodes"])]
+    return np.stack([np.load(file) for file in found if file.exists()])
+
+
+def agrees(described: Experiment, expected: Any, folder: Path, atol: float = 2e-5) -> Any:
+    """Run it, and assert that models differ from node to node and are those expected; returns the run."""
+    run = described.run(folder)
+    models = models_of(run)
+    assert np.abs(expected - expected[0]).max() > 1e-4  # nodes differ: it matters who hears whom
+    np.testing.assert_allclose(models, expected, atol=atol)
+    assert run.summary["status"] == "completed"
+    return run
+
+
+def same_in_both_engines(described: Experiment, folder: Path) -> Any:
+    """Run it in both, and assert that the models agree to the bit; returns the real run."""
+    simulated = described.run(folder)
+    real = dataclasses.replace(described, engine="processes").run(folder)
+    assert simulated.summary["digest"] == real.summary["digest"]
+    for counted in ("bytes_sent", "messages_sent", "rounds", "accuracy", "status"):
+        assert simulated.summary[counted] == real.summary[counted], counted
+    return real
+
+
+def survives_a_crash(described: Experiment, folder: Path) -> None:
+    """Run it with a crash, and assert that the others went on to the end and learnt."""
+    described = dataclasses.replace(described, fault=CRASH)
+    run = described.run(folder)
+    models = models_of(run)
+    assert run.summary["status"] == "incomplete"
+    assert len(models) == described.nodes - 1
+    assert np.isfinite(models).all()
+    before = Commons(described).evaluate(Commons(described).initial)
+    assert run.summary["loss"]["mean"] < 0.75 * before["loss"]
+
+
+def play(
+    algorithm: Any,
+    models: Any,
+    topology: Any,
+    train: Callable[[int, Any], Any] | None = None,
+    told: Callable[[int, Message], Message] | None = None,
+    lost: int | None = None,
+) -> list[Any]:
+    """Nodes that began with these models, at their end, in a world without torch.
+
+    `train(node, params)` takes a second, and changes nothing when not given; `told(to, message)` may change messages;
+    `lost` dies after two and a half seconds.
+    """
+    world = World(len(models))
+    nodes = [_player(id, models, topology, train or (lambda _, params: params)) for id in range(len(models))]
+    for node, runtime in zip(nodes, world.runtimes, strict=True):
+        node.runtime = runtime
+        if told is not None:
+            _tap(runtime, told)
+        runtime.start(algorithm.run(node))
+    if lost is not None:
+        world.kernel.at(2.5, world.runtimes[lost].stop)
+        world.kernel.at(2.5, partial(world.lose, lost))
+    world.kernel.run()
+    world.raise_if_stuck()
+    return [node for node in nodes if node.id != lost]
+
+
+def _player(id: int, models: Any, topology: Any, train: Callable[[int, Any], Any]) -> Node:
+    return FakeRuntime().node(
+        id, nodes=len(models), params=models[id], topology=topology, train=lambda params: train(id, params)
+    )
+
+
+def _tap(runtime: Any, told: Callable[[int, Message], Message]) -> None:
+    send = runtime.send
+
+    async def tapped(to: int, message: Message) -> bool:
+        return bool(await send(to, told(to, message)))
+
+    runtime.send = tapped
+
+
+def altered(message: Message, **changed: Any) -> Message:
+    """A message with other arrays or fields."""
+    arrays = {k: changed.get(k, a) for k, a in message.payload.arrays.items()}
+    fields = {k: changed.get(k, f) for k, f in message.payload.fields.items()}
+    return Message(message.sender, message.kind, message.round, Payload(arrays, fields), message.run)

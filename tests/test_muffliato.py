@@ -1,0 +1,154 @@
+"""Muffliato: noise once a round, then K exchanges, plain or with Chebyshev's polynomial of W."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.polynomial import chebyshev
+
+from oracle import Shoal, agrees, experiment, play, same_in_both_engines, survives_a_crash
+from shoal.algorithms.muffliato import Muffliato
+from shoal.errors import ExperimentError, TopologyError
+from shoal.message import Message, Payload
+from shoal.randomness import generator
+from shoal.testing import FakeRuntime
+from shoal.topologies.given import Edges
+from shoal.topologies.regular import Regular
+from shoal.topologies.static import Ring
+
+ROUNDS, SIGMA = 4, 0.05
+APART = {"name": "edges", "edges": ((0, 1), (1, 2), (3, 4), (4, 5), (5, 6), (6, 7))}
+
+
+def plain(w: Any, k: int) -> Any:
+    return np.linalg.matrix_power(w, k)
+
+
+def accelerated(w: Any, k: int) -> Any:
+    """T_K(W/ρ)/T_K(1/ρ), by the eigenvectors of W."""
+    values, vectors = np.linalg.eigh(w)
+    rho = np.sort(np.abs(values))[-2]
+    polynomial = [0] * k + [1]
+    scaled = chebyshev.chebval(values / rho, polynomial) / chebyshev.chebval(1 / rho, polynomial)
+    return vectors @ np.diag(scaled) @ vectors.T
+
+
+@pytest.mark.parametrize("gossip", [1, 2, 6])
+@pytest.mark.parametrize("polynomial", [plain, accelerated])
+@pytest.mark.parametrize("topology", ["ring", "star"])
+def test_all_models_follow_the_polynomial(topology: str, polynomial: Any, gossip: int, tmp_path: Path) -> None:
+    described = experiment(Muffliato(ROUNDS, SIGMA, gossip, polynomial is accelerated), topology)
+    shoal = Shoal(described)
+    w = polynomial(shoal.metropolis(), gossip)
+    noise = [generator(described.seed, "muffliato noise", node) for node in range(8)]
+    x = shoal.start
+    for _ in range(ROUNDS):
+        noised = x + shoal.steps(x) + SIGMA * np.stack([rng.standard_normal(650, np.float32) for rng in noise])
+        x = w @ noised
+    run = agrees(described, x, tmp_path)
+    assert run.summary["messages_sent"] == shoal.adjacency().sum() * ROUNDS * gossip
+
+
+def test_plain_gossip_goes_with_graphs_that_change_with_each_exchange(tmp_path: Path) -> None:
+    changing = {"name": "regular", "degree": 3, "dynamic": True}
+    described = experiment(Muffliato(2, 0.0, 3, accelerated=False), changing)
+    shoal = Shoal(described)
+    x = shoal.start
+    for r in range(2):
+        x = x + shoal.steps(x)
+        for k in range(3):
+            x = shoal.metropolis(3 * r + k) @ x
+    agrees(described, x, tmp_path)
+
+
+def test_processes_agree_with_the_simulation_to_the_bit(tmp_path: Path) -> None:
+    same_in_both_engines(experiment(Muffliato(3, SIGMA, 3), nodes=5), tmp_path)
+
+
+@pytest.mark.parametrize("faster", [False, True], ids=["plain", "accelerated"])
+def test_survivors_of_a_crash_learn(faster: bool, tmp_path: Path) -> None:
+    survives_a_crash(experiment(Muffliato(12, 0.001, 4, faster)), tmp_path)
+
+
+@pytest.mark.parametrize("faster", [False, True], ids=["plain", "accelerated"])
+def test_the_mean_is_that_of_the_noised_models_and_noise_averages_away(faster: bool) -> None:
+    models = np.zeros((20, 50), np.float32)
+    noised = np.stack([generator(0, "muffliato noise", node).standard_normal(50, np.float32) for node in range(20)])
+    ends = np.stack([node.params for node in play(Muffliato(1, 1.0, 15, faster), models, Ring())])
+    np.testing.assert_allclose(ends.mean(0), noised.mean(0), atol=1e-6)
+    spread = np.abs(ends - noised.mean(0)).max()
+    assert (spread < 0.2) == faster  # as many exchanges without acceleration leave far more
+
+
+def test_noise_is_drawn_anew_each_round_and_by_each_node() -> None:
+    said: list[tuple[int, int, Any]] = []
+
+    def told(to: int, message: Message) -> Message:
+        said.append((message.round, message.sender, message.payload.arrays["params"]))
+        return message
+
+    play(Muffliato(2, 1.0, 3), np.zeros((4, 200), np.float32), Ring(), told=told)
+    assert {r for r, _, _ in said} == set(range(6))  # round r, exchange k: rK + k
+    first = {sender: params for r, sender, params in said if r == 0}
+    assert np.std([*first.values()]) == pytest.approx(1.0, abs=0.1)
+    assert np.abs(np.corrcoef(np.stack([*first.values()])) - np.eye(4)).max() < 0.3
+
+
+def test_without_noise_or_neighbours_nothing_is_lost() -> None:
+    fake = FakeRuntime().lose(1, 2)
+    node = fake.node(nodes=3, params=np.ones(4, np.float32), train=lambda params: params + 1)
+    fake.run(Muffliato(2, 0.0, 3).run(node))
+    assert node.params.tolist() == [3.0] * 4
+
+
+def test_a_wrong_model_is_dropped_and_counted() -> None:
+    fake = FakeRuntime(
+        Message(1, "model", 0, Payload({"params": np.ones(3, np.float32)})),
+        Message(2, "model", 0, Payload({"params": np.full(4, 3.0, np.float32)})),
+    )
+    node = fake.node(nodes=3, params=np.ones(4, np.float32))
+    fake.run(Muffliato(1, 0.0, 1).run(node))
+    assert node.rejected == 1
+    assert node.params.tolist() == [2.0] * 4
+
+
+@pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")
+@pytest.mark.parametrize(
+    ("algorithm", "topology", "problem"),
+    [
+        ({}, APART, "topology = 'edges': its spectral gap is 0: .* connect the graph"),
+        ({"accelerated": False}, APART, "its spectral gap is 0"),
+        ({}, {"name": "regular", "degree": 3, "dynamic": True}, r"stays as it is; .*accelerated = false"),
+        ({}, {"name": "one-peer-exponential"}, r"accelerated = false"),
+        ({}, {"name": "exponential"}, r"an undirected graph"),
+        ({}, {"name": "gossip-sampler"}, r"accelerated = false"),
+        ({"sigma": -1.0}, {"name": "ring"}, r"algorithm.sigma = -1.0: expected number at least 0"),
+        ({"gossip": 0}, {"name": "ring"}, r"algorithm.gossip = 0: expected integer at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(algorithm: Any, topology: Any, problem: str) -> None:
+    with pytest.raises(ExperimentError, match=problem):
+        experiment({"name": "muffliato", **algorithm}, topology)
+
+
+def test_acceleration_needs_whole_models_and_plain_gossip_does_not() -> None:
+    with pytest.raises(ExperimentError, match="sharing = 'random': acceleration diverges"):
+        experiment(Muffliato(), sharing={"name": "random"})
+    experiment(Muffliato(accelerated=False), sharing={"name": "random"})
+
+
+@pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")
+def test_a_graph_that_is_known_at_the_start_only_is_refused_there() -> None:
+    fake = FakeRuntime()
+    node = fake.node(nodes=8, params=np.ones(4, np.float32), topology=Edges(APART["edges"]))  # type: ignore[arg-type]
+    with pytest.raises(TopologyError, match="spectral gap is 0"):
+        fake.run(Muffliato(1).run(node))
+
+
+def test_a_graph_that_cannot_be_made_says_so_itself(tmp_path: Path) -> None:
+    described = experiment(Muffliato(1), Regular(9))
+    with pytest.raises(TopologyError, match="9-regular on 8 nodes"):
+        described.run(tmp_path)
