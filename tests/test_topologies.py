@@ -67,6 +67,8 @@ CASES: dict[str, list[tuple[dict[str, Any], int]]] = {
         ({"size": 4, "between": "fractal", "steps": 0}, 67),
         ({"size": 2, "between": "full"}, 9),
     ],
+    "peer-sampler": [({}, 10), ({"graph": Ring()}, 7), ({"graph": RandomOut(3)}, 20)],
+    "gossip-sampler": [({}, 3), ({"degree": 2, "view": 4, "swapper": 1}, 12)],
     "file": [({"path": "square.edges"}, 4)],
     "networkx": [({"generator": "barabasi_albert_graph", "arguments": {"m": 2}}, 16)],
     "edges": [({"edges": [[0, 1], [1, 2], [2, 0], [3, 0]]}, 4)],

@@ -1,4 +1,8 @@
-"""Random sharing: a random fraction of the model, every round."""
+"""Random sharing: a random fraction of the model, every round.
+
+Konečný, McMahan, Yu, Richtárik, Suresh, Bacon: Federated Learning: Strategies for Improving Communication Efficiency,
+2016 (arXiv:1610.05492), send random masks of updates; here it is models, and the receiver fills in its own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from shoal.topologies.graph import NodeId
 
 @dataclass
 class Random:
-    """A random `fraction` of the coordinates, others each round; those missing are filled with the receiver's own.
+    """Konečný et al. 2016: a random `fraction` of the coordinates each round; those missing are as the receiver's own.
 
     A message carries the values and the seed that their positions follow from. With `common`, all nodes draw the same
     coordinates in a round, so that each is averaged by all or by none, and doubly stochastic weights keep the mean

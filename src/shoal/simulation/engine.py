@@ -79,7 +79,7 @@ class World:
 
     def raise_if_stuck(self) -> None:
         """Called when no event is left: every task that still waits, waits for ever."""
-        waiting = [r for r in self.runtimes if not r.dead and r.running and r.mailbox.waiting]
+        waiting = [r for r in self.runtimes if not r.dead and not r.hung and r.running and r.mailbox.waiting]
         stuck = [
             f"node {runtime.id} waits for {waiter.wanted}"
             + (f" (still missing: {waiter.missing})" if waiter.missing else "")
@@ -112,6 +112,7 @@ class SimulatedRuntime:
         self.id = id
         self.mailbox = Mailbox()
         self.dead = False
+        self.hung = False
         self.running = False
         self._world = world
         self._kernel = world.kernel
@@ -197,6 +198,13 @@ class SimulatedRuntime:
             self._main.cancel()
             self._ended(self._main, False)
 
+    def hang(self) -> None:
+        """Fall silent for good: what runs beside the algorithm says no more either."""
+        self.hung = True
+        for task in self._background:
+            task.cancel()
+        self._background.clear()
+
     def runs(self, task: Task | None) -> bool:
         """Whether `task` is one of this node's."""
         return task is not None and (task is self._main or task in self._background)
@@ -246,7 +254,8 @@ class _Watcher:
                 raise Crash
             if fault.kind == "raise":
                 raise NodeError(f"fault on schedule: node {self._id} raises at round {round}")
-            await park()  # a hang: nobody resumes it
+            self._simulation.world.runtimes[self._id].hang()
+            await park()  # nobody resumes it
 
 
 class Simulation:

@@ -106,6 +106,15 @@ def spectral_gap(w: scipy.sparse.csr_matrix) -> float:
     return 1.0 - second if second < 1.0 - 1e-12 else 0.0
 
 
+def smallest_eigenvalue(w: scipy.sparse.csr_matrix) -> float:
+    """The least real part among the eigenvalues of W, to five digits. All are real where links go both ways."""
+    if w.shape[0] <= DENSE:
+        return float(np.linalg.eigvals(w.toarray()).real.min())
+    start = generator(0, "smallest eigenvalue").standard_normal(w.shape[0])
+    solve, least = (scipy.sparse.linalg.eigsh, "SA") if _symmetric(w) else (scipy.sparse.linalg.eigs, "SR")
+    return float(np.real(solve(w, k=1, which=least, v0=start, tol=1e-4, return_eigenvectors=False)).min())
+
+
 def _symmetric(w: scipy.sparse.csr_matrix) -> bool:
     return bool(abs(w - w.T).max() < 1e-12)
 
