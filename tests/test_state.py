@@ -21,15 +21,12 @@ from shoal.state import generator_state, restore_generator
 
 @dataclass(frozen=True)
 class Part:
-    """The rounds `first` to `last` of D-PSGD."""
+    """D-PSGD to the round `last`, with some noise of its own."""
 
-    first: int
     last: int
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds(self.last + 1):
-            if r < self.first:
-                continue
             node.params = await node.train(node.params)
             peers = await node.peers(r)
             await node.send(peers, node.sharing.outgoing(node.params, r), round=r)
@@ -38,7 +35,7 @@ class Part:
             node.params = node.params + node.rng("noise").standard_normal(node.params.size, np.float32) * 1e-3
 
 
-def simulation(first: int, last: int, folder: Path, **changed: Any) -> Simulation:
+def simulation(last: int, folder: Path, **changed: Any) -> Simulation:
     settings: dict[str, Any] = {
         "nodes": 4,
         "seed": 3,
@@ -49,7 +46,7 @@ def simulation(first: int, last: int, folder: Path, **changed: Any) -> Simulatio
         "evaluation": {"every": 0, "average": False},
         "simulation": {"batching": "off"},
     }
-    experiment = Experiment(algorithm=Part(first, last), **{**settings, **changed})
+    experiment = Experiment(**{**settings, "algorithm": Part(last), **changed})
     return Simulation(experiment, RunFolder.create(folder, "state"))
 
 
@@ -78,14 +75,49 @@ def test_nodes_restored_after_three_rounds_end_as_those_that_ran_six(
 ) -> None:
     training = {"lr": 0.1, "batch_size": 50, "momentum": 0.9, "local_steps": 3, **optimizer}
     settings = {"sharing": sharing, "training": training}
-    whole = simulation(0, 5, tmp_path, **settings)
+    whole = simulation(5, tmp_path, **settings)
     whole.run()
-    first = simulation(0, 2, tmp_path, **settings)
+    first = simulation(2, tmp_path, **settings)
     first.run()
-    rest = simulation(3, 5, tmp_path, **settings)
+    rest = simulation(5, tmp_path, **settings)
     for node, before in zip(rest.nodes, first.nodes, strict=True):
         node.restore(over_the_disk(before.state()))
     rest.run()
+    assert np.array_equal(models(rest), models(whole))
+    assert not np.array_equal(models(first), models(whole))
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "dpsgd": {},
+    "el-oracle": {"algorithm": {"name": "el-oracle", "degree": 2}},
+    "el-local": {"algorithm": {"name": "el-local", "peers": 2}},
+    "sgp": {"topology": {"name": "one-peer-exponential"}},
+    "relaysum": {"topology": {"name": "star"}},
+    "d2": {},
+    "gradient-tracking": {},
+    "qg-dsgdm": {},
+    "muffliato": {},
+    "d-cliques": {"algorithm": {"name": "d-cliques", "size": 2}},
+    "ipls": {},
+    "fedavg": {"algorithm": {"name": "fedavg", "fraction": 0.5, "server": "adam"}},
+    "parameter-server": {"algorithm": {"name": "parameter-server", "server": "momentum"}},
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_restored_after_three_rounds_ends_as_one_that_ran_six(name: str, tmp_path: Path) -> None:
+    settings = {"algorithm": {"name": name}, "training": {"lr": 0.1, "batch_size": 50}, **ALGORITHMS[name]}
+
+    def run(rounds: int, states: Any = None) -> Simulation:
+        algorithm = {**settings["algorithm"], "rounds": rounds}
+        made = simulation(0, tmp_path, **{**settings, "algorithm": algorithm})
+        for node, state in zip(made.nodes, states or [], strict=False):
+            node.restore(state)
+        made.run()
+        return made
+
+    whole, first = run(6), run(3)
+    rest = run(6, [over_the_disk(node.state()) for node in first.nodes])
     assert np.array_equal(models(rest), models(whole))
     assert not np.array_equal(models(first), models(whole))
 

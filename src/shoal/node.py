@@ -142,8 +142,11 @@ class Node:
         self.receive_timeout = receive_timeout
         self.mixing = mixing
         """The experiment's graph and weights, of all nodes. An algorithm asks `peers`, which may know better."""
+        self.memory: State = {}
+        """What the algorithm keeps from round to round beside the model: put it here, and a checkpoint has it."""
         self.silent: frozenset[NodeId] = frozenset()
         """Those that the last `receive_each` waited for in vain, though nobody knows them to be dead."""
+        self._next_round = 0
         self.last_round: int | None = None
         """The last of the rounds that `rounds` counts, once it does."""
         self._finder: Finder = finder or OnGraph(mixing)
@@ -301,11 +304,15 @@ class Node:
         return dict.fromkeys(received, 1.0 / (1 + len(received)))
 
     async def rounds(self, count: int) -> AsyncIterator[int]:
-        """0, 1, … count − 1. Between rounds the node is recorded and, on schedule, evaluated, off the clock."""
+        """0, 1, … count − 1, or from where `restore` left off.
+
+        Between rounds the node is recorded and, on schedule, evaluated, off the clock.
+        """
         self.last_round = count - 1
-        for round in range(count):
+        for round in range(self._next_round, count):
             await self._observer.before_round(round)
             yield round
+            self._next_round = round + 1
             self._record(round)
             if self._schedule.due(round, last=round == count - 1):
                 await self._evaluate(round)
@@ -333,17 +340,24 @@ class Node:
         self._observer.record(Event(what, self.now(), detail))
 
     def state(self) -> State:
-        """All that the next round depends on: the model, and what trainer, sharing, finder and generators keep."""
+        """All that the next round depends on: the model, and what algorithm, trainer, sharing, finder and generators
+        keep. It is whole between rounds, when no message is under way."""
         parts = {"trainer": self.trainer, "sharing": self.sharing, "finder": self._finder}
         return {
+            "round": self._next_round,
             "params": self._params,
+            "sent": [self.bytes_sent, self.messages_sent],
+            "memory": dict(self.memory),
             "generators": {purpose: generator_state(rng) for purpose, rng in self._generators.items()},
             **{name: part.state() for name, part in parts.items() if isinstance(part, Stateful)},
         }
 
     def restore(self, state: State) -> None:
         """Go on from what an equal node's `state` gave."""
+        self._next_round = state["round"]
         self.params = np.array(state["params"], np.float32)
+        self.bytes_sent, self.messages_sent = state["sent"]
+        self.memory = dict(state["memory"])
         for purpose, words in state["generators"].items():
             restore_generator(self.rng(purpose), words)
         parts = {"trainer": self.trainer, "sharing": self.sharing, "finder": self._finder}

@@ -40,7 +40,7 @@ class D2:
     lazy: bool = True
 
     async def run(self, node: Node) -> None:
-        before: tuple[Params, Params] | None = None
+        before: list[Params] | None = node.memory.get("before")
         dead = 0
         async for r in node.rounds(self.rounds):
             x = node.params
@@ -53,7 +53,7 @@ class D2:
             received = await node.receive_each(peers, round=r)
             weights = halved(node.weights(received)) if self.lazy else node.weights(received)
             node.params = node.sharing.merge(ahead, received, weights)
-            before = x, u
+            node.memory["before"] = before = [x, u]
 
     def misfits(self, whole: Whole) -> list[str]:
         problems = unlike_plain_sgd(whole) + inexact(whole, "'d2'")

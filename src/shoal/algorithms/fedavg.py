@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from shoal.algorithms.server import alive, call, calls, dismiss
-from shoal.algorithms.server_optimizers import Average, Memory, ServerOptimizer
+from shoal.algorithms.server_optimizers import Average, ServerOptimizer
 from shoal.components import Speaks
 from shoal.errors import MessageError
 from shoal.message import Payload
@@ -47,7 +47,6 @@ class FedAvg:
             await node.send([node.server], node.sharing.outgoing(trained, r), round=r)
 
     async def serve(self, node: Node) -> None:
-        memory: Memory = {}
         joined = await node.receive_each(range(node.nodes), round=0, kind=JOIN, timeout=math.inf, check=_counts_samples)
         samples = {client: int(said.fields[SAMPLES]) for client, said in joined.items()}
         async for r in node.rounds(self.rounds):
@@ -60,7 +59,7 @@ class FedAvg:
             total = sum(samples[client] for client in received)
             weights = {client: samples[client] / total for client in received}
             merged = node.sharing.merge(node.params, received, weights)
-            node.params = self.server.step(node.params, merged - node.params, memory)
+            node.params = self.server.step(node.params, merged - node.params, node.memory)
         await dismiss(node, self.rounds)
 
     def _draw(self, node: Node, samples: Mapping[NodeId, int]) -> list[NodeId]:

@@ -81,13 +81,14 @@ class Gossip:
         else:
             trained = await node.train(node.sharing.merge(node.params, received, {sender: 1.0}))
         node.params, own.age = trained, age + 1
+        node.memory["age"] = own.age
 
 
 class _Own:
     """What the clock of a node has to know of its model."""
 
     def __init__(self, node: Node, trainings: int) -> None:
-        self.age = 0
+        self.age: int = node.memory.get("age", 0)
         self.by_device = trainings * node.trainer.steps(None) * node.trainer.step_seconds
         """How long the node's device takes for a model that comes."""
         self.seconds = self.by_device

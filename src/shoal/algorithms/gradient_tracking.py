@@ -43,8 +43,8 @@ class GradientTracking:
     speaks: ClassVar[Speaks] = "itself"
 
     async def run(self, node: Node) -> None:
-        nothing = np.zeros_like(node.params)
-        mixed, before, dead = nothing, nothing, 0
+        nothing, dead = np.zeros_like(node.params), 0
+        mixed, before = node.memory.get("mixed", nothing), node.memory.get("before", nothing)
         check = partial(check_vectors, size=node.params.size, names=("x", "y"))
         async for r in node.rounds(self.rounds):
             x = node.params
@@ -59,6 +59,7 @@ class GradientTracking:
             node.params = average(x, {j: said.arrays["x"] for j, said in received.items()}, weights) - y
             mixed = average(y, {j: said.arrays["y"] for j, said in received.items()}, weights)
             before = d
+            node.memory.update(mixed=mixed, before=before)
 
     def misfits(self, whole: Whole) -> list[str]:
         return unlike_plain_sgd(whole)

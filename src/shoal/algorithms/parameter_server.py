@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from shoal.algorithms.server import alive, call, calls, dismiss
-from shoal.algorithms.server_optimizers import Average, Memory, ServerOptimizer
+from shoal.algorithms.server_optimizers import Average, ServerOptimizer
 from shoal.components import Speaks
 from shoal.message import Payload
 from shoal.node import Node
@@ -55,18 +55,16 @@ class ParameterServer:
         await dismiss(node, self.rounds)
 
     async def _synchronous(self, node: Node) -> None:
-        memory: Memory = {}
         async for r in node.rounds(self.rounds):
             workers = alive(node)
             await call(node, workers, r)
             pushed = await node.receive_each(workers, round=r)
             if pushed:
-                self._apply(node, pushed, 1 / len(pushed), memory)
+                self._apply(node, pushed, 1 / len(pushed))
             else:
                 node.event("nobody answered", f"round {r}: the model stays as it was")
 
     async def _asynchronous(self, node: Node) -> None:
-        memory: Memory = {}
         clocks = dict.fromkeys(range(node.nodes), 0)  # how many steps each worker has pushed
         pulled: dict[NodeId, int] = {}  # of the workers that train: how many steps the model had when they got it
         ages: list[int] = []
@@ -79,7 +77,7 @@ class ParameterServer:
                 if push is None:
                     _give_up(node, clocks, pulled)
                     continue
-                self._apply(node, {push.sender: push.payload}, 1 / max(1, len(alive(node))), memory)
+                self._apply(node, {push.sender: push.payload}, 1 / max(1, len(alive(node))))
                 ages.append(len(ages) - pulled.pop(push.sender))
                 clocks[push.sender] += 1
         if ages:
@@ -93,9 +91,9 @@ class ParameterServer:
         furthest = self.rounds if self.staleness is None else min(self.rounds, slowest + self.staleness + 1)
         return [worker for worker in living if worker not in pulled and clocks[worker] < furthest]
 
-    def _apply(self, node: Node, pushed: Mapping[NodeId, Payload], share: float, memory: Memory) -> None:
+    def _apply(self, node: Node, pushed: Mapping[NodeId, Payload], share: float) -> None:
         direction = node.sharing.merge(np.zeros_like(node.params), pushed, dict.fromkeys(pushed, share))
-        node.params = self.server.step(node.params, direction, memory)
+        node.params = self.server.step(node.params, direction, node.memory)
 
 
 def _give_up(node: Node, clocks: dict[NodeId, int], pulled: dict[NodeId, int]) -> None:

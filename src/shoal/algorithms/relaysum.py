@@ -6,10 +6,10 @@ NeurIPS 2021 (arXiv:2110.04175).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -42,9 +42,9 @@ class RelaySum:
     speaks: ClassVar[Speaks] = "itself"
 
     async def run(self, node: Node) -> None:
-        first, n = node.params, node.nodes
+        first, n = node.memory.setdefault("first", node.params), node.nodes
         check = partial(_check, size=first.size, nodes=n)
-        heard: Mapping[NodeId, Payload] = {}
+        heard = _remembered(node.memory.get("heard", {}))
         reach = _reach(node.mixing.graph, node.id)
         async for r in node.rounds(self.rounds):
             half = await node.train(node.params)
@@ -52,10 +52,11 @@ class RelaySum:
             await node.send(neighbours, partial(_relayed, half, heard), round=r, kind=RELAY)
             heard = await node.receive_each(neighbours, round=r, kind=RELAY, check=check)
             total, count = _sum(half, heard.values())
-            in_reach = next(reach)
+            in_reach = reach[min(r, len(reach) - 1)]
             missing = in_reach - count
             total = total + first * np.float32(n - in_reach)
             node.params = total / np.float32(max(1, n - missing))
+            node.memory["heard"] = {str(j): [m.arrays["sum"], m.fields["count"]] for j, m in heard.items()}
 
     def misfits(self, whole: Whole) -> list[str]:
         graph = graph_of(whole)
@@ -81,14 +82,18 @@ def _sum(half: Params, relayed: Iterable[Payload]) -> tuple[Params, int]:
     return total, count
 
 
-def _reach(graph: Graph, node: NodeId) -> Iterator[int]:
+def _remembered(heard: Mapping[str, Any]) -> Mapping[NodeId, Payload]:
+    return {int(peer): Payload({"sum": total}, {"count": count}) for peer, (total, count) in heard.items()}
+
+
+def _reach(graph: Graph, node: NodeId) -> list[int]:
     """How many nodes of a tree are at most 1, 2, 3, … links away from `node`, itself among them."""
-    count = 1
+    counts = [1]
     frontier = [(node, node)]
-    while True:
+    while frontier:
         frontier = [(peer, at) for at, before in frontier for peer in graph.links(at, 0).of if peer != before]
-        count += len(frontier)
-        yield count
+        counts.append(counts[-1] + len(frontier))
+    return counts[1:]
 
 
 def _is_tree(graph: Graph) -> bool:

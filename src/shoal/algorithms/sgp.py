@@ -40,7 +40,7 @@ class SGP:
     speaks: ClassVar[Speaks] = "itself"
 
     async def run(self, node: Node) -> None:
-        x, w = node.params, 1.0
+        x, w = node.memory.get("x", node.params), node.memory.get("w", 1.0)
         check = partial(_check, size=x.size)
         async for r in node.rounds(self.rounds):
             z = node.params
@@ -54,6 +54,7 @@ class SGP:
             for share in received.values():
                 x, w = x + share.arrays["x"], w + float(share.fields["w"])
             node.params = x / np.float32(w)
+            node.memory.update(x=x, w=w)
 
 
 def _check(payload: Payload, size: int) -> None:
