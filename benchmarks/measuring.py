@@ -60,14 +60,20 @@ def show(title: str, figures: list[Figure]) -> None:
 def shoal_run(example: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Run an example with the command line, in a process of its own; returns its summary."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "shoal", "run", str(EXAMPLES / example), "--out", folder]
-        for key, value in settings.items():
-            command += ["--set", f"{key}={_toml(value)}"]
-        ended = subprocess.run(command, capture_output=True, text=True)
-        if ended.returncode:
-            raise SystemExit(f"{' '.join(command)} failed:\n{ended.stdout}\n{ended.stderr}")
-        summary: dict[str, Any] = json.loads(next(Path(folder).rglob("summary.json")).read_text())
+        run = shoal_run_in(Path(folder), example, settings)
+        summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
         return summary
+
+
+def shoal_run_in(folder: Path, example: str, settings: dict[str, Any]) -> Path:
+    """Run an example with the command line, in a process of its own; returns the run's folder below `folder`."""
+    command = [sys.executable, "-m", "shoal", "run", str(EXAMPLES / example), "--out", str(folder)]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={_toml(value)}"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{ended.stdout}\n{ended.stderr}")
+    return next(folder.rglob("summary.json")).parent
 
 
 def _toml(value: Any) -> str:

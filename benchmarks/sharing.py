@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from measuring import Figure, median, shoal_run, show, step
+import torch
 
+from measuring import Figure, median, shoal_run, show, step
 from shoal.components import Component
 from shoal.experiment import Experiment
 from shoal.message import Message, Params
@@ -95,6 +96,7 @@ def _to(payload: Any, peer: int) -> Any:
 
 
 def costs() -> None:
+    torch.set_num_threads(1)  # as in every node
     flat = initial_parameters(GnLenet(), (3, 32, 32), 10, seed=0)
     model, target = flat.read(), np.empty(flat.size, np.float32)
     figures, full = [], 0

@@ -23,6 +23,8 @@ def pack(numbers: NDArray[Any], width: int) -> Bytes:
     The whole bytes of all numbers come first, the least significant of each before the next; then the bits that are
     left, where 8 numbers take as many bytes as there are such bits.
     """
+    if width == 8:
+        return numbers.astype(np.uint8)
     whole, rest = divmod(width, 8)
     numbers = numbers.astype(np.uint8 if width <= 8 else np.uint64)
     parts = [(numbers >> 8 * i).astype(np.uint8) for i in range(whole)]

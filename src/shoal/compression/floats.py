@@ -10,7 +10,9 @@ ones) keep NaN and infinities. Those that code a value relative to others cannot
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -72,16 +74,17 @@ class Float16:
     lossless: ClassVar[bool] = False
 
     def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-        with np.errstate(over="ignore"):
-            halves = values.astype("<f2")
-        overflown = np.isinf(halves)
-        if overflown.any():
-            overflown &= np.isfinite(values)
+        torch = _torch()
+        halves: NDArray[np.float16] = torch.from_numpy(_native(values)).to(torch.float16).numpy()
+        if _beyond(halves, 0x7C00):
+            overflown = np.isinf(halves) & np.isfinite(values)
             halves[overflown] = np.copysign(FLOAT16_MAX, values[overflown])
-        return {"values": halves}
+        return {"values": halves.astype("<f2", copy=False)}
 
     def decode(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Params:
-        return _row(arrays, "values", "<f2", count).astype(np.float32)
+        torch = _torch()
+        values: Params = torch.from_numpy(_native(_row(arrays, "values", "<f2", count))).to(torch.float32).numpy()
+        return values
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,11 @@ class BFloat16:
     lossless: ClassVar[bool] = False
 
     def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-        return {"values": (_rounded(values, 7) >> np.uint32(16)).astype("<u2")}
+        torch = _torch()
+        halves: NDArray[np.uint16] = torch.from_numpy(_native(values)).to(torch.bfloat16).view(torch.uint16).numpy()
+        if _beyond(halves, 0x7F80):
+            halves = (_rounded(values, 7) >> np.uint32(16)).astype(np.uint16)
+        return {"values": halves.astype("<u2", copy=False)}
 
     def decode(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Params:
         halves = _row(arrays, "values", "<u2", count)
@@ -112,12 +119,11 @@ class Int8:
     unbiased: bool = True
 
     def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-        rows = _rows(values, self.block)
-        peaks = np.abs(rows).max(axis=1, initial=0)
+        torch, rows = _torch(), _rows(values, self.block)
+        peaks = torch.from_numpy(rows).abs().amax(1).numpy()
         _expect_finite(peaks, "int8")
-        levels = _relative(rows, peaks, 127)
-        levels = _by_chance(levels, rng) if self.unbiased else np.rint(levels, out=levels)
-        return {"values": np.clip(levels, -127, 127).astype(np.int8).reshape(-1)[: values.size], "scale": peaks}
+        levels = _levels(rows, peaks, 127, rng if self.unbiased else None)
+        return {"values": levels.to(torch.int8).numpy().reshape(-1)[: values.size], "scale": peaks}
 
     def decode(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Params:
         codes = _row(arrays, "values", "|i1", count)
@@ -146,14 +152,16 @@ class QSGD:
         return (2 * self.levels).bit_length()
 
     def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-        rows = _rows(values, self.bucket)
+        torch, rows = _torch(), _rows(values, self.bucket)
         # Any norm of at least the largest magnitude keeps the rounding unbiased: so may one be cut to what float32 has.
-        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64, casting="unsafe"))
+        norms = _norms(rows)
         _expect_finite(norms, "qsgd")
         norms = np.minimum(norms, FLOAT32_MAX).astype(np.float32)
-        levels = _by_chance(_relative(rows, norms, self.levels), rng)
-        codes = np.clip(levels, -self.levels, self.levels) + np.float32(self.levels)
-        return {"values": pack(codes.reshape(-1)[: values.size], self.width), "scale": norms}
+        narrow = torch.int8 if self.width <= 8 else torch.int16
+        levels = _levels(rows, norms, self.levels, rng).to(narrow).numpy().reshape(-1)[: values.size]
+        unsigned = np.uint8 if self.width <= 8 else np.uint16
+        codes = levels.view(unsigned) + unsigned(self.levels)  # where -1 is the largest: the sum wraps round
+        return {"values": pack(codes, self.width), "scale": norms}
 
     def decode(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Params:
         code = _row(arrays, "values", "|u1", packed_size(count, self.width))
@@ -358,6 +366,32 @@ def _expect_finite(values: NDArray[Any], name: str) -> None:
         raise MessageError(f"NaN or infinity among the values, which {name!r} cannot carry: has training diverged?")
 
 
+@functools.cache
+def _torch() -> Any:
+    """The library, which converts floats with the vector instructions that NumPy does not use.
+
+    It warns, once in a process, that it could write into a read-only array; the conversions here do not.
+    """
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        torch.from_numpy(np.frombuffer(bytes(4), np.float32))
+    return torch
+
+
+def _native(values: NDArray[Any]) -> NDArray[Any]:
+    """The values in one piece and in this machine's order of bytes, as torch wants them; mostly they are."""
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+
+
+def _beyond(halves: NDArray[Any], infinity: int) -> bool:
+    """Whether floats of 16 bits have NaN or an infinity among them, of which `infinity` is the positive one."""
+    return bool(
+        halves.view(np.int16).max(initial=0) >= infinity or halves.view(np.uint16).max(initial=0) >= infinity + 0x8000
+    )
+
+
 def _rounded(values: Params, bits: int) -> NDArray[np.uint32]:
     """The bits of `values` with a mantissa of `bits`, to nearest even. A finite value stays finite, NaN stays NaN."""
     cut = np.uint32(23 - bits)
@@ -385,18 +419,36 @@ def _rows(values: Params, width: int) -> Params:
     return padded.reshape(rows, width)
 
 
-def _relative(rows: Params, scale: Params, levels: int) -> Params:
-    """Each value as a number of -levels to levels, relative to the scale of its row. Rows of zeros stay zeros."""
-    divisors = np.where(scale > 0, scale, np.float32(1))
-    numbers: Params = np.divide(rows, divisors[:, None], dtype=np.float32)
-    numbers *= np.float32(levels)
-    return numbers
+def _norms(rows: Params) -> NDArray[Any]:
+    """The l2 norm of each row; in doubles, which take longer, where squares leave the range of floats."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        squares: NDArray[Any] = np.einsum("ij,ij->i", rows, rows)
+        odd = ~((squares > 1e-30) & (squares <= FLOAT32_MAX))
+        if odd.any():
+            squares = squares.astype(np.float64)
+            squares[odd] = np.einsum("ij,ij->i", rows[odd], rows[odd], dtype=np.float64, casting="unsafe")
+    return np.sqrt(squares)
 
 
-def _by_chance(numbers: Params, rng: np.random.Generator) -> Params:
-    """Each number, up or down to a whole one, with the chances that make its mean the number. Writes into it."""
-    numbers += rng.random(numbers.shape, dtype=np.float32)
-    return np.floor(numbers, out=numbers)
+def _levels(rows: Params, scale: Params, levels: int, rng: np.random.Generator | None) -> Any:
+    """Each value as a whole number of -levels to levels, relative to the scale of its row: a tensor of float32.
+
+    Rounded to the nearest; with `rng`, after a draw of 16 bits from -1/2 to 1/2 is added, which rounds up or down with
+    the chances that make the mean right, to 2**-17 of a level: that is as near as float32 has the largest of 127.
+    """
+    tiny = (scale > 0) & (scale < 2.0**-64)  # the inverse could be infinite
+    if tiny.any():
+        rows, scale = rows.copy(), scale.copy()
+        rows[tiny] *= np.float32(2.0**64)
+        scale[tiny] *= np.float32(2.0**64)
+    torch = _torch()
+    factors = np.divide(np.float32(levels), scale, out=np.zeros_like(scale), where=scale > 0)
+    numbers = torch.from_numpy(rows) * torch.from_numpy(factors)[:, None]
+    if rng is not None:
+        words = rng.bit_generator.random_raw(-(-rows.size // 4)).astype("<u8", copy=False)
+        draws = torch.from_numpy(_native(words.view("<i2")[: rows.size])).to(torch.float32)
+        numbers.add_(draws.reshape(rows.shape), alpha=2.0**-16)
+    return numbers.round_().clamp_(-levels, levels)
 
 
 def _scale(arrays: Mapping[str, NDArray[Any]], count: int, block: int) -> Params:
@@ -408,7 +460,7 @@ def _scale(arrays: Mapping[str, NDArray[Any]], count: int, block: int) -> Params
 
 
 def _scaled(numbers: Params, levels: int, scale: Params, block: int) -> Params:
-    """The inverse of `_relative`, for rows of `block`. Writes into `numbers`, and returns them."""
+    """The inverse of `_levels`, for rows of `block`. Writes into `numbers`, and returns them."""
     numbers /= np.float32(levels)  # before the scale, with which the product could overflow
     whole = numbers.size // block * block
     numbers[:whole].reshape(-1, block)[...] *= scale[: whole // block, None]
