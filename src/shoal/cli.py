@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import shlex
 import signal
@@ -206,17 +207,26 @@ def _list(parsed: argparse.Namespace) -> int:
         table.add_column()
         for name, cls in components(kind):
             first = (cls.__doc__ or "").strip().splitlines()[0]
-            options = "\n".join(str(parameter) for parameter in schema.parameters(cls).values())
+            options = "\n".join(_listed(parameter) for parameter in schema.parameters(cls).values())
             table.add_row(name, escape(first) + (f"\n[dim]{escape(options)}[/dim]" if options else ""))
         screen.print(table)
         screen.print()
     return 0
 
 
+def _listed(parameter: Any) -> str:
+    """A parameter and its default as an experiment would spell it."""
+    from shoal.components import spelling
+
+    if parameter.nested is None or parameter.required or parameter.default is None:
+        return str(parameter)
+    return str(dataclasses.replace(parameter, default=spelling(parameter.nested, parameter.default)))
+
+
 def _topology(parsed: argparse.Namespace) -> int:
     from shoal.display import Display, console
     from shoal.experiment import Experiment, parse_overrides
-    from shoal.topologies.graph import Mixing
+    from shoal.topologies.graph import FromLabels, Mixing
     from shoal.topologies.measures import measure
 
     options = {f"topology.{key}": value for key, value in parse_overrides(parsed.settings).items()}
@@ -229,7 +239,13 @@ def _topology(parsed: argparse.Namespace) -> int:
     screen = console()
     with warnings.catch_warnings(), Display(screen) as display:
         warnings.showwarning = lambda message, *_, **__: display.notice(str(message))
-        mixing = Mixing(experiment.topology.build().build(experiment.nodes, experiment.seed), experiment.weights)
+        topology = experiment.topology.build()
+        if isinstance(topology, FromLabels):
+            from shoal.commons import Commons
+
+            mixing = Commons(experiment).mixing
+        else:
+            mixing = Mixing(topology.build(experiment.nodes, experiment.seed), experiment.weights)
     screen.print(str(measure(mixing, parsed.round)), highlight=False, soft_wrap=True)
     if parsed.out is not None:
         from shoal.topologies.drawing import draw

@@ -148,6 +148,13 @@ def _load_file(path: Path) -> Any:
     return module
 
 
+def spelling(kind: str, instance: Any) -> str:
+    """An instance of a component's class as an experiment would name it; its parameters are left out."""
+    cls = type(instance)
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    return next((name for name, where in registry(kind).items() if where == path), path)
+
+
 def components(kind: str) -> Iterator[tuple[str, Any]]:
     """Every known name of `kind` and its class."""
     for name in registry(kind):

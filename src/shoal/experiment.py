@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import tomli_w
 
 from shoal import schema
-from shoal.components import REGISTRIES, Component, Particular, find, registry, speaks
+from shoal.components import REGISTRIES, Component, Particular, find, speaks, spelling
 from shoal.errors import ExperimentError
 from shoal.mapping import Machine, Placing, by_machine, node_ids
 from shoal.schema import Bounds
@@ -546,11 +546,8 @@ def _inner_components(
 
 def _spelt(kind: str, instance: Any) -> dict[str, Any]:
     """An instance of a component's class, as a table."""
-    cls = type(instance)
-    path = f"{cls.__module__}:{cls.__qualname__}"
-    names = {where: name for name, where in registry(kind).items()}
     options = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance) if f.init}
-    return {"name": names.get(path, path), **options}
+    return {"name": spelling(kind, instance), **options}
 
 
 def _absolute(name: str, base: Path) -> str:

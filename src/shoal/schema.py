@@ -82,7 +82,7 @@ class Parameter:
 
     def __str__(self) -> str:
         shown = f"{self.name}: {describe(self.hint)}"
-        return shown if self.required else f"{shown} = {self.default!r}".replace("()", "")
+        return shown if self.required else f"{shown} = {self.default!r}"
 
 
 def parameters(cls: type) -> dict[str, Parameter]:
@@ -229,7 +229,7 @@ def describe(hint: Any) -> str:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         if nested := [a.kind for a in args[1:] if isinstance(a, Nested)]:
-            return f"{'an' if nested[0][0] in 'aeiou' else 'a'} {nested[0]}, as a table with a name"
+            return f"one of 'shoal list {nested[0]}'"
         limits = [str(a) for a in args[1:] if isinstance(a, Bounds)]
         return " ".join([describe(args[0]), *limits])
     if origin is Literal:
