@@ -55,7 +55,7 @@ def simulated(nodes: int, rounds: int) -> float:
 def bare(nodes: int, rounds: int) -> float:
     """Seconds per node and round of the training and the mixing alone."""
     commons = Commons(experiment(nodes, rounds))
-    module, flat = commons.flat.module, commons.flat
+    module, flat = commons.workshop.flat.module, commons.workshop.flat
     inputs, targets = torch.from_numpy(commons.data.train.x.copy()), torch.from_numpy(commons.data.train.y.copy())
     streams = [Batches(part, 16, np.random.default_rng(i)) for i, part in enumerate(commons.parts)]
     weights = matrix(commons.mixing, 0).astype(np.float32).tocsr()

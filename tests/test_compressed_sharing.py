@@ -166,7 +166,7 @@ def ring(nodes: int) -> Matrix:
 
 def follow(commons: Commons, mix: Mix, rounds: int = 4) -> Matrix:
     """All models after the last round: trained as nodes train, mixed as `mix` does."""
-    nodes, learner = commons.experiment.nodes, commons.learner(commons.experiment.training)
+    nodes, learner = commons.experiment.nodes, commons.workshop.learner(commons.experiment.training)
     trainers = [TorchTrainer(learner, commons.parts[i], generator(SEED, "training", i), 0.0) for i in range(nodes)]
     models = np.tile(commons.initial.astype(np.float64), (nodes, 1))
     for r in range(rounds):

@@ -205,7 +205,7 @@ def test_works_of_nodes_with_added_samples_are_not_stacked() -> None:
 
 def _trainer(commons: Commons, node: int) -> TorchTrainer:
     return TorchTrainer(
-        commons.learner(commons.experiment.training), commons.parts[node], generator(1, "t", node), 0.01
+        commons.workshop.learner(commons.experiment.training), commons.parts[node], generator(1, "t", node), 0.01
     )
 
 

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.algorithms import Algorithm
-from shoal.data.dataset import Data, Dataset, Indices, Partition, Samples
+from shoal.data.dataset import ByOwner, Data, Dataset, Indices, Partition, Samples, Shifts
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.message import Params
-from shoal.models.flat import FlatModule, initial_parameters
+from shoal.metrics import Metrics
 from shoal.node import Finds, Node, Observer, Schedule, Serves
 from shoal.randomness import generator
 from shoal.runtime import Runtime
 from shoal.sharing.sharing import Joins, Member, Sharing
 from shoal.topologies.graph import FromLabels, Mixing, NodeId, Topology, WeightScheme
-from shoal.training import Learner, TorchTrainer, Training, find_device
+from shoal.trainers.workshop import Ground, Trainers, Workshop
 
 
 class Commons:
@@ -34,26 +35,37 @@ class Commons:
     """
 
     def __init__(self, experiment: Experiment, shared: bool = False) -> None:
-        import torch
-
-        torch.set_num_threads(1)  # a node is one thread; the engines use the other cores for other nodes
         self.experiment = experiment
         dataset: Dataset = experiment.dataset.build()
-        partition: Partition = experiment.partition.build()
         self.data: Data = dataset.load(experiment.seed)
         if shared:
-            self.data = Data(_shared(self.data.train), _shared(self.data.test), self.data.classes)
-        self.parts: list[Indices] = partition.split(
-            self.data.train.y, experiment.nodes, generator(experiment.seed, "partition")
-        )
+            self.data = replace(self.data, train=_shared(self.data.train), test=_shared(self.data.test))
+        partition: Partition | ByOwner = experiment.partition.build()
+        rng = generator(experiment.seed, "partition")
+        self.parts, tests = _split(partition, self.data, experiment.nodes, rng)
         self._mixings: dict[tuple[str, WeightScheme], Mixing] = {}
         self.topology: Topology = experiment.topology.build()
         self.mixing = self.mixing_on(self.topology)
-        self.flat = self._module("cpu")
-        self.initial: Params = self.flat.read()
-        self._test = _sampled(self.data.test, experiment.evaluation.samples, experiment.seed)
+        plan = experiment.evaluation
+        kept = _kept(len(self.data.test), plan.samples, experiment.seed)
+        trainers: Trainers = experiment.trainer.build()
+        self.workshop: Workshop = trainers.open(
+            Ground(
+                experiment.seed,
+                self.data,
+                self.parts,
+                _own_tests(plan.data, tests, kept, experiment),
+                partition.shifts(experiment.nodes, self.data.shape, generator(experiment.seed, "shifts"))
+                if isinstance(partition, Shifts)
+                else None,
+                self.data.test if kept is None else self.data.test[kept],
+                Metrics(self.data, plan.metrics),
+                experiment.model,
+                experiment.training,
+            )
+        )
+        self.initial: Params = self.workshop.initial
         self._evaluated = _evaluated_nodes(experiment)
-        self._learners: dict[str, Learner] = {}
         self._try_sharings()
 
     def mixing_on(self, topology: Topology, weights: WeightScheme | None = None) -> Mixing:
@@ -70,23 +82,13 @@ class Commons:
 
     def label_counts(self) -> NDArray[np.int64]:
         """How many training samples of each class each node holds: nodes × classes."""
-        labels, classes = self.data.train.y, self.data.classes
+        labels, classes = self.data.labels, self.data.classes
         return np.stack([np.bincount(labels[part], minlength=classes) for part in self.parts])
 
-    def learner(self, training: Training) -> Learner:
-        """The learner for these settings; one for all nodes that share them."""
-        key = repr(training)
-        if key not in self._learners:
-            flat = self.flat if training.device == "cpu" else self._module(training.device)
-            self._learners[key] = Learner(flat, training, self.data, self._test)
-        return self._learners[key]
-
     def warm_up(self) -> None:
-        """Make every learner and take one step with it, so that a fork inherits all that torch sets up lazily."""
+        """Do once what every node would do otherwise."""
         for node in range(self.experiment.nodes):
-            training = self.experiment.settings(node).training
-            if repr(training) not in self._learners:
-                self.learner(training).warm_up(self.parts[node])
+            self.workshop.warm_up(node, self.experiment.settings(node).training)
 
     def live(self, node: Node) -> Coroutine[Any, Any, None]:
         """What `node` does, from its beginning to its end: learn, or serve those that do."""
@@ -103,12 +105,7 @@ class Commons:
         experiment = self.experiment
         settings = experiment.settings(id)
         learns = id < experiment.nodes
-        trainer = TorchTrainer(
-            self.learner(settings.training),
-            self.parts[id] if learns else self.parts[0][:0],
-            generator(experiment.seed, "training", id),
-            settings.device.step_seconds,
-        )
+        trainer = self.workshop.trainer(id, settings.training, settings.device.step_seconds)
         return Node(
             id,
             nodes=experiment.nodes,
@@ -125,13 +122,8 @@ class Commons:
             finder=self.topology.finder() if learns and isinstance(self.topology, Finds) else None,
             mixings=self.mixing_on,
             services=experiment.services,
-            shapes=self.shapes,
+            shapes=self.workshop.shapes,
         )
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The tensors of the model."""
-        return tuple(slot.shape for slot in self.flat.layout)
 
     def _schedule(self, id: NodeId) -> Schedule:
         """A server is tested as its clients are; then there is no average of many models to look at."""
@@ -146,7 +138,7 @@ class Commons:
         for component in {repr(c): c for c in (experiment.settings(n).sharing for n in nodes)}.values():
             sharing: Sharing = component.build()
             if isinstance(sharing, Joins):
-                sharing.join(Member(0, experiment.nodes, experiment.seed, self.shapes))
+                sharing.join(Member(0, experiment.nodes, experiment.seed, self.workshop.shapes))
             try:
                 sharing.start(self.initial)
             except ValueError as error:
@@ -154,16 +146,41 @@ class Commons:
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Scores of any parameters on the experiment's test data."""
-        return self.learner(self.experiment.training).evaluate(params)
+        return self.workshop.evaluate(params)
 
-    def _module(self, device: str) -> FlatModule:
-        experiment, where = self.experiment, find_device(device)
-        try:
-            return initial_parameters(
-                experiment.model.build(), self.data.shape, self.data.classes, experiment.seed, where
-            )
-        except ValueError as error:
-            raise ExperimentError([f"model = {experiment.model.name!r}: {error}"], experiment.name) from error
+
+def _split(
+    partition: Partition | ByOwner, data: Data, nodes: int, rng: np.random.Generator
+) -> tuple[list[Indices], list[Indices] | None]:
+    """What each node holds of the training samples and, where samples have owners, of the test samples."""
+    if isinstance(partition, ByOwner):
+        return partition.split_owned(data.train, data.test, nodes, rng)
+    labels = data.labels if getattr(partition, "by_class", False) else _numbered(data)
+    return partition.split(labels, nodes, rng), None
+
+
+def _numbered(data: Data) -> NDArray[np.int64]:
+    """Something to divide, for partitions that do not look at classes."""
+    return data.train.y if data.task == "classification" else np.zeros(len(data.train), np.int64)
+
+
+def _own_tests(
+    which: str, tests: list[Indices] | None, kept: Indices | None, experiment: Experiment
+) -> list[Indices] | None:
+    """The test samples of each node, as numbers among those that are kept; None when all are tested on all."""
+    if which == "all":
+        return None
+    if tests is None:
+        raise ExperimentError(
+            [
+                f"evaluation.data = 'own': with partition {experiment.partition.name!r} nodes have no test samples of "
+                "their own; use 'natural', or evaluation.data = 'all'"
+            ],
+            experiment.name,
+        )
+    if kept is None:
+        return tests
+    return [np.flatnonzero(np.isin(kept, own)) for own in tests]
 
 
 def _evaluated_nodes(experiment: Experiment) -> frozenset[NodeId]:
@@ -175,17 +192,19 @@ def _evaluated_nodes(experiment: Experiment) -> frozenset[NodeId]:
 
 
 def _shared(samples: Samples) -> Samples:
-    return Samples(_in_shared_memory(samples.x), _in_shared_memory(samples.y))
+    return Samples(_in_shared_memory(samples.x), _in_shared_memory(samples.y), samples.owner)
 
 
 def _in_shared_memory(array: NDArray[Any]) -> NDArray[Any]:
+    if isinstance(array, np.memmap) or isinstance(array.base, np.memmap | mmap.mmap):
+        return array  # pages of a file: all processes share them as it is
     copy = np.frombuffer(mmap.mmap(-1, max(1, array.nbytes)), array.dtype, array.size).reshape(array.shape)
     copy[...] = array
     return copy
 
 
-def _sampled(samples: Samples, count: int | None, seed: int) -> Samples:
-    if count is None or count >= len(samples):
-        return samples
-    drawn = np.sort(generator(seed, "test samples").choice(len(samples), count, replace=False))
-    return Samples(samples.x[drawn], samples.y[drawn])
+def _kept(samples: int, count: int | None, seed: int) -> Indices | None:
+    """Which test samples are looked at; None for all of them."""
+    if count is None or count >= samples:
+        return None
+    return np.sort(generator(seed, "test samples").choice(samples, count, replace=False))

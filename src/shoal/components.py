@@ -93,6 +93,7 @@ REGISTRIES = {
     "partition": "shoal.data:PARTITIONS",
     "model": "shoal.models:MODELS",
     "network": "shoal.network:NETWORKS",
+    "trainer": "shoal.trainers:TRAINERS",
     "mapping": "shoal.mapping:MAPPINGS",
     "compressor": "shoal.compression:COMPRESSORS",
     "values": "shoal.compression:VALUES",

@@ -46,6 +46,11 @@ class EvaluationPlan:
     """How many nodes, drawn once from the seed; all when not given."""
     samples: Annotated[int, Bounds(at_least=1)] | None = None
     """How many test samples, drawn once from the seed; all when not given."""
+    data: Literal["all", "own"] = "all"
+    """Whether a node is tested on all test samples, or on its own: those of the users that it holds."""
+    metrics: tuple[str, ...] | None = None
+    """What is measured, of 'accuracy', 'top5', 'per-class', 'perplexity', 'rmse' and 'loss'; when not given, what fits
+    the data set's task."""
     average: bool = True
     """Whether the average of all models is tested too, and the nodes' distance to it measured."""
 
@@ -167,6 +172,7 @@ class Experiment:
     model: Any = field(default_factory=lambda: {"name": "mlp"})
     network: Any = field(default_factory=lambda: {"name": "ideal"})
     mapping: Any = field(default_factory=lambda: {"name": "linear"})
+    trainer: Any = field(default_factory=lambda: {"name": "torch"})
     training: Training = field(default_factory=Training)
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
     device: Device = field(default_factory=Device)
@@ -243,6 +249,7 @@ class Experiment:
         table["model"] = self.model.table()
         table["network"] = self.network.table()
         table["mapping"] = self.mapping.table()
+        table["trainer"] = self.trainer.table()
         for key in ("training", "evaluation", "device", "simulation", "processes", "checkpoint"):
             table[key] = dataclasses.asdict(getattr(self, key))
         table["group"] = [dataclasses.asdict(g) for g in self.group]

@@ -72,10 +72,10 @@ class Accuracy:
         self._sum = 0.0
         self._count = 0
 
-    def add(self, round: int, accuracy: float) -> None:
+    def add(self, round: int, accuracy: float | None) -> None:
         if round > self._round:
             self._round, self._sum, self._count = round, 0.0, 0
-        if round == self._round:
+        if round == self._round and accuracy is not None:
             self._sum += accuracy
             self._count += 1
 

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import msgspec
 import numpy as np
 
-from shoal.data.dataset import Data, Indices, Samples
+from shoal.data.dataset import Data, Indices, Samples, Shift
 from shoal.data.local import NodeData
 from shoal.errors import ExperimentError, NodeError
 from shoal.message import Params
+from shoal.metrics import Metrics
 from shoal.schema import Bounds, nearest
 from shoal.state import State, generator_state, restore_generator
 
@@ -50,7 +51,8 @@ class Training:
     """Further arguments of the optimizer, by torch's names."""
     keep_state: bool = True
     """Whether the optimizer's state (momentum, moments) lives on from round to round."""
-    loss: str = "cross-entropy"
+    loss: str = "auto"
+    """Any of torch.nn, by name, or "rmse"; "auto" is cross-entropy for classes and tokens, and MSE for numbers."""
     batch_size: Annotated[int, Bounds(at_least=1)] = 16
     local_steps: Annotated[int, Bounds(at_least=1)] = 1
     """Batches that a node trains on in a round."""
@@ -112,7 +114,7 @@ class Train(msgspec.Struct, frozen=True, gc=False):
     @property
     def together(self) -> Hashable:
         trainer = self.trainer
-        if isinstance(trainer, TorchTrainer) and trainer.learner.stackable and trainer.data.added is None:
+        if isinstance(trainer, TorchTrainer) and trainer.learner.stackable and trainer.plain:
             return (Train, id(trainer.learner), trainer.steps(self.steps), trainer.state_signature())
         return id(trainer)
 
@@ -136,7 +138,7 @@ class Evaluate(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def together(self) -> Hashable:
-        if isinstance(self.trainer, TorchTrainer):
+        if isinstance(self.trainer, TorchTrainer) and self.trainer.tests_alike:
             return (Evaluate, id(self.trainer.learner))
         return id(self.trainer)
 
@@ -183,10 +185,21 @@ class Batches:
 class TorchTrainer:
     """A node that trains a torch module on its part of the data."""
 
-    def __init__(self, learner: Learner, samples: Indices, rng: np.random.Generator, step_seconds: float) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        samples: Indices,
+        rng: np.random.Generator,
+        step_seconds: float,
+        tests: Indices | None = None,
+        shift: Shift | None = None,
+    ) -> None:
+        """`tests` are the test samples that are this node's own, when it is not tested on all of them."""
         self.learner = learner
         self.step_seconds = step_seconds
         self.cpu_seconds = 0.0
+        self._tests = tests
+        self._shift = shift
         self.data = NodeData(learner.samples, samples, learner.classes)
         self._rng = rng
         self._batches = Batches(samples, learner.training.batch_size, rng)
@@ -195,6 +208,16 @@ class TorchTrainer:
     @property
     def samples(self) -> int:
         return len(self.data)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the node trains on samples of the common data set, as they are."""
+        return self.data.added is None and self._shift is None
+
+    @property
+    def tests_alike(self) -> bool:
+        """Whether the node is tested on what all others are tested on."""
+        return self._tests is None and self._shift is None
 
     def steps(self, steps: int | None) -> int:
         training = self.learner.training
@@ -207,13 +230,13 @@ class TorchTrainer:
     def train(self, params: Params, steps: int | None = None) -> Trained:
         started = time.thread_time()
         batches, draw = self._next(self.steps(steps))
-        trained, state = self.learner.train(params, self._state, batches, draw, self.data.added)
+        trained, state = self.learner.train(params, self._state, batches, draw, self.data.added, self._shift)
         self._keep(state)
         self.cpu_seconds += time.thread_time() - started
         return trained
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        return self.learner.evaluate(params)
+        return self.learner.evaluate(params, self._tests, self._shift)
 
     def state_signature(self) -> Hashable:
         """Equal for trainers whose optimizer states can be stacked: the same entries, after as many steps."""
@@ -267,8 +290,16 @@ class Learner:
     EVALUATION_VALUES = 2**15
     """Input values that are evaluated at once: few enough to need no more memory than training does."""
 
-    def __init__(self, flat: FlatModule, training: Training, data: Data, evaluated: Samples | None = None) -> None:
+    def __init__(
+        self,
+        flat: FlatModule,
+        training: Training,
+        data: Data,
+        evaluated: Samples | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
         self.flat = flat
+        self.metrics = metrics or Metrics(data)
         self.training = training
         self.samples = data.train
         self.device = flat.values.device
@@ -276,7 +307,9 @@ class Learner:
         self._test = _tensors(data.test if evaluated is None else evaluated, self.device)
         self._at_once = max(1, self.EVALUATION_VALUES // max(1, math.prod(data.shape)))
         self.classes = data.classes
-        self._loss, self._loss_wants_index = _loss(training.loss)
+        self._task = data.task
+        self._scaling = _scaling(data, self.device)
+        self._loss, self._loss_wants_index = _loss(training.loss, data)
         self._optimizer_class, self._optimizer_options = _optimizer(training)
         self._stackable = self._optimizer_class.__name__ in ELEMENTWISE
         flat.values.grad = flat.gradient
@@ -289,10 +322,12 @@ class Learner:
         batches: Indices,
         draw: int = 0,
         added: Samples | None = None,
+        shift: Shift | None = None,
     ) -> tuple[Trained, dict[str, Any]]:
         """`params` after one optimizer step on each batch, and the optimizer's state after that.
 
-        `draw` seeds what the module itself draws. Batches name samples of the data set and, after them, of `added`.
+        `draw` seeds what the module itself draws. Batches name samples of the data set and, after them, of `added`;
+        `shift` is how the node sees them.
         """
         import torch
 
@@ -307,8 +342,11 @@ class Learner:
         for batch in torch.from_numpy(batches):
             flat.gradient.zero_()
             inputs, targets = self._batch(batch, foreign)
-            loss = self._loss(module(inputs), self._target(targets))
-            loss.backward()
+            inputs = self._seen(inputs)
+            if shift is not None:
+                inputs = shift.apply(inputs, batch)
+            loss = self._cost(module(inputs), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
             if anchor is not None:
                 flat.gradient.add_(flat.values - anchor, alpha=proximal)
             optimizer.step()
@@ -333,7 +371,7 @@ class Learner:
             optimizer.state = _restored(optimizer, _stacked(states))
         total = torch.zeros(len(params), device=self.device)
         for step in torch.from_numpy(batches).unbind(1):
-            slopes, losses = self._slopes(views, inputs[step], self._target(targets[step]))
+            slopes, losses = self._slopes(views, self._seen(inputs[step]), targets[step])
             for name, slope in slopes.items():
                 gradients[name].copy_(slope)
             if anchor is not None:
@@ -346,31 +384,27 @@ class Learner:
         trained = [Trained(row, loss) for row, loss in zip(rows, means, strict=True)]
         return trained, _unstacked(_taken(optimizer), len(params))
 
-    def evaluate(self, params: Params) -> dict[str, float]:
+    def evaluate(self, params: Params, tests: Indices | None = None, shift: Shift | None = None) -> dict[str, float]:
+        """Scores on all test samples, or on those that `tests` names; as `shift` lets a node see them."""
         import torch
 
         self.flat.load(params)
-        right, loss = 0.0, 0.0
+        totals: dict[str, Any] = {}
         with torch.inference_mode(), self._testing():
-            for x, y in self._test_batches():
-                outputs = self.flat.module(x)
-                right += float((outputs.argmax(1) == y).sum())
-                loss += float(self._loss(outputs, self._target(y))) * len(y)
-        count = len(self._test[1])
-        return {"accuracy": right / count, "loss": loss / count}
+            for numbers, x, y in self._test_batches(tests):
+                outputs = self.flat.module(x if shift is None else shift.apply(x, numbers))
+                _add(totals, self.metrics.tally(outputs, y, self._cost(outputs, y)))
+        return self.metrics.scores(totals)
 
     def evaluate_stacked(self, params: Sequence[Params]) -> list[dict[str, float]]:
         import torch
 
         views = self.flat.stacked(torch.from_numpy(np.stack(params)).to(self.device))
-        right, loss = torch.zeros(2, len(params), device=self.device)
+        totals: dict[str, Any] = {}
         with torch.inference_mode(), self._testing():
-            for x, y in self._test_batches():
-                hits, losses = self._scores(views, x, y)
-                right += hits
-                loss += losses * len(y)
-        count = len(self._test[1])
-        return [{"accuracy": r / count, "loss": s / count} for r, s in zip(right.tolist(), loss.tolist(), strict=True)]
+            for _, x, y in self._test_batches():
+                _add(totals, self._tallies(views, x, y))
+        return [self.metrics.scores({k: v[i] for k, v in totals.items()}) for i in range(len(params))]
 
     def warm_up(self, samples: Indices) -> None:
         """One step and one evaluation for nothing, so that torch has imported and set up all that it will."""
@@ -407,33 +441,58 @@ class Learner:
         x[foreign], y[foreign] = added[0][numbers[foreign] - count], added[1][numbers[foreign] - count]
         return x, y
 
-    def _test_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _test_batches(self, tests: Indices | None = None) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
+        """The numbers, inputs and targets of some test samples after others."""
+        import torch
+
         inputs, targets = self._test
-        for start in range(0, len(targets), self._at_once):
-            yield inputs[start : start + self._at_once], targets[start : start + self._at_once]
+        count = len(targets) if tests is None else len(tests)
+        for start in range(0, count, self._at_once):
+            end = min(count, start + self._at_once)
+            if tests is None:
+                yield torch.arange(start, end), self._seen(inputs[start:end]), targets[start:end]
+            else:
+                rows = torch.from_numpy(tests[start:end])
+                yield rows, self._seen(inputs[rows]), targets[rows]
+
+    def _seen(self, x: torch.Tensor) -> torch.Tensor:
+        """Inputs as the module takes them."""
+        if self._scaling is None:
+            return x
+        mean, std = self._scaling
+        return (x.to(mean.dtype) - mean) / std
+
+    def _cost(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """What training minimises: a mean over the batch."""
+        if self._task == "sequence":
+            outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
+        elif self._task == "regression":
+            outputs = outputs.reshape(targets.shape)
+        cost: torch.Tensor = self._loss(outputs, self._target(targets))
+        return cost
 
     def _slopes(self, views: Any, x: Any, y: Any) -> Any:
         from torch.func import functional_call, grad_and_value, vmap
 
         def loss(parameters: Any, x: Any, y: Any) -> Any:
-            return self._loss(functional_call(self.flat.module, parameters, (x,)), y)
+            return self._cost(functional_call(self.flat.module, parameters, (x,)), y)
 
         return vmap(grad_and_value(loss), randomness="different")(views, x, y)
 
-    def _scores(self, views: Any, x: Any, y: Any) -> Any:
+    def _tallies(self, views: Any, x: Any, y: Any) -> Any:
         from torch.func import functional_call, vmap
 
-        def score(parameters: Any) -> Any:
+        def tally(parameters: Any) -> Any:
             outputs = functional_call(self.flat.module, parameters, (x,))
-            return (outputs.argmax(1) == y).sum(), self._loss(outputs, self._target(y))
+            return self.metrics.tally(outputs, y, self._cost(outputs, y))
 
-        return vmap(score)(views)
+        return vmap(tally)(views)
 
     def _target(self, labels: Any) -> Any:
         """Labels as the loss wants them: as they are, or as one-hot rows."""
         import torch
 
-        if self._loss_wants_index:
+        if self._loss_wants_index or self._task == "regression":
             return labels
         return torch.nn.functional.one_hot(labels, self.classes).to(torch.float32)
 
@@ -496,16 +555,45 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _loss(name: str) -> tuple[Any, bool]:
-    """An instance of a loss of torch.nn, and whether its target is the number of the class."""
+def _add(totals: dict[str, Any], sums: dict[str, Any]) -> None:
+    for name, value in sums.items():
+        totals[name] = totals[name] + value if name in totals else value
+
+
+def _scaling(data: Data, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Mean and standard deviation, shaped to go with inputs; None where these are taken as they are."""
     import torch
 
+    if data.scaling is None:
+        return None
+    shape = (-1, *[1] * max(0, len(data.shape) - 1)) if len(data.scaling.mean) > 1 else (1,)
+    mean, std = (torch.tensor(v, dtype=torch.float32, device=device).reshape(shape) for v in
+                 (data.scaling.mean, data.scaling.std))  # fmt: skip
+    return mean, std
+
+
+def _root_mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.nn.functional.mse_loss(outputs, targets).sqrt()
+
+
+def _loss(name: str, data: Data) -> tuple[Any, bool]:
+    """A loss of torch.nn for this data, and whether its target is the number of the class."""
+    import torch
+
+    if name == "rmse":
+        return _root_mean_square, False
+    if name == "auto":
+        name = "mse" if data.task == "regression" else "cross-entropy"
     classes = {n: found for n, found in vars(torch.nn).items() if n.endswith("Loss") and isinstance(found, type)}
     spelt = {n.removesuffix("Loss").lower(): n for n in classes}
     key = name.removesuffix("Loss").replace("-", "").replace("_", "").lower()
     if key not in spelt:
         raise ExperimentError([f"training.loss = {name!r}: unknown{nearest(key, spelt)}"])
     found = spelt[key]
+    if data.padding is not None and "ignore_index" in inspect.signature(classes[found]).parameters:
+        return classes[found](ignore_index=data.padding), found in INDEX_LOSSES
     return classes[found](), found in INDEX_LOSSES
 
 

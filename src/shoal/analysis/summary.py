@@ -59,6 +59,8 @@ def summarize(
         "rounds": min((rounds.get(n, 0) for n in survivors), default=0),
         "accuracy": statistics(e.scores["accuracy"] for e in final if "accuracy" in e.scores),
         "loss": statistics(e.scores["loss"] for e in final if "loss" in e.scores),
+        "metrics": {name: statistics(e.scores[name] for e in final if name in e.scores) for name in _names(final)},
+        "fairness": {name: fairness(e.scores[name] for e in final if name in e.scores) for name in _names(final)},
         "averaged_model": {**averages[-1].scores, "round": averages[-1].round} if averages else None,
         "consensus_distance": averages[-1].consensus_distance if averages else None,
         "bytes_sent": {"total": total_bytes, "per_node_mean": total_bytes / nodes},
@@ -91,6 +93,10 @@ def summarize(
     return folder.read_summary()
 
 
+def _names(evaluations: list[Evaluation]) -> list[str]:
+    return sorted({name for evaluation in evaluations for name in evaluation.scores})
+
+
 def statistics(values: Iterable[float]) -> dict[str, float] | None:
     """Mean, standard deviation (of the population) and extremes; None of nothing, NaN where a value is not finite."""
     found = list(values)
@@ -101,6 +107,18 @@ def statistics(values: Iterable[float]) -> dict[str, float] | None:
     mean = math.fsum(found) / len(found)
     variance = math.fsum((v - mean) ** 2 for v in found) / len(found)
     return {"mean": mean, "std": math.sqrt(variance), "min": min(found), "max": max(found)}
+
+
+def fairness(values: Iterable[float]) -> dict[str, float] | None:
+    """The means of the lowest and of the highest tenth: how those fare that fare worst, whichever end that is."""
+    found = sorted(values)
+    if not found:
+        return None
+    tenth = max(1, round(len(found) / 10))
+    return {
+        "lowest_10_percent": math.fsum(found[:tenth]) / tenth,
+        "highest_10_percent": math.fsum(found[-tenth:]) / tenth,
+    }
 
 
 def write_metrics(folder: RunFolder, nodes: int) -> None:

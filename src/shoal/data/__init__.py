@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from shoal.data.dataset import Data, Dataset, Indices, LocalData, Partition, Samples
+from shoal.data.dataset import (
+    ByOwner,
+    Data,
+    Dataset,
+    Indices,
+    LocalData,
+    Partition,
+    Samples,
+    Scaling,
+    Shift,
+    Shifts,
+    Task,
+)
 
 DATASETS: dict[str, str] = {
     "digits": "shoal.data.digits:Digits",
@@ -16,4 +28,18 @@ PARTITIONS: dict[str, str] = {
     "classes": "shoal.data.partitions:Classes",
 }
 
-__all__ = ["DATASETS", "PARTITIONS", "Data", "Dataset", "Indices", "LocalData", "Partition", "Samples"]
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "ByOwner",
+    "Data",
+    "Dataset",
+    "Indices",
+    "LocalData",
+    "Partition",
+    "Samples",
+    "Scaling",
+    "Shift",
+    "Shifts",
+    "Task",
+]

@@ -7,22 +7,39 @@ its training samples, as indices. Each works with every other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
 Indices: TypeAlias = NDArray[np.int64]
+
+
+Task: TypeAlias = Literal["classification", "sequence", "regression"]
+"""What targets are: a class for each sample, a token for each place of a sequence, or a number."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and targets, one row each, in one piece of memory that nobody writes to: both are read-only."""
+    """Inputs and targets, one row each, in one piece of memory that nobody writes to: both are read-only.
 
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
+    Inputs are float32 or bytes, which `Data.scaling` turns into what a model sees, or the ids of tokens and things.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    """int64 classes or tokens, or float32 numbers."""
+    owner: Indices | None = None
+    """The user that each sample came from, numbered from 0, where the data set knows."""
 
     def __post_init__(self) -> None:
+        if self.owner is not None and len(self.owner) != len(self.y):
+            raise ValueError(f"{len(self.y)} samples and {len(self.owner)} owners; expected an owner for each sample")
         if len(self.x) != len(self.y):
             raise ValueError(f"{len(self.x)} inputs and {len(self.y)} targets; expected a target for each input")
         for name, array in (("x", self.x), ("y", self.y)):
@@ -33,6 +50,17 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __getitem__(self, rows: Any) -> Samples:
+        return Samples(self.x[rows], self.y[rows], None if self.owner is None else self.owner[rows])
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Inputs as a model sees them: (x − mean)/std in float32; one number for all values, or one for each channel."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (255.0,)
+
 
 @dataclass(frozen=True)
 class Data:
@@ -41,11 +69,27 @@ class Data:
     train: Samples
     test: Samples
     classes: int
+    """Outputs of a model: classes, tokens of the vocabulary, or 1 for a number."""
+    task: Task = "classification"
+    scaling: Scaling | None = None
+    sizes: tuple[int, ...] = ()
+    """Of inputs that are ids: how many there are. One number for tokens; users and items for ratings."""
+    padding: int | None = None
+    """The target that does not count, where sequences are filled up."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.train.x.shape[1:])
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The class of each training sample. Raises `DataError` where targets are no classes."""
+        if self.task != "classification":
+            raise DataError(
+                f"samples of a {self.task} task have no classes to divide them by; use partition = 'iid' or 'natural'"
+            )
+        return self.train.y
 
 
 class LocalData(Protocol):
@@ -87,4 +131,32 @@ class Partition(Protocol):
         Every sample is given to someone, unless the partition says when not. Equal arguments, with `rng` in
         the same state, give equal arrays. Raises `DataError` when there is no such split.
         """
+        ...
+
+
+@runtime_checkable
+class ByOwner(Protocol):
+    """A partition that goes by whom samples came from."""
+
+    def split_owned(
+        self, train: Samples, test: Samples, nodes: int, rng: np.random.Generator
+    ) -> tuple[list[Indices], list[Indices]]:
+        """What each node holds of the training samples, as `split` says, and of the test samples (maybe nothing)."""
+        ...
+
+
+@runtime_checkable
+class Shifts(Protocol):
+    """A partition whose nodes see their samples differently: turned, in noise, …"""
+
+    def shifts(self, nodes: int, shape: tuple[int, ...], rng: np.random.Generator) -> list[Shift | None]:
+        """How each node sees its inputs; None is as they are."""
+        ...
+
+
+class Shift(Protocol):
+    """What becomes of a node's inputs, whenever it looks at them. The same input always looks the same."""
+
+    def apply(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """A batch of float32 inputs, already scaled, and the numbers of its samples; a new batch of the same shape."""
         ...

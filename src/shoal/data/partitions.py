@@ -13,7 +13,7 @@ indices ascend. Each works out an owner for every sample; nothing costs nodes ×
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,8 @@ class Shards:
     """
 
     per_node: Annotated[int, Bounds(at_least=1)] = 2
+
+    by_class: ClassVar[bool] = True
 
     def split(self, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> list[Indices]:
         samples, shards = len(labels), nodes * self.per_node
@@ -74,6 +76,8 @@ class Dirichlet:
     alpha: Annotated[float, Bounds(above=0, at_most=1e9)] = 0.5
     minimum: Annotated[int, Bounds(at_least=1)] = 1
 
+    by_class: ClassVar[bool] = True
+
     def split(self, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> list[Indices]:
         samples = len(labels)
         _require_a_sample_each("dirichlet", samples, nodes)
@@ -103,6 +107,8 @@ class Classes:
     """
 
     per_node: Annotated[int, Bounds(at_least=1)] = 2
+
+    by_class: ClassVar[bool] = True
 
     def split(self, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> list[Indices]:
         _require_a_sample_each("classes", len(labels), nodes)

@@ -7,6 +7,7 @@ training step: the network computes on the vector itself, and backward adds into
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from shoal.models.model import Model
+from shoal.data.dataset import Data
+from shoal.models.model import ForData, Model
 from shoal.randomness import derived_seed
 
 # Buffers that a forward pass in training mode changes: batch normalisation, and both kinds of spectral norm.
@@ -98,10 +100,22 @@ def initial_parameters(
     model: Model, shape: tuple[int, ...], outputs: int, seed: int, device: torch.device | None = None
 ) -> FlatModule:
     """The model that every node starts from: the same for equal arguments, in every process."""
+    return initial_module(lambda: model.build(shape, outputs), seed, device)
+
+
+def module_for(model: Model | ForData | nn.Module, data: Data) -> nn.Module:
+    """The network that an experiment's model is on its data."""
+    if isinstance(model, nn.Module):
+        return model
+    return model.build_for(data) if isinstance(model, ForData) else model.build(data.shape, data.classes)
+
+
+def initial_module(make: Callable[[], nn.Module], seed: int, device: torch.device | None = None) -> FlatModule:
+    """What `make` makes when torch's generator starts from this seed, as one vector."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which reaches the generators of the other devices too.
         torch.default_generator.manual_seed(derived_seed(seed, "initial parameters"))
-        return FlatModule(model.build(shape, outputs).to(device or "cpu"))
+        return FlatModule(make().to(device or "cpu"))
 
 
 def _require_flat(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:

@@ -87,7 +87,7 @@ class Zygote:
             # What exists now is never garbage: keep the collector, and with it copy-on-write, away from it.
             gc.collect()
             gc.freeze()
-            self._say(control.Ready(self._commons.flat.size, [str(warning.message) for warning in caught]))
+            self._say(control.Ready(self._commons.initial.size, [str(warning.message) for warning in caught]))
 
     def _fork_all(self, said: control.Fork) -> None:
         for node in said.nodes:

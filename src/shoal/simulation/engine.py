@@ -236,7 +236,7 @@ class _Watcher:
         simulation = self._simulation
         simulation.lines.write(self._id, record)
         if isinstance(record, Evaluation):
-            simulation.accuracy.add(record.round, record.scores.get("accuracy", 0.0))
+            simulation.accuracy.add(record.round, record.scores.get("accuracy"))
 
     def model(self, round: int, params: Params) -> None:
         self._simulation.averages.add(self._id, round, params)
@@ -394,9 +394,7 @@ class Simulation:
             return Stacked()
         if batching == "pool":
             workers = min(self.experiment.simulation.workers or os.cpu_count() or 1, self.experiment.nodes)
-            for node in self.nodes:
-                self.commons.learner(self.experiment.settings(node.id).training)
-            return Pool([node.trainer for node in self.nodes], workers, self.commons.flat.size)  # type: ignore[misc]
+            return Pool([node.trainer for node in self.nodes], workers, self.commons.initial.size)  # type: ignore[misc]
         return OneByOne()
 
     def _ended(self, node: Node, crashed: bool) -> None:

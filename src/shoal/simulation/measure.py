@@ -23,6 +23,7 @@ from shoal.components import find
 from shoal.errors import ExperimentError
 from shoal.experiment import Batching, Experiment
 from shoal.simulation.compute import STACK
+from shoal.trainers.networks import NetworkWorkshop
 from shoal.training import Learner
 
 SECONDS = 0.3
@@ -44,7 +45,9 @@ def pick(experiment: Experiment, commons: Commons) -> Batching:
         return "off" if asked == "auto" else asked  # nodes with samples of their own are not stacked
     if asked != "auto":
         return asked
-    learner = commons.learner(experiment.training)
+    if not isinstance(commons.workshop, NetworkWorkshop):
+        return "off"  # other people's training code: nothing is known of it
+    learner = commons.workshop.learner(experiment.training)
     key = _key(experiment, commons)
     known = _remembered()
     if key not in known:
