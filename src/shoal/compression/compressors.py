@@ -17,12 +17,12 @@ import math
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.compression.floats import Float32, FloatCodec, Int8
+from shoal.compression.floats import Float32, FloatCodec, Int8, given
 from shoal.compression.indices import GolombRice, IndexCodec, Positions
 from shoal.compression.sparse import share_of, top_positions
 from shoal.errors import MessageError
@@ -50,7 +50,7 @@ class Part:
         if self.positions is None:
             target += values
         else:
-            target[self.positions] += values
+            np.add.at(target, self.positions, values)  # in one pass, where += gathers and scatters
 
 
 def kept(size: int, fraction: float) -> int:
@@ -74,8 +74,8 @@ class SparseCode:
     values: FloatCodec
     indices: IndexCodec
 
-    def pack(self, part: Part, size: int, rng: np.random.Generator) -> Payload:
-        """What to send of a vector of `size`; `rng` is for codecs that round by chance."""
+    def pack(self, part: Part, size: int, rng: np.random.Generator | None) -> Payload:
+        """What to send of a vector of `size`; `rng` is for codecs of values that are `by_chance`."""
         assert part.positions is not None
         arrays = {
             "positions": self.indices.encode(part.positions, size),
@@ -115,11 +115,14 @@ class DrawnCode:
 
     values: FloatCodec
 
-    def pack(self, vector: Params, count: int, seed: int, rng: np.random.Generator) -> Payload:
-        """What to send: `vector` at the `count` positions that `seed`, a number of 63 bits, stands for."""
-        values = vector[drawn(seed, vector.size, count)]
-        arrays = self.values.encode(values, rng)
-        return Payload(sealed(arrays), {"count": count, "seed": seed})
+    def pack(self, vector: Params, count: int, seed: int, rng: np.random.Generator | None) -> tuple[Payload, Part]:
+        """What to send, and which part of it that is: `vector` at the `count` positions that `seed` stands for.
+
+        `seed` is a number of 63 bits; `rng` is for codecs of values that are `by_chance`.
+        """
+        positions = drawn(seed, vector.size, count)
+        part = Part(vector[positions], positions)
+        return Payload(sealed(self.values.encode(part.values, rng)), {"count": count, "seed": seed}), part
 
     def unpack(self, payload: Payload, size: int) -> Part:
         """The values and their positions. Raises `MessageError`."""
@@ -136,7 +139,10 @@ def drawn(seed: int, size: int, count: int) -> Positions:
     """`count` of `size` positions in increasing order, every such set as likely as any other. Read-only."""
     rng = np.random.Generator(np.random.PCG64(seed))
     positions = rng.choice(size, count, replace=False, shuffle=False)
+    if size < 2**31:  # smaller numbers are sorted in half the time
+        positions = positions.astype(np.int32)
     positions.sort()
+    positions = positions.astype(np.int64, copy=False)
     positions.flags.writeable = False
     return positions
 
@@ -147,11 +153,16 @@ def drawn(seed: int, size: int, count: int) -> Positions:
 class Compressor(Protocol):
     """Turns a vector into a payload, and payloads into approximations. Has no state: one instance serves all nodes."""
 
+    @property
+    def by_chance(self) -> bool:
+        """Whether `compress` draws from its generator; if not, that may be None."""
+        ...
+
     def fit(self, size: int) -> None:
         """Raise ValueError if vectors of `size` cannot be compressed, with the reason."""
         ...
 
-    def compress(self, vector: Params, rng: np.random.Generator) -> tuple[Payload, Part]:
+    def compress(self, vector: Params, rng: np.random.Generator | None) -> tuple[Payload, Part]:
         """What to send for `vector`, and the approximation that others read in it.
 
         It is never further from `vector` than zero is. Neither of the two changes when `vector` does, and chance comes
@@ -175,11 +186,15 @@ class TopKCompressor:
     values: Values = Float32()
     indices: Indices = GolombRice()
 
+    @property
+    def by_chance(self) -> bool:
+        return self.values.by_chance
+
     def fit(self, size: int) -> None:
         kept(size, self.fraction)
 
-    def compress(self, vector: Params, rng: np.random.Generator) -> tuple[Payload, Part]:
-        positions = top_positions(np.abs(vector), kept(vector.size, self.fraction))
+    def compress(self, vector: Params, rng: np.random.Generator | None) -> tuple[Payload, Part]:
+        positions = top_positions(vector, kept(vector.size, self.fraction))
         exact = Part(vector[positions], positions)
         return _shrunk(SparseCode(self.values, self.indices).pack(exact, vector.size, rng), exact, self.values)
 
@@ -195,17 +210,18 @@ class RandomCompressor:
     closer, and remember what it left out.
     """
 
+    by_chance: ClassVar[bool] = True
+
     fraction: Fraction = 0.1
     values: Values = Float32()
 
     def fit(self, size: int) -> None:
         kept(size, self.fraction)
 
-    def compress(self, vector: Params, rng: np.random.Generator) -> tuple[Payload, Part]:
-        seed, count = int(rng.integers(2**63)), kept(vector.size, self.fraction)
-        positions = drawn(seed, vector.size, count)
-        payload = DrawnCode(self.values).pack(vector, count, seed, rng)
-        return _shrunk(payload, Part(vector[positions], positions), self.values)
+    def compress(self, vector: Params, rng: np.random.Generator | None) -> tuple[Payload, Part]:
+        seed, count = int(given(rng).integers(2**63)), kept(vector.size, self.fraction)
+        payload, exact = DrawnCode(self.values).pack(vector, count, seed, rng)
+        return _shrunk(payload, exact, self.values)
 
     def decompress(self, payload: Payload, size: int) -> Part:
         return _scaled(payload, DrawnCode(self.values).unpack(payload, size), self.values)
@@ -217,10 +233,14 @@ class QuantizedCompressor:
 
     values: Values = Int8()
 
+    @property
+    def by_chance(self) -> bool:
+        return self.values.by_chance
+
     def fit(self, size: int) -> None:
         """Every size will do."""
 
-    def compress(self, vector: Params, rng: np.random.Generator) -> tuple[Payload, Part]:
+    def compress(self, vector: Params, rng: np.random.Generator | None) -> tuple[Payload, Part]:
         payload = Payload(sealed(self.values.encode(vector, rng), vector))
         return _shrunk(payload, Part(vector), self.values)
 

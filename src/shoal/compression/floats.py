@@ -37,8 +37,16 @@ class FloatCodec(Protocol):
         """Whether `decode` gives back every bit, those of NaN included."""
         ...
 
-    def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-        """The arrays to send for one row of `values`, all of types that a message carries."""
+    @property
+    def by_chance(self) -> bool:
+        """Whether `encode` draws from its generator. If not, none need be made, which takes as long as 8 copies."""
+        ...
+
+    def encode(self, values: Params, rng: np.random.Generator | None) -> dict[str, NDArray[Any]]:
+        """The arrays to send for one row of `values`, all of types that a message carries.
+
+        `rng` may be None where the codec is not `by_chance`.
+        """
         ...
 
     def decode(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Params:
@@ -55,8 +63,9 @@ class Float32:
     """The values as they are, 4 bytes each, without a copy."""
 
     lossless: ClassVar[bool] = True
+    by_chance: ClassVar[bool] = False
 
-    def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    def encode(self, values: Params, rng: np.random.Generator | None) -> dict[str, NDArray[Any]]:
         return {"values": values}
 
     def decode(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Params:
@@ -72,8 +81,9 @@ class Float16:
     """
 
     lossless: ClassVar[bool] = False
+    by_chance: ClassVar[bool] = False
 
-    def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    def encode(self, values: Params, rng: np.random.Generator | None) -> dict[str, NDArray[Any]]:
         torch = _torch()
         halves: NDArray[np.float16] = torch.from_numpy(_native(values)).to(torch.float16).numpy()
         if _beyond(halves, 0x7C00):
@@ -92,8 +102,9 @@ class BFloat16:
     """The upper half of a float32: its range, 8 significant bits, rounded to nearest even."""
 
     lossless: ClassVar[bool] = False
+    by_chance: ClassVar[bool] = False
 
-    def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    def encode(self, values: Params, rng: np.random.Generator | None) -> dict[str, NDArray[Any]]:
         torch = _torch()
         halves: NDArray[np.uint16] = torch.from_numpy(_native(values)).to(torch.bfloat16).view(torch.uint16).numpy()
         if _beyond(halves, 0x7F80):
@@ -118,12 +129,15 @@ class Int8:
     block: Annotated[int, Bounds(at_least=1)] = 256
     unbiased: bool = True
 
-    def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-        torch, rows = _torch(), _rows(values, self.block)
-        peaks = torch.from_numpy(rows).abs().amax(1).numpy()
-        _expect_finite(peaks, "int8")
-        levels = _levels(rows, peaks, 127, rng if self.unbiased else None)
-        return {"values": levels.to(torch.int8).numpy().reshape(-1)[: values.size], "scale": peaks}
+    @property
+    def by_chance(self) -> bool:
+        return self.unbiased
+
+    def encode(self, values: Params, rng: np.random.Generator | None) -> dict[str, NDArray[Any]]:
+        rows = _rows(values, self.block)
+        rows, peaks, finite = _where_finite(rows, np.abs(rows).max(axis=1, initial=0))
+        levels = _levels(rows, peaks, 127, given(rng) if self.unbiased else None)
+        return {"values": levels.astype(np.int8)[: values.size], "scale": _marked(peaks, finite)}
 
     def decode(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Params:
         codes = _row(arrays, "values", "|i1", count)
@@ -142,6 +156,7 @@ class QSGD:
     """
 
     lossless: ClassVar[bool] = False
+    by_chance: ClassVar[bool] = True
 
     levels: Annotated[int, Bounds(at_least=1, at_most=2**15 - 1)] = 127
     bucket: Annotated[int, Bounds(at_least=1)] = 512
@@ -151,17 +166,15 @@ class QSGD:
         """Bits for a value: its level, from -levels to levels."""
         return (2 * self.levels).bit_length()
 
-    def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-        torch, rows = _torch(), _rows(values, self.bucket)
-        # Any norm of at least the largest magnitude keeps the rounding unbiased: so may one be cut to what float32 has.
-        norms = _norms(rows)
-        _expect_finite(norms, "qsgd")
-        norms = np.minimum(norms, FLOAT32_MAX).astype(np.float32)
-        narrow = torch.int8 if self.width <= 8 else torch.int16
-        levels = _levels(rows, norms, self.levels, rng).to(narrow).numpy().reshape(-1)[: values.size]
-        unsigned = np.uint8 if self.width <= 8 else np.uint16
-        codes = levels.view(unsigned) + unsigned(self.levels)  # where -1 is the largest: the sum wraps round
-        return {"values": pack(codes, self.width), "scale": norms}
+    def encode(self, values: Params, rng: np.random.Generator | None) -> dict[str, NDArray[Any]]:
+        rows = _rows(values, self.bucket)
+        # Any norm of at least the largest magnitude keeps the rounding unbiased: so may one be cut to what float32 has,
+        # and has to be above what rounding may have taken from it.
+        rows, norms, finite = _where_finite(rows, _norms(rows))
+        norms = np.minimum(norms * (1 + 2.0**-22), FLOAT32_MAX).astype(np.float32)
+        codes = _levels(rows, norms, self.levels, given(rng))[: values.size]
+        codes += np.float32(self.levels)
+        return {"values": pack(codes, self.width), "scale": _marked(norms, finite)}
 
     def decode(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Params:
         code = _row(arrays, "values", "|u1", packed_size(count, self.width))
@@ -177,13 +190,14 @@ class Zstd:
     """Every bit kept: the first bytes of all values, then their second bytes, and so on, compressed by Zstandard."""
 
     lossless: ClassVar[bool] = True
+    by_chance: ClassVar[bool] = False
 
     level: Annotated[int, Bounds(at_least=-7, at_most=19)] = 1
 
     def __post_init__(self) -> None:
         _need("zstandard")
 
-    def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    def encode(self, values: Params, rng: np.random.Generator | None) -> dict[str, NDArray[Any]]:
         import zstandard
 
         if not values.size:
@@ -222,6 +236,8 @@ class Blosc2:
     library takes 0.2 s and 20 MB in every process.
     """
 
+    by_chance: ClassVar[bool] = False
+
     codec: Literal["lz4", "zstd"] = "lz4"
     shuffle: Literal["bits", "bytes", "none"] = "bits"
     level: Annotated[int, Bounds(at_least=1, at_most=9)] = 5
@@ -234,7 +250,7 @@ class Blosc2:
     def lossless(self) -> bool:
         return self.bits == 23
 
-    def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    def encode(self, values: Params, rng: np.random.Generator | None) -> dict[str, NDArray[Any]]:
         import blosc2
 
         if not values.size:
@@ -297,6 +313,8 @@ class Zfp:
     Meant for smooth fields: neighbouring weights of a model tell it little.
     """
 
+    by_chance: ClassVar[bool] = False
+
     tolerance: Annotated[float, Bounds(at_least=0)] = 1e-3
 
     def __post_init__(self) -> None:
@@ -306,7 +324,7 @@ class Zfp:
     def lossless(self) -> bool:
         return self.tolerance == 0
 
-    def encode(self, values: Params, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    def encode(self, values: Params, rng: np.random.Generator | None) -> dict[str, NDArray[Any]]:
         import zfpy
 
         if not values.size:
@@ -315,13 +333,16 @@ class Zfp:
         if self.lossless:
             code = zfpy.compress_numpy(values, write_header=False)
         else:
-            _expect_finite(values, "zfp")
+            if not np.isfinite(values).all():
+                return {"values": np.frombuffer(values.tobytes(), np.uint8), "plain": np.ones(1, np.bool_)}
             code = zfpy.compress_numpy(values, tolerance=self.tolerance, write_header=False)
         return {"values": np.frombuffer(code, np.uint8)}
 
     def decode(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Params:
         import zfpy
 
+        if "plain" in arrays and not self.lossless:
+            return _row(arrays, "values", "|u1", 4 * count).view(np.float32)
         code = _row(arrays, "values", "|u1", None if count else 0)
         if not count:
             return np.empty(0, np.float32)
@@ -336,8 +357,6 @@ class Zfp:
         tolerance = -1 if self.lossless else self.tolerance
         kind = zfpy.dtype_to_ztype(np.dtype(np.float32))
         values: Params = zfpy._decompress(buffer.tobytes(), kind, (count,), tolerance=tolerance)
-        if not self.lossless:
-            _expect_finite(values, "zfp")
         return values
 
 
@@ -361,9 +380,17 @@ def _row(arrays: Mapping[str, NDArray[Any]], name: str, dtype: str, size: int | 
     return np.ascontiguousarray(array)
 
 
-def _expect_finite(values: NDArray[Any], name: str) -> None:
-    if not np.isfinite(values).all():
-        raise MessageError(f"NaN or infinity among the values, which {name!r} cannot carry: has training diverged?")
+def _where_finite(rows: Params, scale: NDArray[Any]) -> tuple[Params, NDArray[Any], NDArray[np.bool_]]:
+    """Rows and their scales, zeros in place of those that hold NaN or infinity; and which do not."""
+    finite = np.isfinite(scale)
+    if not finite.all():
+        rows, scale = np.where(finite[:, None], rows, np.float32(0)), np.where(finite, scale, scale.dtype.type(0))
+    return rows, scale, finite
+
+
+def _marked(scale: Params, finite: NDArray[np.bool_]) -> Params:
+    """NaN for rows that were not finite: what is read there is NaN too, and a model that has diverged is seen to."""
+    return scale if finite.all() else np.where(finite, scale, np.float32(np.nan))
 
 
 @functools.cache
@@ -414,8 +441,9 @@ def _rows(values: Params, width: int) -> Params:
     rows = -(-values.size // width)
     if rows * width == values.size:
         return values.reshape(rows, width)
-    padded = np.zeros(rows * width, np.float32)
+    padded = np.empty(rows * width, np.float32)
     padded[: values.size] = values
+    padded[values.size :] = 0
     return padded.reshape(rows, width)
 
 
@@ -427,35 +455,46 @@ def _norms(rows: Params) -> NDArray[Any]:
         if odd.any():
             squares = squares.astype(np.float64)
             squares[odd] = np.einsum("ij,ij->i", rows[odd], rows[odd], dtype=np.float64, casting="unsafe")
-    return np.sqrt(squares)
+        norms: NDArray[Any] = np.sqrt(squares)
+    return norms
 
 
-def _levels(rows: Params, scale: Params, levels: int, rng: np.random.Generator | None) -> Any:
-    """Each value as a whole number of -levels to levels, relative to the scale of its row: a tensor of float32.
+def given(rng: np.random.Generator | None) -> np.random.Generator:
+    """The generator. Raises ValueError if there is none."""
+    if rng is None:
+        raise ValueError("what is `by_chance` needs a generator to draw from")
+    return rng
 
-    Rounded to the nearest; with `rng`, after a draw of 16 bits from -1/2 to 1/2 is added, which rounds up or down with
-    the chances that make the mean right, to 2**-17 of a level: that is as near as float32 has the largest of 127.
+
+def _levels(rows: Params, scale: Params, levels: int, rng: np.random.Generator | None) -> Params:
+    """Each value as a whole number of -levels to levels, relative to the scale of its row, which none exceeds.
+
+    All in one row. Rounded to the nearest; with `rng`, down, after a draw of 16 bits from 0 to 1 is added: that is up
+    or down, with the chances that make the mean right to 2**-17 of a level, as near as float32 has the largest of 127.
     """
-    tiny = (scale > 0) & (scale < 2.0**-64)  # the inverse could be infinite
-    if tiny.any():
+    tiny = scale < 2.0**-64
+    if tiny.any():  # their inverse could be infinite, and that of 0 is: 1 will do, since its row is of zeros
         rows, scale = rows.copy(), scale.copy()
         rows[tiny] *= np.float32(2.0**64)
         scale[tiny] *= np.float32(2.0**64)
-    torch = _torch()
-    factors = np.divide(np.float32(levels), scale, out=np.zeros_like(scale), where=scale > 0)
-    numbers = torch.from_numpy(rows) * torch.from_numpy(factors)[:, None]
-    if rng is not None:
-        words = rng.bit_generator.random_raw(-(-rows.size // 4)).astype("<u8", copy=False)
-        draws = torch.from_numpy(_native(words.view("<i2")[: rows.size])).to(torch.float32)
-        numbers.add_(draws.reshape(rows.shape), alpha=2.0**-16)
-    return numbers.round_().clamp_(-levels, levels)
+        scale[scale == 0] = 1
+    parts = 1 if rng is None else 2**16
+    factors = np.nextafter(np.float32(levels * parts) / scale, np.float32(0))  # no product will be above levels * parts
+    numbers: Params = (rows * factors[:, None]).reshape(-1)
+    if rng is None:
+        return np.rint(numbers, out=numbers)
+    words = rng.bit_generator.random_raw(-(-rows.size // 4)).astype("<u8", copy=False)
+    numbers += words.view("<u2")[: rows.size]  # below 2**23, where float32 is exact to a half, for 127 levels
+    numbers *= np.float32(1 / parts)
+    np.floor(numbers, out=numbers)
+    return numbers if levels <= 127 else np.minimum(numbers, np.float32(levels), out=numbers)
 
 
 def _scale(arrays: Mapping[str, NDArray[Any]], count: int, block: int) -> Params:
-    """The array 'scale': for each block of the values a finite number of at least 0."""
+    """The array 'scale': for each block of the values a number of at least 0, or NaN if its values were not finite."""
     scale = _row(arrays, "scale", "<f4", -(-count // block))
-    if not ((scale >= 0) & (scale <= FLOAT32_MAX)).all():
-        raise MessageError("array 'scale' holds a number that is negative or not finite")
+    if (scale < 0).any() or np.isinf(scale).any():
+        raise MessageError("array 'scale' holds a number that is negative or infinite")
     return scale
 
 

@@ -38,7 +38,7 @@ _INFINITY = np.int32(0x7F800000)
 
 
 def _largest(keys: NDArray[np.int32], count: int) -> Positions:
-    """The positions of the `count` largest, in increasing order; among equals, and all above infinity are, the first."""
+    """The positions of the `count` largest, in increasing order; of equals, as all above infinity are, the first."""
     if keys.max() > _INFINITY:
         keys = np.minimum(keys, _INFINITY)
     least = np.partition(keys, keys.size - count)[keys.size - count]
@@ -58,7 +58,7 @@ def _candidates(keys: NDArray[np.int32], count: int) -> Positions:
     share = count / keys.size
     if keys.size < 2**12 or share > 0.25:
         return np.empty(0, np.int64)
-    sample = keys[:: _SAMPLED]
+    sample = keys[::_SAMPLED]
     expected = sample.size * (share if share < 0.04 else max(share, 0.1))
     rank = int(expected + 4 * expected**0.5) + 1  # four standard deviations on the safe side
     if rank >= sample.size:
