@@ -41,6 +41,8 @@ from shoal.sharing import quantized
 from shoal.sharing.choco import CHOCO
 from shoal.sharing.deepsqueeze import DeepSqueeze
 from shoal.sharing.full import Full
+from shoal.sharing.jwins import JWINS
+from shoal.sharing.powergossip import PowerGossip
 from shoal.sharing.random import Random
 from shoal.sharing.sharing import Member
 from shoal.sharing.topk import TopK
@@ -251,6 +253,9 @@ class Talk:
             self.models[i] = self.sharings[i].merge(models[i], received, weights)
         return self.models.astype(np.float64)
 
+    def all(self) -> list[tuple[int, Any]]:
+        return list(enumerate(self.sharings))
+
     @property
     def spread(self) -> float:
         return float(np.abs(self.models - self.models.mean(0)).max())
@@ -321,16 +326,61 @@ def test_nodes_that_do_not_train_agree_on_the_mean(make: Callable[[], Any], roun
     np.testing.assert_allclose(talk.models.mean(0), start.mean(0), atol=1e-4)
 
 
-@pytest.mark.parametrize("make", [lambda: quantized.Int8(), lambda: quantized.QSGD(7, 16)], ids=["int8", "qsgd"])
-def test_unbiased_rounding_moves_no_model_on_average(make: Callable[[], Any]) -> None:
-    start = random_models(3, 40)
-    merged = np.zeros_like(start)
+@pytest.mark.parametrize(
+    ("make", "unbiased"),
+    [
+        (lambda: quantized.Int8(), True),
+        (lambda: quantized.QSGD(7, 16), True),
+        (lambda: quantized.Int8(unbiased=False), False),
+    ],
+    ids=["int8", "qsgd", "int8 to the nearest"],
+)
+def test_unbiased_rounding_moves_no_model_on_average(make: Callable[[], Any], unbiased: bool) -> None:
+    start, rounds = random_models(3, 40), 600
     talk = Talk(make, start)
-    for r in range(600):
+    merged = np.zeros((rounds, *start.shape))
+    for r in range(rounds):
         talk.models = start.astype(np.float32)
-        merged += talk.round(r)
-    assert np.abs(talk.models - ring(3) @ start).max() > 1e-3  # a single round is off
-    np.testing.assert_allclose(merged / 600, ring(3) @ start, atol=0.05)
+        merged[r] = talk.round(r)
+    off = merged - ring(3) @ start
+    assert np.abs(off[-1]).max() > 1e-3  # a single round is
+    error = off.std(axis=0) / np.sqrt(rounds)
+    # And a little more: chances are right to 2**-17 of a level, and some values are exact but for those of float32.
+    assert (np.abs(off.mean(axis=0)) <= 4.5 * error + 1e-5).all() == unbiased
+
+
+def drifts(make: Callable[[], Any], rounds: int, lost: Collection[int] = ()) -> Matrix:
+    """How far the mean of four nodes that do not train is from where it was, after each round: the largest of it.
+
+    In the rounds of `lost`, node 0 hears nothing of node 1.
+    """
+    start = random_models(4, 12).astype(np.float32)
+    nodes, models = [make() for _ in start], [frozen(model.copy()) for model in start]
+    for id, node in enumerate(nodes):
+        node.join(Member(id, 4, SEED, ((12,),)))
+        node.start(frozen(start[0] * 0))
+    found, mean = [], start.astype(np.float64).mean(0)
+    for r in range(rounds):
+        said = [node.outgoing(model, r) for node, model in zip(nodes, models, strict=True)]
+        heard = [{j: s if isinstance(s, Payload) else s(i) for j, s in enumerate(said) if i != j} for i in range(4)]
+        if r in lost:
+            del heard[0][1]
+        weights = [dict.fromkeys(h, 1 / (1 + len(h))) for h in heard]
+        merged = [node.merge(*each) for node, *each in zip(nodes, models, heard, weights, strict=True)]
+        models = [frozen(model) for model in merged]
+        found.append(np.abs(np.mean(models, axis=0, dtype=np.float64) - mean).max())
+    return np.array(found)
+
+
+@pytest.mark.parametrize("values", [Float32(), Int8()], ids=str)
+def test_the_mean_of_choco_does_not_drift(values: Any) -> None:
+    assert drifts(lambda: CHOCO(1.0, QuantizedCompressor(values)), 3000).max() < 5e-7
+
+
+def test_the_mean_of_choco_does_not_drift_after_copies_were_sent() -> None:
+    found = drifts(lambda: CHOCO(0.5, QuantizedCompressor()), 2000, lost=(3,))
+    assert found[-1] > 1e-5  # it has moved, once
+    assert np.abs(found[100:] - found[-1]).max() < 5e-7
 
 
 def test_nodes_that_draw_their_own_coordinates_send_different_ones() -> None:
@@ -357,8 +407,8 @@ def pulls_are_right(talk: Talk, alive: Collection[int]) -> None:
     """That each node's pull is what the public copies of its neighbours, wherever they are, say it is."""
     for i in alive:
         sharing = talk.sharings[i]
-        expected = sum(w * (talk.sharings[j]._copy - sharing._copy) for j, w in sharing._weights.items())
-        np.testing.assert_allclose(sharing._pull, expected, atol=1e-4)
+        expected = sum(w * (talk.sharings[j]._copy - sharing._copy) for j, w in sharing._followed.items())
+        np.testing.assert_allclose(sharing._pull, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("lost", [{(0, 1)}, {(0, 1), (1, 0)}, {(0, 1), (2, 1), (3, 4)}], ids=str)
@@ -367,7 +417,7 @@ def test_choco_recovers_from_lost_messages(lost: set[tuple[int, int]]) -> None:
     for r in range(60):
         talk.round(r, lost if r in (3, 4, 9) else ())
         if r == 2 or r > 12:
-            assert not any(s._lost for s in talk.sharings)
+            assert all(s._followed == pytest.approx({(i - 1) % 5: 1 / 3, (i + 1) % 5: 1 / 3}) for i, s in talk.all())
             pulls_are_right(talk, range(5))
     assert talk.spread < 0.1
 
@@ -403,6 +453,45 @@ def test_choco_asks_once_and_only_who_is_lost_is_sent_whole_copies() -> None:
             sharing.outgoing = outgoing[i]
         whole += [(r, i, j) for i, o in said.items() if callable(o) for j in range(5) if "copy" in o(j).arrays]
     assert whole == [(4, 0, 1), (4, 2, 1)]
+
+
+class Mute(CHOCO):
+    """Never sends its copy."""
+
+    def outgoing(self, params: Params, round: int) -> Any:
+        self._asked_by = []
+        return super().outgoing(params, round)
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["who does not hear it", "who does not answer"])
+def test_choco_goes_on_without_those_that_send_no_copy(answers: bool) -> None:
+    made = iter([CHOCO(0.2), CHOCO(0.2), CHOCO(0.2) if answers else Mute(0.2), CHOCO(0.2), CHOCO(0.2)])
+    talk = Talk(lambda: next(made), random_models(size=200) + np.arange(5)[:, None])
+    one_way = {(1, 2)} if answers else set()  # node 2 does not hear node 1, which hears it
+    for r in range(40):
+        before = talk.models[1].copy()
+        talk.round(r, one_way | ({(0, 1)} if r == 5 else set()))
+        pulls_are_right(talk, range(5))
+        assert np.array_equal(talk.models[1], before) == (r in (5, 6)), r
+        if r > 6:
+            assert talk.sharings[1]._followed == {0: pytest.approx(1 / 2)}
+    talk.sharings[2].__class__ = CHOCO  # and now it can
+    for r in range(40, 140):
+        talk.round(r)
+    pulls_are_right(talk, range(5))
+    assert all(s._followed == pytest.approx({(i - 1) % 5: 1 / 3, (i + 1) % 5: 1 / 3}) for i, s in talk.all())
+    assert talk.spread < 0.1
+
+
+def test_choco_that_comes_back_from_long_silence_is_asked_alone() -> None:
+    talk = Talk(lambda: CHOCO(0.2), random_models(size=200))
+    whole = []
+    for r in range(20):
+        talk.round(r, {(2, 1)} if 4 <= r < 12 else ())
+        whole += [(r, i, j) for i, s in talk.all() for j in s._asked_by]
+    # Node 1 lost node 2 and, with it, node 0; it had 0 back alone, then found 2 again.
+    assert whole == [(5, 0, 1), (5, 2, 1), (13, 2, 1)]
+    pulls_are_right(talk, range(5))
 
 
 def test_choco_that_loses_its_first_round_catches_up() -> None:
@@ -466,6 +555,18 @@ def test_what_is_kept_can_be_restored_in_the_middle_of_trouble(name: str) -> Non
         other = fresh
         other.round(r, lost)
         assert np.array_equal(talk.models, other.models)
+
+
+def test_a_restored_deepsqueeze_has_said_nothing_yet() -> None:
+    spoken, fresh = DeepSqueeze(), DeepSqueeze()
+    heard = payload_of(spoken)
+    fresh.join(Member(0, 4, SEED, ((100,),)))
+    fresh.start(frozen(np.zeros(100, np.float32)))
+    merged = []
+    for sharing in (spoken, fresh):
+        sharing.restore(spoken.state())
+        merged.append(sharing.merge(frozen(np.ones(100, np.float32)), {1: heard}, {1: 0.5}))
+    assert np.array_equal(merged[0], merged[1])
 
 
 def test_a_state_does_not_change_when_its_owner_goes_on() -> None:
@@ -546,15 +647,20 @@ def test_sender_and_receiver_see_one_approximation_no_further_than_zero(
     assert np.linalg.norm(kept - pictures[0]) <= np.linalg.norm(kept) * (1 + 1e-4)
 
 
-def test_a_diverged_model_is_shown_as_it_is_or_refused_by_its_sender() -> None:
+def test_a_diverged_model_is_shown_as_diverged() -> None:
     vector = np.array([1, np.nan, 2, np.inf], np.float32)
     rng = np.random.default_rng(0)
-    for compressor in (TopKCompressor(0.5), TopKCompressor(0.5, Float16()), QuantizedCompressor(BFloat16())):
+    compressors: list[Compressor] = [
+        TopKCompressor(0.5),
+        TopKCompressor(0.5, Float16()),
+        QuantizedCompressor(BFloat16()),
+        QuantizedCompressor(),
+        QuantizedCompressor(QSGD(7)),
+    ]
+    for compressor in compressors:
         payload, said = compressor.compress(vector, rng)
         assert np.isnan(said.values).any()
         assert np.array_equal(compressor.decompress(payload, 4).values, said.values, equal_nan=True)
-    with pytest.raises(MessageError, match="has training diverged"):
-        QuantizedCompressor().compress(vector, rng)
 
 
 # Nonsense
@@ -619,13 +725,13 @@ def test_bad_factors_are_refused(factor: Any) -> None:
         sharing.check(Payload(payload.arrays, fields), np.zeros(100, np.float32))
 
 
-@pytest.mark.parametrize("scale", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("scale", [math.inf, -math.inf, -1.0])
 @pytest.mark.parametrize("make", [quantized.Int8, quantized.QSGD, DeepSqueeze, lambda: TopK(0.1, Int8())])
 def test_bad_scales_are_refused(make: Callable[[], Any], scale: float) -> None:
     sharing = make()
     payload = payload_of(sharing)
     arrays = {**payload.arrays, "scale": np.full_like(payload.arrays["scale"], scale)}
-    with pytest.raises(MessageError, match="'scale' holds a number that is negative or not finite"):
+    with pytest.raises(MessageError, match="'scale' holds a number that is negative or infinite"):
         sharing.check(Payload(arrays, payload.fields), np.zeros(100, np.float32))
 
 
@@ -633,8 +739,11 @@ def test_bad_scales_are_refused(make: Callable[[], Any], scale: float) -> None:
     ("extra", "why"),
     [
         (Payload({}, {"lost": 1}), "field 'lost' is 1"),
-        (Payload({"copy": np.zeros(99, np.float32)}), r"array 'copy' is float32 of shape \(99,\)"),
-        (Payload({"copy": np.zeros(100)}), "array 'copy' is float64"),
+        (Payload({"copy": np.zeros(99)}), r"array 'copy' is float64 of shape \(99,\), expected 100 float64"),
+        (Payload({"copy": np.zeros(100, np.float32)}), "array 'copy' is float32"),
+        (Payload({"copy": np.full(100, np.nan)}), "array 'copy' holds numbers that are not finite"),
+        (Payload({"copy": np.full(100, -np.inf)}), "array 'copy' holds numbers that are not finite"),
+        (Payload({"copy": np.full(100, 1e39)}), "array 'copy' holds numbers that are not finite in float32"),
     ],
 )
 def test_choco_refuses_bad_copies(extra: Payload, why: str) -> None:
@@ -646,26 +755,74 @@ def test_choco_refuses_bad_copies(extra: Payload, why: str) -> None:
         )
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_whatever_is_sent_is_merged_or_refused(data: st.DataObject) -> None:
-    make = MAKERS[data.draw(st.sampled_from(sorted(MAKERS)))]
-    sharing = make()
-    payload = payload_of(sharing)
+HOSTILE = MAKERS | {
+    "deepsqueeze of one level": lambda: DeepSqueeze(1.0, QuantizedCompressor(QSGD(1))),
+    "int8": lambda: quantized.Int8(),
+    "jwins": lambda: JWINS(fractions=(0.1, 1.0)),
+    "jwins int8": lambda: JWINS("haar", fractions=(0.3,), values=Int8()),
+    "powergossip": lambda: PowerGossip(),
+    "powergossip of rank 2": lambda: PowerGossip(2),
+}
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def tampered(data: st.DataObject, payload: Payload) -> Payload:
+    """The payload with other bytes, extreme numbers, other sizes and other fields, or some of that."""
     arrays, fields = dict(payload.arrays), dict(payload.fields)
     for name, array in payload.arrays.items():
         size = data.draw(st.sampled_from([array.nbytes, array.nbytes, 0, array.nbytes + array.itemsize]))
         noise = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), array.dtype)
-        arrays[name] = data.draw(st.sampled_from([array, noise]))
-    for name in payload.fields:
-        fields[name] = data.draw(st.one_of(st.just(payload.fields[name]), st.integers(-1, 200), st.floats(), st.text()))
-    hostile, params = Payload(arrays, fields), frozen(np.zeros(100, np.float32))
-    try:
-        sharing.check(hostile, params)
-    except MessageError:
-        return
+        numbers = [LARGEST, -LARGEST, 3e37, math.nan, math.inf] if array.dtype.kind == "f" else [0, 1, 127]
+        extreme = np.full_like(array, data.draw(st.sampled_from(numbers)))
+        arrays[name] = data.draw(st.sampled_from([array, extreme, extreme, noise]))
+    for name, value in payload.fields.items():
+        others = st.one_of(st.integers(-1, 200), st.floats(), st.text(), st.booleans(), st.just(2**62 - 1))
+        fields[name] = data.draw(st.one_of(st.just(value), st.just(value), others))
+    return Payload(arrays, fields)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_whatever_is_sent_is_merged_or_refused(data: st.DataObject) -> None:
+    make = HOSTILE[data.draw(st.sampled_from(sorted(HOSTILE)))]
+    sharings = [make(), make()]
+    scale = data.draw(st.sampled_from([0.0, 1.0, 1e38]))
+    rng = np.random.default_rng(0)
+    start = frozen((np.clip(rng.standard_normal(100), -3, 3) * scale).astype(np.float32))
+    for id, sharing in enumerate(sharings):
+        sharing.join(Member(id, 2, SEED, ((8, 10), (20,))))
+        sharing.start(frozen(np.zeros(100, np.float32)))
+    model = start
     with np.errstate(all="ignore"):
-        assert sharing.merge(params, {1: hostile}, {1: 0.5}).shape == params.shape
+        for r in range(4):
+            said = [sharing.outgoing(m, r) for sharing, m in zip(sharings, (model, start), strict=True)]
+            there, back = (s if isinstance(s, Payload) else s(1 - i) for i, s in enumerate(said))
+            assert isinstance(there, Payload)
+            if isinstance(sharings[0], CHOCO) and data.draw(st.booleans()):
+                copy = np.full(100, data.draw(st.sampled_from([0.0, LARGEST, -LARGEST, math.nan])))
+                back = Payload({**back.arrays, "copy": copy}, {**back.fields, "lost": data.draw(st.booleans())})
+            hostile = tampered(data, back) if data.draw(st.booleans()) else back
+            received = {1: hostile} if data.draw(st.integers(0, 4)) else {}
+            try:
+                for payload in received.values():
+                    sharings[0].check(payload, model)
+            except MessageError:
+                received = {}
+            model = sharings[0].merge(model, received, dict.fromkeys(received, data.draw(st.sampled_from([0.5, 0.9]))))
+            assert (model.shape, model.dtype) == ((100,), np.float32)
+            model = frozen(model)
+
+
+@pytest.mark.parametrize("make", [lambda: Random(1.0), lambda: TopK(1.0), lambda: JWINS("haar", 1, (1.0,))])
+def test_large_values_of_other_signs_are_averaged(make: Callable[[], Any]) -> None:
+    one, other = (frozen(np.full(4, sign * 2e38, np.float32)) for sign in (1, -1))
+    sharings = [make(), make()]
+    for id, sharing in enumerate(sharings):
+        sharing.join(Member(id, 2, SEED, ((4,),)))
+        sharing.start(frozen(np.zeros(4, np.float32)))
+    sharings[0].outgoing(one, 0)
+    merged = sharings[0].merge(one, {1: sharings[1].outgoing(other, 0)}, {1: 0.5})
+    np.testing.assert_allclose(merged / 2e38, 0, atol=1e-6)
 
 
 def test_a_payload_that_promises_much_takes_no_memory() -> None:
@@ -765,6 +922,7 @@ def test_deepsqueeze_goes_with_graphs_that_change() -> None:
         {"name": "topk", "fraction": 0.001},
         {"name": "choco", "compressor": {"name": "topk", "fraction": 0.001}},
         {"name": "deepsqueeze", "compressor": {"name": "random", "fraction": 0.001}},
+        {"name": "jwins", "wavelet": "haar", "level": 1, "fractions": [0.5, 0.001]},
     ],
     ids=str,
 )

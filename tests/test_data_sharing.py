@@ -117,6 +117,39 @@ def test_it_refuses_samples_that_are_not_of_this_data(x: Any, y: Any, said: str)
         sharing.check(Payload(arrays), MODEL)
 
 
+def test_a_neighbour_may_send_sixteen_times_what_the_node_itself_sends() -> None:
+    sharing, _ = joined(2, [1])
+    for count in (32, 33):
+        payload = Payload({"x": np.zeros((count, 2), np.float32), "y": np.zeros(count, np.int64)})
+        if count == 32:
+            sharing.check(payload, MODEL)
+        else:
+            with pytest.raises(MessageError, match="33 samples, expected at most 32: 16 times `samples` of this node"):
+                sharing.check(payload, MODEL)
+
+
+def test_samples_that_are_added_are_moved_a_few_times_at_most() -> None:
+    data = NodeData(common(), np.array([3, 1]), classes=5)
+    held, views, moved = data.held, [], {"x": 0, "y": 0, "held": 0}
+    for n in range(1000):
+        before = data.added
+        assert data.add(Samples(np.array([[n, 7], [n, 8]], np.float32), np.array([n % 5, 0]))) == 2
+        assert data.added is not None
+        moved["held"] += not np.shares_memory(held, data.held)
+        if before is not None:
+            moved["x"] += not np.shares_memory(before.x, data.added.x)
+            moved["y"] += not np.shares_memory(before.y, data.added.y)
+        held = data.held
+        views.append(data.added)
+    assert max(moved.values()) <= 12
+    assert held.tolist() == [3, 1, *range(30, 2030)]
+    for count, view in enumerate(views, 1):
+        assert len(view) == 2 * count
+        assert np.array_equal(view.x[:, 0], np.repeat(np.arange(count), 2))
+        assert not view.x.flags.writeable
+    assert numbers(data) == sorted([3, 1, *np.repeat(np.arange(1000), 2)])
+
+
 def test_a_node_whose_trainer_shows_no_data_says_nothing_and_takes_nothing() -> None:
     sharing = DataSharing()
     sharing.join(Member(0, 2, 0, ((3,),)))

@@ -108,45 +108,45 @@ def test_no_placeholder_is_left(kind: str, tmp_path: Path) -> None:
 
 # A sharing of one's own
 
-TOP_K = '''"""Top-k sharing: few values, those that matter."""
+TOP_K = '''\
+"""Top-k: the values that changed most."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
-import numpy as np
-from shoal import Bounds, NodeId, Params, Payload
-from shoal.errors import MessageError
+from shoal import NodeId, Params, Payload
+from shoal.compression.compressors import Fraction, Part, SparseCode
+from shoal.compression.floats import Float32
+from shoal.compression.indices import GolombRice
+from shoal.compression.sparse import top_positions
+from shoal.sharing.heard import fill_in
+from shoal.state import State
+
+CODE = SparseCode(Float32(), GolombRice())
 
 
 @dataclass
 class Sparse:
-    """The `fraction` of the values that have changed most since each was last said."""
+    """The `fraction` of the values that changed most since they were last said."""
 
-    fraction: Annotated[float, Bounds(above=0, at_most=1)] = 0.1
+    fraction: Fraction = 0.1
 
     def start(self, params: Params) -> None:
         self.said = params.copy()
 
     def outgoing(self, params: Params, round: int) -> Payload:
-        k = int(np.ceil(self.fraction * params.size))
-        indices = np.sort(np.argpartition(np.abs(params - self.said), -k)[-k:]).astype(np.int32)
-        self.said[indices] = params[indices]
-        return Payload({"indices": indices, "values": params[indices]})
+        positions = top_positions(params - self.said, max(1, int(self.fraction * params.size)))
+        self.said[positions] = params[positions]
+        return CODE.pack(Part(params[positions], positions), params.size, None)
 
     def check(self, payload: Payload, params: Params) -> None:
-        i, values = payload.arrays.get("indices"), payload.arrays.get("values")
-        if i is None or values is None or (i.dtype, values.dtype) != (np.int32, np.float32) or i.shape != values.shape:
-            raise MessageError("expected int32 'indices' and as many float32 'values'")
-        if i.ndim != 1 or not i.size or i[0] < 0 or i[-1] >= params.size or (np.diff(i) <= 0).any():
-            raise MessageError(f"expected rising indices below {params.size}")
+        CODE.unpack(payload, params.size)
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        merged = params.copy()
-        for peer, payload in received.items():
-            i, values = payload.arrays["indices"], payload.arrays["values"]
-            merged[i] += np.float32(weights[peer]) * (values - params[i])
-        return merged
+        return fill_in(params, {peer: CODE.unpack(said, params.size) for peer, said in received.items()}, weights)
+
+    def state(self) -> State: return {"said": self.said.copy()}
+    def restore(self, state: State) -> None: self.said = state["said"].copy()
 '''
 
 

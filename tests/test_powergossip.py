@@ -18,7 +18,7 @@ from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
 from shoal.message import Params, Payload
 from shoal.randomness import generator
-from shoal.sharing.powergossip import PowerGossip
+from shoal.sharing.powergossip import STEPS, PowerGossip
 from shoal.sharing.sharing import Member
 from shoal.testing import check_sharing
 
@@ -281,15 +281,70 @@ def test_it_refuses_what_it_cannot_merge(arrays: dict[str, Any], fields: dict[st
         nodes.sharings[0].check(Payload(arrays, fields), np.zeros(nodes.size, np.float32))
 
 
-def test_a_neighbour_that_claims_any_step_only_sets_the_edge_back() -> None:
+@pytest.mark.parametrize("step", [0, 1, 5, 6, STEPS // 2, STEPS - 2, STEPS - 1])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_message_that_claims_any_step_only_sets_the_edge_back(step: int, victim: int) -> None:
     nodes = Nodes(2)
-    (model,) = drawn(1, nodes.size)
-    for step in (5, 2**62 - 1, 0, 1):
-        nodes.sharings[0].outgoing(model, 0)(1)
-        payload = Payload({"values": np.ones(22 + step % 2, np.float32)}, {"step": step})
-        nodes.sharings[0].check(payload, model)
-        merged = nodes.sharings[0].merge(model, {1: payload}, {1: 0.5})
-        assert np.array_equal(merged, model)
+    models = drawn(2, nodes.size)
+    for _ in range(3):
+        models = nodes.talk(models)
+    said = [nodes.sharings[i].outgoing(models[i], 3)(1 - i) for i in range(2)]
+    said[1 - victim] = Payload({"values": np.ones(22 + step % 2, np.float32)}, {"step": step})
+    nodes.sharings[victim].check(said[1 - victim], models[victim])
+    merged = [nodes.sharings[i].merge(models[i], {1 - i: said[1 - i]}, {1 - i: 0.5}) for i in range(2)]
+    assert np.array_equal(merged[victim], models[victim])
+    models = merged
+    for _ in range(2):
+        models = nodes.talk(models)  # in which nothing is refused
+    mean = np.mean(models, axis=0)
+    for _ in range(60):
+        models = nodes.talk(models)
+        assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"]
+        assert nodes.edge(0, 1)["basis"].tobytes() == nodes.edge(1, 0)["basis"].tobytes()
+    np.testing.assert_allclose(models, [mean, mean], atol=1e-3)
+
+
+def test_steps_begin_again_after_the_last() -> None:
+    nodes, others = Nodes(2), Nodes(2)
+    models = drawn(2, nodes.size)
+    for each, first in ((nodes, STEPS - 2), (others, 0)):
+        for i in range(2):
+            each.sharings[i]._edges = {1 - i: each.sharings[i]._anew(1 - i, first)}
+    for step in (STEPS - 1, 0, 1):
+        models = nodes.talk(models)
+        assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"] == step
+    assert np.isfinite(models).all()
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_models_too_far_apart_for_a_difference_are_left_as_they_are(rank: int) -> None:
+    nodes = Nodes(2, rank=rank)
+    huge = np.full(nodes.size, 3e38, np.float32)
+    models = [huge, -huge]
+    with np.errstate(all="ignore"):
+        for i in range(2):
+            edge = nodes.sharings[i]._anew(1 - i, 0)
+            edge.basis = np.abs(edge.basis) * np.float32(0.1)  # so that what is said is finite
+            nodes.sharings[i]._edges = {1 - i: edge}
+        merged = nodes.talk(models)
+    assert np.array_equal(merged, models)
+    assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"] == 0
+    assert np.isfinite(nodes.talk(drawn(2, nodes.size))).all()
+
+
+def test_a_state_is_not_what_the_sharing_works_with() -> None:
+    nodes, twins = Nodes(2), Nodes(2)
+    models = drawn(2, nodes.size)
+    after = nodes.talk(models)
+    assert np.array_equal(twins.talk(models), after)
+    state = nodes.sharings[0].state()
+    restored = PowerGossip()
+    restored.join(Member(0, 2, 3, SHAPES))
+    restored.restore(state)
+    nodes.edge(0, 1)["basis"][:] = np.nan
+    state["edges"]["1"]["basis"][:] = np.nan
+    assert np.array_equal(nodes.talk(after), twins.talk(after))
+    assert np.isfinite(restored.state()["edges"]["1"]["basis"]).all()
 
 
 # Whole runs

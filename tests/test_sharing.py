@@ -38,7 +38,7 @@ CASES: dict[str, list[tuple[dict[str, Any], bool]]] = {
     "bfloat16": [({}, False)],
     "int8": [({}, False), ({"block": 1, "unbiased": False}, True)],
     "qsgd": [({}, False), ({"levels": 7, "bucket": 3}, False)],
-    "jwins": [({}, False), ({"fractions": (0.1,)}, False), ({"fractions": (1.0,)}, True)],
+    "jwins": [({"fractions": (1.0,)}, True), ({"fractions": (1.0,), "values": BFloat16()}, False)],
     "powergossip": [({}, True), ({"rank": 3}, True)],
     "data": [({}, True)],
 }
@@ -208,6 +208,54 @@ class ChecksWithTheWrongError(Full):
         payload.arrays["params"]
 
 
+class NeedsAFieldItDoesNotCheck(Full):
+    def outgoing(self, params: Params, round: int) -> Payload:
+        return Payload({"params": params}, {"scale": 1.0})
+
+    def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
+        scaled = {p: Payload({"params": m.arrays["params"] * m.fields["scale"]}) for p, m in received.items()}
+        return super().merge(params, scaled, weights)
+
+
+class NeedsNumbersItDoesNotCheck(Full):
+    def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
+        for payload in received.values():
+            int(payload.arrays["params"].sum())
+        return super().merge(params, received, weights)
+
+
+class SpeaksOfNumbersItDoesNotCheck(Full):
+    def outgoing(self, params: Params, round: int) -> Payload:
+        int(params.sum())
+        return super().outgoing(params, round)
+
+
+class RemembersWhatItSaid(Full):
+    def start(self, params: Params) -> None:
+        self.last = params.copy()
+
+    def outgoing(self, params: Params, round: int) -> Payload:
+        self.last = params + self.last * np.float32(0.5)
+        return Payload({"params": self.last})
+
+
+class RemembersWhatItHeard(Full):
+    def start(self, params: Params) -> None:
+        self.times = 0
+
+    def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
+        self.times += bool(received)
+        return super().merge(params, received, weights if self.times % 2 else {p: w / 2 for p, w in weights.items()})
+
+
+class RestoresAPart(RemembersWhatItHeard):
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """It forgets."""
+
+
 @pytest.mark.parametrize(
     ("sharing", "said"),
     [
@@ -227,11 +275,18 @@ class ChecksWithTheWrongError(Full):
         (ForgetsItselfWhenAlone, "merging nothing must keep the model"),
         (ChecksNothing, "let a payload with no array 'params' pass"),
         (ChecksWithTheWrongError, "raised KeyError for a payload with no array 'params'; expected MessageError"),
+        (NeedsAFieldItDoesNotCheck, "merge raised KeyError after check had let a payload with no field 'scale' pass"),
+        (NeedsNumbersItDoesNotCheck, "merge raised ValueError after check had let a payload with nan in 'params' pass"),
+        (SpeaksOfNumbersItDoesNotCheck, "the next outgoing raised ValueError after .* nan in 'params' pass"),
+        (RemembersWhatItSaid, "made anew after a round said different 'params'; one that keeps .* needs state"),
+        (RemembersWhatItHeard, "made anew after a round merges to another model, .* needs state"),
+        (RestoresAPart, "restored from its state.. merges to another model, .* must keep all that it depends on"),
     ],
 )
 def test_the_suite_catches_a_sharing_that(sharing: type[Full], said: str) -> None:
+    averages = not issubclass(sharing, RemembersWhatItSaid | RemembersWhatItHeard)
     with pytest.raises(AssertionError, match=said):
-        check_sharing(sharing)
+        check_sharing(sharing, averages=averages)
 
 
 def test_the_suite_catches_a_maker_that_gives_one_instance_twice() -> None:

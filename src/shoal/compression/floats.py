@@ -4,8 +4,8 @@ A codec either keeps every bit (`lossless`) or says how far a value may move. `I
 that the mean of what is heard is what was said; the generator they draw from is the sender's.
 
 Non-finite values: the codecs that keep a float of some width (`Float32`, `Float16`, `BFloat16`, and the lossless
-ones) keep NaN and infinities. Those that code a value relative to others cannot, and their `encode` raises
-`MessageError`: to send something else in their place would hide that training has diverged.
+ones) keep NaN and infinities. Those that code a value relative to others say NaN for its whole block: a model that has
+diverged is seen to have, as it is when the whole of it is shared.
 """
 
 from __future__ import annotations

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.dataset import Indices, Samples
 from shoal.state import State
+
+T = TypeVar("T", bound=np.generic)
 
 
 class NodeData:
@@ -17,12 +20,17 @@ class NodeData:
     def __init__(self, common: Samples, held: Indices, classes: int) -> None:
         self.shape: tuple[int, ...] = common.x.shape[1:]
         self.classes = classes
-        self.held = held
-        """The numbers of all samples that the node holds."""
         self.added: Samples | None = None
         """What others sent, in order; the first has the number `len(common)`."""
         self._common = common
+        self._held = _Rows(held)
+        self._added: tuple[_Rows[np.float32], _Rows[np.int64]] | None = None
         self._known: set[bytes] | None = None
+
+    @property
+    def held(self) -> Indices:
+        """The numbers of all samples that the node holds."""
+        return self._held.rows
 
     def __len__(self) -> int:
         return len(self.held)
@@ -42,15 +50,14 @@ class NodeData:
                 self._known.add(digest)
                 fresh.append(row)
         if fresh:
-            before = self.added
-            x, y = samples.x[fresh], samples.y[fresh]
-            self.added = (
-                Samples(x, y)
-                if before is None
-                else Samples(np.concatenate([before.x, x]), np.concatenate([before.y, y]))
-            )
-            first = len(self._common) + (0 if before is None else len(before))
-            self.held = np.concatenate([self.held, np.arange(first, first + len(fresh))])
+            if self._added is None:
+                self._added = _Rows(samples.x[:0]), _Rows(samples.y[:0])
+            x, y = self._added
+            first = len(self._common) + len(y.rows)
+            self._held.add(np.arange(first, first + len(fresh)))
+            x.add(samples.x[fresh])
+            y.add(samples.y[fresh])
+            self.added = Samples(x.rows, y.rows)
         return len(fresh)
 
     def state(self) -> State:
@@ -69,6 +76,24 @@ class NodeData:
         x, y = common.x[np.where(foreign, 0, numbers)], common.y[np.where(foreign, 0, numbers)]
         x[foreign], y[foreign] = added.x[numbers[foreign] - len(common)], added.y[numbers[foreign] - len(common)]
         return x, y
+
+
+class _Rows(Generic[T]):
+    """Rows to which more are added behind the last, in a buffer that doubles: a row is moved a few times at most."""
+
+    def __init__(self, first: NDArray[T]) -> None:
+        self._buffer = first  # and full, so nothing is ever written into what was given
+        self.rows = first
+        """All so far. They stay as they are when more come, which are seen in another view."""
+
+    def add(self, more: NDArray[T]) -> None:
+        count = len(self.rows)
+        if count + len(more) > len(self._buffer):
+            size = max(count + len(more), 2 * count)
+            self._buffer = np.empty((size, *self._buffer.shape[1:]), self._buffer.dtype)
+            self._buffer[:count] = self.rows
+        self._buffer[count : count + len(more)] = more
+        self.rows = self._buffer[: count + len(more)]
 
 
 def _digests(x: NDArray[np.float32], y: NDArray[np.int64]) -> list[bytes]:

@@ -7,14 +7,18 @@ Compression, ICLR 2020, arXiv:1907.09356.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.components import Whole
 from shoal.compression.compressors import Compressor, Part, TopKCompressor
+from shoal.compression.floats import FLOAT32_MAX
 from shoal.errors import MessageError
 from shoal.message import Params, Payload
 from shoal.schema import Bounds, Nested
@@ -39,16 +43,22 @@ class CHOCO:
     coordinates that changed most, up to 0.2; for a random tenth, 0.1.
 
     As in the paper's memory-efficient form, a node does not keep the copies of its neighbours. It keeps x̂_i and the
-    pull g_i = Σ_j w_ij (x̂_j − x̂_i), which is the paper's s_i less x̂_i and moves by Σ_j w_ij (q_j − q_i). The pull
-    vanishes as nodes agree, and its rounding errors with it, where those of s_i would add up over the rounds.
+    pull g_i = Σ_j w_ij (x̂_j − x̂_i), which is the paper's s_i less x̂_i and moves by Σ_j w_ij (q_j − q_i). What rounding
+    once puts into the pull stays in it and moves the model in every round. So both are kept in double precision: in a
+    thousand rounds the mean of all models then moves by no more than the rounding of the models themselves.
 
     The pull is right as long as it has every q of the same neighbours, under the same weights. When one of them dies,
     keeps silent or sends nonsense, its copy cannot be taken out of the pull, and going on would drag the
-    model off in every round from then on. So the node keeps its trained model and says in its next message that it
-    is `lost`; in the round after, its neighbours send it their copies whole, and from these it makes its
-    pull anew, for those that are left. That costs one full model per neighbour and two rounds without mixing.
-    In them its neighbours still step towards it, and weights that were renormalised for a missing node are not doubly
-    stochastic: the mean moves once, by a bounded step.
+    model off in every round from then on. So the node drops its pull and tells its neighbours in its next message that
+    it has `lost` them; in the round after, they send it their copies whole, in doubles, and from these it makes
+    its pull anew. That costs two full models per neighbour and two rounds without mixing. Who sends no copy, because it
+    does not hear this node or does not answer, is left out: the node averages with the others, under weights
+    renormalised for them, and asks again every other round. While one of two neighbours leaves the other out,
+    weights are not doubly stochastic, and the mean of all models moves; where both soon hear each other again, by
+    a bounded step.
+
+    Copies that are not finite are refused. A neighbour that has diverged is seen in its q, as in full sharing, and a
+    node that mends its pull can do without it.
     """
 
     gamma: Annotated[float, Bounds(above=0, at_most=1)] = 0.2
@@ -65,75 +75,125 @@ class CHOCO:
 
     def start(self, params: Params) -> None:
         self.compressor.fit(params.size)
-        self._copy = np.zeros_like(params)  # x̂ of this node
-        self._pull = np.zeros_like(params)
-        self._weights: dict[NodeId, float] | None = None  # those in the pull; None before the first round
-        self._lost = False
-        self._asked = False  # for copies, in this round's message
+        self._copy = np.zeros(params.size)  # x̂ of this node
+        self._pull = np.zeros(params.size)
+        self._followed: dict[NodeId, float] | None = None  # the weights in the pull; None before the first round
+        self._left_out: set[NodeId] = set()  # neighbours that are not in the pull
+        self._asked: set[NodeId] = set()  # of these, those asked for their copies in the last message
         self._asked_by: list[NodeId] = []
         self._said: Part | None = None
 
     def outgoing(self, params: Params, round: int) -> Outgoing:
-        self._lost |= self._said is not None  # no merge since: what was heard then is not in the pull
-        difference, self._said = self.compressor.compress(params - self._copy, self._member.rng("choco", round))
-        self._said.add_to(self._copy)
-        self._asked = self._lost and not self._asked  # who has asked waits a round for the answers
-        common = Payload(difference.arrays, {**difference.fields, "lost": True} if self._asked else difference.fields)
-        if not self._asked_by:
-            return common
-        asked, self._asked_by = frozenset(self._asked_by), []
-        copy = self._copy.copy()
-        copy.flags.writeable = False
-        whole = Payload({**common.arrays, "copy": copy}, common.fields)
-        return lambda peer: whole if peer in asked else common
+        if self._said is not None:  # no merge since: what was heard then is not in the pull
+            self._left_out |= self._drop()
+        rng = self._member.rng("choco", round) if self.compressor.by_chance else None
+        difference, self._said = self.compressor.compress((params - self._copy).astype(np.float32), rng)
+        _add(self._said, self._copy)
+        asked = self._asked = self._left_out - self._asked  # who has been asked is given a round to answer
+        askers, self._asked_by = frozenset(self._asked_by), []
+        if not asked and not askers:
+            return difference
+        copy = {"copy": self._copy.copy()} if askers else {}
+        for array in copy.values():
+            array.flags.writeable = False
+
+        @functools.cache  # one payload for all who are told the same
+        def said(asking: bool, answering: bool) -> Payload:
+            arrays = {**difference.arrays, **copy} if answering else difference.arrays
+            return Payload(arrays, {**difference.fields, "lost": True} if asking else difference.fields)
+
+        return lambda peer: said(peer in asked, peer in askers)
 
     def check(self, payload: Payload, params: Params) -> None:
         if type(payload.fields.get("lost", False)) is not bool:
             raise MessageError(f"field 'lost' is {payload.fields['lost']!r}, expected true or false")
         copy = payload.arrays.get("copy")
-        if copy is not None and (copy.shape != params.shape or copy.dtype != np.float32):
-            raise MessageError(f"array 'copy' is {copy.dtype} of shape {copy.shape}, expected {params.size} float32")
+        if copy is not None:
+            if copy.shape != params.shape or copy.dtype != np.float64:
+                raise MessageError(
+                    f"array 'copy' is {copy.dtype} of shape {copy.shape}, expected {params.size} float64"
+                )
+            if not (np.abs(copy) <= FLOAT32_MAX).all():
+                raise MessageError("array 'copy' holds numbers that are not finite in float32")
         self._heard.check(payload, params.size)
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         differences = self._heard.take(received, params.size)
         said, self._said = self._said, None
         self._asked_by = sorted(peer for peer, payload in received.items() if payload.fields.get("lost", False))
-        if self._weights is None:
-            self._weights = dict(weights)  # all copies are 0 so far, and so is the pull under any weights
-        if not self._lost and weights == self._weights:
-            for peer, difference in differences.items():
-                difference.add_to(self._pull, weights[peer])
-            if said is not None:
-                said.add_to(self._pull, -sum(weights.values()))
-        elif self._lost and all("copy" in payload.arrays for payload in received.values()):
-            self._pull = self._copy * np.float32(-sum(weights.values()))
-            for peer, payload in received.items():
-                Part(payload.arrays["copy"]).add_to(self._pull, weights[peer])
-            self._lost, self._weights = False, dict(weights)
-        else:
-            self._lost = True
+        if self._followed is None:
+            self._followed = dict(weights)  # all copies are 0 so far, and so is the pull under any weights
+        dropped = set() if _agree(self._followed, weights) else self._drop()
+        for peer, weight in self._followed.items():
+            _add(differences[peer], self._pull, weight)
+        if said is not None:
+            _add(said, self._pull, -sum(self._followed.values()))
+        copies = {peer: payload.arrays["copy"] for peer, payload in received.items() if "copy" in payload.arrays}
+        self._take_in({peer: copy for peer, copy in copies.items() if peer not in self._followed}, weights)
+        self._left_out = (received.keys() | dropped) - self._followed.keys()
+        if not self._followed:
             return params.copy()
-        merged = self._pull * np.float32(self.gamma)
-        merged += params
+        merged: Params = (params + self.gamma * self._pull).astype(np.float32)
         return merged
 
     def state(self) -> State:
         return {
             "copy": self._copy.copy(),
             "pull": self._pull.copy(),
-            "weights": None if self._weights is None else {str(peer): w for peer, w in self._weights.items()},
-            "lost": self._lost,
-            "asked": self._asked,
-            "asked_by": self._asked_by,
+            "followed": None if self._followed is None else {str(peer): w for peer, w in self._followed.items()},
+            "left_out": sorted(self._left_out),
+            "asked": sorted(self._asked),
+            "asked_by": list(self._asked_by),
         }
 
     def restore(self, state: State) -> None:
-        self._copy = np.array(state["copy"], np.float32)
-        self._pull = np.array(state["pull"], np.float32)
-        weights = state["weights"]
-        self._weights = None if weights is None else {int(peer): weight for peer, weight in weights.items()}
-        self._lost = state["lost"]
-        self._asked = state["asked"]
+        self._copy = np.array(state["copy"], np.float64)
+        self._pull = np.array(state["pull"], np.float64)
+        followed = state["followed"]
+        self._followed = None if followed is None else {int(peer): weight for peer, weight in followed.items()}
+        self._left_out = set(state["left_out"])
+        self._asked = set(state["asked"])
         self._asked_by = list(state["asked_by"])
         self._said = None
+
+    def _drop(self) -> set[NodeId]:
+        """Begin the pull anew, with nobody in it; who was in it."""
+        dropped = set(self._followed or ())
+        self._followed = {}
+        self._pull[:] = 0.0
+        return dropped
+
+    def _take_in(self, copies: Mapping[NodeId, NDArray[np.float64]], weights: Mapping[NodeId, float]) -> None:
+        """Put those into the pull that have sent their copies. The weights of those in it shrink, all alike."""
+        if not copies:
+            return
+        before = self._followed or {}
+        self._followed = _renormalised(weights, [*before, *copies])
+        if before:
+            self._pull *= sum(self._followed[peer] for peer in before) / sum(before.values())
+        for peer, copy in copies.items():
+            self._pull += self._followed[peer] * (copy - self._copy)
+
+
+def _add(part: Part, target: NDArray[np.float64], weight: float = 1.0) -> None:
+    """target += weight · part, in place and in double precision."""
+    values = np.multiply(part.values, weight, dtype=np.float64)
+    if part.positions is None:
+        target += values
+    else:
+        np.add.at(target, part.positions, values)
+
+
+def _renormalised(weights: Mapping[NodeId, float], peers: Collection[NodeId]) -> dict[NodeId, float]:
+    """The weights of `peers`, such that they and the own weight sum to 1 without all others."""
+    own = 1.0 - sum(weights.values())
+    total = own + sum(weights[peer] for peer in peers)
+    return {peer: weights[peer] / total for peer in peers}
+
+
+def _agree(followed: Mapping[NodeId, float], weights: Mapping[NodeId, float]) -> bool:
+    """Whether `weights` have all of `followed`, and give them the same shares but for rounding."""
+    if not followed.keys() <= weights.keys():
+        return False
+    now = _renormalised(weights, followed)
+    return all(math.isclose(weight, now[peer], rel_tol=1e-9) for peer, weight in followed.items())

@@ -20,6 +20,9 @@ from shoal.schema import Bounds
 from shoal.sharing.sharing import Member
 from shoal.topologies.graph import NodeId
 
+GENEROUS = 16
+"""A neighbour may send so many times the samples that this node sends: groups of nodes may be set to other numbers."""
+
 
 @dataclass
 class DataSharing:
@@ -29,6 +32,9 @@ class DataSharing:
     neighbours. Who receives them keeps those that it does not hold yet, and leaves its model as it is: no models
     are averaged, they agree more and more because their data does. In REX trusted hardware hides the samples from the
     people behind a node; here nothing does.
+
+    Messages with more than sixteen times `samples` are refused, lest one neighbour fill a node's memory in a round:
+    groups of nodes that send different numbers are to differ by less.
     """
 
     adds_data: ClassVar[bool] = True
@@ -55,6 +61,10 @@ class DataSharing:
             raise MessageError("expected float32 samples 'x' and int64 labels 'y'")
         if y.ndim != 1 or x.shape[:1] != y.shape:
             raise MessageError(f"samples of shape {x.shape} with labels of shape {y.shape}, expected a label for each")
+        if len(y) > GENEROUS * self.samples:
+            raise MessageError(
+                f"{len(y)} samples, expected at most {GENEROUS * self.samples}: {GENEROUS} times `samples` of this node"
+            )
         data = self._member.data
         if data is None:
             if len(y):

@@ -38,6 +38,8 @@ class DeepSqueeze:
     coordinate that C leaves out counts as zero, not as unchanged, and δ then grows by the model in every round: the
     coarser C, the smaller γ has to be, or models swing apart. For 8 bits a value, 1 will do; for a tenth of the
     coordinates, start at 0.01. Neighbours may change from round to round.
+
+    What it costs to speak is what the compressor costs: for top-k as long as 50 copies of the model, as in `TopK`.
     """
 
     gamma: Annotated[float, Bounds(above=0, at_most=1)] = 1.0
@@ -59,7 +61,8 @@ class DeepSqueeze:
 
     def outgoing(self, params: Params, round: int) -> Payload:
         self._error += params
-        payload, self._said = self.compressor.compress(self._error, self._member.rng("deepsqueeze", round))
+        rng = self._member.rng("deepsqueeze", round) if self.compressor.by_chance else None
+        payload, self._said = self.compressor.compress(self._error, rng)
         self._said.add_to(self._error, -1.0)
         return payload
 
@@ -79,3 +82,4 @@ class DeepSqueeze:
 
     def restore(self, state: State) -> None:
         self._error = np.array(state["error"], np.float32)
+        self._said = None

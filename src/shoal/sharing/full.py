@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ BLOCK = 2**14
 @dataclass
 class Full:
     """The whole model, every round; merged as a weighted average."""
+
+    says_all: ClassVar[bool] = True  # see algorithms.demands.inexact
 
     def start(self, params: Params) -> None:
         """Nothing is kept."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from shoal.compression.compressors import Part
 from shoal.message import Params, Payload
 from shoal.topologies.graph import NodeId
@@ -42,8 +44,17 @@ def fill_in(params: Params, parts: Mapping[NodeId, Part], weights: Mapping[NodeI
 
     That is x[p] + Σ_j w_j (v_j[p] − x[p]) over the peers j that sent p.
     """
-    merged = params.copy()
+    merged = change(params, parts, weights)
+    merged += params
+    return merged
+
+
+def change(params: Params, parts: Mapping[NodeId, Part], weights: Mapping[NodeId, float]) -> Params:
+    """How far `fill_in` moves each coordinate."""
+    moved = np.zeros_like(params)
     for peer, part in parts.items():
         own = params if part.positions is None else params[part.positions]
-        Part(part.values - own, part.positions).add_to(merged, weights[peer])
-    return merged
+        weight = np.float32(weights[peer])
+        # Weighted first, where the difference of two finite values could be infinite; of equals it still is 0.
+        Part(part.values * weight - own * weight, part.positions).add_to(moved)
+    return moved

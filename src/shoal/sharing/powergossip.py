@@ -14,19 +14,20 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.components import Whole, find, speaks
+from shoal.components import Whole, find
 from shoal.errors import MessageError
 from shoal.message import Params, Payload
 from shoal.randomness import generator
 from shoal.schema import Bounds
+from shoal.sharing.lasting import without_neighbours
 from shoal.sharing.sharing import Member
 from shoal.state import State
 from shoal.topologies.graph import NodeId
 
 Matrix: TypeAlias = NDArray[np.float32]
 
-MAX_STEP = 2**62
-"""Steps on an edge lie below this, so that a message can carry them."""
+STEPS = 2**62
+"""Steps on an edge are counted modulo this, an even number, so that a message can carry them."""
 LOOKED_AT = 64
 """Nodes whose links are looked at to tell whether links go both ways."""
 REMEMBERED = 8
@@ -47,19 +48,21 @@ class PowerGossip:
         X_i ← X_i + w P Vᵀ        X_j ← X_j − w P Vᵀ
 
     P Vᵀ is X_j − X_i projected on the span of V: what the neighbours' difference has in these directions is averaged
-    as ever, and the rest stays. The two updates cancel, so the sum of all models is kept; and as a projection never
-    overshoots, there is no step size to tune. The next V is P with its columns made orthonormal, for the other side:
-    in odd steps i sends X_iᵀ V, and P = (X_j − X_i)ᵀ V makes the update w V Pᵀ. Two steps are one power iteration
-    on a difference that changes slowly, so V turns to its largest singular vectors: the paper's warm start, with one
-    message per step. The first V is random, equal on both ends by the experiment's seed. Tensors of one dimension are
-    sent as they are and averaged.
+    as ever, and the rest stays. Where both ends hear each other and give the edge the same weight, the two updates
+    cancel, and the sum of all models is kept. As a projection never overshoots, there is no step size to tune. The next
+    V is P with its columns made orthonormal, for the other side: in odd steps i sends X_iᵀ V, and P = (X_j − X_i)ᵀ V
+    makes the update w V Pᵀ. Two steps are one power iteration on a difference that changes slowly, so V turns to its
+    largest singular vectors: the paper's warm start, with one message per step. The first V is random, equal on both
+    ends by the experiment's seed. Tensors of one dimension are sent as they are and averaged.
 
     P is always that of the higher id less that of the lower, so that both ends compute one V from the same numbers.
 
     Links have to go both ways; they may come and go. An edge that rests keeps its V for a few rounds, and is begun
     anew after more: with everyone it ever met a node of a large graph would remember too much. When a message is lost,
     one end has gone a step further. Messages name their step, so both see it in the next round that they hear each
-    other: they leave that round out and start from a new random V.
+    other: they leave that round out and start from a new random V, in the step after the later of the two. Steps are
+    counted round a circle, so a message that names a wrong one costs a few rounds, whatever it names. Models so far
+    apart that their difference is not finite are left as they are.
     """
 
     rank: Annotated[int, Bounds(at_least=1)] = 1
@@ -92,7 +95,7 @@ class PowerGossip:
 
     def check(self, payload: Payload, params: Params) -> None:
         step, values = payload.fields.get("step"), payload.arrays.get("values")
-        if type(step) is not int or not 0 <= step < MAX_STEP:
+        if type(step) is not int or not 0 <= step < STEPS:
             raise MessageError(f"step is {step!r}, expected a whole number from 0 to 2**62 - 1")
         size = self._layout.size(step)
         if values is None or values.dtype != np.float32 or values.shape != (size,):
@@ -108,38 +111,40 @@ class PowerGossip:
             if edge is None or edge.said is None:
                 continue  # it heard nothing from us, and takes no step either
             if step != edge.step:  # one of us missed a message
-                self._edges[peer] = self._anew(peer, max(step, edge.step) + 1)
+                self._edges[peer] = self._anew(peer, (max(step, edge.step) + 1) % STEPS)
                 continue
             above = peer > self._member.id
-            difference = values - edge.said if above else edge.said - values
+            with np.errstate(over="ignore"):
+                difference = values - edge.said if above else edge.said - values
+            if not np.isfinite(difference).all():
+                continue  # the other end finds the same, and takes no step either
             heard.append((weights[peer] if above else -weights[peer], edge, difference))
             self._edges[peer] = self._next(peer, edge, difference)
         return self._layout.merged(params, heard)
 
     def misfits(self, whole: Whole) -> list[str]:
-        name = whole.sharing.name
-        both_ways = f"sharing = {name!r}: two neighbours compare their models, each hearing the other"
-        if (to := speaks(whole.algorithm)) not in ("neighbours", "itself"):
-            whom = "a server" if to == "server" else "whom it picks"
-            return [
-                f"{both_ways}, and algorithm = {whole.algorithm.name!r} speaks to {whom}; "
-                "use algorithm = 'dpsgd' or another sharing"
-            ]
+        why = "two neighbours compare their models, each hearing the other"
+        if problems := without_neighbours(whole, why):
+            return problems
         if _one_way(whole):
             return [
-                f"{both_ways}, and topology = {whole.topology.name!r} has links that go one way; "
+                f"sharing = {whole.sharing.name!r}: {why}, "
+                f"and topology = {whole.topology.name!r} has links that go one way; "
                 "use an undirected graph, or another sharing"
             ]
         return []
 
     def state(self) -> State:
         edges = self._edges.items()
-        kept = {str(peer): {"step": edge.step, "basis": edge.basis, "used": edge.used} for peer, edge in edges}
+        kept = {str(peer): {"step": edge.step, "basis": edge.basis.copy(), "used": edge.used} for peer, edge in edges}
         return {"edges": kept, "times": self._times}
 
     def restore(self, state: State) -> None:
         self._times = state["times"]
-        self._edges = {int(peer): _Edge(e["step"], e["basis"], e["used"]) for peer, e in state["edges"].items()}
+        self._edges = {
+            int(peer): _Edge(edge["step"], np.array(edge["basis"], np.float32), edge["used"])
+            for peer, edge in state["edges"].items()
+        }
 
     def _anew(self, peer: NodeId, step: int) -> _Edge:
         """The edge to `peer` with a random V of every matrix."""
@@ -149,7 +154,7 @@ class PowerGossip:
 
     def _next(self, peer: NodeId, edge: _Edge, difference: Params) -> _Edge:
         """The edge after a step that has found this difference."""
-        step = edge.step + 1
+        step = (edge.step + 1) % STEPS
         if self.rank == 1 and (normalised := self._layout.normalised(difference, edge.step)) is not None:
             return _Edge(step, normalised, self._times)
         bases = []

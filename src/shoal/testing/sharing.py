@@ -145,24 +145,26 @@ def _check_silence(make: Callable[[], _Talk], size: int, seed: int) -> None:
 
 
 def _check_state(make: Callable[[], _Talk], size: int, seed: int) -> None:
-    """Nodes that are made anew after a round and restored go on as those that they replace."""
+    """Nodes that are made anew after a round, and restored if they can be, go on as those that they replace."""
     talk, resumed = make(), make()
-    if not all(isinstance(s, Stateful) for s in talk.sharings):
-        return
+    stateful = all(isinstance(s, Stateful) for s in talk.sharings)
     models = [_model(size, seed, node) for node in range(NODES)]
     models = [_frozen(m) for m in talk.merged(models, talk.said(models, 0))]
     for old, new in zip(talk.sharings, resumed.sharings, strict=True):
-        assert isinstance(old, Stateful)
-        assert isinstance(new, Stateful)
-        new.restore(_copied(old.state()))
+        if isinstance(old, Stateful) and isinstance(new, Stateful):
+            new.restore(_copied(old.state()))
+    if stateful:
+        who, why = "a sharing restored from its state()", "state() and restore() must keep all that it depends on"
+    else:
+        who = "a sharing made anew after a round"
+        why = "one that keeps something from round to round needs state() and restore()"
     for round in range(1, ROUNDS):
         heard, heard_anew = talk.said(models, round), resumed.said(models, round)
-        _check_same(heard, heard_anew, round)
+        _check_same(heard, heard_anew, round, who, why)
         merged = talk.merged(models, heard)
         for node, (model, other) in enumerate(zip(merged, resumed.merged(models, heard_anew), strict=True)):
             assert np.array_equal(model, other), (
-                f"round {round}, node {node}: a sharing restored from its state() merges to another model, "
-                f"{_difference(model, other)} away"
+                f"round {round}, node {node}: {who} merges to another model, {_difference(model, other)} away; {why}"
             )
         models = [_frozen(m + _model(size, seed + 1 + round, node)) for node, m in enumerate(merged)]
 
@@ -202,15 +204,65 @@ def _check_refusals(make: Callable[[], _Talk], size: int, seed: int) -> None:
         return
     sharing.check(payload, model)
     for what, broken in _broken(payload):
-        try:
-            sharing.check(broken, model)
-        except MessageError:
-            continue
-        except Exception as error:
-            raise AssertionError(
-                f"check raised {type(error).__name__} for a payload with {what}; expected MessageError"
-            ) from error
-        raise AssertionError(f"check let a payload with {what} pass; expected MessageError")
+        assert _refused(sharing, broken, model, what), f"check let a payload with {what} pass; expected MessageError"
+    for what, odd in _odd(payload):
+        if not _refused(sharing, odd, model, what):
+            _check_bears(make(), odd, size, seed, what)
+
+
+def _refused(sharing: Checks, payload: Payload, model: Params, what: str) -> bool:
+    try:
+        sharing.check(payload, model)
+    except MessageError:
+        return True
+    except Exception as error:
+        raise AssertionError(
+            f"check raised {type(error).__name__} for a payload with {what}; expected MessageError"
+        ) from error
+    return False
+
+
+def _check_bears(talk: _Talk, payload: Payload, size: int, seed: int, what: str) -> None:
+    """That a node which has not refused the payload can merge it, and speak afterwards."""
+    models = [_model(size, seed, node) for node in range(NODES)]
+    said = talk.said(models, 0)
+    doing = "merge"
+    try:
+        with np.errstate(all="ignore"):
+            merged = talk.sharings[0].merge(models[0], {**said[0], 1: payload}, {p: _weight(0, p) for p in said[0]})
+            _check_vector(merged, models[0], f"a payload with {what}")
+            doing = "the next outgoing"
+            outgoing = talk.sharings[0].outgoing(_frozen(merged), 1)
+            if not isinstance(outgoing, Payload):
+                for peer in _others(0):
+                    outgoing(peer)
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(
+            f"{doing} raised {type(error).__name__} after check had let a payload with {what} pass; "
+            "check must refuse with MessageError what cannot be merged"
+        ) from error
+
+
+def _odd(payload: Payload) -> Iterator[tuple[str, Payload]]:
+    """The payload with each of its fields left out or of another value, and with extreme values in each array."""
+    for name, value in payload.fields.items():
+        yield f"no field {name!r}", Payload(payload.arrays, {k: v for k, v in payload.fields.items() if k != name})
+        for other in ("", "1", -1, 2**62, 0.5, math.nan, math.inf, True):
+            if type(other) is not type(value) or other != value:
+                yield f"field {name!r} = {other!r}", Payload(payload.arrays, {**payload.fields, name: other})
+    for name, array in payload.arrays.items():
+        if array.dtype.kind == "f":
+            largest = np.finfo(array.dtype).max
+            extremes: list[Any] = [np.nan, np.inf, -np.inf, largest, -largest]
+        else:
+            limits = np.iinfo(array.dtype if array.dtype.kind in "iu" else np.uint8)
+            extremes = [limits.min, limits.max]
+        for extreme in extremes:
+            changed = np.full_like(array, extreme)
+            changed.flags.writeable = False
+            yield f"{extreme} in {name!r}", Payload({**payload.arrays, name: changed}, payload.fields)
 
 
 def _broken(payload: Payload) -> Iterator[tuple[str, Payload]]:
@@ -250,21 +302,22 @@ def _check_vector(result: object, model: Params, where: str) -> None:
 
 
 def _check_same(
-    said: Mapping[NodeId, Mapping[NodeId, Payload]], decoded: Mapping[NodeId, Mapping[NodeId, Payload]], round: int
+    said: Mapping[NodeId, Mapping[NodeId, Payload]],
+    decoded: Mapping[NodeId, Mapping[NodeId, Payload]],
+    round: int,
+    who: str = "another in the same state",
+    why: str = "outgoing must depend on nothing else",
 ) -> None:
     for receiver, payloads in said.items():
         for sender, payload in payloads.items():
             other = decoded[receiver][sender]
             where = f"round {round}, from {sender} to {receiver}"
             assert dict(other.fields) == dict(payload.fields), (
-                f"{where}: two nodes in one state said different fields, {dict(payload.fields)} and "
-                f"{dict(other.fields)}; outgoing must depend on nothing else"
+                f"{where}: {who} said different fields, {dict(payload.fields)} and {dict(other.fields)}; {why}"
             )
-            assert other.arrays.keys() == payload.arrays.keys(), f"{where}: two nodes in one state said other arrays"
+            assert other.arrays.keys() == payload.arrays.keys(), f"{where}: {who} said other arrays; {why}"
             for name, array in payload.arrays.items():
-                assert _identical(other.arrays[name], array), (
-                    f"{where}: two nodes in one state said different {name!r}; outgoing must depend on nothing else"
-                )
+                assert _identical(other.arrays[name], array), f"{where}: {who} said different {name!r}; {why}"
 
 
 def _through_the_wire(
