@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.algorithms.dpsgd import DPSGD
 from shoal.commons import Commons
 from shoal.experiment import Experiment
 from shoal.message import Message, Payload
@@ -25,6 +26,7 @@ from shoal.training import Batches
 
 STEPS, BATCH, RATE = 2, 16, 0.2
 CRASH = Faults().crash(2, round=2).schedule
+HANG = Faults().hang(2, round=2).schedule
 
 
 def gradient(params: Any, x: Any, y: Any) -> Any:
@@ -113,7 +115,17 @@ def same_in_both_engines(described: Experiment, folder: Path) -> Any:
 
 def survives_a_crash(described: Experiment, folder: Path) -> None:
     """Run it with a crash, and assert that the others went on to the end and learnt."""
-    described = dataclasses.replace(described, fault=CRASH)
+    _survivors_learn(dataclasses.replace(described, fault=CRASH), folder)
+
+
+def survives_a_hang(described: Experiment, folder: Path) -> None:
+    """Run it with a node that hangs, and assert that the others went on to the end and learnt."""
+    patient = dataclasses.replace(described.simulation, receive_timeout=1.0)
+    _survivors_learn(dataclasses.replace(described, fault=HANG, simulation=patient), folder)
+
+
+def _survivors_learn(described: Experiment, folder: Path) -> None:
+    """About as well as D-PSGD does with the same fault, or better."""
     run = described.run(folder)
     models = models_of(run)
     assert run.summary["status"] == "incomplete"
@@ -121,6 +133,8 @@ def survives_a_crash(described: Experiment, folder: Path) -> None:
     assert np.isfinite(models).all()
     before = Commons(described).evaluate(Commons(described).initial)
     assert run.summary["loss"]["mean"] < 0.75 * before["loss"]
+    plain = dataclasses.replace(described, algorithm=DPSGD(described.algorithm.options["rounds"])).run(folder)
+    assert run.summary["loss"]["mean"] < 1.25 * plain.summary["loss"]["mean"]
 
 
 def play(

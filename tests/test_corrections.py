@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oracle import Shoal, agrees, altered, experiment, play, same_in_both_engines, survives_a_crash
+from oracle import Shoal, agrees, altered, experiment, play, same_in_both_engines, survives_a_crash, survives_a_hang
 from shoal.algorithms.d2 import D2
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.algorithms.gradient_tracking import GradientTracking
 from shoal.algorithms.qg_dsgdm import QGDSGDm
 from shoal.errors import ExperimentError
-from shoal.message import Message
+from shoal.experiment import Experiment
+from shoal.message import Message, Payload
+from shoal.records import RunFolder
+from shoal.simulation.engine import Simulation
+from shoal.testing import FakeRuntime, Faults
 from shoal.topologies.graph import Mixing
 from shoal.topologies.measures import matrix, smallest_eigenvalue
 from shoal.topologies.static import Full, Ring, Star, Torus
@@ -101,9 +105,99 @@ def test_processes_agree_with_the_simulation_to_the_bit(algorithm: Any, tmp_path
     same_in_both_engines(experiment(algorithm, nodes=3), tmp_path)
 
 
-@pytest.mark.parametrize("algorithm", [D2(20), GradientTracking(60), QGDSGDm(20)], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("algorithm", [D2(20), GradientTracking(60, True), QGDSGDm(20)], ids=lambda a: type(a).__name__)
 def test_survivors_of_a_crash_learn(algorithm: Any, tmp_path: Path) -> None:
     survives_a_crash(experiment(algorithm), tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", [D2(60), GradientTracking(60, True), QGDSGDm(20)], ids=lambda a: type(a).__name__)
+def test_survivors_of_a_hang_learn(algorithm: Any, tmp_path: Path) -> None:
+    survives_a_hang(experiment(algorithm), tmp_path)
+
+
+# What holds after a fault
+
+
+UNEVEN = [{"nodes": "0", "device": {"step_seconds": 0.05}}, {"nodes": "3", "device": {"step_seconds": 0.003}}]
+"""Nodes on a ring are in different rounds when they learn of a fault."""
+
+
+def left_of(algorithm: Any, folder: Path, topology: Any, faults: Faults, patience: float | None) -> list[Any]:
+    """The nodes that live at the end, with what they remember."""
+    described = experiment(
+        algorithm,
+        topology,
+        nodes=12,
+        group=UNEVEN,
+        fault=faults.schedule,
+        simulation={"batching": "off", "receive_timeout": patience},
+        network={"name": "uniform", "latency": 0.002},
+    )
+    simulation = Simulation(described, RunFolder.create(folder, "left"))
+    simulation.run()
+    return [node for node in simulation.nodes if node.id not in {fault.node for fault in described.fault}]
+
+
+FAULTS = pytest.mark.parametrize(
+    ("topology", "faults", "patience"),
+    [
+        ("ring", Faults().crash(3, round=6), None),
+        ("star", Faults().crash(3, round=6), None),
+        ("torus", Faults().crash(3, round=6).crash(7, round=7).crash(2, round=12), None),
+        ("ring", Faults().hang(3, round=6), 2.0),
+    ],
+    ids=["ring", "star", "three", "hang"],
+)
+
+
+@FAULTS
+def test_the_tracked_steps_of_those_left_add_up_to_theirs(
+    topology: str, faults: Faults, patience: float | None, tmp_path: Path
+) -> None:
+    nodes = left_of(GradientTracking(30), tmp_path, topology, faults, patience)
+    mixed, before = (np.sum([node.memory[key] for node in nodes], 0, np.float64) for key in ("mixed", "before"))
+    np.testing.assert_allclose(mixed, before, atol=1e-5)
+    assert np.abs(before).max() > 1e-2
+
+
+@FAULTS
+def test_d2_moves_the_mean_of_those_left_by_the_mean_of_their_steps(
+    topology: str, faults: Faults, patience: float | None, tmp_path: Path
+) -> None:
+    nodes = left_of(D2(30), tmp_path, topology, faults, patience)
+    moved = np.mean([node.params.astype(np.float64) - node.memory["before"][0] for node in nodes], 0)
+    steps = np.mean([node.memory["before"][1] for node in nodes], 0, np.float64)
+    np.testing.assert_allclose(moved, steps, atol=1e-5)
+    assert np.abs(steps).max() > 1e-3
+
+
+def halfway_to_two(params: Any) -> Any:
+    return params / 2 + 1
+
+
+@pytest.mark.parametrize("algorithm", [D2(4), GradientTracking(4)], ids=lambda a: type(a).__name__)
+def test_the_death_of_one_that_only_serves_changes_nothing(algorithm: Any) -> None:
+    """Three learn; node 3 draws the graph, say."""
+
+    def end(*dead: int) -> Any:
+        names = ("params",) if isinstance(algorithm, D2) else ("x", "y")
+        kind = "model" if isinstance(algorithm, D2) else "tracked"
+        said = Payload(dict.fromkeys(names, np.ones(2, np.float32)))
+        fake = FakeRuntime(*[Message(peer, kind, r, said) for peer in (1, 2) for r in range(4)]).lose(*dead, at=2.5)
+        node = fake.node(nodes=3, params=np.zeros(2, np.float32), train=halfway_to_two, services={"topology": 3})
+        fake.run(algorithm.run(node))
+        return node.params.tolist()
+
+    assert end(3) == end()
+
+
+@pytest.mark.parametrize("epoch", [-2, 1.5, True, "late", 2**60])
+def test_an_epoch_that_is_none_is_refused(epoch: Any) -> None:
+    said = Payload({"x": np.ones(2, np.float32), "y": np.ones(2, np.float32)}, {"epoch": epoch})
+    fake = FakeRuntime(*[Message(peer, "tracked", 0, said) for peer in (1, 2)])
+    node = fake.node(nodes=3, params=np.zeros(2, np.float32))
+    fake.run(GradientTracking(1).run(node))
+    assert node.rejected == 2
 
 
 # What they are for
@@ -127,10 +221,10 @@ def test_every_node_finds_the_optimum_of_all_though_each_wants_another(algorithm
 
 
 @pytest.mark.parametrize("algorithm", [D2(250), GradientTracking(250)], ids=lambda a: type(a).__name__)
-def test_what_a_dead_node_wanted_does_not_drag_the_others_for_ever(algorithm: Any) -> None:
-    """On a full graph, for there the weights of those that are left are doubly stochastic again."""
+@pytest.mark.parametrize("topology", [Full(), Ring(), Star()], ids=["full", "ring", "star"])
+def test_what_a_dead_node_wanted_does_not_drag_the_others_for_ever(algorithm: Any, topology: Any) -> None:
     start = np.zeros((6, 3), np.float32)
-    found = np.stack([node.params for node in play(algorithm, start, Full(), towards_targets, lost=5)])
+    found = np.stack([node.params for node in play(algorithm, start, topology, towards_targets, lost=5)])
     np.testing.assert_allclose(found, np.tile(TARGETS[:5].mean(0), (5, 1)), atol=1e-4)
 
 
@@ -188,6 +282,27 @@ def test_d2_refuses_graphs_on_which_it_diverges(algorithm: Any, topology: Any, p
 def test_d2_refuses_sharings_that_leave_out_parts_of_a_model(sharing: str) -> None:
     with pytest.raises(ExperimentError, match=f"sharing = '{sharing}': 'd2' diverges unless whole models are averaged"):
         experiment({"name": "d2"}, sharing={"name": sharing})
+
+
+def test_a_sharing_of_one_s_own_has_to_say_that_it_leaves_nothing_out(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        """
+class Mine:
+    def start(self, params): ...
+    def outgoing(self, params, round): ...
+    def merge(self, params, received, weights): ...
+
+
+class Whole(Mine):
+    says_all = True
+"""
+    )
+    table = {"algorithm": {"name": "d2"}, "topology": {"name": "ring"}, "sharing": {"name": f"{tmp_path}/mine.py:Mine"}}
+    with pytest.raises(ExperimentError, match="'d2' diverges unless whole models are averaged"):
+        Experiment.from_table(table)
+    Experiment.from_table({**table, "sharing": {"name": f"{tmp_path}/mine.py:Whole"}})
+    for sharing in ("full", "float16", "bfloat16", "int8", "qsgd"):
+        Experiment.from_table({**table, "sharing": {"name": sharing}})
 
 
 @pytest.mark.parametrize("parameters", [{"beta": 1.0}, {"mu": -0.1}])

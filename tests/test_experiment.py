@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.algorithms.dpsgd import DPSGD
+from shoal.commons import Commons
 from shoal.data.partitions import Dirichlet
 from shoal.errors import ExperimentError, TopologyError
 from shoal.experiment import Experiment, parse_override, parse_overrides
@@ -174,9 +175,10 @@ def test_a_group_merges_its_keys_into_the_table_and_another_name_replaces_it(tmp
         {
             "nodes": 4,
             "algorithm": {"name": "dpsgd", "rounds": 7},
+            "sharing": {"name": "random", "fraction": 0.2},
             "training": {"lr": 0.1, "batch_size": 3},
             "group": [
-                {"nodes": "0, 2-3", "training": {"lr": 0.5}, "algorithm": {"overlap": True}},
+                {"nodes": "0, 2-3", "training": {"lr": 0.5}, "sharing": {"values": "float16"}},
                 {"nodes": "1", "algorithm": {"name": "mine.py:Mine"}, "device": {"step_seconds": 2}},
             ],
         },
@@ -184,11 +186,63 @@ def test_a_group_merges_its_keys_into_the_table_and_another_name_replaces_it(tmp
     )
     for node in (0, 2, 3):
         assert experiment.settings(node).training == Training(lr=0.5, batch_size=3)
-        assert experiment.settings(node).algorithm.options == {"rounds": 7, "overlap": True}
+        assert experiment.settings(node).algorithm == experiment.algorithm
+        sharing = experiment.settings(node).sharing.options
+        assert (sharing["fraction"], sharing["values"].name) == (0.2, "float16")
     other = experiment.settings(1)
-    assert other.training == experiment.training
+    assert (other.training, other.sharing) == (experiment.training, experiment.sharing)
     assert other.algorithm.options == {"alpha": 0.5}
     assert other.device.step_seconds == 2.0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "group", "problem"),
+    [
+        ({"name": "dpsgd"}, {"name": "fedavg"}, "group[0].algorithm = 'fedavg': other nodes run 'dpsgd', and neither"),
+        ({"name": "fedavg"}, {"name": "dpsgd"}, "group[0].algorithm = 'dpsgd': other nodes run 'fedavg', and neither"),
+        ({"name": "dpsgd", "rounds": 7}, {"rounds": 9}, "group[0].algorithm.rounds = 9: other nodes have 7, and nodes"),
+        ({"name": "el-local", "peers": 2}, {"peers": 1}, "group[0].algorithm.peers = 1: other nodes have 2, and nodes"),
+    ],
+    ids=["a server", "no server", "rounds", "graph"],
+)
+def test_nodes_of_a_run_have_one_algorithm(algorithm: Any, group: Any, problem: str) -> None:
+    table = {"nodes": 4, "algorithm": algorithm, "group": [{"nodes": "0-1", "algorithm": group}]}
+    (said,) = problems(table)
+    assert said.startswith(problem)
+
+
+def test_an_algorithm_says_in_what_its_nodes_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DPSGD, "per_node", frozenset({"overlap"}), raising=False)
+    group = {"nodes": "0", "algorithm": {"overlap": True}}
+    assert Experiment.from_table({"nodes": 4, "group": [group]}).settings(0).algorithm.options["overlap"] is True
+    assert problems({"nodes": 4, "group": [{**group, "algorithm": {"rounds": 7}}]})
+
+
+def test_plug_ins_may_run_beside_any_algorithm(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    mine = {"name": "mine.py:Mine"}
+    groups = [{"nodes": "0", "algorithm": mine}, {"nodes": "1", "algorithm": {**mine, "alpha": 0.1}}]
+    Experiment.from_table({"nodes": 4, "algorithm": {"name": "fedavg"}, "group": groups}, base=tmp_path)
+    ours = [{"nodes": "0", "algorithm": {"name": "dpsgd"}}, {"nodes": "1", "algorithm": {"name": "d2"}}]
+    Experiment.from_table({"nodes": 4, "algorithm": mine, "group": ours[:1]}, base=tmp_path)
+    assert problems({"nodes": 4, "algorithm": mine, "group": ours}, base=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "group", "hears"),
+    [({"name": "full"}, {"name": "topk"}, "'full'"), ({"name": "powergossip"}, {"rank": 2}, "'powergossip'")],
+)
+def test_sharings_that_do_not_understand_each_other_are_refused(sharing: Any, group: Any, hears: str) -> None:
+    small = {"nodes": 4, "dataset": {"name": "digits"}, "model": {"name": "logistic"}, "sharing": sharing}
+    experiment = Experiment.from_table({**small, "group": [{"nodes": "1", "sharing": group}]})
+    with pytest.raises(ExperimentError, match=f"{hears}.* does not understand .*which other nodes use"):
+        Commons(experiment)
+
+
+def test_sharings_that_understand_each_other_may_differ() -> None:
+    small = {"nodes": 4, "dataset": {"name": "digits"}, "model": {"name": "logistic"}}
+    sharing = {"sharing": {"name": "random", "fraction": 0.2}, "group": [{"nodes": "1", "sharing": {"fraction": 0.5}}]}
+    Commons(Experiment.from_table({**small, **sharing}))
 
 
 def test_the_later_of_two_groups_overrides_the_earlier() -> None:

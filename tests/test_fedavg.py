@@ -196,7 +196,7 @@ def test_clients_answer_by_what_the_sharing_says_to_the_server() -> None:
         def outgoing(self, params: Any, round: int) -> Any:
             return lambda peer: Payload({"params": params}, {"to": peer})
 
-    fake = FakeRuntime(call(0, np.ones(3)), call(0, np.full(3, 7.0), last=True))
+    fake = FakeRuntime(call(0, np.ones(3))).deliver(call(0, np.full(3, 7.0), last=True), at=5.0)
     node = fake.node(
         0, nodes=2, params=np.zeros(3, np.float32), train=lambda x: x + 1, sharing=Addressed(), services=SERVICES
     )
@@ -252,6 +252,30 @@ def test_a_client_that_keeps_silent_is_passed_over(tmp_path: Path) -> None:
     expected = follow(described, dead=[1], since=0)
     np.testing.assert_allclose(np.load(run.folder.model(SERVER)), expected, atol=5e-5)
     assert np.array_equal(np.load(run.folder.model(0)), np.load(run.folder.model(SERVER)))
+
+
+def test_of_several_calls_that_wait_a_client_answers_the_last() -> None:
+    fake = FakeRuntime(call(0, np.ones(3)))
+    for r in (1, 2, 3):
+        fake.deliver(call(r, np.full(3, r + 1.0)), at=0.1 * r)  # while it trains for round 0
+    fake.deliver(call(3, np.full(3, 9.0), last=True), at=5.0)
+    node = fake.node(0, nodes=2, params=np.zeros(3, np.float32), train=lambda x: x + 1, services=SERVICES)
+    fake.run(FedAvg(4).run(node))
+    answers = [(said.round, float(said.payload.arrays["params"][0])) for _, said in fake.sent if said.kind == "model"]
+    assert answers == [(0, 2.0), (3, 5.0)]
+
+
+def test_a_client_that_is_too_slow_for_a_round_is_in_time_for_another(tmp_path: Path) -> None:
+    """It takes as long for a model as the server waits in two rounds and a half."""
+    described = experiment(
+        FedAvg(20),
+        group=[{"nodes": "0", "device": {"step_seconds": 1.0}}],
+        simulation={"batching": "off", "receive_timeout": 0.8 * STEPS / 2},
+    )
+    run = described.run(tmp_path)
+    trained = [record.round for record in records(run.folder, 0, Round)]
+    assert len(trained) < 12
+    assert trained[-1] >= 17
 
 
 def test_the_model_stays_when_nobody_answers() -> None:

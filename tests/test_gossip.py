@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from oracle import experiment, survives_a_crash
-from shoal.algorithms.gossip import Gossip
+from shoal.algorithms.gossip import OLDEST, Gossip
 from shoal.commons import Commons
 from shoal.errors import ExperimentError
 from shoal.message import Message, Payload
@@ -110,6 +110,21 @@ def test_a_period_is_twice_what_the_device_takes_for_a_model() -> None:
         fake = FakeRuntime()
         fake.run(Gossip(5, variant).run(fake.node(nodes=3, params=np.zeros(2, np.float32))))  # type: ignore[arg-type]
         np.testing.assert_allclose(np.diff(fake.sent_at), seconds)
+
+
+def test_devices_that_take_no_time_still_hear_each_other(tmp_path: Path) -> None:
+    described = experiment(Gossip(60), "full", partition={"name": "iid"}, device={"step_seconds": 0.0})
+    run = described.run(tmp_path)
+    assert run.summary["status"] == "completed"
+    assert run.summary["accuracy"]["mean"] > 0.7
+    assert run.summary["time"]["virtual_s"] > 0.05
+
+
+def test_the_age_of_the_oldest_model_stays_one_that_peers_take() -> None:
+    fake, node = heard("mu", model(1, 8.0, age=OLDEST - 1))
+    assert said(fake)[1] == OLDEST - 1
+    _, other = heard("mu", model(1, 8.0, age=said(fake)[1]))
+    assert (node.rejected, other.rejected) == (0, 0)
 
 
 def test_nothing_is_said_to_the_dead() -> None:

@@ -281,6 +281,22 @@ def test_a_peer_that_was_late_counts_again(seed: int, size: tuple[int, int, int]
     assert np.ptp(models, axis=0).max() == 0
 
 
+def test_whom_a_peer_missed_is_in_its_state() -> None:
+    def absent(rounds: int, state: Any = None) -> tuple[list[bool], Node]:
+        """Of each update that node 0 said to node 2: whether it held anybody absent."""
+        fake = FakeRuntime(*(Message(2, UPDATE, r, Payload({})) for r in range(2)))
+        node = fake.node(nodes=3, params=np.ones(6, np.float32), receive_timeout=1.0)
+        if state:
+            node.restore(state)
+        fake.run(IPLS(rounds).run(node))
+        said = [message.payload for to, message in fake.sent if to == 2 and message.kind == UPDATE]
+        return ["absent" in payload.arrays for payload in said], node
+
+    held, node = absent(1)
+    assert (held, node.memory["missed"]) == ([False], [[1, 1]])
+    assert absent(2, node.state())[0] == [True]
+
+
 # Payloads that make no sense
 
 

@@ -43,7 +43,7 @@ def test_every_node_is_where_it_is_said_to_be() -> None:
 
 def test_nodes_that_serve_run_with_the_first() -> None:
     experiment = Experiment(
-        nodes=4, topology={"name": "peer-sampler"}, mapping={"name": "linear", "machines": ["a", "b"]}
+        nodes=4, topology={"name": "peer-sampler", "graph": "ring"}, mapping={"name": "linear", "machines": ["a", "b"]}
     )
     assert experiment.placement == {"a": [0, 1, 4], "b": [2, 3]}
 

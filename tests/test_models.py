@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,24 +12,88 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
+from shoal.data.dataset import Data, Samples, Task
 from shoal.models import MODELS, Model
-from shoal.models.flat import FlatModule, initial_parameters
+from shoal.models.factorization import MatrixFactorization
+from shoal.models.flat import FlatModule, initial_module, module_for
+from shoal.models.huggingface import HuggingFace
+from shoal.models.images import LeafCnn, Lenet
+from shoal.models.model import ForData
 from shoal.models.networks import GnLenet, Logistic, Mlp
+from shoal.models.resnets import Resnet8, Resnet18
+from shoal.models.sequences import Lstm, Transformer
 
+
+def images(*shape: int, classes: int = 10, rows: int = 8) -> Data:
+    rng = np.random.default_rng(0)
+    some = Samples(rng.standard_normal((rows, *shape), np.float32), rng.integers(0, classes, rows))
+    return Data(some, some, classes)
+
+
+def texts(length: int, tokens: int, task: Task = "classification", classes: int = 0, kind: Any = np.uint8) -> Data:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, min(tokens, 200), (8, length)).astype(kind)
+    y = rng.integers(0, classes or tokens, (8, length) if task == "sequence" else 8)
+    return Data(Samples(x, y), Samples(x, y), classes or tokens, task, sizes=(tokens,))
+
+
+def ratings(users: int, items: int) -> Data:
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.integers(0, users, 8), rng.integers(0, items, 8)], axis=1).astype(np.int32)
+    some = Samples(x, rng.random(8, np.float32))
+    return Data(some, some, classes=1, task="regression", sizes=(users, items))
+
+
+class Case(NamedTuple):
+    """A model, and data that it is for."""
+
+    model: Model | ForData
+    data: Data
+
+    def initial(self, seed: int) -> FlatModule:
+        return initial_module(lambda: module_for(self.model, self.data), seed)
+
+    def plain(self, seed: int = 0) -> nn.Module:
+        """A module that no flat vector lies under."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return module_for(self.model, self.data)
+
+    def batch(self, rows: int = 5) -> torch.Tensor:
+        return torch.tensor(self.data.train.x[:rows])
+
+
+IMAGES = images(3, 16, 16)
+CASES = {
+    "mlp": Case(Mlp((20, 10)), IMAGES),
+    "logistic": Case(Logistic(), IMAGES),
+    "gn-lenet": Case(GnLenet(), IMAGES),
+    "lenet": Case(Lenet(), IMAGES),
+    "leaf-cnn": Case(LeafCnn(), IMAGES),
+    "lstm": Case(Lstm(4, 10, dense=6), texts(7, 20)),
+    "matrix-factorization": Case(MatrixFactorization(4), ratings(5, 9)),
+    "resnet8": Case(Resnet8(), IMAGES),
+    "resnet18": Case(Resnet18(), images(3, 8, 8)),
+    "transformer": Case(Transformer(8, heads=2), texts(7, 20, "sequence")),
+}
+every_model = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+models_that_stack = pytest.mark.parametrize(
+    "case", [case for name, case in CASES.items() if name != "lstm"], ids=[name for name in CASES if name != "lstm"]
+)
 IMAGE = (3, 8, 8)
-CASES: dict[str, Model] = {"mlp": Mlp((20, 10)), "logistic": Logistic(), "gn-lenet": GnLenet()}
-every_model = pytest.mark.parametrize("model", CASES.values(), ids=list(CASES))
 
 
-def batch(rows: int = 5) -> torch.Tensor:
-    return torch.randn(rows, *IMAGE, generator=torch.Generator().manual_seed(0))
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # as in a run
 
 
-def plain(model: Model, seed: int = 0) -> nn.Module:
-    """A module that no flat vector lies under."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return model.build(IMAGE, 10)
+def plain(model: Model) -> nn.Module:
+    return model.build(IMAGE, 10)
+
+
+def score(outputs: torch.Tensor) -> torch.Tensor:
+    return outputs.logsumexp(dim=-1).sum()
 
 
 def flattened(module: nn.Module) -> np.ndarray:
@@ -50,28 +116,105 @@ class Tied(nn.Module):
 
 
 def test_every_name_has_a_case_and_means_its_class():
-    assert set(CASES) == set(MODELS)
-    for name, target in MODELS.items():
-        module, _, attribute = target.partition(":")
-        assert getattr(importlib.import_module(module), attribute) is type(CASES[name])
+    assert {*CASES, "huggingface"} == set(MODELS)
+    for name, case in CASES.items():
+        module, _, attribute = MODELS[name].partition(":")
+        assert getattr(importlib.import_module(module), attribute) is type(case.model)
+
+
+CIFAR, FEMNIST, CELEBA = images(3, 32, 32), images(1, 28, 28, classes=62), images(3, 84, 84, classes=2)
+SHAKESPEARE, REDDIT = texts(80, 80), texts(10, 9999, kind=np.int16)
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "outputs", "parameters"),
+    ("model", "data", "parameters"),
     [
-        (GnLenet(), (3, 32, 32), 10, 89_834),
-        (GnLenet(), (1, 28, 28), 62, 32 * 25 + 32 + 64 + 25_632 + 64 + 51_264 + 128 + 64 * 9 * 62 + 62),
-        (Logistic(), (64,), 10, 650),
-        (Mlp(), (64,), 10, 64 * 64 + 64 + 64 * 10 + 10),
-        (Mlp((8, 4)), (2, 3), 5, 6 * 8 + 8 + 8 * 4 + 4 + 4 * 5 + 5),
-        (Mlp(()), (64,), 10, 650),
+        (GnLenet(), CIFAR, 89_834),
+        (GnLenet(), FEMNIST, 32 * 25 + 32 + 64 + 25_632 + 64 + 51_264 + 128 + 64 * 9 * 62 + 62),
+        (Logistic(), images(64), 650),
+        (Logistic(), FEMNIST, 48_670),
+        (Mlp(), images(64), 64 * 64 + 64 + 64 * 10 + 10),
+        (Mlp((8, 4)), images(2, 3, classes=5), 6 * 8 + 8 + 8 * 4 + 4 + 4 * 5 + 5),
+        (Mlp(()), images(64), 650),
+        (Lenet(), CIFAR, 62_006),
+        (Lenet(), images(1, 28, 28), 61_706),
+        (LeafCnn(), FEMNIST, 1_690_046),
+        (LeafCnn(hidden=2048), FEMNIST, 6_603_710),
+        (LeafCnn(), CELEBA, 30_242),
+        (LeafCnn(batch_norm=True), CELEBA, 30_498 + 256),
+        (LeafCnn("femnist"), CIFAR, 32 * 75 + 32 + 51_264 + 64 * 64 * 512 + 512 + 5_130),
+        (Lstm(), SHAKESPEARE, 819_920),
+        (Lstm(read="all"), texts(80, 92), 2_683_708),
+        (Lstm(embedding=200, dense=128), REDDIT, 4_317_895),
+        (Lstm(100, 100, dense=128), texts(25, 1000, classes=2, kind=np.int32), 100_000 + 161_600 + 12_928 + 258),
+        (MatrixFactorization(), ratings(610, 9724), 206_680),
+        (Resnet8(), CIFAR, 78_042),
+        (Resnet18(), CIFAR, 11_173_962),
+        (Transformer(), texts(80, 80, "sequence"), 115_456),
     ],
     ids=str,
 )
-def test_parameter_counts(model, shape, outputs, parameters):
-    flat = initial_parameters(model, shape, outputs, seed=0)
+def test_parameter_counts(model, data, parameters):
+    flat = Case(model, data).initial(seed=0)
     assert flat.size == parameters
-    assert flat.module(torch.zeros(2, *shape)).shape == (2, outputs)
+    outputs = flat.module(torch.tensor(data.train.x[:2]))
+    assert outputs.shape == ((2,) if data.task == "regression" else (2, *data.train.y.shape[1:], data.classes))
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.int32, np.int64])
+@pytest.mark.parametrize("model", [Lstm(4, 5), Transformer(8, heads=2)], ids=["lstm", "transformer"])
+def test_tokens_may_be_of_any_integer_and_targets_classes_or_tokens(model, kind):
+    for data, shape in [
+        (texts(6, 30, "sequence", kind=kind), (8, 6, 30)),
+        (texts(6, 30, classes=3, kind=kind), (8, 3)),
+        (texts(6, 300, "sequence", kind=kind), (8, 6, 300)),
+    ]:
+        assert module_for(model, data)(torch.tensor(data.train.x)).shape == shape
+
+
+@pytest.mark.parametrize("model", [Lstm(4, 5), Transformer(8, heads=2)], ids=["lstm", "transformer"])
+def test_the_next_token_is_told_from_those_before_it(model):
+    module = module_for(model, texts(6, 30, "sequence"))
+    some = torch.randint(30, (1, 6))
+    other = some.clone()
+    other[0, 4:] = (some[0, 4:] + 1) % 30
+    assert torch.equal(module(some)[:, :4], module(other)[:, :4])
+    assert not torch.equal(module(some)[:, 4:], module(other)[:, 4:])
+
+
+def test_a_rating_is_the_product_of_two_vectors_that_start_small():
+    module = module_for(MatrixFactorization(), ratings(5, 9))
+    users, items = (table.detach() for table in module.parameters())
+    assert users.shape == (5, 20)
+    assert items.shape == (9, 20)
+    assert max(users.abs().max(), items.abs().max()) <= 0.05
+    assert min(users.std(), items.std()) > 0.02
+    torch.testing.assert_close(module(torch.tensor([[3, 7]], dtype=torch.int32)), (users[3] @ items[7])[None])
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "said"),
+    [
+        (Lenet(), images(3, 11, 32), "expected images, .* of at least 12×12 pixels"),
+        (LeafCnn(), images(3, 12, 12), "expected images, .* of at least 16×16 pixels"),
+        (LeafCnn(), images(64), r"inputs have shape \(64,\)"),
+        (Resnet8(), images(8, 8), "expected images"),
+        (Resnet8(groups=3), IMAGES, "groups = 3: expected a divisor of 16"),
+        (Lstm(), IMAGES, "expected texts"),
+        (Transformer(), ratings(3, 4), "expected texts"),
+        (Lstm(read="all"), texts(4, 5, "sequence"), "read = 'all'"),
+        (MatrixFactorization(), texts(2, 5), "expected pairs of a user and an item"),
+    ],
+    ids=str,
+)
+def test_data_that_a_model_is_not_for_is_refused(model, data, said):
+    with pytest.raises(ValueError, match=said):
+        module_for(model, data)
+
+
+def test_heads_divide_the_width():
+    with pytest.raises(ValueError, match="width = 10: expected a multiple of heads = 4"):
+        Transformer(width=10)
 
 
 @pytest.mark.parametrize("shape", [(64,), (32, 32), (3, 7, 32), (3, 32, 7), (1, 3, 32, 32)], ids=str)
@@ -81,66 +224,66 @@ def test_gn_lenet_refuses_what_is_no_image_or_too_small(shape):
 
 
 @every_model
-def test_loading_then_forward_is_the_plain_modules_forward(model):
-    other = plain(model, seed=7)
-    flat = FlatModule(plain(model))
-    assert not torch.equal(flat.module(batch()), other(batch()))
+def test_loading_then_forward_is_the_plain_modules_forward(case):
+    other = case.plain(seed=7)
+    flat = FlatModule(case.plain())
+    assert not torch.equal(flat.module(case.batch()), other(case.batch()))
     flat.load(flattened(other))
-    assert torch.equal(flat.module(batch()), other(batch()))
+    assert torch.equal(flat.module(case.batch()), other(case.batch()))
 
 
 @every_model
-def test_backward_lands_in_the_flat_gradient_and_adds_up(model):
-    module = plain(model)
-    module(batch()).square().sum().backward()
+def test_backward_lands_in_the_flat_gradient_and_adds_up(case):
+    module = case.plain()
+    score(module(case.batch())).backward()
     gradient = np.concatenate([parameter.grad.numpy().ravel() for parameter in module.parameters()])
 
-    flat = FlatModule(plain(model))
-    flat.module(batch()).square().sum().backward()
+    flat = FlatModule(case.plain())
+    score(flat.module(case.batch())).backward()
     np.testing.assert_allclose(flat.gradient.numpy(), gradient, rtol=1e-4, atol=1e-4)
     once = flat.gradient.clone()
-    flat.module(batch()).square().sum().backward()
+    score(flat.module(case.batch())).backward()
     torch.testing.assert_close(flat.gradient, 2 * once)
     flat.gradient.zero_()
     assert all(not parameter.grad.any() for parameter in flat.module.parameters())
 
 
 @every_model
-def test_a_step_on_the_values_is_a_step_of_the_module(model):
-    module = plain(model)
+def test_a_step_on_the_values_is_a_step_of_the_module(case):
+    module = case.plain()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    flat = FlatModule(plain(model))
+    flat = FlatModule(case.plain())
     for _ in range(3):
         optimizer.zero_grad()
-        module(batch()).logsumexp(dim=1).sum().backward()
+        score(module(case.batch())).backward()
         optimizer.step()
         flat.gradient.zero_()
-        flat.module(batch()).logsumexp(dim=1).sum().backward()
+        score(flat.module(case.batch())).backward()
         flat.values.sub_(flat.gradient, alpha=0.1)
     np.testing.assert_allclose(flat.read(), flattened(module), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(flat.module(batch()), module(batch()), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(flat.module(case.batch()), module(case.batch()), rtol=1e-4, atol=1e-4)
 
 
 @every_model
-def test_a_torch_optimizer_over_the_one_vector_trains_the_module(model):
-    flat = FlatModule(plain(model))
+def test_a_torch_optimizer_over_the_one_vector_trains_the_module(case):
+    flat = FlatModule(case.plain())
     before = flat.read()
     flat.values.grad = flat.gradient
-    flat.module(batch()).logsumexp(dim=1).sum().backward()
+    score(flat.module(case.batch())).backward()
     torch.optim.SGD([flat.values], lr=0.1).step()
     np.testing.assert_array_equal(flattened(flat.module), flat.read())
     assert not np.array_equal(flat.read(), before)
 
 
-@every_model
-def test_stacked_rows_under_vmap_are_so_many_models(model):
-    flat = initial_parameters(model, IMAGE, 10, seed=0)
-    rows = [initial_parameters(model, IMAGE, 10, seed).read() for seed in range(3)]
+@models_that_stack
+def test_stacked_rows_under_vmap_are_so_many_models(case):
+    flat = case.initial(seed=0)
+    rows = [case.initial(seed).read() for seed in range(3)]
     matrix = torch.tensor(np.stack(rows))
     views = flat.stacked(matrix)
     assert all(view.untyped_storage().data_ptr() == matrix.data_ptr() for view in views.values())
 
-    inputs = batch(6).view(3, 2, *IMAGE)
+    inputs = case.batch(6).view(3, 2, *case.data.shape)
     stacked = vmap(lambda params, x: functional_call(flat.module, params, (x,)))(views, inputs)
     for row, x, outputs in zip(rows, inputs, stacked, strict=True):
         flat.load(row)
@@ -171,16 +314,17 @@ def test_what_is_read_is_a_copy_that_nobody_can_write_to():
 
 def test_tied_parameters_have_one_slot_and_frozen_ones_a_slot_without_gradient():
     flat = FlatModule(Tied())
-    assert [(slot.name, slot.trained) for slot in flat.layout] == [("scale", False), ("encoder.weight", True)]
+    assert [(slot.name, slot.trained) for slot in flat.layout] == [("encoder.weight", True), ("scale", False)]
+    assert flat.trained == 36
     flat.load(np.arange(37, dtype=np.float32) / 37)
     assert flat.module.decoder.weight is flat.module.encoder.weight
-    assert flat.module.scale.item() == 0.0
+    assert flat.module.scale.item() == np.float32(36 / 37)
 
     flat.load(np.ones(37, dtype=np.float32))
     flat.module(torch.ones(2, 6)).sum().backward()
     assert flat.module.scale.grad is None
-    assert flat.gradient[0] == 0
-    assert flat.gradient[1:].all()
+    assert flat.gradient[36] == 0
+    assert flat.gradient[:36].all()
 
     outputs = vmap(lambda params: functional_call(flat.module, params, (torch.ones(1, 6),)))(
         flat.stacked(torch.stack([flat.values, 0.5 * flat.values]))
@@ -189,9 +333,9 @@ def test_tied_parameters_have_one_slot_and_frozen_ones_a_slot_without_gradient()
 
 
 @every_model
-def test_the_same_seed_gives_the_same_initial_parameters_and_leaves_torch_alone(model):
+def test_the_same_seed_gives_the_same_initial_parameters_and_leaves_torch_alone(case):
     before = torch.get_rng_state()
-    first, second, other = (initial_parameters(model, IMAGE, 10, seed).read() for seed in (1, 1, 2))
+    first, second, other = (case.initial(seed).read() for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     np.testing.assert_array_equal(first, second)
     assert not np.array_equal(first, other)
@@ -201,9 +345,10 @@ def test_the_same_seed_gives_the_same_initial_parameters_and_leaves_torch_alone(
     ("module", "said"),
     [
         (nn.Linear(2, 2).double(), "parameter 'weight' is torch.float64; expected torch.float32"),
-        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "buffer '1.running_mean'.*GroupNorm"),
-        (nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2)), "changes in training"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2)), "changes in training.*training.buffers = 'local'"),
+        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False).double()), "buffer '1.running_mean' is"),
         (nn.ReLU(), "no parameters"),
+        (nn.Linear(2, 2).requires_grad_(False), "none of its parameters is trained"),
     ],
 )
 def test_modules_that_one_vector_cannot_carry_are_refused(module, said):
@@ -221,3 +366,76 @@ def test_wrong_sizes_are_refused():
         flat.load(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match=r"\(2, 3\).*\(models, 1930\)"):
         flat.stacked(torch.zeros(2, 3))
+
+
+# Hugging Face
+
+
+def folder_of(config: Any, path: Any) -> str:
+    config.save_pretrained(path)
+    return str(path)
+
+
+def test_models_of_hugging_face_are_built_from_a_folder_s_configuration(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    gpt = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 30, "n_positions": 16}
+    tiny = folder_of(transformers.GPT2Config(**gpt, pad_token_id=0), tmp_path / "gpt2")
+    sequences, classes = texts(6, 30, "sequence"), texts(6, 30, classes=3)
+    for data in (sequences, classes):
+        case = Case(HuggingFace(tiny, pretrained=False), data)
+        flat = case.initial(seed=1)
+        assert flat.module.training
+        assert np.array_equal(flat.read(), case.initial(seed=1).read())
+        assert flat.module(case.batch()).shape == (5, *data.train.y.shape[1:], data.classes)
+        score(flat.module(case.batch())).backward()
+        assert flat.gradient.any()
+    more = module_for(HuggingFace(tiny, pretrained=False, options={"n_layer": 2}), sequences)
+    assert sum(p.numel() for p in more.parameters()) > flat.size
+    with pytest.raises(ValueError, match="it knows 30 tokens; the data has 31"):
+        module_for(HuggingFace(tiny, pretrained=False), texts(6, 31, classes=2))
+    with pytest.raises(ValueError, match="it gives 30 tokens; the targets are of 20"):
+        module_for(HuggingFace(tiny, pretrained=False), texts(6, 20, "sequence"))
+
+
+def test_pretrained_models_of_hugging_face_start_from_their_values(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        vocab_size=30,
+        max_position_embeddings=16,
+    )
+    trained = transformers.BertModel(config)
+    trained.save_pretrained(tmp_path)
+    module = module_for(HuggingFace(str(tmp_path)), texts(6, 30, classes=4))
+    found = module.model.bert.embeddings.word_embeddings.weight
+    assert torch.equal(found, trained.embeddings.word_embeddings.weight)
+    padded = torch.tensor([[3, 4, 5, 0, 0, 0], [3, 4, 5, 0, 7, 7]])
+    module.eval()
+    torch.testing.assert_close(module(padded)[:1], module(padded[:1, :3]), rtol=1e-4, atol=1e-5)
+
+
+def test_images_are_for_hugging_face_s_image_models(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=16, patch_size=8
+    )
+    case = Case(HuggingFace(folder_of(config, tmp_path), pretrained=False), IMAGES)
+    assert case.initial(seed=0).module(case.batch()).shape == (5, 10)
+
+
+def test_what_hugging_face_does_not_have_is_an_error_that_says_so(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    with pytest.raises(ValueError, match=r"expected texts, .*, or images"):
+        module_for(HuggingFace("none"), ratings(3, 4))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match="cannot load"):
+        module_for(HuggingFace(str(tmp_path / "nowhere")), texts(6, 30))
+
+
+def test_without_transformers_the_error_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match=r"pip install 'shoal\[transformers\]'"):
+        module_for(HuggingFace("gpt2"), texts(6, 30))

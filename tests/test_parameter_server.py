@@ -194,6 +194,61 @@ def test_others_go_on_when_an_asynchronous_worker_keeps_silent(tmp_path: Path) -
     assert all(len(records(run, worker, Round)) == ROUNDS for worker in (0, 2, 3))
 
 
+def test_a_slow_worker_counts_again_when_its_push_comes(tmp_path: Path) -> None:
+    """With less patience than any training takes, nothing is lost but time."""
+    hasty = {"batching": "off", "receive_timeout": 0.004}
+    run = experiment(ParameterServer(ROUNDS, True), simulation=hasty).run(tmp_path)
+    assert run.status == "completed"
+    for worker in range(NODES):
+        assert [r.round for r in records(run, worker, Round)] == list(range(ROUNDS))
+    assert run.summary["messages_sent"] == 2 * NODES * ROUNDS + NODES
+    patient = experiment(ParameterServer(ROUNDS, True)).run(tmp_path)
+    assert run.summary["digest"] == patient.summary["digest"]
+
+
+def test_nobody_is_held_back_by_a_slow_worker_that_was_given_no_more_time(tmp_path: Path) -> None:
+    hasty = {"batching": "off", "receive_timeout": 0.03}
+    run = experiment(ParameterServer(8, True, staleness=1), group=SLOW, simulation=hasty).run(tmp_path)
+    slow, fast = ([r.time for r in records(run, worker, Round)] for worker in (0, 1))
+    assert len(slow) == len(fast) == 8
+    assert run.summary["events"]["no answer"] >= 1
+
+
+def test_a_server_whose_workers_have_all_died_ends_and_says_so() -> None:
+    fake = FakeRuntime(Message(0, "model", 0, Payload({"params": np.ones(3, np.float32)}))).lose(0, 1, at=1.0)
+    node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2})
+    fake.run(ParameterServer(50, True).serve(node))
+    assert [e.what for e in fake.records if isinstance(e, Event)] == ["nobody left", "staleness"]
+    assert sum(isinstance(r, Round) for r in fake.records) == 0
+    assert node.params.tolist() == [0.5] * 3
+
+
+def test_a_server_gives_up_on_workers_that_all_hang() -> None:
+    fake = FakeRuntime(Message(0, "model", 0, Payload({"params": np.ones(3, np.float32)})))
+    node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2}, receive_timeout=1.0)
+    fake.run(ParameterServer(50, True).serve(node))
+    happened = [e.what for e in fake.records if isinstance(e, Event)]
+    assert happened == ["no answer", "gave up", "nobody left", "staleness"]
+    assert node.now() == 10.0
+
+
+def test_a_restored_server_knows_how_far_its_workers_are() -> None:
+    def served(rounds: int, state: Any = None) -> Any:
+        pushes = [Message(w, "model", 0, Payload({"params": np.ones(3, np.float32)})) for w in (0, 1)]
+        fake = FakeRuntime(*pushes)
+        node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2})
+        if state:
+            node.restore(state)
+        fake.run(ParameterServer(rounds, True).serve(node))
+        return fake, node
+
+    _, node = served(1)
+    assert (node.memory["clocks"], node.memory["staleness"]) == ([1, 1], [2, 1, 1])
+    fake, again = served(2, node.state())
+    assert [(to, said.round) for to, said in fake.sent[:2]] == [(0, 1), (1, 1)]
+    assert again.memory["clocks"] == [2, 2]
+
+
 # A server that fails
 
 

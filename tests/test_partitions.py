@@ -9,18 +9,40 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from shoal.data import PARTITIONS, Partition
-from shoal.data.partitions import Classes, Dirichlet, Iid, Shards
+from shoal.data import PARTITIONS, ByOwner, Partition, Samples
+from shoal.data.partitions import Classes, Dirichlet, Iid, Natural, Quantity, Shards
+from shoal.data.shifts import Noise, Rotation
 from shoal.errors import DataError
 from shoal.randomness import generator
 from shoal.testing import check_partition
 
 few = st.integers(1, 4)
-CASES: dict[str, st.SearchStrategy[Partition]] = {
+naturals = st.builds(Natural, by=st.sampled_from(["users", "samples"]), order=st.sampled_from(["random", "contiguous"]))
+CASES: dict[str, st.SearchStrategy[Partition | ByOwner]] = {
     "iid": st.just(Iid()),
     "shards": st.builds(Shards, per_node=few),
     "dirichlet": st.builds(Dirichlet, alpha=st.sampled_from([1e-300, 1e-3, 0.1, 0.5, 10.0, 1e9]), minimum=few),
     "classes": st.builds(Classes, per_node=few),
+    "quantity": st.builds(
+        Quantity,
+        law=st.sampled_from(["dirichlet", "power"]),
+        alpha=st.sampled_from([1e-300, 0.1, 10.0]),
+        exponent=st.sampled_from([0.0, 1.0, 100.0]),
+        minimum=few,
+    ),
+    "natural": naturals,
+    "rotation": st.builds(Rotation, of=st.one_of(naturals, st.just(Iid()), st.just(Shards(1)))),
+    "noise": st.builds(Noise, of=st.one_of(naturals, st.just(Iid()), st.just(Dirichlet(0.1)))),
+}
+ONE_OF_EACH = {
+    "iid": Iid(),
+    "shards": Shards(),
+    "dirichlet": Dirichlet(),
+    "classes": Classes(),
+    "quantity": Quantity(),
+    "natural": Natural(),
+    "rotation": Rotation(),
+    "noise": Noise(),
 }
 
 # Any integers, in any order, in classes of any sizes.
@@ -40,12 +62,21 @@ law = settings(
 DIGITS = np.random.default_rng(0).integers(0, 10, 3000)
 
 
-def split(partition: Partition, labels: np.ndarray, nodes: int, seed: int = 0) -> list[np.ndarray]:
-    return partition.split(labels, nodes, generator(seed, "partition"))
+def split(partition: Partition | ByOwner, labels: np.ndarray, nodes: int, seed: int = 0) -> list[np.ndarray]:
+    """By a user for each sample, where it goes by users."""
+    rng = generator(seed, "partition")
+    if isinstance(partition, ByOwner):
+        return partition.split_owned(owned(np.arange(len(labels))), owned([]), nodes, rng)[0]
+    return partition.split(labels, nodes, rng)
+
+
+def owned(owner: object) -> Samples:
+    owner = np.array(owner, np.int64)
+    return Samples(np.zeros((len(owner), 1), np.float32), np.zeros(len(owner), np.int64), owner)
 
 
 def test_every_name_has_a_case_and_means_its_class():
-    assert set(CASES) == set(PARTITIONS)
+    assert set(CASES) == set(ONE_OF_EACH) == set(PARTITIONS)
     for target in PARTITIONS.values():
         module, _, name = target.partition(":")
         assert hasattr(importlib.import_module(module), name)
@@ -73,7 +104,7 @@ def test_ample_data_are_never_refused(name, data, nodes, seed):
     check_partition(partition, DIGITS, nodes, seed, covering)
 
 
-@pytest.mark.parametrize("partition", [Iid(), Shards(), Dirichlet(), Classes()], ids=list(PARTITIONS))
+@pytest.mark.parametrize("partition", ONE_OF_EACH.values(), ids=ONE_OF_EACH)
 def test_another_seed_gives_another_split(partition):
     first, second = (np.concatenate(split(partition, DIGITS, 10, seed)) for seed in (0, 1))
     assert not np.array_equal(first, second)
@@ -153,6 +184,84 @@ def test_classes_without_a_holder_are_left_out_whole():
     assert sum(map(len, parts)) == np.isin(DIGITS, held).sum()
 
 
+# Quantities
+
+
+@law
+@given(data=st.data(), nodes=st.integers(1, 40), minimum=st.integers(1, 70), seed=few)
+def test_quantities_have_their_minimum(data, nodes, minimum, seed):
+    assume(nodes * minimum <= len(DIGITS))
+    partition = data.draw(st.sampled_from([Quantity("power", exponent=3, minimum=minimum), Quantity(minimum=minimum)]))
+    assert min(map(len, split(partition, DIGITS, nodes, seed))) >= minimum
+
+
+def test_quantities_follow_their_law_and_every_node_has_the_mixture_of_the_whole():
+    sizes = sorted(map(len, split(Quantity("power", exponent=1.0), DIGITS, 4)), reverse=True)
+    assert sizes == pytest.approx([3000 * share / 25 for share in (12, 6, 4, 3)], abs=1)
+    even, uneven = (np.std([*map(len, split(Quantity(alpha=alpha), DIGITS, 10))]) for alpha in (100, 0.1))
+    assert uneven > 4 * even
+    largest = max(split(Quantity(alpha=0.1), DIGITS, 10), key=len)
+    assert np.bincount(DIGITS[largest]) / len(largest) == pytest.approx(np.bincount(DIGITS) / 3000, abs=0.03)
+
+
+# By owner
+
+user_sizes = st.lists(st.integers(1, 30), min_size=1, max_size=40)
+
+
+def of_users(sizes: list[int]) -> np.ndarray:
+    """Users 0, 3, 6, … with so many samples each, in any order."""
+    return np.random.default_rng(0).permutation(np.repeat(3 * np.arange(len(sizes)), sizes))
+
+
+@law
+@given(partition=naturals, sizes=user_sizes, nodes=st.integers(1, 40), seed=few)
+def test_users_are_whole_and_their_tests_go_with_them(partition, sizes, nodes, seed):
+    assume(len(sizes) >= nodes)
+    owner = of_users(sizes)
+    check_partition(partition, np.zeros(len(owner), np.int64), nodes, seed, owners=owner)
+    tests = np.append(owner[::2], [1, 10**6])  # two of users that nobody holds
+    parts, own = partition.split_owned(owned(owner), owned(tests), nodes, generator(seed, "partition"))
+    held = [set(owner[part]) for part in parts]
+    assert sum(map(len, held)) == len(sizes), "a user is on two nodes"
+    assert [set(tests[mine]) <= users for mine, users in zip(own, held, strict=True)] == [True] * nodes
+    assert sum(map(len, own)) == len(tests) - 2
+    if partition.by == "users":
+        assert max(map(len, held)) - min(map(len, held)) <= 1
+    if partition.order == "contiguous":
+        assert [user for users in held for user in sorted(users)] == sorted(set(owner))
+
+
+@law
+@given(sizes=user_sizes, nodes=st.integers(1, 10), order=st.sampled_from(["random", "contiguous"]))
+def test_nodes_hold_nearly_as_many_samples_when_asked(sizes, nodes, order):
+    assume(len(sizes) >= nodes)
+    owner = of_users(sizes)
+    parts, _ = Natural("samples", order).split_owned(owned(owner), owned([]), nodes, generator(0, "partition"))
+    held = [*map(len, parts)]
+    assert max(held) - sum(sizes) / nodes <= (1 if order == "random" else 2) * max(sizes)
+
+
+def test_blocks_of_users_are_those_of_decentralizepy():
+    owner = np.repeat(np.arange(11), 2)
+    parts, _ = Natural(order="contiguous").split_owned(owned(owner), owned([]), 4, generator(0, "partition"))
+    assert [sorted(set(owner[part])) for part in parts] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
+
+
+def test_users_are_needed_and_enough_of_them():
+    nobodys = Samples(np.zeros((4, 1), np.float32), np.zeros(4, np.int64))
+    with pytest.raises(DataError, match="does not say whom its samples came from; use 'iid'"):
+        Natural().split_owned(nobodys, nobodys, 2, generator(0, "partition"))
+    with pytest.raises(DataError, match=r"3 nodes share 2 users.* use at most 2 nodes"):
+        Natural().split_owned(owned([0, 0, 0, 1]), owned([]), 3, generator(0, "partition"))
+
+
+def test_test_samples_without_owners_are_nobodys_own():
+    common = Samples(np.zeros((4, 1), np.float32), np.zeros(4, np.int64))
+    _, own = Natural().split_owned(owned([0, 1, 2]), common, 2, generator(0, "partition"))
+    assert [*map(len, own)] == [0, 0]
+
+
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])
 
 
@@ -163,6 +272,9 @@ LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])
         (Shards(), 11, ["'shards'", "11 nodes", "10 samples"]),
         (Dirichlet(), 11, ["'dirichlet'", "11 nodes", "10 samples"]),
         (Classes(), 11, ["'classes'", "11 nodes", "10 samples"]),
+        (Quantity(), 11, ["'quantity'", "11 nodes", "10 samples"]),
+        (Natural(), 11, ["'natural'", "11 nodes", "10 users", "at most 10 nodes"]),
+        (Quantity(minimum=4), 3, ["'quantity'", "minimum = 4", "12 samples", "at most 3"]),
         (Shards(4), 3, ["'shards'", "per_node = 4", "12 shards", "10 samples", "per_node of at most 3"]),
         (Dirichlet(0.5, 4), 3, ["'dirichlet'", "minimum = 4", "12 samples", "there are 10", "at most 3"]),
         (Classes(4), 2, ["'classes'", "per_node = 4", "3 classes are present", "per_node of at most 3"]),
@@ -229,8 +341,45 @@ def test_the_conformance_suite_finds(fault, said):
         check_partition(Careless(fault), np.arange(12) % 3, 3)
 
 
-@pytest.mark.parametrize("partition", [Iid(), Shards(), Dirichlet(0.05, 20), Classes()], ids=list(PARTITIONS))
+@pytest.mark.parametrize(
+    "partition",
+    [Iid(), Shards(), Dirichlet(0.05, 20), Classes(), Quantity(), Natural("samples"), Natural("samples", "contiguous")],
+    ids=repr,
+)
 def test_ten_thousand_nodes_share_a_million_samples(partition):
     labels = np.random.default_rng(0).integers(0, 10, 1_000_000)
     parts = split(partition, labels, 10_000)
     assert sum(map(len, parts)) == 1_000_000
+
+
+class CarelessByOwner:
+    """A partition by owner that breaks its contract in one way."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def __repr__(self) -> str:
+        return "careless"
+
+    def split_owned(self, train, test, nodes, rng):
+        parts, tests = Natural(order="contiguous").split_owned(train, test, nodes, rng)
+        if self.fault == "tests strangers":
+            tests.reverse()
+        elif self.fault == "tests twice":
+            tests[0] = np.append(tests[0], tests[0][0])
+        elif self.fault == "forgets":
+            parts[0] = parts[0][1:]
+        return parts, tests
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("tests strangers", "node 0: it is tested on samples of 9, whom it does not hold"),
+        ("tests twice", "1 test samples to more than one node: 0"),
+        ("forgets", "1 samples to nobody: 0"),
+    ],
+)
+def test_the_conformance_suite_finds_of_partitions_by_owner(fault, said):
+    with pytest.raises(AssertionError, match=said):
+        check_partition(CarelessByOwner(fault), np.arange(12) % 3, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from shoal.algorithms.dpsgd import DPSGD
+from shoal.errors import NodeError
 from shoal.experiment import Experiment
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.peers.central import NEIGHBOURS, PeerSampler, Told
-from shoal.peers.gossip import ANSWER, ASK, PUSH, GossipSampler
-from shoal.records import Event, RunFolder
+from shoal.peers.central import NEIGHBOURS, REACHED, PeerSampler, Told
+from shoal.peers.gossip import AHEAD, ANSWER, ASK, LEAD, PUSH, GossipSampler
+from shoal.records import End, Event, Round, RunFolder
 from shoal.simulation.engine import Simulation
 from shoal.testing import FakeRuntime
 from shoal.topologies.measures import measure_overlay
@@ -24,6 +25,10 @@ from shoal.topologies.regular import Regular
 from shoal.topologies.static import Full, Ring
 
 ENGINES = ["simulation", "processes"]
+PATIENCE: dict[str, Any] = {
+    "simulation": {"batching": "off", "receive_timeout": 1.0},
+    "processes": {"receive_timeout": 1.0},
+}
 REGULAR = {"name": "regular", "degree": 3, "dynamic": True}
 
 
@@ -86,6 +91,101 @@ def test_when_the_sampler_dies_nodes_keep_their_last_peers_and_say_so(engine: st
     said = events(run, "peer sampler lost")
     assert list(said) == list(range(8))
     assert set(said.values()) == {"round 3: goes on with the peers of round 2"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_sampler_that_hangs_is_lost_and_nodes_keep_their_last_peers(engine: str, tmp_path: Path) -> None:
+    run = experiment(
+        engine=engine,
+        topology={"name": "peer-sampler", "graph": REGULAR},
+        fault=[{"kind": "hang", "node": 8, "round": 3}],
+        **PATIENCE,
+    ).run(tmp_path)
+    assert run.status == "incomplete"
+    assert list(run.summary["lost"]) == ["8"]
+    assert "hung" in run.summary["lost"]["8"]
+    assert run.summary["rounds"] == 6
+    said = events(run, "peer sampler lost")
+    assert list(said) == list(range(8))
+    assert set(said.values()) == {"round 3: node 8 keeps silent; goes on with the peers of round 2"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_server_that_hangs_is_lost_and_clients_end_as_without_one(engine: str, tmp_path: Path) -> None:
+    run = experiment(
+        engine=engine,
+        algorithm={"name": "fedavg", "rounds": 6, "fraction": 0.5},
+        fault=[{"kind": "hang", "node": 8, "round": 3}],
+        **PATIENCE,
+    ).run(tmp_path)
+    assert run.status == "incomplete"
+    assert list(run.summary["lost"]) == ["8"]
+    said = events(run, "server lost")
+    assert list(said) == list(range(8))
+    assert all(detail.startswith("node 8 keeps silent; this node keeps") for detail in said.values())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "served",
+    [
+        {"topology": {"name": "peer-sampler", "graph": REGULAR}},
+        {"algorithm": {"name": "parameter-server", "rounds": 6}},
+    ],
+    ids=["sampler", "server"],
+)
+def test_a_learner_that_hangs_is_lost_alone(engine: str, served: Any, tmp_path: Path) -> None:
+    run = experiment(engine=engine, fault=[{"kind": "hang", "node": 1, "round": 3}], **served, **PATIENCE).run(tmp_path)
+    assert run.status == "incomplete"
+    assert list(run.summary["lost"]) == ["1"]
+    assert any(isinstance(record, End) for record in run.folder.read(8))
+
+
+def test_a_client_that_is_not_called_for_long_does_not_take_its_server_for_lost(tmp_path: Path) -> None:
+    run = experiment(
+        algorithm={"name": "fedavg", "rounds": 60, "fraction": 0.1},
+        simulation={"batching": "off", "receive_timeout": 0.05},
+        device={"step_seconds": 0.04},
+    ).run(tmp_path)
+    assert run.status == "completed"
+    assert "server lost" not in run.summary["events"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_fault_waits_for_a_round_that_its_node_takes_part_in(engine: str, tmp_path: Path) -> None:
+    described = experiment(engine=engine, algorithm={"name": "fedavg", "rounds": 20, "fraction": 0.25})
+    rounds = [r.round for r in described.run(tmp_path).folder.read(1) if isinstance(r, Round)]
+    missed = next(r for r in range(1, 20) if r not in rounds and rounds[-1] > r)
+    run = replace(described, fault=[{"kind": "crash", "node": 1, "round": missed}]).run(tmp_path)
+    assert list(run.summary["lost"]) == ["1"]
+    assert events(run, "fault")[1] == f"crash at round {min(r for r in rounds if r > missed)}"
+
+
+def test_a_sampler_tells_the_graph_that_labels_give(tmp_path: Path) -> None:
+    graph = {"name": "d-cliques", "size": 3}
+    known = experiment(topology=graph).run(tmp_path)
+    told = experiment(topology={"name": "peer-sampler", "graph": graph}).run(tmp_path)
+    assert np.array_equal(models_of(known), models_of(told))
+
+
+def test_a_round_that_nobody_can_have_reached_is_refused() -> None:
+    fake = FakeRuntime(Message(0, REACHED, 10**9, Payload({})), Message(1, REACHED, 0, Payload({})))
+    fake.deliver(Message(2, REACHED, 0, Payload({})), Message(2, REACHED, 5, Payload({})), at=1.0)
+    node = fake.node(3, nodes=3, params=np.zeros(4, np.float32), topology=Regular(2, dynamic=True))
+
+    async def for_a_while() -> None:
+        node.background(PeerSampler(Regular(2, dynamic=True)).serve(node))
+        await node.sleep(2.0)
+
+    fake.run(for_a_while())
+    assert node.rejected == 1
+    assert [message.round for to, message in fake.sent if to == 0] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_node_without_a_server_says_so() -> None:
+    node = FakeRuntime().node(nodes=3, params=np.zeros(4, np.float32))
+    with pytest.raises(NodeError, match="node 0 asks for its server, and the experiment's algorithm has none"):
+        node.server  # noqa: B018
 
 
 def test_a_sampler_that_dies_before_it_spoke_leaves_nodes_to_train_alone(tmp_path: Path) -> None:
@@ -237,6 +337,78 @@ def test_gossip_that_makes_no_sense_is_refused_and_counted() -> None:
     assert node.rejected == 4
 
 
+def test_links_far_ahead_are_not_granted_and_not_remembered() -> None:
+    rounds = [2, 2, 2, 10**6, 10**9, AHEAD + LEAD - 1, AHEAD + LEAD + 1]
+    fake = FakeRuntime(*(Message(1 + place % 2, ASK, wanted, Payload({})) for place, wanted in enumerate(rounds)))
+    node = fake.node(nodes=3, params=np.zeros(4, np.float32), topology=Ring())
+    finder = GossipSampler(degree=1).finder()
+
+    async def first_round() -> None:
+        await finder.peers(node, 0)
+        await node.sleep(1.0)
+
+    fake.run(first_round())
+    answers = [(to, m.round, m.payload.fields["yes"]) for to, m in fake.sent if m.kind == ANSWER]
+    assert [yes for _, _, yes in answers] == [True, False, True, False, False, True, False]
+    assert set(finder.state()["links"]) == {"0", "2", str(AHEAD + LEAD - 1)}
+
+
+def test_exchanges_are_no_rounds_and_gossip_does_not_end_before_them(tmp_path: Path) -> None:
+    """Muffliato numbers its exchanges on through all rounds."""
+    algorithm = {"name": "muffliato", "rounds": 4, "gossip": 5, "accelerated": False, "sigma": 0.0}
+    described = experiment(nodes=12, algorithm=algorithm, topology={"name": "gossip-sampler", "degree": 2})
+    simulation = Simulation(replace(described, partition={"name": "iid"}), RunFolder.create(tmp_path, "exchanges"))
+    linked: list[int] = []
+    for node in simulation.nodes:
+        _count_links(node, linked)
+    simulation.run()
+    assert len(linked) == 12 * 20
+    assert sum(linked[-12:]) > 12
+
+
+def _count_links(node: Node, linked: list[int]) -> None:
+    find = node.peers
+
+    async def and_count(round: int) -> Any:
+        peers = await find(round)
+        linked.append(len(peers.to))
+        return peers
+
+    node.peers = and_count  # type: ignore[method-assign]
+
+
+def test_one_that_no_longer_answers_costs_its_patience_once() -> None:
+    fake = FakeRuntime()
+    node = fake.node(nodes=3, params=np.zeros(4, np.float32), topology=Ring())
+    finder = GossipSampler(degree=2, patience=10.0).finder()
+    for wanted in range(2, 8):
+        fake.deliver(Message(1, ANSWER, wanted, Payload({}, {"yes": True})))  # and node 2 never says a word
+
+    async def rounds() -> list[tuple[int, ...]]:
+        return [(await finder.peers(node, r)).to for r in range(8)]
+
+    found = fake.run(rounds())
+    assert found == [(1, 2)] * 2 + [(1,)] * 6
+    assert fake.now() == 10.0
+    assert finder.known == (1,)
+
+
+def test_one_that_fell_silent_counts_again_when_it_is_heard() -> None:
+    fake = FakeRuntime()
+    node = fake.node(nodes=3, params=np.zeros(4, np.float32), topology=Ring())
+    node.silent = frozenset({2})
+    finder = GossipSampler(degree=2).finder()
+    fake.deliver(Message(1, ANSWER, 2, Payload({}, {"yes": True})), Message(2, ASK, 2, Payload({})))
+
+    async def rounds() -> Any:
+        for r in range(2):
+            await finder.peers(node, r)
+            await node.sleep(1.0)
+        return await finder.peers(node, 2)
+
+    assert fake.run(rounds()).weights.keys() == {1, 2}
+
+
 def test_what_gossip_keeps_is_restored() -> None:
     fake = FakeRuntime()
     node = fake.node(nodes=3, params=np.zeros(4, np.float32), topology=Ring())
@@ -245,6 +417,7 @@ def test_what_gossip_keeps_is_restored() -> None:
     anew.restore(finder.state())
     assert anew.state() == finder.state()
     assert anew.known == finder.known
+    assert fake.run(anew.peers(node, 0)) == fake.run(finder.peers(node, 0))
 
 
 # Changed by the algorithm
@@ -291,10 +464,24 @@ def test_an_algorithm_may_change_the_graph_while_it_runs(engine: str, tmp_path: 
             {"name": "peer-sampler", "graph": {"name": "regular", "degre": 4}},
             "topology.graph.degre: unknown key; did you mean 'degree'",
         ),
+        (
+            {"name": "peer-sampler", "graph": {"name": "peer-sampler", "graph": "ring"}},
+            "topology.graph = 'peer-sampler': its nodes find their peers by talking",
+        ),
+        ({"name": "peer-sampler", "graph": "gossip-sampler"}, "topology.graph = 'gossip-sampler': its nodes find"),
+        ({"name": "peer-sampler", "graph": {"name": "regular", "degree": 8}}, "topology.graph: .*8"),
         ({"name": "gossip-sampler", "view": 4, "healer": 3}, "their sum at most half of size"),
         ({"name": "gossip-sampler", "degree": 0}, "topology.degree = 0: expected integer at least 1"),
     ],
-    ids=["unknown graph", "misspelt key", "healer too large", "no degree"],
+    ids=[
+        "unknown graph",
+        "misspelt key",
+        "a sampler in a sampler",
+        "gossip in a sampler",
+        "too many links",
+        "healer too large",
+        "no degree",
+    ],
 )
 def test_samplers_that_cannot_be_are_refused(topology: dict[str, Any], words: str) -> None:
     from shoal.errors import ExperimentError

@@ -276,6 +276,20 @@ def test_a_run_whose_nodes_all_hang_ends(tmp_path: Path) -> None:
     assert all("hung" in why for why in going.summary["lost"].values())
 
 
+def test_a_sampler_that_is_stopped_does_not_keep_the_run_from_ending(tmp_path: Path) -> None:
+    sampler = "topology={name='peer-sampler', graph={name='regular', degree=2, dynamic=true}}"
+    with started(tmp_path, sampler, "processes.receive_timeout=1", slow=0.3) as going:
+        going.wait_for_round(0)
+        last = max(going.zygote.children(), key=lambda process: process.create_time())
+        last.suspend()
+        code, out = going.end()
+    assert code == 3, out
+    assert list(going.summary["lost"]) == [str(NODES)]
+    assert "hung: was told to finish, and did not in 6 s" in going.summary["lost"][str(NODES)]
+    assert going.summary["rounds"] == ROUNDS
+    assert ends(going.folder) == set(range(NODES))
+
+
 def test_a_zygote_that_dies_ends_the_run(tmp_path: Path) -> None:
     with started(tmp_path, slow=0.3) as going:
         going.wait_for_round(0)

@@ -9,7 +9,7 @@ import networkx
 import numpy as np
 import pytest
 
-from oracle import Shoal, agrees, altered, experiment, play, same_in_both_engines, survives_a_crash
+from oracle import Shoal, agrees, altered, experiment, play, same_in_both_engines, survives_a_crash, survives_a_hang
 from shoal.algorithms.relaysum import RelaySum
 from shoal.errors import ExperimentError
 from shoal.message import Message
@@ -44,6 +44,10 @@ def test_processes_agree_with_the_simulation_to_the_bit(tmp_path: Path) -> None:
 
 def test_survivors_of_a_crash_learn(tmp_path: Path) -> None:
     survives_a_crash(experiment(RelaySum(25), "tree"), tmp_path)
+
+
+def test_survivors_of_a_hang_learn(tmp_path: Path) -> None:
+    survives_a_hang(experiment(RelaySum(60), "tree"), tmp_path)
 
 
 # What nodes that always train to a model of their own find: its average

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oracle import Shoal, agrees, altered, experiment, play, same_in_both_engines, survives_a_crash
+from oracle import Shoal, agrees, altered, experiment, play, same_in_both_engines, survives_a_crash, survives_a_hang
 from shoal.algorithms.sgp import SGP
 from shoal.errors import ExperimentError
 from shoal.message import Message, Payload
+from shoal.records import Event
 from shoal.testing import FakeRuntime
 from shoal.topologies.random_out import RandomOut
 from shoal.topologies.static import Full, Ring, Star
@@ -45,6 +46,12 @@ def test_survivors_of_a_crash_learn(tmp_path: Path) -> None:
     survives_a_crash(experiment(SGP(15), "one-peer-exponential"), tmp_path)
 
 
+@pytest.mark.parametrize("topology", ["one-peer-exponential", "ring", "random-out", "full"])
+def test_survivors_of_a_hang_learn(topology: str, tmp_path: Path) -> None:
+    """For long: a share that is given to nobody in every round would leave nothing in the end."""
+    survives_a_hang(experiment(SGP(80), topology), tmp_path)
+
+
 @pytest.mark.parametrize("topology", [Star(), RandomOut(2)], ids=["star", "random-out"])
 def test_all_find_the_exact_average_though_degrees_differ(topology: Any) -> None:
     models = np.random.default_rng(0).normal(size=(9, 4))
@@ -75,6 +82,55 @@ def test_nothing_is_given_to_the_dead() -> None:
     fake.run(SGP(1).run(node))
     assert [(to, said.payload.fields["w"]) for to, said in fake.sent] == [(2, 0.5)]  # half, not a third
     assert node.params.tolist() == [(1.0 + 4.0) / (0.5 + 0.5)] * 3
+
+
+def pushed(sender: int, round: int, w: float = 0.5, silence: Any = None) -> Message:
+    arrays = {"x": np.full(3, 4.0, np.float32)} if w else {}
+    news = {} if silence is None else {"silence": np.array(silence, np.int32)}
+    return Message(sender, "push", round, Payload({**arrays, **news}, {"w": w}))
+
+
+def shares(fake: FakeRuntime, to: int) -> list[float]:
+    return [float(said.payload.fields["w"]) for peer, said in fake.sent if peer == to]
+
+
+def test_nothing_is_given_to_the_silent_until_they_speak_again() -> None:
+    fake = FakeRuntime(*[pushed(2, r) for r in range(5)]).deliver(pushed(1, 3), pushed(1, 4), at=0.5)
+    node = fake.node(nodes=3, params=np.full(3, 2.0, np.float32), topology=Ring(), receive_timeout=1.0)
+    fake.run(SGP(5).run(node))
+    assert [w > 0 for w in shares(fake, 1)] == [True, False, False, False, True]
+    assert all(w > 0 for w in shares(fake, 2))
+    assert [said.payload.arrays["silence"].tolist() for _, said in fake.sent[2::2]] == [
+        [[1, 0, 1]], [[1, 1, 1]], [[1, 2, 1]], [[1, 3, 0]]
+    ]  # fmt: skip
+
+
+def test_who_is_said_to_be_silent_gets_nothing_and_who_hears_it_of_itself_gives_nothing() -> None:
+    fake = FakeRuntime(pushed(1, 0), pushed(2, 0, silence=[[1, 0, 1]]), pushed(1, 1, silence=[[0, 1, 1]]), pushed(2, 1))
+    for message in (pushed(1, 2), pushed(2, 2)):
+        fake.deliver(message)
+    node = fake.node(nodes=3, params=np.full(3, 2.0, np.float32), topology=Ring())
+    fake.run(SGP(3).run(node))
+    assert [w > 0 for w in shares(fake, 1)] == [True, False, False]  # heard in round 0 by one, missed by another
+    assert [w > 0 for w in shares(fake, 2)] == [True, True, False]
+
+
+def test_a_weight_that_is_as_good_as_lost_is_written_down_and_begins_anew() -> None:
+    fake = FakeRuntime(*[pushed(p, r, w=0.0) for p in (1, 2) for r in range(15)])
+    node = fake.node(nodes=3, params=np.full(3, 2.0, np.float32), topology=Ring(), train=lambda x: x)
+    fake.run(SGP(15).run(node))
+    (event,) = [record for record in fake.records if isinstance(record, Event)]
+    assert event.what == "weight lost"
+    np.testing.assert_allclose(node.params, 2.0, rtol=1e-5)
+    assert node.memory["w"] > 0.1
+
+
+@pytest.mark.parametrize("silence", [[[3, 0, 1]], [[0, 9, 1]], [[0, 0, 2]], [[-1, 0, 0]], [[0, 0]], [[0, 0, 0]] * 4])
+def test_news_of_silence_that_makes_no_sense_are_refused(silence: Any) -> None:
+    fake = FakeRuntime(pushed(1, 0, silence=silence), pushed(2, 0))
+    node = fake.node(nodes=3, params=np.full(3, 2.0, np.float32), topology=Ring())
+    fake.run(SGP(1).run(node))
+    assert node.rejected == 1
 
 
 def test_shares_that_are_none_are_dropped_and_counted() -> None:

@@ -445,10 +445,15 @@ def test_what_was_picked_is_written_down_and_remembered(tmp_path: Path, monkeypa
     assert replayed.summary["digest"] == run.summary["digest"]
 
 
+@dataclass(frozen=True)
+class EndsEarly(DPSGD):
+    rounds: int = ROUNDS - 2
+
+
 def test_a_node_that_ends_early_is_not_waited_for_in_the_average(tmp_path: Path) -> None:
     run = experiment(
         evaluation={"every": 1, "samples": 20},
-        group=[{"nodes": "0", "algorithm": {"rounds": ROUNDS - 2}}],
+        group=[{"nodes": "0", "algorithm": {"name": f"{__name__}:EndsEarly"}}],
         simulation={"batching": "off", "receive_timeout": 1.0},
     ).run(tmp_path)
     averages = [r for r in run.folder.read_averages() if isinstance(r, Average)]

@@ -11,12 +11,19 @@ import msgspec
 import numpy as np
 import pytest
 
+from shoal.components import rebuilt, spelt
 from shoal.experiment import Experiment
 from shoal.node import Node
+from shoal.peers.central import PeerSampler
 from shoal.randomness import generator
-from shoal.records import RunFolder
+from shoal.records import Round, RunFolder
 from shoal.simulation.engine import Simulation
 from shoal.state import generator_state, restore_generator
+from shoal.topologies.files import File
+from shoal.topologies.given import Edges
+from shoal.topologies.regular import Regular
+from shoal.topologies.static import Full, Ring
+from shoal.training import _as_tensors
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,19 @@ def test_nodes_restored_after_three_rounds_end_as_those_that_ran_six(
     assert not np.array_equal(models(first), models(whole))
 
 
+DYNAMIC = {"name": "regular", "degree": 2, "dynamic": True}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "dpsgd": {},
+    "told by a sampler": {"algorithm": {"name": "dpsgd"}, "topology": {"name": "peer-sampler", "graph": DYNAMIC}},
+    "told once": {"algorithm": {"name": "dpsgd"}, "topology": {"name": "peer-sampler", "graph": "ring"}},
+    "rewired beside a sampler": {
+        "algorithm": {"name": "el-local", "peers": 2},
+        "topology": {"name": "peer-sampler", "graph": DYNAMIC},
+    },
+    "rewired beside gossip": {
+        "algorithm": {"name": "d-cliques", "size": 2},
+        "topology": {"name": "gossip-sampler", "degree": 1},
+    },
     "el-oracle": {"algorithm": {"name": "el-oracle", "degree": 2}},
     "el-local": {"algorithm": {"name": "el-local", "peers": 2}},
     "sgp": {"topology": {"name": "one-peer-exponential"}},
@@ -120,6 +138,111 @@ def test_an_algorithm_restored_after_three_rounds_ends_as_one_that_ran_six(name:
     rest = run(6, [over_the_disk(node.state()) for node in first.nodes])
     assert np.array_equal(models(rest), models(whole))
     assert not np.array_equal(models(first), models(whole))
+
+
+@dataclass(frozen=True)
+class RingThenFull(Part):
+    """Changes the graph on its way."""
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds(self.last + 1):
+            if r == 1:
+                node.rewire(Full(), "uniform")
+            peers = await node.peers(r)
+            node.params = await node.train(node.params)
+            await node.send(peers, node.sharing.outgoing(node.params, r), round=r)
+            received = await node.receive_each(peers, round=r)
+            node.params = node.sharing.merge(node.params, received, node.weights(received))
+
+
+@pytest.mark.parametrize("topology", [{"name": "ring"}, {"name": "gossip-sampler", "degree": 1}], ids=str)
+def test_a_node_that_was_rewired_is_restored_to_the_graph_it_had(topology: Any, tmp_path: Path) -> None:
+    whole, first = (simulation(0, tmp_path, algorithm=RingThenFull(n), topology=topology) for n in (5, 2))
+    whole.run()
+    first.run()
+    rest = simulation(0, tmp_path, algorithm=RingThenFull(5), topology=topology)
+    for node, before in zip(rest.nodes, first.nodes, strict=True):
+        node.restore(over_the_disk(before.state()))
+    rest.run()
+    assert np.array_equal(models(rest), models(whole))
+
+
+def test_a_graph_that_was_rewired_to_is_rebuilt_from_plain_data() -> None:
+    for topology in (Regular(3, dynamic=True), Edges(((0, 1), (1, 2))), File(Path("graph.txt")), PeerSampler(Ring())):
+        assert rebuilt("topology", over_the_disk(spelt("topology", topology))) == topology
+
+
+@pytest.mark.parametrize("network", [{"name": "ideal"}, {"name": "uniform", "latency": 0.01}], ids=lambda n: n["name"])
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_nodes_that_ask_around_go_on_from_their_state(at: int, network: Any, tmp_path: Path) -> None:
+    """Links that were agreed on before stay agreed on: nobody waits for one that does not know of it."""
+    settings = {"nodes": 10, "topology": {"name": "gossip-sampler", "degree": 2}, "partition": {"name": "iid"}}
+    whole = simulation(8, tmp_path, network=network, **settings)
+    states: dict[int, Any] = {}
+    for node in whole.nodes:
+        _keep_state(node, at, states)
+    whole.run()
+    rest = simulation(8, tmp_path, network=network, **settings)
+    linked: dict[tuple[int, int], set[int]] = {}
+    for node in rest.nodes:
+        node.restore(over_the_disk(states[node.id]))
+        _keep_links(node, linked)
+    assert rest.run().status == "completed"
+    assert {round for round, _ in linked} == set(range(at, 9))
+    for (round, node), peers in linked.items():
+        assert all(node in linked[round, peer] for peer in peers)
+    assert sum(len(peers) for (round, _), peers in linked.items() if round > at + 1) > 0
+
+
+def _keep_state(node: Node, at: int, states: dict[int, Any]) -> None:
+    """Have the state of `node` kept when it begins a round."""
+    before_round = node._observer.before_round
+
+    async def and_keep(round: int) -> None:
+        if round == at:
+            states[node.id] = node.state()
+        await before_round(round)
+
+    node._observer.before_round = and_keep  # type: ignore[method-assign]
+
+
+def _keep_links(node: Node, linked: dict[tuple[int, int], set[int]]) -> None:
+    find = node.peers
+
+    async def and_keep(round: int) -> Any:
+        peers = await find(round)
+        linked[round, node.id] = set(peers.to)
+        return peers
+
+    node.peers = and_keep  # type: ignore[method-assign]
+
+
+def test_a_restored_sampler_does_not_tell_the_rounds_of_the_past(tmp_path: Path) -> None:
+    settings = {"topology": {"name": "peer-sampler", "graph": DYNAMIC}}
+    first, rest = simulation(2, tmp_path, **settings), simulation(5, tmp_path, **settings)
+    first.run()
+    for node, before in zip(rest.nodes, first.nodes, strict=True):
+        node.restore(over_the_disk(before.state()))
+    rest.run()
+    assert [r.round for r in rest.folder.read(4) if isinstance(r, Round)] == [3, 4, 5, 6]
+
+
+def test_a_state_does_not_change_when_training_goes_on(tmp_path: Path) -> None:
+    trainer = simulation(2, tmp_path).nodes[0].trainer
+    params = np.zeros(650, np.float32)
+    trainer.train(params)
+    state = trainer.state()  # type: ignore[attr-defined]
+    before = over_the_disk(state["optimizer"])
+    trainer.train(params)
+    assert np.array_equal(state["optimizer"]["momentum_buffer"], before["momentum_buffer"])
+
+
+def test_what_an_optimizer_keeps_is_restored_on_the_device_that_trains() -> None:
+    import torch
+
+    state = {"exp_avg": np.ones(3, np.float32), "step": np.array(4.0, np.float32)}
+    restored = _as_tensors(state, torch.device("meta"))
+    assert (restored["exp_avg"].device.type, restored["step"].device.type) == ("meta", "cpu")
 
 
 def over_the_disk(state: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: shoal run | show | plot | list | topology | new | doctor.
+"""The command line: shoal run | show | plot | list | topology | data | new | doctor.
 
 Exit codes: 0 the run completed; 1 it failed; 2 the input is wrong, or more than this machine can do; 3 some nodes
 were lost; 130 and 143 it was interrupted by Ctrl-C or SIGTERM.
@@ -73,18 +73,17 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--engine", help="simulation or processes")
     run.add_argument("--seed", type=int, help="the seed of every random draw")
     run.add_argument("--out", type=Path, default=Path("runs"), help="where runs are written (default: runs)")
-    run.add_argument("--plot", action="store_true", help="draw accuracy.png into the run's folder at the end")
+    run.add_argument("--plot", action="store_true", help="draw accuracy by round into the run's folder at the end")
     run.set_defaults(command=_run)
 
     show = commands.add_parser("show", help="the summary of a run")
     show.add_argument("run", nargs="?", type=Path, help="a run's folder, or one above it (default: the latest in runs)")
     show.set_defaults(command=_show)
 
-    plot = commands.add_parser("plot", help="accuracy by round of one or more runs")
+    plot = commands.add_parser("plot", help="accuracy, or another metric, by round of one or more runs")
     plot.add_argument("runs", nargs="+", type=Path, help="runs' folders")
-    plot.add_argument(
-        "--out", type=_picture, default=Path("accuracy.png"), help="PNG, SVG or PDF (default: accuracy.png)"
-    )
+    plot.add_argument("--metric", help="what to draw (default: accuracy or, where there is none, what there is)")
+    plot.add_argument("--out", type=_picture, help="PNG, SVG or PDF (default: the metric's name, as a PNG)")
     plot.set_defaults(command=_plot)
 
     everything = commands.add_parser("list", help="every name an experiment may use, with its parameters")
@@ -104,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     topology.add_argument("--out", type=_picture, help="draw it to this PNG, SVG or PDF file")
     topology.set_defaults(command=_topology)
 
+    _add_data(commands.add_parser("data", help="list, fetch, verify and locate data sets; draw who holds what"))
+
     new = commands.add_parser(
         "new", help="a plug-in of your own to start from, with its test and an experiment",
         description="Write a working plug-in, its test and an experiment that uses it: shoal new sharing my-sharing",
@@ -116,6 +117,34 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what this machine can do")
     doctor.set_defaults(command=_doctor)
     return parser
+
+
+def _add_data(data: argparse.ArgumentParser) -> None:
+    commands = data.add_subparsers(required=True, metavar="command")
+
+    everything = commands.add_parser("list", help="every data set that has a publisher, and whether it is here")
+    everything.set_defaults(command=_data_list)
+
+    fetch = commands.add_parser("fetch", help="download a data set from its publisher; goes on where it was cut off")
+    fetch.add_argument("name", help="a data set of 'shoal data list'")
+    fetch.set_defaults(command=_data_fetch)
+
+    verify = commands.add_parser("verify", help="compare a data set with what was published, however it is packed")
+    verify.add_argument("name", help="a data set of 'shoal data list'")
+    verify.add_argument("--path", type=Path, help="its archive or folder (default: where it is looked for)")
+    verify.set_defaults(command=_data_verify)
+
+    path = commands.add_parser("path", help="the folder of a data set, for scripts")
+    path.add_argument("name", help="a data set of 'shoal data list'")
+    path.set_defaults(command=_data_path)
+
+    plot = commands.add_parser("plot", help="how many samples of each class each node of an experiment holds")
+    plot.add_argument("file", type=Path, help="the experiment, a TOML file")
+    plot.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings",
+                      help="set a key of the experiment; may be given again")  # fmt: skip
+    plot.add_argument("--out", type=_picture, default=Path("who-holds-what.png"),
+                      help="PNG, SVG or PDF (default: who-holds-what.png)")  # fmt: skip
+    plot.set_defaults(command=_data_plot)
 
 
 def _picture(text: str) -> Path:
@@ -152,11 +181,12 @@ def _run(parsed: argparse.Namespace) -> int:
         done = run(experiment, parsed.out, display, process_started())
     screen.print(summary_table(done.summary, f"{experiment.name}: {done.folder.path}"))
     if parsed.plot:
-        from shoal.analysis.plots import accuracy_plot
+        from shoal.analysis.plots import metric_of, metric_plot
 
-        path = done.folder.path / "accuracy.png"
-        accuracy_plot([done.folder], path)
-        screen.print(f"accuracy by round: {path}", highlight=False, soft_wrap=True)
+        metric = metric_of([done.folder])
+        path = done.folder.path / f"{metric.replace(' ', '-')}.png"
+        metric_plot([done.folder], path, metric)
+        screen.print(f"{metric} by round: {path}", highlight=False, soft_wrap=True)
     if done.summary.get("signal") is not None:
         return 128 + int(done.summary["signal"])
     return EXIT_CODES[done.status]
@@ -181,12 +211,15 @@ def _latest(path: Path) -> Any:
 
 
 def _plot(parsed: argparse.Namespace) -> int:
-    from shoal.analysis.plots import accuracy_plot
+    from shoal.analysis.plots import metric_of, metric_plot
     from shoal.display import console
 
-    with _drawing(parsed.out):
-        accuracy_plot([_latest(run) for run in parsed.runs], parsed.out)
-    console().print(f"accuracy by round: {parsed.out}", highlight=False, soft_wrap=True)
+    folders = [_latest(run) for run in parsed.runs]
+    metric = metric_of(folders, parsed.metric)
+    path = parsed.out or Path(f"{metric.replace(' ', '-')}.png")
+    with _drawing(path):
+        metric_plot(folders, path, metric)
+    console().print(f"{metric} by round: {path}", highlight=False, soft_wrap=True)
     return 0
 
 
@@ -254,6 +287,38 @@ def _topology(parsed: argparse.Namespace) -> int:
             draw(mixing, parsed.out, parsed.round)
         screen.print(f"drawn to {parsed.out}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _data_list(parsed: argparse.Namespace) -> int:
+    from shoal.data_commands import list_datasets
+
+    return list_datasets()
+
+
+def _data_fetch(parsed: argparse.Namespace) -> int:
+    from shoal.data_commands import fetch
+
+    return fetch(parsed.name)
+
+
+def _data_verify(parsed: argparse.Namespace) -> int:
+    from shoal.data_commands import verify
+
+    return verify(parsed.name, parsed.path)
+
+
+def _data_path(parsed: argparse.Namespace) -> int:
+    from shoal.data_commands import print_path
+
+    return print_path(parsed.name)
+
+
+def _data_plot(parsed: argparse.Namespace) -> int:
+    from shoal.data_commands import draw, holdings
+
+    held = holdings(parsed.file, parsed.settings)
+    with _drawing(parsed.out):
+        return draw(held, parsed.out)
 
 
 def _new(parsed: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ Each node is then made from it by `Commons.node`, in whatever engine.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -15,15 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.algorithms import Algorithm
-from shoal.data.dataset import ByOwner, Data, Dataset, Indices, Partition, Samples, Shifts
-from shoal.errors import ExperimentError
+from shoal.components import Component, registry
+from shoal.data.dataset import ByOwner, Data, Dataset, Indices, Partition, Samples, Shift, Shifts
+from shoal.errors import DataError, ExperimentError, MessageError
 from shoal.experiment import Experiment
-from shoal.message import Params
+from shoal.message import Params, Payload
 from shoal.metrics import Metrics
-from shoal.node import Finds, Node, Observer, Schedule, Serves
+from shoal.node import Finds, Fronts, Node, Observer, Schedule, Serves
 from shoal.randomness import generator
 from shoal.runtime import Runtime
-from shoal.sharing.sharing import Joins, Member, Sharing
+from shoal.sharing.sharing import Checks, Joins, Member, Sharing
 from shoal.topologies.graph import FromLabels, Mixing, NodeId, Topology, WeightScheme
 from shoal.trainers.workshop import Ground, Trainers, Workshop
 
@@ -55,9 +57,7 @@ class Commons:
                 self.data,
                 self.parts,
                 _own_tests(plan.data, tests, kept, experiment),
-                partition.shifts(experiment.nodes, self.data.shape, generator(experiment.seed, "shifts"))
-                if isinstance(partition, Shifts)
-                else None,
+                _shifts(partition, self.data, experiment),
                 self.data.test if kept is None else self.data.test[kept],
                 Metrics(self.data, plan.metrics),
                 experiment.model,
@@ -71,6 +71,8 @@ class Commons:
     def mixing_on(self, topology: Topology, weights: WeightScheme | None = None) -> Mixing:
         """The graph of a topology on these nodes, with weights; one for all nodes that ask for the same."""
         experiment = self.experiment
+        while isinstance(topology, Fronts):
+            topology = topology.behind
         key = (repr(topology), weights or experiment.weights)
         if key not in self._mixings:
             if isinstance(topology, FromLabels):
@@ -132,10 +134,13 @@ class Commons:
         return Schedule(plan.every, tested, plan.average and "algorithm" not in services)
 
     def _try_sharings(self) -> None:
-        """Start every sharing once, so that one that does not fit the model is refused before anything runs."""
+        """Start every sharing once, and have each hear what the others say, so that one that does not fit the model,
+        and two that do not understand each other, are refused before anything runs."""
         experiment = self.experiment
-        nodes = range(experiment.nodes) if experiment.group else range(1)
-        for component in {repr(c): c for c in (experiment.settings(n).sharing for n in nodes)}.values():
+        nodes = range(experiment.size) if experiment.group else range(1)
+        used = {repr(c): c for c in (experiment.settings(n).sharing for n in nodes if n not in self._samplers)}
+        started: list[tuple[Component, Sharing]] = []
+        for component in used.values():
             sharing: Sharing = component.build()
             if isinstance(sharing, Joins):
                 sharing.join(Member(0, experiment.nodes, experiment.seed, self.workshop.shapes))
@@ -143,10 +148,40 @@ class Commons:
                 sharing.start(self.initial)
             except ValueError as error:
                 raise ExperimentError([f"sharing = {component.name!r}: {error}"], experiment.name) from error
+            if component.name in registry("sharing"):  # a plug-in may mean not to be understood
+                started.append((component, sharing))
+        problems = [
+            f"sharing = {_described(hears)} does not understand {_described(speaks)}, which other nodes use: {why}; "
+            "let all nodes use one sharing"
+            for (speaks, one), (hears, other) in itertools.permutations(started, 2)
+            if (why := self._misunderstood(one, other)) is not None
+        ]
+        if problems:
+            raise ExperimentError(problems, experiment.name)
+
+    @property
+    def _samplers(self) -> frozenset[NodeId]:
+        """The nodes that say nothing by a sharing."""
+        return frozenset(id for kind, id in self.experiment.services.items() if kind == "topology")
+
+    def _misunderstood(self, speaks: Sharing, hears: Sharing) -> str | None:
+        """Why one sharing would refuse what another says."""
+        said = speaks.outgoing(self.initial, 0)
+        try:
+            if isinstance(hears, Checks):
+                hears.check(said if isinstance(said, Payload) else said(1), self.initial)
+        except MessageError as error:
+            return str(error)
+        return None
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Scores of any parameters on the experiment's test data."""
         return self.workshop.evaluate(params)
+
+
+def _described(component: Component) -> str:
+    options = "".join(f", {key} = {value!r}" for key, value in component.options.items() if value is not None)
+    return f"{{ name = {component.name!r}{options} }}" if options else repr(component.name)
 
 
 def _split(
@@ -178,9 +213,26 @@ def _own_tests(
             ],
             experiment.name,
         )
+    if not any(map(len, tests)):
+        raise ExperimentError(
+            [
+                "evaluation.data = 'own': no test sample of this data set is of a user that a node holds; "
+                "use evaluation.data = 'all'"
+            ],
+            experiment.name,
+        )
     if kept is None:
         return tests
     return [np.flatnonzero(np.isin(kept, own)) for own in tests]
+
+
+def _shifts(partition: Partition | ByOwner, data: Data, experiment: Experiment) -> list[Shift | None] | None:
+    """How each node sees its inputs; None when all see them as they are."""
+    if not isinstance(partition, Shifts):
+        return None
+    if data.sizes:
+        raise DataError(f"partition {experiment.partition.name!r}: inputs of this data set are ids, not measurements")
+    return partition.shifts(experiment.nodes, data.shape, generator(experiment.seed, "shifts"))
 
 
 def _evaluated_nodes(experiment: Experiment) -> frozenset[NodeId]:

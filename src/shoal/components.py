@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import sys
@@ -122,6 +123,16 @@ def find(kind: str, name: str, base: Path | None = None) -> Any:
     return found
 
 
+def load(name: str) -> Any:
+    """Anything by its name, `module:thing` or `file.py:thing`. Raises ValueError with the reason."""
+    where, _, attribute = name.rpartition(":")
+    loaded = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    if not hasattr(loaded, attribute):
+        own = [n for n, thing in vars(loaded).items() if getattr(thing, "__module__", None) == loaded.__name__]
+        raise ValueError(f"{where} has no {attribute!r}{schema.nearest(attribute, own)}")
+    return getattr(loaded, attribute)
+
+
 def _load_module(name: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -154,6 +165,43 @@ def spelling(kind: str, instance: Any) -> str:
     cls = type(instance)
     path = f"{cls.__module__}:{cls.__qualname__}"
     return next((name for name, where in registry(kind).items() if where == path), path)
+
+
+def spelt(kind: str, instance: Any) -> dict[str, Any]:
+    """An instance of a component's class as plain data, which `rebuilt` reads: its name and its parameters.
+
+    Raises ValueError for one that is not a dataclass.
+    """
+    if not dataclasses.is_dataclass(instance) or isinstance(instance, type):
+        raise ValueError(f"{instance!r} is not an instance of a dataclass, so nobody knows its parameters")
+    nested = {p.name: p.nested for p in schema.parameters(type(instance)).values() if p.nested is not None}
+    options = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance) if f.init}
+    return {
+        "name": spelling(kind, instance),
+        **{k: spelt(nested[k], v) if k in nested and v is not None else _plain(v) for k, v in options.items()},
+    }
+
+
+def rebuilt(kind: str, table: Mapping[str, Any]) -> Any:
+    """The instance that `spelt` spelt. Raises ValueError where there is no such class, or its parameters are others."""
+    cls = find(kind, table["name"])
+    nested = {p.name: p.nested for p in schema.parameters(cls).values() if p.nested is not None}
+    options = {
+        k: rebuilt(nested[k], v) if k in nested and v is not None else v for k, v in table.items() if k != "name"
+    }
+    problems: list[str] = []
+    instance = schema.build(cls, options, kind, problems)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return instance
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def components(kind: str) -> Iterator[tuple[str, Any]]:

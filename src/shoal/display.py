@@ -14,10 +14,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from shoal.progress import Progress
+from shoal.progress import Progress, leading
 
 PLAIN_EVERY = 2.0
 """Seconds between lines where the output is not a terminal."""
+RISING = ("accuracy", "top5")
+"""Metrics of which more is better."""
 
 
 class Display:
@@ -61,8 +63,8 @@ def describe(progress: Progress) -> str:
         return f"{progress.phase} {progress.nodes} nodes"
     of = f"/{progress.rounds}" if progress.rounds else ""
     parts = [f"round {int(progress.round)}{of}"]
-    if progress.accuracy is not None:
-        parts.append(f"accuracy {progress.accuracy:.3f}")
+    if progress.score is not None:
+        parts.append("{} {:.3f}".format(*progress.score))
     parts.append(f"{size(progress.bytes_sent)} sent")
     parts.append(f"{progress.alive}/{progress.nodes} nodes")
     if progress.virtual_seconds is not None:
@@ -113,11 +115,13 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("status", _status(summary)),
         ("engine", f"{summary['engine']}, {summary['nodes']} nodes, seed {summary['seed']}"),
         ("rounds", str(summary["rounds"])),
-        ("accuracy", _spread(summary["accuracy"])),
+        *_scores(summary),
         ("test loss", _spread(summary["loss"])),
     ]
     if summary["averaged_model"] is not None:
-        rows.append(("averaged model", f"accuracy {_number(summary['averaged_model'].get('accuracy'), '.4f')}"))
+        scores = {name: score for name, score in summary["averaged_model"].items() if name != "round"}
+        if (name := leading(scores)) is not None:
+            rows.append(("averaged model", f"{name} {_number(scores[name], '.4f')}"))
         rows.append(("consensus distance", _number(summary["consensus_distance"], ".4g")))
     sent = summary["bytes_sent"]
     rows.append(
@@ -156,6 +160,20 @@ def _status(summary: Mapping[str, Any]) -> str:
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
         shown += f" ({len(lost)} lost: {some}{more})"
     return shown
+
+
+def _scores(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was measured beside the loss, the leading one first and how the worst nodes fare by it after it."""
+    found = {name: spread for name, spread in summary["metrics"].items() if not name.startswith("class ")}
+    first = leading(found)
+    if first is None:
+        return [("accuracy", _spread(None))]
+    rows = [(first, _spread(found[first]))] if first != "loss" else []
+    ends = summary["fairness"][first]
+    worst = ends["lowest_10_percent" if first in RISING else "highest_10_percent"]
+    if summary["nodes"] > 1 and worst is not None:
+        rows.append(("worst tenth", f"{first} {worst:.4f}"))
+    return rows + [(name, _spread(found[name])) for name in sorted(found) if name not in (first, "loss")]
 
 
 def _spread(statistics: Mapping[str, Any] | None) -> str:

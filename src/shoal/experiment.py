@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import tomli_w
 
 from shoal import schema
-from shoal.components import REGISTRIES, Component, Particular, find, speaks, spelling
+from shoal.components import REGISTRIES, Component, Particular, find, registry, speaks, spelling
 from shoal.errors import ExperimentError
 from shoal.mapping import Machine, Placing, by_machine, node_ids
 from shoal.schema import Bounds
@@ -115,7 +115,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault on schedule: it strikes `node` when it starts `round`.
+    """A fault on schedule: it strikes `node` when it starts `round` or, if it has no part in that, its next one.
 
     "crash" ends it at once, as SIGKILL does; "raise" makes its code fail; "hang" leaves it alive and silent.
     """
@@ -305,6 +305,10 @@ class Experiment:
         server = self.services.get("algorithm")
         return range(self.nodes) if server is None else range(server, server + 1)
 
+    def faults(self, node: NodeId) -> list[Fault]:
+        """What strikes `node`, in the order of rounds."""
+        return sorted((f for f in self.fault if f.node == node), key=lambda fault: fault.round)
+
     def farewell(self, node: NodeId, fate: str) -> str:
         """What people are told when a node is lost."""
         for kind, id in self.services.items():
@@ -419,7 +423,7 @@ def _serving(components: Mapping[str, Any]) -> list[str]:
 def _misfits(experiment: Experiment) -> list[str]:
     """What single components find wrong with the experiment that they are in, each said once."""
     nodes = range(experiment.nodes) if experiment.group else range(1)
-    problems: dict[str, None] = {}
+    problems: dict[str, None] = dict.fromkeys(_mixtures(experiment))
     for settings in {id(s): s for s in map(experiment.settings, nodes)}.values():
         whole = _Seen(
             experiment.nodes,
@@ -439,6 +443,36 @@ def _misfits(experiment: Experiment) -> list[str]:
             instance = component.build()
             if isinstance(instance, Particular):
                 problems.update(dict.fromkeys(instance.misfits(whole)))
+    return list(problems)
+
+
+def _mixtures(experiment: Experiment) -> list[str]:
+    """Groups whose nodes would not understand the others, since they run another algorithm or the same one otherwise.
+
+    A plug-in may do as it likes: nodes that disturb the others are what some experiments are about.
+    """
+    own = registry("algorithm")
+    rule = experiment.algorithm if experiment.algorithm.name in own else None
+    problems: dict[str, None] = {}
+    for i, group in enumerate(experiment.group):
+        members = () if group.algorithm is None else group.ids(experiment.nodes)
+        for algorithm in {id(a): a for a in (experiment.settings(node).algorithm for node in members)}.values():
+            if algorithm.name not in own:
+                continue
+            rule = rule or algorithm
+            if algorithm.name != rule.name:
+                problems[
+                    f"group[{i}].algorithm = {algorithm.name!r}: other nodes run {rule.name!r}, and neither waits for "
+                    "what the other says; let all nodes run one algorithm, or one of your own"
+                ] = None
+                continue
+            may_differ: frozenset[str] = getattr(find("algorithm", rule.name), "per_node", frozenset())
+            for key, value in algorithm.options.items():
+                if key not in may_differ and value != rule.options[key]:
+                    problems[
+                        f"group[{i}].algorithm.{key} = {value!r}: other nodes have {rule.options[key]!r}, and nodes "
+                        "that differ in this wait for each other in vain; set it for all nodes"
+                    ] = None
     return list(problems)
 
 

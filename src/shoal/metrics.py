@@ -8,6 +8,8 @@ Batches are tallied one by one: sums that add up over batches and nodes' stacks,
     loss         the mean of what training minimises
     perplexity   exp of the mean cross-entropy of a target
     rmse         the root of the mean squared error
+
+Where there is nothing to test on, there are no scores.
 """
 
 from __future__ import annotations
@@ -43,10 +45,8 @@ class Metrics:
 
     def __init__(self, data: Data, names: Sequence[str] | None = None) -> None:
         self.names = DEFAULT[data.task] if names is None else tuple(dict.fromkeys([*names, "loss"]))
-        for name in self.names:
-            if name not in BY_TASK[data.task]:
-                hint = nearest(name, BY_TASK[data.task])
-                raise ExperimentError([f"evaluation.metrics: {name!r} is not for a task of {data.task}{hint}"])
+        if problems := [_misfit(name, data.task) for name in self.names if name not in BY_TASK[data.task]]:
+            raise ExperimentError(problems)
         self._task: Task = data.task
         self._classes = data.classes
         self._padding = data.padding
@@ -62,21 +62,26 @@ class Metrics:
         outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
         counts = torch.ones_like(targets, dtype=torch.bool) if self._padding is None else targets != self._padding
         hits = (outputs.argmax(1) == targets) & counts
-        sums = {"count": counts.sum(), "loss": loss * counts.sum(), "hits": hits.sum()}
+        sums = {"count": counts.sum(), "hits": hits.sum()}
+        # The mean of nothing is NaN, and a batch of padding is no reason for the whole to be.
+        sums["loss"] = torch.where(sums["count"] > 0, loss * sums["count"], torch.zeros_like(loss))
         if "top5" in self.names:
             best = outputs.topk(min(TOP, outputs.shape[-1]), dim=1).indices
             sums["top5"] = ((best == targets[:, None]).any(1) & counts).sum()
         if "perplexity" in self.names:
-            surprise = torch.nn.functional.cross_entropy(outputs, targets.clamp(min=0), reduction="none")
-            sums["surprise"] = (surprise * counts).sum()
+            known = torch.where(counts, targets, torch.zeros_like(targets))  # padding need not be a class
+            surprise = torch.nn.functional.cross_entropy(outputs, known, reduction="none")
+            sums["surprise"] = torch.where(counts, surprise, torch.zeros_like(surprise)).sum()
         if "per-class" in self.names:
             members = torch.nn.functional.one_hot(targets, self._classes).to(torch.float32)
             sums["class_hits"], sums["class_counts"] = hits.to(torch.float32) @ members, members.sum(0)
         return sums
 
     def scores(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        """What the sums of all batches come to."""
-        count = max(1.0, float(totals["count"]))
+        """What the sums of all batches come to; nothing, where these were of nothing."""
+        count = float(totals.get("count", 0))
+        if not count:
+            return {}
         found: dict[str, float] = {}
         for name in self.names:
             if name == "accuracy":
@@ -95,3 +100,10 @@ class Metrics:
                 pairs = zip(totals["class_hits"].tolist(), totals["class_counts"].tolist(), strict=True)
                 found.update({f"class {i}": hits / of for i, (hits, of) in enumerate(pairs) if of})
         return found
+
+
+def _misfit(name: str, task: Task) -> str:
+    everywhere = {known for names in BY_TASK.values() for known in names}
+    if name in everywhere:
+        return f"evaluation.metrics: {name!r} is not for a task of {task}; use {', '.join(BY_TASK[task])}"
+    return f"evaluation.metrics: {name!r} is unknown{nearest(name, BY_TASK[task])}"

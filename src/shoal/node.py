@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from shoal.components import rebuilt, spelt
 from shoal.errors import MessageError, NodeError
 from shoal.message import Message, Params, Payload
 from shoal.randomness import generator
@@ -62,6 +62,14 @@ class Finds(Protocol):
     """A topology whose nodes find their peers by talking, where others work them out from the seed alone."""
 
     def finder(self) -> Finder: ...
+
+
+@runtime_checkable
+class Fronts(Protocol):
+    """A topology that hands out another's graph, such as a sampler: the graph is made from the one behind it."""
+
+    @property
+    def behind(self) -> Topology: ...
 
 
 @runtime_checkable
@@ -147,8 +155,7 @@ class Node:
         self.silent: frozenset[NodeId] = frozenset()
         """Those that the last `receive_each` waited for in vain, though nobody knows them to be dead."""
         self._next_round = 0
-        self.last_round: int | None = None
-        """The last of the rounds that `rounds` counts, once it does."""
+        self._rewired: tuple[Topology, WeightScheme | None] | None = None
         self._finder: Finder = finder or OnGraph(mixing)
         self._mixings = mixings
         self._schedule = schedule
@@ -179,7 +186,9 @@ class Node:
 
     @property
     def server(self) -> NodeId:
-        """The node in which the algorithm's `serve` runs."""
+        """The node in which the `serve` of the experiment's algorithm runs."""
+        if "algorithm" not in self.services:
+            raise NodeError(f"node {self.id} asks for its server, and the experiment's algorithm has none: no `serve`")
         return self.services["algorithm"]
 
     @property
@@ -223,6 +232,7 @@ class Node:
             raise NodeError(f"node {self.id} cannot be rewired here: nobody builds graphs for it")
         self.mixing = self._mixings(topology, weights)
         self._finder = OnGraph(self.mixing)
+        self._rewired = topology, weights
 
     async def send(self, to: Peers | Iterable[NodeId], outgoing: Outgoing, *, round: int, kind: str = MODEL) -> None:
         """Say `outgoing` to each of `to`. Peers that are known to be gone are passed over."""
@@ -285,11 +295,12 @@ class Node:
     ) -> Message | None:
         """The next message of this kind, from anyone or from `sender`, that neither sharing nor `check` refuses.
 
-        None when `timeout` seconds have passed, and when `sender` has died. Without a timeout it waits for ever.
+        None when `timeout` seconds have passed, and when `sender` has died. Without a timeout it waits for `sender` as
+        `receive_each` does, for as long as the experiment or the engine says, and for anyone for ever.
         """
         wanted = Filter(kind, round, None if sender is None else (sender,))
         if timeout is None and sender is not None:
-            timeout = math.inf  # None would be as long as the engine has patience with one peer
+            timeout = self.receive_timeout
         until = None if timeout is None else self.now() + timeout
         while messages := await self.runtime.receive(wanted, timeout):
             if self._accepts(messages[0], check):
@@ -308,7 +319,6 @@ class Node:
 
         Between rounds the node is recorded and, on schedule, evaluated, off the clock.
         """
-        self.last_round = count - 1
         for round in range(self._next_round, count):
             await self._observer.before_round(round)
             yield round
@@ -349,6 +359,7 @@ class Node:
             "sent": [self.bytes_sent, self.messages_sent],
             "memory": dict(self.memory),
             "generators": {purpose: generator_state(rng) for purpose, rng in self._generators.items()},
+            "rewired": None if self._rewired is None else self._spelt(*self._rewired),
             **{name: part.state() for name, part in parts.items() if isinstance(part, Stateful)},
         }
 
@@ -360,10 +371,19 @@ class Node:
         self.memory = dict(state["memory"])
         for purpose, words in state["generators"].items():
             restore_generator(self.rng(purpose), words)
+        if (rewired := state["rewired"]) is not None:
+            self.rewire(rebuilt("topology", rewired["topology"]), rewired["weights"])
         parts = {"trainer": self.trainer, "sharing": self.sharing, "finder": self._finder}
         for name, part in parts.items():
             if isinstance(part, Stateful):
                 part.restore(state[name])
+
+    def _spelt(self, topology: Topology, weights: WeightScheme | None) -> State:
+        """What `rewire` was given, as plain data."""
+        try:
+            return {"topology": spelt("topology", topology), "weights": weights}
+        except ValueError as error:
+            raise NodeError(f"node {self.id} was rewired to a graph that cannot be written down: {error}") from error
 
     def _record(self, round: int) -> None:
         self._observer.record(Round(round, self.now(), self._loss, self.bytes_sent, self.messages_sent))

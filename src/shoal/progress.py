@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
@@ -10,6 +11,22 @@ SHOW_EVERY = 0.25
 
 Status: TypeAlias = Literal["completed", "incomplete", "failed", "interrupted"]
 """All nodes reached the end; some did; none did; the user stopped the run."""
+
+Score: TypeAlias = tuple[str, float]
+"""A metric, and what it comes to."""
+
+LEADING = ("accuracy", "rmse", "perplexity", "loss")
+
+
+def leading(names: Iterable[str]) -> str | None:
+    """The metric to show where there is room for one: accuracy, or what a task without it is measured by."""
+    found = sorted(names)
+    return next((name for name in LEADING if name in found), found[0] if found else None)
+
+
+def leading_score(scores: Mapping[str, float]) -> Score | None:
+    name = leading(scores)
+    return None if name is None else (name, scores[name])
 
 
 @dataclass(frozen=True)
@@ -25,7 +42,7 @@ class Progress:
     """Rounds done, averaged over the nodes."""
     rounds: int | None = None
     """Rounds to do, where the algorithm has a number of them."""
-    accuracy: float | None = None
+    score: Score | None = None
     """Mean over the nodes at the latest evaluation."""
     bytes_sent: int = 0
     virtual_seconds: float | None = None
@@ -64,21 +81,23 @@ class Outcome:
     """What the engine chose or measured, for the summary."""
 
 
-class Accuracy:
-    """The mean accuracy at the latest evaluation, from scores that come one at a time."""
+class MeanScore:
+    """The mean score at the latest evaluation, from scores that come one at a time."""
 
     def __init__(self) -> None:
         self._round = -1
+        self._name = ""
         self._sum = 0.0
         self._count = 0
 
-    def add(self, round: int, accuracy: float | None) -> None:
+    def add(self, round: int, score: Score | None) -> None:
         if round > self._round:
             self._round, self._sum, self._count = round, 0.0, 0
-        if round == self._round and accuracy is not None:
-            self._sum += accuracy
+        if round == self._round and score is not None:
+            self._name = score[0]
+            self._sum += score[1]
             self._count += 1
 
     @property
-    def mean(self) -> float | None:
-        return self._sum / self._count if self._count else None
+    def mean(self) -> Score | None:
+        return (self._name, self._sum / self._count) if self._count else None

@@ -18,7 +18,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -60,6 +61,9 @@ class Training:
     """Passes over the node's data in a round, in place of `local_steps`: who holds more trains longer."""
     proximal: Annotated[float, Bounds(at_least=0)] = 0.0
     """FedProx (Li et al. 2020): μ of the term μ/2·‖x − x₀‖² that holds x near the x₀ that training began with."""
+    buffers: Literal["shared", "local"] = "shared"
+    """Statistics that the model keeps while it trains (batch normalisation): sent and averaged like parameters, or
+    the node's own. Counters of integers are always the node's own."""
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -67,6 +71,12 @@ class Training:
             raise ValueError("nesterov = true needs a momentum above 0")
         if self.local_epochs is not None and self.local_steps != 1:
             raise ValueError("local_steps and local_epochs both say how long a node trains: give one of them")
+
+    def steps(self, samples: int) -> int:
+        """The batches of a round, for a node that holds so many samples."""
+        if self.local_epochs is None:
+            return self.local_steps
+        return math.ceil(self.local_epochs * samples / self.batch_size)
 
 
 class Trained(msgspec.Struct, frozen=True, gc=False):
@@ -138,7 +148,7 @@ class Evaluate(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def together(self) -> Hashable:
-        if isinstance(self.trainer, TorchTrainer) and self.trainer.tests_alike:
+        if isinstance(self.trainer, TorchTrainer) and self.trainer.tests_alike and self.trainer.learner.vectorized:
             return (Evaluate, id(self.trainer.learner))
         return id(self.trainer)
 
@@ -204,6 +214,7 @@ class TorchTrainer:
         self._rng = rng
         self._batches = Batches(samples, learner.training.batch_size, rng)
         self._state: dict[str, Any] = {}
+        self._buffers: dict[str, torch.Tensor] | None = None
 
     @property
     def samples(self) -> int:
@@ -220,23 +231,21 @@ class TorchTrainer:
         return self._tests is None and self._shift is None
 
     def steps(self, steps: int | None) -> int:
-        training = self.learner.training
-        if steps is not None:
-            return steps
-        if training.local_epochs is None:
-            return training.local_steps
-        return math.ceil(training.local_epochs * len(self.data) / training.batch_size)
+        return self.learner.training.steps(len(self.data)) if steps is None else steps
 
     def train(self, params: Params, steps: int | None = None) -> Trained:
         started = time.thread_time()
         batches, draw = self._next(self.steps(steps))
-        trained, state = self.learner.train(params, self._state, batches, draw, self.data.added, self._shift)
+        learner = self.learner
+        trained, state = learner.train(params, self._state, batches, draw, self.data.added, self._shift, self._buffers)
         self._keep(state)
+        if learner.flat.local:
+            self._buffers = learner.flat.read_local()
         self.cpu_seconds += time.thread_time() - started
         return trained
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        return self.learner.evaluate(params, self._tests, self._shift)
+        return self.learner.evaluate(params, self._tests, self._shift, self._buffers)
 
     def state_signature(self) -> Hashable:
         """Equal for trainers whose optimizer states can be stacked: the same entries, after as many steps."""
@@ -264,13 +273,19 @@ class TorchTrainer:
         return results
 
     def state(self) -> State:
-        """The optimizer's state, where the batches stand, and samples that came from others."""
-        return {"optimizer": _arrays(self._state), "batches": self._batches.state(), "data": self.data.state()}
+        """The optimizer's state, the node's own buffers, where the batches stand, and samples that came from others."""
+        return {
+            "optimizer": _arrays(self._state),
+            "buffers": _arrays(self._buffers or {}),
+            "batches": self._batches.state(),
+            "data": self.data.state(),
+        }
 
     def restore(self, state: State) -> None:
         self.data.restore(state["data"])
         self._batches.restore(state["batches"])
-        self._state = _as_tensors(state["optimizer"])
+        self._state = _as_tensors(state["optimizer"], self.learner.device)
+        self._buffers = _as_tensors(state["buffers"], self.learner.device) or None
 
     def _next(self, steps: int) -> tuple[Indices, int]:
         """The next batches, and a seed for whatever the module itself draws (dropout)."""
@@ -289,6 +304,8 @@ class Learner:
 
     EVALUATION_VALUES = 2**15
     """Input values that are evaluated at once: few enough to need no more memory than training does."""
+    EVALUATION_OUTPUTS = 2**22
+    """Output values at once: a vocabulary of words at each place of a text is far more than the text."""
 
     def __init__(
         self,
@@ -305,15 +322,19 @@ class Learner:
         self.device = flat.values.device
         self._train = _tensors(data.train, self.device)
         self._test = _tensors(data.test if evaluated is None else evaluated, self.device)
-        self._at_once = max(1, self.EVALUATION_VALUES // max(1, math.prod(data.shape)))
+        outputs = data.classes * (math.prod(data.shape) if data.task == "sequence" else 1)
+        self._at_once = max(
+            1, min(self.EVALUATION_VALUES // max(1, math.prod(data.shape)), self.EVALUATION_OUTPUTS // max(1, outputs))
+        )
         self.classes = data.classes
         self._task = data.task
         self._scaling = _scaling(data, self.device)
         self._loss, self._loss_wants_index = _loss(training.loss, data)
         self._optimizer_class, self._optimizer_options = _optimizer(training)
-        self._stackable = self._optimizer_class.__name__ in ELEMENTWISE
-        flat.values.grad = flat.gradient
-        self._optimizer = self._optimizer_on([flat.values] if self._stackable else list(flat.module.parameters()))
+        self._elementwise = self._optimizer_class.__name__ in ELEMENTWISE
+        trained = flat.values[: flat.trained]
+        trained.grad = flat.gradient[: flat.trained]
+        self._optimizer = self._optimizer_on([trained] if self._elementwise else list(flat.module.parameters()))
 
     def train(
         self,
@@ -323,11 +344,13 @@ class Learner:
         draw: int = 0,
         added: Samples | None = None,
         shift: Shift | None = None,
+        buffers: dict[str, torch.Tensor] | None = None,
     ) -> tuple[Trained, dict[str, Any]]:
         """`params` after one optimizer step on each batch, and the optimizer's state after that.
 
         `draw` seeds what the module itself draws. Batches name samples of the data set and, after them, of `added`;
-        `shift` is how the node sees them.
+        `shift` is how the node sees them. `buffers` are the node's own, None for the first ones; what they become is
+        `flat.read_local()`.
         """
         import torch
 
@@ -336,7 +359,9 @@ class Learner:
         foreign = None if added is None else _tensors(added, self.device)
         torch.default_generator.manual_seed(draw)
         flat.load(params)
-        anchor = flat.values.clone() if proximal else None
+        flat.load_local(buffers)
+        values, gradient = flat.values[: flat.trained], flat.gradient[: flat.trained]
+        anchor = values.clone() if proximal else None
         optimizer.state = _restored(optimizer, state)
         total = torch.zeros((), device=self.device)
         for batch in torch.from_numpy(batches):
@@ -348,9 +373,10 @@ class Learner:
             loss = self._cost(module(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             if anchor is not None:
-                flat.gradient.add_(flat.values - anchor, alpha=proximal)
+                gradient.add_(values - anchor, alpha=proximal)
             optimizer.step()
             total += loss.detach()
+        flat.gather()
         return Trained(flat.read(), float(total) / len(batches)), _taken(optimizer)
 
     def train_stacked(
@@ -362,11 +388,12 @@ class Learner:
         inputs, targets = self._train
         torch.default_generator.manual_seed(draw)
         stack = torch.from_numpy(np.stack(params)).to(self.device)
-        gradient = torch.zeros_like(stack)
-        stack.grad = gradient
-        anchor = stack.clone() if self.training.proximal else None
-        views, gradients = self.flat.stacked(stack), self.flat.stacked(gradient)
-        optimizer = self._optimizer_on([stack])
+        gradient_stack = torch.zeros_like(stack)
+        values, gradient = stack[:, : self.flat.trained], gradient_stack[:, : self.flat.trained]
+        values.grad = gradient
+        anchor = values.clone() if self.training.proximal else None
+        views, gradients = self.flat.stacked(stack), self.flat.stacked(gradient_stack)
+        optimizer = self._optimizer_on([values])
         if states[0]:
             optimizer.state = _restored(optimizer, _stacked(states))
         total = torch.zeros(len(params), device=self.device)
@@ -375,7 +402,7 @@ class Learner:
             for name, slope in slopes.items():
                 gradients[name].copy_(slope)
             if anchor is not None:
-                gradient.add_(stack - anchor, alpha=self.training.proximal)
+                gradient.add_(values - anchor, alpha=self.training.proximal)
             optimizer.step()
             total += losses
         rows = stack.detach().cpu().numpy()
@@ -384,15 +411,25 @@ class Learner:
         trained = [Trained(row, loss) for row, loss in zip(rows, means, strict=True)]
         return trained, _unstacked(_taken(optimizer), len(params))
 
-    def evaluate(self, params: Params, tests: Indices | None = None, shift: Shift | None = None) -> dict[str, float]:
-        """Scores on all test samples, or on those that `tests` names; as `shift` lets a node see them."""
+    def evaluate(
+        self,
+        params: Params,
+        tests: Indices | None = None,
+        shift: Shift | None = None,
+        buffers: dict[str, torch.Tensor] | None = None,
+    ) -> dict[str, float]:
+        """Scores on all test samples, or on those that `tests` names; as `shift` lets a node see them.
+
+        `buffers` are the node's own. Without them, as for the average of many models, they are those of the start.
+        """
         import torch
 
         self.flat.load(params)
+        self.flat.load_local(buffers)
         totals: dict[str, Any] = {}
         with torch.inference_mode(), self._testing():
             for numbers, x, y in self._test_batches(tests):
-                outputs = self.flat.module(x if shift is None else shift.apply(x, numbers))
+                outputs = self.flat.module(x if shift is None else shift.apply(x, -1 - numbers))
                 _add(totals, self.metrics.tally(outputs, y, self._cost(outputs, y)))
         return self.metrics.scores(totals)
 
@@ -416,8 +453,31 @@ class Learner:
 
     @property
     def stackable(self) -> bool:
-        """Whether `train_stacked` gives what `train` gives: the optimizer works element by element."""
-        return self._stackable
+        """Whether `train_stacked` gives what `train` gives: the optimizer works element by element, too."""
+        return self._elementwise and self.vectorized
+
+    @cached_property
+    def vectorized(self) -> bool:
+        """Whether torch can compute many models of this kind at once: tried once, on one sample.
+
+        It cannot where the module changes its buffers, looks at values, or has layers that `torch.func.vmap` knows
+        only as a loop, which would be slower than ours.
+        """
+        import torch
+
+        if self.flat.changing:
+            return False
+        views = self.flat.stacked(self.flat.values.expand(2, -1).clone())
+        x, y = (tensor[:1].expand(2, 1, *tensor.shape[1:]) for tensor in self._train)
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("error", message="There is a performance drop")
+            try:
+                self._slopes(views, self._seen(x), y)
+                with torch.inference_mode(), self._testing():
+                    self._tallies(views, self._seen(x[0]), y[0])
+            except Exception:  # whatever a module of anyone's may raise; alone, it says so to those who train it
+                return False
+        return True
 
     @contextmanager
     def _testing(self) -> Iterator[None]:
@@ -457,10 +517,7 @@ class Learner:
 
     def _seen(self, x: torch.Tensor) -> torch.Tensor:
         """Inputs as the module takes them."""
-        if self._scaling is None:
-            return x
-        mean, std = self._scaling
-        return (x.to(mean.dtype) - mean) / std
+        return scaled(x, self._scaling)
 
     def _cost(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """What training minimises: a mean over the batch."""
@@ -474,10 +531,12 @@ class Learner:
     def _slopes(self, views: Any, x: Any, y: Any) -> Any:
         from torch.func import functional_call, grad_and_value, vmap
 
-        def loss(parameters: Any, x: Any, y: Any) -> Any:
-            return self._cost(functional_call(self.flat.module, parameters, (x,)), y)
+        def loss(trained: Any, rest: Any, x: Any, y: Any) -> Any:
+            return self._cost(functional_call(self.flat.module, {**trained, **rest}, (x,)), y)
 
-        return vmap(grad_and_value(loss), randomness="different")(views, x, y)
+        trained = {slot.name: views[slot.name] for slot in self.flat.layout if slot.trained}
+        rest = {slot.name: views[slot.name] for slot in self.flat.layout if not slot.trained}
+        return vmap(grad_and_value(loss), randomness="different")(trained, rest, x, y)
 
     def _tallies(self, views: Any, x: Any, y: Any) -> Any:
         from torch.func import functional_call, vmap
@@ -572,6 +631,22 @@ def _scaling(data: Data, device: torch.device) -> tuple[torch.Tensor, torch.Tens
     return mean, std
 
 
+def first_inputs(data: Data, device: torch.device) -> torch.Tensor:
+    """Two training samples (the same, if there is but one) as a module takes them."""
+    import torch
+
+    x = torch.from_numpy(data.train.x[np.arange(2) % len(data.train)]).to(device)
+    return scaled(x, _scaling(data, device))
+
+
+def scaled(x: torch.Tensor, scaling: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+    """Inputs as a module takes them."""
+    if scaling is None:
+        return x
+    mean, std = scaling
+    return (x.to(mean.dtype) - mean) / std
+
+
 def _root_mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     import torch
 
@@ -644,14 +719,20 @@ def _is_count(value: Any) -> bool:
 
 
 def _arrays(state: dict[str, Any]) -> State:
-    """An optimizer's state with arrays in place of tensors."""
-    return {k: _arrays(v) if isinstance(v, dict) else v.detach().cpu().numpy() for k, v in state.items()}
+    """An optimizer's state with arrays in place of tensors: copies, for the optimizer goes on writing into its own."""
+    return {k: _arrays(v) if isinstance(v, dict) else v.detach().cpu().numpy().copy() for k, v in state.items()}
 
 
-def _as_tensors(state: State) -> dict[str, Any]:
+def _as_tensors(state: State, device: torch.device) -> dict[str, Any]:
+    """`_arrays` undone, on the device that trains; the count of steps stays where torch keeps it, on the CPU."""
     import torch
 
-    return {k: _as_tensors(v) if isinstance(v, dict) else torch.tensor(v) for k, v in state.items()}
+    return {
+        k: _as_tensors(v, device)
+        if isinstance(v, dict)
+        else torch.tensor(v, device=torch.device("cpu") if k == "step" else device)
+        for k, v in state.items()
+    }
 
 
 def _torch(trainer: Trainer) -> TorchTrainer:

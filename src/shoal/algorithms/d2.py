@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from shoal.algorithms.demands import changes, directed, graph_of, inexact, unlike_plain_sgd
+from shoal.algorithms.presence import Epochs, epoch_of
 from shoal.algorithms.vectors import halved
 from shoal.components import Whole
-from shoal.message import Params
+from shoal.message import Params, Payload
 from shoal.node import Node
 from shoal.schema import Bounds
 from shoal.topologies.graph import Graph, Mixing
@@ -32,8 +33,11 @@ class D2:
     eigenvalues are all positive. Without it, a graph that does not do is refused. Sharings that leave out parts of a
     model always are, for they make W another in every round.
 
-    The correction holds as long as all that took part in it do. A node that learns of a death begins anew: its next
-    step is a first step.
+    The correction holds as long as all that took part in it do: only then is the mean of all models moved by the mean
+    of u. So nodes that learn of a death, or that miss a peer, start anew: their next step is a first step, in an epoch
+    that they say with it. Models are mixed within an epoch only, and who hears of a later one enters it
+    (`presence.Epochs`). The weights of those that are missing stay with the node. Once all have heard of it, which
+    takes as many rounds as they are links apart, means move as they should again, over those that live.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -41,18 +45,18 @@ class D2:
 
     async def run(self, node: Node) -> None:
         before: list[Params] | None = node.memory.get("before")
-        dead = 0
+        epochs = Epochs(node)
         async for r in node.rounds(self.rounds):
             x = node.params
             u = await node.train(x) - x
-            if len(node.runtime.gone()) > dead:
-                before, dead = None, len(node.runtime.gone())
+            if epochs.begins():
+                before = None
             ahead = x + u if before is None else 2 * x - before[0] + u - before[1]
             peers = await node.peers(r)
-            await node.send(peers, node.sharing.outgoing(ahead, r), round=r)
-            received = await node.receive_each(peers, round=r)
-            weights = halved(node.weights(received)) if self.lazy else node.weights(received)
-            node.params = node.sharing.merge(ahead, received, weights)
+            await node.send(peers, epochs.stamped(node.sharing.outgoing(ahead, r)), round=r)
+            received = epochs.alike(await epochs.hear(peers, round=r, check=_check))
+            weights = {j: peers.weights[j] for j in received}
+            node.params = node.sharing.merge(ahead, received, halved(weights) if self.lazy else weights)
             node.memory["before"] = before = [x, u]
 
     def misfits(self, whole: Whole) -> list[str]:
@@ -76,3 +80,7 @@ def _smallest_eigenvalue(graph: Graph, whole: Whole) -> float:
     from shoal.topologies.measures import matrix, smallest_eigenvalue  # scipy takes its time
 
     return smallest_eigenvalue(matrix(Mixing(graph, whole.weights), 0))
+
+
+def _check(payload: Payload) -> None:
+    epoch_of(payload)

@@ -30,13 +30,13 @@ def directed(graph: Graph) -> bool:
     return any(links.to != links.of for links in (graph.links(node, 0) for node in range(graph.nodes)))
 
 
-PARTIAL = frozenset({"random", "topk", "jwins", "choco", "deepsqueeze", "powergossip", "data"})
-"""Sharings after which a model is not its row of Wx: some coordinates, or some of each difference, are left out."""
-
-
 def inexact(whole: Whole, needs: str) -> list[str]:
-    """A sharing that averages by another W in each round, for what diverges then."""
-    if whole.sharing.name not in PARTIAL:
+    """A sharing that averages by another W in each round, for what diverges then.
+
+    It is one that leaves out some coordinates, or some of each difference, so that a model is not its row of Wx. A
+    sharing that says whole models, rounded at most, has `says_all = True` in its class; others are taken not to.
+    """
+    if getattr(find("sharing", whole.sharing.name), "says_all", False):
         return []
     return [
         f"sharing = {whole.sharing.name!r}: {needs} diverges unless whole models are averaged; "

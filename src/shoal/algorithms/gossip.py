@@ -20,6 +20,8 @@ from shoal.topologies.graph import NodeId
 
 OLDEST = 2**53
 """No model is as old: ages up to here are exact as numbers of any kind."""
+SHORTEST = 1e-3
+"""Seconds: the shortest period that is not given, for devices that take no time."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Gossip:
 
     A round is one period: each node sends one model in it, the first after a random part of it, for clocks are not
     set alike. `period` is in seconds. When it is not given, it is twice as long as a node takes for a model that
-    comes, by `device.step_seconds` and by how long the last one took: real time, where nodes are processes.
+    comes, by `device.step_seconds` and by how long the last one took: real time, where nodes are processes. It is a
+    millisecond at the least, for with `device.step_seconds = 0` all rounds would be over before anything could come.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -47,7 +50,7 @@ class Gossip:
         node.background(self._listen(node, own))
         rng = node.rng("gossip")
         async for r in node.rounds(self.rounds):
-            period = self.period or 2 * own.seconds
+            period = self.period or max(SHORTEST, 2 * own.seconds)
             await node.sleep(period * rng.random() if r == 0 else period)
             gone = node.runtime.gone()
             peers = [peer for peer in (await node.peers(r)).to if peer not in gone]
@@ -80,7 +83,7 @@ class Gossip:
             trained, age = ours + (theirs - ours) * share, max(age, own.age)
         else:
             trained = await node.train(node.sharing.merge(node.params, received, {sender: 1.0}))
-        node.params, own.age = trained, age + 1
+        node.params, own.age = trained, min(age + 1, OLDEST - 1)
         node.memory["age"] = own.age
 
 

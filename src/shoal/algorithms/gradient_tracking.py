@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from shoal.algorithms.demands import unlike_plain_sgd
+from shoal.algorithms.presence import Epochs, epoch_of
 from shoal.algorithms.vectors import average, check_vectors, halved
 from shoal.components import Speaks, Whole
 from shoal.message import Payload
@@ -34,7 +35,10 @@ class GradientTracking:
     Where W has negative eigenvalues, steps have to be small: with one near −0.6, as on a torus, ηL below 0.08 for
     gradients that change by at most L. With `lazy` W stands for (W + I)/2, which has none, and 0.5 is the limit.
 
-    A death takes a part of Σy with it. A node that learns of one begins anew with y = d(x).
+    A death takes a part of Σy with it. So nodes that learn of one, or that miss a peer, start anew with y = d(x), in
+    an epoch that they say with y: y is mixed within an epoch only, and who hears of a later one enters it
+    (`presence.Epochs`). The weights of those that are missing stay with the node. Once all have heard of it, which
+    takes as many rounds as they are links apart, Σy = Σd again, over those that live.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -43,23 +47,28 @@ class GradientTracking:
     speaks: ClassVar[Speaks] = "itself"
 
     async def run(self, node: Node) -> None:
-        nothing, dead = np.zeros_like(node.params), 0
+        nothing, epochs = np.zeros_like(node.params), Epochs(node)
         mixed, before = node.memory.get("mixed", nothing), node.memory.get("before", nothing)
-        check = partial(check_vectors, size=node.params.size, names=("x", "y"))
+        check = partial(_check, size=node.params.size)
         async for r in node.rounds(self.rounds):
             x = node.params
             d = x - await node.train(x)
-            if len(node.runtime.gone()) > dead:
-                mixed, before, dead = nothing, nothing, len(node.runtime.gone())
+            if epochs.begins():
+                mixed, before = nothing, nothing
             y = mixed + d - before
             peers = await node.peers(r)
-            await node.send(peers, Payload({"x": x, "y": y}), round=r, kind=TRACKED)
-            received = await node.receive_each(peers, round=r, kind=TRACKED, check=check)
-            weights = halved(node.weights(received)) if self.lazy else node.weights(received)
+            await node.send(peers, epochs.stamped(Payload({"x": x, "y": y})), round=r, kind=TRACKED)
+            received = await epochs.hear(peers, round=r, kind=TRACKED, check=check)
+            weights = halved(peers.weights) if self.lazy else peers.weights
             node.params = average(x, {j: said.arrays["x"] for j, said in received.items()}, weights) - y
-            mixed = average(y, {j: said.arrays["y"] for j, said in received.items()}, weights)
+            mixed = average(y, {j: said.arrays["y"] for j, said in epochs.alike(received).items()}, weights)
             before = d
             node.memory.update(mixed=mixed, before=before)
 
     def misfits(self, whole: Whole) -> list[str]:
         return unlike_plain_sgd(whole)
+
+
+def _check(payload: Payload, size: int) -> None:
+    check_vectors(payload, size, ("x", "y"))
+    epoch_of(payload)

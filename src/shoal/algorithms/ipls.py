@@ -182,7 +182,7 @@ class _Peer:
         self._per_node = algorithm.per_node
         partitions = algorithm.partitions or node.nodes
         self._bounds = [p * node.params.size // partitions for p in range(partitions + 1)]
-        self._missed: dict[NodeId, int] = {}
+        self._missed: dict[NodeId, int] = dict(node.memory.get("missed", []))
         """Those not heard in the last round, though nobody knew them to be dead: for how many rounds running."""
         self._sent: dict[NodeId, list[int]] = {}
         """Which slices went to whom in this round; to itself too."""
@@ -223,6 +223,7 @@ class _Peer:
                 if message is not None:
                     heard.update(self._read({peer: message.payload}, self._update))
         self._missed = {peer: self._missed.get(peer, 0) + 1 for peer in others if peer not in heard}
+        node.memory["missed"] = [[peer, rounds] for peer, rounds in self._missed.items()]
         return heard
 
     async def exchange_partials(self, updates: Mapping[NodeId, Update], r: int) -> Weighed:

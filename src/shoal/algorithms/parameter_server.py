@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -11,10 +11,13 @@ import numpy as np
 from shoal.algorithms.server import alive, call, calls, dismiss
 from shoal.algorithms.server_optimizers import Average, ServerOptimizer
 from shoal.components import Speaks
-from shoal.message import Payload
+from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.schema import Bounds, Nested
 from shoal.topologies.graph import NodeId
+
+PATIENCE = 10
+"""How often running an asynchronous server waits for anybody at all, before it gives up on those that train."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class ParameterServer:
 
     A round of an asynchronous worker is an iteration of its own; a round of the server is as many pushes as there are
     nodes. The last ones are empty when workers have died.
+
+    An asynchronous server that hears nobody for as long as it has patience goes on waiting, but no longer holds the
+    fastest back for those that are silent: a late push counts as any other. Workers are given up when nobody at all was
+    heard ten times running, and the server ends before its time when nobody is left. Its checkpoints hold how far each
+    worker is, but not what was under way: a server that is restored calls all workers anew.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -65,42 +73,88 @@ class ParameterServer:
                 node.event("nobody answered", f"round {r}: the model stays as it was")
 
     async def _asynchronous(self, node: Node) -> None:
-        clocks = dict.fromkeys(range(node.nodes), 0)  # how many steps each worker has pushed
-        pulled: dict[NodeId, int] = {}  # of the workers that train: how many steps the model had when they got it
-        ages: list[int] = []
-        async for _ in node.rounds(self.rounds):
+        workers = _Workers(node)
+        async for r in node.rounds(self.rounds):
             for _ in range(node.nodes):
-                for worker in self._ready(node, clocks, pulled):
-                    pulled[worker] = len(ages)
-                    await call(node, [worker], clocks[worker])
-                push = await node.receive_first(pulled)
-                if push is None:
-                    _give_up(node, clocks, pulled)
-                    continue
-                self._apply(node, {push.sender: push.payload}, 1 / max(1, len(alive(node))))
-                ages.append(len(ages) - pulled.pop(push.sender))
-                clocks[push.sender] += 1
-        if ages:
-            node.event("staleness", f"steps of others between a pull and its push: mean {np.mean(ages):.3g}, "
-                                    f"at most {max(ages)}")  # fmt: skip
+                push = await self._next_push(node, workers)
+                if push is not None:
+                    self._apply(node, {push.sender: push.payload}, 1 / max(1, len(alive(node))))
+                    workers.has_pushed(push.sender)
+            if not workers.left():
+                node.event("nobody left", f"round {r}: no worker is left to learn from; the server ends")
+                await node.evaluate(r)
+                break
+        workers.report()
 
-    def _ready(self, node: Node, clocks: Mapping[NodeId, int], pulled: Mapping[NodeId, int]) -> list[NodeId]:
+    async def _next_push(self, node: Node, workers: _Workers) -> Message | None:
+        """Calls those that may begin another iteration, and waits for any that was called. None when nobody is left."""
+        for _ in range(PATIENCE):
+            for worker in self._ready(workers):
+                workers.pulled[worker] = workers.steps
+                await call(node, [worker], workers.clocks[worker])
+            training = [worker for worker in workers.left() if worker in workers.pulled]
+            if not training:
+                return None
+            push = await node.receive_first(training)
+            if push is not None:
+                return push
+            workers.kept_silent(training)
+        workers.give_up()
+        return None
+
+    def _ready(self, workers: _Workers) -> list[NodeId]:
         """The workers that may begin another iteration now."""
-        living = [worker for worker in alive(node) if worker in clocks]
-        slowest = min((clocks[worker] for worker in living), default=0)
+        left = workers.left()
+        slowest = min((workers.clocks[worker] for worker in left if worker not in workers.silent), default=0)
         furthest = self.rounds if self.staleness is None else min(self.rounds, slowest + self.staleness + 1)
-        return [worker for worker in living if worker not in pulled and clocks[worker] < furthest]
+        return [worker for worker in left if worker not in workers.pulled and workers.clocks[worker] < furthest]
 
     def _apply(self, node: Node, pushed: Mapping[NodeId, Payload], share: float) -> None:
         direction = node.sharing.merge(np.zeros_like(node.params), pushed, dict.fromkeys(pushed, share))
         node.params = self.server.step(node.params, direction, node.memory)
 
 
-def _give_up(node: Node, clocks: dict[NodeId, int], pulled: dict[NodeId, int]) -> None:
-    """Those that train have died or keep silent: nobody waits for them any longer."""
-    silent = [worker for worker in alive(node) if worker in pulled]
-    if silent:
-        node.event("no answer", f"gave up waiting for {', '.join(map(str, silent))}")
-    for worker in pulled:
-        del clocks[worker]
-    pulled.clear()
+class _Workers:
+    """What an asynchronous server knows of its workers."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.clocks: dict[NodeId, int] = dict(enumerate(node.memory.get("clocks", [0] * node.nodes)))
+        """How many steps each has pushed."""
+        self.pulled: dict[NodeId, int] = {}
+        """Of those that train: how many steps the model had when they got it."""
+        self.silent: set[NodeId] = set()
+        """Of those that train: who was waited for in vain."""
+        self._given_up: set[NodeId] = set()
+        self.steps, self._staleness, self._stalest = node.memory.get("staleness", [0, 0, 0])
+        """How many steps the model has made."""
+
+    def left(self) -> list[NodeId]:
+        """Who may still push: neither dead nor given up."""
+        return [worker for worker in alive(self._node) if worker not in self._given_up]
+
+    def has_pushed(self, worker: NodeId) -> None:
+        stale = self.steps - self.pulled.pop(worker)
+        self.silent.discard(worker)
+        self.clocks[worker] += 1
+        self.steps, self._staleness, self._stalest = self.steps + 1, self._staleness + stale, max(self._stalest, stale)
+        self._node.memory["clocks"] = list(self.clocks.values())
+        self._node.memory["staleness"] = [self.steps, self._staleness, self._stalest]
+
+    def kept_silent(self, workers: Iterable[NodeId]) -> None:
+        silent = set(workers).intersection(alive(self._node))
+        if news := sorted(silent - self.silent):
+            self._node.event("no answer", f"nothing from {', '.join(map(str, news))}; the others go on")
+        self.silent |= silent
+
+    def give_up(self) -> None:
+        """On those that train: nobody waits for them any longer."""
+        lost = sorted(worker for worker in self.left() if worker in self.pulled)
+        self._node.event("gave up", f"nothing from {', '.join(map(str, lost))} in {PATIENCE} times the patience")
+        self._given_up.update(lost)
+
+    def report(self) -> None:
+        if self.steps:
+            mean = self._staleness / self.steps
+            said = f"steps of others between a pull and its push: mean {mean:.3g}, at most {self._stalest}"
+            self._node.event("staleness", said)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from shoal.algorithms.demands import directed, graph_of
+from shoal.algorithms.presence import Listener
 from shoal.algorithms.vectors import check_vectors
 from shoal.components import Speaks, Whole
 from shoal.errors import MessageError
@@ -45,12 +46,12 @@ class RelaySum:
         first, n = node.memory.setdefault("first", node.params), node.nodes
         check = partial(_check, size=first.size, nodes=n)
         heard = _remembered(node.memory.get("heard", {}))
-        reach = _reach(node.mixing.graph, node.id)
+        reach, listener = _reach(node.mixing.graph, node.id), Listener(node)
         async for r in node.rounds(self.rounds):
             half = await node.train(node.params)
             neighbours = await node.peers(r)
             await node.send(neighbours, partial(_relayed, half, heard), round=r, kind=RELAY)
-            heard = await node.receive_each(neighbours, round=r, kind=RELAY, check=check)
+            heard = await listener.hear(neighbours, round=r, kind=RELAY, check=check)
             total, count = _sum(half, heard.values())
             in_reach = reach[min(r, len(reach) - 1)]
             missing = in_reach - count

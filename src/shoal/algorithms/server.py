@@ -2,20 +2,29 @@
 
 The server's model is always said in full, whatever the sharing: a client that was not called for a while has nothing
 that less could build on.
+
+A client may go uncalled for many rounds, so its patience cannot be that of a receive. Where the experiment sets a
+`receive_timeout`, a client that has heard nothing for so long asks whether the server is there, and gives it as long
+again to say so.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Iterable
+from weakref import WeakSet
 
-from shoal.message import Payload
-from shoal.node import Node
+from shoal.message import Message, Payload
+from shoal.node import Check, Node
 from shoal.sharing.full import Full
 from shoal.topologies.graph import NodeId
 
 GLOBAL = "global"
 LAST = "last"
+ASK, HERE = "is the server there", "the server is there"
 _FULL = Full()
+_answering: WeakSet[Node] = WeakSet()
+"""The servers that say so when they are asked."""
 
 
 def alive(node: Node) -> list[NodeId]:
@@ -26,6 +35,9 @@ def alive(node: Node) -> list[NodeId]:
 
 async def call(node: Node, clients: Iterable[NodeId], round: int) -> None:
     """The server calls `clients` to a round, with its model."""
+    if node.receive_timeout is not None and node not in _answering:
+        _answering.add(node)
+        node.background(_answer(node))
     await node.send(clients, _FULL.outgoing(node.params, round), round=round, kind=GLOBAL)
 
 
@@ -38,15 +50,19 @@ async def dismiss(node: Node, rounds: int) -> None:
 async def calls(node: Node) -> AsyncIterator[int]:
     """The rounds that the server calls this client to. In each, `node.params` is the model that came with the call.
 
-    Ends with the server's last model. Should the server die, it ends with the model of the latest call: that is what
-    all have learnt together, where the client's own next step would be of its own data alone. Either is evaluated.
+    Of several calls that have come, the last counts: who was too slow for a round does not train for it any more.
+    Ends with the server's last model. Should the server die, or fall silent, it ends with the model of the latest call:
+    that is what all have learnt together, where the client's own next step would be of its own data alone. Either is
+    evaluated.
     """
     latest = -1
 
     def check(said: Payload) -> None:
         _FULL.check(said, node.params)
 
-    while (message := await node.receive(kind=GLOBAL, sender=node.server, check=check)) is not None:
+    while (message := await _next_call(node, check)) is not None:
+        while (later := await node.receive(kind=GLOBAL, sender=node.server, timeout=0.0, check=check)) is not None:
+            message = later
         node.params = message.payload.arrays["params"]
         if message.payload.fields.get(LAST) is True:
             await node.evaluate(message.round)
@@ -55,5 +71,24 @@ async def calls(node: Node) -> AsyncIterator[int]:
         async with node.round(latest):
             yield latest
     kept = f"the model that it was sent in round {latest}" if latest >= 0 else "the model that it began with"
-    node.event("server lost", f"node {node.server} died; this node keeps {kept}")
+    fate = "died" if node.server in node.runtime.gone() else "keeps silent"
+    node.event("server lost", f"node {node.server} {fate}; this node keeps {kept}")
     await node.evaluate(max(0, latest - 1))  # what a round begins with is what the one before ended with
+
+
+async def _next_call(node: Node, check: Check) -> Message | None:
+    """The server's next word; None when it has died, or does not even say that it is there."""
+    patience = math.inf if node.receive_timeout is None else node.receive_timeout
+    while True:
+        message = await node.receive(kind=GLOBAL, sender=node.server, timeout=patience, check=check)
+        if message is not None or node.server in node.runtime.gone():
+            return message
+        await node.send([node.server], Payload({}), round=0, kind=ASK)
+        if await node.receive(kind=HERE, sender=node.server, timeout=patience) is None:
+            return await node.receive(kind=GLOBAL, sender=node.server, timeout=0.0, check=check)
+
+
+async def _answer(node: Node) -> None:
+    while (asked := await node.receive(kind=ASK)) is not None:
+        if asked.sender < node.nodes:
+            await node.send([asked.sender], Payload({}), round=0, kind=HERE)

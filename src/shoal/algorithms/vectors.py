@@ -22,8 +22,8 @@ def check_vectors(payload: Payload, size: int, names: tuple[str, ...]) -> None:
 
 
 def average(own: Params, others: Mapping[NodeId, Params], weights: Mapping[NodeId, float]) -> Params:
-    """The weighted average; the own weight is what `weights` leave of 1."""
-    mixed = own * np.float32(1.0 - sum(weights.values()))
+    """The weighted average; the own weight is what those of `others` leave of 1."""
+    mixed = own * np.float32(1.0 - sum(weights[peer] for peer in others))
     for peer, vector in others.items():
         mixed += vector * np.float32(weights[peer])
     return mixed

@@ -110,10 +110,16 @@ def statistics(values: Iterable[float]) -> dict[str, float] | None:
 
 
 def fairness(values: Iterable[float]) -> dict[str, float] | None:
-    """The means of the lowest and of the highest tenth: how those fare that fare worst, whichever end that is."""
-    found = sorted(values)
+    """The means of the lowest and of the highest tenth: how those fare that fare worst, whichever end that is.
+
+    None of nothing, NaN where a value is not finite.
+    """
+    found = list(values)
     if not found:
         return None
+    if not all(map(math.isfinite, found)):
+        return dict.fromkeys(("lowest_10_percent", "highest_10_percent"), math.nan)
+    found.sort()
     tenth = max(1, round(len(found) / 10))
     return {
         "lowest_10_percent": math.fsum(found[:tenth]) / tenth,

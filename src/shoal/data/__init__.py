@@ -17,8 +17,21 @@ from shoal.data.dataset import (
 )
 
 DATASETS: dict[str, str] = {
+    "cifar10": "shoal.data.cifar:Cifar10",
+    "cifar100": "shoal.data.cifar:Cifar100",
+    "mnist": "shoal.data.idx:Mnist",
+    "fashion-mnist": "shoal.data.idx:FashionMnist",
     "digits": "shoal.data.digits:Digits",
     "synthetic": "shoal.data.synthetic:Synthetic",
+    "femnist": "shoal.data.leaf:Femnist",
+    "celeba": "shoal.data.leaf:Celeba",
+    "shakespeare": "shoal.data.leaf:Shakespeare",
+    "sent140": "shoal.data.leaf:Sent140",
+    "reddit": "shoal.data.leaf:Reddit",
+    "leaf-synthetic": "shoal.data.leaf:LeafSynthetic",
+    "movielens": "shoal.data.movielens:Movielens",
+    "huggingface": "shoal.data.huggingface:HuggingFace",
+    "arrays": "shoal.data.arrays:ArrayFiles",
 }
 
 PARTITIONS: dict[str, str] = {
@@ -26,6 +39,10 @@ PARTITIONS: dict[str, str] = {
     "shards": "shoal.data.partitions:Shards",
     "dirichlet": "shoal.data.partitions:Dirichlet",
     "classes": "shoal.data.partitions:Classes",
+    "quantity": "shoal.data.partitions:Quantity",
+    "natural": "shoal.data.partitions:Natural",
+    "rotation": "shoal.data.shifts:Rotation",
+    "noise": "shoal.data.shifts:Noise",
 }
 
 __all__ = [

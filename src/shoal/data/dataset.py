@@ -158,5 +158,8 @@ class Shift(Protocol):
     """What becomes of a node's inputs, whenever it looks at them. The same input always looks the same."""
 
     def apply(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """A batch of float32 inputs, already scaled, and the numbers of its samples; a new batch of the same shape."""
+        """A batch of float32 inputs, already scaled, and the numbers of its samples; a new batch of the same shape.
+
+        Training samples count from 0 up, test samples from −1 down.
+        """
         ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,12 @@ def decoded(
     if not folder.is_dir():
         _write(folder, decode)
     return {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in sorted(folder.glob("*.npy"))}
+
+
+def is_decoded(name: str) -> bool:
+    """Whether a decoded form of the data set is there, of whatever source."""
+    named = re.compile(f"{re.escape(name)}(-.*)?-[0-9a-f]{{16}}")
+    return any(named.fullmatch(folder.name) for folder in cache_folder().glob(f"{name}-*"))
 
 
 def _write(folder: Path, decode: Callable[[Path], Mapping[str, NDArray[Any]]]) -> None:

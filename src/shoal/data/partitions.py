@@ -4,21 +4,25 @@
     shards      sorted by label and cut: a few classes each (McMahan et al. 2017)
     dirichlet   every class spread unevenly, more so for a small alpha (Hsu et al. 2019)
     classes     exactly so many classes each
+    quantity    the same mixture everywhere, and much for some nodes where others have little (Li et al. 2022)
+    natural     whole users, as the data set has them (Caldas et al. 2018)
 
 All give every sample to exactly one node (`Classes` says when it cannot), leave no node empty, take labels as
 they are — any integers, in any order — and draw from the generator they are given and nothing else. A node's
-indices ascend. Each works out an owner for every sample; nothing costs nodes × samples.
+indices ascend. Each works out an owner for every sample; nothing costs nodes × samples. Partitions whose nodes see
+their samples differently are in `shifts`.
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.data.dataset import Indices
+from shoal.data.dataset import Indices, Samples
 from shoal.errors import DataError
 from shoal.schema import Bounds
 
@@ -81,18 +85,11 @@ class Dirichlet:
     def split(self, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> list[Indices]:
         samples = len(labels)
         _require_a_sample_each("dirichlet", samples, nodes)
-        if nodes * self.minimum > samples:
-            raise DataError(
-                f"partition 'dirichlet': minimum = {self.minimum} for {nodes} nodes needs "
-                f"{nodes * self.minimum} samples, and there are {samples}; use a minimum of at most "
-                f"{samples // nodes}, fewer nodes or a larger data set"
-            )
+        _require_the_minimum("dirichlet", self.minimum, samples, nodes)
         owner = np.empty(samples, dtype=np.int64)
         for members in _by_class(labels):
             proportions = rng.dirichlet(np.full(nodes, self.alpha))
-            ends = np.floor(np.cumsum(proportions) * len(members)).astype(np.int64)
-            ends[-1] = len(members)  # the sum of the proportions may miss 1 by a rounding
-            owner[rng.permutation(members)] = np.repeat(np.arange(nodes), np.diff(ends, prepend=0))
+            owner[rng.permutation(members)] = _in_shares(len(members), proportions)
         _raise_to_minimum(owner, nodes, self.minimum, rng)
         return _by_owner(owner, nodes)
 
@@ -133,6 +130,112 @@ class Classes:
                 turns = np.arange(len(samples)) % len(nodes_of_class)
                 owner[rng.permutation(samples)] = nodes_of_class[turns]
         return _by_owner(owner, nodes)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """The same mixture everywhere, in very different quantities.
+
+    Li et al. 2022, "Federated Learning on Non-IID Data Silos". The shares are drawn from a symmetric Dirichlet
+    distribution, more uneven for a small `alpha`; or they follow a power law, 1 to 2^−`exponent` to 3^−`exponent` …,
+    dealt to the nodes at random. Nodes left with fewer than `minimum` samples get some of the largest holders'.
+    """
+
+    law: Literal["dirichlet", "power"] = "dirichlet"
+    alpha: Annotated[float, Bounds(above=0, at_most=1e9)] = 0.5
+    exponent: Annotated[float, Bounds(at_least=0, at_most=100)] = 1.0
+    minimum: Annotated[int, Bounds(at_least=1)] = 1
+
+    def split(self, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> list[Indices]:
+        samples = len(labels)
+        _require_a_sample_each("quantity", samples, nodes)
+        _require_the_minimum("quantity", self.minimum, samples, nodes)
+        if self.law == "dirichlet":
+            shares = rng.dirichlet(np.full(nodes, self.alpha))
+        else:
+            falling = np.arange(1.0, nodes + 1) ** -self.exponent
+            shares = rng.permutation(falling / falling.sum())
+        owner = rng.permutation(_in_shares(samples, shares))
+        _raise_to_minimum(owner, nodes, self.minimum, rng)
+        return _by_owner(owner, nodes)
+
+
+@dataclass(frozen=True)
+class Natural:
+    """Whole users to nodes: who a sample came from decides who holds it. For data sets that know their users.
+
+    Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings". Where there are more users than nodes, nodes hold
+    nearly as many users (`by = "users"`) or samples (`by = "samples"`) as each other: users at random, or blocks of
+    consecutive users (`order = "contiguous"`), as decentralizepy and DivShare give out MovieLens.
+
+    A node's own test samples are those of its users; users that have none to train on are nobody's.
+    """
+
+    by: Literal["users", "samples"] = "users"
+    order: Literal["random", "contiguous"] = "random"
+
+    def split_owned(
+        self, train: Samples, test: Samples, nodes: int, rng: np.random.Generator
+    ) -> tuple[list[Indices], list[Indices]]:
+        if train.owner is None:
+            raise DataError(
+                "partition 'natural': this data set does not say whom its samples came from; use 'iid' or another "
+                "partition, or a data set with users"
+            )
+        users, place, counts = np.unique(train.owner, return_inverse=True, return_counts=True)
+        if len(users) < nodes:
+            raise DataError(
+                f"partition 'natural': {nodes} nodes share {len(users)} users, and each needs one at least; "
+                f"use at most {len(users)} nodes or another partition"
+            )
+        holder = self._holders(counts, nodes, rng)
+        return _by_owner(holder[place], nodes), _by_owner(_followed(test.owner, users, holder, len(test)), nodes)
+
+    def _holders(self, counts: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The node of each user, given how many samples each has."""
+        users = len(counts)
+        if self.by == "users":
+            blocks = np.repeat(np.arange(nodes), [users // nodes + (n < users % nodes) for n in range(nodes)])
+            return blocks if self.order == "contiguous" else rng.permutation(blocks)
+        return _in_blocks(counts, nodes) if self.order == "contiguous" else _balanced(counts, nodes, rng)
+
+
+def _followed(owner: Indices | None, users: Indices, holder: NDArray[np.int64], samples: int) -> NDArray[np.int64]:
+    """The node that holds the user of each sample."""
+    if owner is None:
+        return np.full(samples, NOBODY, dtype=np.int64)
+    place = np.minimum(np.searchsorted(users, owner), len(users) - 1)
+    return np.where(users[place] == owner, holder[place], NOBODY)
+
+
+def _in_blocks(counts: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
+    """Consecutive users to each node, cut where the samples so far come nearest to its share; none is left empty."""
+    before = np.cumsum(counts) - counts / 2  # a user goes where the middle of its samples lies
+    cuts = np.searchsorted(before, counts.sum() * np.arange(1, nodes) / nodes)
+    turns = np.arange(1, nodes)
+    cuts = np.maximum.accumulate(np.maximum(cuts - turns, 0)) + turns  # ascending, a user each
+    cuts = np.minimum(cuts, len(counts) - nodes + turns)
+    return np.repeat(np.arange(nodes), np.diff(cuts, prepend=0, append=len(counts)))
+
+
+def _balanced(counts: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """The largest users first, each to whoever has fewest samples so far; equals in random order."""
+    shuffled = rng.permutation(len(counts))
+    waiting = [(0, int(node)) for node in rng.permutation(nodes)]
+    heapq.heapify(waiting)
+    holder = np.empty(len(counts), dtype=np.int64)
+    for user in shuffled[np.argsort(-counts[shuffled], kind="stable")]:
+        held, node = waiting[0]
+        holder[user] = node
+        heapq.heapreplace(waiting, (held + int(counts[user]), node))
+    return holder
+
+
+def _in_shares(count: int, shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    """`count` places, divided among nodes in these shares, which add up to 1."""
+    ends = np.floor(np.cumsum(shares) * count).astype(np.int64)
+    ends[-1] = count  # the sum of the shares may miss 1 by a rounding
+    return np.repeat(np.arange(len(shares)), np.diff(np.minimum(ends, count), prepend=0))
 
 
 def _deal(holders: NDArray[np.int64], nodes: int, per_node: int, rng: np.random.Generator) -> list[Indices]:
@@ -197,4 +300,12 @@ def _require_a_sample_each(name: str, samples: int, nodes: int) -> None:
         raise DataError(
             f"partition '{name}': {nodes} nodes share {samples} samples, and each needs at least one; "
             f"use at most {samples} nodes or a larger data set"
+        )
+
+
+def _require_the_minimum(name: str, minimum: int, samples: int, nodes: int) -> None:
+    if nodes * minimum > samples:
+        raise DataError(
+            f"partition '{name}': minimum = {minimum} for {nodes} nodes needs {nodes * minimum} samples, and there are "
+            f"{samples}; use a minimum of at most {samples // nodes}, fewer nodes or a larger data set"
         )

@@ -11,6 +11,14 @@ MODELS: dict[str, str] = {
     "mlp": "shoal.models.networks:Mlp",
     "logistic": "shoal.models.networks:Logistic",
     "gn-lenet": "shoal.models.networks:GnLenet",
+    "lenet": "shoal.models.images:Lenet",
+    "leaf-cnn": "shoal.models.images:LeafCnn",
+    "lstm": "shoal.models.sequences:Lstm",
+    "matrix-factorization": "shoal.models.factorization:MatrixFactorization",
+    "resnet8": "shoal.models.resnets:Resnet8",
+    "resnet18": "shoal.models.resnets:Resnet18",
+    "transformer": "shoal.models.sequences:Transformer",
+    "huggingface": "shoal.models.huggingface:HuggingFace",
 }
 
 __all__ = ["MODELS", "Model"]

@@ -6,9 +6,10 @@ training step: the network computes on the vector itself, and backward adds into
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -19,12 +20,17 @@ from shoal.data.dataset import Data
 from shoal.models.model import ForData, Model
 from shoal.randomness import derived_seed
 
-# Buffers that a forward pass in training mode changes: batch normalisation, and both kinds of spectral norm.
-CHANGING_BUFFERS = ("running_mean", "running_var", "weight_u", "weight_v", "_u", "_v")
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers of batch normalisation, by the names that torch gives them everywhere."""
+DIRECTIONS = ("weight_u", "weight_v", "_u", "_v")
+"""Buffers of both kinds of spectral norm: unit vectors, whose average is none."""
+
+Buffers: TypeAlias = Literal["shared", "local"]
+"""Where the statistics live that a module keeps while it trains: in the vector, or with the node."""
 
 
 class Slot(NamedTuple):
-    """Where one parameter of the module lies in the flat vector."""
+    """Where one tensor of the module lies in the flat vector."""
 
     name: str
     offset: int
@@ -41,33 +47,54 @@ class FlatModule:
     """A module whose parameters are views of `values`, and their gradients views of `gradient`.
 
     Both are contiguous vectors of `size` on the module's device. Parameters come in the order of
-    `named_parameters()`; tied ones have one slot; where a parameter is not trained, `gradient` stays 0.
+    `named_parameters()`, those that are trained first: they are `values[:trained]`, all that an optimizer may touch.
+    Behind them lie those that are not, and then, when buffers are "shared", the statistics that the module keeps while
+    it trains. There `gradient` stays 0. Tied parameters have one slot.
+
+    What changes in training and has no slot is `local`, the node's own: integers always, all statistics when buffers
+    are "local".
 
     Writing to `values` changes the module, and `gradient.zero_()` clears its gradients: torch's own
     `zero_grad()`, `to()` and `copy.deepcopy` would part the module from the vectors, so keep to these.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, buffers: Buffers = "shared", changing: Collection[str] = ()) -> None:
+        """`changing` names buffers that training changes, beside those of batch normalisation and spectral norm."""
         parameters = dict(module.named_parameters())
         _require_flat(module, parameters)
+        statistics, self.local = _divided(module, buffers, changing)
+        ordered: list[tuple[str, torch.Tensor]] = sorted(parameters.items(), key=lambda p: not p[1].requires_grad)
+        ordered += statistics.items()
         layout, offset = [], 0
-        for name, parameter in parameters.items():
-            slot = Slot(name, offset, tuple(parameter.shape), parameter.requires_grad)
+        for name, tensor in ordered:
+            slot = Slot(name, offset, tuple(tensor.shape), tensor.requires_grad)
             layout.append(slot)
             offset += slot.size
 
         self.module = module
         self.layout = tuple(layout)
         self.size = offset
-        device = next(iter(parameters.values())).device
-        self.values = torch.empty(self.size, dtype=torch.float32, device=device)
+        self.trained = sum(slot.size for slot in layout if slot.trained)
+        self.values = torch.empty(self.size, dtype=torch.float32, device=ordered[0][1].device)
         self.gradient = torch.zeros_like(self.values)
-        for slot, parameter in zip(self.layout, parameters.values(), strict=True):
+        self._homes = _homes(module)
+        self._statistics: dict[str, torch.Tensor] = {}
+        for slot, (name, tensor) in zip(self.layout, ordered, strict=True):
             place = slice(slot.offset, slot.offset + slot.size)
             view = self.values[place].view(slot.shape)
-            view.copy_(parameter.detach())
-            parameter.data = view
-            parameter.grad = self.gradient[place].view(slot.shape) if slot.trained else None
+            view.copy_(tensor.detach())
+            if name in statistics:
+                self._statistics[name] = view.data  # autograd need not think that one layer's change is another's
+                self._settle(name, self._statistics[name])
+            else:
+                tensor.data = view
+                tensor.grad = self.gradient[place].view(slot.shape) if slot.trained else None
+        self._first = self.read_local()
+
+    @property
+    def changing(self) -> bool:
+        """Whether training changes more of the module than what an optimizer does."""
+        return bool(self._statistics or self.local)
 
     def load(self, params: NDArray[np.float32]) -> None:
         """Copy `params` in."""
@@ -84,8 +111,35 @@ class FlatModule:
         params.flags.writeable = False
         return params
 
+    def gather(self) -> None:
+        """Take the statistics back into the vector where the module has put new tensors in their place."""
+        for name, view in self._statistics.items():
+            now = self._buffer(name)
+            if now is not view:
+                view.copy_(now.detach())
+                self._settle(name, view)
+
+    def read_local(self) -> dict[str, torch.Tensor]:
+        """The node's own buffers, as they are now."""
+        return {name: self._buffer(name).detach().clone() for name in self.local}
+
+    def load_local(self, buffers: Mapping[str, torch.Tensor] | None) -> None:
+        """Have the module go on from these, as `read_local` gave them; from its first ones for None."""
+        for name in self.local:
+            self._settle(name, (buffers or self._first)[name].to(self.values.device, copy=True))
+
+    def _buffer(self, name: str) -> torch.Tensor:
+        owner, attribute = self._homes[name][0]
+        buffer = owner._buffers[attribute]
+        assert buffer is not None
+        return buffer
+
+    def _settle(self, name: str, tensor: torch.Tensor) -> None:
+        for owner, attribute in self._homes[name]:
+            owner._buffers[attribute] = tensor
+
     def stacked(self, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The rows of `matrix`, (models, size), as the parameters of so many models: views (models, *shape).
+        """The rows of `matrix`, (models, size), as the tensors of so many models: views (models, *shape).
 
         For `torch.func.functional_call` on `module` under `torch.func.vmap`.
         """
@@ -110,18 +164,87 @@ def module_for(model: Model | ForData | nn.Module, data: Data) -> nn.Module:
     return model.build_for(data) if isinstance(model, ForData) else model.build(data.shape, data.classes)
 
 
-def initial_module(make: Callable[[], nn.Module], seed: int, device: torch.device | None = None) -> FlatModule:
-    """What `make` makes when torch's generator starts from this seed, as one vector."""
+def initial_module(
+    make: Callable[[], nn.Module],
+    seed: int,
+    device: torch.device | None = None,
+    buffers: Buffers = "shared",
+    inputs: torch.Tensor | None = None,
+) -> FlatModule:
+    """What `make` makes when torch's generator starts from this seed, as one vector, ready to train.
+
+    With `inputs`, a small batch, buffers that training changes are found by training on it.
+    """
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which reaches the generators of the other devices too.
         torch.default_generator.manual_seed(derived_seed(seed, "initial parameters"))
-        return FlatModule(make().to(device or "cpu"))
+        module = make().to(device or "cpu").train()
+        return FlatModule(module, buffers, () if inputs is None else changed_by(module, inputs))
+
+
+def changed_by(module: nn.Module, inputs: torch.Tensor) -> frozenset[str]:
+    """The buffers that a forward pass in training mode changes; they are left as they were."""
+    before = {name: (buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()}
+    if not before:
+        return frozenset()
+    # A module that cannot take these inputs will say so better when it is trained.
+    with torch.no_grad(), contextlib.suppress(Exception):
+        module(inputs)
+    after, homes, changed = dict(module.named_buffers()), _homes(module), set()
+    for name, (buffer, value) in before.items():
+        now = after.get(name)
+        if now is None or now.shape != value.shape or not torch.equal(now, value):
+            changed.add(name)
+            buffer.detach().copy_(value)
+            for owner, attribute in homes.get(name, ()):
+                owner._buffers[attribute] = buffer
+    return frozenset(changed)
+
+
+def _homes(module: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
+    """The modules that hold each buffer, and under which name: several where one tensor is used twice."""
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for path, _ in module.named_buffers(remove_duplicate=False):
+        owner, _, attribute = path.rpartition(".")
+        home = module.get_submodule(owner)
+        owners.setdefault(id(home._buffers[attribute]), []).append((home, attribute))
+    return {name: owners[id(buffer)] for name, buffer in module.named_buffers()}
+
+
+def _divided(
+    module: nn.Module, buffers: Buffers, changing: Collection[str]
+) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
+    """The buffers that nodes share, and the names of those that are each node's own."""
+    shared: dict[str, torch.Tensor] = {}
+    local: list[str] = []
+    kind = type(module).__name__
+    for name, buffer in module.named_buffers():
+        last = name.rpartition(".")[2]
+        if name not in changing and last not in STATISTICS and last not in DIRECTIONS:
+            continue
+        if buffers == "local" or not buffer.is_floating_point():
+            local.append(name)
+        elif last in DIRECTIONS:
+            raise ValueError(
+                f"model {kind}: buffer '{name}' changes in training, and is a direction that nodes cannot average; "
+                f"keep it with the nodes: training.buffers = 'local'"
+            )
+        elif buffer.dtype != torch.float32:
+            raise ValueError(
+                f"model {kind}: buffer '{name}' is {buffer.dtype}; expected torch.float32, the type that nodes "
+                f"exchange; build the module with .float(), or set training.buffers = 'local'"
+            )
+        else:
+            shared[name] = buffer
+    return shared, tuple(local)
 
 
 def _require_flat(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
     kind = type(module).__name__
     if not parameters:
         raise ValueError(f"model {kind}: it has no parameters to train or to share")
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ValueError(f"model {kind}: none of its parameters is trained: requires_grad is False for all")
     for name, parameter in parameters.items():
         if parameter.dtype != torch.float32:
             raise ValueError(
@@ -131,9 +254,3 @@ def _require_flat(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Non
     devices = {str(parameter.device) for parameter in parameters.values()}
     if len(devices) > 1:
         raise ValueError(f"model {kind}: parameters on {', '.join(sorted(devices))}; expected one device")
-    for name, buffer in module.named_buffers():
-        if name.rpartition(".")[2] in CHANGING_BUFFERS and buffer.is_floating_point():
-            raise ValueError(
-                f"model {kind}: buffer '{name}' changes in training, and is no parameter that nodes could "
-                f"share; use a layer without such statistics, like torch.nn.GroupNorm in place of BatchNorm"
-            )

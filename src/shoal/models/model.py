@@ -16,7 +16,8 @@ class Model(Protocol):
     def build(self, shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
         """A freshly initialised network from inputs (batch, *shape) to logits (batch, outputs).
 
-        Draws its initial values from torch's default generator, and keeps no statistics while it trains.
+        Draws its initial values from torch's default generator. What becomes of statistics that it keeps while it
+        trains is said by `training.buffers`.
         Raises `ValueError` for a shape it cannot take.
         """
         ...

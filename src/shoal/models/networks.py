@@ -40,10 +40,10 @@ class Mlp:
 
 @dataclass(frozen=True)
 class GnLenet:
-    """LeNet with group normalisation, which needs no statistics of the data and so suits non-IID nodes.
+    """LeNet with group normalisation, which needs no statistics of the data: for non-IID nodes (Hsieh et al. 2020).
 
-    Hsieh et al. 2020, "The Non-IID Data Quagmire of Decentralized Machine Learning". 89,834 parameters for
-    images of 3×32×32 and 10 classes.
+    "The Non-IID Data Quagmire of Decentralized Machine Learning". 89,834 parameters for images of 3×32×32 and 10
+    classes.
     """
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -2,7 +2,8 @@
 
 Only the sampler knows the graph. A node that reaches a round says so; the first to do so makes the sampler tell
 everybody the neighbours of the round after, so that they are there when they are needed. A graph that never changes
-is told once.
+is told once. A sampler made anew from its state tells the round that it told last once more: what it said before may
+have been under way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.errors import MessageError
+from shoal.components import Component, Whole, find
+from shoal.errors import MessageError, TopologyError
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.schema import Nested
@@ -24,6 +26,9 @@ from shoal.topologies.regular import Regular
 
 REACHED = "round reached"
 NEIGHBOURS = "neighbours"
+LEAP = 64
+"""Rounds that nodes may pass over without asking for neighbours. Who claims to be further on than that is refused:
+each round in between would be told to everybody."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +36,14 @@ class PeerSampler:
     """A node of its own tells every node its neighbours each round, from any graph (Dhasade et al. 2023).
 
     With the graph it has by default this is the oracle of Epidemic Learning (de Vos et al. 2023). Should the sampler
-    die, nodes keep the neighbours that they were told last, without those that no longer answer.
+    die or fall silent, nodes keep the neighbours that they were told last, without those that no longer answer.
     """
 
     graph: Annotated[Topology, Nested("topology")] = Regular(degree=5, dynamic=True)
+
+    @property
+    def behind(self) -> Topology:
+        return self.graph
 
     def build(self, nodes: int, seed: int) -> Graph:
         """The graph behind the sampler."""
@@ -45,14 +54,34 @@ class PeerSampler:
 
     async def serve(self, node: Node) -> None:
         lasting = node.mixing.graph.static
-        told = 0
-        await self._tell(node, told, lasting)
+        await self._tell(node, node.memory.get("told", 0), lasting)
         while (message := await node.receive(kind=REACHED)) is not None:
-            while not lasting and told <= message.round:
-                told += 1
-                await self._tell(node, told, lasting)
+            told: int = node.memory["told"]
+            if lasting:
+                continue
+            if message.round > told + LEAP:
+                node.reject(message, f"says that it has reached round {message.round}, and was told {told} at the most")
+                continue
+            for round in range(told + 1, message.round + 2):
+                await self._tell(node, round, lasting)
+
+    def misfits(self, whole: Whole) -> list[str]:
+        graph = whole.topology.options["graph"]
+        assert isinstance(graph, Component)
+        if hasattr(find("topology", graph.name), "finder"):
+            return [
+                f"topology.graph = {graph.name!r}: its nodes find their peers by talking, and a sampler has to know "
+                "the graph; use a graph such as 'regular' here, or this sampler as the topology itself"
+            ]
+        if not hasattr(self.graph, "build_from"):
+            try:
+                self.graph.build(whole.nodes, whole.seed)
+            except TopologyError as error:
+                return [f"topology.graph: {error}"]
+        return []
 
     async def _tell(self, node: Node, round: int, lasting: bool) -> None:
+        node.memory["told"] = round
         async with node.round(round):
             everybody = range(node.nodes)
             await node.send(
@@ -70,7 +99,7 @@ class Told:
         self._alone = False
 
     async def peers(self, node: Node, round: int) -> Peers:
-        """The neighbours of this round, or those told last when the sampler is gone."""
+        """The neighbours of this round, or those told last when the sampler has died or keeps silent."""
         if self._peers is not None and (self._lasting or round == self._round):
             return self._peers
         if not self._alone:
@@ -85,7 +114,8 @@ class Told:
                 self._round = round
                 return self._peers
             self._alone = True
-            node.event("peer sampler lost", f"round {round}: goes on with {self._kept()}")
+            silent = "" if sampler in node.runtime.gone() else f"node {sampler} keeps silent; "
+            node.event("peer sampler lost", f"round {round}: {silent}goes on with {self._kept()}")
         return self._without_the_silent(node, round)
 
     def state(self) -> State:

@@ -11,10 +11,15 @@ it in time, a node asks for its links two rounds ahead, and whoever is asked say
 The first two rounds go over the links by which nodes come to know each other, a ring. A node has at most `degree`
 links that it asked for and as many that it granted. With weights of 1/(1 + 2 · degree) for each the mixing matrix
 is symmetric, so the mean of all models is kept, and no node has to know how many links its peers have.
+
+A peer that let a node wait in vain, for an answer or for a model, is waited for no more until it is heard from again.
+A node made anew from its state asks once more for the links whose answers it has not used: whoever granted one says
+yes again.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -29,6 +34,9 @@ from shoal.topologies.views import Descriptors, View, ViewPolicy
 
 AHEAD = 2
 """Rounds between asking for a link and using it: the answer travels while both ends train."""
+
+LEAD = 256
+"""Rounds that one who asks for a link may be further on; beyond, nobody promises anything."""
 
 PUSH, PULL = "view push", "view pull"
 ASK, ANSWER = "link asked", "link answered"
@@ -49,7 +57,8 @@ class GossipSampler:
     select: Literal["random", "oldest"] = "random"
     """With whom to exchange views."""
     patience: Annotated[float, Bounds(above=0)] = 10.0
-    """Seconds to wait for an answer to a link that was asked for; one that has left does not answer."""
+    """Seconds to wait for an answer to a link that was asked for, if no `receive_timeout` is shorter; one that has left
+    does not answer."""
 
     def __post_init__(self) -> None:
         self.policy()
@@ -75,10 +84,13 @@ class Gossip:
         self._links: dict[int, set[NodeId]] = {}
         self._granted: dict[int, int] = {}
         self._asked: dict[int, tuple[NodeId, ...]] = {}
+        self._silent: set[NodeId] = set()
+        """Those that were waited for in vain, and have not been heard from since."""
         self._first: int | None = None
         self._settled = -1
         self._current = Peers((), {})
         self._listens = False
+        self._resumes = False
 
     @property
     def known(self) -> tuple[NodeId, ...]:
@@ -89,17 +101,18 @@ class Gossip:
         """The links of this round. Rounds must be asked for in ascending order."""
         if round == self._settled:
             return self._current
-        self._begin(node, round)
+        await self._begin(node, round)
         assert self._first is not None
-        asked = self._asked.pop(round, ())
-        answers = await node.receive_each(asked, round=round, kind=ANSWER, timeout=self._sampler.patience)
-        self._links.setdefault(round, set()).update(p for p, said in answers.items() if said.fields.get("yes") is True)
+        self._silent |= node.silent
+        granted = await self._granted_to(node, round)
+        links = self._links.setdefault(round, set())
+        links |= granted
         self._settle(round)
         if round < self._first + AHEAD:
             self._current = node.mixing.peers(node.id, round)
         else:
-            links = sorted(self._links.get(round, ()))
-            self._current = Peers(tuple(links), dict.fromkeys(links, self._weight))
+            heard = sorted(links - self._silent)
+            self._current = Peers(tuple(sorted(links)), dict.fromkeys(heard, self._weight))
         await self._look_around(node, round)
         return self._current
 
@@ -111,6 +124,10 @@ class Gossip:
             "asked": {str(round): list(peers) for round, peers in self._asked.items()},
             "first": self._first,
             "settled": self._settled,
+            "silent": sorted(self._silent),
+            "to": list(self._current.to),
+            "of": list(self._current.weights),
+            "weights": list(self._current.weights.values()),
         }
 
     def restore(self, state: State) -> None:
@@ -121,8 +138,11 @@ class Gossip:
         self._granted = {int(round): count for round, count in state["granted"].items()}
         self._asked = {int(round): tuple(peers) for round, peers in state["asked"].items()}
         self._first, self._settled = state["first"], state["settled"]
+        self._silent = set(state["silent"])
+        self._current = Peers(tuple(state["to"]), dict(zip(state["of"], state["weights"], strict=True)))
+        self._resumes = True
 
-    def _begin(self, node: Node, round: int) -> None:
+    async def _begin(self, node: Node, round: int) -> None:
         if self._first is None:
             self._first = round
         if self._view is None:
@@ -133,6 +153,25 @@ class Gossip:
             node.background(self._answer_pushes(node))
             node.background(self._take_pulls(node))
             node.background(self._answer_requests(node))
+        if self._resumes:
+            self._resumes = False
+            for wanted, peers in self._asked.items():
+                await node.send(peers, Payload({}), round=wanted, kind=ASK)
+
+    async def _granted_to(self, node: Node, round: int) -> set[NodeId]:
+        """Those that said yes to a link in this round."""
+        asked = self._asked.pop(round, ())
+        waited_for = [peer for peer in asked if peer not in self._silent]
+        patience = min(self._sampler.patience, node.receive_timeout or math.inf)
+        answers = await node.receive_each(waited_for, round=round, kind=ANSWER, timeout=patience)
+        self._silent |= node.silent
+        said = dict(answers)
+        for peer in sorted(set(asked).difference(waited_for)):
+            late = await node.receive(kind=ANSWER, round=round, sender=peer, timeout=0.0)
+            if late is not None:
+                said[peer] = late.payload
+        self._silent -= said.keys()
+        return {peer for peer, payload in said.items() if payload.fields.get("yes") is True}
 
     def _settle(self, round: int) -> None:
         """From now on the links of `round` stay as they are."""
@@ -145,14 +184,12 @@ class Gossip:
         """Exchange views with one that is known, and ask some for links."""
         assert self._view is not None
         rng = node.rng("peer sampling")
-        for gone in node.runtime.gone():
-            self._view.forget(gone)
+        for lost in self._silent.union(node.runtime.gone()):
+            self._view.forget(lost)
         peer = self._view.select_peer(rng)
         if peer is not None:
             await node.send([peer], _payload(self._view.to_send(rng)), round=round, kind=PUSH)
         wanted = round + AHEAD
-        if node.last_round is not None and wanted > node.last_round:
-            return
         known = sorted(self._view.peers)
         some = rng.choice(known, min(self._sampler.degree, len(known)), replace=False).tolist() if known else []
         self._asked[wanted] = tuple(sorted(some))
@@ -162,12 +199,14 @@ class Gossip:
         assert self._view is not None
         rng = node.rng("peer sampling")
         while (message := await node.receive(kind=PUSH)) is not None:
+            self._silent.discard(message.sender)
             answer = self._view.to_send(rng)
             if self._absorb(node, message):
                 await node.send([message.sender], _payload(answer), round=message.round, kind=PULL)
 
     async def _take_pulls(self, node: Node) -> None:
         while (message := await node.receive(kind=PULL)) is not None:
+            self._silent.discard(message.sender)
             self._absorb(node, message)
 
     async def _answer_requests(self, node: Node) -> None:
@@ -175,9 +214,11 @@ class Gossip:
             if message.sender >= node.nodes or message.sender == node.id:
                 node.reject(message, "a link with one that does not learn")
                 continue
+            self._silent.discard(message.sender)
             wanted = message.round
             linked = message.sender in self._links.get(wanted, ())
-            yes = wanted > self._settled and (linked or self._granted.get(wanted, 0) < self._sampler.degree)
+            not_yet = self._settled < wanted <= self._settled + AHEAD + LEAD
+            yes = linked or (not_yet and self._granted.get(wanted, 0) < self._sampler.degree)
             if yes and not linked:
                 self._granted[wanted] = self._granted.get(wanted, 0) + 1
                 self._links.setdefault(wanted, set()).add(message.sender)

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from shoal.progress import Score
 from shoal.topologies.graph import NodeId
 
 # Supervisor to zygote.
@@ -96,8 +97,8 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     rounds: int
     bytes_sent: int
     evaluated: int | None = None
-    """The round of the latest evaluation, and its accuracy."""
-    accuracy: float | None = None
+    """The round of the latest evaluation, and what is shown of it."""
+    score: Score | None = None
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):

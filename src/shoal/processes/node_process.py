@@ -27,6 +27,7 @@ from shoal.operating_system import give_memory_back, memory
 from shoal.processes import control
 from shoal.processes.slots import Slots
 from shoal.processes.transport import Transport
+from shoal.progress import leading_score
 from shoal.records import End, Evaluation, Event, Lines, Record, Round, RunFolder
 from shoal.runtime import Filter, Mailbox, Waiter, Work
 from shoal.topologies.graph import NodeId
@@ -130,10 +131,14 @@ class ProcessRuntime:
         """Seconds to wait for a peer that is not known to be dead, before going on without it."""
         return self._min_patience + ROUNDS_OF_PATIENCE * self._longest_work * self.trainings_per_slot
 
-    async def end(self) -> None:
-        """End the background tasks. What one of them raised is raised here."""
+    def silence(self) -> None:
+        """End what runs beside the algorithm, which goes on."""
         for task in list(self._background):
             task.cancel()
+
+    async def end(self) -> None:
+        """End the background tasks. What one of them raised is raised here."""
+        self.silence()
         await asyncio.gather(*self._background, return_exceptions=True)
         self._trainer.end()
         if self.failure is not None:
@@ -273,7 +278,7 @@ class Supervised:
 class Watcher:
     """The observer of one node process: its records go to its file, the news to the supervisor."""
 
-    def __init__(self, id: NodeId, lines: Lines, line: Supervised, faults: dict[int, Fault]) -> None:
+    def __init__(self, id: NodeId, lines: Lines, line: Supervised, faults: list[Fault]) -> None:
         self._id = id
         self._lines = lines
         self._line = line
@@ -283,6 +288,10 @@ class Watcher:
         self._latest: tuple[int, int] = (0, 0)
         self._evaluation: Evaluation | None = None
         self.now: Any = None
+        self.silence: Any = None
+        """Ends what runs beside the algorithm."""
+        self.hung = False
+        """Whether a fault has left the node alive and silent."""
 
     def record(self, record: Record) -> None:
         self._lines.write(record)
@@ -301,8 +310,8 @@ class Watcher:
         if evaluation is None:
             self._line.say(control.Report(self._id, rounds, sent))
         else:
-            accuracy = evaluation.scores.get("accuracy")
-            self._line.say(control.Report(self._id, rounds, sent, evaluation.round, accuracy))
+            score = leading_score(evaluation.scores)
+            self._line.say(control.Report(self._id, rounds, sent, evaluation.round, score))
 
     def model(self, round: int, params: Params) -> None:
         self._line.say(control.Model(self._id, round, self.now()), params)
@@ -311,14 +320,16 @@ class Watcher:
         if not self._began:
             self._began = True
             self._line.say(control.Began(self._id))
-        fault = self._faults.get(round) if self._faults else None
-        if fault is not None:
+        if self._faults and self._faults[0].round <= round:
+            fault = self._faults.pop(0)
             self.record(Event("fault", self.now(), f"{fault.kind} at round {round}"))
             if fault.kind == "crash":
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault.kind == "raise":
                 raise NodeError(f"fault on schedule: node {self._id} raises at round {round}")
-            await asyncio.Event().wait()  # a hang: nobody sets it
+            self.hung = True
+            self.silence()
+            await asyncio.Event().wait()  # nobody sets it
 
 
 def live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int:
@@ -383,14 +394,15 @@ async def _take_part(
     transport.start(go.endpoints)
     serves = id >= experiment.nodes
     runtime = ProcessRuntime(id, transport, mailbox, slots, experiment.nodes / slots.count, plan.patience, serves)
-    watcher = Watcher(id, lines, line, {f.round: f for f in experiment.fault if f.node == id})
+    watcher = Watcher(id, lines, line, experiment.faults(id))
     watcher.now = rejected.now = runtime.now
+    watcher.silence = runtime.silence
     node = commons.node(id, runtime, watcher, start.run, plan.receive_timeout)
     line.on_stop = lambda: _leave(node, folder, experiment.checkpoint.final)
     pulse = asyncio.create_task(_beat(id, runtime, line, plan.patience / BEATS))
     cpu = time.process_time()
     try:
-        await _until_nobody_is_served(commons.live(node), line, serves)
+        await _until_nobody_is_served(commons.live(node), line, watcher, serves)
     except asyncio.CancelledError:
         if runtime.failure is None:
             raise
@@ -433,14 +445,19 @@ def _first_peers(commons: Commons, id: NodeId) -> int:
     return len(commons.mixing.peers(id, 0).to) if id < nodes else nodes
 
 
-async def _until_nobody_is_served(life: Coroutine[Any, Any, None], line: Supervised, serves: bool) -> None:
-    """Live to the end; a node that serves ends, at the latest, when the last of the others has."""
+async def _until_nobody_is_served(
+    life: Coroutine[Any, Any, None], line: Supervised, watcher: Watcher, serves: bool
+) -> None:
+    """Live to the end; a node that serves ends, at the latest, when the last of the others has. One that hangs does
+    not even then."""
     if not serves:
         await life
         return
     living = asyncio.ensure_future(life)
     ends: list[asyncio.Future[Any]] = [living, line.finish]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if watcher.hung:
+        await living
     if not living.done():
         living.cancel()
         await asyncio.wait([living])

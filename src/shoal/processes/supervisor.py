@@ -31,7 +31,7 @@ from shoal.message import MAX_HEADER_BYTES, RUN_LENGTH
 from shoal.operating_system import MIB, raise_file_limit
 from shoal.processes import control
 from shoal.processes.capacity import capacity
-from shoal.progress import SHOW_EVERY, Accuracy, Listener, Nobody, Outcome, Progress, Status
+from shoal.progress import SHOW_EVERY, Listener, MeanScore, Nobody, Outcome, Progress, Status
 from shoal.records import RunFolder
 from shoal.topologies.graph import NodeId
 
@@ -39,6 +39,8 @@ STOP_SECONDS = 10.0
 """How long nodes may take to leave when they are told to."""
 HERE_TOO = {HERE, "127.0.0.1", socket.gethostname()}
 """The names of this machine in a mapping."""
+FINISH_SECONDS = 60.0
+"""How long a node that is done may take, at the least, to write down the rest and leave."""
 PULSES_MISSED = 5.0
 """Seconds on top of a peer's patience, for pulses that are late on a loaded machine."""
 
@@ -96,7 +98,7 @@ class Supervisor:
         """Nodes whose models are still to come."""
         self._average_times: dict[int, float] = {}
         self._averages_waited_for = 0
-        self._accuracy = Accuracy()
+        self._score = MeanScore()
 
     def run(self) -> Outcome:
         """To the end: of the algorithm, of all nodes, or of the user's patience."""
@@ -157,6 +159,8 @@ class Supervisor:
                 self._ended_at = finishing
                 self._phase = "finishing"
                 self._tell_all(control.Finish())
+            if finishing is not None:
+                self._give_up_on_those_that_stay(time.monotonic() - finishing)
             if finishing is not None and len(self._exited) == self._experiment.size and not self._averages_waited_for:
                 break
         if self._learners <= self._lost.keys():
@@ -164,19 +168,35 @@ class Supervisor:
         return "incomplete" if self._lost else "completed"
 
     def _give_up_on_the_hung(self) -> None:
-        """End the nodes that are left when none of them has been busy for a while: nothing will wake them."""
-        assert self._zygote is not None
+        """End the nodes that learn when none of those that are left has been busy for a while: nothing will wake them.
+
+        Those that serve may well have nothing to do; when nobody learns any longer they are finished as ever.
+        """
         working = set(range(self._experiment.size)) - self._done - self._exited
-        if self._phase != "running" or not working:
-            return
-        patience = PULSES_MISSED + self._experiment.processes.patience
-        silent = time.monotonic() - max(self._busy[node] for node in working)
-        if silent > patience and not working <= self._reasons.keys():
-            for node in working:
-                self._reasons.setdefault(node, f"hung: waited for {patience:g} s for nothing that could come")
-            self._tell(working, control.Finish(stopped=True))  # who still can, keeps what it has learnt
-        elif silent > patience + STOP_SECONDS:
-            self._zygote.say(control.Kill(sorted(working)))
+        learning = working & self._learners
+        if self._phase == "running" and learning:
+            silent = time.monotonic() - max(self._busy[node] for node in working)
+            self._end_after(self._patience, silent, learning, "waited for {:g} s for nothing that could come")
+
+    def _give_up_on_those_that_stay(self, seconds: float) -> None:
+        """End the nodes that are still there so long after they were told to finish."""
+        staying = set(range(self._experiment.size)) - self._exited
+        self._end_after(self._patience, seconds, staying - self._done, "was told to finish, and did not in {:g} s")
+        self._end_after(max(FINISH_SECONDS, self._patience), seconds, staying & self._done, "did not finish in {:g} s")
+
+    def _end_after(self, patience: float, seconds: float, nodes: set[NodeId], why: str) -> None:
+        assert self._zygote is not None
+        if seconds > patience and not nodes <= self._reasons.keys():
+            for node in nodes:
+                self._reasons.setdefault(node, f"hung: {why.format(patience)}")
+            self._tell(nodes, control.Finish(stopped=True))  # who still can, keeps what it has learnt
+        elif nodes and seconds > patience + STOP_SECONDS:
+            self._zygote.say(control.Kill(sorted(nodes)))
+
+    @property
+    def _patience(self) -> float:
+        """Seconds without a sign of life after which a node is taken to be hung."""
+        return PULSES_MISSED + self._experiment.processes.patience
 
     def _all_done(self) -> bool:
         return self._learners <= self._done | self._exited and not self._averages_waited_for
@@ -277,8 +297,8 @@ class Supervisor:
         if isinstance(said, control.Report):
             self._rounds[said.node] = said.rounds
             self._bytes[said.node] = said.bytes_sent
-            if said.evaluated is not None and said.accuracy is not None:
-                self._accuracy.add(said.evaluated, said.accuracy)
+            if said.evaluated is not None and said.score is not None:
+                self._score.add(said.evaluated, said.score)
             if said.rounds >= 1 and self._first_round is None:
                 self._first_rounds.add(said.node)
                 if self._pace <= self._first_rounds:
@@ -303,7 +323,8 @@ class Supervisor:
 
     def _node_exited(self, node: NodeId, code: int) -> None:
         self._exited.add(node)
-        if self._phase == "finishing" and (code == 0 or self._signal is not None):
+        ended_well = code == 0 and node not in self._reasons
+        if self._phase == "finishing" and (ended_well or self._signal is not None):
             return
         self._hear_nodes()  # its last words may still be on the way
         why = self._reasons.get(node) or (
@@ -371,7 +392,7 @@ class Supervisor:
             seconds=time.monotonic() - self._began_at,
             round=sum(self._rounds[node] for node in self._pace) / len(self._pace),
             rounds=self._experiment.algorithm.options.get("rounds"),
-            accuracy=self._accuracy.mean,
+            score=self._score.mean,
             bytes_sent=sum(self._bytes.values()),
         )
 

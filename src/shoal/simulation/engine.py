@@ -22,7 +22,7 @@ from shoal.message import RUN_LENGTH, Message, Params
 from shoal.network.links import Delays
 from shoal.node import Node
 from shoal.operating_system import processor_seconds
-from shoal.progress import SHOW_EVERY, Accuracy, Listener, Nobody, Outcome, Progress, Status
+from shoal.progress import SHOW_EVERY, Listener, MeanScore, Nobody, Outcome, Progress, Status, leading_score
 from shoal.records import Average, End, Evaluation, Event, Lines, ManyLines, Record, RunFolder
 from shoal.runtime import Filter, Mailbox, Work
 from shoal.simulation.compute import Computer, OneByOne, Pool, Stacked
@@ -227,7 +227,7 @@ def _deliver(receiver: SimulatedRuntime, message: Message) -> None:
 class _Watcher:
     """The observer of one simulated node."""
 
-    def __init__(self, simulation: Simulation, id: NodeId, faults: dict[int, Fault]) -> None:
+    def __init__(self, simulation: Simulation, id: NodeId, faults: list[Fault]) -> None:
         self._simulation = simulation
         self._id = id
         self._faults = faults
@@ -236,7 +236,7 @@ class _Watcher:
         simulation = self._simulation
         simulation.lines.write(self._id, record)
         if isinstance(record, Evaluation):
-            simulation.accuracy.add(record.round, record.scores.get("accuracy"))
+            simulation.score.add(record.round, leading_score(record.scores))
 
     def model(self, round: int, params: Params) -> None:
         self._simulation.averages.add(self._id, round, params)
@@ -247,8 +247,8 @@ class _Watcher:
             self._simulation.rounds_begun += 1
         if self._simulation.rounds_begun % 64 == 0:
             self._simulation.show()
-        fault = self._faults.get(round) if self._faults else None
-        if fault is not None:
+        if self._faults and self._faults[0].round <= round:
+            fault = self._faults.pop(0)
             self.record(Event("fault", self._simulation.world.kernel.now, f"{fault.kind} at round {round}"))
             if fault.kind == "crash":
                 raise Crash
@@ -274,7 +274,7 @@ class Simulation:
         self.listener: Listener = listener or Nobody()
         self.lines = ManyLines(folder, experiment.size)
         self.averages = Averages()
-        self.accuracy = Accuracy()
+        self.score = MeanScore()
         self.rounds_begun = 0
         self.lost: dict[NodeId, str] = {}
         self._averages_file = Lines(folder.averages)
@@ -310,6 +310,9 @@ class Simulation:
             gc.set_threshold(100_000, *thresholds[1:])
             self.world.kernel.run()
             self.world.raise_if_stuck()
+            ended = self._last_end
+            self._finish_services()
+            self._last_end = ended
             hung = {r.id: "hung: it waits for nothing that could come" for r in self.world.runtimes if r.running}
             self.lost.update(hung)
             self._awaited -= hung.keys()
@@ -374,17 +377,16 @@ class Simulation:
             seconds=time.monotonic() - self._started,
             round=max(0, self.rounds_begun - under_way) / len(pace),
             rounds=self.experiment.algorithm.options.get("rounds"),
-            accuracy=self.accuracy.mean,
+            score=self.score.mean,
             bytes_sent=sum(node.bytes_sent for node in nodes),
             virtual_seconds=self.world.kernel.now if nodes else None,
         )
 
     def _node(self, id: NodeId) -> Node:
-        faults = {f.round: f for f in self.experiment.fault if f.node == id}
         return self.commons.node(
             id,
             self.world.runtimes[id],
-            _Watcher(self, id, faults),
+            _Watcher(self, id, self.experiment.faults(id)),
             "0" * RUN_LENGTH,
             self.experiment.simulation.receive_timeout,
         )
@@ -409,7 +411,12 @@ class Simulation:
             self._keep(node)
         self._learning.discard(node.id)
         if not self._learning:
-            for id in self.experiment.services.values():
+            self._finish_services()
+
+    def _finish_services(self) -> None:
+        """Nobody is left to be served: those that learn have ended, or hang. One that hangs itself does not finish."""
+        for id in self.experiment.services.values():
+            if not self.world.runtimes[id].hung:
                 self.world.runtimes[id].finish()
 
     def _keep(self, node: Node) -> None:

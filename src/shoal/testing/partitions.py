@@ -11,56 +11,99 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.data.dataset import Indices, Partition
+from shoal.data.dataset import ByOwner, Indices, Partition, Samples
 from shoal.errors import DataError
 from shoal.randomness import generator
 
 
 def check_partition(
-    partition: Partition, labels: NDArray[np.int64], nodes: int, seed: int = 0, covering: bool = True
+    partition: Partition | ByOwner,
+    labels: NDArray[np.int64],
+    nodes: int,
+    seed: int = 0,
+    covering: bool = True,
+    owners: Indices | None = None,
 ) -> None:
     """Assert that `partition` keeps its contract for these labels, which it must be able to split.
 
-    `covering` is for labels of which it says that every sample is given to someone.
+    `covering` is for labels of which it says that every sample is given to someone. `owners` are whom the samples came
+    from, for a partition that goes by them; each from another when not given.
     """
-    parts = _split(partition, labels, nodes, seed)
+    owners = np.arange(len(labels)) if owners is None else owners
+    test_owners = np.append(owners[::3], owners.max(initial=0) + 1)  # not of all, and one that trains nobody
+    parts, tests = _split(partition, labels, owners, test_owners, nodes, seed)
     assert len(parts) == nodes, f"{partition} made {len(parts)} parts for {nodes} nodes"
     for node, indices in enumerate(parts):
         _check_indices(f"{partition}, node {node}", indices, len(labels))
+        assert len(indices), f"{partition}, node {node}: it holds no sample"
 
-    owners = np.bincount(np.concatenate(parts), minlength=len(labels))
-    shared = np.flatnonzero(owners > 1)
+    holders = np.bincount(np.concatenate(parts), minlength=len(labels))
+    shared = np.flatnonzero(holders > 1)
     assert not len(shared), f"{partition} gave {len(shared)} samples to more than one node: {_some(shared)}"
-    unowned = np.flatnonzero(owners == 0)
+    unowned = np.flatnonzero(holders == 0)
     assert not covering or not len(unowned), f"{partition} gave {len(unowned)} samples to nobody: {_some(unowned)}"
+    if tests is not None:
+        _check_tests(partition, parts, tests, owners, test_owners)
 
-    again = _split(partition, labels, nodes, seed)
-    for node, (before, after) in enumerate(zip(parts, again, strict=True)):
-        assert np.array_equal(before, after), f"{partition}, node {node}: split twice from seed {seed}, parts differ"
+    again = _split(partition, labels, owners, test_owners, nodes, seed)
+    for kind, first, second in (("parts", parts, again[0]), ("test samples", tests or [], again[1] or [])):
+        for node, (before, after) in enumerate(zip(first, second, strict=True)):
+            assert np.array_equal(before, after), (
+                f"{partition}, node {node}: split twice from seed {seed}, {kind} differ"
+            )
 
     too_few = labels[: nodes - 1]
     try:
-        _split(partition, too_few, nodes, seed)
+        _split(partition, too_few, owners[: nodes - 1], test_owners, nodes, seed)
     except DataError:
         return
     raise AssertionError(f"{partition} split {len(too_few)} samples over {nodes} nodes; expected a DataError")
 
 
-def _split(partition: Partition, labels: NDArray[np.int64], nodes: int, seed: int) -> list[Indices]:
-    given = labels.copy()
-    parts = partition.split(given, nodes, generator(seed, "partition"))
+def _split(
+    partition: Partition | ByOwner,
+    labels: NDArray[np.int64],
+    owners: Indices,
+    test_owners: Indices,
+    nodes: int,
+    seed: int,
+) -> tuple[list[Indices], list[Indices] | None]:
+    given, rng = labels.copy(), generator(seed, "partition")
+    tests = None
+    if isinstance(partition, ByOwner):
+        train = Samples(np.zeros((len(labels), 1), np.float32), given, owners.copy())
+        test = Samples(np.zeros((len(test_owners), 1), np.float32), np.zeros(len(test_owners), np.int64), test_owners)
+        parts, tests = partition.split_owned(train, test, nodes, rng)
+        assert train.owner is None or np.array_equal(train.owner, owners), f"{partition} changed the owners"
+    else:
+        parts = partition.split(given, nodes, rng)
     assert np.array_equal(given, labels), f"{partition} changed the labels it was given"
-    return parts
+    return parts, tests
+
+
+def _check_tests(
+    partition: ByOwner | Partition, parts: list[Indices], tests: list[Indices], owners: Indices, test_owners: Indices
+) -> None:
+    assert len(tests) == len(parts), f"{partition} gave test samples to {len(tests)} nodes, of {len(parts)}"
+    for node, (part, own) in enumerate(zip(parts, tests, strict=True)):
+        _check_indices(f"{partition}, test samples of node {node}", own, len(test_owners))
+        strangers = np.setdiff1d(test_owners[own], owners[part])
+        assert not len(strangers), (
+            f"{partition}, node {node}: it is tested on samples of {_some(strangers)}, whom it does not hold"
+        )
+    holders = np.bincount(np.concatenate(tests), minlength=len(test_owners))
+    shared = np.flatnonzero(holders > 1)
+    assert not len(shared), f"{partition} gave {len(shared)} test samples to more than one node: {_some(shared)}"
 
 
 def _check_indices(who: str, indices: Indices, samples: int) -> None:
     assert isinstance(indices, np.ndarray), f"{who}: a part is a {type(indices).__name__}; expected an array"
     assert indices.ndim == 1, f"{who}: indices have shape {indices.shape}; expected one dimension"
     assert indices.dtype == np.int64, f"{who}: indices are {indices.dtype}; expected int64"
-    assert len(indices), f"{who}: it holds no sample"
-    lowest, highest = indices.min(), indices.max()
-    assert lowest >= 0, f"{who}: index {lowest} is below 0"
-    assert highest < samples, f"{who}: index {highest}; there are {samples} samples"
+    if len(indices):
+        lowest, highest = indices.min(), indices.max()
+        assert lowest >= 0, f"{who}: index {lowest} is below 0"
+        assert highest < samples, f"{who}: index {highest}; there are {samples} samples"
 
 
 def _some(indices: Indices) -> str:

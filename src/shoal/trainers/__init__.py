@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from shoal.trainers.workshop import Ground, Trainers, Workshop
+from shoal.trainers.workshop import BatchTrainer, Ground, Trainers, Workshop
 
 TRAINERS: dict[str, str] = {
     "torch": "shoal.trainers.networks:Networks",
+    "scikit": "shoal.trainers.scikit:Scikit",
+    "flower": "shoal.trainers.flower:Flower",
 }
 
-__all__ = ["TRAINERS", "Ground", "Trainers", "Workshop"]
+__all__ = ["TRAINERS", "BatchTrainer", "Ground", "Trainers", "Workshop"]

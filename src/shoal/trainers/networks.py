@@ -10,7 +10,7 @@ from shoal.models.flat import FlatModule, initial_module, module_for
 from shoal.randomness import generator
 from shoal.topologies.graph import NodeId
 from shoal.trainers.workshop import Ground
-from shoal.training import Learner, TorchTrainer, Training, find_device
+from shoal.training import Learner, TorchTrainer, Training, find_device, first_inputs
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,13 @@ class NetworkWorkshop:
         """The learner for these settings; one for all nodes that share them."""
         key = repr(training)
         if key not in self._learners:
+            if training.buffers != self._ground.training.buffers:
+                raise ExperimentError(
+                    [
+                        f"training.buffers = {training.buffers!r} for a group: models of different nodes would differ "
+                        "in size; say it once, for all nodes"
+                    ]
+                )
             flat = self.flat if training.device == "cpu" else self._module(training.device)
             ground = self._ground
             self._learners[key] = Learner(flat, training, ground.data, ground.test, ground.metrics)
@@ -69,6 +76,12 @@ class NetworkWorkshop:
     def _module(self, device: str) -> FlatModule:
         ground, where = self._ground, find_device(device)
         try:
-            return initial_module(lambda: module_for(ground.model.build(), ground.data), ground.seed, where)
+            return initial_module(
+                lambda: module_for(ground.model.build(), ground.data),
+                ground.seed,
+                where,
+                ground.training.buffers,
+                first_inputs(ground.data, where),
+            )
         except ValueError as error:
             raise ExperimentError([f"model = {ground.model.name!r}: {error}"]) from error

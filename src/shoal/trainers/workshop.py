@@ -7,16 +7,26 @@ methods, and its model one flat vector: enough to put anybody's training code be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shoal.components import Component
 from shoal.data.dataset import Data, Indices, Samples, Shift
+from shoal.errors import ExperimentError, NodeError
 from shoal.message import Params
 from shoal.metrics import Metrics
+from shoal.randomness import generator
+from shoal.state import State
 from shoal.topologies.graph import NodeId
-from shoal.training import Trainer, Training
+from shoal.training import Batches, Trained, Trainer, Training
+
+TESTED_AT_ONCE = 1024
+"""Samples."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,59 @@ class Ground:
     """What holds for nodes of no group."""
 
     def part(self, node: NodeId) -> Indices:
+        """The numbers of the training samples that a node holds."""
         return self.parts[node] if node < len(self.parts) else self.parts[0][:0]
+
+    def part_of_test(self, node: NodeId | None) -> Indices:
+        """The numbers of the test samples that a node is tested on: its own, or all."""
+        if node is None or self.tests is None or node >= len(self.tests):
+            return np.arange(len(self.test))
+        return self.tests[node]
+
+    def scores(
+        self,
+        node: NodeId | None,
+        predict: Callable[[NDArray[Any]], NDArray[np.float32]],
+        loss: Callable[[NDArray[np.float32], NDArray[Any]], float],
+    ) -> dict[str, float]:
+        """What the experiment measures of a model, on what a node is tested on; None is all of it, as it is.
+
+        `predict` gives a row of outputs for each input, one for each class; `loss` is the mean over outputs and
+        targets.
+        """
+        import torch
+
+        numbers, totals = self.part_of_test(node), dict[str, Any]()
+        for start in range(0, len(numbers), TESTED_AT_ONCE):
+            test = self.test_batch(node, numbers[start : start + TESTED_AT_ONCE])
+            outputs = predict(test.x)
+            cost = torch.tensor(float(loss(outputs, test.y)))
+            for name, value in self.metrics.tally(torch.tensor(outputs), torch.tensor(test.y), cost).items():
+                totals[name] = totals.get(name, 0) + value
+        return self.metrics.scores(totals)
+
+    def batch(self, node: NodeId, numbers: Indices) -> Samples:
+        """Training samples as a node sees them: inputs in float32, scaled and shifted; ids as they are."""
+        return self._seen(node, self.data.train[numbers], numbers)
+
+    def test_batch(self, node: NodeId | None, numbers: Indices) -> Samples:
+        """Test samples alike; None sees them as they are."""
+        return self._seen(node, self.test[numbers], -1 - numbers)
+
+    def _seen(self, node: NodeId | None, samples: Samples, numbers: Indices) -> Samples:
+        if self.data.sizes:
+            return samples
+        x = samples.x.astype(np.float32)
+        if (scaling := self.data.scaling) is not None:
+            shape = (-1, *[1] * max(0, x.ndim - 2)) if len(scaling.mean) > 1 else (1,)
+            mean, std = (np.array(v, np.float32).reshape(shape) for v in (scaling.mean, scaling.std))
+            x = (x - mean) / std
+        shift = self.shifts[node] if self.shifts is not None and node is not None and node < len(self.shifts) else None
+        if shift is not None:
+            import torch
+
+            x = shift.apply(torch.from_numpy(x), torch.from_numpy(numbers)).numpy()
+        return Samples(x, samples.y)
 
 
 class Workshop(Protocol):
@@ -69,3 +131,51 @@ class Trainers(Protocol):
     """A recipe for a workshop; its parameters are those of its constructor."""
 
     def open(self, ground: Ground) -> Workshop: ...
+
+
+class BatchTrainer:
+    """A trainer that lacks only `learn` and `evaluate`: its batches are those that torch's would draw."""
+
+    def __init__(self, ground: Ground, node: NodeId, training: Training, step_seconds: float) -> None:
+        self.ground, self.node, self.training = ground, node, training
+        self.step_seconds, self.cpu_seconds = step_seconds, 0.0
+        self._part = ground.part(node)
+        self._batches = Batches(self._part, training.batch_size, generator(ground.seed, "training", node))
+
+    def learn(self, params: Params, batches: Iterator[Samples]) -> Trained:
+        """`params` after a step on each of `batches`."""
+        raise NotImplementedError
+
+    @property
+    def samples(self) -> int:
+        return len(self._part)
+
+    def steps(self, steps: int | None) -> int:
+        return self.training.steps(len(self._part)) if steps is None else steps
+
+    def train(self, params: Params, steps: int | None = None) -> Trained:
+        if not len(self._part):
+            raise NodeError("this node holds no data to train on: it serves the others")
+        started = time.thread_time()
+        drawn = self._batches.take(self.steps(steps))
+        trained = self.learn(params, (self.ground.batch(self.node, numbers) for numbers in drawn))
+        self.cpu_seconds += time.thread_time() - started
+        return trained
+
+    def state(self) -> State:
+        return self._batches.state()
+
+    def restore(self, state: State) -> None:
+        self._batches.restore(state)
+
+
+def refuse_others(training: Training, used: Collection[str], trainer: str, advice: str) -> None:
+    """Raises for what `training` sets and a trainer would not look at."""
+    problems = []
+    for field in fields(Training):
+        value = getattr(training, field.name)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.name not in used and value != default:
+            problems.append(f"training.{field.name} = {value!r}: trainer {trainer!r} does not look at it; {advice}")
+    if problems:
+        raise ExperimentError(problems)

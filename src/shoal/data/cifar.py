@@ -1,0 +1,200 @@
+"""CIFAR-10 and CIFAR-100: 60,000 colour photographs of 32×32 pixels.
+
+Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny Images". Read from the "python version" that
+https://www.cs.toronto.edu/~kriz/cifar.html offers, in its archive, in one packed anew, or unpacked to a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from shoal.data import store
+from shoal.data.dataset import Data, Samples, Scaling
+from shoal.data.decoded import decoded
+from shoal.data.pickles import read_pickle
+from shoal.errors import DataError
+
+VERSION = 1
+"""Of the decoded form: raise it when `_decode` writes something else."""
+SHAPE = (3, 32, 32)
+PIXELS = 3072
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What differs between the two."""
+
+    name: str
+    classes: int
+    train: tuple[str, ...]
+    test: str
+    labels: str
+    scaling: Scaling
+    """Mean and standard deviation of each channel of the training pixels."""
+
+
+def _scaling(mean: Sequence[float], std: Sequence[float]) -> Scaling:
+    return Scaling(tuple(255 * v for v in mean), tuple(255 * v for v in std))
+
+
+CIFAR10 = _Form(
+    "cifar10", 10, tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "labels",
+    _scaling((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+)  # fmt: skip
+CIFAR100 = _Form(
+    "cifar100", 100, ("train",), "test", "fine_labels",
+    _scaling((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cifar10:
+    """Photographs of 3×32×32 pixels in 10 classes, 50,000 to train and 10,000 to test.
+
+    `path` is the archive, a tar of any compression, or a folder; without it, the folder cifar-10 below SHOAL_DATA.
+    `normalize` gives each channel the mean 0 and the standard deviation 1; without it, pixels go from 0 to 1.
+    """
+
+    path: Path | None = None
+    normalize: bool = True
+
+    def load(self, seed: int) -> Data:
+        return _load(CIFAR10, self.path, self.normalize)
+
+
+@dataclass(frozen=True)
+class Cifar100:
+    """Photographs of 3×32×32 pixels in 100 classes (the fine ones), 50,000 to train and 10,000 to test.
+
+    `path` is the archive, a tar of any compression, or a folder; without it, the folder cifar-100 below SHOAL_DATA.
+    `normalize` gives each channel the mean 0 and the standard deviation 1; without it, pixels go from 0 to 1.
+    """
+
+    path: Path | None = None
+    normalize: bool = True
+
+    def load(self, seed: int) -> Data:
+        return _load(CIFAR100, self.path, self.normalize)
+
+
+def records(source: Path) -> Iterator[tuple[str, str]]:
+    """The md5 of each batch of CIFAR-10 as the binary version has it: for each image its label and its pixels."""
+    for name, content in _members(_folder_or_tar(source), (*CIFAR10.train, CIFAR10.test)):
+        x, y = _batch(CIFAR10, content, f"{source}: {name}")
+        table = np.concatenate([y.astype(np.uint8)[:, None], x], axis=1)
+        yield name, hashlib.md5(table.tobytes(), usedforsecurity=False).hexdigest()
+
+
+def pickles(source: Path) -> Iterator[tuple[str, str]]:
+    """The md5 of each batch of CIFAR-100, as it is in the archive."""
+    for name, content in _members(_folder_or_tar(source), (*CIFAR100.train, CIFAR100.test)):
+        yield name, hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def _load(form: _Form, path: Path | None, normalize: bool) -> Data:
+    source = _folder_or_tar(store.sources(form.name, path)[0])
+    names = (*form.train, form.test)
+    files = [source] if source.is_file() else [source / name for name in names if (source / name).is_file()]
+    arrays = decoded(form.name, VERSION, files, lambda folder: _decode(form, source, folder))
+    return Data(
+        train=Samples(arrays["train_x"], arrays["train_y"]),
+        test=Samples(arrays["test_x"], arrays["test_y"]),
+        classes=form.classes,
+        scaling=form.scaling if normalize else Scaling(),
+    )
+
+
+def _folder_or_tar(found: Path) -> Path:
+    """What holds the batches: `found`, or the folder around it when that is a batch itself."""
+    return found.parent if found.name in (CIFAR10.train[0], CIFAR100.train[0]) and found.is_file() else found
+
+
+def _decode(form: _Form, source: Path, folder: Path) -> Mapping[str, NDArray[Any]]:
+    """Writes the pixels into `folder`, and returns the labels."""
+    batches = {
+        name: _batch(form, content, f"{source}: {name}") for name, content in _members(source, (*form.train, form.test))
+    }
+    labels = {}
+    for split, names in (("train", form.train), ("test", (form.test,))):
+        parts = [batches.pop(name) for name in names]
+        labels[f"{split}_y"] = np.concatenate([y for _, y in parts])
+        x = open_memmap(folder / f"{split}_x.npy", "w+", np.uint8, (len(labels[f"{split}_y"]), *SHAPE))
+        start = 0
+        for pixels, _ in parts:
+            x[start : start + len(pixels)] = pixels.reshape(-1, *SHAPE)
+            start += len(pixels)
+        x.flush()
+    return labels
+
+
+def _batch(form: _Form, content: bytes, place: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Pixels, a row for each image, and labels."""
+    table = read_pickle(content, place)
+    if not isinstance(table, dict):
+        raise DataError(f"{place}: it holds a {type(table).__name__}; expected a dictionary of data and {form.labels}")
+    found = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in table.items()}
+    x, y = found.get("data"), found.get(form.labels)
+    if not isinstance(x, np.ndarray) or x.ndim != 2 or x.shape[1] != PIXELS or not len(x):
+        shape = f"of shape {x.shape}" if isinstance(x, np.ndarray) else "missing"
+        raise DataError(f"{place}: data is {shape}; expected a row of {PIXELS} bytes for each image")
+    if not isinstance(y, list) or len(y) != len(x):
+        count = f"{len(y)} {form.labels}" if isinstance(y, list) else f"no list of {form.labels}"
+        raise DataError(f"{place}: {len(x)} images and {count}; expected a label for each image")
+    for row, label in enumerate(y):
+        if type(label) is not int or not 0 <= label < form.classes:
+            raise DataError(f"{place}: the label of image {row} is {label!r}; expected 0 to {form.classes - 1}")
+    return x, np.array(y, np.int64)
+
+
+def _members(source: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """The content of each of the `wanted` files, in whatever order they come; all of them, or `DataError`."""
+    missing = set(wanted)
+    for name, content in _from_folder(source, wanted) if source.is_dir() else _from_tar(source, missing):
+        missing.discard(name)
+        yield name, content
+    if missing:
+        raise DataError(f"{source}: {', '.join(sorted(missing))} is not in it; expected {', '.join(wanted)}")
+
+
+def _from_folder(folder: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    for name in wanted:
+        if (folder / name).is_file():
+            try:
+                yield name, (folder / name).read_bytes()
+            except OSError as error:
+                raise DataError(f"cannot read {folder / name}: {error.strerror}") from error
+
+
+def _from_tar(source: Path, missing: set[str]) -> Iterator[tuple[str, bytes]]:
+    """Straight from the stream, from beginning to end: nothing is unpacked to disk."""
+    after = "its beginning"
+    try:
+        with tarfile.open(source, "r|*", bufsize=1 << 20) as archive:
+            for member in archive:
+                name = PurePosixPath(member.name).name
+                if member.isfile() and name in missing:
+                    opened = archive.extractfile(member)
+                    assert opened is not None
+                    content = opened.read()
+                    if len(content) < member.size:
+                        raise EOFError(f"{name} ends after {len(content):,} of {member.size:,} bytes")
+                    yield name, content
+                after = member.name
+                if not missing:
+                    return
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(
+            f"{source}: damaged, or cut short, after {after} ({error}); expected a tar, of any compression. Remove it "
+            "and fetch it again"
+        ) from error

@@ -1,0 +1,124 @@
+"""Feature shift: nodes hold samples as another partition deals them, and each sees its own in its own way.
+
+    rotation    images turned, by an angle for each node
+    noise       Gaussian noise that grows from node to node
+
+A node sees its training samples, its own test samples and the common ones alike, and the same sample always the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.data.dataset import ByOwner, Indices, Partition, Shift
+from shoal.data.partitions import Iid
+from shoal.errors import DataError
+from shoal.randomness import generator
+from shoal.schema import Bounds, Nested
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _Inside:
+    """Deals as the partition inside does, and is what that is: by owner, by class."""
+
+    of: Partition | ByOwner
+
+    def __post_init__(self) -> None:
+        # Of the instance, not of the class: those who ask whether a partition goes by owner look for the method.
+        for name in ("split_owned", "by_class"):
+            if hasattr(self.of, name):
+                object.__setattr__(self, name, getattr(self.of, name))
+
+    def split(self, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> list[Indices]:
+        return cast(Partition, self.of).split(labels, nodes, rng)
+
+
+@dataclass(frozen=True)
+class Rotation(_Inside):
+    """Each node sees its images turned by one of `angles`, in degrees against the clock.
+
+    Nodes get them in turn, or at random. Half turns, and quarter turns of square images, are exact; others are
+    interpolated, and what comes in at the corners is 0. Lopez-Paz and Ranzato 2017, "Gradient Episodic Memory for
+    Continual Learning", have rotated digits as tasks; Ghosh et al. 2020, "An Efficient Framework for Clustered
+    Federated Learning", as clients.
+    """
+
+    angles: tuple[float, ...] = (0.0, 90.0, 180.0, 270.0)
+    assign: Literal["in-turn", "random"] = "in-turn"
+    of: Annotated[Partition | ByOwner, Nested("partition")] = Iid()
+
+    def __post_init__(self) -> None:
+        if not self.angles:
+            raise ValueError("angles = []: expected an angle at least")
+        super().__post_init__()
+
+    def shifts(self, nodes: int, shape: tuple[int, ...], rng: np.random.Generator) -> list[Shift | None]:
+        if len(shape) != 3:
+            raise DataError(
+                f"partition 'rotation': inputs have shape {list(shape)}; expected images, [channels, height, width]"
+            )
+        turns = np.arange(nodes) if self.assign == "in-turn" else rng.integers(len(self.angles), size=nodes)
+        angles = [self.angles[turn % len(self.angles)] % 360 for turn in turns.tolist()]
+        return [Turned(angle) if angle else None for angle in angles]
+
+
+@dataclass(frozen=True)
+class Noise(_Inside):
+    """Gaussian noise on every input, of standard deviation `sigma`·i/nodes at node i: none at node 0.
+
+    Li et al. 2022, "Federated Learning on Non-IID Data Silos". `sigma` counts in what a model sees, after scaling.
+    """
+
+    sigma: Annotated[float, Bounds(at_least=0)] = 0.1
+    of: Annotated[Partition | ByOwner, Nested("partition")] = Iid()
+
+    def shifts(self, nodes: int, shape: tuple[int, ...], rng: np.random.Generator) -> list[Shift | None]:
+        seed = int(rng.integers(2**63))
+        sigmas = [self.sigma * node / nodes for node in range(nodes)]
+        return [Noisy(seed, node, sigma) if sigma else None for node, sigma in enumerate(sigmas)]
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Images, (channels, height, width), turned about their middle."""
+
+    degrees: float
+
+    def apply(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        quarters, rest = divmod(self.degrees, 90)
+        height, width = x.shape[-2:]
+        if rest == 0 and (height == width or quarters % 2 == 0):
+            return torch.rot90(x, int(quarters), (-2, -1))
+        cos, sin = math.cos(math.radians(self.degrees)), math.sin(math.radians(self.degrees))
+        # Where each pixel of the outcome comes from, in coordinates that run from −1 to 1 along both sides.
+        source = [[cos, -sin * height / width, 0.0], [sin * width / height, cos, 0.0]]
+        matrix = torch.tensor(source, dtype=x.dtype, device=x.device).expand(len(x), 2, 3)
+        grid = torch.nn.functional.affine_grid(matrix, list(x.shape), align_corners=False)
+        return torch.nn.functional.grid_sample(x, grid, align_corners=False)
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """Inputs in noise that is drawn from (seed, node, number of the sample)."""
+
+    seed: int
+    node: int
+    sigma: float
+
+    def apply(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        noise = np.empty(tuple(x.shape), np.float32)
+        for row, number in zip(noise, numbers.tolist(), strict=True):
+            who = 2 * number if number >= 0 else -2 * number - 1  # generators go by numbers from 0
+            generator(self.seed, "noise", self.node, who).standard_normal(dtype=np.float32, out=row)
+        return x + self.sigma * torch.from_numpy(noise).to(x.device)

@@ -1,0 +1,107 @@
+"""Networks for images, each with the sizes of its paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from shoal.schema import Bounds
+
+if TYPE_CHECKING:
+    from torch import nn  # torch takes seconds to import; who only names a model need not wait for it
+
+
+@dataclass(frozen=True)
+class Lenet:
+    """LeNet-5 with ReLU and max-pooling: two convolutions, three linear layers (LeCun et al. 1998).
+
+    62,006 parameters for images of 3×32×32 and 10 classes: the network of PyTorch's CIFAR-10 tutorial. Images of less
+    than 32 pixels are padded by two on each side, as LeCun's 28×28 digits were: 61,706 for 1×28×28.
+    """
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        from torch import nn
+
+        channels, height, width = _image(shape, 12)
+        padding = 2 if min(height, width) < 32 else 0
+        rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width))
+        return nn.Sequential(
+            nn.Conv2d(channels, 6, kernel_size=5, padding=padding),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, kernel_size=5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * rows * columns, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, outputs),
+        )
+
+
+@dataclass(frozen=True)
+class LeafCnn:
+    """LEAF's convolutional networks, one for FEMNIST and one for CelebA (Caldas et al. 2018).
+
+    `variant = "femnist"`, taken for images of one channel: two 5×5 convolutions of 32 and 64 channels, each with ReLU
+    and 2×2 max-pooling, and a linear layer of `hidden` units. 1,690,046 parameters for 1×28×28, 62 classes and the 512
+    units that decentralized learning papers use; LEAF's own code has 2,048 (6,603,710).
+
+    `variant = "celeba"`, taken for others: four 3×3 convolutions of 32 channels, each with 2×2 max-pooling and ReLU,
+    and one linear layer. 30,242 parameters for 3×84×84 and 2 classes. With `batch_norm` after each convolution, as in
+    LEAF's own code, 30,498, and 256 running statistics (`training.buffers`).
+    """
+
+    variant: Literal["auto", "femnist", "celeba"] = "auto"
+    hidden: Annotated[int, Bounds(at_least=1)] = 512
+    batch_norm: bool = False
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        one_channel = len(shape) == 3 and shape[0] == 1
+        if self.variant == "femnist" or (self.variant == "auto" and one_channel):
+            return self._femnist(shape, outputs)
+        return self._celeba(shape, outputs)
+
+    def _femnist(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        from torch import nn
+
+        channels, height, width = _image(shape, 4)
+        return nn.Sequential(
+            *self._block(channels, 32, 5),
+            *self._block(32, 64, 5),
+            nn.Flatten(),
+            nn.Linear(64 * (height // 4) * (width // 4), self.hidden),
+            nn.ReLU(),
+            nn.Linear(self.hidden, outputs),
+        )
+
+    def _celeba(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        from torch import nn
+
+        channels, height, width = _image(shape, 16)
+        return nn.Sequential(
+            *self._block(channels, 32, 3),
+            *self._block(32, 32, 3),
+            *self._block(32, 32, 3),
+            *self._block(32, 32, 3),
+            nn.Flatten(),
+            nn.Linear(32 * (height // 16) * (width // 16), outputs),
+        )
+
+    def _block(self, inputs: int, outputs: int, size: int) -> list[nn.Module]:
+        """Convolve, halve, cut off; pooling and ReLU give the same in either order."""
+        from torch import nn
+
+        normal: list[nn.Module] = [nn.BatchNorm2d(outputs)] if self.batch_norm else []
+        return [nn.Conv2d(inputs, outputs, size, padding=size // 2), *normal, nn.MaxPool2d(2), nn.ReLU()]
+
+
+def _image(shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < least or shape[0] < 1:
+        raise ValueError(
+            f"inputs have shape {shape}; expected images, (channels, height, width), of at least {least}×{least} "
+            f"pixels; 'mlp' and 'logistic' take any shape"
+        )
+    return shape

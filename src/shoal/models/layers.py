@@ -1,0 +1,133 @@
+"""Modules that torch has not: the parts of our networks that are no plain sequence of layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Residual(nn.Module):
+    """ReLU of what goes through `path` plus what goes around it."""
+
+    def __init__(self, path: nn.Module, around: nn.Module) -> None:
+        super().__init__()
+        self.path = path
+        self.around = around
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.path(x) + self.around(x))
+
+
+class Recurrent(nn.Module):
+    """An embedding, stacked LSTMs, and a head on the last state, on each state, or on all states in one row."""
+
+    def __init__(self, tokens: int, embedding: int, hidden: int, layers: int, head: nn.Module, reads: str) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.head = head
+        self._reads = reads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states, _ = self.lstm(self.embedding(x.long()))
+        if self._reads == "last":
+            states = states[:, -1]
+        elif self._reads == "all":
+            states = F.relu(states.flatten(1))
+        out: torch.Tensor = self.head(states)
+        return out
+
+
+class Factors(nn.Module):
+    """The product of a user's and an item's vector."""
+
+    def __init__(self, users: int, items: int, factors: int, spread: float) -> None:
+        super().__init__()
+        self.users = nn.Embedding(users, factors)
+        self.items = nn.Embedding(items, factors)
+        for table in (self.users, self.items):
+            nn.init.uniform_(table.weight, -spread, spread)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ids = x.long()
+        ratings: torch.Tensor = (self.users(ids[:, 0]) * self.items(ids[:, 1])).sum(1)
+        return ratings
+
+
+class CausalTransformer(nn.Module):
+    """Tokens to what comes next at each place, or to the classes of the whole, read at its last place."""
+
+    def __init__(
+        self, tokens: int, length: int, outputs: int, width: int, layers: int, heads: int, dropout: float, last: bool
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(tokens, width)
+        self.places = nn.Parameter(torch.zeros(length, width))
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.Sequential(*[AttentionBlock(width, heads, dropout) for _ in range(layers)])
+        self.normal = nn.LayerNorm(width)
+        self.head = nn.Linear(width, outputs, bias=False)
+        self._last = last
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(self.places, std=0.02)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states = self.blocks(self.dropout(self.tokens(x.long()) + self.places[: x.shape[1]]))
+        if self._last:
+            states = states[:, -1]
+        out: torch.Tensor = self.head(self.normal(states))
+        return out
+
+
+class AttentionBlock(nn.Module):
+    """Causal self-attention and a perceptron, each around a normalised residual."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self._heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.mixed = nn.Linear(width, width)
+        self.perceptron = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        rows = self.attention(self.before_attention(x)).view(batch, length, 3, self._heads, width // self._heads)
+        query, key, value = rows.permute(2, 0, 3, 1, 4).unbind(0)
+        # Written out: torch's fused kernel has no rule for `vmap`, and small models gain more from that.
+        scores = query @ key.transpose(-2, -1) / (width // self._heads) ** 0.5
+        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        heard = (weights @ value).transpose(1, 2).reshape(batch, length, width)
+        x = x + self.dropout(self.mixed(heard))
+        out: torch.Tensor = x + self.dropout(self.perceptron(x))
+        return out
+
+
+class Logits(nn.Module):
+    """A model of Hugging Face's, from a batch of inputs to logits."""
+
+    def __init__(self, model: nn.Module, padding: int | None, images: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._padding = padding
+        self._images = images
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._answer(x).logits
+        return out
+
+    def _answer(self, x: torch.Tensor) -> Any:
+        if self._images:
+            return self.model(pixel_values=x)
+        ids = x.long()
+        mask = torch.ones_like(ids) if self._padding is None else (ids != self._padding).long()
+        return self.model(input_ids=ids, attention_mask=mask)

@@ -1,0 +1,435 @@
+"""What training changes besides the parameters: shared like them, or the node's own. What is not trained stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shoal.data.dataset import Data, Samples
+from shoal.errors import ExperimentError
+from shoal.experiment import Experiment
+from shoal.models.flat import Buffers, FlatModule, changed_by, initial_module
+from shoal.records import RunFolder
+from shoal.simulation.engine import Simulation
+from shoal.training import Batches, Evaluate, Learner, TorchTrainer, Train, Training
+
+BATCH, STEPS, CLASSES = 5, 3, 3
+rng = np.random.default_rng(0)
+DATA = Data(
+    train=Samples(rng.standard_normal((40, 6)).astype(np.float32), rng.integers(0, CLASSES, 40)),
+    test=Samples(rng.standard_normal((15, 6)).astype(np.float32), rng.integers(0, CLASSES, 15)),
+    classes=CLASSES,
+)
+PART = np.arange(8, 31)
+SGD = Training(lr=0.1, momentum=0.9, weight_decay=0.05, batch_size=BATCH, local_steps=STEPS)
+both_ways = pytest.mark.parametrize("buffers", ["shared", "local"])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # as in a run
+
+
+def seeded(make: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return make()
+
+
+def normed() -> nn.Module:
+    module: nn.Module = seeded(
+        lambda: nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 7), nn.BatchNorm1d(7))
+    )
+    return nn.Sequential(module, seeded(lambda: nn.Linear(7, CLASSES)))
+
+
+def trainer(flat: FlatModule, training: Training = SGD, node: int = 0) -> TorchTrainer:
+    return TorchTrainer(Learner(flat, training, DATA), PART, np.random.default_rng(node), step_seconds=0.0)
+
+
+def statistics(module: nn.Module) -> Any:
+    return np.concatenate([b.numpy().ravel() for b in module.buffers() if b.is_floating_point()])
+
+
+def trained_values(module: nn.Module) -> Any:
+    return np.concatenate([p.detach().numpy().ravel() for p in module.parameters()])
+
+
+class Frozen(nn.Module):
+    """A layer that is not trained, before one that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed = nn.Linear(6, 7).requires_grad_(False)
+        self.last = nn.Linear(7, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(torch.tanh(self.fixed(x)))
+        return out
+
+
+class Counting(nn.Module):
+    """Buffers of one's own: one is replaced in training, one counts, one is constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+        self.register_buffer("seen", torch.zeros(6))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scale", torch.full((6,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen = 0.5 * self.seen + 0.5 * x.detach().mean(0)
+            self.calls += 1
+        out: torch.Tensor = self.linear((x - self.seen) * self.scale)
+        return out
+
+
+# A node alone
+
+
+@both_ways
+def test_a_node_alone_does_what_a_plain_loop_with_batch_norm_does(buffers: Buffers) -> None:
+    plain, one = normed(), trainer(FlatModule(normed(), buffers))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, weight_decay=0.05)
+    node_rng = np.random.default_rng(0)
+    stream = Batches(PART, BATCH, node_rng)
+    flat = one.learner.flat
+    params = flat.read()
+    for _ in range(4):
+        params = one.train(params).params
+        for batch in stream.take(STEPS):
+            optimizer.zero_grad()
+            outputs = plain(torch.tensor(DATA.train.x[batch]))
+            nn.functional.cross_entropy(outputs, torch.tensor(DATA.train.y[batch])).backward()
+            optimizer.step()
+        node_rng.integers(2**63)  # the seed of dropout
+    np.testing.assert_allclose(params[: flat.trained], trained_values(plain), rtol=1e-4, atol=1e-5)
+    state = one.state()["buffers"]
+    assert int(state["0.1.num_batches_tracked"]) == 4 * STEPS
+    if buffers == "shared":
+        assert params.size == flat.trained + 4 * 7
+        np.testing.assert_allclose(params[flat.trained :], statistics(plain), rtol=1e-4, atol=1e-5)
+    else:
+        assert params.size == flat.trained
+        np.testing.assert_allclose(
+            np.concatenate([v for v in state.values() if v.ndim]), statistics(plain), rtol=1e-4, atol=1e-5
+        )
+    plain.eval()
+    expected = nn.functional.cross_entropy(plain(torch.tensor(DATA.test.x)), torch.tensor(DATA.test.y)).item()
+    assert one.evaluate(params)["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+@both_ways
+def test_nodes_of_one_process_do_not_see_each_other_s_statistics(buffers: Buffers) -> None:
+    alone = trainer(FlatModule(normed(), buffers))
+    beside = trainer(FlatModule(normed(), buffers))
+    other = TorchTrainer(beside.learner, np.arange(8), np.random.default_rng(5), step_seconds=0.0)
+    params = again = start = alone.learner.flat.read()
+    for _ in range(3):
+        params = alone.train(params).params
+        other.train(start)
+        other.evaluate(start)
+        again = beside.train(again).params
+        beside.learner.evaluate(start)
+    assert np.array_equal(params, again)
+    assert alone.evaluate(params) == beside.evaluate(params)
+
+
+@both_ways
+def test_a_trainer_made_anew_goes_on_from_its_buffers(buffers: Buffers) -> None:
+    one, anew = trainer(FlatModule(normed(), buffers)), trainer(FlatModule(normed(), buffers), node=7)
+    params = one.train(one.learner.flat.read()).params
+    kept = one.state()
+    anew.restore(kept)
+    assert one.evaluate(params) == anew.evaluate(params)
+    for _ in range(3):
+        trained, again = one.train(params), anew.train(params)
+        assert np.array_equal(trained.params, again.params)
+        assert one.evaluate(trained.params) == anew.evaluate(again.params)
+        params = trained.params
+    assert int(kept["buffers"]["0.1.num_batches_tracked"]) == STEPS  # a copy
+
+
+def test_without_a_node_buffers_are_those_of_the_start() -> None:
+    one = trainer(FlatModule(normed(), "local"))
+    start = one.learner.flat.read()
+    fresh = normed().eval()
+    expected = nn.functional.cross_entropy(fresh(torch.tensor(DATA.test.x)), torch.tensor(DATA.test.y)).item()
+    one.train(start)
+    assert one.learner.evaluate(start)["loss"] == pytest.approx(expected, rel=1e-5)
+    assert one.evaluate(start)["loss"] != pytest.approx(expected, rel=1e-3)
+
+
+# Which buffers
+
+
+def test_buffers_that_training_changes_are_found_by_trying_and_left_as_they_were() -> None:
+    module = Counting()
+    seen, calls = module.seen, module.calls
+    assert changed_by(module, torch.ones(2, 6)) == {"seen", "calls"}
+    assert module.seen is seen
+    assert module.calls is calls
+    assert not seen.any()
+    assert not calls
+    assert changed_by(nn.Linear(2, 2), torch.ones(2, 2)) == frozenset()
+    assert changed_by(module, torch.ones(2, 5)) <= {"seen", "calls"}  # what does not fit is not our error
+
+
+@pytest.mark.parametrize(
+    ("buffers", "shared", "local"), [("shared", ["seen"], ("calls",)), ("local", [], ("seen", "calls"))]
+)
+def test_buffers_of_one_s_own_are_shared_or_local_and_constants_neither(
+    buffers: Buffers, shared: list[str], local: tuple[str, ...]
+) -> None:
+    flat = initial_module(Counting, 0, buffers=buffers, inputs=torch.ones(2, 6))
+    assert [slot.name for slot in flat.layout] == ["linear.weight", "linear.bias", *shared]
+    assert flat.local == local
+    one = trainer(flat)
+    params = one.train(flat.read()).params
+    seen, stream = np.zeros(6, np.float32), Batches(PART, BATCH, np.random.default_rng(0))
+    for batch in stream.take(STEPS):
+        seen = 0.5 * seen + 0.5 * DATA.train.x[batch].mean(0)
+    found = params[flat.trained :] if shared else one.state()["buffers"]["seen"]
+    np.testing.assert_allclose(found, seen, rtol=1e-5, atol=1e-6)
+    flat.load(params + 1)
+    if shared:
+        np.testing.assert_allclose(flat.module.seen, seen + 1, rtol=1e-5)  # still a view
+
+
+def test_a_buffer_that_two_layers_use_has_one_slot() -> None:
+    first, second = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    second.running_mean = first.running_mean
+    flat = FlatModule(nn.Sequential(first, second))
+    assert [s.name for s in flat.layout][-3:] == ["0.running_mean", "0.running_var", "1.running_var"]
+    assert first.running_mean is second.running_mean
+    assert first.running_mean.data_ptr() == flat.values[16:].data_ptr()
+
+
+def test_spectral_norm_trains_with_local_buffers() -> None:
+    def make() -> nn.Module:
+        return nn.utils.parametrizations.spectral_norm(seeded(lambda: nn.Linear(6, CLASSES)))
+
+    one = trainer(FlatModule(seeded(make), "local"))
+    trained = one.train(one.learner.flat.read())
+    assert np.isfinite(trained.loss)
+    assert len(one.state()["buffers"]) == 2
+
+
+# What is not trained
+
+
+DECAYING = [
+    Training("sgd", lr=0.1, weight_decay=0.1, momentum=0.9),
+    Training("adam", lr=0.1, weight_decay=0.1),
+    Training("adamw", lr=0.1),
+    Training("asgd", lr=0.1, options={"lambd": 0.5}),
+    Training("rmsprop", lr=0.1, weight_decay=0.1, proximal=0.5),
+    Training("adafactor", lr=0.1, weight_decay=0.1),
+]
+
+
+@pytest.mark.parametrize("training", DECAYING, ids=lambda t: t.optimizer)
+def test_frozen_parameters_stay_alone_and_together_whatever_decays(training: Training) -> None:
+    flat = FlatModule(seeded(Frozen))
+    learner = Learner(flat, training, DATA)
+    start = flat.read()
+    fixed = slice(flat.trained, None)
+    assert start[fixed].size == 6 * 7 + 7
+    batches = PART[:20].reshape(4, 5)
+    alone, _ = learner.train(start, {}, batches)
+    assert np.array_equal(alone.params[fixed], start[fixed])
+    assert not np.array_equal(alone.params, start)
+    if learner.stackable:
+        together, states = learner.train_stacked([start, start], [{}, {}], np.stack([batches, batches]))
+        assert np.array_equal(together[0].params[fixed], start[fixed])
+        np.testing.assert_allclose(together[1].params, alone.params, atol=1e-5)
+        learner.train_stacked([start, start], states, np.stack([batches, batches]))
+
+
+@pytest.mark.parametrize("training", DECAYING, ids=lambda t: t.optimizer)
+def test_optimizers_leave_statistics_alone(training: Training) -> None:
+    still = FlatModule(nn.Sequential(nn.BatchNorm1d(6, momentum=0.0), seeded(lambda: nn.Linear(6, CLASSES))))
+    start = still.read()
+    trained, _ = Learner(still, training, DATA).train(start, {}, PART[:20].reshape(4, 5))
+    assert np.array_equal(trained.params[still.trained :], start[still.trained :])
+    assert (start[still.trained :] == [0.0] * 6 + [1.0] * 6).all()
+
+
+def test_the_proximal_term_does_not_pull_statistics() -> None:
+    start = FlatModule(normed()).read()
+    batches = PART[:20].reshape(4, 5)
+    still = Training("sgd", lr=1e-30)
+    pulled = Training("sgd", lr=1e-30, proximal=1e20)
+    first, second = (Learner(FlatModule(normed()), t, DATA).train(start, {}, batches)[0] for t in (still, pulled))
+    assert np.array_equal(first.params, second.params)
+
+
+# Many nodes at once
+
+
+class Looking(nn.Module):
+    """A module that looks at a value, which no stack of models lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x)
+        return out if out.sum().item() > 0 else out * 2
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 5, batch_first=True)
+        self.linear = nn.Linear(5, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(self.lstm(x[:, None])[0][:, -1])
+        return out
+
+
+@pytest.mark.parametrize(
+    ("make", "vectorized"), [(Frozen, True), (Looking, False), (Remembering, False), (normed, False)]
+)
+def test_what_torch_cannot_stack_is_found_by_trying(make: Any, vectorized: bool) -> None:
+    learner = Learner(FlatModule(make()), SGD, DATA)
+    before = torch.get_rng_state()
+    assert learner.vectorized is vectorized
+    assert torch.equal(torch.get_rng_state(), before)
+    assert learner.stackable is vectorized
+    assert learner.flat.module.training
+    nodes = [TorchTrainer(learner, PART, np.random.default_rng(n), step_seconds=0.0) for n in range(2)]
+    params = learner.flat.read()
+    assert (len({Train(one, params).together for one in nodes}) == 1) is vectorized
+    assert (len({Evaluate(one, params).together for one in nodes}) == 1) is vectorized
+
+
+def test_a_stackable_module_with_an_optimizer_that_is_not_is_tested_together() -> None:
+    learner = Learner(FlatModule(Frozen()), Training("adafactor"), DATA)
+    assert learner.vectorized
+    assert not learner.stackable
+
+
+# Whole runs
+
+
+MINE = '''
+import torch
+from torch import nn
+
+
+class Normed(nn.Module):
+    """Batch normalisation between two layers, for digits."""
+
+    def __init__(self, width: int = 8, slope: float = 0.1) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width), nn.LeakyReLU(slope), nn.Linear(width, 10)
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+'''
+SIZES = {"shared": 64 * 9 + 9 + 18 + 90 + 10 + 18, "local": 64 * 9 + 9 + 18 + 90 + 10}
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(MINE)
+    return f"{tmp_path / 'mine.py'}:Normed"
+
+
+def experiment(named: str, buffers: str, **changed: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "nodes": 4,
+        "seed": 4,
+        "algorithm": {"name": "dpsgd", "rounds": 3},
+        "topology": {"name": "full"},
+        "partition": {"name": "shards", "per_node": 2},
+        "model": {"name": named, "width": 9},
+        "training": {"lr": 0.1, "batch_size": 16, "local_steps": 2, "buffers": buffers},
+        "evaluation": {"every": 1, "samples": 100},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**settings, **changed})
+
+
+def models_of(run: Any) -> Any:
+    return np.stack([np.load(run.folder.model(node)) for node in range(4)])
+
+
+@both_ways
+def test_a_module_of_one_s_own_gives_the_same_on_both_engines_and_however_it_is_computed(
+    buffers: str, mine: str, tmp_path: Path
+) -> None:
+    off = experiment(mine, buffers).run(tmp_path)
+    assert off.status == "completed"
+    assert models_of(off).shape == (4, SIZES[buffers])
+    others = [
+        experiment(mine, buffers, engine="processes"),
+        experiment(mine, buffers, simulation={"batching": "pool", "workers": 2}),
+        experiment(mine, buffers, simulation={"batching": "vmap"}),
+    ]
+    for other in others:
+        run = other.run(tmp_path)
+        assert np.array_equal(models_of(run), models_of(off))
+        for score in ("accuracy", "loss"):
+            assert run.summary[score] == off.summary[score]
+
+
+def test_shared_statistics_are_averaged_and_local_ones_are_not(mine: str, tmp_path: Path) -> None:
+    for buffers in ("shared", "local"):
+        whole = Simulation(
+            experiment(mine, buffers, evaluation={"every": 0, "average": False}), RunFolder.create(tmp_path, buffers)
+        )
+        whole.run()
+        params = np.stack([node.params for node in whole.nodes])
+        np.testing.assert_allclose(params, np.broadcast_to(params[0], params.shape), atol=1e-6)  # all know all
+        kept = [node.trainer.state()["buffers"] for node in whole.nodes]  # type: ignore[attr-defined]
+        assert all(int(own["layers.2.num_batches_tracked"]) == 6 for own in kept)
+        if buffers == "local":
+            means = [own["layers.2.running_mean"] for own in kept]
+            assert not np.allclose(means[0], means[1], atol=1e-3)  # each has seen other digits
+        else:
+            assert set(kept[0]) == {"layers.2.num_batches_tracked"}
+            assert params[0, -9:].min() > 0  # variances
+
+
+def test_local_statistics_do_not_travel(mine: str, tmp_path: Path) -> None:
+    shared, local = (
+        experiment(mine, buffers, evaluation={"every": 0}).run(tmp_path).summary for buffers in ("shared", "local")
+    )
+    messages = shared["messages_sent"]
+    assert messages == local["messages_sent"]
+    assert shared["bytes_sent"]["total"] - local["bytes_sent"]["total"] == messages * 18 * 4
+
+
+def test_a_group_cannot_keep_what_others_share(mine: str, tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"training.buffers = 'local' for a group"):
+        experiment(mine, "shared", group=[{"nodes": "0-1", "training": {"buffers": "local"}}]).run(tmp_path)
+
+
+def test_a_constructor_s_parameters_are_checked_like_any_other(mine: str) -> None:
+    with pytest.raises(ExperimentError, match="widht"):
+        experiment(mine, "shared", model={"name": mine, "widht": 9})
+
+
+def test_leaf_s_own_network_for_faces_keeps_statistics(tmp_path: Path) -> None:
+    run = experiment(
+        "leaf-cnn",
+        "local",
+        nodes=2,
+        model={"name": "leaf-cnn", "batch_norm": True},
+        dataset={"name": "synthetic", "shape": [3, 16, 16], "samples": 80, "test_samples": 40},
+        partition={"name": "iid"},
+    ).run(tmp_path)
+    assert np.load(run.folder.model(0)).size == 28_640 + 256 + 32 * 10 + 10

@@ -1,0 +1,269 @@
+"""What is measured is what one would work out by hand; of one model or of many at once."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shoal.analysis.summary import fairness
+from shoal.data.dataset import Data, Samples, Task
+from shoal.errors import ExperimentError
+from shoal.experiment import Experiment
+from shoal.metrics import BY_TASK, Metrics
+from shoal.models.flat import FlatModule
+from shoal.progress import MeanScore, leading
+from shoal.training import Learner, TorchTrainer, Training
+
+# Six classes, four samples: ranks of the right class 1, 2, 6 and 1.
+OUTPUTS = torch.tensor(
+    [
+        [4.0, 1.0, 0.0, 0.0, 0.0, 0.0],
+        [1.0, 3.0, 2.0, 0.0, 0.0, 0.0],
+        [5.0, 4.0, 3.0, 2.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 9.0, 0.0],
+    ]
+)
+TARGETS = torch.tensor([0, 2, 5, 4])
+
+
+def data(task: Task = "classification", padding: int | None = None, classes: int = 6) -> Data:
+    nothing = Samples(np.zeros((1, 2), np.float32), np.zeros(1, np.int64))
+    return Data(nothing, nothing, classes, task, padding=padding)
+
+
+def measured(metrics: Metrics, *batches: tuple[torch.Tensor, torch.Tensor, float]) -> dict[str, float]:
+    totals: dict[str, Any] = {}
+    for outputs, targets, loss in batches:
+        for name, value in metrics.tally(outputs, targets, torch.tensor(loss)).items():
+            totals[name] = totals.get(name, 0) + value
+    return metrics.scores(totals)
+
+
+# By hand
+
+
+def test_top_1_top_5_and_per_class_by_hand() -> None:
+    metrics = Metrics(data(), ["accuracy", "top5", "per-class"])
+    found = measured(metrics, (OUTPUTS[:3], TARGETS[:3], 1.0), (OUTPUTS[3:], TARGETS[3:], 5.0))
+    assert found == {
+        "accuracy": 0.5,
+        "top5": 0.75,
+        "class 0": 1.0,
+        "class 2": 0.0,
+        "class 4": 1.0,
+        "class 5": 0.0,
+        "loss": 2.0,  # (3·1 + 1·5)/4
+    }
+
+
+def test_with_few_classes_all_are_among_the_first_five() -> None:
+    assert measured(Metrics(data(classes=3), ["top5"]), (OUTPUTS[:, :3], TARGETS % 3, 0.0))["top5"] == 1.0
+
+
+def test_rmse_by_hand_whatever_the_batches() -> None:
+    metrics = Metrics(data("regression"))
+    outputs, targets = torch.tensor([[1.0], [2.0], [5.0]]), torch.tensor([1.0, 4.0, 4.0])
+    parts = [(outputs[:1], targets[:1], 0.0), (outputs[1:], targets[1:], 2.5)]
+    assert measured(metrics, *parts) == pytest.approx({"rmse": math.sqrt((0 + 4 + 1) / 3), "loss": 5 / 3})
+
+
+@pytest.mark.parametrize("padding", [0, -1, -100, 7])
+def test_perplexity_by_hand_does_not_count_padding(padding: int) -> None:
+    classes = 3
+    metrics = Metrics(data("sequence", padding, classes))
+    logits = torch.log(torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.1, 0.8], [0.9, 0.05, 0.05]]))
+    outputs = torch.stack([logits, logits])  # two sequences of three places
+    targets = torch.tensor([[1, 2, padding], [1, padding, padding]])
+    found = measured(metrics, (outputs, targets, 0.25))
+    assert found["perplexity"] == pytest.approx((1 / (0.5 * 0.8 * 0.5)) ** (1 / 3), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(1.0)
+    assert found["loss"] == pytest.approx(0.25)
+
+
+def test_a_batch_of_padding_alone_changes_nothing() -> None:
+    metrics = Metrics(data("sequence", -1, 6))
+    whole = (OUTPUTS[None], TARGETS[None], 1.5)
+    padding = (OUTPUTS[None], torch.full((1, 4), -1), math.nan)  # the mean of nothing
+    assert measured(metrics, whole, padding) == measured(metrics, whole)
+
+
+def test_nothing_to_test_on_gives_no_scores() -> None:
+    assert Metrics(data()).scores({}) == {}
+    assert measured(Metrics(data("sequence", -1)), (OUTPUTS[None], torch.full((1, 4), -1), math.nan)) == {}
+
+
+def test_a_model_that_diverged_has_no_finite_perplexity() -> None:
+    found = measured(Metrics(data(), ["perplexity"]), (OUTPUTS * 1e6, TARGETS, 1.0))
+    assert found["perplexity"] == math.inf
+
+
+# What an experiment may ask for
+
+
+@pytest.mark.parametrize(
+    ("task", "names", "said"),
+    [
+        ("classification", ["rmse"], "'rmse' is not for a task of classification; use accuracy, top5"),
+        ("regression", ["accuracy"], "'accuracy' is not for a task of regression; use rmse, loss"),
+        ("sequence", ["per-class"], "'per-class' is not for a task of sequence"),
+        ("classification", ["acuracy"], "'acuracy' is unknown; did you mean 'accuracy'?"),
+    ],
+)
+def test_what_does_not_fit_the_task_is_refused(task: Task, names: list[str], said: str) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        Metrics(data(task), names)
+    assert f"evaluation.metrics: {said}" in str(caught.value)
+
+
+def test_an_experiment_is_refused_before_it_runs(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="'rmse' is not for a task"):
+        Experiment(nodes=2, evaluation={"metrics": ["rmse", "nonsense"]}).run(tmp_path)  # type: ignore[arg-type]
+
+
+# Stacked
+
+
+@pytest.mark.parametrize("task", BY_TASK)
+def test_many_models_at_once_score_as_one_by_one(task: Task) -> None:
+    rng = np.random.default_rng(0)
+    count = 700
+    x = rng.standard_normal((count, 6)).astype(np.float32)
+    y: Any = rng.integers(0, 3, count)
+    if task == "sequence":
+        y = rng.integers(-1, 3, (count, 2))
+    elif task == "regression":
+        y = rng.standard_normal(count).astype(np.float32)
+    outputs = {"classification": 3, "sequence": 6, "regression": 1}[task]
+    layers: list[nn.Module] = [nn.Linear(6, outputs)]
+    if task == "sequence":
+        layers.append(nn.Unflatten(1, (2, 3)))
+    found = Data(Samples(x, y), Samples(x, y), 3, task, padding=-1 if task == "sequence" else None)
+    learner = Learner(FlatModule(nn.Sequential(*layers)), Training(), found, None, Metrics(found, BY_TASK[task]))
+    learner._at_once = 300  # several batches, the last of them short
+    params = [rng.standard_normal(learner.flat.size).astype(np.float32) for _ in range(3)]
+    for alone, together in zip(map(learner.evaluate, params), learner.evaluate_stacked(params), strict=True):
+        assert together.keys() == alone.keys()
+        assert together == pytest.approx(alone, rel=1e-4)
+
+
+def test_a_node_without_test_samples_has_no_scores() -> None:
+    x, y = np.zeros((4, 6), np.float32), np.zeros(4, np.int64)
+    found = Data(Samples(x, y), Samples(x, y), 3)
+    learner = Learner(FlatModule(nn.Linear(6, 3)), Training(), found)
+    trainer = TorchTrainer(learner, np.arange(4), np.random.default_rng(0), 0.0, tests=np.arange(0))
+    assert trainer.evaluate(learner.flat.read()) == {}
+
+
+# Runs
+
+SOURCE = '''
+from dataclasses import dataclass
+import numpy as np
+from shoal.data import Data, Samples
+
+
+@dataclass(frozen=True)
+class Users:
+    """Samples of eight users, of whom the last two have no test samples."""
+
+    number: bool = False
+
+    def load(self, seed):
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((80, 3)).astype(np.float32)
+        y = x.sum(1) if self.number else (x.sum(1) > 0).astype(np.int64)
+        owner = np.arange(80) % 8
+        train, test = Samples(x, y, owner), Samples(x[:60], y[:60], np.arange(60) % 6)
+        return Data(train, test, 1 if self.number else 2, "regression" if self.number else "classification")
+'''
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    (tmp_path / "users.py").write_text(SOURCE)
+    return tmp_path
+
+
+def experiment(base: Path, number: bool = False, **changed: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "nodes": 8,
+        "algorithm": {"name": "dpsgd", "rounds": 2},
+        "dataset": {"name": "users.py:Users", "number": number},
+        "partition": {"name": "natural", "order": "contiguous"},
+        "model": {"name": "logistic"},
+        "training": {"batch_size": 4},
+        "evaluation": {"every": 1, "data": "own"},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**settings, **changed}, base=base)
+
+
+def test_nodes_are_tested_on_their_own_users_on_both_engines(users: Path) -> None:
+    simulated = experiment(users).run(users)
+    real = experiment(users, engine="processes").run(users)
+    assert simulated.summary["metrics"] == real.summary["metrics"]
+    assert simulated.summary["digest"] == real.summary["digest"]
+    lines = (simulated.folder.node(7)).read_text().splitlines()
+    evaluations = [json.loads(line) for line in lines if '"evaluation"' in line]
+    assert [e["scores"] for e in evaluations] == [{}, {}], "the last user has no test samples"
+    assert simulated.summary["accuracy"]["mean"] is not None
+    own = experiment(users, evaluation={"data": "own", "samples": 1}).run(users)
+    assert own.summary["accuracy"]["std"] == 0.0, "one test sample, of one node"
+
+
+def test_own_test_samples_are_needed(users: Path) -> None:
+    with pytest.raises(ExperimentError, match="nodes have no test samples of their own; use 'natural'"):
+        experiment(users, partition={"name": "iid"}).run(users)
+    source = SOURCE.replace("np.arange(60) % 6", "np.arange(60) + 100")
+    (users / "users.py").write_text(source)
+    (users / "strangers.py").write_text(source)
+    with pytest.raises(ExperimentError, match="no test sample of this data set is of a user that a node holds"):
+        experiment(users, dataset={"name": "strangers.py:Users"}).run(users)
+
+
+def test_a_task_of_numbers_is_shown_and_plotted_by_its_rmse(users: Path, shoal: Callable[..., Any]) -> None:
+    (users / "numbers.toml").write_text(experiment(users, True, name="numbers").toml())
+    said = shoal("run", users / "numbers.toml", "--plot")
+    assert said.code == 0, said.err
+    assert "rmse by round: " in said.out
+    assert "· rmse " in said.out, "progress"
+    summary = json.loads(next(Path("runs").rglob("summary.json")).read_text())
+    assert summary["accuracy"] is None
+    assert summary["metrics"].keys() == summary["fairness"].keys() == {"rmse", "loss"}
+    shown = shoal("show").out
+    assert f"{summary['metrics']['rmse']['mean']:.4f} ± " in shown
+    assert f"rmse {summary['fairness']['rmse']['highest_10_percent']:.4f}" in shown, "the worst have the highest"
+    assert "accuracy" not in shown
+    assert shoal("plot", "runs").out == "rmse by round: rmse.png\n"
+    assert shoal("plot", "runs", "--metric", "loss", "--out", "l.svg").code == 0
+    refused = shoal("plot", "runs", "--metric", "accuracy")
+    assert refused.code == 2
+    assert "'accuracy' was not measured; what was is loss, rmse" in refused.err
+
+
+def test_the_leading_metric() -> None:
+    assert leading(["loss", "top5", "accuracy"]) == "accuracy"
+    assert leading(["loss", "rmse"]) == "rmse"
+    assert leading(["f1"]) == "f1"
+    assert leading([]) is None
+    mean = MeanScore()
+    for score in (("rmse", 1.0), None, ("rmse", 2.0)):
+        mean.add(3, score)
+    assert mean.mean == ("rmse", 1.5)
+
+
+def test_fairness_is_of_the_worst_tenth_at_either_end() -> None:
+    assert fairness(range(20)) == {"lowest_10_percent": 0.5, "highest_10_percent": 18.5}
+    assert fairness([3.0, 1.0]) == {"lowest_10_percent": 1.0, "highest_10_percent": 3.0}
+    assert fairness([]) is None
+    diverged = fairness([1.0, math.nan, 0.0])
+    assert diverged is not None
+    assert all(map(math.isnan, diverged.values()))

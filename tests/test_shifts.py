@@ -1,0 +1,162 @@
+"""Nodes that see their samples turned or in noise: always alike, on both engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.data.dataset import ByOwner, Shifts
+from shoal.data.partitions import Dirichlet, Iid, Natural
+from shoal.data.shifts import Noise, Noisy, Rotation, Turned
+from shoal.errors import DataError, ExperimentError, ShoalError
+from shoal.experiment import Experiment
+from shoal.randomness import generator
+from shoal.trainers.networks import NetworkWorkshop
+
+IMAGES = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4)
+NUMBERS = torch.tensor([5, 9])
+
+
+def experiment(**changed: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "nodes": 4,
+        "seed": 2,
+        "algorithm": {"name": "dpsgd", "rounds": 2},
+        "dataset": {"name": "synthetic", "shape": [1, 6, 6], "classes": 3, "samples": 120, "test_samples": 30},
+        "model": {"name": "mlp"},
+        "training": {"batch_size": 8},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**settings, **changed})
+
+
+# Rotation
+
+
+def test_quarter_turns_are_exact_and_against_the_clock() -> None:
+    turned = Turned(90.0).apply(IMAGES, NUMBERS)
+    assert torch.equal(turned, torch.rot90(IMAGES, 1, (2, 3)))
+    assert torch.equal(turned[0, 0, -1], IMAGES[0, 0, :, 0]), "what was at the left is below"
+    assert torch.equal(Turned(180.0).apply(IMAGES[..., :2], NUMBERS), IMAGES[..., :2].flip(2, 3))
+
+
+@pytest.mark.parametrize("degrees", [90.0, 180.0, 270.0])
+def test_other_angles_turn_the_same_way(degrees: float) -> None:
+    near = Turned(degrees + 1e-4).apply(IMAGES, NUMBERS)
+    assert torch.allclose(near, Turned(degrees).apply(IMAGES, NUMBERS), atol=1e-2)
+
+
+def test_images_that_are_not_square_keep_their_shape() -> None:
+    wide = torch.zeros(1, 1, 5, 9)
+    wide[0, 0, 2, 2:7] = 1.0  # a line that lies, about the middle
+    stands = Turned(90.0).apply(wide, NUMBERS[:1])
+    assert stands.shape == wide.shape
+    assert torch.allclose(stands[0, 0, :, 4], torch.ones(5), atol=1e-4)
+    assert stands.sum() == pytest.approx(5.0, abs=1e-3)
+
+
+def test_nodes_get_the_angles_in_turn_or_at_random() -> None:
+    rotation = Rotation((0.0, 90.0, 450.0))
+    assert rotation.shifts(4, (1, 4, 4), generator(0, "shifts")) == [None, Turned(90.0), Turned(90.0), None]
+    drawn = Rotation(assign="random").shifts(50, (1, 4, 4), generator(0, "shifts"))
+    assert len(set(drawn)) == 4
+    assert drawn == Rotation(assign="random").shifts(50, (1, 4, 4), generator(0, "shifts"))
+    assert drawn[:4] != Rotation().shifts(4, (1, 4, 4), generator(0, "shifts"))
+
+
+def test_only_images_are_turned() -> None:
+    with pytest.raises(DataError, match=r"'rotation': inputs have shape \[64\]; expected images"):
+        Rotation().shifts(4, (64,), generator(0, "shifts"))
+    with pytest.raises(ValueError, match="expected an angle at least"):
+        Rotation(())
+
+
+# Noise
+
+
+def test_noise_grows_from_node_to_node() -> None:
+    shifts = Noise(0.4).shifts(4, (3,), generator(0, "shifts"))
+    assert shifts[0] is None
+    deviations = [float(s.apply(torch.zeros(1, 20000), NUMBERS[:1]).std()) for s in shifts[1:] if s is not None]
+    assert deviations == pytest.approx([0.1, 0.2, 0.3], rel=0.05)
+
+
+def test_a_sample_always_looks_the_same_and_unlike_others() -> None:
+    seen = Noisy(7, 1, 0.5).apply(IMAGES, NUMBERS)
+    assert torch.equal(seen[1:], Noisy(7, 1, 0.5).apply(IMAGES[1:], NUMBERS[1:]))
+    noises = [
+        Noisy(seed, node, 0.5).apply(torch.zeros(1, 4), torch.tensor([number]))
+        for seed, node, number in [(7, 1, 5), (8, 1, 5), (7, 2, 5), (7, 1, 6), (7, 1, -5), (7, 1, -6)]
+    ]
+    assert len({tuple(noise.ravel().tolist()) for noise in noises}) == len(noises)
+
+
+def test_ids_are_not_measurements(tmp_path: Path) -> None:
+    (tmp_path / "ids.py").write_text(
+        "import numpy as np\nfrom shoal.data import Data, Samples\n"
+        "class Ids:\n    '''Ids.'''\n    def load(self, seed):\n"
+        "        s = Samples(np.zeros((20, 2), np.int64), np.zeros(20, np.int64))\n"
+        "        return Data(s, s, 2, sizes=(3,))\n"
+    )
+    with pytest.raises(ShoalError, match="inputs of this data set are ids"):
+        experiment(dataset={"name": "ids.py:Ids"}, partition={"name": "noise"}, base=tmp_path).run(tmp_path)
+
+
+# Around another partition
+
+
+@pytest.mark.parametrize("kind", [Rotation, Noise])
+def test_samples_are_dealt_as_the_partition_inside_deals_them(kind: Any) -> None:
+    labels = np.arange(60) % 3
+    inside = Dirichlet(0.1)
+    parts = kind(of=inside).split(labels, 5, generator(0, "partition"))
+    expected = inside.split(labels, 5, generator(0, "partition"))
+    assert all(map(np.array_equal, parts, expected))
+    assert isinstance(kind(), Shifts)
+    assert kind(of=inside).by_class
+    assert not hasattr(kind(of=Iid()), "by_class")
+    assert isinstance(kind(of=Natural()), ByOwner)
+    assert not isinstance(kind(of=Iid()), ByOwner)
+
+
+def test_an_experiment_spells_both() -> None:
+    found = Experiment.from_table(
+        {"dataset": {"name": "digits", "partition": {"name": "noise", "sigma": 0.5, "of": {"name": "shards"}}}}
+    )
+    assert found.partition.table()["of"] == {"name": "shards", "per_node": 2}
+    assert Experiment.from_table(found.table()) == found
+    with pytest.raises(ExperimentError, match=r"dataset\.partition\.of"):
+        Experiment.from_table({"dataset": {"name": "digits", "partition": {"name": "noise", "of": "shard"}}})
+
+
+SHIFTED = [
+    {"name": "rotation", "angles": [0, 90, 37.5], "of": {"name": "shards"}},
+    {"name": "noise", "sigma": 2.0, "of": {"name": "quantity", "law": "power"}},
+]
+
+
+@pytest.mark.parametrize("partition", SHIFTED, ids=lambda p: str(p["name"]))
+def test_both_engines_see_the_same(partition: dict[str, Any], tmp_path: Path) -> None:
+    simulated = experiment(partition=partition).run(tmp_path)
+    real = experiment(partition=partition, engine="processes").run(tmp_path)
+    assert real.status == simulated.status == "completed"
+    assert real.summary["digest"] == simulated.summary["digest"]
+    assert real.summary["accuracy"] == simulated.summary["accuracy"]
+    plain = experiment(partition=partition["of"]).run(tmp_path)
+    assert simulated.summary["digest"] != plain.summary["digest"]
+
+
+def test_other_trainers_are_shown_what_torch_sees() -> None:
+    from shoal.commons import Commons
+
+    commons = Commons(experiment(partition=SHIFTED[0]))
+    assert isinstance(commons.workshop, NetworkWorkshop)
+    ground = commons.workshop._ground
+    part = ground.part(1)[:3]
+    x = torch.from_numpy(ground.data.train.x[part].copy())
+    assert np.array_equal(ground.batch(1, part).x, torch.rot90(x, 1, (2, 3)).numpy())
+    assert np.array_equal(ground.batch(0, part).x, x.numpy())

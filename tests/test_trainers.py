@@ -1,0 +1,302 @@
+"""Other people's training code behind the contract of a trainer: scikit-learn, Flower, and one's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.commons import Commons
+from shoal.errors import ExperimentError, NodeError, ShoalError
+from shoal.experiment import Experiment
+from shoal.state import Stateful
+from shoal.training import Batches
+
+ROOT = Path(__file__).parent.parent
+HAS_FLOWER = importlib.util.find_spec("flwr") is not None
+
+
+def experiment(**changed: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "nodes": 4,
+        "seed": 3,
+        "algorithm": {"name": "dpsgd", "rounds": 3},
+        "partition": {"name": "shards", "per_node": 3},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**settings, **changed})
+
+
+def scikit(**changed: Any) -> Experiment:
+    return experiment(
+        **{"trainer": {"name": "scikit"}, "training": {"lr": 0.05, "batch_size": 8, "local_steps": 2}, **changed}
+    )
+
+
+def the_same_on_both_engines(make: Any, folder: Path, **changed: Any) -> Any:
+    simulated = make(**changed).run(folder)
+    real = make(**changed, engine="processes").run(folder)
+    assert real.status == simulated.status == "completed"
+    for key in ("digest", "metrics", "averaged_model", "bytes_sent"):
+        assert real.summary[key] == simulated.summary[key], key
+    return simulated
+
+
+# scikit-learn
+
+
+def test_a_scikit_trainer_does_what_partial_fit_does() -> None:
+    from sklearn.linear_model import SGDClassifier
+
+    commons = Commons(scikit())
+    trainer = commons.workshop.trainer(1, commons.experiment.training, 0.5)
+    trained = trainer.train(commons.initial)
+    train, part = commons.data.train, commons.parts[1]
+    from shoal.randomness import generator
+
+    plain = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.05, shuffle=False)
+    for batch in Batches(part, 8, generator(3, "training", 1)).take(2):
+        plain.partial_fit(train.x[batch].astype(np.float64), train.y[batch], classes=np.arange(10))
+    assert np.allclose(trained.params, np.concatenate([plain.coef_.ravel(), plain.intercept_]), atol=1e-6)
+    test = commons.data.test
+    scores = trainer.evaluate(trained.params)
+    assert scores["accuracy"] == pytest.approx(plain.score(test.x, test.y))
+    margins = np.where(np.eye(10)[test.y] > 0, 1, -1) * plain.decision_function(test.x)
+    assert scores["loss"] == pytest.approx(np.log1p(np.exp(-margins)).sum(1).mean(), rel=1e-4)
+    assert (trainer.samples, trainer.steps(None), trainer.steps(7)) == (len(part), 2, 7)
+    assert trainer.cpu_seconds > 0
+
+
+def test_two_classes_have_one_row() -> None:
+    table = {"name": "synthetic", "classes": 2, "shape": [2, 3], "samples": 200, "noise": 0.1}
+    commons = Commons(scikit(dataset=table, partition={"name": "iid"}, trainer={"name": "scikit", "loss": "hinge"}))
+    assert commons.workshop.shapes == ((1, 6), (1,))
+    trainer = commons.workshop.trainer(0, commons.experiment.training, 0.0)
+    params = trainer.train(commons.initial, 20).params
+    assert trainer.evaluate(params)["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"algorithm": {"name": "fedavg", "rounds": 2}, "sharing": {"name": "topk", "fraction": 0.2}}],
+    ids=["dpsgd", "fedavg with topk"],
+)
+def test_scikit_gives_the_same_on_both_engines(changed: dict[str, Any], tmp_path: Path) -> None:
+    run = the_same_on_both_engines(scikit, tmp_path, **changed)
+    assert run.summary["accuracy"]["mean"] > 0.3
+
+
+def test_scikit_goes_on_from_its_state() -> None:
+    commons = Commons(scikit())
+    one, other = (commons.workshop.trainer(0, commons.experiment.training, 0.0) for _ in range(2))
+    params = one.train(commons.initial).params
+    assert isinstance(one, Stateful)
+    assert isinstance(other, Stateful)
+    other.restore(one.state())
+    assert np.array_equal(one.train(params).params, other.train(params).params)
+
+
+def test_scikit_refuses_what_it_would_not_look_at() -> None:
+    commons = Commons(scikit(training={"momentum": 0.9}))
+    with pytest.raises(ExperimentError, match=r"training\.momentum = 0\.9: trainer 'scikit' does not look at it"):
+        commons.warm_up()
+
+
+# Flower
+
+CLIENT = '''
+import numpy as np
+
+
+class Client:
+    """What a NumPyClient has."""
+
+    def __init__(self, partition_id, num_partitions):
+        rng = np.random.default_rng(partition_id)
+        self.x, self.wanted = rng.standard_normal((10 + partition_id, 3)), np.array([1.0, -2.0, 3.0])
+        self.partition_id, self.told = partition_id, []
+
+    def get_parameters(self, config):
+        return [np.zeros((3, 1)), np.array(5), np.zeros(2, np.float16)]
+
+    def fit(self, parameters, config):
+        self.told.append(config)
+        weights, count, rest = parameters
+        assert (weights.dtype, count.dtype, rest.dtype) == (np.float64, np.int64, np.float16)
+        away = self.x @ weights[:, 0] - self.x @ self.wanted
+        slope = self.x.T @ away / len(self.x)
+        return [weights - config["lr"] * slope[:, None], count + 1, rest], len(self.x), {"loss": (away**2).mean()}
+
+    def evaluate(self, parameters, config):
+        away = self.x @ (parameters[0][:, 0] - self.wanted)
+        samples = 0 if self.partition_id == 2 else len(self.x)
+        return float((away**2).mean()), samples, {"mae": abs(away).mean(), "said": "x"}
+
+
+class Wrapped:
+    def __init__(self, client):
+        self.numpy_client = client
+
+
+def client_fn(context):
+    return Wrapped(Client(context.node_config["partition-id"], context.node_config["num-partitions"]))
+
+
+def by_cid(cid: str):
+    return Client(int(cid), 4)
+
+
+def wants_too_much(model, optimizer="sgd"): ...
+def raises(cid): raise RuntimeError("no data here")
+def no_client(cid): return 3
+class Silent(Client):
+    def get_parameters(self, config): return []
+class Odd(Client):
+    def get_parameters(self, config): return [np.array(["a"])]
+class Other(Client):
+    def fit(self, parameters, config): return [np.zeros(9)], 1, {}
+number = 3
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "client.py").write_text(CLIENT)
+    return tmp_path
+
+
+def flower(base: Path, name: str = "client_fn", **changed: Any) -> Experiment:
+    trainer = {"name": "flower", "client": f"client.py:{name}", "config": {"lr": 0.1}}
+    return experiment(**{"trainer": trainer, "base": base, **changed})
+
+
+@pytest.mark.parametrize("name", ["client_fn", "by_cid", "Client"])
+def test_clients_are_made_by_the_names_of_their_parameters(name: str, folder: Path) -> None:
+    commons = Commons(flower(folder, name))
+    assert commons.initial.tolist() == [0.0, 0.0, 0.0, 5.0, 0.0, 0.0]
+    assert commons.workshop.shapes == ((3, 1), (), (2,))
+    trainer = commons.workshop.trainer(1, commons.experiment.training, 0.5)
+    trained = trainer.train(commons.initial, 2)
+    assert trained.params.dtype == np.float32
+    assert trained.params[3] == 7.0, "two fits"
+    assert trained.loss > 0
+    assert trainer.samples == 11
+    assert trainer.steps(None) == 1
+    scores = trainer.evaluate(trained.params)
+    assert scores.keys() == {"loss", "mae"}
+    assert scores["loss"] < trainer.evaluate(commons.initial)["loss"]
+
+
+def test_clients_test_any_model_together(folder: Path) -> None:
+    commons = Commons(flower(folder))
+    trainers = [commons.workshop.trainer(n, commons.experiment.training, 0.0) for n in range(4)]
+    assert trainers[2].evaluate(commons.initial) == {}, "it has no test samples"
+    losses = [trainers[n].evaluate(commons.initial)["loss"] for n in (0, 1, 3)]
+    assert commons.evaluate(commons.initial)["loss"] == pytest.approx(np.average(losses, weights=[10, 11, 13]))
+
+
+def test_flower_gives_the_same_on_both_engines(folder: Path) -> None:
+    run = the_same_on_both_engines(lambda **changed: flower(folder, **changed), folder)
+    assert run.summary["accuracy"] is None
+    assert run.summary["metrics"].keys() == {"loss", "mae"}
+
+
+def test_flower_with_a_server(folder: Path) -> None:
+    run = flower(folder, algorithm={"name": "fedavg", "rounds": 15}).run(folder)
+    assert run.status == "completed"
+    weights, inputs = np.zeros(3), [np.random.default_rng(i).standard_normal((10 + i, 3)) for i in range(4)]
+    for _ in range(15):
+        fits = [weights - 0.1 * x.T @ x @ (weights - [1.0, -2.0, 3.0]) / len(x) for x in inputs]
+        weights = np.average(fits, axis=0, weights=[10, 11, 12, 13])
+    assert np.load(run.folder.model(4))[:3] == pytest.approx(weights, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("client", "said"),
+    [
+        ("client.py", "expected file.py:name or module:name"),
+        ("nowhere.py:Client", "there is no file"),
+        ("client.py:Clent", "has no 'Clent'; did you mean 'Client'?"),
+        ("client.py:number", "expected a class or a function"),
+        ("client.py:wants_too_much", "it wants 'model'; what it can be given is context, cid"),
+        ("client.py:raises", "making client 0 failed: RuntimeError: no data here"),
+        ("client.py:no_client", "it made a int without get_parameters; expected a NumPyClient"),
+        ("client.py:Silent", "gives no arrays"),
+        ("client.py:Odd", "array 0 of get_parameters is <U1; expected numbers"),
+        ("no.such.module:Client", "importing 'no.such.module' failed"),
+    ],
+)
+def test_clients_that_cannot_be_used_are_refused(client: str, said: str, folder: Path) -> None:
+    with pytest.raises(ExperimentError, match=re.escape(said)):
+        Commons(flower(folder, trainer={"name": "flower", "client": client}))
+
+
+def test_a_client_that_changes_its_shapes_is_named(folder: Path) -> None:
+    commons = Commons(flower(folder, "Other"))
+    with pytest.raises(NodeError, match=r"client 1: its fit gave arrays of shapes \(\(9,\),\)"):
+        commons.workshop.trainer(1, commons.experiment.training, 0.0).train(commons.initial)
+
+
+def test_training_is_the_clients_own_affair(folder: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"training\.lr = 0\.5: .* tell your client in trainer\.config"):
+        flower(folder, training={"lr": 0.5}).run(folder)
+
+
+@pytest.mark.skipif(HAS_FLOWER, reason="Flower is installed")
+def test_without_flower_it_is_said_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=re.escape("pip install 'shoal[flower]'")):
+        Experiment.from_file(ROOT / "examples" / "flower.toml").run(tmp_path)
+
+
+@pytest.mark.skipif(not HAS_FLOWER, reason="flwr is not installed: pip install 'shoal[flower]'")
+def test_a_real_flower_client_learns_the_digits_on_both_engines(tmp_path: Path) -> None:
+    def example(**changed: Any) -> Experiment:
+        return Experiment.from_file(ROOT / "examples" / "flower.toml", {"nodes": 6, "algorithm.rounds": 10, **changed})
+
+    run = the_same_on_both_engines(example, tmp_path)
+    assert run.summary["accuracy"]["mean"] > 0.75
+
+
+@pytest.mark.skipif(not HAS_FLOWER, reason="flwr is not installed: pip install 'shoal[flower]'")
+def test_a_real_client_fn_gives_a_client_that_is_wrapped(tmp_path: Path) -> None:
+    source = (ROOT / "examples" / "flower_client.py").read_text()
+    (tmp_path / "real.py").write_text(
+        source
+        + "\n\nfrom flwr.common import Context\n\n\n"
+        + "def client_fn(ctx: Context):\n"
+        + "    ctx.state  # a RecordDict\n"
+        + "    rng = np.random.default_rng(ctx.node_config['partition-id'])\n"
+        + "    x, y = rng.standard_normal((20, 4)).astype(np.float32), rng.integers(0, 10, 20)\n"
+        + "    return Client(x, y, x, y).to_client()\n"
+    )
+    trainer = {"name": "flower", "client": "real.py:client_fn", "config": {"lr": 0.1}}
+    assert experiment(trainer=trainer, base=tmp_path).run(tmp_path).status == "completed"
+
+
+# One's own
+
+
+def test_the_trainer_of_the_docs_learns(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "trainers.md").read_text()
+    found = re.search(r"```python\n(# centres\.py\n.*?)```", text, re.DOTALL)
+    assert found is not None
+    (tmp_path / "centres.py").write_text(found[1])
+    training = {"lr": 0.1, "local_steps": 4}
+    run = experiment(trainer={"name": "centres.py:Centres"}, training=training, base=tmp_path).run(tmp_path)
+    assert run.summary["accuracy"]["mean"] > 0.4
+
+
+def test_the_examples_learn(tmp_path: Path) -> None:
+    changed = {"nodes": 6, "algorithm.rounds": 8, "topology.degree": 3}
+    run = Experiment.from_file(ROOT / "examples" / "scikit.toml", changed).run(tmp_path)
+    assert run.summary["accuracy"]["mean"] > 0.5
+    assert run.summary["metrics"]["top5"]["mean"] > 0.8
+
+
+def test_a_misspelt_trainer_is_refused() -> None:
+    with pytest.raises(ShoalError, match="did you mean 'scikit'"):
+        experiment(trainer={"name": "sckit"})
