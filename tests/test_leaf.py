@@ -339,8 +339,9 @@ def test_real_users_train_alike_on_both_engines(
     simulated, processes = (
         Experiment(
             nodes=3, seed=1, engine=engine, algorithm={"name": "dpsgd", "rounds": 1}, topology={"name": "ring"},
-            dataset=dataset, partition={"name": "natural"}, model=model, evaluation={"every": 0, "samples": 50},
-            training={"lr": 0.1, "local_steps": 2, "batch_size": 4}, simulation={"batching": "off"},
+            dataset=dataset, partition={"name": "natural"}, model=model,
+            evaluation={"every": 0, "samples": 20, "average": False},
+            training={"lr": 0.1, "local_steps": 1, "batch_size": 2}, simulation={"batching": "off"},
         ).run(tmp_path)
         for engine in ("simulation", "processes")
     )  # fmt: skip
