@@ -108,6 +108,14 @@ def test_what_leafs_scripts_leave_behind_is_told_in_one_warning_each_time(write:
     assert (len(data.train), data.classes) == (5, 5)
 
 
+def test_users_that_are_listed_but_not_there_are_told(write: Write) -> None:
+    path = write([{"a": vectors(2)}], [{"a": vectors(1)}])
+    file = path / "train" / "all_data_0.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"users": ["gone", "a"], "num_samples": [5, 2]}))
+    with pytest.warns(UserWarning, match="num_samples of 1 users say 5 samples, and 0 are there"):
+        assert len(LeafSynthetic(path).load(seed=0).train) == 2
+
+
 def test_gzipped_files_and_leafs_own_folders_are_found(write: Write, tmp_path: Path) -> None:
     path = write([{"a": vectors(2)}], [{"a": vectors(1)}], pack=True)
     repository = tmp_path / "leaf-repository"

@@ -180,6 +180,8 @@ def test_clients_are_made_by_the_names_of_their_parameters(name: str, folder: Pa
     assert commons.initial.tolist() == [0.0, 0.0, 0.0, 5.0, 0.0, 0.0]
     assert commons.workshop.shapes == ((3, 1), (), (2,))
     trainer = commons.workshop.trainer(1, commons.experiment.training, 0.5)
+    assert trainer.samples == 11, "known before it trains"
+    assert commons.workshop.client(1).told == [], "and the client has not been asked"  # type: ignore[attr-defined]
     trained = trainer.train(commons.initial, 2)
     assert trained.params.dtype == np.float32
     assert trained.params[3] == 7.0, "two fits"

@@ -67,7 +67,7 @@ def fetch(name: str) -> int:
             try:
                 path = download(file, folder, tell)
             except DataError as error:
-                others = [other.url for other in known.files if other.name != file.name]
+                others = [o.url for o in known.files if o is not file and _found(name, o) is None]
                 hint = f"; so with the others: {', '.join(others)}" if others else ""
                 raise DataError(f"{error}{hint}") from error
             checked = "its checksum is right" if file.md5 is not None else "no checksum is published"

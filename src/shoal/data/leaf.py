@@ -289,8 +289,9 @@ def _decode_split(
         for file in files:
             said = _said(file)
             for user, x, y in _users(file):
-                if said.get(user, len(y)) != len(y):
-                    tally.update(disagree=1, said=said[user], held=len(y))
+                count = said.pop(user, len(y))
+                if count != len(y):
+                    tally.update(disagree=1, said=count, held=len(y))
                 try:
                     rows = convert(x, y, tally) if y else (np.empty(0), np.empty(0))
                     if not len(rows[1]):
@@ -301,6 +302,7 @@ def _decode_split(
                 except (ValueError, TypeError, OverflowError) as error:
                     raise DataError(f"{file}: user {user!r}: {error}") from error
                 owners.append((numbers.setdefault(user, len(numbers)), len(rows[1])))
+            tally.update(disagree=len(said), said=sum(said.values()), empty=len(said))  # listed, and not there
     if not owners:
         raise DataError(f"{files[0].parent}: no samples in {len(files)} files; is this LEAF's {split} data?")
     who, how_many = np.array(owners, dtype=np.int64).T
@@ -329,7 +331,11 @@ def _said(file: Path) -> dict[str, int]:
     users, counts = (next(_parsed(file, key), None) for key in ("users", "num_samples"))
     if not isinstance(users, list) or not isinstance(counts, list):
         return {}
-    return {user: count for user, count in zip(users, counts, strict=False) if isinstance(count, int)}
+    return {
+        user: count
+        for user, count in zip(users, counts, strict=False)
+        if isinstance(user, str) and isinstance(count, int)
+    }
 
 
 def _parsed(file: Path, key: str) -> Iterator[Any]:
@@ -357,11 +363,11 @@ def _failing_byte(file: Path) -> int:
     """Where the (unpacked) text stops being JSON: the parser does not say, so it is fed again, slowly at the end."""
     import ijson
 
-    def fails(*pieces: Iterable[bytes]) -> int | None:
+    def fails(pieces: Iterable[bytes]) -> int | None:
         """The number of the piece at which parsing fails."""
         events = ijson.sendable_list()
         parser = ijson.basic_parse_coro(events)
-        for number, piece in enumerate(piece for some in pieces for piece in some):
+        for number, piece in enumerate(pieces):
             try:
                 parser.send(piece)
             except ijson.JSONError:
@@ -369,14 +375,19 @@ def _failing_byte(file: Path) -> int:
             del events[:]
         return None
 
+    def narrowed(chunks: int) -> Iterator[bytes]:
+        """So many chunks, and then one byte by byte."""
+        for _ in range(chunks):
+            yield stream.read(CHUNK)
+        last = stream.read(CHUNK)
+        yield from (last[i : i + 1] for i in range(len(last)))
+
     with _opened(file) as stream:
         failing = fails(iter(functools.partial(stream.read, CHUNK), b""))
         if failing is None:
             return stream.tell()  # it ends too early
         stream.seek(0)
-        before = [stream.read(CHUNK) for _ in range(failing)]
-        last = stream.read(CHUNK)
-        place = fails(before, (last[i : i + 1] for i in range(len(last))))
+        place = fails(narrowed(failing))
         return failing * CHUNK + (0 if place is None else place - failing)
 
 

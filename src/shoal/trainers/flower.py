@@ -114,20 +114,31 @@ class FlowerWorkshop:
         """Nothing is known of what clients share."""
 
     def client(self, node: NodeId) -> Any:
+        if node not in self._clients:
+            self._clients[node] = self._new(node)
+        return self._clients[node]
+
+    def samples(self, node: NodeId) -> int:
+        """How many a client trains on, which only its `fit` says: that of another one made for it, to no other end."""
         import torch
 
-        if node not in self._clients:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(derived_seed(self.ground.seed, "initial parameters"))
-                try:
-                    made = self._make(**self._told(node))
-                except Exception as error:
-                    raise self._wrong(f"making client {node} failed: {type(error).__name__}: {error}") from error
-            self._clients[node] = getattr(made, "numpy_client", made)  # what to_client() has wrapped
-            for method in ("get_parameters", "fit", "evaluate"):
-                if not callable(getattr(self._clients[node], method, None)):
-                    raise self._wrong(f"it made a {type(made).__name__} without {method}; expected a NumPyClient")
-        return self._clients[node]
+        with torch.random.fork_rng(devices=[]):
+            return int(self._new(node).fit(self.arrays(self.initial), dict(self.config))[1])
+
+    def _new(self, node: NodeId) -> Any:
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derived_seed(self.ground.seed, "initial parameters"))
+            try:
+                made = self._make(**self._told(node))
+            except Exception as error:
+                raise self._wrong(f"making client {node} failed: {type(error).__name__}: {error}") from error
+        client = getattr(made, "numpy_client", made)  # what to_client() has wrapped
+        for method in ("get_parameters", "fit", "evaluate"):
+            if not callable(getattr(client, method, None)):
+                raise self._wrong(f"it made a {type(made).__name__} without {method}; expected a NumPyClient")
+        return client
 
     def test(self, node: NodeId, params: Params) -> Tested:
         loss, samples, metrics = self.client(node).evaluate(self.arrays(params), dict(self.config))
@@ -183,11 +194,17 @@ class FlowerTrainer:
     def __init__(self, shop: FlowerWorkshop, node: NodeId, step_seconds: float) -> None:
         self.step_seconds = step_seconds
         self.cpu_seconds = 0.0
-        self.samples = len(shop.ground.part(node))
-        """What the client says that it trained on; until then, what the node holds of the experiment's data set."""
+        self._samples: int | None = 0 if node >= len(shop.ground.parts) else None
         self._shop = shop
         self._node = node
         self._rng = generator(shop.ground.seed, "training", node)
+
+    @property
+    def samples(self) -> int:
+        """What the client said in its latest `fit`. Asked before the first, it takes one for nothing."""
+        if self._samples is None:
+            self._samples = self._shop.samples(self._node)
+        return self._samples
 
     def steps(self, steps: int | None) -> int:
         return 1 if steps is None else steps
@@ -204,7 +221,7 @@ class FlowerTrainer:
             torch.default_generator.manual_seed(int(self._rng.integers(2**63)))
             arrays, samples, metrics = client.fit(arrays, dict(shop.config))
             self._check(arrays)
-            self.samples = int(samples)
+            self._samples = int(samples)
             losses.append(float(metrics.get("loss", metrics.get("train_loss", math.nan))))
         self.cpu_seconds += time.thread_time() - started
         return Trained(shop.flat(arrays), float(np.mean(losses)))
@@ -215,11 +232,11 @@ class FlowerTrainer:
         return self._shop.test(self._node, params).scores
 
     def state(self) -> State:
-        return {"rng": generator_state(self._rng), "samples": self.samples}
+        return {"rng": generator_state(self._rng), "samples": self._samples}
 
     def restore(self, state: State) -> None:
         restore_generator(self._rng, state["rng"])
-        self.samples = state["samples"]
+        self._samples = state["samples"]
 
     def _check(self, arrays: list[NDArray[Any]]) -> None:
         shapes = tuple(np.shape(array) for array in arrays)
