@@ -18,6 +18,9 @@ def main(short: bool) -> None:
         ["simulation.py", *(["--short"] if short else [])],
         ["processes.py", *([] if short else ["--thousand"])],
         ["accuracy.py", *(["--short"] if short else [])],
+        ["codec_costs.py"],
+        ["sharing.py"],
+        ["sampler.py", *(["--short"] if short else [])],
     ]
     for command in commands:
         print(f"benchmarks/{' '.join(command)}", flush=True)

@@ -17,6 +17,9 @@ import torch
 
 from measuring import Figure, median, shoal_run, show, step
 from shoal.components import Component
+from shoal.compression.compressors import drawn
+from shoal.data.dataset import Data, Samples
+from shoal.data.local import NodeData
 from shoal.experiment import Experiment
 from shoal.message import Message, Params
 from shoal.models.flat import FlatModule, initial_parameters
@@ -34,6 +37,7 @@ SHARINGS: dict[str, dict[str, Any]] = {
     "int8": {"name": "int8"},
     "qsgd": {"name": "qsgd"},
     "random 10 %": {"name": "random", "fraction": 0.1},
+    "random 10 %, each its own": {"name": "random", "fraction": 0.1, "common": False},
     "top-k 10 %": {"name": "topk", "fraction": 0.1},
     "top-k 10 %, int8": {"name": "topk", "fraction": 0.1, "values": "int8"},
     "choco, top-k 10 %": {"name": "choco", "compressor": {"name": "topk", "fraction": 0.1}},
@@ -41,6 +45,7 @@ SHARINGS: dict[str, dict[str, Any]] = {
     "deepsqueeze, top-k 10 %": {"name": "deepsqueeze", "compressor": {"name": "topk", "fraction": 0.1}},
     "powergossip": {"name": "powergossip"},
     "jwins 10 %": {"name": "jwins", "fractions": [0.1]},
+    "data, 8 images": {"name": "data", "samples": 8},
 }
 
 
@@ -55,21 +60,22 @@ class Talk:
         shapes = tuple(slot.shape for slot in flat.layout)
         for node, sharing in enumerate(self.sharings):
             if isinstance(sharing, Joins):
-                sharing.join(Member(node, NEIGHBOURS + 1, 0, shapes))
+                sharing.join(Member(node, NEIGHBOURS + 1, 0, shapes, _data(node)))
             sharing.start(self._initial)
 
     def round(self, round: int) -> tuple[float, float, int]:
         """The seconds of node 0's saying and of its hearing five others, and the bytes of one of its messages."""
-        payloads: list[Any] = []
+        payloads: list[Any] = [None] * len(self.models)
         saying = 0.0
-        for node, (sharing, model) in enumerate(zip(self.sharings, self.models, strict=True)):
+        for node in reversed(range(len(self.models))):  # node 0 last, which must not profit from what others drew
+            drawn.cache_clear()
             started = time.perf_counter()
-            outgoing = sharing.outgoing(model, round)
+            outgoing = self.sharings[node].outgoing(self.models[node], round)
             if callable(outgoing):
-                payloads.append({peer: outgoing(peer) for peer in range(len(self.models)) if peer != node})
+                payloads[node] = {peer: outgoing(peer) for peer in range(len(self.models)) if peer != node}
             else:
-                payloads.append(outgoing)
-            saying = time.perf_counter() - started if node == 0 else saying
+                payloads[node] = outgoing
+            saying = time.perf_counter() - started
         size = Message(0, "model", round, _to(payloads[0], 1)).wire_size
         hearing = 0.0
         weights = 1.0 / (1 + NEIGHBOURS)
@@ -89,6 +95,13 @@ class Talk:
         moved = model + self._rng.standard_normal(model.size, np.float32) * np.float32(0.01) * np.abs(model)
         moved.flags.writeable = False
         return moved
+
+
+def _data(node: int) -> NodeData:
+    """Bytes as of CIFAR-10: 1,000 images, each node with a part of its own."""
+    images = np.random.default_rng(0).integers(0, 256, (1000, 3, 32, 32), np.uint8)
+    samples = Samples(images, np.arange(1000) % 10)
+    return NodeData(Data(samples, samples, 10), np.arange(1000)[node :: NEIGHBOURS + 1])
 
 
 def _to(payload: Any, peer: int) -> Any:

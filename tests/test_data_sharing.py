@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.commons import Commons
-from shoal.data.dataset import Samples
+from shoal.data.dataset import Data, Samples
 from shoal.data.local import NodeData
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
@@ -38,7 +38,7 @@ def common(count: int = 30) -> Samples:
 
 
 def joined(samples: int, held: list[int], id: int = 0) -> tuple[DataSharing, NodeData]:
-    data = NodeData(common(), np.array(held, np.int64), classes=5)
+    data = NodeData(Data(common(), common(), 5), np.array(held, np.int64))
     sharing = DataSharing(samples)
     sharing.join(Member(id, 4, 7, ((3,),), data))
     sharing.start(MODEL)
@@ -96,17 +96,21 @@ def test_it_conforms_where_no_data_is_to_be_seen(size: int) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "said"),
     [
-        (None, np.zeros(1, np.int64), "expected float32 samples"),
-        (np.zeros((1, 2), np.float32), None, "int64 labels"),
-        (np.zeros((1, 2), np.float64), np.zeros(1, np.int64), "float32 samples"),
-        (np.zeros((1, 2), np.float32), np.zeros(1, np.int32), "int64 labels"),
-        (np.zeros((2, 2), np.float32), np.zeros(1, np.int64), "a label for each"),
-        (np.zeros((), np.float32), np.zeros((), np.int64), "a label for each"),
-        (np.zeros((1, 2), np.float32), np.zeros((1, 1), np.int64), "a label for each"),
-        (np.zeros((1, 3), np.float32), np.zeros(1, np.int64), r"shape \(3,\), expected \(2,\)"),
-        (np.zeros(1, np.float32), np.zeros(1, np.int64), r"shape \(\), expected \(2,\)"),
-        (np.zeros((1, 2), np.float32), np.full(1, 5), "labels from 5 to 5, expected 0 to 4"),
-        (np.zeros((1, 2), np.float32), np.full(1, -1), "labels from -1"),
+        (None, np.zeros(1, np.int64), "expected samples 'x'"),
+        (np.zeros((1, 2), np.float32), None, "their targets 'y'"),
+        (np.zeros((1, 2), np.float64), np.zeros(1, np.int64), "'x' is float64"),
+        (np.zeros((1, 2), np.float32), np.zeros(1, np.int32), "'y' is int32"),
+        (np.zeros((2, 2), np.float32), np.zeros(1, np.int64), "a target for each"),
+        (np.zeros((), np.float32), np.zeros((), np.int64), "expected samples 'x'"),
+        (np.zeros((1, 2), np.float32), np.zeros((1, 1), np.int64), r"'y' is int64 of shape \(1,\) a sample"),
+        (
+            np.zeros((1, 3), np.float32),
+            np.zeros(1, np.int64),
+            r"shape \(3,\) a sample, expected float32 of shape \(2,\)",
+        ),
+        (np.zeros(1, np.float32), np.zeros(1, np.int64), r"shape \(\) a sample"),
+        (np.zeros((1, 2), np.float32), np.full(1, 5), "targets from 5 to 5, expected 0 to 4"),
+        (np.zeros((1, 2), np.float32), np.full(1, -1), "targets from -1"),
         (np.full((1, 2), np.nan, np.float32), np.zeros(1, np.int64), "not finite"),
     ],
 )
@@ -129,7 +133,7 @@ def test_a_neighbour_may_send_sixteen_times_what_the_node_itself_sends() -> None
 
 
 def test_samples_that_are_added_are_moved_a_few_times_at_most() -> None:
-    data = NodeData(common(), np.array([3, 1]), classes=5)
+    data = NodeData(Data(common(), common(), 5), np.array([3, 1]))
     held, views, moved = data.held, [], {"x": 0, "y": 0, "held": 0}
     for n in range(1000):
         before = data.added
@@ -246,7 +250,7 @@ def _trainer(commons: Commons, node: int) -> TorchTrainer:
     "grouped",
     [
         {},
-        {"sharing": {"name": "full"}, "group": [{"nodes": "3-4", "sharing": {"name": "data"}}]},
+        {"group": [{"nodes": "3-4", "sharing": {"samples": 5}}]},
     ],
     ids=["all", "some"],
 )
@@ -274,3 +278,32 @@ def test_a_node_restored_holds_what_it_was_sent(tmp_path: Path) -> None:
     assert anew.samples == node.samples
     said = [n.sharing.outgoing(n.params, 9) for n in (node, anew)]
     assert np.array_equal(said[0].arrays["x"], said[1].arrays["x"])  # type: ignore[union-attr]
+
+
+def test_ids_that_no_embedding_has_are_refused() -> None:
+    ratings = Samples(np.array([[0, 1], [2, 0]], np.int32), np.array([1.0, 4.5], np.float32))
+    data = NodeData(Data(ratings, ratings, 1, task="regression", sizes=(3, 2)), np.array([0]))
+    data.require(ratings.x, ratings.y)
+    for x in ([[0, 2]], [[3, 0]], [[-1, 0]]):
+        with pytest.raises(ValueError, match="expected them below"):
+            data.require(np.array(x, np.int32), np.array([1.0], np.float32))
+    assert data.add(ratings) == 1
+
+
+@pytest.mark.parametrize("engine", ["simulation", "processes"])
+def test_bytes_of_images_are_shared_as_they_are(engine: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.integers(0, 256, (40, 4), np.uint8), "y": np.arange(40) % 2}
+    np.savez(tmp_path / "train.npz", **arrays)
+    np.savez(tmp_path / "test.npz", **arrays)
+    run = Experiment(
+        nodes=4,
+        engine=engine,
+        algorithm={"name": "dpsgd", "rounds": 3},
+        sharing={"name": "data", "samples": 2},
+        dataset={"name": "arrays", "path": str(tmp_path)},
+        model={"name": "logistic"},
+        simulation={"batching": "off"},
+    ).run(tmp_path / "runs")
+    assert run.status == "completed"
+    assert run.summary["messages_rejected"] == 0

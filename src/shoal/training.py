@@ -210,7 +210,7 @@ class TorchTrainer:
         self.cpu_seconds = 0.0
         self._tests = tests
         self._shift = shift
-        self.data = NodeData(learner.samples, samples, learner.classes)
+        self.data = NodeData(learner.data, samples)
         self._rng = rng
         self._batches = Batches(samples, learner.training.batch_size, rng)
         self._state: dict[str, Any] = {}
@@ -318,7 +318,7 @@ class Learner:
         self.flat = flat
         self.metrics = metrics or Metrics(data)
         self.training = training
-        self.samples = data.train
+        self.data = data
         self.device = flat.values.device
         self._train = _tensors(data.train, self.device)
         self._test = _tensors(data.test if evaluated is None else evaluated, self.device)

@@ -82,6 +82,26 @@ class Data:
         """The shape of one input."""
         return tuple(self.train.x.shape[1:])
 
+    def require(self, x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Raise ValueError, with the reason, where these cannot be samples of this data set."""
+        for name, array, own in (("x", x, self.train.x), ("y", y, self.train.y)):
+            if array.dtype != own.dtype or array.shape[1:] != own.shape[1:] or array.ndim != own.ndim:
+                raise ValueError(
+                    f"{name!r} is {array.dtype} of shape {array.shape[1:]} a sample, "
+                    f"expected {own.dtype} of shape {own.shape[1:]}"
+                )
+        if len(x) != len(y):
+            raise ValueError(f"{len(x)} inputs with {len(y)} targets, expected a target for each")
+        if not len(y):
+            return
+        if not all(np.isfinite(array).all() for array in (x, y) if array.dtype.kind == "f"):
+            raise ValueError("values that are not finite")
+        allowed = y if self.padding is None else y[y != self.padding]
+        if self.task != "regression" and allowed.size and not 0 <= allowed.min() <= allowed.max() < self.classes:
+            raise ValueError(f"targets from {allowed.min()} to {allowed.max()}, expected 0 to {self.classes - 1}")
+        if self.sizes and ((x < 0).any() or (x >= np.resize(self.sizes, x.shape[-1])).any()):
+            raise ValueError(f"ids from {x.min()} to {x.max()}, expected them below {self.sizes}")
+
     @property
     def labels(self) -> NDArray[np.int64]:
         """The class of each training sample. Raises `DataError` where targets are no classes."""
@@ -95,14 +115,8 @@ class Data:
 class LocalData(Protocol):
     """The samples that one node trains on."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
-        ...
-
-    @property
-    def classes(self) -> int:
-        """Targets are 0 to classes − 1."""
+    def require(self, x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Raise ValueError, with the reason, where these cannot be samples of the node's data set."""
         ...
 
     def __len__(self) -> int: ...

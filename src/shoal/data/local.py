@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.data.dataset import Indices, Samples
+from shoal.data.dataset import Data, Indices, Samples
 from shoal.state import State
 
 T = TypeVar("T", bound=np.generic)
@@ -17,14 +17,13 @@ T = TypeVar("T", bound=np.generic)
 class NodeData:
     """Samples by number: those of the common data set by their place in it, those that were added after them."""
 
-    def __init__(self, common: Samples, held: Indices, classes: int) -> None:
-        self.shape: tuple[int, ...] = common.x.shape[1:]
-        self.classes = classes
+    def __init__(self, data: Data, held: Indices) -> None:
         self.added: Samples | None = None
         """What others sent, in order; the first has the number `len(common)`."""
-        self._common = common
+        self._data = data
+        self._common = data.train
         self._held = _Rows(held)
-        self._added: tuple[_Rows[np.float32], _Rows[np.int64]] | None = None
+        self._added: tuple[_Rows[Any], _Rows[Any]] | None = None
         self._known: set[bytes] | None = None
 
     @property
@@ -34,6 +33,9 @@ class NodeData:
 
     def __len__(self) -> int:
         return len(self.held)
+
+    def require(self, x: NDArray[Any], y: NDArray[Any]) -> None:
+        self._data.require(x, y)
 
     def drawn(self, count: int, rng: np.random.Generator) -> Samples:
         """`count` of them at random, each at most once; all of them when there are fewer."""
@@ -68,7 +70,7 @@ class NodeData:
         if state:
             self.add(Samples(state["x"], state["y"]))
 
-    def _rows(self, numbers: Indices) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def _rows(self, numbers: Indices) -> tuple[NDArray[Any], NDArray[Any]]:
         common, added = self._common, self.added
         if added is None:
             return common.x[numbers], common.y[numbers]
@@ -96,9 +98,9 @@ class _Rows(Generic[T]):
         self.rows = self._buffer[: count + len(more)]
 
 
-def _digests(x: NDArray[np.float32], y: NDArray[np.int64]) -> list[bytes]:
+def _digests(x: NDArray[Any], y: NDArray[Any]) -> list[bytes]:
     """What tells samples apart: a hash of the input and its target."""
     return [
         hashlib.blake2b(row.tobytes() + target.tobytes(), digest_size=16).digest()
-        for row, target in zip(np.ascontiguousarray(x), y.astype(np.int64), strict=True)
+        for row, target in zip(np.ascontiguousarray(x), y, strict=True)
     ]

@@ -57,25 +57,21 @@ class DataSharing:
 
     def check(self, payload: Payload, params: Params) -> None:
         x, y = payload.arrays.get("x"), payload.arrays.get("y")
-        if x is None or y is None or x.dtype != np.float32 or y.dtype != np.int64:
-            raise MessageError("expected float32 samples 'x' and int64 labels 'y'")
-        if y.ndim != 1 or x.shape[:1] != y.shape:
-            raise MessageError(f"samples of shape {x.shape} with labels of shape {y.shape}, expected a label for each")
+        if x is None or y is None or not x.ndim or not y.ndim:
+            raise MessageError("expected samples 'x' and their targets 'y'")
         if len(y) > GENEROUS * self.samples:
             raise MessageError(
                 f"{len(y)} samples, expected at most {GENEROUS * self.samples}: {GENEROUS} times `samples` of this node"
             )
         data = self._member.data
         if data is None:
-            if len(y):
+            if len(x) or len(y) or x.dtype != np.float32 or y.dtype != np.int64 or (x.ndim, y.ndim) != (1, 1):
                 raise MessageError(f"{len(y)} samples for a node whose trainer takes none")
             return
-        if x.shape[1:] != data.shape:
-            raise MessageError(f"samples of shape {x.shape[1:]}, expected {data.shape}")
-        if len(y) and not 0 <= y.min() <= y.max() < data.classes:
-            raise MessageError(f"labels from {y.min()} to {y.max()}, expected 0 to {data.classes - 1}")
-        if not np.isfinite(x).all():
-            raise MessageError("samples with values that are not finite")
+        try:
+            data.require(x, y)
+        except ValueError as error:
+            raise MessageError(str(error)) from error
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         said = [received[peer].arrays for peer in sorted(received)]
