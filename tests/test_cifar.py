@@ -160,7 +160,7 @@ def test_a_truncated_archive_is_refused_and_leaves_nothing(packing: str, share: 
     [
         ({"labels": [*range(10), 10, 0]}, r"data_batch_3: the label of image 10 is 10; expected 0 to 9"),
         ({"labels": [-1] * ROWS}, r"the label of image 0 is -1"),
-        ({"labels": ["1"] * ROWS}, r"the label of image 0 is '1'|the label of image 0 is b'1'"),
+        ({"labels": ["1"] * ROWS}, r"the label of image 0 is '1'; expected 0 to 9"),
         ({"labels": [1]}, r"12 images and 1 labels"),
         ({"labels": None}, r"no list of labels"),
         ({"data": np.zeros((ROWS, 3071), np.uint8)}, r"data is of shape \(12, 3071\)"),

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal.data import store
+from shoal.data.publishers import PUBLISHERS
+from shoal.errors import DataError
 from shoal.experiment import Experiment
 
+REAL = Path(os.environ.get("SHOAL_DATA") or Path(__file__).parent.parent / "../shared/data").resolve()
+CACHE = os.environ.get("SHOAL_CACHE")
 FOLDER = Path(__file__).parent.parent / "examples"
 AT_HAND = {"digits", "synthetic"}
 """Data sets that nothing has to be fetched for."""
 EXAMPLES = [
     file for file in sorted(FOLDER.glob("*.toml")) if tomllib.loads(file.read_text())["dataset"]["name"] in AT_HAND
 ]
+FETCHED = [file for file in sorted(FOLDER.glob("*.toml")) if file not in EXAMPLES]
 LARGE = {"thousand-processes", "ten-thousand-simulated"}
 NEEDS = {"flower": "flwr"}
 """Examples of what is installed on demand, and as which module."""
 NODES = 16
 ROUNDS = 3
+SHORT = {"algorithm.rounds": 2, "evaluation.every": 0, "evaluation.samples": 200, "training.local_steps": 2}
+"""What is enough of an example with real data."""
+
+
+@pytest.fixture
+def real_data(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
+    """Real data sets, decoded once: the tests keep them, in a cache of their own."""
+    assert pytestconfig.cache is not None
+    monkeypatch.setenv("SHOAL_DATA", str(REAL))
+    monkeypatch.setenv("SHOAL_CACHE", CACHE or str(pytestconfig.cache.mkdir("shoal")))
+
+
+def skip_without_data(file: Path) -> None:
+    dataset = tomllib.loads(file.read_text())["dataset"]
+    name = dataset["name"]
+    if name in PUBLISHERS and PUBLISHERS[name].files:
+        try:
+            store.sources(name)
+        except DataError as error:
+            pytest.skip(str(error))
+    elif not (folder := REAL / dataset.get("folder", name) / "train").is_dir():
+        pytest.skip(f"dataset {name!r}: there is no {folder}; set SHOAL_DATA to where data sets lie")
 
 
 def shortened(file: Path, **more: Any) -> dict[str, Any]:
@@ -52,6 +81,32 @@ def test_an_example_runs_as_processes(name: str, tmp_path: Path) -> None:
     assert run.summary["rounds"] == ROUNDS
 
 
+@pytest.mark.usefixtures("real_data")
+@pytest.mark.parametrize("file", FETCHED, ids=lambda file: file.stem)
+def test_an_example_with_real_data_runs_in_the_simulation(file: Path, tmp_path: Path) -> None:
+    skip_without_data(file)
+    overrides = {**SHORT, "engine": "simulation", "nodes": 8, "simulation.batching": "off"}
+    run = Experiment.from_file(file, overrides).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    assert run.summary["rounds"] == SHORT["algorithm.rounds"]
+    assert run.summary["messages_sent"] > 0
+    score = "rmse" if file.stem == "movielens" else "accuracy"
+    assert 0 <= run.summary["metrics"][score]["mean"] < 10
+
+
+@pytest.mark.usefixtures("real_data")
+@pytest.mark.parametrize("name", ["cifar10", "shakespeare"])
+def test_an_example_with_real_data_runs_as_processes(name: str, tmp_path: Path) -> None:
+    file = FOLDER / f"{name}.toml"
+    skip_without_data(file)
+    overrides = {**SHORT, "engine": "processes", "nodes": 4, "topology.degree": 3}
+    run = Experiment.from_file(file, overrides).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    assert run.summary["rounds"] == SHORT["algorithm.rounds"]
+    assert 0 <= run.summary["accuracy"]["mean"] <= 1
+
+
 def test_examples_are_found() -> None:
     assert len(EXAMPLES) >= 19
+    assert {file.stem for file in FETCHED} == {"cifar10", "fashion-mnist", "femnist", "movielens", "shakespeare"}
     assert {file.stem for file in EXAMPLES} > LARGE

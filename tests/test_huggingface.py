@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import csv
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,3 +146,22 @@ def test_without_the_library_it_is_told_what_to_install(tmp_path: Path, monkeypa
     monkeypatch.setattr(builtins, "__import__", refused)
     with pytest.raises(DataError, match=r"pip install 'shoal\[huggingface\]'"):
         HuggingFace(dataset="mnist").load(seed=0)
+
+
+@needed
+@pytest.mark.parametrize("named", ["sly.py", "dataset.py"])
+def test_a_script_that_comes_with_a_data_set_is_never_run(named: str, tmp_path: Path) -> None:
+    folder, ran = tmp_path / "sly", tmp_path / "ran"
+    folder.mkdir()
+    (folder / named).write_text(f"open({str(ran)!r}, 'w').close()\n")
+    for split in ("train", "test"):
+        (folder / f"{split}.csv").write_text("speed,label\n1.0,0\n2.0,1\n")
+    with contextlib.suppress(DataError):  # whether the library refuses the folder or looks past the script
+        HuggingFace(path=folder, input="speed").load(seed=0)
+    assert not ran.exists()
+
+
+def test_a_library_that_may_run_scripts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(__version__="3.6.0"))
+    with pytest.raises(DataError, match=r"version 3\.6\.0 .* may run code .* expected 4 or newer; pip install"):
+        HuggingFace(path=tmp_path).load(seed=0)

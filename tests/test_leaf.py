@@ -166,6 +166,7 @@ def test_what_is_wrong_names_file_user_and_sample(name: str, write: Write, cache
         (b'{"user_data": {"a": {"x": [[1.0]], "y": [0]}}} and more', "at byte 47: "),
         (b" " * 200_000 + b'{"user_data": [nonsense]}', "at byte 200,0"),
         (b"", "at byte 0: premature EOF"),
+        (b'{"users": ["\xff"], "user_data": {}}', "at byte 12: invalid bytes in UTF8 string"),
         (b'{"user_data": {"a": [1]}}', "user 'a': expected"),
         (b'["users"]', "no user in 'user_data'"),
     ],

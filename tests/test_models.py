@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -370,6 +371,8 @@ def test_wrong_sizes_are_refused():
 
 # Hugging Face
 
+TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
 
 def folder_of(config: Any, path: Any) -> str:
     config.save_pretrained(path)
@@ -399,29 +402,32 @@ def test_models_of_hugging_face_are_built_from_a_folder_s_configuration(tmp_path
 
 def test_pretrained_models_of_hugging_face_start_from_their_values(tmp_path):
     transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
-        vocab_size=30,
-        max_position_embeddings=16,
-    )
-    trained = transformers.BertModel(config)
+    trained = transformers.ViTModel(transformers.ViTConfig(**TINY, image_size=16, patch_size=8))
     trained.save_pretrained(tmp_path)
-    module = module_for(HuggingFace(str(tmp_path)), texts(6, 30, classes=4))
-    found = module.model.bert.embeddings.word_embeddings.weight
-    assert torch.equal(found, trained.embeddings.word_embeddings.weight)
+    module = module_for(HuggingFace(str(tmp_path)), IMAGES)
+    found = module.model.vit.embeddings.position_embeddings
+    assert torch.equal(found, trained.embeddings.position_embeddings)
+
+
+def test_what_fills_up_texts_is_hidden_from_models_of_hugging_face(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(**TINY, vocab_size=30, max_position_embeddings=16)
+    module = module_for(HuggingFace(folder_of(config, tmp_path), pretrained=False), texts(6, 30, classes=4))
     padded = torch.tensor([[3, 4, 5, 0, 0, 0], [3, 4, 5, 0, 7, 7]])
     module.eval()
     torch.testing.assert_close(module(padded)[:1], module(padded[:1, :3]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("task", ["classification", "sequence"])
+def test_pretrained_models_are_not_given_texts_that_are_not_of_their_tokenizer(task, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace())
+    with pytest.raises(ValueError, match=r"pretrained = true: .* not those of the tokenizer .* pretrained = false"):
+        module_for(HuggingFace("gpt2"), texts(6, 30, task))
+
+
 def test_images_are_for_hugging_face_s_image_models(tmp_path):
     transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=16, patch_size=8
-    )
+    config = transformers.ViTConfig(**TINY, image_size=16, patch_size=8)
     case = Case(HuggingFace(folder_of(config, tmp_path), pretrained=False), IMAGES)
     assert case.initial(seed=0).module(case.batch()).shape == (5, 10)
 
@@ -432,7 +438,7 @@ def test_what_hugging_face_does_not_have_is_an_error_that_says_so(tmp_path, monk
         module_for(HuggingFace("none"), ratings(3, 4))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match="cannot load"):
-        module_for(HuggingFace(str(tmp_path / "nowhere")), texts(6, 30))
+        module_for(HuggingFace(str(tmp_path / "nowhere"), pretrained=False), texts(6, 30))
 
 
 def test_without_transformers_the_error_names_what_to_install(monkeypatch):

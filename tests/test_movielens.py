@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.data.decoded import is_decoded
 from shoal.data.movielens import Movielens
 from shoal.errors import DataError
 from shoal.experiment import Experiment
@@ -88,8 +89,8 @@ def test_the_older_format_is_read_too(packed: bool, tmp_path: Path, monkeypatch:
         ("1,2,5.5,0", "line 3: rating 5.5; expected 0.5 to 5"),
         ("1,2,0,0", "line 3: rating 0; expected"),
         ("1,2,nan,0", "line 3: rating nan"),
-        ("1,2,good,0", "line 3: could not convert string to float: 'good'"),
-        ("one,2,3.0,0", "line 3: invalid literal"),
+        ("1,2,good,0", "line 3: .*'good'.; expected userId, movieId, rating as numbers"),
+        ("one,2,3.0,0", "line 3: .'one', .*as numbers"),
         ("1,2", "line 3: 2 columns"),
         ("-1,2,3.0,0", "line 3: user -1"),
     ],
@@ -104,7 +105,28 @@ def test_what_is_wrong_names_the_file_and_the_line(line: str, said: str, tmp_pat
 def test_the_older_format_has_whole_stars_from_one(tmp_path: Path) -> None:
     (tmp_path / "u.data").write_text("1\t1\t0.5\t0\n")
     with pytest.raises(DataError, match=r"u\.data: line 1: rating 0\.5; expected 1 to 5"):
-        Movielens(path=tmp_path / "u.data").load(seed=0)
+        Movielens(version="ml-100k", path=tmp_path / "u.data").load(seed=0)
+
+
+def test_a_version_reads_its_own_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    (tmp_path / "movielens").mkdir()
+    file = table(tmp_path / "movielens", *(f"1,{film},4.5,0" for film in range(10)))
+    assert len(Movielens().load(seed=0).train) == 7
+    with pytest.raises(DataError, match=r"ml-100k\.zip, ml-100k, u\.data .*shoal data fetch movielens-100k'"):
+        Movielens(version="ml-100k").load(seed=0)
+    with pytest.raises(DataError, match=r"a file of ml-latest-small; expected u\.data"):
+        Movielens(version="ml-100k", path=file).load(seed=0)
+    assert is_decoded("movielens")
+    assert not is_decoded("movielens-100k")
+    (tmp_path / "movielens" / "u.data").write_text("".join(f"1\t{film}\t4\t0\n" for film in range(10)))
+    Movielens(version="ml-100k").load(seed=0)
+    assert is_decoded("movielens-100k")
+
+
+def test_ratings_that_leave_no_test_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"leaves none to test with: no user has more than 1"):
+        Movielens(path=table(tmp_path, "1,1,4.0,0", "2,2,4.0,0")).load(seed=0)
 
 
 def test_files_that_are_something_else_are_told(tmp_path: Path) -> None:
@@ -117,7 +139,7 @@ def test_files_that_are_something_else_are_told(tmp_path: Path) -> None:
         Movielens(path=tmp_path / "ml-latest-small.zip").load(seed=0)
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("films.csv", "")
-    with pytest.raises(DataError, match=r"neither ratings\.csv nor u\.data"):
+    with pytest.raises(DataError, match=r"no ratings\.csv in it"):
         Movielens(path=tmp_path / "other.zip").load(seed=0)
 
 

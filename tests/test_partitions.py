@@ -242,6 +242,16 @@ def test_nodes_hold_nearly_as_many_samples_when_asked(sizes, nodes, order):
     assert max(held) - sum(sizes) / nodes <= (1 if order == "random" else 2) * max(sizes)
 
 
+def test_which_nodes_get_one_user_more_depends_on_the_seed():
+    owner = owned(np.arange(6))
+    found = set()
+    for seed in range(60):
+        parts, _ = Natural("samples").split_owned(owner, owned([]), 4, generator(seed, "partition"))
+        found.add(tuple(map(len, parts)))
+    assert {tuple(sorted(sizes)) for sizes in found} == {(1, 1, 2, 2)}
+    assert len(found) == 6, "any two of four nodes"
+
+
 def test_blocks_of_users_are_those_of_decentralizepy():
     owner = np.repeat(np.arange(11), 2)
     parts, _ = Natural(order="contiguous").split_owned(owned(owner), owned([]), 4, generator(0, "partition"))

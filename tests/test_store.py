@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import gzip
 import hashlib
 import os
+import pickle
 import re
+import resource
 import socket
+import struct
+import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,9 +24,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.data import DATASETS, downloads, store
+from shoal.data import DATASETS, Dataset, downloads, store
+from shoal.data.arrays import ArrayFiles
+from shoal.data.cifar import Cifar10
 from shoal.data.decoded import cache_folder, decoded, is_decoded
 from shoal.data.downloads import download
+from shoal.data.idx import Mnist
+from shoal.data.leaf import Femnist, LeafSynthetic, Reddit, Sent140, Shakespeare
+from shoal.data.movielens import Movielens
 from shoal.data.plots import draw_holdings
 from shoal.data.publishers import PUBLISHERS, Published, Publisher
 from shoal.errors import DataError
@@ -285,6 +297,56 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
         decoded("it", 1, [tmp_path / "file"], lambda folder: {})
 
 
+@pytest.mark.parametrize("damage", ["empty", "missing", "no manifest"])
+def test_a_decoded_form_that_was_damaged_is_decoded_anew(damage: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_text("x")
+    decoded("it", 1, [source], lambda folder: {"x": np.arange(3), "y": np.arange(2)})
+    folder = next(cache_folder().iterdir())
+    if damage == "empty":
+        (folder / "y.npy").write_bytes(b"")
+    else:
+        (folder / ("y.npy" if damage == "missing" else "manifest.json")).unlink()
+    arrays = decoded("it", 1, [source], lambda folder: {"x": np.arange(4), "y": np.arange(5)})
+    assert (len(arrays["x"]), len(arrays["y"])) == (4, 5)
+    assert names(cache_folder()) == [folder.name]
+
+
+def test_the_decoded_form_may_be_read_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        decoded("it", 1, [], lambda folder: {"x": np.arange(3)})
+    finally:
+        os.umask(before)
+    folder = next(cache_folder().iterdir())
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert all(file.stat().st_mode & 0o777 == 0o644 for file in folder.iterdir())
+
+
+def test_what_was_left_behind_long_ago_is_swept(tmp_path: Path) -> None:
+    for name, age in ((".it-old", 2 * 24 * 3600), (".it-new", 60)):
+        folder = cache_folder() / name
+        folder.mkdir(parents=True)
+        os.utime(folder, (time.time() - age,) * 2)
+    decoded("it", 1, [], lambda folder: {"x": np.arange(3)})
+    assert [name for name in names(cache_folder()) if name.startswith(".")] == [".it-new"]
+
+
+def test_reading_and_writing_that_fail_are_told_apart(tmp_path: Path) -> None:
+    def reading(folder: Path) -> dict[str, np.ndarray]:
+        raise OSError(errno.EIO, "Input/output error", str(tmp_path / "source"))
+
+    def writing(folder: Path) -> dict[str, np.ndarray]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DataError, match=r"cannot be read: .*Input/output error.*source"):
+        decoded("it", 1, [], reading)
+    with pytest.raises(DataError, match=r"cannot write .*No space left"):
+        decoded("it", 1, [], writing)
+    with pytest.raises(DataError, match=r"cannot read .*gone"):
+        decoded("it", 1, [tmp_path / "gone"], lambda folder: {})
+
+
 # The commands
 
 
@@ -380,7 +442,7 @@ def test_a_zip_without_a_published_checksum_is_at_least_undamaged(
     path = tmp_path / "data/movielens/ml-latest-small.zip"
     path.parent.mkdir(parents=True)
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("ratings.csv", "1,2,3.5,4\n" * 100)
+        archive.writestr("ratings.csv", "userId,movieId,rating\n" + "1,2,3.5\n" * 100)
     if damage:
         content = bytearray(path.read_bytes())
         content[100] ^= 1
@@ -388,6 +450,185 @@ def test_a_zip_without_a_published_checksum_is_at_least_undamaged(
     said = shoal("data", "verify", "movielens")
     assert said.code == int(damage)
     assert ("ratings.csv in it is damaged" if damage else "gives no checksum") in said.out
+
+
+@pytest.mark.parametrize("unpacked", [False, True])
+@pytest.mark.parametrize("dataset", ["movielens", "movielens-100k"])
+def test_ratings_packed_anew_or_unpacked_are_judged_by_what_is_in_them(
+    dataset: str, unpacked: bool, tmp_path: Path
+) -> None:
+    stem, name, text = {
+        "movielens": ("ml-latest-small", "ratings.csv", "userId,movieId,rating\n1,2,3.5\n"),
+        "movielens-100k": (
+            "ml-100k", "u.data",
+            "".join(f"{1 + i % 943}\t{1 + i % 1682}\t{1 + i % 5}\t0\n" for i in range(100_000)),
+        ),
+    }[dataset]  # fmt: skip
+    folder = tmp_path / "data/movielens" / stem
+    folder.mkdir(parents=True)
+    if unpacked:
+        (folder / name).write_text(text)
+    else:
+        with zipfile.ZipFile(f"{folder}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(f"{stem}/{name}", text)
+    verdict = next(store.verified(dataset))
+    assert verdict.sound, verdict
+    assert "ratings by" in verdict.reason
+    assert "gives no checksum" in verdict.reason
+    assert ("of the archive itself" in verdict.reason) == (dataset == "movielens-100k")
+    assert "None" not in verdict.reason
+    if unpacked:
+        (folder / name).write_text(text[: len(text) // 2])
+        assert next(store.verified(dataset)).sound is False
+
+
+def test_another_form_of_the_same_images_is_not_taken_for_the_archive(tmp_path: Path) -> None:
+    folder = tmp_path / "data/cifar-10"
+    (folder / "cifar-10-batches-py").mkdir(parents=True)
+    for name in ("cifar-10-binary.tar.gz", "cifar-10-matlab.tar.gz", "cifar-100-python.tar.gz"):
+        (folder / name).write_bytes(b"")
+    assert store.sources("cifar10") == [folder / "cifar-10-batches-py"]
+
+
+# Files made to do harm
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def leaf(folder: Path, x: str, y: str) -> Path:
+    for split in ("train", "test"):
+        (folder / split).mkdir()
+        text = f'{{"users": ["u"], "num_samples": [1], "user_data": {{"u": {{"x": [{x}], "y": [{y}]}}}}}}'
+        (folder / split / "a.json").write_text(text)
+    return folder
+
+
+def reddit(folder: Path, vocabulary: str) -> Reddit:
+    (folder / "v.json").write_text(vocabulary)
+    return Reddit(leaf(folder, '[["a"]]', '{"target_tokens": [["a"]]}'), vocab=folder / "v.json")
+
+
+def counts(folder: Path, count: str) -> Reddit:
+    return Reddit(leaf(folder, '[["a"]]', f'{{"target_tokens": [["a"]], "count_tokens": {count}}}'))
+
+
+def batches(folder: Path, content: bytes) -> Cifar10:
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        (folder / name).write_bytes(content)
+    return Cifar10(folder)
+
+
+def deep_label() -> bytes:
+    data = pickle.dumps(np.zeros((1, 3072), np.uint8), 2)[2:-1]
+    nested = b"]" * 100_000 + b"a" * 99_999
+    return b"\x80\x02}(X\x04\x00\x00\x00data" + data + b"X\x06\x00\x00\x00labels]" + nested + b"au."
+
+
+def tar(folder: Path, **headers: str) -> Cifar10:
+    member = tarfile.TarInfo("data_batch_1")
+    member.pax_headers = {f"GNU.sparse.{name}": value for name, value in headers.items()}
+    (folder / "c.tar").write_bytes(member.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
+    return Cifar10(folder / "c.tar")
+
+
+def long_header(folder: Path) -> Cifar10:
+    member = tarfile.TarInfo("x")
+    member.type, member.size = tarfile.XHDTYPE, 8 << 30
+    (folder / "c.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    return Cifar10(folder / "c.tar")
+
+
+def images(folder: Path, side: int, values: int) -> Mnist:
+    for split in ("train", "t10k"):
+        content = struct.pack(">BBBBIII", 0, 0, 8, 3, 2, side, side) + bytes(values)
+        (folder / f"{split}-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">BBBBI", 0, 0, 8, 1, 2) + b"\0\1")
+    return Mnist(folder)
+
+
+def npy(shape: str, content: bytes = b"") -> bytes:
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + content
+
+
+def npz(folder: Path, x: bytes) -> Path:
+    with zipfile.ZipFile(folder / "a.npz", "w") as archive:
+        archive.writestr("x.npy", x)
+        archive.writestr("y.npy", npy("(10,)", bytes(10)))
+    return folder / "a.npz"
+
+
+def ratings(folder: Path) -> Path:
+    with zipfile.ZipFile(folder / "ml-latest-small.zip", "w") as archive:
+        archive.writestr("ratings.csv", "userId,movieId,rating\n" + "1,1,4\n" * 10)
+    return folder / "ml-latest-small.zip"
+
+
+def changed(file: Path, flag: int = 0, method: int | None = None) -> Path:
+    """A zip that says something else of how its members are packed."""
+    content = bytearray(file.read_bytes())
+    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        for found in re.finditer(re.escape(signature), bytes(content)):
+            content[found.start() + place] |= flag
+            if method is not None:
+                content[found.start() + place + 2] = method
+    file.write_bytes(content)
+    return file
+
+
+HOSTILE: dict[str, Callable[[Path], Dataset]] = {
+    "deep inputs": lambda f: Shakespeare(leaf(f, DEEP, '"a"')),
+    "deep labels": lambda f: Femnist(leaf(f, str([0.0] * 784), DEEP)),
+    "deep after quotes": lambda f: Shakespeare(leaf(f, '"\\\\\\"[", ' + DEEP, '"a"')),
+    "numbers as text": lambda f: LeafSynthetic(leaf(f, '["1.5", 2]', "1")),
+    "numbers as truth": lambda f: LeafSynthetic(leaf(f, "[true, 2]", "1")),
+    "huge number": lambda f: LeafSynthetic(leaf(f, f"[{10**400}, 2]", "1")),
+    "number of 5000 digits": lambda f: LeafSynthetic(leaf(f, f"[{'9' * 5000}, 2]", "1")),
+    "huge label": lambda f: LeafSynthetic(leaf(f, "[1, 2]", str(10**30))),
+    "sentiment as a list": lambda f: Sent140(leaf(f, '"good"', "[1]")),
+    "sentiment as truth": lambda f: Sent140(leaf(f, '"good"', "true")),
+    "one number as counts": lambda f: counts(f, "5"),
+    "text as counts": lambda f: counts(f, '["0"]'),
+    "deep vocabulary": lambda f: reddit(f, DEEP),
+    "vocabulary beyond int32": lambda f: reddit(f, f'{{"<PAD>": 0, "<UNK>": 1, "a": {2**31 + 5}}}'),
+    "deep label of an image": lambda f: batches(f, deep_label()),
+    "pickle with a huge memo": lambda f: batches(f, b"\x80\x02]r\xff\xff\xff\x7f."),
+    "sparse tar": lambda f: tar(f, major="0", minor="1", map="0,0", size=str(1 << 42), realsize=str(1 << 42)),
+    "tar with a wrong map": lambda f: tar(f, major="0", minor="1", map="x,y", size="5", realsize="5"),
+    "tar with a long header": long_header,
+    "gzip bomb": lambda f: images(f, 2, 50_000_000),
+    "images without pixels": lambda f: images(f, 0, 0),
+    "npz that promises too much": lambda f: ArrayFiles(npz(f, npy("(1099511627776, 2)"))),
+    "npz without numbers": lambda f: ArrayFiles(npz(f, npy("(10, 0)"))),
+    "npz with a deep header": lambda f: ArrayFiles(npz(f, npy("(" * 5000))),
+    "npz encrypted": lambda f: ArrayFiles(changed(npz(f, npy("(10, 1)", bytes(10))), flag=1)),
+    "npz compressed otherwise": lambda f: ArrayFiles(changed(npz(f, npy("(10, 1)", bytes(10))), method=99)),
+    "zip encrypted": lambda f: Movielens(path=changed(ratings(f), flag=1)),
+    "zip compressed otherwise": lambda f: Movielens(path=changed(ratings(f), method=99)),
+    "zip damaged": lambda f: Movielens(path=changed(ratings(f), method=8)),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_files_made_to_do_harm_are_refused_in_little_room(kind: str, tmp_path: Path) -> None:
+    dataset = HOSTILE[kind](tmp_path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError) as caught:
+        dataset.load(seed=0)
+    assert len(str(caught.value)) < 1000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KB
+
+
+def test_one_long_word_does_not_make_all_words_long(tmp_path: Path) -> None:
+    text = " ".join(["a" * 1_000_000, *(f"w{i}" for i in range(3000))])
+    assert Sent140(leaf(tmp_path, f'"{text}"', "1")).load(seed=0).sizes == (3002,)
+    assert sum(file.stat().st_size for file in cache_folder().rglob("*")) < 2_000_000
+
+
+@pytest.mark.parametrize("change", [{"flag": 1}, {"method": 99}, {"method": 8}])
+def test_a_zip_that_cannot_be_unpacked_is_not_sound(change: dict[str, int], tmp_path: Path) -> None:
+    assert not next(store.verified("movielens", changed(ratings(tmp_path), **change))).sound
 
 
 # Who holds what

@@ -6,6 +6,7 @@ import importlib.util
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from shoal.commons import Commons
 from shoal.errors import ExperimentError, NodeError, ShoalError
 from shoal.experiment import Experiment
 from shoal.state import Stateful
+from shoal.trainers.workshop import Ground
 from shoal.training import Batches
 
 ROOT = Path(__file__).parent.parent
@@ -146,6 +148,16 @@ def client_fn(context):
     return Wrapped(Client(context.node_config["partition-id"], context.node_config["num-partitions"]))
 
 
+class Scales(Client):
+    """Writes into what it was given."""
+
+    def __init__(self, partition_id, x_train, y_train, x_test, y_test):
+        super().__init__(partition_id, 4)
+        self.given = [x_train, y_train, x_test, y_test]
+        for array in self.given:
+            array *= 2
+
+
 def by_cid(cid: str):
     return Client(int(cid), 4)
 
@@ -191,6 +203,18 @@ def test_clients_are_made_by_the_names_of_their_parameters(name: str, folder: Pa
     scores = trainer.evaluate(trained.params)
     assert scores.keys() == {"loss", "mae"}
     assert scores["loss"] < trainer.evaluate(commons.initial)["loss"]
+
+
+def test_clients_may_write_into_the_samples_they_are_given(folder: Path) -> None:
+    with mock.patch.object(Ground, "batch", autospec=True, side_effect=Ground.batch) as batch:
+        commons = Commons(flower(folder, "Scales"))
+    assert batch.call_count == 1, "inputs and targets of client 0 at once"
+    kept, ground = commons.data.train.y.copy(), commons.workshop.ground  # type: ignore[attr-defined]
+    given = commons.workshop.client(1).given  # type: ignore[attr-defined]
+    samples, tests = ground.batch(1, ground.part(1)), ground.test_batch(1, ground.part_of_test(1))
+    for array, own in zip(given, (samples.x, samples.y, tests.x, tests.y), strict=True):
+        assert np.array_equal(array, 2 * own)
+    assert np.array_equal(commons.data.train.y, kept)
 
 
 def test_clients_test_any_model_together(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -237,6 +238,51 @@ def test_a_loss_of_torch_is_that_loss_on_the_labels_or_on_one_hot_rows(name: str
     scores = one.evaluate(trained.params)
     assert scores["loss"] == pytest.approx(loss(outputs, torch.tensor(DATA.test.y)).item(), rel=1e-4)
     assert scores["accuracy"] == pytest.approx(float((outputs.argmax(1) == torch.tensor(DATA.test.y)).float().mean()))
+
+
+def test_the_root_of_no_error_has_no_slope() -> None:
+    x = rng.standard_normal((4, 6)).astype(np.float32)
+    samples = Samples(x, np.zeros(4, np.float32))
+    learner = Learner(
+        FlatModule(nn.Linear(6, 1)), Training(loss="rmse"), Data(samples, samples, classes=1, task="regression")
+    )
+    exact = np.zeros(7, np.float32)
+    batch = np.arange(4)[None]
+    alone = learner.train(exact, {}, batch)[0]
+    together = learner.train_stacked([exact, exact], [{}, {}], np.stack([batch, batch]))[0]
+    for trained in (alone, *together):
+        assert np.array_equal(trained.params, exact)
+        assert trained.loss == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["auto", "nll"])
+def test_padding_counts_for_nothing_and_a_batch_of_it_changes_nothing(loss: str) -> None:
+    tokens = np.array([[1, 2, 0, 0], [2, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    samples = Samples(tokens, tokens)
+    data = Data(samples, samples, classes=3, task="sequence", sizes=(3,), padding=0)
+    layers = nn.Sequential(nn.Embedding(3, 5), nn.Linear(5, 3), nn.LogSoftmax(-1))
+    learner = Learner(FlatModule(layers), Training(loss=loss), data)
+    params = learner.flat.read()
+    outputs, targets = layers(torch.tensor(tokens[:2])).reshape(-1, 3), torch.tensor(tokens[:2]).reshape(-1)
+    expected = nn.functional.nll_loss(outputs[targets != 0], targets[targets != 0]).item()
+    some, nothing = np.array([[0, 1]]), np.array([[2, 3]])
+    alone = [learner.train(params, {}, batch)[0] for batch in (some, nothing)]
+    together = learner.train_stacked([params, params], [{}, {}], np.stack([some, nothing]))[0]
+    for trained, empty in (alone, together):
+        assert trained.loss == pytest.approx(expected, rel=1e-5)
+        assert not np.array_equal(trained.params, params)
+        assert empty.loss == 0.0
+        assert np.array_equal(empty.params, params)
+
+
+def test_warming_up_tests_one_batch_and_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Learner, "EVALUATION_VALUES", 6 * 4)  # 4 samples at a time, of 15
+    learner = trainer(Training()).learner
+    before = learner.flat.read()
+    with mock.patch.object(learner.metrics, "tally", wraps=learner.metrics.tally) as tally:
+        learner.warm_up(PART)
+    assert [len(call.args[1]) for call in tally.call_args_list] == [4]
+    assert np.array_equal(learner.flat.read(), before)
 
 
 def test_evaluating_in_pieces_and_together_gives_the_scores_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

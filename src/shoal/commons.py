@@ -248,11 +248,19 @@ def _shared(samples: Samples) -> Samples:
 
 
 def _in_shared_memory(array: NDArray[Any]) -> NDArray[Any]:
-    if isinstance(array, np.memmap) or isinstance(array.base, np.memmap | mmap.mmap):
+    if _is_mapped(array):
         return array  # pages of a file: all processes share them as it is
     copy = np.frombuffer(mmap.mmap(-1, max(1, array.nbytes)), array.dtype, array.size).reshape(array.shape)
     copy[...] = array
     return copy
+
+
+def _is_mapped(array: NDArray[Any]) -> bool:
+    """Whether the values lie in mapped memory. A copy of a `np.memmap` is one by its class, and does not."""
+    owner: object = array
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return isinstance(owner, mmap.mmap)
 
 
 def _kept(samples: int, count: int | None, seed: int) -> Indices | None:

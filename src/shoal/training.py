@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -444,11 +444,11 @@ class Learner:
         return [self.metrics.scores({k: v[i] for k, v in totals.items()}) for i in range(len(params))]
 
     def warm_up(self, samples: Indices) -> None:
-        """One step and one evaluation for nothing, so that torch has imported and set up all that it will."""
+        """A step and a test on one batch for nothing, so that torch has imported and set up all that it will."""
         params = self.flat.read()
         batch = np.resize(samples, (1, self.training.batch_size))
         self.train(params, {}, batch)
-        self.evaluate(params)
+        self.evaluate(params, np.arange(min(self._at_once, len(self._test[1]))))
         self.flat.load(params)
 
     @property
@@ -650,7 +650,14 @@ def scaled(x: torch.Tensor, scaling: tuple[torch.Tensor, torch.Tensor] | None) -
 def _root_mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     import torch
 
-    return torch.nn.functional.mse_loss(outputs, targets).sqrt()
+    # A root has no slope at 0, and a batch without any error would make all parameters NaN.
+    return (torch.nn.functional.mse_loss(outputs, targets) + 1e-12).sqrt()
+
+
+def _mean_without_padding(total: Any, padding: int, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean of a loss that adds up and ignores padding; of nothing but padding it is 0, and so is its slope."""
+    mean: torch.Tensor = total(outputs, targets) / (targets != padding).sum().clamp(min=1)
+    return mean
 
 
 def _loss(name: str, data: Data) -> tuple[Any, bool]:
@@ -668,7 +675,8 @@ def _loss(name: str, data: Data) -> tuple[Any, bool]:
         raise ExperimentError([f"training.loss = {name!r}: unknown{nearest(key, spelt)}"])
     found = spelt[key]
     if data.padding is not None and "ignore_index" in inspect.signature(classes[found]).parameters:
-        return classes[found](ignore_index=data.padding), found in INDEX_LOSSES
+        total = classes[found](ignore_index=data.padding, reduction="sum")
+        return partial(_mean_without_padding, total, data.padding), found in INDEX_LOSSES
     return classes[found](), found in INDEX_LOSSES
 
 

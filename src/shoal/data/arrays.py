@@ -11,8 +11,8 @@ Nothing is unpickled.
 
 from __future__ import annotations
 
+import math
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,12 +22,15 @@ from numpy.typing import NDArray
 
 from shoal.data.dataset import Data, Samples, Scaling, Task
 from shoal.data.decoded import Arrays, decoded
+from shoal.data.store import UNREADABLE
 from shoal.errors import DataError
 from shoal.randomness import generator
 from shoal.schema import Bounds
 
 VERSION = 1
 AT_ONCE = 1 << 22  # values that are looked at together
+DENSEST = 1032
+"""How many bytes deflate can make of one."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,9 @@ class ArrayFiles:
             raise DataError(f"{x}: {len(inputs)} inputs, and {y}: {len(targets)} targets; expected one for each")
         if not len(inputs):
             raise DataError(f"{x}: no samples in it")
+        for where, array in ((x, inputs), (y, targets)):
+            if not array.size:
+                raise DataError(f"{where}: shape {array.shape}; expected something in each sample")
         self._check_inputs(x, inputs)
         owner = self._owner(found["owner" + suffix], len(targets)) if "owner" + suffix in found else None
         return Samples(inputs, targets, owner)
@@ -183,15 +189,35 @@ class Where:
     def read(self) -> NDArray[Any]:
         """The array, mapped into memory when it is a file of its own."""
         try:
-            found = np.load(self.file, mmap_mode="r", allow_pickle=False)
-            if self.member is None:
-                mapped: NDArray[Any] = found
-                return mapped
-            with found:
-                return np.asarray(found[self.member])
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-            reason = "it holds Python objects" if "pickle" in str(error) else str(error)
+            if self.member is not None:
+                return self._unpacked(self.member)
+            mapped: NDArray[Any] = np.lib.format.open_memmap(self.file, mode="r")
+            return mapped
+        except Exception as error:  # the headers of a damaged file raise what they like
+            objects = "pickle" in str(error) or "Python objects" in str(error)
+            reason = "it holds Python objects" if objects else str(error)[:200] or type(error).__name__
             raise DataError(f"{self}: cannot be read: {reason}; expected an array as numpy.save writes it") from error
+
+    def _unpacked(self, member: str) -> NDArray[Any]:
+        """Room is made for an array only when what its header promises can be in the file."""
+        with zipfile.ZipFile(self.file) as archive:
+            packed = archive.getinfo(f"{member}.npy")
+            if packed.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"compressed in way {packed.compress_type}, which numpy.savez does not use")
+            with archive.open(packed) as stream:
+                version = np.lib.format.read_magic(stream)
+                header = (
+                    np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                )
+                shape, _, kind = header(stream)
+                promised, there = math.prod(shape) * kind.itemsize, packed.file_size - stream.tell()
+            if not kind.hasobject and promised != there:
+                raise ValueError(f"its header says {shape} of {kind}, {promised:,} bytes, and {there:,} follow it")
+            if packed.file_size > DENSEST * (min(packed.compress_size, self.file.stat().st_size) + 1):
+                raise ValueError(f"{packed.file_size:,} bytes cannot be in {packed.compress_size:,}")
+            with archive.open(packed) as stream:
+                found: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+            return found
 
 
 def _found(path: Path) -> dict[str, Where]:
@@ -221,7 +247,7 @@ def _members(file: Path) -> dict[str, Where]:
     try:
         with zipfile.ZipFile(file) as archive:
             return {name[:-4]: Where(file, name[:-4]) for name in archive.namelist() if name.endswith(".npy")}
-    except (OSError, zipfile.BadZipFile) as error:
+    except (*UNREADABLE, ValueError) as error:
         raise DataError(f"{file}: not an .npz file, or cut short: {error}") from error
 
 

@@ -7,21 +7,20 @@ https://www.cs.toronto.edu/~kriz/cifar.html offers, in its archive, in one packe
 from __future__ import annotations
 
 import hashlib
-import lzma
+import reprlib
 import tarfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from shoal.data import store
 from shoal.data.dataset import Data, Samples, Scaling
 from shoal.data.decoded import decoded
+from shoal.data.growing import Growing
 from shoal.data.pickles import read_pickle
 from shoal.errors import DataError
 
@@ -29,6 +28,10 @@ VERSION = 1
 """Of the decoded form: raise it when `_decode` writes something else."""
 SHAPE = (3, 32, 32)
 PIXELS = 3072
+LARGEST = 1 << 28
+"""Bytes of a batch; the largest, CIFAR-100's to train with, has 155 million."""
+LONGEST_HEADER = 1 << 20
+"""Bytes of what a tar says of a file beside its content: a long name, …"""
 
 
 @dataclass(frozen=True)
@@ -129,12 +132,9 @@ def _decode(form: _Form, source: Path, folder: Path) -> Mapping[str, NDArray[Any
     for split, names in (("train", form.train), ("test", (form.test,))):
         parts = [batches.pop(name) for name in names]
         labels[f"{split}_y"] = np.concatenate([y for _, y in parts])
-        x = open_memmap(folder / f"{split}_x.npy", "w+", np.uint8, (len(labels[f"{split}_y"]), *SHAPE))
-        start = 0
-        for pixels, _ in parts:
-            x[start : start + len(pixels)] = pixels.reshape(-1, *SHAPE)
-            start += len(pixels)
-        x.flush()
+        with Growing(folder / f"{split}_x.npy") as x:
+            for pixels, _ in parts:
+                x.add(pixels.reshape(-1, *SHAPE))
     return labels
 
 
@@ -153,8 +153,13 @@ def _batch(form: _Form, content: bytes, place: str) -> tuple[NDArray[np.uint8], 
         raise DataError(f"{place}: {len(x)} images and {count}; expected a label for each image")
     for row, label in enumerate(y):
         if type(label) is not int or not 0 <= label < form.classes:
-            raise DataError(f"{place}: the label of image {row} is {label!r}; expected 0 to {form.classes - 1}")
+            raise DataError(f"{place}: the label of image {row} is {_shown(label)}; expected 0 to {form.classes - 1}")
     return x, np.array(y, np.int64)
+
+
+def _shown(value: Any) -> str:
+    """Short, however long or deep it is; the strings of Python 2 come as bytes."""
+    return reprlib.repr(value.decode("latin-1") if isinstance(value, bytes) else value)
 
 
 def _members(source: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
@@ -171,19 +176,38 @@ def _from_folder(folder: Path, wanted: Sequence[str]) -> Iterator[tuple[str, byt
     for name in wanted:
         if (folder / name).is_file():
             try:
-                yield name, (folder / name).read_bytes()
+                _check_size(str(folder / name), (folder / name).stat().st_size)
+                content = (folder / name).read_bytes()
             except OSError as error:
                 raise DataError(f"cannot read {folder / name}: {error.strerror}") from error
+            yield name, content
+
+
+def _check_size(place: str, size: int) -> None:
+    if not 0 <= size <= LARGEST:
+        raise DataError(f"{place}: {size:,} bytes; expected at most {LARGEST:,} for a batch")
+
+
+class _Member(tarfile.TarInfo):
+    """A file in a tar, whose description, read at once, is not longer than it can rightly be."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if not member.isreg() and not 0 <= member.size <= LONGEST_HEADER:
+            raise tarfile.ReadError(f"{member.size:,} bytes that describe a file; expected at most {LONGEST_HEADER:,}")
+        return member
 
 
 def _from_tar(source: Path, missing: set[str]) -> Iterator[tuple[str, bytes]]:
     """Straight from the stream, from beginning to end: nothing is unpacked to disk."""
     after = "its beginning"
     try:
-        with tarfile.open(source, "r|*", bufsize=1 << 20) as archive:
+        with tarfile.open(source, "r|*", bufsize=1 << 20, tarinfo=_Member) as archive:
             for member in archive:
                 name = PurePosixPath(member.name).name
                 if member.isfile() and name in missing:
+                    _check_size(f"{source}: {name}", member.size)
                     opened = archive.extractfile(member)
                     assert opened is not None
                     content = opened.read()
@@ -193,8 +217,10 @@ def _from_tar(source: Path, missing: set[str]) -> Iterator[tuple[str, bytes]]:
                 after = member.name
                 if not missing:
                     return
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # the headers of a damaged tar raise what they like
         raise DataError(
-            f"{source}: damaged, or cut short, after {after} ({error}); expected a tar, of any compression. Remove it "
-            "and fetch it again"
+            f"{source}: damaged, or cut short, after {after[:200]} ({error}); expected a tar, of any compression. "
+            "Remove it and fetch it again"
         ) from error

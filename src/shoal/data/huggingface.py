@@ -28,6 +28,8 @@ from shoal.schema import Bounds
 
 VERSION = 1
 BATCH = 256
+SCRIPTLESS = 4
+"""The first version of the library that knows no loading scripts."""
 WORD = re.compile(r"[\w']+|[^\w\s]")
 
 Kind: TypeAlias = Literal["image", "text", "numbers"]
@@ -133,6 +135,11 @@ class HuggingFace:
             raise DataError(
                 f"{self._place}: needs the library 'datasets', which is not installed; pip install 'shoal[huggingface]'"
             ) from error
+        if int(datasets.__version__.partition(".")[0]) < SCRIPTLESS:
+            raise DataError(
+                f"{self._place}: version {datasets.__version__} of the library 'datasets' may run code that comes with "
+                f"a data set; expected {SCRIPTLESS} or newer; pip install 'shoal[huggingface]'"
+            )
         try:
             if self.path is not None and any(self.path.glob("dataset_dict.json")):
                 found = datasets.load_from_disk(str(self.path))

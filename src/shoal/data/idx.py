@@ -15,9 +15,10 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,8 @@ CLASSES = 10
 BYTES = 8
 """The type of values, as idx numbers them."""
 GZIPPED = b"\x1f\x8b"
+LARGEST = 1 << 30
+"""Bytes of an unpacked file; the largest, the images to train with, has 47 million."""
 
 
 @dataclass(frozen=True)
@@ -69,38 +72,55 @@ class FashionMnist:
 
 def unpacked(source: Path) -> Iterator[tuple[str, str]]:
     """The md5 of an idx file without its compression."""
-    yield source.name, hashlib.md5(_content(source), usedforsecurity=False).hexdigest()
+    digest = hashlib.md5(usedforsecurity=False)
+    with _opened(source) as stream:
+        length = 0
+        while chunk := stream.read(store.CHUNK):
+            length += len(chunk)
+            if length > LARGEST:
+                raise DataError(f"{source}: more than {LARGEST:,} bytes, unpacked; not what was published")
+            digest.update(chunk)
+    yield source.name, digest.hexdigest()
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """The values of an idx file of bytes, gzipped or not. Raises `DataError` where it is not what its header says."""
-    content = _content(path)
-    size = 4 + 4 * dimensions
+    with _opened(path) as stream:
+        shape = _shape(path, stream.read(4 + 4 * dimensions), dimensions)
+        said = f"{path}: byte 4: the header says {' × '.join(map(str, shape))} = {math.prod(shape):,} bytes"
+        if math.prod(shape) > LARGEST:
+            raise DataError(f"{said}; expected at most {LARGEST:,}")
+        content = stream.read(math.prod(shape) + 1)  # however much there is, no more than shows that there is more
+    if len(content) != math.prod(shape):
+        raise DataError(f"{said}, and {'at least ' * (len(content) > math.prod(shape))}{len(content):,} follow it")
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _shape(path: Path, header: bytes, dimensions: int) -> tuple[int, ...]:
     expected = f"00 00 {BYTES:02x} {dimensions:02x}"
-    if content[:4] != bytes((0, 0, BYTES, dimensions)):
+    if header[:4] != bytes((0, 0, BYTES, dimensions)):
         raise DataError(
-            f"{path}: byte 0: it begins with {content[:4].hex(' ') or 'nothing'}; expected {expected}, "
+            f"{path}: byte 0: it begins with {header[:4].hex(' ') or 'nothing'}; expected {expected}, "
             f"an idx file of bytes with {dimensions} dimension{'s' * (dimensions > 1)}"
         )
-    if len(content) < size:
-        raise DataError(f"{path}: it ends within its header, after {len(content)} of {size} bytes")
-    shape = struct.unpack(f">{dimensions}I", content[4:size])
-    if len(content) - size != math.prod(shape):
-        raise DataError(
-            f"{path}: byte 4: the header says {' × '.join(map(str, shape))} = {math.prod(shape):,} bytes, and "
-            f"{len(content) - size:,} follow it"
-        )
-    return np.frombuffer(content, np.uint8, offset=size).reshape(shape)
+    if len(header) < 4 + 4 * dimensions:
+        raise DataError(f"{path}: it ends within its header, after {len(header)} of {4 + 4 * dimensions} bytes")
+    shape: tuple[int, ...] = struct.unpack(f">{dimensions}I", header[4:])
+    return shape
 
 
-def _content(path: Path) -> bytes:
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file without its compression. What goes wrong while it is read is a `DataError`."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == GZIPPED
-        if not packed:
-            return path.read_bytes()
-        with gzip.open(path) as stream:
-            return stream.read()
+            file.seek(0)
+            if not packed:
+                yield file
+                return
+            with gzip.open(file) as stream:
+                yield stream  # type: ignore[misc]
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: damaged, or cut short ({error}); remove it and fetch it again") from error
     except OSError as error:
@@ -127,6 +147,8 @@ def _decode(files: Sequence[Path]) -> Mapping[str, NDArray[Any]]:
         x, y = read_idx(images, 3), read_idx(labels, 1)
         if len(x) != len(y) or not len(x):
             raise DataError(f"{images} has {len(x)} images and {labels} {len(y)} labels; expected a label for each")
+        if not x.size:
+            raise DataError(f"{images} has images of {x.shape[1]} × {x.shape[2]} pixels; expected some")
         if y.max() >= CLASSES:
             row = int(np.argmax(y >= CLASSES))
             raise DataError(f"{labels}: the label of image {row} is {y[row]}; expected 0 to {CLASSES - 1}")

@@ -21,6 +21,8 @@ import functools
 import gzip
 import json
 import re
+import reprlib
+import struct
 import warnings
 import zlib
 from collections import Counter
@@ -39,8 +41,14 @@ from shoal.data.store import data_folder, located
 from shoal.errors import DataError
 from shoal.schema import Bounds
 
-VERSION = 1
+VERSION = 2
 CHUNK = 1 << 16
+DEEPEST = 16
+"""Lists and objects in one another; LEAF's own files have 8. Each takes little in a file, and much in memory."""
+LARGEST = 1 << 28
+"""Bytes of JSON that one user has, or a list of users: they are in memory at once."""
+VOCABULARY = 1 << 24
+"""Numbers that words may have: a model has a row for each."""
 
 Rows: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 Convert: TypeAlias = Callable[[list[Any], list[Any], "Tally"], Rows]
@@ -142,11 +150,14 @@ class Sent140:
                 )  # fmt: skip
                 words = _most_frequent(said, self.vocabulary)
             numbers = {word: number for number, word in enumerate(words)}
-            return functools.partial(_sentiments, numbers, self.length), {"words": np.array(words, dtype=np.str_)}
+            return functools.partial(_sentiments, numbers, self.length), {
+                "size": np.array(len(words) + 1),
+                "words": np.frombuffer("\n".join(words).encode("utf-8", "surrogatepass"), dtype=np.uint8),
+            }
 
         key = f"{self.vocabulary}-{self.length}"
         arrays = _arrays("sent140", self.path, prepare=prepare, key=key, sources=given)
-        return _data(arrays, classes=2, sizes=(len(arrays["words"]) + 1,))
+        return _data(arrays, classes=2, sizes=(arrays["size"].item(),))
 
 
 @dataclass(frozen=True)
@@ -228,7 +239,9 @@ def _folder(name: str, path: Path | None) -> Path:
     """The folder that holds train and test."""
     train = located(name, ["train", "data/train"], path)
     if not train.is_dir():
-        raise DataError(f"dataset {name!r}: {train} is a file; expected a folder with LEAF's train and test folders")
+        raise DataError(
+            f"dataset {_shown(name)}: {train} is a file; expected a folder with LEAF's train and test folders"
+        )
     return train.parent
 
 
@@ -255,7 +268,7 @@ def _arrays(
     files = {split: _files(folder, split) for split in ("train", "test")}
     for source in sources:
         if not source.exists():
-            raise DataError(f"dataset {name!r}: there is no {source}")
+            raise DataError(f"dataset {_shown(name)}: there is no {source}")
 
     def decode(unfinished: Path) -> Arrays:
         tally = Tally()
@@ -300,7 +313,7 @@ def _decode_split(
                     inputs.add(rows[0])
                     targets.add(rows[1])
                 except (ValueError, TypeError, OverflowError) as error:
-                    raise DataError(f"{file}: user {user!r}: {error}") from error
+                    raise DataError(f"{file}: user {_shown(user)}: {error}") from error
                 owners.append((numbers.setdefault(user, len(numbers)), len(rows[1])))
             tally.update(disagree=len(said), said=sum(said.values()), empty=len(said))  # listed, and not there
     if not owners:
@@ -315,11 +328,11 @@ def _users(file: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     for user, held in _parsed(file, "user_data"):
         found = True
         if not isinstance(held, dict) or not isinstance(held.get("x"), list) or not isinstance(held.get("y"), list):
-            raise DataError(f'{file}: user {user!r}: expected {{"x": […], "y": […]}}')
+            raise DataError(f'{file}: user {_shown(user)}: expected {{"x": […], "y": […]}}')
         if len(held["x"]) != len(held["y"]):
             raise DataError(
-                f"{file}: user {user!r}: {len(held['x'])} inputs and {len(held['y'])} targets; expected a target for "
-                "each input"
+                f"{file}: user {_shown(user)}: {len(held['x'])} inputs and {len(held['y'])} targets; expected a target "
+                "for each input"
             )
         yield user, held["x"], held["y"]
     if not found:
@@ -334,7 +347,7 @@ def _said(file: Path) -> dict[str, int]:
     return {
         user: count
         for user, count in zip(users, counts, strict=False)
-        if isinstance(user, str) and isinstance(count, int)
+        if isinstance(user, str) and type(count) is int and 0 <= count < 1 << 40
     }
 
 
@@ -345,12 +358,63 @@ def _parsed(file: Path, key: str) -> Iterator[Any]:
     read = ijson.kvitems if key == "user_data" else ijson.items
     try:
         with _opened(file) as stream:
-            yield from read(stream, key, use_float=True, buf_size=CHUNK)
+            yield from read(_Shallow(stream, file), key, use_float=True, buf_size=CHUNK)
     except ijson.JSONError as error:
-        reason = str(error).splitlines()[0].removeprefix("parse error: ").removeprefix("lexical error: ")
+        said = error.args[0] if error.args else ""
+        text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)  # bytes where not UTF-8
+        reason = text.partition("\n")[0].removeprefix("parse error: ").removeprefix("lexical error: ")
         raise DataError(f"{file}: malformed JSON at byte {_failing_byte(file):,}: {reason}") from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}: cannot be read: {error}; it may be cut short: get it again") from error
+    except (ValueError, SystemError) as error:  # a number of thousands of digits, text that is not UTF-8
+        raise DataError(f"{file}: malformed JSON: {error}") from error
+
+
+class _Shallow:
+    """A stream of JSON that refuses, before a parser sees them, values too deep or too large to be held in memory.
+
+    Only brackets, quotes and backslashes are looked at: between them are long stretches of numbers or text.
+    """
+
+    MARKS = re.compile(rb'[\[\]{}"\\]')
+
+    def __init__(self, stream: IO[bytes], file: Path) -> None:
+        self._stream = stream
+        self._file = file
+        self._position = 0
+        self._depth = 0
+        self._began = 0
+        """Where the user, or the list of users, began that is being read."""
+        self._in_text = False
+        self._escaped = -1
+        """The position of a character after a backslash."""
+
+    def read(self, size: int) -> bytes:
+        chunk = self._stream.read(size)
+        for found in self.MARKS.finditer(chunk):
+            self._mark(found.group(), self._position + found.start())
+        self._position += len(chunk)
+        if self._position - self._began > LARGEST:
+            raise DataError(f"{self._file}: over {LARGEST:,} bytes for one user from byte {self._began:,} on")
+        return chunk
+
+    def _mark(self, mark: bytes, place: int) -> None:
+        if self._in_text:
+            if place == self._escaped:
+                return
+            if mark == b"\\":
+                self._escaped = place + 1
+            self._in_text = mark != b'"'
+        elif mark == b'"':
+            self._in_text = True
+        else:
+            self._depth += 1 if mark in b"[{" else -1
+            if self._depth > DEEPEST:
+                raise DataError(
+                    f"{self._file}: byte {place:,}: lists in lists, more than {DEEPEST} deep; expected LEAF's JSON"
+                )
+            if self._depth <= 2:
+                self._began = place
 
 
 def _opened(file: Path) -> IO[bytes]:
@@ -370,7 +434,7 @@ def _failing_byte(file: Path) -> int:
         for number, piece in enumerate(pieces):
             try:
                 parser.send(piece)
-            except ijson.JSONError:
+            except (ijson.JSONError, ValueError, SystemError):  # the latter two of a number of thousands of digits
                 return number
             del events[:]
         return None
@@ -395,7 +459,7 @@ def _tell(name: str, folder: Path, counts: dict[str, int]) -> None:
     """One warning with all that was counted."""
     told = [words.format(**counts) for what, words in COUNTED if counts[what] and words]
     if told:
-        warnings.warn(f"dataset {name!r} in {folder}: {'; '.join(told)}", stacklevel=4)
+        warnings.warn(f"dataset {_shown(name)} in {folder}: {'; '.join(told)}", stacklevel=4)
 
 
 def _data(arrays: Arrays, classes: int, **more: Any) -> Data:
@@ -417,19 +481,37 @@ def _vectors(shape: tuple[int, ...] | None, classes: int | None) -> Convert:
     return convert
 
 
+NUMBERS = frozenset((int, float))
+
+
 def _numbers(x: list[Any], shape: tuple[int, ...] | None) -> NDArray[np.float32]:
     size = int(np.prod(shape)) if shape else (len(x[0]) if isinstance(x[0], list) else 0)
     for number, sample in enumerate(x):
         if not isinstance(sample, list) or len(sample) != size or not size:
-            found = f"{len(sample)} values" if isinstance(sample, list) else repr(sample)
+            found = f"{len(sample)} values" if isinstance(sample, list) else _shown(sample)
             raise ValueError(f"sample {number} is {found}; expected a list of {size or 'some'} numbers")
+        if not NUMBERS.issuperset(map(type, sample)):
+            wrong = next(value for value in sample if type(value) not in NUMBERS)
+            raise ValueError(f"sample {number} holds {_shown(wrong)}, something else than numbers")
     try:
         rows = np.array(x, dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"samples hold something else than numbers: {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"samples hold something else than finite numbers: {error}") from error
     if rows.ndim != 2 or not np.isfinite(rows).all():
         raise ValueError("samples hold something else than finite numbers")
     return rows.reshape(len(rows), *(shape or (size,)))
+
+
+def _shown(value: Any) -> str:
+    """Short, however long or deep it is."""
+    try:
+        return SHORT.repr(value)
+    except ValueError:  # Python does not write out integers of thousands of digits
+        return "a huge number"
+
+
+SHORT = reprlib.Repr()
+SHORT.maxstring = 100
 
 
 def _labels(y: list[Any], classes: int | None) -> NDArray[np.int64]:
@@ -437,9 +519,9 @@ def _labels(y: list[Any], classes: int | None) -> NDArray[np.int64]:
     for number, label in enumerate(y):
         if isinstance(label, float) and label.is_integer():
             label = int(label)
-        if not isinstance(label, int) or isinstance(label, bool) or label < 0 or (classes and label >= classes):
+        if type(label) is not int or not 0 <= label < (classes or 1 << 31):
             below = f" and {classes - 1}" if classes else " and above"
-            raise ValueError(f"the label of sample {number} is {label!r}; expected an integer between 0{below}")
+            raise ValueError(f"the label of sample {number} is {_shown(label)}; expected an integer between 0{below}")
         labels[number] = label
     return labels
 
@@ -453,7 +535,7 @@ def _faces(images: Path, side: int, skip: bool, x: list[Any], y: list[Any], tall
     there = np.ones(len(x), dtype=bool)
     for number, name in enumerate(x):
         if not isinstance(name, str) or Path(name).name != name:
-            raise ValueError(f"sample {number} is {name!r}; expected the name of an image")
+            raise ValueError(f"sample {number} is {_shown(name)}; expected the name of an image")
         try:
             with Image.open(images / name) as image:
                 rows[number] = np.asarray(image.resize((side, side)).convert("RGB")).transpose(2, 0, 1)
@@ -465,7 +547,8 @@ def _faces(images: Path, side: int, skip: bool, x: list[Any], y: list[Any], tall
                 ) from error
             there[number] = False
             tally["missing"] += 1
-        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        except (OSError, EOFError, SyntaxError, MemoryError, zlib.error, struct.error,
+                Image.DecompressionBombError) as error:  # fmt: skip
             raise ValueError(f"the image of sample {number}, {images / name}, cannot be read: {error}") from error
     return rows[there], labels[there]
 
@@ -475,9 +558,9 @@ def _characters(x: list[Any], y: list[Any], tally: Tally) -> Rows:
     length = Shakespeare.LENGTH
     for number, (text, following) in enumerate(zip(x, y, strict=True)):
         if not isinstance(text, str) or len(text) != length:
-            raise ValueError(f"sample {number} is {text!r}; expected a string of {length} characters")
+            raise ValueError(f"sample {number} is {_shown(text)}; expected a string of {length} characters")
         if not isinstance(following, str) or len(following) != 1:
-            raise ValueError(f"the target of sample {number} is {following!r}; expected one character")
+            raise ValueError(f"the target of sample {number} is {_shown(following)}; expected one character")
     inputs, targets = (_in_alphabet("".join(texts), tally) for texts in (x, y))
     return inputs.reshape(-1, length), targets.astype(np.int64)
 
@@ -515,15 +598,15 @@ def _sentiments(numbers: dict[str, int], length: int, x: list[Any], y: list[Any]
     for number, tweet in enumerate(x):
         text = _text_of(tweet)
         if text is None:
-            raise ValueError(f"sample {number} is {tweet!r}; expected [id, date, query, user, text, …]")
+            raise ValueError(f"sample {number} is {_shown(tweet)}; expected [id, date, query, user, text, …]")
         kept = [numbers.get(word, other) for word in WORD.findall(text)[:length]]
         rows[number, : len(kept)] = kept
     meaning = {0: 0, 1: 1, 4: 1}
     labels = []
     for number, label in enumerate(y):
-        known = int(label) if isinstance(label, str) and label.isdecimal() else label
-        if known not in meaning:
-            raise ValueError(f"the label of sample {number} is {label!r}; expected 0 (sad), or 1 or 4 (happy)")
+        known = int(label) if isinstance(label, str) and re.fullmatch("[0-9]", label) else label
+        if type(known) is not int or known not in meaning:
+            raise ValueError(f"the label of sample {number} is {_shown(label)}; expected 0 (sad), or 1 or 4 (happy)")
         labels.append(meaning[known])
     return rows, np.array(labels, dtype=np.int64)
 
@@ -535,10 +618,14 @@ def _sequences(numbers: dict[str, int], x: list[Any], y: list[Any], tally: Tally
     for number, (comment, target) in enumerate(zip(x, y, strict=True)):
         following: Any = target.get("target_tokens") if isinstance(target, dict) else None
         if not _is_comment(comment):
-            raise ValueError(f"sample {number} is {comment!r}; expected a list of sequences of tokens")
+            raise ValueError(f"sample {number} is {_shown(comment)}; expected a list of sequences of tokens")
         if not _is_comment(following):
             raise ValueError(f"the target of sample {number} has no target_tokens; expected LEAF's preprocessed files")
-        counts = target.get("count_tokens") or [[1] * len(sequence) for sequence in following]
+        counts = target.get("count_tokens")
+        if counts is None:
+            counts = [[1] * len(sequence) for sequence in following]
+        if not _is_counts(counts):
+            raise ValueError(f"count_tokens of sample {number} is {_shown(counts)}; expected lists of numbers")
         lengths = [[len(sequence) for sequence in part] for part in (comment, following, counts)]
         if lengths[0] != lengths[1] or lengths[0] != lengths[2]:
             raise ValueError(f"sample {number}: tokens, target_tokens and count_tokens differ in length")
@@ -559,6 +646,12 @@ def _sequences(numbers: dict[str, int], x: list[Any], y: list[Any], tally: Tally
 def _is_comment(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(sequence, list) and all(isinstance(token, str) for token in sequence) for sequence in value
+    )
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(sequence, list) and all(type(count) in NUMBERS for count in sequence) for sequence in value
     )
 
 
@@ -590,8 +683,14 @@ def _numbered_words(file: Path) -> dict[str, int]:
         return {word: number for number, word in enumerate(dict.fromkeys(listed))}
     found = _json(file)
     numbers = found.get("vocab", found) if isinstance(found, dict) else found
-    if not isinstance(numbers, dict) or not all(type(n) is int and n >= 0 for n in numbers.values()):
+    if not isinstance(numbers, dict):
         raise DataError(f"{file}: expected words and their numbers: {{\"vocab\": {{word: number}}}}")  # fmt: skip
+    for word, number in numbers.items():
+        if type(number) is not int or not 0 <= number < VOCABULARY:
+            raise DataError(
+                f"{file}: the number of {_shown(word)} is {_shown(number)}; expected an integer from 0 to "
+                f"{VOCABULARY - 1:,}"
+            )
     for word in (Reddit.PAD, Reddit.UNKNOWN):
         if word not in numbers:
             raise DataError(f"{file}: it has no {word}; expected a number for it")
@@ -603,6 +702,8 @@ def _json(file: Path) -> Any:
         return json.loads(_text(file))
     except json.JSONDecodeError as error:
         raise DataError(f"{file}: malformed JSON at line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except (RecursionError, ValueError) as error:  # lists in lists, a number of thousands of digits
+        raise DataError(f"{file}: malformed JSON: {error}") from error
 
 
 def _text(file: Path) -> str:

@@ -9,29 +9,48 @@ from __future__ import annotations
 import csv
 import io
 import math
+import reprlib
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.dataset import Data, Samples
 from shoal.data.decoded import Arrays, decoded
-from shoal.data.store import located
+from shoal.data.store import UNREADABLE, located
 from shoal.errors import DataError
 from shoal.randomness import generator
 from shoal.schema import Bounds
 
 VERSION = 1
 COLUMNS = ("userId", "movieId", "rating")
-TABLES = {"ratings.csv": 0.5, "u.data": 1.0}
-"""The files of ratings, and the lowest rating of each."""
+RATING = np.dtype([("user", np.int64), ("film", np.int64), ("stars", np.float64)])
 HIGHEST = 5.0
+LARGEST = 1 << 28
+"""Bytes of a file of ratings; both publications have less than three million."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What differs between the two publications."""
+
+    name: str
+    """As `PUBLISHERS` has it."""
+    table: str
+    """The file of ratings."""
+    lowest: float
+
+
+Version: TypeAlias = Literal["ml-latest-small", "ml-100k"]
+FORMS: dict[Version, _Form] = {
+    "ml-latest-small": _Form("movielens", "ratings.csv", 0.5),
+    "ml-100k": _Form("movielens-100k", "u.data", 1.0),
+}
 
 
 @dataclass(frozen=True)
@@ -42,23 +61,59 @@ class Movielens:
     each user's ratings `test_fraction` are the test, rounded down, the same whatever the seed. Samples go by user.
     """
 
-    version: Literal["ml-latest-small", "ml-100k"] = "ml-latest-small"
+    version: Version = "ml-latest-small"
     path: Path | None = None
     """A zip, the folder in it, or a file of ratings; looked for in movielens below SHOAL_DATA when not given."""
     test_fraction: Annotated[float, Bounds(above=0, below=1)] = 0.3
 
     def load(self, seed: int) -> Data:
-        source = located("movielens", [f"{self.version}.zip", self.version, *TABLES], self.path)
-        if source.is_dir():
-            source = located("movielens", list(TABLES), source)
-        arrays = decoded("movielens", VERSION, [source], lambda folder: _decode(source))
+        form = FORMS[self.version]
+        source = located(form.name, [f"{self.version}.zip", self.version, form.table], self.path)
+        source = _file(self.version, source)
+        arrays = decoded(form.name, VERSION, [source], lambda folder: _decode(self.version, source))
         x, y = arrays["x"], arrays["y"]
         test = _test(x[:, 0], self.test_fraction)
+        if not test.any():
+            raise DataError(
+                f"{source}: a test_fraction of {self.test_fraction} of each user's ratings leaves none to test with: "
+                f"no user has more than {np.bincount(x[:, 0]).max()}"
+            )
         train_samples, test_samples = (
             Samples(x[rows], y[rows], x[rows, 0].astype(np.int64)) for rows in (np.flatnonzero(~test), test)
         )
         users, films = (len(arrays[ids]) for ids in ("users", "films"))
         return Data(train_samples, test_samples, classes=1, task="regression", sizes=(users, films))
+
+
+def latest_small(source: Path) -> str:
+    """What is in it, once all of it was read."""
+    return _described("ml-latest-small", source)
+
+
+def hundred_thousand(source: Path) -> str:
+    """What is in it, once all of it was read. Raises `DataError` where its counts are not those of ml-100k."""
+    found = _described("ml-100k", source)
+    expected = "100,000 ratings by 943 users of 1,682 films"
+    if found != expected:
+        raise DataError(f"not what was published: {found}; expected {expected}")
+    return f"{found}, as ml-100k has"
+
+
+def _described(version: Version, source: Path) -> str:
+    arrays = _decode(version, _file(version, source))
+    return f"{len(arrays['y']):,} ratings by {len(arrays['users']):,} users of {len(arrays['films']):,} films"
+
+
+def _file(version: Version, source: Path) -> Path:
+    """The zip or the file of ratings. Raises `DataError` for one that is of the other version."""
+    form = FORMS[version]
+    if source.is_dir():
+        source = located(form.name, [form.table], source)
+    for other, its in FORMS.items():
+        same = source.name == its.table or source.suffix == Path(its.table).suffix
+        if other != version and same:
+            raise DataError(f"{source}: a file of {other}; expected {form.table}, or dataset.version = {other!r}")
+    return source
 
 
 def _test(user: NDArray[np.int32], fraction: float) -> NDArray[np.bool_]:
@@ -71,39 +126,46 @@ def _test(user: NDArray[np.int32], fraction: float) -> NDArray[np.bool_]:
     return chosen
 
 
-def _decode(source: Path) -> Arrays:
-    with _table(source) as (name, lines):
-        place = str(source) if source.name == name else f"{source}: {name}"
-        rows = _csv_rows(lines, place) if name.endswith(".csv") else _tab_rows(lines, place)
-        ratings = np.array(list(_ratings(rows, place, TABLES[name])), dtype=np.float64)
+def _decode(version: Version, source: Path) -> Arrays:
+    form = FORMS[version]
+    with _table(source, form.table) as lines:
+        place = f"{source}: {form.table}" if source.suffix == ".zip" else str(source)
+        rows = _csv_rows(lines, place) if form.table.endswith(".csv") else _tab_rows(lines)
+        ratings = np.fromiter(_ratings(rows, place, form.lowest), dtype=RATING)
     if not len(ratings):
         raise DataError(f"{place}: no ratings in it")
-    user_ids, users = np.unique(ratings[:, 0].astype(np.int64), return_inverse=True)
-    film_ids, films = np.unique(ratings[:, 1].astype(np.int64), return_inverse=True)
+    user_ids, users = np.unique(ratings["user"], return_inverse=True)
+    film_ids, films = np.unique(ratings["film"], return_inverse=True)
     order = np.argsort(users, kind="stable")
     x = np.stack([users, films], axis=1)[order].astype(np.int32)
-    return {"x": x, "y": ratings[order, 2].astype(np.float32), "users": user_ids, "films": film_ids}
+    return {"x": x, "y": ratings["stars"][order].astype(np.float32), "users": user_ids, "films": film_ids}
 
 
 @contextmanager
-def _table(source: Path) -> Iterator[tuple[str, io.TextIOBase]]:
-    """The file of ratings, and what it is called."""
+def _table(source: Path, table: str) -> Iterator[io.TextIOBase]:
+    """The lines of the file of ratings."""
     try:
         if zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as archive:
-                inside = [n for n in sorted(archive.namelist(), key=len) if n.rpartition("/")[2] in TABLES]
+                inside = [n for n in sorted(archive.namelist(), key=len) if n.rpartition("/")[2] == table]
                 if not inside:
-                    raise DataError(f"{source}: neither {' nor '.join(TABLES)} is in it")
+                    raise DataError(f"{source}: no {table} in it")
+                _check_size(f"{source}: {table}", archive.getinfo(inside[0]).file_size)
                 with archive.open(inside[0]) as member:
-                    yield inside[0].rpartition("/")[2], io.TextIOWrapper(member, encoding="utf-8-sig", newline="")
+                    yield io.TextIOWrapper(member, encoding="utf-8-sig", newline="")
         elif source.suffix == ".zip":
             raise DataError(f"{source}: not a zip, or cut short; get it again")
         else:
-            name = "ratings.csv" if source.suffix == ".csv" else "u.data"
+            _check_size(str(source), source.stat().st_size)
             with open(source, encoding="utf-8-sig", newline="") as lines:
-                yield name, lines
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, UnicodeDecodeError, csv.Error) as error:
+                yield lines
+    except (*UNREADABLE, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{source}: cannot be read: {error}; it may be damaged: get it again") from error
+
+
+def _check_size(place: str, size: int) -> None:
+    if size > LARGEST:
+        raise DataError(f"{place}: {size:,} bytes; expected at most {LARGEST:,} for a file of ratings")
 
 
 def _csv_rows(lines: io.TextIOBase, place: str) -> Iterator[tuple[int, list[str]]]:
@@ -119,7 +181,7 @@ def _csv_rows(lines: io.TextIOBase, place: str) -> Iterator[tuple[int, list[str]
             yield reader.line_num, [row[column] for column in columns] if len(row) > max(columns) else row
 
 
-def _tab_rows(lines: io.TextIOBase, place: str) -> Iterator[tuple[int, list[str]]]:
+def _tab_rows(lines: io.TextIOBase) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield number, line.split("\t")[: len(COLUMNS)]
@@ -132,9 +194,13 @@ def _ratings(rows: Iterator[tuple[int, list[str]]], place: str, lowest: float) -
         try:
             user, film, stars = int(row[0]), int(row[1]), float(row[2])
         except ValueError as error:
-            raise DataError(f"{place}: line {number}: {error}; expected {', '.join(COLUMNS)} as numbers") from error
+            raise DataError(
+                f"{place}: line {number}: {reprlib.repr(row)}; expected {', '.join(COLUMNS)} as numbers"
+            ) from error
         if not (math.isfinite(stars) and lowest <= stars <= HIGHEST):
-            raise DataError(f"{place}: line {number}: rating {row[2].strip()}; expected {lowest:g} to {HIGHEST:g}")
+            raise DataError(f"{place}: line {number}: rating {row[2].strip()[:30]}; expected {lowest:g} to {HIGHEST:g}")
         if not (0 <= user < 2**53 and 0 <= film < 2**53):
-            raise DataError(f"{place}: line {number}: user {user}, film {film}; expected ids from 0")
+            raise DataError(
+                f"{place}: line {number}: user {reprlib.repr(user)}, film {reprlib.repr(film)}; expected ids from 0"
+            )
         yield user, film, stars

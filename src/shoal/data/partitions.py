@@ -219,15 +219,14 @@ def _in_blocks(counts: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
 
 
 def _balanced(counts: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """The largest users first, each to whoever has fewest samples so far; equals in random order."""
+    """The largest users first, each to whoever has fewest samples so far; equals, of both, in random order."""
     shuffled = rng.permutation(len(counts))
-    waiting = [(0, int(node)) for node in rng.permutation(nodes)]
-    heapq.heapify(waiting)
+    waiting = [(0, rank, int(node)) for rank, node in enumerate(rng.permutation(nodes))]  # sorted, and so a heap
     holder = np.empty(len(counts), dtype=np.int64)
     for user in shuffled[np.argsort(-counts[shuffled], kind="stable")]:
-        held, node = waiting[0]
+        held, rank, node = waiting[0]
         holder[user] = node
-        heapq.heapreplace(waiting, (held + int(counts[user]), node))
+        heapq.heapreplace(waiting, (held + int(counts[user]), rank, node))
     return holder
 
 

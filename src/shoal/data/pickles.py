@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ def read_pickle(content: bytes, place: str) -> Any:
     Raises `DataError`, which begins with `place`, for a pickle that is damaged or names what is not admitted.
     """
     try:
+        _check_memo(content)
         return _arrays(_Unpickler(io.BytesIO(content), encoding="bytes").load(), {})
     except _RefusedError as refused:
         raise DataError(
@@ -30,7 +33,16 @@ def read_pickle(content: bytes, place: str) -> Any:
             "could run: the file is not what was published"
         ) from None
     except Exception as error:  # the opcodes of a damaged pickle raise what they like
-        raise DataError(f"{place}: not a pickle, or a damaged one ({type(error).__name__}: {error})") from error
+        raise DataError(
+            f"{place}: not a pickle, or a damaged one ({type(error).__name__}: {str(error)[:200]})"
+        ) from error
+
+
+def _check_memo(content: bytes) -> None:
+    """Objects are remembered in a table as long as their highest number, which a few bytes can set to billions."""
+    for code, number, _ in pickletools.genops(content):
+        if code.name in ("PUT", "LONG_BINPUT") and isinstance(number, int) and number > len(content):
+            raise _RefusedError(f"the pickle numbers an object {reprlib.repr(number)}")
 
 
 class _RefusedError(pickle.UnpicklingError):
@@ -40,7 +52,7 @@ class _RefusedError(pickle.UnpicklingError):
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ADMITTED:
-            raise _RefusedError(f"the pickle names {module}.{name}")
+            raise _RefusedError(f"the pickle names {module[:100]}.{name[:100]}")
         return ADMITTED[module, name]
 
 
@@ -59,7 +71,7 @@ class _Array:
         if not isinstance(raw, bytes) or not all(type(n) is int and n >= 0 for n in shape):
             raise _RefusedError("the pickle holds an array whose content is no bytes")
         if math.prod(shape) != len(raw):
-            raise _RefusedError(f"the pickle holds an array of shape {shape} in {len(raw)} bytes")
+            raise _RefusedError(f"the pickle holds an array of shape {reprlib.repr(shape)} in {len(raw)} bytes")
         self.value = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 

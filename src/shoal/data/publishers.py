@@ -38,6 +38,8 @@ class Publisher:
     files: tuple[Published, ...] = ()
     reader: str | None = None
     """`module:function`, which gives (name, md5) of each part of what a file holds."""
+    description: str | None = None
+    """`module:function`, which reads all of a file whose contents have no published md5, and says what they are."""
     elsewhere: tuple[Path, ...] = ()
     """Folders where an operating system's package puts the files."""
     by_hand: str = ""
@@ -54,6 +56,11 @@ def _idx(base: str, stem: str, size: int, md5: str, unpacked: str) -> Published:
     """An idx file, gzipped. Some unpack it under a name with a dot in it."""
     also = (stem, f"{stem.replace('-idx', '.idx')}*")
     return Published(f"{stem}.gz", f"{base}/{stem}.gz", size, md5, also, {stem: unpacked})
+
+
+def _tars(*stems: str) -> tuple[str, ...]:
+    """A tar of any compression. Whole names: others nearby hold the same images in another form."""
+    return tuple(f"{stem}{ending}" for stem in stems for ending in (".tar", ".tar.*", ".tgz"))
 
 
 def _leaf(name: str) -> Publisher:
@@ -74,7 +81,7 @@ PUBLISHERS: dict[str, Publisher] = {
                 f"{TORONTO}/cifar-10-python.tar.gz",
                 170_498_071,
                 "c58f30108f718f92721af3b95e74349a",
-                ("cifar-10*.tar", "cifar-10*.tar.*", "cifar-10*.tgz", "cifar-10-batches-py", "data_batch_1"),
+                (*_tars("cifar-10-python", "cifar-10-batches-py", "cifar-10"), "cifar-10-batches-py", "data_batch_1"),
                 {  # of the records in the binary version: a label and 3,072 pixels, one byte each
                     "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
                     "data_batch_2": "5ea93a67294ea407fff1d09f752e9692",
@@ -95,7 +102,7 @@ PUBLISHERS: dict[str, Publisher] = {
                 f"{TORONTO}/cifar-100-python.tar.gz",
                 169_001_437,
                 "eb9058c3a382ffc7106e4002c42a8d85",
-                ("cifar-100*.tar", "cifar-100*.tar.*", "cifar-100*.tgz", "cifar-100-python", "train"),
+                (*_tars("cifar-100-python", "cifar-100"), "cifar-100-python", "train"),
                 {  # of the pickles themselves
                     "train": "16019d7e3df5f24257cddd939b257f8d",
                     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
@@ -141,9 +148,10 @@ PUBLISHERS: dict[str, Publisher] = {
                 f"{GROUPLENS}/ml-latest-small.zip",
                 978_202,
                 None,  # GroupLens updates it
-                ("ml-latest-small",),
+                ("ml-latest-small", "ratings.csv"),
             ),
         ),
+        description="shoal.data.movielens:latest_small",
     ),
     "movielens-100k": Publisher(
         "movielens",
@@ -153,9 +161,10 @@ PUBLISHERS: dict[str, Publisher] = {
                 f"{GROUPLENS}/ml-100k.zip",
                 4_924_029,
                 "0e33842e24a9c977be4e0107933c0723",
-                ("ml-100k",),
+                ("ml-100k", "u.data"),
             ),
         ),
+        description="shoal.data.movielens:hundred_thousand",
     ),
     "femnist": _leaf("femnist"),
     "celeba": _leaf("celeba"),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import lzma
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -18,6 +21,8 @@ from shoal.errors import DataError
 UNFINISHED = ".part"
 """How the name of a file ends that is still being downloaded."""
 CHUNK = 1 << 20
+UNREADABLE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+"""What reading a zip raises: RuntimeError is an encrypted one, or (NotImplementedError) a compression nobody knows."""
 
 
 def data_folder() -> Path:
@@ -100,13 +105,11 @@ def verified(dataset: str, path: Path | None = None) -> Iterator[Verdict]:
 def _verdict(known: Publisher, file: Published, source: Path) -> Verdict:
     if source.is_file() and file.md5 is not None and md5(source) == file.md5:
         return Verdict(source, True, "as published")
-    if file.md5 is None and zipfile.is_zipfile(source):
-        return _whole(source)
+    if known.description is not None:
+        return _described(known.description, file, source)
     if known.reader is None:
-        wrong = "the checksum of what was published is of the archive" if source.is_dir() else _expected(file, source)
-        return Verdict(source, False, wrong)
-    module, function = known.reader.split(":")
-    read: Callable[[Path], Iterator[tuple[str, str]]] = getattr(importlib.import_module(module), function)
+        return Verdict(source, False, _differs(file, source))
+    read: Callable[[Path], Iterator[tuple[str, str]]] = _named(known.reader)
     try:
         found = dict(read(source))
     except DataError as error:
@@ -122,20 +125,37 @@ def _part(found: dict[str, str], name: str, file: Published) -> str | None:
     return next(iter(found.values()), None) if len(file.contents) == 1 else found.get(name)
 
 
-def _whole(source: Path) -> Verdict:
-    """What can be said of a zip without a published checksum."""
+def _described(description: str, file: Published, source: Path) -> Verdict:
+    """What can be said where no checksum of this, or of its contents, is published: that it is whole, and reads."""
+    describe: Callable[[Path], str] = _named(description)
     try:
-        with zipfile.ZipFile(source) as archive:
-            damaged = archive.testzip()
-    except (OSError, zipfile.BadZipFile) as error:
+        if source.is_file() and zipfile.is_zipfile(source):
+            with zipfile.ZipFile(source) as archive:
+                damaged = archive.testzip()
+            if damaged is not None:
+                return Verdict(source, False, f"{damaged} in it is damaged")
+        found = describe(source)
+    except DataError as error:
+        return Verdict(source, False, str(error))
+    except UNREADABLE as error:
         return Verdict(source, False, f"damaged: {error}")
-    if damaged is not None:
-        return Verdict(source, False, f"{damaged} in it is damaged")
-    return Verdict(source, True, "undamaged; its publisher gives no checksum to compare it with")
+    of = "" if file.md5 is None else " but of the archive itself"
+    return Verdict(source, True, f"undamaged: {found}; its publisher gives no checksum{of} to compare it with")
 
 
-def _expected(file: Published, source: Path) -> str:
+def _differs(file: Published, source: Path) -> str:
+    if file.md5 is None:
+        return "its publisher gives no checksum to compare it with"
+    if source.is_dir():
+        return "the checksum of what was published is of the archive"
     return f"its md5 is {md5(source)}, and {file.md5} was published"
+
+
+def _named(place: str) -> Callable[[Path], Any]:
+    """The function that `module:function` names."""
+    module, function = place.split(":")
+    read: Callable[[Path], Any] = getattr(importlib.import_module(module), function)
+    return read
 
 
 def md5(path: Path) -> str:

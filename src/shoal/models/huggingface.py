@@ -23,7 +23,8 @@ class HuggingFace:
 
     Texts and images are classified; where each place of a sequence has a target, the model is a causal language model,
     whose vocabulary has to be that of the data. `pretrained = false` takes the architecture alone (config.json), with
-    fresh values. `options` are entries of its configuration, by transformers' names, like `num_hidden_layers`.
+    fresh values; texts need it, for they do not come from the tokenizer that a model was trained with. `options` are
+    entries of its configuration, by transformers' names, like `num_hidden_layers`.
     Needs `pip install shoal[transformers]`.
     """
 
@@ -39,6 +40,11 @@ class HuggingFace:
         from shoal.models.layers import Logits
 
         kind = _kind(data)
+        if self.pretrained and kind != "images":
+            raise ValueError(
+                "pretrained = true: the numbers of this data set's tokens are not those of the tokenizer that the "
+                "model was trained with, and what it learned would be lost; use pretrained = false"
+            )
         options = {**self.options} if kind == "sequence" else {"num_labels": data.classes, **self.options}
         try:
             config = transformers.AutoConfig.from_pretrained(self.path, **options)

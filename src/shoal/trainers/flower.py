@@ -8,7 +8,7 @@
                                          "num-partitions", run_config is the trainer's `config`
     cid, partition_id, num_partitions    as clients have been told before; the first is a string
     seed                                 the experiment's
-    x_train, y_train, x_test, y_test     the node's part of the experiment's data set, scaled
+    x_train, y_train, x_test, y_test     the node's part of the experiment's data set, scaled: copies of its own
 
 A client that loads data of its own is told who it is, and the experiment's data set is left alone; it is still loaded
 and divided, so a small one will do.
@@ -21,6 +21,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -160,16 +161,19 @@ class FlowerWorkshop:
     def _told(self, node: NodeId) -> dict[str, Any]:
         """What the client's maker asks for, by the names of its parameters."""
         nodes, ground = len(self.ground.parts), self.ground
+        train = cache(lambda: ground.batch(node, ground.part(node)))
+        test = cache(lambda: ground.test_batch(node, ground.part_of_test(node)))
         offered: dict[str, Callable[[], Any]] = {
             "context": lambda: _context(node, nodes, self.config),
             "cid": lambda: str(node),
             "partition_id": lambda: node,
             "num_partitions": lambda: nodes,
             "seed": lambda: ground.seed,
-            "x_train": lambda: ground.batch(node, ground.part(node)).x,
-            "y_train": lambda: ground.batch(node, ground.part(node)).y,
-            "x_test": lambda: ground.test_batch(node, ground.part_of_test(node)).x,
-            "y_test": lambda: ground.test_batch(node, ground.part_of_test(node)).y,
+            # Copies: samples are read-only, and what a client does with its own is its own affair.
+            "x_train": lambda: train().x.copy(),
+            "y_train": lambda: train().y.copy(),
+            "x_test": lambda: test().x.copy(),
+            "y_test": lambda: test().y.copy(),
         }
         told = {}
         for name, parameter in inspect.signature(self._make).parameters.items():
