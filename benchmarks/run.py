@@ -1,6 +1,6 @@
 """All benchmarks, one after another.
 
-make bench                             # the short ones, about five minutes
+make bench                             # the short ones
 python benchmarks/run.py               # all of them, 1024 processes included
 """
 
