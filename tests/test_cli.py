@@ -236,7 +236,13 @@ def test_a_simulation_that_is_stopped_writes_its_summary(number: signal.Signals,
         "--set",
         "algorithm.rounds=1000000",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+
+    def heed_interrupts() -> None:  # which a shell's background jobs, and all that they start, do not
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
+    ) as process:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and psutil.Process(process.pid).cpu_times().user < 4:
             time.sleep(0.1)
