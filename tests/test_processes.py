@@ -280,7 +280,7 @@ def test_a_sampler_that_is_stopped_does_not_keep_the_run_from_ending(tmp_path: P
     sampler = "topology={name='peer-sampler', graph={name='regular', degree=2, dynamic=true}}"
     with started(tmp_path, sampler, "processes.receive_timeout=1", slow=0.3) as going:
         going.wait_for_round(0)
-        last = max(going.zygote.children(), key=lambda process: process.create_time())
+        last = max(going.zygote.children(), key=lambda process: (process.create_time(), process.pid))
         last.suspend()
         code, out = going.end()
     assert code == 3, out
