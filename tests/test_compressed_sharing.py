@@ -596,7 +596,7 @@ def test_a_state_does_not_change_when_its_owner_goes_on() -> None:
         (lambda: quantized.Int8(), 0.25 + 1 / 256),
         (lambda: quantized.QSGD(7), 0.125 + 1 / 512),
     ],
-    ids=str,
+    ids=["random", "random, indices said", "random float16", "topk", "choco", "float16", "bfloat16", "int8", "qsgd"],
 )
 def test_a_message_takes_its_share_of_a_full_one(make: Callable[[], Any], share: float) -> None:
     model = frozen(generator(SEED, "test").standard_normal(GN_LENET, np.float32))
