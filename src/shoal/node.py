@@ -247,6 +247,26 @@ class Node:
                 self.bytes_sent += message.wire_size
                 self.messages_sent += 1
 
+    async def transmit(self, to: NodeId, outgoing: Outgoing, *, round: int, kind: str = MODEL) -> bool:
+        """Say `outgoing` to one peer, and wait until the last of it has left this node; whether it did.
+
+        `send` hands over at once all that it is given, and what the network has no room for waits there. Use this where
+        a message that waits may be overtaken by events.
+        """
+        if to in self.runtime.gone():
+            return False
+        said = outgoing if isinstance(outgoing, Payload) else outgoing(to)
+        message = Message(self.id, kind, round, said.frozen(), self._run)
+        if not await self.runtime.transmit(to, message):
+            return False
+        self.bytes_sent += message.wire_size
+        self.messages_sent += 1
+        return True
+
+    def collect(self, *, kind: str = MODEL, check: Check | None = None) -> list[Message]:
+        """All messages of this kind that have come so far, in order, without those that sharing or `check` refuses."""
+        return [message for message in self.runtime.collect(kind) if self._accepts(message, check)]
+
     async def receive_each(
         self,
         peers: Peers | Iterable[NodeId],

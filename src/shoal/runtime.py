@@ -72,6 +72,15 @@ class Runtime(Protocol):
         """Hand `message` to the network; whether it was taken. A peer that dies on the way never gets it."""
         ...
 
+    async def transmit(self, to: NodeId, message: Message) -> bool:
+        """As `send`, and wait until the last of the message has left this node: so whoever has many messages keeps
+        those that the network has no room for yet. False when it did not get out."""
+        ...
+
+    def collect(self, kind: str) -> list[Message]:
+        """All messages of this kind that have come and nobody has claimed, in the order in which they came."""
+        ...
+
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         """What `wanted` asks for; less when `timeout` seconds have passed, or when the others are gone."""
         ...
@@ -180,6 +189,13 @@ class Mailbox:
         if not waiter.done:
             self._waiters.append(waiter)
         return waiter
+
+    def collect(self, kind: str) -> list[Message]:
+        """Claim all that is here of this kind."""
+        found = [m for m in self._unclaimed if m.kind == kind]
+        if found:
+            self._unclaimed = [m for m in self._unclaimed if m.kind != kind]
+        return found
 
     def withdraw(self, waiter: Waiter) -> None:
         """End a receive whose time is up. What it still wanted is late once a later round is asked for."""

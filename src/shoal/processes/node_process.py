@@ -95,6 +95,12 @@ class ProcessRuntime:
     async def send(self, to: NodeId, message: Message) -> bool:
         return await self._transport.send(to, message)
 
+    async def transmit(self, to: NodeId, message: Message) -> bool:
+        return await self._transport.send(to, message)
+
+    def collect(self, kind: str) -> list[Message]:
+        return self.mailbox.collect(kind)
+
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         future: asyncio.Future[None] = self._loop.create_future()
 

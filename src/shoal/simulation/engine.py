@@ -152,6 +152,18 @@ class SimulatedRuntime:
         self._kernel.at(arrival, partial(_deliver, receiver, message))
         return True
 
+    async def transmit(self, to: NodeId, message: Message) -> bool:
+        delays = self._world.delays
+        if delays is None:
+            return await self.send(to, message)
+        arrival = delays.arrival(self._kernel.now, self.id, to, message.wire_size)
+        self._kernel.at(arrival, partial(_deliver, self._world.runtimes[to], message))
+        await self.sleep(arrival - self._kernel.now)
+        return True
+
+    def collect(self, kind: str) -> list[Message]:
+        return self.mailbox.collect(kind)
+
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         kernel = self._kernel
         resume = kernel.task().resume

@@ -45,6 +45,8 @@ class FakeRuntime:
         self.records: list[Record] = []
         """What the node recorded, if it was made by `node`."""
         self.mailbox = Mailbox()
+        self.transmission = 0.0
+        """How many seconds a message takes to leave the node, when it waits for that."""
         self._kernel = Kernel()
         self._ended: float | None = None
         self._background: list[Task] = []
@@ -136,6 +138,14 @@ class FakeRuntime:
         self.sent.append((to, message))
         self.sent_at.append(self.now())
         return True
+
+    async def transmit(self, to: NodeId, message: Message) -> bool:
+        """Takes `transmission` seconds."""
+        await self.sleep(self.transmission)
+        return await self.send(to, message)
+
+    def collect(self, kind: str) -> list[Message]:
+        return self.mailbox.collect(kind)
 
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         resume = self._kernel.task().resume
