@@ -192,7 +192,7 @@ def test_a_group_merges_its_keys_into_the_table_and_another_name_replaces_it(tmp
     other = experiment.settings(1)
     assert (other.training, other.sharing) == (experiment.training, experiment.sharing)
     assert other.algorithm.options == {"alpha": 0.5}
-    assert other.device.step_seconds == 2.0
+    assert (other.device.name, other.device.options["step_seconds"]) == ("constant", 2.0)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from shoal.algorithms.ipls import IPLS, PARTIAL, RESULT, UPDATE, table
 from shoal.commons import Commons
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.simulation.engine import World
 from shoal.testing import FakeRuntime, Faults
+from unsteady import Unsteady
 
 ROUNDS = 4
 
@@ -190,60 +189,6 @@ def test_a_peer_that_hangs_is_waited_for_once(engine: str, tmp_path: Path) -> No
     if engine == "simulation":
         assert run.summary["events"]["no answer"] == 3
         assert 100 < run.summary["time"]["virtual_s"] < 200
-
-
-class Unsteady:
-    """A simulated world in which deaths are torn, and news of them slow.
-
-    Nodes train for different times, messages overtake each other, a node dies in the midst of things, what it had under
-    way may be lost, and each of the others learns of its death at a time of its own. There are no timeouts.
-    """
-
-    def __init__(self, seed: int, nodes: int, algorithm: IPLS) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.world = World(nodes)
-        self.nodes = [
-            FakeRuntime().node(id, nodes=nodes, params=np.zeros(23, np.float32), train=partial(self._train, id))
-            for id in range(nodes)
-        ]
-        for node in self.nodes:
-            runtime = self.world.runtimes[node.id]
-            runtime.send = partial(self._send, node.id)  # type: ignore[method-assign]
-            node.runtime = runtime
-            node.trainer.step_seconds = 0.5 + self.rng.random()  # type: ignore[attr-defined]
-            runtime.start(algorithm.run(node))
-
-    def die(self, node: int, at: float) -> None:
-        self.world.kernel.at(at, partial(self._die, node))
-
-    def run(self) -> list[Node]:
-        """Those that live to the end."""
-        self.world.kernel.run()
-        self.world.raise_if_stuck()
-        left = [node for node in self.nodes if not self.world.runtimes[node.id].dead]
-        assert not any(self.world.runtimes[node.id].running for node in left)
-        return left
-
-    def _train(self, id: int, params: Any) -> Any:
-        return params / 2 + id + 1
-
-    async def _send(self, sender: int, to: int, message: Message) -> bool:
-        arrival = self.world.kernel.now + self.rng.random()
-        self.world.kernel.at(arrival, partial(self._deliver, sender, to, message))
-        return True
-
-    def _deliver(self, sender: int, to: int, message: Message) -> None:
-        lost = self.world.runtimes[sender].dead and self.rng.random() < 0.5
-        if not lost and not self.world.runtimes[to].dead:
-            self.world.runtimes[to].mailbox.put(message)
-
-    def _die(self, node: int) -> None:
-        runtime = self.world.runtimes[node]
-        runtime.dead, runtime.running = True, False
-        runtime.stop()
-        for other in self.world.runtimes:
-            if not other.dead:
-                self.world.kernel.at(self.world.kernel.now + 6 * self.rng.random(), partial(other.mailbox.lose, node))
 
 
 @given(seed=st.integers(0, 2**32), size=st.tuples(st.integers(2, 7), st.integers(1, 9), st.integers(1, 3)))

@@ -47,7 +47,7 @@ def test_the_summary_has_its_keys(done: Run) -> None:
         assert summary[key].keys() == {"mean", "std", "min", "max"}
     assert summary["bytes_sent"].keys() == {"total", "per_node_mean"}
     assert summary["messages_sent"] == 6 * 3 * 4
-    assert summary["time"].keys() == {"wall_s", "virtual_s", "startup_s", "train_cpu_s", "total_cpu_s"}
+    assert summary["time"].keys() == {"wall_s", "virtual_s", "startup_s", "train_cpu_s", "total_cpu_s", "padded_s"}
     assert summary["memory"].keys() == {"uss_mean_mib", "pss_mean_mib", "pss_total_mib"}
     assert len(summary["digest"]) == 64
 

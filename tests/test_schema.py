@@ -157,3 +157,19 @@ def test_bounds_allow_what_lies_within(low: int, high: int, value: int) -> None:
 def test_the_hint_for_a_misspelt_word_names_only_known_words(word: str, known: set[str]) -> None:
     hint = schema.nearest(word, known)
     assert (not known and hint == "; nothing is expected here") or any(name in hint for name in known)
+
+
+def test_a_parameter_with_a_word_of_python_for_a_name_is_spelt_without_the_underscore() -> None:
+    @dataclass(frozen=True)
+    class Ends:
+        from_: int
+        to: int = 0
+
+    problems: list[str] = []
+    assert schema.build(Ends, {"from": 1, "to": 2}, "place", problems) == Ends(1, 2)
+    assert problems == []
+    assert refused({"from": "x"}, Ends) == ["place.from = 'x': expected integer"]
+    assert refused({"from_": 1}, Ends) == [
+        "place.from_: unknown key; did you mean 'from'?",
+        "place.from: missing; expected integer",
+    ]

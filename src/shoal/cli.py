@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 import os
 import shlex
 import signal
@@ -73,16 +74,24 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--engine", help="simulation or processes")
     run.add_argument("--seed", type=int, help="the seed of every random draw")
     run.add_argument("--out", type=Path, default=Path("runs"), help="where runs are written (default: runs)")
-    run.add_argument("--plot", action="store_true", help="draw accuracy by round into the run's folder at the end")
+    run.add_argument("--plot", action="store_true", help="draw accuracy into the run's folder at the end")
     run.set_defaults(command=_run)
 
     show = commands.add_parser("show", help="the summary of a run")
     show.add_argument("run", nargs="?", type=Path, help="a run's folder, or one above it (default: the latest in runs)")
+    show.add_argument("--target", type=_finite, help="say how long it took to this mean score (default: the run's own)")
+    show.add_argument(
+        "--metric", help="what it is a score of (default: accuracy or, where there is none, what there is)"
+    )
     show.set_defaults(command=_show)
 
-    plot = commands.add_parser("plot", help="accuracy, or another metric, by round of one or more runs")
+    plot = commands.add_parser("plot", help="accuracy or another metric of one or more runs, by rounds, time or bytes")
     plot.add_argument("runs", nargs="+", type=Path, help="runs' folders")
     plot.add_argument("--metric", help="what to draw (default: accuracy or, where there is none, what there is)")
+    plot.add_argument(
+        "--x", choices=["rounds", "time", "bytes"],
+        help="what to draw by (default: rounds, or time where a run was looked at by time)",
+    )  # fmt: skip
     plot.add_argument("--out", type=_picture, help="PNG, SVG or PDF (default: the metric's name, as a PNG)")
     plot.set_defaults(command=_plot)
 
@@ -154,6 +163,14 @@ def _picture(text: str) -> Path:
     return Path(text)
 
 
+def _finite(text: str) -> float:
+    """A number; argparse shows the error."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a finite number")
+    return number
+
+
 @contextlib.contextmanager
 def _drawing(path: Path) -> Iterator[None]:
     try:
@@ -181,12 +198,12 @@ def _run(parsed: argparse.Namespace) -> int:
         done = run(experiment, parsed.out, display, process_started())
     screen.print(summary_table(done.summary, f"{experiment.name}: {done.folder.path}"))
     if parsed.plot:
-        from shoal.analysis.plots import metric_of, metric_plot
+        from shoal.analysis.plots import axis_of, metric_of, metric_plot
 
-        metric = metric_of([done.folder])
+        metric, x = metric_of([done.folder]), axis_of([done.folder])
         path = done.folder.path / f"{metric.replace(' ', '-')}.png"
-        metric_plot([done.folder], path, metric)
-        screen.print(f"{metric} by round: {path}", highlight=False, soft_wrap=True)
+        metric_plot([done.folder], path, metric, x)
+        screen.print(f"{metric} by {x}: {path}", highlight=False, soft_wrap=True)
     if done.summary.get("signal") is not None:
         return 128 + int(done.summary["signal"])
     return EXIT_CODES[done.status]
@@ -196,7 +213,13 @@ def _show(parsed: argparse.Namespace) -> int:
     from shoal.display import console, summary_table
 
     folder = _latest(parsed.run or Path("runs"))
-    console().print(summary_table(folder.read_summary(), str(folder.path)))
+    summary = folder.read_summary()
+    if parsed.target is not None or parsed.metric is not None:
+        from shoal.analysis.timing import achievement, curve
+
+        found = curve(folder, parsed.metric)
+        summary.update(achievement(found, found.metric, parsed.target))
+    console().print(summary_table(summary, str(folder.path)))
     return 0
 
 
@@ -211,15 +234,16 @@ def _latest(path: Path) -> Any:
 
 
 def _plot(parsed: argparse.Namespace) -> int:
-    from shoal.analysis.plots import metric_of, metric_plot
+    from shoal.analysis.plots import axis_of, metric_of, metric_plot
     from shoal.display import console
 
     folders = [_latest(run) for run in parsed.runs]
     metric = metric_of(folders, parsed.metric)
+    x = parsed.x or axis_of(folders)
     path = parsed.out or Path(f"{metric.replace(' ', '-')}.png")
     with _drawing(path):
-        metric_plot(folders, path, metric)
-    console().print(f"{metric} by round: {path}", highlight=False, soft_wrap=True)
+        metric_plot(folders, path, metric, x)
+    console().print(f"{metric} by {x}: {path}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shoal.algorithms import Algorithm
 from shoal.components import Component, registry
+from shoal.conditions import conditions, speeds_of
 from shoal.data.dataset import ByOwner, Data, Dataset, Indices, Partition, Samples, Shift, Shifts
 from shoal.errors import DataError, ExperimentError, MessageError
 from shoal.experiment import Experiment
@@ -65,6 +66,9 @@ class Commons:
             )
         )
         self.initial: Params = self.workshop.initial
+        self.speeds = speeds_of(experiment)
+        """How fast each node is, by its id; those that serve come last."""
+        self.conditions = conditions(experiment, self.speeds)
         self._evaluated = _evaluated_nodes(experiment)
         self._try_sharings()
 
@@ -107,7 +111,7 @@ class Commons:
         experiment = self.experiment
         settings = experiment.settings(id)
         learns = id < experiment.nodes
-        trainer = self.workshop.trainer(id, settings.training, settings.device.step_seconds)
+        trainer = self.workshop.trainer(id, settings.training, self.speeds[id].simulated_step)
         return Node(
             id,
             nodes=experiment.nodes,
@@ -131,7 +135,8 @@ class Commons:
         """A server is tested as its clients are; then there is no average of many models to look at."""
         plan, services = self.experiment.evaluation, self.experiment.services
         tested = id in self._evaluated or (id == services.get("algorithm") and bool(self._evaluated))
-        return Schedule(plan.every, tested, plan.average and "algorithm" not in services)
+        averaged = plan.average and "algorithm" not in services
+        return Schedule(plan.every, tested, averaged, by_time=plan.seconds is not None)
 
     def _try_sharings(self) -> None:
         """Start every sharing once, and have each hear what the others say, so that one that does not fit the model,

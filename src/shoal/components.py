@@ -94,6 +94,8 @@ REGISTRIES = {
     "partition": "shoal.data:PARTITIONS",
     "model": "shoal.models:MODELS",
     "network": "shoal.network:NETWORKS",
+    "device": "shoal.network.devices:DEVICES",
+    "availability": "shoal.network.availability:AVAILABILITIES",
     "trainer": "shoal.trainers:TRAINERS",
     "mapping": "shoal.mapping:MAPPINGS",
     "compressor": "shoal.compression:COMPRESSORS",

@@ -14,12 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from shoal.analysis.timing import rises
 from shoal.progress import Progress, leading
 
 PLAIN_EVERY = 2.0
 """Seconds between lines where the output is not a terminal."""
-RISING = ("accuracy", "top5")
-"""Metrics of which more is better."""
 
 
 class Display:
@@ -117,6 +116,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("rounds", str(summary["rounds"])),
         *_scores(summary),
         ("test loss", _spread(summary["loss"])),
+        *_timing(summary),
     ]
     if summary["averaged_model"] is not None:
         scores = {name: score for name, score in summary["averaged_model"].items() if name != "round"}
@@ -170,10 +170,28 @@ def _scores(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [("accuracy", _spread(None))]
     rows = [(first, _spread(found[first]))] if first != "loss" else []
     ends = summary["fairness"][first]
-    worst = ends["lowest_10_percent" if first in RISING else "highest_10_percent"]
+    worst = ends["lowest_10_percent" if rises(first) else "highest_10_percent"]
     if summary["nodes"] > 1 and worst is not None:
         rows.append(("worst tenth", f"{first} {worst:.4f}"))
     return rows + [(name, _spread(found[name])) for name in sorted(found) if name not in (first, "loss")]
+
+
+def _timing(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How good the nodes were at best, and when they got to the target; summaries of old have neither."""
+    virtual = summary["time"]["virtual_s"] is not None
+    rows = []
+    if (best := summary.get("best")) is not None:
+        rows.append(("best", f"{best['metric']} {best['mean']:.4f} at {_moment(best['seconds'], virtual)}"))
+    if (target := summary.get("time_to_target")) is not None:
+        name = f"time to {target['metric'] or 'target'} {target['target']:g}"
+        seconds = target["seconds"]
+        rows.append((name, "not reached" if seconds is None else _moment(seconds, virtual)))
+    return rows
+
+
+def _moment(seconds: float, virtual: bool) -> str:
+    shown = f"{seconds:.4g} s" if seconds < 60 else duration(seconds)
+    return f"virtual {shown}" if virtual else shown
 
 
 def _spread(statistics: Mapping[str, Any] | None) -> str:

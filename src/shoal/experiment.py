@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import tomli_w
 
-from shoal import schema
+from shoal import metrics, schema
 from shoal.components import REGISTRIES, Component, Particular, find, registry, speaks, spelling
 from shoal.errors import ExperimentError
 from shoal.mapping import Machine, Placing, by_machine, node_ids
+from shoal.network.faults import Fault as Fault
+from shoal.network.faults import misfits
 from shoal.schema import Bounds
 from shoal.topologies.graph import NodeId, WeightScheme
 from shoal.training import Training
@@ -41,7 +43,11 @@ class EvaluationPlan:
     """The `evaluation` table: when, on whom and on what models are tested."""
 
     every: Annotated[int, Bounds(at_least=0)] = 10
-    """Rounds between evaluations; 0 is after the last round only. The last round is always evaluated."""
+    """Rounds between evaluations; 0 is after the last round only. The last round is always evaluated. Not looked at
+    when `seconds` is given."""
+    seconds: Annotated[float, Bounds(above=0)] | None = None
+    """Seconds of the run's clock between evaluations, of all nodes at the same moment, in place of `every`: the k-th is
+    at k * seconds, k = 1, 2, …, and the last at the end of the run."""
     nodes: Annotated[int, Bounds(at_least=0)] | None = None
     """How many nodes, drawn once from the seed; all when not given."""
     samples: Annotated[int, Bounds(at_least=1)] | None = None
@@ -53,13 +59,11 @@ class EvaluationPlan:
     the data set's task."""
     average: bool = True
     """Whether the average of all models is tested too, and the nodes' distance to it measured."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """The `device` table: how fast a node's device is, in virtual time."""
-
-    step_seconds: Annotated[float, Bounds(at_least=0)] = 0.01
+    target: float | None = None
+    """The mean score over the nodes that the summary says the time to."""
+    metric: str | None = None
+    """What `target` is a score of: a name of a score that is measured, such as 'accuracy' or 'class 3'. When not given,
+    accuracy or, where there is none, what the task is measured by."""
 
 
 @dataclass(frozen=True)
@@ -113,18 +117,6 @@ class CheckpointPlan:
     """Whether every node's final model is written to checkpoints/<id>.npy."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A fault on schedule: it strikes `node` when it starts `round` or, if it has no part in that, its next one.
-
-    "crash" ends it at once, as SIGKILL does; "raise" makes its code fail; "hang" leaves it alive and silent.
-    """
-
-    kind: Literal["crash", "raise", "hang"]
-    node: Annotated[int, Bounds(at_least=0)]
-    round: Annotated[int, Bounds(at_least=0)] = 0
-
-
 GROUP_KEYS = ("algorithm", "sharing", "training", "device")
 
 
@@ -152,7 +144,7 @@ class NodeSettings:
     algorithm: Component
     sharing: Component
     training: Training
-    device: Device
+    device: Component
 
 
 @dataclass(frozen=True)
@@ -163,6 +155,8 @@ class Experiment:
     nodes: Annotated[int, Bounds(at_least=1)] = 16
     seed: Annotated[int, Bounds(at_least=0, below=2**63)] = 0
     engine: Engine = "simulation"
+    duration: Annotated[float, Bounds(above=0)] | None = None
+    """Seconds of the run's clock after which it ends, wherever the nodes are; when not given, the algorithm says."""
     algorithm: Any = field(default_factory=lambda: {"name": "dpsgd"})
     sharing: Any = field(default_factory=lambda: {"name": "full"})
     topology: Any = field(default_factory=lambda: {"name": "ring"})
@@ -171,11 +165,12 @@ class Experiment:
     partition: Any = field(default_factory=lambda: {"name": "iid"})
     model: Any = field(default_factory=lambda: {"name": "mlp"})
     network: Any = field(default_factory=lambda: {"name": "ideal"})
+    device: Any = field(default_factory=lambda: {"name": "constant"})
+    availability: Any = field(default_factory=lambda: {"name": "always"})
     mapping: Any = field(default_factory=lambda: {"name": "linear"})
     trainer: Any = field(default_factory=lambda: {"name": "torch"})
     training: Training = field(default_factory=Training)
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
-    device: Device = field(default_factory=Device)
     simulation: SimulationPlan = field(default_factory=SimulationPlan)
     processes: ProcessesPlan = field(default_factory=ProcessesPlan)
     checkpoint: CheckpointPlan = field(default_factory=CheckpointPlan)
@@ -241,16 +236,18 @@ class Experiment:
 
     def table(self) -> dict[str, Any]:
         """The experiment as plain data: what `from_table` reads."""
-        table: dict[str, Any] = {k: getattr(self, k) for k in ("name", "nodes", "seed", "engine")}
+        table: dict[str, Any] = {k: getattr(self, k) for k in ("name", "nodes", "seed", "engine", "duration")}
         table["algorithm"] = self.algorithm.table()
         table["sharing"] = self.sharing.table()
         table["topology"] = {**self.topology.table(), "weights": self.weights}
         table["dataset"] = {**self.dataset.table(), "partition": self.partition.table()}
         table["model"] = self.model.table()
         table["network"] = self.network.table()
+        table["device"] = self.device.table()
+        table["availability"] = self.availability.table()
         table["mapping"] = self.mapping.table()
         table["trainer"] = self.trainer.table()
-        for key in ("training", "evaluation", "device", "simulation", "processes", "checkpoint"):
+        for key in ("training", "evaluation", "simulation", "processes", "checkpoint"):
             table[key] = dataclasses.asdict(getattr(self, key))
         table["group"] = [dataclasses.asdict(g) for g in self.group]
         table["fault"] = [dataclasses.asdict(f) for f in self.fault]
@@ -306,8 +303,14 @@ class Experiment:
         return range(self.nodes) if server is None else range(server, server + 1)
 
     def faults(self, node: NodeId) -> list[Fault]:
-        """What strikes `node`, in the order of rounds."""
-        return sorted((f for f in self.fault if f.node == node), key=lambda fault: fault.round)
+        """What strikes `node` by round, in the order of rounds."""
+        by_round = [(f.round, f) for f in self.fault if f.round is not None and node in f.ids(self.size)]
+        return [fault for _, fault in sorted(by_round, key=lambda pair: pair[0])]
+
+    @property
+    def timed_faults(self) -> tuple[Fault, ...]:
+        """Those that strike by the clock: what `shoal.network.faults.timetable` makes of them may be endless."""
+        return tuple(fault for fault in self.fault if fault.round is None)
 
     def farewell(self, node: NodeId, fate: str) -> str:
         """What people are told when a node is lost."""
@@ -328,10 +331,10 @@ _TABLES: dict[str, Any] = {
     "nodes": Annotated[int, Bounds(at_least=1)],
     "seed": Annotated[int, Bounds(at_least=0, below=2**63)],
     "engine": Engine,
+    "duration": Annotated[float, Bounds(above=0)] | None,
     "weights": WeightScheme,
     "training": Training,
     "evaluation": EvaluationPlan,
-    "device": Device,
     "simulation": SimulationPlan,
     "processes": ProcessesPlan,
     "checkpoint": CheckpointPlan,
@@ -339,6 +342,8 @@ _TABLES: dict[str, Any] = {
     "fault": tuple[Fault, ...],
 }
 _PLACES = {"partition": "dataset.partition", "weights": "topology.weights"}
+_UNNAMED = {"device": "constant"}
+"""Components whose name may be left out, and what it is then."""
 
 
 def _resolve(given: Mapping[str, Any], base: Path, problems: list[str]) -> dict[str, Any]:
@@ -376,11 +381,7 @@ def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]
         found: list[str] = []
         _node_settings(whole, {i: groups[i] for i in together}, base, found)
         problems.extend(p for p in found if p not in problems)
-    for i, fault in enumerate(resolved.get("fault", ())):
-        size = nodes + len(_serving(resolved))
-        if fault.node >= size:
-            serve = f", and {size - nodes} that serve them" if size > nodes else ""
-            problems.append(f"fault[{i}].node = {fault.node}: there is no such node; nodes = {nodes}{serve}")
+    problems.extend(misfits(resolved.get("fault", ()), nodes, nodes + len(_serving(resolved))))
     if not problems and "mapping" in resolved:
         try:
             _placed(resolved["mapping"], nodes, tuple(groups.values()))
@@ -388,6 +389,7 @@ def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]
             problems.append(f"mapping: {error}")
     network, engine = resolved.get("network"), resolved.get("engine")
     _check_processes(resolved, problems)
+    _check_metric(resolved, problems)
     for key in REGISTRIES:
         if engine == "processes" and key in resolved and resolved[key].name.startswith("__main__:"):
             problems.append(
@@ -498,6 +500,23 @@ def _check_processes(resolved: Mapping[str, Any], problems: list[str]) -> None:
         problems.append(f"processes.host = {plan.host!r}: say in processes.announce where others find this machine")
 
 
+def _check_metric(resolved: Mapping[str, Any], problems: list[str]) -> None:
+    """That what the time to is asked for is measured. Clients of Flower and plug-ins name their scores themselves."""
+    plan: EvaluationPlan = resolved.get("evaluation", EvaluationPlan())
+    if plan.metric is None or ("trainer" in resolved and resolved["trainer"].name not in ("torch", "scikit")):
+        return
+    known = set().union(*metrics.BY_TASK.values())
+    measured = set().union(*metrics.DEFAULT.values()) if plan.metrics is None else {*plan.metrics, "loss"}
+    source = "per-class" if re.fullmatch(r"class \d+", plan.metric) else plan.metric
+    if source not in known or plan.metric == "per-class":
+        expected = schema.nearest(plan.metric, known - {"per-class"} | {"class 0"})
+        problems.append(f"evaluation.metric = {plan.metric!r}: unknown{expected}")
+    elif source not in measured:
+        problems.append(
+            f"evaluation.metric = {plan.metric!r}: it would not be measured; add {source!r} to evaluation.metrics"
+        )
+
+
 class _WithDefaults:
     """The values resolved so far, with the defaults of those not given."""
 
@@ -543,6 +562,8 @@ def _component(kind: str, value: Any, base: Path, place: str, problems: list[str
         value = from_networkx(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = _spelt(kind, value)
+    if isinstance(value, Mapping) and kind in _UNNAMED:
+        value = {"name": _UNNAMED[kind], **value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         problems.append(f"{place} = {value!r}: expected a table with a name, such as {{ name = … }}")
         return schema.INVALID
@@ -659,7 +680,7 @@ def _keys_by_table(table: Mapping[str, Any], base: Path) -> dict[str, set[str]]:
     keys = {n: set(schema.parameters(t)) for n, t in _TABLES.items() if isinstance(t, type) and t is not str}
     for kind in REGISTRIES.keys() & schema.parameters(Experiment).keys() - _PLACES.keys():
         named = table.get(kind, schema.parameters(Experiment)[kind].default)
-        name = named.get("name") if isinstance(named, Mapping) else None
+        name = named.get("name", _UNNAMED.get(kind)) if isinstance(named, Mapping) else None
         with contextlib.suppress(ValueError):  # no such component: that is said elsewhere
             keys[kind] = set(schema.parameters(find(kind, _absolute(str(name), base))))
             keys[kind].update(key for key, place in _PLACES.items() if place == f"{kind}.{key}")

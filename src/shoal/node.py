@@ -35,6 +35,10 @@ class Observer(Protocol):
         """Called at the start of every round; faults on schedule strike here."""
         ...
 
+    def postpone(self, round: int, params: Params) -> bool:
+        """Keep a model that is due to be tested, so as to test it when the run is over. False: test it now."""
+        ...
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -46,8 +50,12 @@ class Schedule:
     """Whether this node is one of those evaluated."""
     averaged: bool
     """Whether the average of all models is looked at as well."""
+    by_time: bool = False
+    """Whether the engine looks at all nodes together, by the clock, and none is evaluated after its rounds."""
 
     def due(self, round: int, last: bool) -> bool:
+        if self.by_time:
+            return False
         return last or (self.every > 0 and (round + 1) % self.every == 0)
 
 
@@ -138,6 +146,8 @@ class Node:
         self.nodes = nodes
         """How many nodes learn. Their ids are 0 to nodes − 1; those that serve them come after."""
         self.seed = seed
+        self.shapes = shapes or (params.shape,)
+        """The tensors that lie behind each other in the flat vector."""
         self.services = services or {}
         """The nodes that serve: by what needs them, "algorithm" or "topology"."""
         self.sharing = sharing
@@ -158,7 +168,7 @@ class Node:
         self._rewired: tuple[Topology, WeightScheme | None] | None = None
         self._finder: Finder = finder or OnGraph(mixing)
         self._mixings = mixings
-        self._schedule = schedule
+        self.schedule = schedule
         self._observer = observer
         self._run = run
         self._loss: float | None = None
@@ -167,7 +177,7 @@ class Node:
         self._params = _frozen(params)
         if isinstance(sharing, Joins):
             data = getattr(trainer, "data", None)
-            sharing.join(Member(id, nodes, seed, shapes or (params.shape,), data))
+            sharing.join(Member(id, nodes, seed, self.shapes, data))
         sharing.start(self._params)
 
     @property
@@ -247,6 +257,10 @@ class Node:
                 self.bytes_sent += message.wire_size
                 self.messages_sent += 1
 
+    def message(self, kind: str, payload: Payload, round: int = 0) -> Message:
+        """A message of this node's, ready to be handed to the runtime."""
+        return Message(self.id, kind, round, payload.frozen(), self._run)
+
     async def transmit(self, to: NodeId, outgoing: Outgoing, *, round: int, kind: str = MODEL) -> bool:
         """Say `outgoing` to one peer, and wait until the last of it has left this node; whether it did.
 
@@ -256,7 +270,7 @@ class Node:
         if to in self.runtime.gone():
             return False
         said = outgoing if isinstance(outgoing, Payload) else outgoing(to)
-        message = Message(self.id, kind, round, said.frozen(), self._run)
+        message = self.message(kind, said, round)
         if not await self.runtime.transmit(to, message):
             return False
         self.bytes_sent += message.wire_size
@@ -334,6 +348,25 @@ class Node:
             return received.peers.weights_of(received)
         return dict.fromkeys(received, 1.0 / (1 + len(received)))
 
+    @property
+    def next_round(self) -> int:
+        """How many rounds this node has done, or passed over: the number of the one that it is in, or comes to."""
+        return self._next_round
+
+    def begin_at(self, round: int, params: Params) -> None:
+        """Take up the work of others, who are about to begin `round`, before one's own first round."""
+        self._next_round = round
+        self.params = params
+
+    def full_model(self, payload: Payload) -> Params:
+        """The model that `payload` holds whole. Raises `MessageError` for anything else."""
+        params = payload.arrays.get("params")
+        if params is None or params.dtype != np.float32 or params.shape != self._params.shape:
+            raise MessageError(f"expected params, {self._params.size} float32 values")
+        if not np.isfinite(params).all():
+            raise MessageError("some values are not finite")
+        return np.array(params)
+
     async def rounds(self, count: int) -> AsyncIterator[int]:
         """0, 1, … count − 1, or from where `restore` left off.
 
@@ -344,7 +377,7 @@ class Node:
             yield round
             self._next_round = round + 1
             self._record(round)
-            if self._schedule.due(round, last=round == count - 1):
+            if self.schedule.due(round, last=round == count - 1):
                 await self._evaluate(round)
 
     @asynccontextmanager
@@ -356,7 +389,7 @@ class Node:
 
     async def evaluate(self, round: int) -> None:
         """Test the model now, if this node is one of those tested; `rounds` does so by itself, on schedule."""
-        if self._schedule.evaluated:
+        if self.schedule.evaluated and not self._observer.postpone(round, self.params):
             scores = await self.runtime.compute(Evaluate(self.trainer, self.params))
             self._observer.record(Evaluation(round, self.now(), scores))
 
@@ -410,7 +443,7 @@ class Node:
 
     async def _evaluate(self, round: int) -> None:
         await self.evaluate(round)
-        if self._schedule.averaged:
+        if self.schedule.averaged:
             self._observer.model(round, self.params)
 
     def _accepts(self, message: Message, check: Check | None = None) -> bool:

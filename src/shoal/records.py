@@ -41,15 +41,18 @@ class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True):
     messages_sent: int
 
 
-class Evaluation(msgspec.Struct, tag="evaluation", tag_field="kind", frozen=True):
+class Evaluation(msgspec.Struct, tag="evaluation", tag_field="kind", frozen=True, omit_defaults=True):
     """A node's model on the test data."""
 
     round: int
     time: float
     scores: dict[str, float]
+    tick: int | None = None
+    """The number of the moment, from 1, when all nodes are looked at every so many seconds; None when by rounds.
+    Then it is left out of the line: a null in it would be read as NaN."""
 
 
-class Average(msgspec.Struct, tag="average", tag_field="kind", frozen=True):
+class Average(msgspec.Struct, tag="average", tag_field="kind", frozen=True, omit_defaults=True):
     """The average of all nodes' models on the test data, and their root mean square distance to it."""
 
     round: int
@@ -57,6 +60,8 @@ class Average(msgspec.Struct, tag="average", tag_field="kind", frozen=True):
     nodes: int
     consensus_distance: float
     scores: dict[str, float]
+    tick: int | None = None
+    """As in `Evaluation`."""
 
 
 class Event(msgspec.Struct, tag="event", tag_field="kind", frozen=True):
@@ -81,6 +86,8 @@ class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
     total_cpu_s: float | None = None
     uss_mib: float | None = None
     pss_mib: float | None = None
+    padded_s: float | None = None
+    """How long training was drawn out to be as slow as the node's device."""
 
 
 Record: TypeAlias = Round | Evaluation | Average | Event | End

@@ -93,6 +93,10 @@ class Runtime(Protocol):
         """The nodes known to have died."""
         ...
 
+    def regain(self, node: NodeId, round: int) -> None:
+        """`node` has come back: from `round` on it is waited for again."""
+        ...
+
 
 class Waiter:
     """A receive under way."""
@@ -155,6 +159,8 @@ class Mailbox:
         self._waiters: list[Waiter] = []
         self._given_up: dict[tuple[str, NodeId], int] = {}
         """The latest round in which a receive of this kind went on without this sender."""
+        self._back: dict[NodeId, int] = {}
+        """Those that died and came back: from which round on they are waited for."""
         self._asked: dict[str, int] = {}
         """The latest round that a message of this kind was asked for."""
 
@@ -186,6 +192,8 @@ class Mailbox:
             self._unclaimed = [m for m in self._unclaimed if waiter.done or not waiter.offer(m)]
         if self.gone:
             self._give_up(waiter, self.gone)
+        if self._back and wanted.round is not None:
+            self._give_up(waiter, [node for node, round in self._back.items() if wanted.round < round])
         if not waiter.done:
             self._waiters.append(waiter)
         return waiter
@@ -206,11 +214,17 @@ class Mailbox:
     def lose(self, node: NodeId) -> None:
         """`node` has died: nobody waits for it any longer."""
         self.gone.add(node)
+        self._back.pop(node, None)
         for waiter in list(self._waiters):
             self._give_up(waiter, (node,))
             if waiter.done:
                 self._waiters.remove(waiter)
                 waiter.wake()
+
+    def regain(self, node: NodeId, round: int) -> None:
+        """`node` is back: it is waited for again from `round` on."""
+        self.gone.discard(node)
+        self._back[node] = round
 
     @property
     def waiting(self) -> list[Waiter]:

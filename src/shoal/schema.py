@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import keyword
 import math
 import types
 import typing
@@ -86,7 +87,9 @@ class Parameter:
 
 
 def parameters(cls: type) -> dict[str, Parameter]:
-    """The parameters that `cls(...)` takes, with their annotations resolved.
+    """The parameters that `cls(...)` takes, as they are spelt, with their annotations resolved.
+
+    One with a word of Python for a name ends in an underscore there, and is spelt without: `from_`.
 
     Raises ValueError when an annotation cannot be resolved: it names something that is imported for type checks only.
     """
@@ -104,7 +107,8 @@ def parameters(cls: type) -> dict[str, Parameter]:
         if name in fields and (make := fields[name].default_factory) is not dataclasses.MISSING:
             default = make()
         hint = hints.get(name, Any)
-        found[name] = Parameter(name, hint.type if isinstance(hint, dataclasses.InitVar) else hint, default)
+        spelt = name[:-1] if keyword.iskeyword(name.removesuffix("_")) else name
+        found[spelt] = Parameter(spelt, hint.type if isinstance(hint, dataclasses.InitVar) else hint, default)
     return found
 
 
@@ -114,7 +118,7 @@ def build(cls: type, table: object, place: str, problems: list[str]) -> Any:
     if values is INVALID:
         return INVALID
     try:
-        return cls(**values)
+        return cls(**{f"{key}_" if keyword.iskeyword(key) else key: value for key, value in values.items()})
     except Exception as error:  # a plug-in's constructor raises what it likes
         expected = isinstance(error, ValueError | TypeError | ShoalError)
         problems.append(f"{place}: {error}" if expected else f"{place}: {type(error).__name__}: {error}")

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from shoal.analysis.spread import fairness, statistics
+from shoal.analysis.timing import Evaluations, achievement, goal
 from shoal.progress import Outcome
 from shoal.records import Average, End, Evaluation, Event, Record, Round, RunFolder
 
@@ -32,7 +34,10 @@ def summarize(
     sent: dict[int, tuple[int, int]] = {}
     ends: dict[int, End] = {}
     events: dict[str, int] = {}
+    metric, target = goal(folder)
+    evaluations = Evaluations(metric)
     for node, record in _records(folder, size or nodes):
+        evaluations.add(node, record)
         if isinstance(record, Evaluation):
             latest[node] = record
         elif isinstance(record, Round):
@@ -45,9 +50,10 @@ def summarize(
             events[record.what] = events.get(record.what, 0) + 1
     latest = {node: e for node, e in latest.items() if node not in outcome.lost} or latest  # models that there are
     last_round = max((e.round for e in latest.values()), default=-1)
-    final = [e for _, e in sorted(latest.items()) if e.round == last_round]
-    # Averages are evaluated beside each other: the last to be written need not be the last round's.
-    averages = sorted((r for r in folder.read_averages() if isinstance(r, Average)), key=lambda r: r.round)
+    # Looked at by time, nodes are in different rounds at the end, and an offline one was last seen at an earlier tick.
+    final = [e for _, e in sorted(latest.items()) if e.round == last_round or e.tick is not None]
+    # Averages are evaluated beside each other: the last to be written need not be the last moment's.
+    averages = sorted((r for r in folder.read_averages() if isinstance(r, Average)), key=_moment)
     paced = pace or range(nodes)
     survivors = [n for n in paced if n in ends] or [n for n in rounds if n in paced]
     total_bytes = sum(b for b, _ in sent.values())
@@ -61,6 +67,7 @@ def summarize(
         "loss": statistics(e.scores["loss"] for e in final if "loss" in e.scores),
         "metrics": {name: statistics(e.scores[name] for e in final if name in e.scores) for name in _names(final)},
         "fairness": {name: fairness(e.scores[name] for e in final if name in e.scores) for name in _names(final)},
+        **achievement(evaluations.curve(), metric, target),
         "averaged_model": {**averages[-1].scores, "round": averages[-1].round} if averages else None,
         "consensus_distance": averages[-1].consensus_distance if averages else None,
         "bytes_sent": {"total": total_bytes, "per_node_mean": total_bytes / nodes},
@@ -74,6 +81,7 @@ def summarize(
             "startup_s": outcome.startup_s,
             "train_cpu_s": _total(e.train_cpu_s for e in ends.values()),
             "total_cpu_s": _total(e.total_cpu_s for e in ends.values()),
+            "padded_s": _total(e.padded_s for e in ends.values()),
         },
         "memory": {
             "uss_mean_mib": _mean(e.uss_mib for e in ends.values()),
@@ -93,38 +101,12 @@ def summarize(
     return folder.read_summary()
 
 
+def _moment(average: Average) -> int:
+    return average.round if average.tick is None else average.tick
+
+
 def _names(evaluations: list[Evaluation]) -> list[str]:
     return sorted({name for evaluation in evaluations for name in evaluation.scores})
-
-
-def statistics(values: Iterable[float]) -> dict[str, float] | None:
-    """Mean, standard deviation (of the population) and extremes; None of nothing, NaN where a value is not finite."""
-    found = list(values)
-    if not found:
-        return None
-    if not all(math.isfinite(v) for v in found):
-        return dict.fromkeys(("mean", "std", "min", "max"), math.nan)
-    mean = math.fsum(found) / len(found)
-    variance = math.fsum((v - mean) ** 2 for v in found) / len(found)
-    return {"mean": mean, "std": math.sqrt(variance), "min": min(found), "max": max(found)}
-
-
-def fairness(values: Iterable[float]) -> dict[str, float] | None:
-    """The means of the lowest and of the highest tenth: how those fare that fare worst, whichever end that is.
-
-    None of nothing, NaN where a value is not finite.
-    """
-    found = list(values)
-    if not found:
-        return None
-    if not all(map(math.isfinite, found)):
-        return dict.fromkeys(("lowest_10_percent", "highest_10_percent"), math.nan)
-    found.sort()
-    tenth = max(1, round(len(found) / 10))
-    return {
-        "lowest_10_percent": math.fsum(found[:tenth]) / tenth,
-        "highest_10_percent": math.fsum(found[-tenth:]) / tenth,
-    }
 
 
 def write_metrics(folder: RunFolder, nodes: int) -> None:

@@ -1,12 +1,17 @@
-"""What links cost: how long a message takes from node to node in the simulation."""
+"""What links cost: how long messages take from node to node, which get lost, and when nodes come and go."""
 
 from __future__ import annotations
 
-from shoal.network.links import Delays, Network
+from shoal.network.links import Delays
+from shoal.network.wiring import Network, Presence, Route, Wired, Wiring
 
 NETWORKS: dict[str, str] = {
     "ideal": "shoal.network.links:Ideal",
     "uniform": "shoal.network.links:Uniform",
+    "matrix": "shoal.network.matrix:Matrix",
+    "kollaps": "shoal.network.kollaps:Kollaps",
+    "divshare-stragglers": "shoal.network.setups:DivShareStragglers",
+    "ten-regions": "shoal.network.setups:TenRegions",
 }
 
-__all__ = ["NETWORKS", "Delays", "Network"]
+__all__ = ["NETWORKS", "Delays", "Network", "Presence", "Route", "Wired", "Wiring"]

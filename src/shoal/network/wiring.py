@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from shoal.topologies.graph import NodeId
 
@@ -18,7 +18,13 @@ MEGABIT = 125_000.0
 """Bytes in a megabit: bandwidths are written in Mbit/s, and kept in bytes per second."""
 
 
-@dataclass(frozen=True)
+def capacity(megabits: ArrayLike) -> NDArray[np.float64]:
+    """Bytes in a second, of bandwidths in Mbit/s; where they are 0, nothing limits them."""
+    given = np.asarray(megabits, np.float64)
+    return np.where(given > 0, given * MEGABIT, np.inf)
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """The way of a message from one node to another."""
 
@@ -41,7 +47,10 @@ class Wiring(Protocol):
         ...
 
     def route(self, sender: NodeId, receiver: NodeId) -> Route | None:
-        """None where there is no way. Asked often: the same two nodes get the same object."""
+        """None where there is no way. A node reaches itself at once, over no link.
+
+        Asked often: the same two nodes get the same object.
+        """
         ...
 
     def access(self, node: NodeId) -> tuple[int, ...]:
@@ -49,13 +58,28 @@ class Wiring(Protocol):
         ...
 
 
+HERE = Route()
+"""From a node to itself."""
+
+
 @dataclass(frozen=True)
 class Presence:
-    """A node that joins the network, or leaves it, by the network's own schedule."""
+    """A node that joins the network, or leaves it, by the network's own schedule.
+
+    All are there at first; one that joins later leaves at time 0.
+    """
 
     time: float
     node: NodeId
     online: bool
+
+
+@dataclass(frozen=True)
+class Stage:
+    """From a time on, the network is wired like this."""
+
+    time: float
+    wiring: Wiring
 
 
 @dataclass(frozen=True)
@@ -78,3 +102,16 @@ class Network(Protocol):
         Raises ValueError, which names the parameter or the file and the place in it, for what cannot be built.
         """
         ...
+
+
+class Direct:
+    """Every node next to every other: no link limits anything, and nothing takes time."""
+
+    capacities: NDArray[np.float64] = np.empty(0)
+    _route = Route()
+
+    def route(self, sender: NodeId, receiver: NodeId) -> Route:
+        return self._route
+
+    def access(self, node: NodeId) -> tuple[int, ...]:
+        return ()

@@ -3,7 +3,7 @@ tagged with their names."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -28,6 +28,10 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     """The supervisor's endpoint."""
     run: str
     folder: str
+    again: bool = False
+    """Whether they were alive before, and died."""
+    network: bool = False
+    """Whether the network's own process is started as well, before them."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -45,6 +49,7 @@ class EvaluateAverage(msgspec.Struct, frozen=True, tag=True):
     consensus_distance: float
     params: bytes
     folder: str
+    tick: int | None = None
 
 
 # Zygote to supervisor.
@@ -70,6 +75,12 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     code: int
 
 
+class NetworkExited(msgspec.Struct, frozen=True, tag=True):
+    """The network's process has ended."""
+
+    code: int
+
+
 class AverageDone(msgspec.Struct, frozen=True, tag=True):
     round: int
     code: int
@@ -80,6 +91,13 @@ class AverageDone(msgspec.Struct, frozen=True, tag=True):
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
     node: NodeId
+    run: str
+    endpoint: str
+
+
+class Networked(msgspec.Struct, frozen=True, tag=True):
+    """The network's process listens."""
+
     run: str
     endpoint: str
 
@@ -114,6 +132,7 @@ class Model(msgspec.Struct, frozen=True, tag=True):
     node: NodeId
     round: int
     time: float
+    tick: int | None = None
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -137,6 +156,14 @@ class Go(msgspec.Struct, frozen=True, tag=True):
     """All nodes listen: begin."""
 
     endpoints: list[str]
+    epoch: float = 0.0
+    """When the run began, on the machine's monotonic clock."""
+    network: str | None = None
+    """Where the network's process listens, if messages are shaped."""
+    gone: list[NodeId] = []
+    """The nodes that are dead."""
+    away: bool = False
+    """Whether the node is offline at first."""
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):
@@ -145,16 +172,42 @@ class Gone(msgspec.Struct, frozen=True, tag=True):
     node: NodeId
 
 
+class Back(msgspec.Struct, frozen=True, tag=True):
+    """This node, which had died, was started again, and listens there."""
+
+    node: NodeId
+    endpoint: str
+
+
+class Attend(msgspec.Struct, frozen=True, tag=True):
+    """To one node: go offline, or come online again."""
+
+    online: bool
+
+
+class Strike(msgspec.Struct, frozen=True, tag=True):
+    """To one node: a fault on schedule that is not a crash."""
+
+    kind: Literal["hang", "raise", "slow"]
+    detail: str
+    factor: float = 1.0
+
+
 class Finish(msgspec.Struct, frozen=True, tag=True):
     """All nodes are done, or the run is being stopped: write down the rest and leave."""
 
     stopped: bool = False
+    tick: int | None = None
+    """The number of the last moment at which all models are looked at, where that is done by the clock."""
+    time: float = 0.0
+    """When the run ended."""
 
 
 ToZygote: TypeAlias = Prepare | Fork | Kill | EvaluateAverage
-FromZygote: TypeAlias = Ready | Refused | Exited | AverageDone
-FromNode: TypeAlias = Hello | Began | Report | Alive | Model | Done | Failed
-ToNode: TypeAlias = Go | Gone | Finish
+FromZygote: TypeAlias = Ready | Refused | Exited | NetworkExited | AverageDone
+FromOne: TypeAlias = Began | Report | Alive | Model | Done | Failed
+FromNode: TypeAlias = Hello | Networked | FromOne
+ToNode: TypeAlias = Go | Gone | Back | Attend | Strike | Finish
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_zygote = msgspec.msgpack.Decoder(ToZygote).decode

@@ -8,6 +8,7 @@ import math
 import os
 import queue
 import signal
+import tempfile
 import threading
 import time
 import traceback
@@ -16,24 +17,30 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import zmq
 
 from shoal.commons import Commons
 from shoal.errors import LaunchError, NodeError
-from shoal.experiment import Fault
 from shoal.message import Message, Params
+from shoal.network.devices import Speed
+from shoal.network.faults import Fault
 from shoal.node import Node
 from shoal.operating_system import give_memory_back, memory
 from shoal.processes import control
+from shoal.processes.shaper import Shaper
 from shoal.processes.slots import Slots
 from shoal.processes.transport import Transport
 from shoal.progress import leading_score
 from shoal.records import End, Evaluation, Event, Lines, Record, Round, RunFolder
+from shoal.rejoining import rejoin, welcome
 from shoal.runtime import Filter, Mailbox, Waiter, Work
 from shoal.topologies.graph import NodeId
 
 R = TypeVar("R")
 REPORT_EVERY = 0.5
+LONGEST_PAD = 0.25
+"""Seconds: a node that goes offline while its training is drawn out notices after so long at the latest."""
 BEATS = 6
 """How often a node says that it lives in the time that a peer would wait for it."""
 CROWDED = 32
@@ -55,8 +62,22 @@ class ProcessRuntime:
         trainings_per_slot: float = 1.0,
         min_patience: float = 60.0,
         serves: bool = False,
+        shaper: Shaper | None = None,
+        speed: Speed | None = None,
+        epoch: float | None = None,
     ) -> None:
         self.id = id
+        self._shaper = shaper
+        self._speed = speed or Speed()
+        self.slowness = 1.0
+        """How many times slower than usual the node computes, by a fault."""
+        self.padded = 0.0
+        """Seconds by which computing was drawn out, to be as slow as the node's device."""
+        self.overrun = 0.0
+        """Seconds by which this machine was slower than the node's device."""
+        self.hung = False
+        self._online = asyncio.Event()
+        self._online.set()
         self._serves = serves
         self._longest_answer: float | None = None
         self._min_patience = min_patience
@@ -71,7 +92,7 @@ class ProcessRuntime:
         self._background: set[asyncio.Task[None]] = set()
         self._main = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
-        self._started = self._loop.time()
+        self._started = self._loop.time() if epoch is None else epoch
         self._longest_work = 0.0
         self._under_way = 0
 
@@ -80,23 +101,56 @@ class ProcessRuntime:
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way that ends by itself: computing, sleeping, waiting with a timeout."""
-        return self._under_way > 0
+        """Whether something is under way that ends by itself: computing, sleeping, waiting with a timeout, and being
+        offline, for the supervisor knows how long."""
+        return not self.hung and (self._under_way > 0 or not self._online.is_set())
+
+    def attend(self, online: bool) -> None:
+        """Come online, or do nothing from now on: whatever ends meanwhile has to wait."""
+        if online:
+            self._online.set()
+        else:
+            self._online.clear()
+
+    def hang(self) -> None:
+        """Fall silent for good."""
+        self.hung = True
+        self.silence()
+        self.attend(online=False)
+
+    def fail(self, error: BaseException) -> None:
+        """End the node's algorithm with an error."""
+        if self.failure is None:
+            self.failure = error
+            if self._main is not None:
+                self._main.cancel()
 
     async def sleep(self, seconds: float) -> None:
         with self._busy():
             await asyncio.sleep(seconds)
+        await self._online.wait()
 
     async def compute(self, work: Work[R]) -> R:
+        began = self.now()
         with self._busy():
             result: R = await self._trainer.call(lambda: self._compute(work))
+            if work.seconds:
+                await self._pad(work.seconds, self.now() - began)
+        await self._online.wait()
         return result
 
     async def send(self, to: NodeId, message: Message) -> bool:
+        if self._shaper is not None:
+            return await self._shaper.send(to, message)
         return await self._transport.send(to, message)
 
     async def transmit(self, to: NodeId, message: Message) -> bool:
-        return await self._transport.send(to, message)
+        if self._shaper is None:
+            return await self._transport.send(to, message)
+        with self._busy():
+            got_out = await self._shaper.transmit(to, message)
+        await self._online.wait()
+        return got_out
 
     def collect(self, kind: str) -> list[Message]:
         return self.mailbox.collect(kind)
@@ -123,6 +177,7 @@ class ProcessRuntime:
         finally:
             if not waiter.done:
                 self.mailbox.withdraw(waiter)
+        await self._online.wait()
         return waiter.messages
 
     def background(self, task: Coroutine[Any, Any, None]) -> None:
@@ -132,6 +187,10 @@ class ProcessRuntime:
 
     def gone(self) -> Collection[NodeId]:
         return self.mailbox.gone
+
+    def regain(self, node: NodeId, round: int) -> None:
+        self.mailbox.regain(node, round)
+        self._transport.regain(node)
 
     def patience(self) -> float:
         """Seconds to wait for a peer that is not known to be dead, before going on without it."""
@@ -175,6 +234,22 @@ class ProcessRuntime:
             elif now - since > self._min_patience + ROUNDS_OF_PATIENCE * (self._longest_answer or math.inf):
                 return
 
+    async def _pad(self, usual: float, took: float) -> None:
+        """Wait until the node's device would be done: one that takes so many seconds or, where nobody says how many,
+        so many times as long as this machine."""
+        if self._speed.step_seconds is None:
+            spare = took * (self._speed.slowdown * self.slowness - 1.0)
+        else:
+            spare = usual * self.slowness - took
+            self.overrun += max(0.0, -spare)
+        self.padded += max(0.0, spare)
+        while spare > 0:
+            await self._online.wait()
+            began = self.now()
+            await asyncio.sleep(min(spare, LONGEST_PAD))
+            if self._online.is_set():
+                spare -= self.now() - began
+
     @contextmanager
     def _busy(self) -> Iterator[None]:
         self._under_way += 1
@@ -196,10 +271,8 @@ class ProcessRuntime:
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
-        if not task.cancelled() and task.exception() is not None and self.failure is None:
-            self.failure = task.exception()
-            if self._main is not None:
-                self._main.cancel()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
 
 
 class TrainingThread:
@@ -253,6 +326,9 @@ class Supervised:
         self.go: asyncio.Future[control.Go] = self._loop.create_future()
         self.finish: asyncio.Future[control.Finish] = self._loop.create_future()
         self.on_gone: Any = None
+        self.on_back: Any = None
+        self.on_attend: Any = None
+        self.on_strike: Any = None
         self.on_stop: Any = None
         self._loop.add_reader(self._socket.FD, self._drain)
 
@@ -275,6 +351,12 @@ class Supervised:
                 self.go.set_result(said)
             elif isinstance(said, control.Gone):
                 self.on_gone(said.node)
+            elif isinstance(said, control.Back):
+                self.on_back(said.node, said.endpoint)
+            elif isinstance(said, control.Attend):
+                self.on_attend(said.online)
+            elif isinstance(said, control.Strike):
+                self.on_strike(said)
             elif said.stopped:
                 self.on_stop()
             elif not self.finish.done():
@@ -294,10 +376,9 @@ class Watcher:
         self._latest: tuple[int, int] = (0, 0)
         self._evaluation: Evaluation | None = None
         self.now: Any = None
-        self.silence: Any = None
-        """Ends what runs beside the algorithm."""
-        self.hung = False
-        """Whether a fault has left the node alive and silent."""
+        self.runtime: ProcessRuntime | None = None
+        self.later: Later | None = None
+        """Where models are kept that are tested when the run is over; None where they are tested at once."""
 
     def record(self, record: Record) -> None:
         self._lines.write(record)
@@ -319,23 +400,62 @@ class Watcher:
             score = leading_score(evaluation.scores)
             self._line.say(control.Report(self._id, rounds, sent, evaluation.round, score))
 
-    def model(self, round: int, params: Params) -> None:
-        self._line.say(control.Model(self._id, round, self.now()), params)
+    def model(self, round: int, params: Params, tick: int | None = None) -> None:
+        self._line.say(control.Model(self._id, round, self.now(), tick), params)
+
+    def postpone(self, round: int, params: Params) -> bool:
+        if self.later is None:
+            return False
+        self.later.keep(round, self.now(), params)
+        return True
 
     async def before_round(self, round: int) -> None:
         if not self._began:
             self._began = True
             self._line.say(control.Began(self._id))
-        if self._faults and self._faults[0].round <= round:
+        if self._faults and self._faults[0].due(round):
             fault = self._faults.pop(0)
             self.record(Event("fault", self.now(), f"{fault.kind} at round {round}"))
             if fault.kind == "crash":
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault.kind == "raise":
                 raise NodeError(f"fault on schedule: node {self._id} raises at round {round}")
-            self.hung = True
-            self.silence()
+            assert self.runtime is not None
+            self.runtime.hang()
             await asyncio.Event().wait()  # nobody sets it
+
+    def strike(self, said: control.Strike) -> None:
+        """A fault that the clock brings."""
+        assert self.runtime is not None
+        self.record(Event("fault", self.now(), said.detail))
+        if said.kind == "slow":
+            self.runtime.slowness = said.factor
+        elif said.kind == "hang":
+            self.runtime.hang()
+        else:
+            self.runtime.fail(NodeError(f"fault on schedule: {said.detail}"))
+
+
+class Later:
+    """Models that are tested when the run is over, so that testing takes no time from anybody's training.
+
+    They lie in a nameless file: gone with the process, whatever becomes of it.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder.path)  # noqa: SIM115 - lives as long as the process
+        self._kept: list[tuple[int, float, int | None]] = []
+
+    def keep(self, round: int, time: float, params: Params, tick: int | None = None) -> None:
+        self._file.write(params.data)
+        self._kept.append((round, time, tick))
+
+    def test(self, node: Node) -> Iterator[Evaluation]:
+        """Test all of them, in order."""
+        self._file.seek(0)
+        for round, moment, tick in self._kept:
+            params = np.frombuffer(self._file.read(node.params.nbytes), np.float32)
+            yield Evaluation(round, moment, node.trainer.evaluate(params), tick)
 
 
 def live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int:
@@ -394,21 +514,51 @@ async def _take_part(
         transport.lose(node)
 
     line.on_gone = lose
+    line.on_back = transport.move
     line.on_stop = lambda: os._exit(0)
     line.say(control.Hello(id, start.run, transport.endpoint))
     go = await line.go
+    shaper = Shaper(context, id, go.network, transport, mailbox.put) if go.network is not None else None
+    if shaper is not None:
+        transport.redeem = shaper.take
     transport.start(go.endpoints)
     serves = id >= experiment.nodes
-    runtime = ProcessRuntime(id, transport, mailbox, slots, experiment.nodes / slots.count, plan.patience, serves)
-    watcher = Watcher(id, lines, line, experiment.faults(id))
+    runtime = ProcessRuntime(
+        id,
+        transport,
+        mailbox,
+        slots,
+        experiment.nodes / slots.count,
+        plan.patience,
+        serves,
+        shaper,
+        commons.speeds[id],
+        go.epoch,
+    )
+    runtime.attend(not go.away)
+    watcher = Watcher(id, lines, line, [] if start.again else experiment.faults(id))
     watcher.now = rejected.now = runtime.now
-    watcher.silence = runtime.silence
+    watcher.runtime = runtime
+    line.on_attend, line.on_strike = runtime.attend, watcher.strike
+    if commons.conditions.timed:
+        watcher.later = Later(folder)
     node = commons.node(id, runtime, watcher, start.run, plan.receive_timeout)
     line.on_stop = lambda: _leave(node, folder, experiment.checkpoint.final)
     pulse = asyncio.create_task(_beat(id, runtime, line, plan.patience / BEATS))
+    ticks = asyncio.create_task(_tick(node, runtime, watcher, experiment.evaluation.seconds))
+    if commons.conditions.restarts:
+        runtime.background(welcome(node))
+    if start.again:
+        for other in set(range(experiment.size)) - {id}:
+            mailbox.lose(other)  # until they have answered
+        life = _relive(commons, node)
+    else:
+        for dead in go.gone:
+            lose(dead)
+        life = commons.live(node)
     cpu = time.process_time()
     try:
-        await _until_nobody_is_served(commons.live(node), line, watcher, serves)
+        await _until_the_end(life, line, runtime, serves, experiment.duration)
     except asyncio.CancelledError:
         if runtime.failure is None:
             raise
@@ -421,13 +571,20 @@ async def _take_part(
     cpu = time.process_time() - cpu
     ended = runtime.now()
     watcher.report()
+    if runtime.overrun > 0:
+        node.event("slower than its device", f"by {runtime.overrun:.3f} s: this machine could not keep up with it")
     if experiment.checkpoint.final:
         folder.save_model(id, node.params)
     give_memory_back()
     if id < experiment.nodes or not line.finish.done():
         line.say(control.Done(id))
     used = memory()  # while all others are still alive
-    await line.finish
+    finish = await line.finish
+    ticks.cancel()
+    if finish.tick is not None and not serves:
+        _look(node, watcher, finish.tick, finish.time)
+    if watcher.later is not None:
+        await _test_models(node, watcher, watcher.later, slots, line)
     end = End(
         ended,
         digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
@@ -440,6 +597,7 @@ async def _take_part(
         total_cpu_s=cpu,
         uss_mib=None if used is None else used.uss,
         pss_mib=None if used is None else used.pss,
+        padded_s=runtime.padded or None,
     )
     lines.write(end)
     transport.close()
@@ -451,18 +609,60 @@ def _first_peers(commons: Commons, id: NodeId) -> int:
     return len(commons.mixing.peers(id, 0).to) if id < nodes else nodes
 
 
-async def _until_nobody_is_served(
-    life: Coroutine[Any, Any, None], line: Supervised, watcher: Watcher, serves: bool
+async def _relive(commons: Commons, node: Node) -> None:
+    if await rejoin(node):
+        await commons.live(node)
+
+
+async def _tick(node: Node, runtime: ProcessRuntime, watcher: Watcher, seconds: float | None) -> None:
+    """Keep the model as it is every so many seconds of the run."""
+    tick = 0 if seconds is None else int(runtime.now() / seconds)
+    while seconds is not None:
+        tick += 1
+        await asyncio.sleep(max(0.0, tick * seconds - runtime.now()))
+        _look(node, watcher, tick, tick * seconds)
+
+
+def _look(node: Node, watcher: Watcher, tick: int, time: float) -> None:
+    round = max(0, node.next_round - 1)
+    if watcher.later is not None and node.schedule.evaluated:
+        watcher.later.keep(round, time, node.params, tick)
+    if node.schedule.averaged:
+        watcher.model(round, node.params, tick)
+
+
+async def _test_models(node: Node, watcher: Watcher, later: Later, slots: Slots, line: Supervised) -> None:
+    """Test the models that were kept, and let the supervisor know that this goes on."""
+    thread = TrainingThread()
+    evaluations = later.test(node)
+
+    def test() -> Evaluation | None:
+        with slots.taken(node.id):
+            return next(evaluations, None)
+
+    while (evaluation := await thread.call(test)) is not None:
+        watcher.record(evaluation)
+        line.say(control.Alive(node.id, busy=True))
+    thread.end()
+
+
+async def _until_the_end(
+    life: Coroutine[Any, Any, None], line: Supervised, runtime: ProcessRuntime, serves: bool, duration: float | None
 ) -> None:
-    """Live to the end; a node that serves ends, at the latest, when the last of the others has. One that hangs does
-    not even then."""
-    if not serves:
+    """Live to the end, which is, for a node that serves, when the last of the others has ended, and for all others when
+    the time is up. One that hangs does not end even then."""
+    if not serves and duration is None:
         await life
         return
     living = asyncio.ensure_future(life)
-    ends: list[asyncio.Future[Any]] = [living, line.finish]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if watcher.hung:
+    ends: list[asyncio.Future[Any]] = [living, line.finish] if serves else [living]
+    left = None if serves or duration is None else max(0.0, duration - runtime.now())
+    try:
+        await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        living.cancel()
+        raise
+    if runtime.hung:
         await living
     if not living.done():
         living.cancel()

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import Pipe
 from types import FrameType
 
@@ -24,10 +24,14 @@ import zmq
 
 from shoal import errors
 from shoal.averages import Averages
+from shoal.conditions import conditions, speeds_of
 from shoal.errors import ExperimentError, LaunchError, RunError
 from shoal.experiment import Experiment
 from shoal.mapping import HERE, spelt_ids
 from shoal.message import MAX_HEADER_BYTES, RUN_LENGTH
+from shoal.network.carrier import Occurrence
+from shoal.network.faults import Happening
+from shoal.network.wiring import Presence
 from shoal.operating_system import MIB, raise_file_limit
 from shoal.processes import control
 from shoal.processes.capacity import capacity
@@ -97,6 +101,20 @@ class Supervisor:
         self._awaited = set(range(experiment.nodes))
         """Nodes whose models are still to come."""
         self._average_times: dict[int, float] = {}
+        self._conditions = conditions(experiment, speeds_of(experiment))
+        self._by_time = experiment.evaluation.seconds is not None
+        self._ticks = 0
+        """The last moment at which all models were looked at."""
+        self._network: bytes | None = None
+        """The network's process, on the control socket."""
+        self._network_endpoint: str | None = None
+        self._epoch = 0.0
+        self._agenda: Iterator[Occurrence] = iter(())
+        self._next: Occurrence | None = None
+        self._away = [0] * experiment.size
+        """For how many reasons each node is offline."""
+        self._expected: set[NodeId] = set()
+        """Those that are being started again."""
         self._averages_waited_for = 0
         self._score = MeanScore()
 
@@ -153,16 +171,24 @@ class Supervisor:
             if self._signal is not None:
                 self._stop()
                 return "interrupted"
+            self._follow_agenda()
             self._give_up_on_the_hung()
             if finishing is None and self._phase == "running" and self._all_done():
                 finishing = time.monotonic()
                 self._ended_at = finishing
                 self._phase = "finishing"
-                self._tell_all(control.Finish())
+                self._tell_all(
+                    control.Finish(tick=self._ticks + 1 if self._by_time else None, time=finishing - self._epoch)
+                )
+                self._average_if_complete()
             if finishing is not None:
-                self._give_up_on_those_that_stay(time.monotonic() - finishing)
-            if finishing is not None and len(self._exited) == self._experiment.size and not self._averages_waited_for:
-                break
+                self._give_up_on_those_that_stay(finishing)
+            if finishing is not None and len(self._exited) == self._experiment.size:
+                if self._by_time:
+                    self._awaited.clear()
+                    self._average_if_complete()
+                if not self._averages_waited_for:
+                    break
         if self._learners <= self._lost.keys():
             return "failed"
         return "incomplete" if self._lost else "completed"
@@ -174,15 +200,20 @@ class Supervisor:
         """
         working = set(range(self._experiment.size)) - self._done - self._exited
         learning = working & self._learners
-        if self._phase == "running" and learning:
+        if self._phase == "running" and learning and not self._expected:
+            if self._next is None and all(self._away[node] for node in learning):
+                self._end_after(0.0, PULSES_MISSED, learning, "offline, and nobody comes back")
             silent = time.monotonic() - max(self._busy[node] for node in working)
             self._end_after(self._patience, silent, learning, "waited for {:g} s for nothing that could come")
 
-    def _give_up_on_those_that_stay(self, seconds: float) -> None:
-        """End the nodes that are still there so long after they were told to finish."""
+    def _give_up_on_those_that_stay(self, finishing: float) -> None:
+        """End the nodes that are still there so long after they were told to finish, or last seen to be at it."""
         staying = set(range(self._experiment.size)) - self._exited
+        seconds = time.monotonic() - finishing
         self._end_after(self._patience, seconds, staying - self._done, "was told to finish, and did not in {:g} s")
-        self._end_after(max(FINISH_SECONDS, self._patience), seconds, staying & self._done, "did not finish in {:g} s")
+        silent = time.monotonic() - max((self._busy[node] for node in staying & self._done), default=finishing)
+        patience = max(FINISH_SECONDS, self._patience)
+        self._end_after(patience, min(seconds, silent), staying & self._done, "did not finish in {:g} s")
 
     def _end_after(self, patience: float, seconds: float, nodes: set[NodeId], why: str) -> None:
         assert self._zygote is not None
@@ -204,7 +235,7 @@ class Supervisor:
     def _poll(self) -> None:
         """Take in what has come, or wait a little for something to come."""
         assert self._zygote is not None
-        ready = dict(self._poller.poll(int(SHOW_EVERY * 1000)))
+        ready = dict(self._poller.poll(int(self._leisure() * 1000)))
         if self._zygote.pipe.fileno() in ready:
             while self._zygote.pipe.poll():
                 self._hear_zygote(self._zygote.hear())
@@ -224,6 +255,9 @@ class Supervisor:
             _raise_refused(said, self._experiment.name)
         elif isinstance(said, control.Exited):
             self._node_exited(said.node, said.code)
+        elif isinstance(said, control.NetworkExited):
+            if self._phase != "finishing":
+                raise RunError(f"the process that models the network died; its last words are in {self._folder.log}")
         else:
             self._averages_waited_for -= 1
             if said.code:
@@ -252,7 +286,10 @@ class Supervisor:
         assert self._zygote is not None
         self._phase = "forking"
         endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
-        self._zygote.say(control.Fork(self._here, endpoint, self._run, str(self._folder.path.resolve())))
+        self._start_nodes = control.Fork(
+            self._here, endpoint, self._run, str(self._folder.path.resolve()), network=self._conditions.carried
+        )
+        self._zygote.say(self._start_nodes)
 
     def _nodes_here(self) -> list[NodeId]:
         """The nodes that the mapping puts on this machine: so far, all of them."""
@@ -274,7 +311,11 @@ class Supervisor:
                 return
             except (ValueError, msgspec.DecodeError):
                 continue  # a stranger on the port
-            if isinstance(said, control.Hello):
+            if isinstance(said, control.Networked):
+                if said.run == self._run:
+                    self._network, self._network_endpoint = identity, said.endpoint
+                    self._go_if_all_listen()
+            elif isinstance(said, control.Hello):
                 if said.run == self._run and said.node in self._rounds and said.node not in self._identities:
                     self._welcome(identity, said)
             elif self._identities.get(said.node) == identity or self._fails_before_hello(said):
@@ -283,15 +324,95 @@ class Supervisor:
     def _welcome(self, identity: bytes, hello: control.Hello) -> None:
         self._identities[hello.node] = identity
         self._endpoints[hello.node] = hello.endpoint
-        if len(self._identities) == self._experiment.size:
-            self._phase = "running"
-            self._busy = dict.fromkeys(self._busy, time.monotonic())
-            self._tell_all(control.Go([self._endpoints[n] for n in range(self._experiment.size)]))
+        if hello.node in self._expected:
+            self._welcome_back(hello)
+        else:
+            self._go_if_all_listen()
 
-    def _fails_before_hello(self, said: control.FromNode) -> bool:
+    def _go_if_all_listen(self) -> None:
+        if len(self._identities) < self._experiment.size or (self._conditions.carried and self._network is None):
+            return
+        self._phase = "running"
+        self._epoch = time.monotonic()
+        self._busy = dict.fromkeys(self._busy, self._epoch)
+        self._agenda = self._conditions.agenda()
+        self._next = next(self._agenda, None)
+        self._tell_network(self._go())
+        self._tell_all(self._go())
+        self._follow_agenda()
+
+    def _go(self) -> control.Go:
+        endpoints = [self._endpoints[n] for n in range(self._experiment.size)]
+        return control.Go(endpoints, self._epoch, self._network_endpoint, sorted(self._lost))
+
+    def _welcome_back(self, hello: control.Hello) -> None:
+        """A node that died was started again: let the others know where it is, and it how things stand."""
+        node = hello.node
+        self._expected.discard(node)
+        back = control.Back(node, hello.endpoint)
+        self._tell_network(back)
+        self._tell(self._identities.keys() - self._exited - {node}, back)
+        self._tell([node], msgspec.structs.replace(self._go(), away=bool(self._away[node])))
+        self._listener.notice(f"node {node} was started again")
+
+    # What happens by the clock
+
+    def _leisure(self) -> float:
+        """How long there is nothing to do, for all that is known."""
+        if self._next is None or self._phase != "running":
+            return SHOW_EVERY
+        return min(SHOW_EVERY, max(0.0, self._next.time - (time.monotonic() - self._epoch)))
+
+    def _follow_agenda(self) -> None:
+        while self._phase == "running" and self._next is not None:
+            if self._next.time > time.monotonic() - self._epoch:
+                return
+            occurrence, self._next = self._next, next(self._agenda, None)
+            if isinstance(occurrence, Presence):
+                self._away[occurrence.node] += -1 if occurrence.online else 1
+                if occurrence.node in self._identities:
+                    self._tell({occurrence.node} - self._exited, control.Attend(not self._away[occurrence.node]))
+            elif isinstance(occurrence, Happening):
+                self._strike(occurrence)
+
+    def _strike(self, happening: Happening) -> None:
+        """Do to nodes what is the supervisor's to do; what stands between nodes is the network's."""
+        assert self._zygote is not None
+        kind, there = happening.kind, [node for node in happening.nodes if node not in self._exited | self._done]
+        if kind == "crash":
+            for node in there:
+                self._reasons.setdefault(node, "crashed on schedule")
+            self._zygote.say(control.Kill(there))
+        elif kind == "restart":
+            self._restart([node for node in happening.nodes if node in self._lost])
+        elif kind == "hang" or kind == "raise":
+            self._tell(there, control.Strike(kind, str(happening)))
+        elif kind == "slow":
+            factor = happening.value if happening.what != "network" else 1.0
+            self._tell(there, control.Strike(kind, str(happening), factor))
+        else:
+            self._listener.notice(f"at {happening.time:g} s: {happening}")
+
+    def _restart(self, nodes: list[NodeId]) -> None:
+        assert self._zygote is not None
+        for node in nodes:
+            del self._lost[node]
+            self._exited.discard(node)
+            self._reasons.pop(node, None)
+            self._awaited.add(node)
+            self._busy[node] = time.monotonic()
+        self._expected.update(nodes)
+        if nodes:
+            self._zygote.say(msgspec.structs.replace(self._start_nodes, nodes=nodes, again=True, network=False))
+
+    def _tell_network(self, said: control.ToNode) -> None:
+        if self._network is not None:
+            self._socket.send_multipart([self._network, control.encode(said)])
+
+    def _fails_before_hello(self, said: control.FromOne) -> bool:
         return isinstance(said, control.Failed) and said.run == self._run and said.node in self._rounds
 
-    def _hear_node(self, said: control.FromNode, rest: list[bytes]) -> None:
+    def _hear_node(self, said: control.FromOne, rest: list[bytes]) -> None:
         if not isinstance(said, control.Alive) or said.busy:
             self._busy[said.node] = time.monotonic()
         if isinstance(said, control.Report):
@@ -309,12 +430,15 @@ class Supervisor:
                 self._startup = time.time() - self._commanded
                 self._began_at = time.monotonic()
         elif isinstance(said, control.Model):
-            self._average_times[said.round] = max(said.time, self._average_times.get(said.round, 0.0))
-            self._averages.add(said.node, said.round, np.frombuffer(rest[0], np.float32))
+            moment = said.round if said.tick is None else said.tick
+            self._ticks = max(self._ticks, said.tick or 0)
+            self._average_times[moment] = max(said.time, self._average_times.get(moment, 0.0))
+            self._averages.add(said.node, moment, np.frombuffer(rest[0], np.float32))
             self._average_if_complete()
         elif isinstance(said, control.Done):
             self._done.add(said.node)
-            self._awaited.discard(said.node)
+            if not self._by_time:
+                self._awaited.discard(said.node)
             self._average_if_complete()
         elif isinstance(said, control.Failed):
             self._reasons[said.node] = said.text
@@ -323,6 +447,7 @@ class Supervisor:
 
     def _node_exited(self, node: NodeId, code: int) -> None:
         self._exited.add(node)
+        self._identities.pop(node, None)
         ended_well = code == 0 and node not in self._reasons
         if self._phase == "finishing" and (ended_well or self._signal is not None):
             return
@@ -334,12 +459,15 @@ class Supervisor:
             raise LaunchError(f"node {node} could not start: {why.strip()}")
         self._lost[node] = why.strip().splitlines()[-1]
         self._listener.notice(f"{self._experiment.farewell(node, 'was lost')}. {why.strip()}")
+        self._tell_network(control.Gone(node))
         self._tell_all(control.Gone(node))
         self._awaited.discard(node)
         self._average_if_complete()
 
     def _average_if_complete(self) -> None:
         assert self._zygote is not None
+        if self._conditions.timed and self._phase == "running":
+            return  # it would take time from the nodes
         for averaged in self._averages.complete(self._awaited):
             self._averages_waited_for += 1
             self._zygote.say(
@@ -350,6 +478,7 @@ class Supervisor:
                     averaged.consensus_distance,
                     averaged.mean.tobytes(),
                     str(self._folder.path.resolve()),
+                    averaged.round if self._by_time else None,
                 )
             )
 

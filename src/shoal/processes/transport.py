@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -20,6 +21,7 @@ from shoal.topologies.graph import NodeId
 # ZeroMQ's flags as plain numbers: pyzmq's own are enumerations, whose arithmetic shows in a profile.
 NOBLOCK = int(zmq.NOBLOCK)
 NOBLOCK_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+TICKET = struct.Struct("<Q")
 LINGER_MS = 30_000
 """How long a closed connection still tries to deliver what was handed to it."""
 
@@ -47,10 +49,12 @@ class Transport:
         self._send_timeout = send_timeout
         self._deliver = deliver
         self._reject = reject
-        self._endpoints: Sequence[str] = ()
+        self._endpoints: list[str] = []
         self._open: OrderedDict[NodeId, zmq.Socket[bytes]] = OrderedDict()
         self._stalled: set[NodeId] = set()
         self._gone: set[NodeId] = set()
+        self.redeem: Callable[[Message, int], None] | None = None
+        """Takes messages in place of `deliver`, with their tickets, where all messages have one."""
         self.unsent = 0
         """Messages given up because their peer took nothing for `send_timeout` seconds."""
         self._inbox = context.socket(zmq.PULL)
@@ -72,15 +76,17 @@ class Transport:
 
     def start(self, endpoints: Sequence[str]) -> None:
         """Begin to take messages in; `endpoints` is where each node listens."""
-        self._endpoints = endpoints
+        self._endpoints = list(endpoints)
         asyncio.get_running_loop().add_reader(self._inbox.FD, self._drain)
         self._drain()
 
-    async def send(self, to: NodeId, message: Message) -> bool:
-        """Whether ZeroMQ has taken the message, in the end."""
+    async def send(self, to: NodeId, message: Message, ticket: int | None = None) -> bool:
+        """Whether ZeroMQ has taken the message, in the end. A ticket travels in front of it."""
         if to in self._gone:
             return False
         frames = _frames(message)
+        if ticket is not None:
+            frames = [zmq.Frame(TICKET.pack(ticket), copy=True), *frames]
         if self._try(to, frames):
             self._stalled.discard(to)
             return True
@@ -102,6 +108,16 @@ class Transport:
         socket = self._open.pop(node, None)
         if socket is not None:
             socket.close(linger=0)
+
+    def regain(self, node: NodeId) -> None:
+        """`node` is spoken to again."""
+        self._gone.discard(node)
+        self._stalled.discard(node)
+
+    def move(self, node: NodeId, endpoint: str) -> None:
+        """`node` listens elsewhere from now on."""
+        self.lose(node)
+        self._endpoints[node] = endpoint
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._inbox.FD)
@@ -146,13 +162,25 @@ class Transport:
             while frames[-1].more:
                 frames.append(receive(NOBLOCK, copy=False))  # the parts of a message come all at once
             try:
-                message = decode([frames[0].bytes, *(frame.buffer for frame in frames[1:])], run)
+                ticket = _ticket(frames.pop(0)) if self.redeem is not None else 0
+                message = decode([frame.bytes if i == 0 else frame.buffer for i, frame in enumerate(frames)], run)
                 if message.sender >= len(self._endpoints):
                     raise MessageError(f"there is no node {message.sender}")
             except MessageError as error:
                 self._reject(str(error))
+                continue
+            if self.redeem is not None:
+                self.redeem(message, ticket)
             else:
                 self._deliver(message)
+
+
+def _ticket(frame: zmq.Frame) -> int:
+    try:
+        number: int = TICKET.unpack(frame.bytes)[0]
+    except struct.error:
+        raise MessageError("the message has no ticket") from None
+    return number
 
 
 def _frames(message: Message) -> list[zmq.Frame]:

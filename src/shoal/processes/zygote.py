@@ -24,6 +24,7 @@ from shoal.errors import ExperimentError, ShoalError
 from shoal.experiment import Experiment
 from shoal.operating_system import die_with_parent, raise_file_limit
 from shoal.processes import control
+from shoal.processes.network_process import NetworkProcess
 from shoal.processes.node_process import live
 from shoal.processes.slots import Slots
 from shoal.records import Average, Lines, RunFolder
@@ -42,6 +43,8 @@ class Zygote:
         """Process to node."""
         self._averages: dict[int, int] = {}
         """Process to round."""
+        self._network: int | None = None
+        """The network's process."""
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -58,7 +61,7 @@ class Zygote:
                 if self._pipe in ready:
                     self._obey(control.decode_to_zygote(self._pipe.recv_bytes()))
         except (EOFError, ConnectionError):
-            self._kill(list(self._nodes) + list(self._averages))
+            self._kill([*self._nodes, *self._averages, *([] if self._network is None else [self._network])])
 
     def _obey(self, said: control.ToZygote) -> None:
         if isinstance(said, control.Prepare):
@@ -90,6 +93,8 @@ class Zygote:
             self._say(control.Ready(self._commons.initial.size, [str(warning.message) for warning in caught]))
 
     def _fork_all(self, said: control.Fork) -> None:
+        if said.network:
+            self._fork_network(said)
         for node in said.nodes:
             try:
                 self._fork(node, said)
@@ -106,6 +111,15 @@ class Zygote:
             self._nodes[pid] = node
         else:
             self._become(lambda: live(commons, node, self._slots, said))
+
+    def _fork_network(self, said: control.Fork) -> None:
+        assert self._commons is not None
+        commons = self._commons
+        pid = os.fork()
+        if pid:
+            self._network = pid
+        else:
+            self._become(lambda: NetworkProcess(commons, said).serve())
 
     def _evaluate(self, said: control.EvaluateAverage) -> None:
         assert self._commons is not None
@@ -135,13 +149,16 @@ class Zygote:
             os._exit(code)
 
     def _reap(self) -> None:
-        while self._nodes or self._averages:
+        while self._nodes or self._averages or self._network is not None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
             if pid in self._nodes:
                 self._say(control.Exited(self._nodes.pop(pid), code))
+            elif pid == self._network:
+                self._network = None
+                self._say(control.NetworkExited(code))
             elif pid in self._averages:
                 self._say(control.AverageDone(self._averages.pop(pid), code))
 
@@ -156,7 +173,7 @@ class Zygote:
 
 def _evaluate(commons: Commons, said: control.EvaluateAverage) -> int:
     scores = commons.evaluate(np.frombuffer(said.params, np.float32))
-    record = Average(said.round, said.time, said.nodes, said.consensus_distance, scores)
+    record = Average(said.round, said.time, said.nodes, said.consensus_distance, scores, said.tick)
     Lines(RunFolder(Path(said.folder)).averages).write(record)
     return 0
 

@@ -4,236 +4,34 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import math
 import os
 import signal
 import time
 import traceback
-from collections.abc import Collection, Coroutine
+from collections.abc import Iterator
 from functools import partial
-from itertools import islice
-from typing import Any, TypeVar
 
-from shoal.averages import Averages
+from shoal.averages import Averaged, Averages
 from shoal.commons import Commons
-from shoal.errors import DeadlockError, NodeError, ShoalError
-from shoal.experiment import Experiment, Fault
-from shoal.message import RUN_LENGTH, Message, Params
-from shoal.network.links import Delays
+from shoal.errors import NodeError, ShoalError
+from shoal.experiment import Experiment
+from shoal.message import RUN_LENGTH, Params
+from shoal.network.carrier import Occurrence
+from shoal.network.faults import Fault, Happening
+from shoal.network.wiring import Presence
 from shoal.node import Node
 from shoal.operating_system import processor_seconds
 from shoal.progress import SHOW_EVERY, Listener, MeanScore, Nobody, Outcome, Progress, Status, leading_score
 from shoal.records import Average, End, Evaluation, Event, Lines, ManyLines, Record, RunFolder
-from shoal.runtime import Filter, Mailbox, Work
+from shoal.rejoining import rejoin, welcome
 from shoal.simulation.compute import Computer, OneByOne, Pool, Stacked
-from shoal.simulation.kernel import Crash, Kernel, Task, Timer, park
+from shoal.simulation.kernel import Crash, park
 from shoal.simulation.measure import pick
+from shoal.simulation.world import SimulatedRuntime, World
 from shoal.topologies.graph import NodeId
+from shoal.training import Evaluate
 
-R = TypeVar("R")
-_NOTHING: Any = object()
-
-
-class World:
-    """What simulated nodes share: the clock, the network, each other, and the work that waits to be computed."""
-
-    def __init__(
-        self,
-        nodes: int,
-        delays: Delays | None = None,
-        computer: Computer | None = None,
-        learners: int | None = None,
-    ) -> None:
-        self.kernel = Kernel()
-        self.learners = nodes if learners is None else learners
-        """Nodes from this one on serve the others; they may wait for ever."""
-        self.delays = delays
-        self.computer: Computer = computer or OneByOne()
-        self.runtimes = [SimulatedRuntime(self, i) for i in range(nodes)]
-        self._pending: dict[_Slot, None] = {}
-
-    def submit(self, slot: _Slot) -> None:
-        self._pending[slot] = None
-
-    def forget(self, slot: _Slot) -> None:
-        self._pending.pop(slot, None)
-
-    def compute(self, slot: _Slot) -> None:
-        """The work of `slot`, with as much of what has begun as is computed at once.
-
-        Whatever has begun may be computed now: nothing that happens before its end can change it.
-        """
-        del self._pending[slot]
-        chosen = [slot, *islice(self._pending, self.computer.at_once - 1)]
-        for other in chosen[1:]:
-            del self._pending[other]
-        for done, result in zip(chosen, self.computer.run([s.work for s in chosen]), strict=True):
-            done.result = result
-
-    def lose(self, node: NodeId) -> None:
-        """`node` has died: it gets no more messages, and nobody waits for it."""
-        self.runtimes[node].dead = True
-        for other in self.runtimes:
-            if not other.dead:
-                other.mailbox.lose(node)
-
-    def raise_if_stuck(self) -> None:
-        """Called when no event is left: every task that still waits, waits for ever."""
-        waiting = [r for r in self.runtimes if not r.dead and not r.hung and r.running and r.mailbox.waiting]
-        stuck = [
-            f"node {runtime.id} waits for {waiter.wanted}"
-            + (f" (still missing: {waiter.missing})" if waiter.missing else "")
-            for runtime in waiting
-            for waiter in runtime.mailbox.waiting
-        ]
-        if any(runtime.id < self.learners for runtime in waiting):
-            raise DeadlockError(
-                f"deadlock at {self.kernel.now:.3f} s: {len(stuck)} node{'s' if len(stuck) > 1 else ''} "
-                "wait and nothing is on its way.\n  " + "\n  ".join(stuck) + "\n"
-                "Either a peer never sends what is waited for, or it hangs; "
-                "simulation.receive_timeout lets nodes go on without it."
-            )
-
-
-class _Slot:
-    """A work and, once computed, its result."""
-
-    __slots__ = ("result", "work")
-
-    def __init__(self, work: Work[Any]) -> None:
-        self.work = work
-        self.result: Any = _NOTHING
-
-
-class SimulatedRuntime:
-    """A node's hold on the simulated world."""
-
-    def __init__(self, world: World, id: NodeId) -> None:
-        self.id = id
-        self.mailbox = Mailbox()
-        self.dead = False
-        self.hung = False
-        self.running = False
-        self._world = world
-        self._kernel = world.kernel
-        self._main: Task | None = None
-        self._background: list[Task] = []
-
-    def now(self) -> float:
-        return self._kernel.now
-
-    async def sleep(self, seconds: float) -> None:
-        kernel = self._kernel
-        kernel.at(kernel.now + max(0.0, seconds), kernel.task().resume)
-        await park()
-
-    async def compute(self, work: Work[R]) -> R:
-        kernel, slot = self._kernel, _Slot(work)
-        self._world.submit(slot)
-        kernel.at(kernel.now + work.seconds, kernel.task().resume)
-        try:
-            await park()
-        except BaseException:  # the task is ended: nobody wants the result
-            self._world.forget(slot)
-            raise
-        if slot.result is _NOTHING:
-            self._world.compute(slot)
-        result: R = slot.result
-        return result
-
-    async def send(self, to: NodeId, message: Message) -> bool:
-        receiver = self._world.runtimes[to]
-        delays = self._world.delays
-        if delays is None:
-            if not receiver.dead:
-                receiver.mailbox.put(message)
-            return True
-        arrival = delays.arrival(self._kernel.now, self.id, to, message.wire_size)
-        self._kernel.at(arrival, partial(_deliver, receiver, message))
-        return True
-
-    async def transmit(self, to: NodeId, message: Message) -> bool:
-        delays = self._world.delays
-        if delays is None:
-            return await self.send(to, message)
-        arrival = delays.arrival(self._kernel.now, self.id, to, message.wire_size)
-        self._kernel.at(arrival, partial(_deliver, self._world.runtimes[to], message))
-        await self.sleep(arrival - self._kernel.now)
-        return True
-
-    def collect(self, kind: str) -> list[Message]:
-        return self.mailbox.collect(kind)
-
-    async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
-        kernel = self._kernel
-        resume = kernel.task().resume
-        waiter = self.mailbox.ask(wanted, lambda: kernel.soon(resume))
-        if waiter.done:
-            return waiter.messages
-        if timeout is not None and timeout != math.inf:
-            timer = Timer(resume)
-            kernel.at(kernel.now + timeout, timer.fire)
-            await park()
-            timer.action = None
-        else:
-            await park()
-        if not waiter.done:
-            self.mailbox.withdraw(waiter)
-        return waiter.messages
-
-    def background(self, task: Coroutine[Any, Any, None]) -> None:
-        self._background.append(self._kernel.spawn(task, self._background_ended))
-
-    def gone(self) -> Collection[NodeId]:
-        return self.mailbox.gone
-
-    def start(self, main: Coroutine[Any, Any, None], on_end: Any = None) -> None:
-        """Run `main` as the node's algorithm; `on_end(crashed)` is called when it has ended."""
-
-        def ended(task: Task | None, crashed: bool) -> None:
-            self.running = False
-            for other in self._background:
-                other.cancel()
-            self._background.clear()
-            if crashed:
-                self._world.lose(self.id)
-            if on_end is not None:
-                on_end(crashed)
-
-        self.running = True
-        self._ended = ended
-        self._main = self._kernel.spawn(main, ended)
-
-    def finish(self) -> None:
-        """End a node that serves, as if it had returned: nobody is left to be served."""
-        if self.running and self._main is not None:
-            self._main.cancel()
-            self._ended(self._main, False)
-
-    def hang(self) -> None:
-        """Fall silent for good: what runs beside the algorithm says no more either."""
-        self.hung = True
-        for task in self._background:
-            task.cancel()
-        self._background.clear()
-
-    def runs(self, task: Task | None) -> bool:
-        """Whether `task` is one of this node's."""
-        return task is not None and (task is self._main or task in self._background)
-
-    def stop(self) -> None:
-        """End what still runs."""
-        for task in (self._main, *self._background):
-            if task is not None:
-                task.cancel()
-
-    def _background_ended(self, task: Task, crashed: bool) -> None:
-        self._background.remove(task)
-
-
-def _deliver(receiver: SimulatedRuntime, message: Message) -> None:
-    if not receiver.dead:
-        receiver.mailbox.put(message)
+__all__ = ["Simulation", "World"]
 
 
 class _Watcher:
@@ -248,7 +46,7 @@ class _Watcher:
         simulation = self._simulation
         simulation.lines.write(self._id, record)
         if isinstance(record, Evaluation):
-            simulation.score.add(record.round, leading_score(record.scores))
+            simulation.score.add(record.tick or record.round, leading_score(record.scores))
 
     def model(self, round: int, params: Params) -> None:
         self._simulation.averages.add(self._id, round, params)
@@ -259,7 +57,7 @@ class _Watcher:
             self._simulation.rounds_begun += 1
         if self._simulation.rounds_begun % 64 == 0:
             self._simulation.show()
-        if self._faults and self._faults[0].round <= round:
+        if self._faults and self._faults[0].due(round):
             fault = self._faults.pop(0)
             self.record(Event("fault", self._simulation.world.kernel.now, f"{fault.kind} at round {round}"))
             if fault.kind == "crash":
@@ -268,6 +66,10 @@ class _Watcher:
                 raise NodeError(f"fault on schedule: node {self._id} raises at round {round}")
             self._simulation.world.runtimes[self._id].hang()
             await park()  # nobody resumes it
+
+
+    def postpone(self, round: int, params: Params) -> bool:
+        return False  # the virtual clock stands still meanwhile
 
 
 class Simulation:
@@ -299,8 +101,15 @@ class Simulation:
         self._started = time.monotonic()
         self.listener.progress(self._progress("loading"))
         self.commons = Commons(experiment)
-        delays = experiment.network.build().build(experiment.size)
-        self.world = World(experiment.size, delays, learners=experiment.nodes)
+        self._conditions = self.commons.conditions
+        self._agenda: Iterator[Occurrence] = self._conditions.agenda() if self._conditions.eventful else iter(())
+        self.world = World(
+            experiment.size,
+            self._conditions.carrier(),
+            learners=experiment.nodes,
+            eventful=self._conditions.eventful,
+        )
+        self._ticks = 0
         self.nodes = [self._node(i) for i in range(experiment.size)]
         self.batching = pick(experiment, self.commons)
 
@@ -316,13 +125,19 @@ class Simulation:
         number: int | None = None
         try:
             for node in self.nodes:
-                self.world.runtimes[node.id].start(self.commons.live(node), partial(self._ended, node))
+                self._start(node)
+            self._await_occurrence()
+            self._await_tick()
+            if experiment.duration is not None:
+                self.world.kernel.haunt(experiment.duration, self._time_is_up)
             # Nodes live as long as the run, and their messages are no garbage either: do not look through them often.
             gc.freeze()
             gc.set_threshold(100_000, *thresholds[1:])
             self.world.kernel.run()
             self.world.raise_if_stuck()
             ended = self._last_end
+            if experiment.evaluation.seconds is not None:
+                self._look_at_all(ended)
             self._finish_services()
             self._last_end = ended
             hung = {r.id: "hung: it waits for nothing that could come" for r in self.world.runtimes if r.running}
@@ -366,10 +181,13 @@ class Simulation:
 
     def average_if_complete(self) -> None:
         for averaged in self.averages.complete(self._awaited):
-            scores = self.commons.evaluate(averaged.mean)
-            self._averages_file.write(
-                Average(averaged.round, self.world.kernel.now, averaged.nodes, averaged.consensus_distance, scores)
-            )
+            self._write_average(averaged, self.world.kernel.now)
+
+    def _write_average(self, averaged: Averaged, time: float, tick: int | None = None) -> None:
+        scores = self.commons.evaluate(averaged.mean)
+        self._averages_file.write(
+            Average(averaged.round, time, averaged.nodes, averaged.consensus_distance, scores, tick)
+        )
 
     def show(self, force: bool = False) -> None:
         now = time.monotonic()
@@ -411,10 +229,127 @@ class Simulation:
             return Pool([node.trainer for node in self.nodes], workers, self.commons.initial.size)  # type: ignore[misc]
         return OneByOne()
 
+    def _start(self, node: Node, again: bool = False) -> None:
+        """Let a node live, for the first time or after a crash."""
+        runtime = self.world.runtimes[node.id]
+        runtime.start(self._relive(node) if again else self.commons.live(node), partial(self._ended, node))
+        if self._conditions.restarts:
+            runtime.background(welcome(node))
+
+    async def _relive(self, node: Node) -> None:
+        if await rejoin(node):
+            await self.commons.live(node)
+
+    # What happens by the clock
+
+    def _await_occurrence(self) -> None:
+        occurrence = next(self._agenda, None)
+        if occurrence is not None:
+            self.world.kernel.haunt(occurrence.time, partial(self._occur, occurrence))
+
+    def _occur(self, occurrence: Occurrence) -> None:
+        if not self._learning or self._is_over(occurrence):
+            return
+        if isinstance(occurrence, Presence):
+            self._attend(occurrence)
+        elif isinstance(occurrence, Happening):
+            self._strike(occurrence)
+        else:
+            self.world.occur(occurrence)
+        self._await_occurrence()
+
+    def _is_over(self, occurrence: Occurrence) -> bool:
+        """Whether nobody can go on any more, whoever comes or goes: the kernel ends, and who is stuck is said."""
+        return isinstance(occurrence, Presence) and not any(self.experiment.fault) and self.world.stuck
+
+    def _attend(self, presence: Presence) -> None:
+        runtime = self.world.runtimes[presence.node]
+        self.world.occur(presence)
+        if presence.online:
+            runtime.come_online()
+        else:
+            runtime.go_offline()
+
+    def _strike(self, happening: Happening) -> None:
+        kernel, world = self.world.kernel, self.world
+        for node in happening.nodes if happening.kind in ("crash", "restart", "hang", "raise", "slow") else ():
+            if world.runtimes[node].running or happening.kind == "restart":
+                self.lines.write(node, Event("fault", kernel.now, str(happening)))
+        if happening.kind == "restart":
+            for node in happening.nodes:
+                self._restart(node)
+        elif happening.kind == "crash":
+            for node in happening.nodes:
+                world.runtimes[node].crash()
+        elif happening.kind == "hang":
+            for node in happening.nodes:
+                world.runtimes[node].hang()
+        elif happening.kind == "raise":
+            raise NodeError(f"fault on schedule: {happening} at {kernel.now:g} s")
+        else:
+            self.listener.notice(f"at {kernel.now:g} s: {happening}")
+            world.occur(happening)
+            if happening.kind == "slow" and happening.what != "network":
+                for node in happening.nodes:
+                    world.runtimes[node].slow_down(happening.value)
+
+    def _restart(self, id: NodeId) -> None:
+        """A node that crashed begins again, with nothing but its data."""
+        if id not in self.lost or not self.world.runtimes[id].dead:
+            return
+        away = self.world.runtimes[id].away
+        self.world.occur(Happening(self.world.kernel.now, "restart", (id,)))
+        runtime = self.world.runtimes[id] = SimulatedRuntime(self.world, id)
+        runtime.away = away
+        for other in range(self.experiment.size):
+            if other != id:
+                runtime.mailbox.lose(other)
+        self.nodes[id] = self._node(id)
+        del self.lost[id]
+        self._alive.add(id)
+        self._awaited.add(id)
+        self._learning.add(id)
+        self.listener.notice(f"node {id} was started again")
+        self._start(self.nodes[id], again=True)
+
+    def _time_is_up(self) -> None:
+        for runtime in self.world.runtimes[: self.experiment.nodes]:
+            runtime.finish()
+
+    def _await_tick(self) -> None:
+        seconds = self.experiment.evaluation.seconds
+        if seconds is not None:
+            self.world.kernel.haunt((self._ticks + 1) * seconds, self._tick)
+
+    def _tick(self) -> None:
+        if self._learning and not self.world.stuck:
+            self._look_at_all(self.world.kernel.now)
+            self._await_tick()
+
+    def _look_at_all(self, time: float) -> None:
+        """Test every node's model as it is now, and their average."""
+        self._ticks += 1
+        there = [node for node in self.nodes[: self.experiment.nodes] if node.id in self._alive]
+        tested = [node for node in there if node.schedule.evaluated]
+        works = [Evaluate(node.trainer, node.params) for node in tested]
+        at_once = self.world.computer.at_once
+        scores = [s for i in range(0, len(works), at_once) for s in self.world.computer.run(works[i : i + at_once])]
+        for node, found in zip(tested, scores, strict=True):
+            record = Evaluation(max(0, node.next_round - 1), time, found, self._ticks)
+            self.lines.write(node.id, record)
+            self.score.add(self._ticks, leading_score(found))
+        if self.experiment.evaluation.average and "algorithm" not in self.experiment.services:
+            averages = Averages()
+            for node in there:
+                averages.add(node.id, self._ticks, node.params)
+            for averaged in averages.complete(set()):
+                self._write_average(averaged, time, self._ticks)
+
     def _ended(self, node: Node, crashed: bool) -> None:
         self._last_end = self.world.kernel.now
         self._awaited.discard(node.id)
         if crashed:
+            self.world.occur(Happening(self.world.kernel.now, "crash", (node.id,)))
             self._alive.discard(node.id)
             self.lost[node.id] = "crashed on schedule"
             self.listener.notice(self.experiment.farewell(node.id, "crashed"))

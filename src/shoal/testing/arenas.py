@@ -7,13 +7,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from shoal.message import RUN_LENGTH
-from shoal.network.links import Delays
+from shoal.network.carrier import Carrier
+from shoal.network.wiring import Network
 from shoal.runtime import Mailbox, Runtime
 from shoal.topologies.graph import NodeId
 
 if TYPE_CHECKING:  # the engines import torch; who only tests a topology need not wait for it
     from shoal.processes.transport import Transport
-    from shoal.simulation.engine import World
+    from shoal.simulation.world import World
 
 Body: TypeAlias = Callable[[Runtime], Coroutine[Any, Any, Any]]
 """What a node does, given its runtime."""
@@ -35,17 +36,18 @@ class Arena(Protocol):
 
 
 class SimulatedArena:
-    """The simulation's runtimes, under a virtual clock. `delays` makes the network of a run, an ideal one if None."""
+    """The simulation's runtimes, under a virtual clock. `network` is what they are linked by, an ideal one if None."""
 
-    def __init__(self, delays: Callable[[int], Delays | None] | None = None) -> None:
-        self._delays = delays
+    def __init__(self, network: Network | None = None) -> None:
+        self._network = network
         self._world: World | None = None
 
     def run(self, bodies: Mapping[NodeId, Body]) -> dict[NodeId, Any]:
-        from shoal.simulation.engine import World
+        from shoal.simulation.world import World
 
         nodes = len(bodies)
-        world = self._world = World(nodes, self._delays(nodes) if self._delays is not None else None)
+        wired = None if self._network is None else self._network.build(nodes, seed=0)
+        world = self._world = World(nodes, None if wired is None else Carrier(wired.stages[0][1], nodes, seed=0))
         results: dict[NodeId, Any] = {}
 
         async def main(id: NodeId) -> None:

@@ -164,6 +164,9 @@ class FakeRuntime:
     def gone(self) -> Collection[NodeId]:
         return self.mailbox.gone
 
+    def regain(self, node: NodeId, round: int) -> None:
+        self.mailbox.regain(node, round)
+
     def _at(self, time: float, action: Callable[[], None]) -> None:
         self._kernel.at(time, action)
 
@@ -207,3 +210,6 @@ class _Notebook:
 
     async def before_round(self, round: int) -> None:
         """Nothing strikes."""
+
+    def postpone(self, round: int, params: Params) -> bool:
+        return False

@@ -1,0 +1,66 @@
+"""Shatter: each node sends the chunks of its model over graphs of their own, so that nobody is sent a whole model.
+
+Biswas, Even, Kermarrec, Massoulié, Pires, Sharma, de Vos: Noiseless Privacy-Preserving Decentralized Learning, 2024
+(arXiv:2404.09536).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, ClassVar
+
+from shoal.algorithms.demands import unbuildable
+from shoal.algorithms.fragments import VALUES, cut
+from shoal.algorithms.presence import Listener
+from shoal.components import Speaks, Whole
+from shoal.message import Params
+from shoal.node import Node
+from shoal.schema import Bounds
+from shoal.topologies.regular import Regular
+
+CHUNK = "chunk"
+
+
+@dataclass(frozen=True)
+class Shatter:
+    """Biswas et al. 2024: train, exchange each chunk of the model with neighbours of its own, average.
+
+    Each node has `virtual_nodes` (the paper's k); number c carries chunk c of the trained model. In every round all
+    virtual nodes of number c are linked by a new random regular graph of this `degree` (the paper's r). So every
+    parameter is mixed by a doubly stochastic matrix, X_c ← W_c X_c, and its mean over all nodes stays as it is. A chunk
+    that does not come, since its sender died or keeps silent, is not counted in the average.
+
+    Exchange c of round r is numbered rk + c; its graph follows from the experiment's seed, whose own topology is not
+    used. Virtual nodes are no processes of their own here, and messages say whose they are: what a receiver can learn
+    from chunks is as in the paper, but who sent them is not hidden.
+    """
+
+    rounds: Annotated[int, Bounds(at_least=1)] = 100
+    virtual_nodes: Annotated[int, Bounds(at_least=1, at_most=10_000)] = 16
+    degree: Annotated[int, Bounds(at_least=1)] = 5
+
+    speaks: ClassVar[Speaks] = "itself"
+
+    async def run(self, node: Node) -> None:
+        node.rewire(self._graph(), "uniform")
+        chunks = cut(node.shapes, self.virtual_nodes, node.seed)
+        listener = Listener(node)
+        async for r in node.rounds(self.rounds):
+            trained = await node.train(node.params)
+            exchanges = range(r * self.virtual_nodes, (r + 1) * self.virtual_nodes)
+            peers = [await node.peers(exchange) for exchange in exchanges]
+            for c, exchange in enumerate(exchanges):
+                await node.send(peers[c], chunks.payload(trained, c), round=exchange, kind=CHUNK)
+            received: dict[int, list[Params]] = {}
+            for c, exchange in enumerate(exchanges):
+                check = partial(chunks.check, expected=c)
+                heard = await listener.hear(peers[c], round=exchange, kind=CHUNK, check=check)
+                received[c] = [said.arrays[VALUES] for said in heard.values()]
+            node.params = chunks.average(trained, received)
+
+    def misfits(self, whole: Whole) -> list[str]:
+        return unbuildable("degree", self._graph(), whole)
+
+    def _graph(self) -> Regular:
+        return Regular(self.degree, dynamic=True)

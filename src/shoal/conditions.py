@@ -1,0 +1,114 @@
+"""The conditions that an experiment puts its nodes under, worked out for the engines: network, devices, comings and
+goings, faults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shoal.errors import ExperimentError
+from shoal.experiment import Experiment
+from shoal.network.agenda import agenda
+from shoal.network.availability import Attendance, Availability
+from shoal.network.carrier import Carrier, Connection, Occurrence
+from shoal.network.devices import Device, Speed
+from shoal.network.faults import timetable
+from shoal.network.links import Uniform
+from shoal.network.wiring import Direct, Network, Wired
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What surrounds the nodes of a run, the same in every process that works it out."""
+
+    experiment: Experiment
+    wired: Wired | None
+    """None: messages take no time."""
+    attendance: Attendance | None
+    """None: everybody is online, always."""
+    connections: tuple[Connection, ...]
+    paced: bool
+    """Whether any node's device has a speed of its own."""
+
+    @property
+    def eventful(self) -> bool:
+        """Whether nodes come and go, or anything else happens by the clock."""
+        return bool(
+            self.attendance is not None
+            or any(fault.round is None for fault in self.experiment.fault)
+            or (self.wired is not None and (self.wired.presences or len(self.wired.stages) > 1))
+        )
+
+    @property
+    def timed(self) -> bool:
+        """Whether it matters when things happen, so that no time may be lost by testing models."""
+        plan = self.experiment
+        return self.carried or plan.duration is not None or plan.evaluation.seconds is not None or self.paced
+
+    @property
+    def carried(self) -> bool:
+        """Whether messages need a carrier."""
+        return self.wired is not None or self.eventful
+
+    @property
+    def restarts(self) -> bool:
+        """Whether nodes that died may come back."""
+        ends = [fault for fault in self.experiment.fault if fault.until is not None or fault.lasting is not None]
+        return any(f.kind == "restart" for f in self.experiment.fault) or any(f.kind == "crash" for f in ends)
+
+    def carrier(self) -> Carrier | None:
+        """A new carrier, if messages need one."""
+        if not self.carried:
+            return None
+        wiring = self.wired.stages[0][1] if self.wired is not None else Direct()
+        return Carrier(wiring, self.experiment.size, self.experiment.seed, self.connections)
+
+    def agenda(self) -> Iterator[Occurrence]:
+        """What happens by the clock, from the beginning."""
+        experiment = self.experiment
+        faults = timetable(experiment.fault, experiment.nodes, experiment.size, experiment.seed)
+        return agenda(self.wired, self.attendance, experiment.nodes, faults)
+
+
+def conditions(experiment: Experiment, speeds: Sequence[Speed]) -> Conditions:
+    """Those of nodes that are so fast.
+
+    Raises `ExperimentError` for a network or an availability that cannot be built on these nodes.
+    """
+    network: Network = experiment.network.build()
+    availability: Availability = experiment.availability.build()
+    limited = any(speed.bandwidth is not None for speed in speeds)
+    connections = tuple(
+        Connection(math.inf if speed.bandwidth is None else speed.bandwidth, speed.network_slowdown) for speed in speeds
+    )
+    problems: list[str] = []
+    wired: Wired | None = None
+    attendance: Attendance | None = None
+    try:
+        wired = network.build(experiment.size, experiment.seed)
+        if wired is None and limited:
+            wired = Uniform(latency=0.0).build(experiment.size, experiment.seed)
+    except ValueError as error:
+        problems.append(f"network = {experiment.network.name!r}: {error}")
+    try:
+        attendance = availability.build(experiment.nodes, experiment.seed)
+    except ValueError as error:
+        problems.append(f"availability = {experiment.availability.name!r}: {error}")
+    if problems:
+        raise ExperimentError(problems, experiment.name)
+    paced = any(speed.step_seconds is not None or speed.slowdown != 1.0 for speed in speeds)
+    return Conditions(experiment, wired, attendance, connections, paced)
+
+
+def speeds_of(experiment: Experiment) -> list[Speed]:
+    """How fast each node is, by its id; those that serve come last."""
+    devices: dict[int, Device] = {}  # one for all nodes that have the same, for it may have read a file
+    speeds = []
+    for node in range(experiment.size):
+        settings = experiment.settings(node)
+        which = id(settings.device)
+        if which not in devices:
+            devices[which] = settings.device.build()
+        speeds.append(devices[which].speed(node, experiment.seed, settings.training.batch_size))
+    return speeds

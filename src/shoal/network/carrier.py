@@ -1,0 +1,249 @@
+"""Messages under way: what a network does to them.
+
+The carrier is told the time and never reads a clock, so the same code carries messages of the simulation, in virtual
+time, and of processes, in real time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from shoal.network.faults import Happening, Interference
+from shoal.network.wiring import MEGABIT, Presence, Route, Stage, Wiring
+from shoal.randomness import generator
+from shoal.topologies.graph import NodeId
+
+SHORTEST_ROUND_TRIP = 1e-4
+"""Seconds: flows share a link by their round-trip times, and none is taken to be shorter than this."""
+
+Fate: TypeAlias = Literal["left", "travels", "arrived", "lost"]
+"""What becomes of a message: the last of it has left its sender; it is known when it will arrive (`Parcel.due`), if
+nothing comes in between; it is there; it will never be. One that is lost and has not left before did not get out."""
+
+
+class Parcel:
+    """A message under way, as far as the network knows it. The content is its owner's business."""
+
+    __slots__ = ("absences", "content", "doomed", "due", "left", "receiver", "route", "sender", "size")
+
+    def __init__(self, sender: NodeId, receiver: NodeId, size: int, content: Any = None) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.size = size
+        self.content = content
+        self.left = False
+        self.doomed = False
+        """Whether it gets lost on the way."""
+        self.absences = 0
+        """How often the receiver had been away when this was sent."""
+        self.route: Route | None = None
+        self.due = math.inf
+        """When it arrives, once that is known."""
+
+
+News: TypeAlias = tuple[float, Fate, Parcel]
+Occurrence: TypeAlias = Stage | Presence | Happening
+"""What a network has to be told of, apart from messages."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What a node's device makes of the links that are its own."""
+
+    bandwidth: float = math.inf
+    """Mbit/s; the links carry as much at most."""
+    slowdown: float = 1.0
+    """They carry so many times less."""
+
+
+class Carrier:
+    """A network in use. Calls come in order of time; `advance` hands out what has happened in between."""
+
+    def __init__(self, wiring: Wiring, size: int, seed: int, connections: Sequence[Connection] = ()) -> None:
+        from shoal.network.flows import Flows  # compiled code, which takes a moment to load: only who needs it waits
+
+        self._wiring = wiring
+        self._connections = list(connections) or [Connection()] * size
+        self._factors = [1.0] * size
+        """How many times slower than usual each node's own links are just now."""
+        self._flows = Flows(self._capacities())
+        self._flowing: dict[int, Parcel] = {}
+        self._travelling: list[tuple[float, int, Parcel]] = []
+        """Those that have left: a heap of when they arrive."""
+        self._posted = 0
+        self._latest: dict[tuple[NodeId, NodeId], float] = {}
+        """When the last message from one node to another arrives: later ones do not overtake it."""
+        self._held: list[Parcel] = []
+        self._news: list[News] = []
+        self._interference = Interference(size)
+        self._away = [0] * size
+        """For how many reasons each node is away."""
+        self._absences = [0] * size
+        self._rng = generator(seed, "network")
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way that could arrive by itself."""
+        return not (self._flowing or self._travelling or self._news)
+
+    def post(self, now: float, parcel: Parcel) -> None:
+        """Take a message."""
+        parcel.absences = self._absences[parcel.receiver]
+        if not self._reaches(parcel):
+            self._news.append((now, "lost", parcel))
+        elif self._interference.held(parcel.sender, parcel.receiver):
+            self._leaves(now, parcel)
+            self._held.append(parcel)
+        else:
+            self._carry(now, parcel)
+
+    def next_time(self) -> float:
+        """When there will be news if nothing else happens; infinite if never."""
+        if self._news:
+            return self._news[0][0]
+        first = self._travelling[0][0] if self._travelling else math.inf
+        return min(first, self._flows.next_time()) if self._flowing else first
+
+    def advance(self, now: float) -> list[News]:
+        """What has happened up to and including `now`, in order of time."""
+        if self._flowing:
+            for time, flow in self._flows.advance(now):
+                self._travel(time, self._flowing.pop(flow))
+        while self._travelling and self._travelling[0][0] <= now:
+            time, _, parcel = heapq.heappop(self._travelling)
+            there = parcel.absences == self._absences[parcel.receiver] and self._reaches(parcel)
+            self._news.append((time, "arrived" if there else "lost", parcel))
+        news, self._news = self._news, []
+        if len(news) > 1:
+            news.sort(key=_time)
+        return news
+
+    def occur(self, now: float, occurrence: Occurrence) -> None:
+        """Something about the network changes."""
+        self._news = self.advance(now)  # what has ended by now did so under the old conditions
+        if isinstance(occurrence, Stage):
+            self._rewire(now, occurrence.wiring)
+        elif isinstance(occurrence, Presence):
+            self._attend(now, occurrence.node, occurrence.online)
+        elif occurrence.kind == "slow":
+            if occurrence.what != "compute":
+                for node in occurrence.nodes:
+                    self._factors[node] = occurrence.value
+                self._set_capacities(now, {link for node in occurrence.nodes for link in self._wiring.access(node)})
+        elif occurrence.kind in ("crash", "restart"):
+            for node in occurrence.nodes:
+                self._attend(now, node, occurrence.kind == "restart")
+        else:
+            self._interference.apply(occurrence)
+            self._cancel(now, lambda parcel: not self._reaches(parcel))
+            self._release(now)
+
+    def _reaches(self, parcel: Parcel) -> bool:
+        away = self._away
+        return not (
+            away[parcel.sender] or away[parcel.receiver] or self._interference.cut(parcel.sender, parcel.receiver)
+        )
+
+    def _carry(self, now: float, parcel: Parcel) -> None:
+        sender, receiver = parcel.sender, parcel.receiver
+        route = parcel.route = self._wiring.route(sender, receiver)
+        if route is None:
+            self._news.append((now, "lost", parcel))
+            return
+        kept = (1.0 - route.loss) * (1.0 - self._interference.drop(sender, receiver))
+        parcel.doomed = kept < 1.0 and self._rng.random() >= kept
+        if route.links:
+            self._flow(now, parcel, route, parcel.size)
+        else:
+            self._travel(now, parcel)
+
+    def _flow(self, now: float, parcel: Parcel, route: Route, size: float) -> None:
+        weight = 1.0 / max(2.0 * route.latency, SHORTEST_ROUND_TRIP)
+        self._flowing[self._flows.start(now, route.links, weight, size)] = parcel
+
+    def _leaves(self, time: float, parcel: Parcel) -> None:
+        if not parcel.left:
+            parcel.left = True
+            self._news.append((time, "left", parcel))
+
+    def _travel(self, time: float, parcel: Parcel) -> None:
+        """The last of a message has been sent; what is left is the latency."""
+        self._leaves(time, parcel)
+        if parcel.doomed:
+            self._news.append((time, "lost", parcel))
+            return
+        route, pair = parcel.route, (parcel.sender, parcel.receiver)
+        assert route is not None
+        latency = route.latency
+        if route.jitter:
+            latency = max(0.0, latency + route.jitter * self._rng.standard_normal())
+        parcel.due = self._latest[pair] = max(time + latency, self._latest.get(pair, 0.0))
+        self._posted += 1
+        heapq.heappush(self._travelling, (parcel.due, self._posted, parcel))
+        self._news.append((time, "travels", parcel))
+
+    def _attend(self, now: float, node: NodeId, online: bool) -> None:
+        self._away[node] += -1 if online else 1
+        if not online:
+            self._absences[node] += 1
+            self._cancel(now, lambda parcel: node in (parcel.sender, parcel.receiver))
+
+    def _cancel(self, now: float, lost: Callable[[Parcel], bool]) -> None:
+        """Give up on what has not left yet, or waits, where it cannot get through."""
+        for flow, parcel in [(f, p) for f, p in self._flowing.items() if lost(p)]:
+            self._flows.cancel(now, flow)
+            del self._flowing[flow]
+            self._news.append((now, "lost", parcel))
+        for parcel in [p for p in self._held if lost(p)]:
+            self._held.remove(parcel)
+            self._news.append((now, "lost", parcel))
+
+    def _release(self, now: float) -> None:
+        """What is no longer held goes on its way, in the order in which it was sent."""
+        held, self._held = self._held, []
+        for parcel in held:
+            if self._interference.held(parcel.sender, parcel.receiver):
+                self._held.append(parcel)
+            else:
+                self._carry(now, parcel)
+
+    def _rewire(self, now: float, wiring: Wiring) -> None:
+        self._wiring = wiring
+        self._set_capacities(now, range(len(wiring.capacities)))
+        for flow, parcel in list(self._flowing.items()):
+            route = wiring.route(parcel.sender, parcel.receiver)
+            if route is not None and parcel.route is not None and route.links == parcel.route.links:
+                parcel.route = route
+                continue
+            rest = self._flows.cancel(now, flow)
+            del self._flowing[flow]
+            if route is None:
+                self._news.append((now, "lost", parcel))
+            else:
+                parcel.route = route
+                self._flow(now, parcel, route, rest)
+
+    def _capacities(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """What the links carry, with the nodes' own devices taken into account."""
+        capacities = np.array(self._wiring.capacities, np.float64)
+        for node, connection in enumerate(self._connections):
+            for link in self._wiring.access(node):
+                most = connection.bandwidth * MEGABIT
+                slower = connection.slowdown * self._factors[node]
+                capacities[link] = min(capacities[link], min(float(self._wiring.capacities[link]), most) / slower)
+        return capacities
+
+    def _set_capacities(self, now: float, links: Iterable[int]) -> None:
+        capacities = self._capacities()
+        for link in sorted(links):
+            self._flows.set_capacity(now, link, float(capacities[link]))
+
+
+def _time(news: News) -> float:
+    return news[0]

@@ -1,0 +1,170 @@
+"""The network's own process: the model that the simulation uses, in real time.
+
+Nodes tell it of every message that they send; it tells senders when a message has left, and receivers when one is
+due. It sees no content. It works out what happens at the times of the model, not at those at which it gets to it, so
+that being late now and then does not add up; and it says when a message arrives as soon as it has left.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+
+from shoal.commons import Commons
+from shoal.network.carrier import Carrier, News, Occurrence, Parcel
+from shoal.network.faults import Happening
+from shoal.network.wiring import Presence
+from shoal.processes import control
+from shoal.processes.shaper import Due, Left, Post, Told, decode_post, encode, identity
+from shoal.topologies.graph import NodeId
+
+LONGEST_POLL = 1.0
+SHORTEST = 1e-5
+"""Seconds: no message leaves faster."""
+BY_THE_SUPERVISOR = frozenset({"crash", "restart", "raise", "hang"})
+"""What the supervisor does to nodes, and says when it is done."""
+
+
+class NetworkProcess:
+    """Lives as long as the run does: the zygote ends it."""
+
+    def __init__(self, commons: Commons, start: control.Fork) -> None:
+        carrier = commons.conditions.carrier()
+        assert carrier is not None
+        self._carrier: Carrier = carrier
+        self._agenda: Iterator[Occurrence] = commons.conditions.agenda()
+        self._next: Occurrence | None = None
+        self._epoch = math.inf
+        """When the run began, on the machine's monotonic clock. The carrier's clock begins there."""
+        self._now = 0.0
+        """How far the carrier is, in seconds of the run."""
+        self._paces: dict[NodeId, float] = {}
+        """Bytes per second at which each node's last message left it."""
+        self._dead: set[NodeId] = set()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._nodes = context.socket(zmq.ROUTER)
+        self._nodes.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a node that is started again keeps its name
+        self._nodes.setsockopt(zmq.SNDHWM, 0)
+        self._nodes.setsockopt(zmq.RCVHWM, 0)
+        self._nodes.setsockopt(zmq.BACKLOG, 4096)
+        self._nodes.setsockopt(zmq.LINGER, 0)
+        self._nodes.bind("tcp://127.0.0.1:*")
+        self._line = context.socket(zmq.DEALER)
+        self._line.setsockopt(zmq.LINGER, 1000)
+        self._line.connect(start.control)
+        endpoint = self._nodes.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+        self._line.send(control.encode(control.Networked(start.run, endpoint)))
+        self._poller = zmq.Poller()
+        self._poller.register(self._nodes, zmq.POLLIN)
+        self._poller.register(self._line, zmq.POLLIN)
+
+    def serve(self) -> int:
+        while True:
+            self._wait()
+            if not self._hear_supervisor():
+                return 0
+            told: dict[NodeId, list[Told]] = {}
+            for sender, post in self._posts():
+                self._catch_up(post.since - self._epoch, told)
+                self._take(sender, post)
+            self._catch_up(self._clock(), told)
+            for node, said in told.items():
+                self._nodes.send_multipart([identity(node), encode(said)])
+
+    def _clock(self) -> float:
+        return time.monotonic() - self._epoch if self._epoch != math.inf else 0.0
+
+    def _wait(self) -> None:
+        """Until something has come, or the model has something to do. ZeroMQ waits for whole milliseconds only."""
+        due = self._carrier.next_time()
+        if self._next is not None:
+            due = min(due, self._next.time)
+        left = min(due - self._clock(), LONGEST_POLL) if self._epoch != math.inf else LONGEST_POLL
+        if left <= 0:
+            return
+        if not self._poller.poll(int(left * 1000)) and left < LONGEST_POLL:
+            rest = due - self._clock()
+            if 0 < rest < 0.001:
+                time.sleep(rest)
+
+    def _posts(self) -> list[tuple[NodeId, Post]]:
+        """What has been sent, in order of time."""
+        posts = []
+        while True:
+            try:
+                name, frame = self._nodes.recv_multipart(zmq.NOBLOCK)
+                posts.append((int(name[1:]), decode_post(frame)))
+            except zmq.Again:
+                break
+            except (ValueError, msgspec.DecodeError):
+                continue  # a stranger on the port
+        posts.sort(key=lambda sent: sent[1].since)
+        return posts
+
+    def _take(self, sender: NodeId, post: Post) -> None:
+        """What should have been under way for a moment has got as far as the sender's last message would have."""
+        since = post.since - self._epoch
+        self._now = max(self._now, since)
+        ahead = (self._now - since) * self._paces.get(sender, 0.0) if post.waits else 0.0
+        self._carrier.post(self._now, Parcel(sender, post.to, max(0, post.size - int(ahead)), post))
+
+    def _catch_up(self, now: float, told: dict[NodeId, list[Told]]) -> None:
+        """Let happen what happens up to `now`, each at its time."""
+        while self._next is not None and self._next.time <= now:
+            at = max(self._now, self._next.time)
+            self._tell(self._carrier.advance(at), told)
+            self._carrier.occur(at, self._next)
+            self._now = at
+            self._next = self._coming()
+        while (due := self._carrier.next_time()) <= now:
+            self._tell(self._carrier.advance(max(due, self._now)), told)
+            self._now = max(due, self._now)
+
+    def _tell(self, news: list[News], told: dict[NodeId, list[Told]]) -> None:
+        for at, fate, parcel in news:
+            post: Post = parcel.content
+            at += self._epoch
+            if fate == "left":
+                if post.waits:
+                    self._paces[parcel.sender] = post.size / max(at - post.since, SHORTEST)
+                    told.setdefault(parcel.sender, []).append(Left(post.ticket, at, True))
+            elif fate == "travels":
+                told.setdefault(parcel.receiver, []).append(Due(parcel.sender, post.ticket, parcel.due + self._epoch))
+            elif fate == "lost":
+                if post.waits and not parcel.left:
+                    told.setdefault(parcel.sender, []).append(Left(post.ticket, at, False))
+                told.setdefault(parcel.receiver, []).append(Due(parcel.sender, post.ticket, None))
+
+    def _coming(self) -> Occurrence | None:
+        """The next thing on the agenda that is the network's business."""
+        for occurrence in self._agenda:
+            if not (isinstance(occurrence, Happening) and occurrence.kind in BY_THE_SUPERVISOR):
+                return occurrence
+        return None
+
+    def _hear_supervisor(self) -> bool:
+        """False when the run is over."""
+        while True:
+            try:
+                said = control.decode_to_node(self._line.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return True
+            if isinstance(said, control.Go):
+                self._epoch = said.epoch
+                self._next = self._coming()
+            elif isinstance(said, control.Gone) and said.node not in self._dead:
+                self._dead.add(said.node)
+                self._attend(said.node, online=False)
+            elif isinstance(said, control.Back) and said.node in self._dead:
+                self._dead.discard(said.node)
+                self._attend(said.node, online=True)
+            elif isinstance(said, control.Finish):
+                return False
+
+    def _attend(self, node: NodeId, online: bool) -> None:
+        self._now = max(self._now, self._clock())
+        self._carrier.occur(self._now, Presence(self._now, node, online))

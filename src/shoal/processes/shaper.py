@@ -1,0 +1,183 @@
+"""A node's end of the network model, where nodes are processes.
+
+Messages themselves cross the machine at once. The network's own process works out what the model does to each, and
+the receiver keeps a message until it is due: nobody needs to be root, and whatever links the model has, those in the
+middle of the network too, are shared as the simulation shares them. While a node trains, its event loop goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+import zmq
+
+from shoal.message import Message
+from shoal.processes.transport import Transport
+from shoal.topologies.graph import NodeId
+
+PROMPT = 0.02
+"""Seconds: a message that a task hands over so soon after its last one had left follows it without a gap. What it takes
+to learn that the last one has left is the shaper's time, not the node's."""
+
+
+class Post(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A node has sent a message."""
+
+    ticket: int
+    to: NodeId
+    size: int
+    since: float
+    """When, on the machine's monotonic clock."""
+    waits: bool
+    """Whether the sender wants to know when it has left."""
+
+
+class Left(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To the sender: the last of a message has left; or it did not get out."""
+
+    ticket: int
+    time: float
+    got_out: bool
+
+
+class Due(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To the receiver: a message is there at a time; or it never will be."""
+
+    sender: NodeId
+    ticket: int
+    time: float | None
+
+
+Told: TypeAlias = Left | Due
+encode = msgspec.msgpack.Encoder().encode
+decode_post = msgspec.msgpack.Decoder(Post).decode
+decode_told = msgspec.msgpack.Decoder(list[Told]).decode
+
+
+class Shaper:
+    """Sends by the model, and delivers by it."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        id: NodeId,
+        network: str,
+        transport: Transport,
+        deliver: Callable[[Message], None],
+    ) -> None:
+        self._transport = transport
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, identity(id))
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(network)
+        self._tickets = 0
+        self._leaving: dict[int, asyncio.Future[Left]] = {}
+        """Messages whose senders wait until they have left."""
+        self._left: tuple[asyncio.Task[object] | None, float] = (None, 0.0)
+        """Which task's message left last, and when."""
+        self._here: dict[tuple[NodeId, int], Message] = {}
+        """Messages of which nothing is known yet."""
+        self._told: dict[tuple[NodeId, int], float | None] = {}
+        """When messages are due that are not here yet."""
+        self._waiting: list[tuple[float, int, tuple[NodeId, int], Message]] = []
+        """Messages that are here and not yet due: a heap."""
+        self._lost: set[tuple[NodeId, int]] = set()
+        """Those among them that got lost after all."""
+        self._arrivals = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._socket.FD, self._drain)
+
+    async def send(self, to: NodeId, message: Message) -> bool:
+        ticket = self._post(to, message, self._loop.time(), waits=False)
+        return await self._transport.send(to, message, ticket)
+
+    async def transmit(self, to: NodeId, message: Message) -> bool:
+        now = self._loop.time()
+        task, left = self._left
+        prompt = task is asyncio.current_task() and now - left < PROMPT
+        ticket = self._post(to, message, left if prompt else now, waits=True)
+        future = self._leaving[ticket] = self._loop.create_future()
+        try:
+            if not await self._transport.send(to, message, ticket):
+                return False
+            said: Left = await future
+        finally:
+            del self._leaving[ticket]
+        self._left = asyncio.current_task(), said.time
+        return said.got_out
+
+    def take(self, message: Message, ticket: int) -> None:
+        """A message has come over the machine."""
+        key = message.sender, ticket
+        if key not in self._told:
+            self._here[key] = message
+        elif (due := self._told.pop(key)) is not None:
+            self._keep(key, message, due)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket.FD)
+        self._socket.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _post(self, to: NodeId, message: Message, since: float, waits: bool) -> int:
+        self._tickets += 1
+        self._socket.send(encode(Post(self._tickets, to, message.wire_size, since, waits)))
+        self._loop.call_soon(self._drain)  # sending may have swallowed the signal that something has come
+        return self._tickets
+
+    def _drain(self) -> None:
+        while not self._socket.closed:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            for said in decode_told(frame):
+                if isinstance(said, Due):
+                    self._hear(said)
+                elif (future := self._leaving.get(said.ticket)) is not None and not future.done():
+                    future.set_result(said)
+
+    def _hear(self, said: Due) -> None:
+        key = said.sender, said.ticket
+        if (message := self._here.pop(key, None)) is not None:
+            if said.time is not None:
+                self._keep(key, message, said.time)
+        elif said.time is not None or key in self._told:
+            self._told[key] = said.time
+        elif any(key == waiting for _, _, waiting, _ in self._waiting):
+            self._lost.add(key)
+        else:
+            self._told[key] = None
+
+    def _keep(self, key: tuple[NodeId, int], message: Message, due: float) -> None:
+        self._arrivals += 1
+        heapq.heappush(self._waiting, (due, self._arrivals, key, message))
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Deliver what is due, and see to the rest in time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._waiting and self._waiting[0][0] <= self._loop.time():
+            _, _, key, message = heapq.heappop(self._waiting)
+            if key in self._lost:
+                self._lost.discard(key)
+            else:
+                self._deliver(message)
+        if self._waiting:
+            self._timer = self._loop.call_at(self._waiting[0][0], self._hand_over)
+
+
+def identity(node: NodeId) -> bytes:
+    """A node's name on the network's socket; ZeroMQ keeps names that begin with a zero byte for itself."""
+    return b"n%d" % node

@@ -1,0 +1,441 @@
+"""AD-PSGD: pairs average at one stroke, though nobody stops for it; steps count once, and the mean is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oracle import experiment, survives_a_crash, survives_a_hang
+from shoal.algorithms.adpsgd import ADPSGD, ANSWER, ASK, DONE, HERE, REQUEST, bipartition
+from shoal.commons import Commons
+from shoal.errors import DeadlockError, ExperimentError
+from shoal.message import Message, Payload
+from shoal.node import Node
+from shoal.records import Event
+from shoal.testing import FakeRuntime
+from shoal.topologies import TopologyWarning
+from shoal.topologies.given import Edges
+from shoal.topologies.static import Full, Grid, Ring, Star, Tree, undirected
+from unsteady import Unsteady
+
+F = np.float32
+pytestmark = pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")
+
+
+def request(values: Any, number: int = 0, sender: int = 0) -> Message:
+    return Message(sender, REQUEST, number, Payload({"params": F(values)}))
+
+
+def answer(half: Any, number: int = 0, sender: int = 1) -> Message:
+    return Message(sender, ANSWER, number, Payload({"half": F(half)}))
+
+
+def done(sender: int = 0) -> Message:
+    return Message(sender, DONE, 0, Payload({}))
+
+
+def doubled(params: Any) -> Any:
+    return 2 * params
+
+
+def events(fake: FakeRuntime) -> list[str]:
+    return [record.what for record in fake.records if isinstance(record, Event)]
+
+
+def said(fake: FakeRuntime, kind: str) -> list[tuple[float, int, int, dict[str, Any]]]:
+    """When, to whom, of which round, and what."""
+    return [
+        (at, to, message.round, {name: a.tolist() for name, a in message.payload.arrays.items()})
+        for at, (to, message) in zip(fake.sent_at, fake.sent, strict=True)
+        if message.kind == kind
+    ]
+
+
+# The active side: node 0 of two
+
+
+def active(fake: FakeRuntime, rounds: int = 1, **options: Any) -> Node:
+    node = fake.node(0, nodes=2, params=F([8, 0]), train=doubled, receive_timeout=options.pop("receive_timeout", None))
+    fake.run(ADPSGD(rounds, **options).run(node))
+    return node
+
+
+@pytest.mark.parametrize("at", [0.5, 1.0, 3.0])
+def test_the_step_of_a_stale_copy_is_applied_to_the_averaged_model(at: float) -> None:
+    fake = FakeRuntime().deliver(answer([3, -1]), at=at)
+    node = active(fake)
+    assert node.params.tolist() == [8 - 3 + 8, 0 + 1 + 0]  # the step is 8, of the model before the average
+    assert said(fake, REQUEST) == [(0.0, 1, 0, {"params": [8, 0]})]
+    assert node.now() == max(1.0, at), "the averaging is waited for, and nothing else"
+    assert said(fake, DONE) == [(node.now(), 1, 0, {})]
+
+
+def test_each_iteration_has_an_exchange_of_its_own() -> None:
+    fake = FakeRuntime().deliver(answer([3, -1], 0), at=0.5).deliver(answer([1, 1], 1), at=1.5)
+    node = active(fake, rounds=2)
+    assert node.params.tolist() == [13 - 1 + 13, 1 - 1 + 1]
+    assert [(at, number) for at, _, number, _ in said(fake, REQUEST)] == [(0.0, 0), (1.0, 1)]
+
+
+def test_who_gets_no_answer_asks_again_for_the_same_and_counts_one() -> None:
+    fake = FakeRuntime().deliver(answer([3, -1]), answer([3, -1]), at=5.5)
+    node = active(fake, patience=2.0)
+    assert said(fake, REQUEST) == [(at, 1, 0, {"params": [8, 0]}) for at in (0.0, 3.0, 5.0)]
+    assert node.params.tolist() == [13, 1]
+    assert not events(fake)
+
+
+def test_who_still_gets_none_goes_on_with_its_step_alone() -> None:
+    fake = FakeRuntime()
+    node = active(fake, receive_timeout=2.0, attempts=2)
+    assert (node.params.tolist(), node.now()) == ([16, 0], 5.0)
+    assert events(fake) == ["no answer"]
+    assert len(said(fake, REQUEST)) == 2
+    active(again := FakeRuntime(), rounds=3, receive_timeout=2.0, attempts=2)
+    assert len(said(again, REQUEST)) == 2 + 1 + 1, "who kept silent is asked once"
+
+
+def test_an_answer_that_was_given_up_on_still_counts() -> None:
+    fake = FakeRuntime().deliver(answer([3, -1], 0), at=3.5).deliver(answer([1, 1], 1), at=3.6)
+    node = active(fake, rounds=2, patience=2.0, attempts=1)  # given up at 3.0
+    assert node.params.tolist() == [16 - 3 - 1 + 16, 0 + 1 - 1 + 0]
+
+
+def test_a_neighbour_that_dies_costs_no_more_than_time() -> None:
+    fake = FakeRuntime().lose(1, at=4.0)
+    node = active(fake, rounds=3)
+    assert (node.params.tolist(), node.now()) == ([64, 0], 6.0)
+    assert len(said(fake, REQUEST)) == 1
+    assert not events(fake)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        Payload({}),
+        Payload({"half": F([1])}),
+        Payload({"half": F([np.nan, 0])}),
+        Payload({"half": np.array([1.0, 2.0])}),
+        Payload({"params": F([1, 2])}),
+    ],
+    ids=["nothing", "too short", "not finite", "of another type", "of another name"],
+)
+def test_an_answer_that_makes_no_sense_ends_the_exchange_and_is_counted(payload: Payload) -> None:
+    node = active(FakeRuntime(Message(1, ANSWER, 0, payload)))
+    assert node.rejected == 1
+    assert node.params.tolist() == [16, 0]
+
+
+def test_answers_that_nobody_asked_for_change_nothing() -> None:
+    node = active(FakeRuntime(answer([9, 9], 7), answer([3, -1]), answer([9, 9])))
+    assert node.params.tolist() == [13, 1]
+
+
+def test_who_is_refused_goes_on() -> None:
+    fake = FakeRuntime(Message(1, ANSWER, 0, Payload({}, {"refused": True})))
+    assert active(fake).params.tolist() == [16, 0]
+    assert events(fake) == ["exchange refused"]
+
+
+# The passive side: node 1 of two
+
+
+def passive(fake: FakeRuntime, rounds: int = 1, params: Any = (2, 2), **options: Any) -> Node:
+    patience = options.pop("receive_timeout", None)
+    node = fake.node(1, nodes=2, params=F(params), train=doubled, receive_timeout=patience)
+    fake.run(ADPSGD(rounds, **options).run(node))
+    return node
+
+
+def test_a_passive_node_answers_at_once_and_trains_on() -> None:
+    fake = FakeRuntime().deliver(request([8, 0]), at=0.25).deliver(done(), at=1.5)
+    node = passive(fake)
+    assert said(fake, ANSWER) == [(0.25, 0, 0, {"half": [3, -1]})]
+    assert node.params.tolist() == [2 + 3 + 2, 2 - 1 + 2]  # the step is 2, of the model before the average
+    assert node.now() == 1.5
+
+
+def test_a_request_that_comes_again_is_answered_again_and_counts_once() -> None:
+    fake = FakeRuntime().deliver(request([8, 0]), at=0.25).deliver(request([8, 0]), at=1.25).deliver(done(), at=2.0)
+    node = passive(fake)
+    assert said(fake, ANSWER) == [(at, 0, 0, {"half": [3, -1]}) for at in (0.25, 1.25)]
+    assert node.params.tolist() == [7, 3]
+
+
+def test_a_request_that_another_has_overtaken_is_not_answered() -> None:
+    fake = FakeRuntime().deliver(request([8, 0], 4), request([4, 4], 3), at=0.25).deliver(done(), at=2.0)
+    node = passive(fake)
+    assert [number for _, _, number, _ in said(fake, ANSWER)] == [4]
+    assert node.params.tolist() == [7, 3]
+
+
+def test_a_neighbour_that_died_and_came_back_counts_anew() -> None:
+    before = Message(0, REQUEST, 9, Payload({"params": F([8, 0])}, {"since": 0.0}))
+    after = Message(0, REQUEST, 4, Payload({"params": F([9, 5])}, {"since": 0.5}))
+    fake = FakeRuntime().deliver(before, at=0.25).deliver(after, at=0.75).deliver(done(), at=2.0)
+    node = passive(fake)
+    assert [what for _, _, _, what in said(fake, ANSWER)] == [{"half": [3, -1]}, {"half": [2, 2]}]
+    assert node.params.tolist() == [2 + 3 + 2 + 2, 2 - 1 + 2 + 2]
+
+
+@pytest.mark.parametrize("id", [0, 1])
+def test_who_comes_back_when_the_rounds_are_over_hangs_nobody(id: int) -> None:
+    fake = FakeRuntime().deliver(done(), at=3.0)
+    node = fake.node(id, nodes=2, params=F([2, 2]))
+    node.begin_at(5, node.params)
+    fake.run(ADPSGD(5).run(node))
+    assert node.now() == 3.0 * id
+    assert len(said(fake, DONE)) == 1 - id
+
+
+def test_it_answers_until_those_that_ask_are_done() -> None:
+    fake = FakeRuntime().deliver(request([8, 0]), at=7.0).deliver(done(), at=9.0)
+    node = passive(fake)
+    assert said(fake, ANSWER) == [(7.0, 0, 0, {"half": [2, -2]})]
+    assert node.now() == 9.0
+    with pytest.raises(DeadlockError, match="'done' from any of 0"):
+        passive(FakeRuntime())
+    assert passive(FakeRuntime().lose(0, at=3.0)).now() == 3.0
+
+
+def test_who_only_is_slow_is_waited_for_and_who_is_not_there_is_not() -> None:
+    here = [Message(0, HERE, number, Payload({})) for number in range(3)]
+    fake = FakeRuntime(*here).deliver(done(), at=30.0)
+    assert passive(fake, receive_timeout=10.0).now() == 30.0
+    assert [(at, to) for at, to, _, _ in said(fake, ASK)] == [(11.0, 0), (21.0, 0)]
+    assert not events(fake)
+    silent = FakeRuntime()
+    assert passive(silent, receive_timeout=10.0, attempts=2).now() == 41.0
+    assert events(silent) == ["no answer", "no answer"]
+
+
+def test_an_active_node_says_that_it_is_there() -> None:
+    fake = FakeRuntime(Message(1, ASK, 5, Payload({}))).deliver(answer([3, -1]), at=4.0)
+    active(fake)
+    assert said(fake, HERE) == [(0.0, 1, 5, {})]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [Payload({}), Payload({"params": F([1])}), Payload({"params": F([np.inf, 0])}), Payload({"params": np.ones(2)})],
+    ids=["nothing", "too short", "not finite", "of another type"],
+)
+def test_a_request_that_makes_no_sense_is_refused_and_counted(payload: Payload) -> None:
+    fake = FakeRuntime(Message(0, REQUEST, 0, payload), done())
+    node = passive(fake)
+    assert (node.rejected, node.params.tolist()) == (1, [4, 4])
+    assert [m.payload.fields for _, m in fake.sent if m.kind == ANSWER] == [{"refused": True}]
+
+
+def test_only_active_neighbours_may_ask() -> None:
+    fake = FakeRuntime(request([8, 0], sender=2), done())
+    node = fake.node(1, nodes=4, params=F([2, 2]), topology=Edges(((0, 1), (1, 3), (3, 2))))
+    assert bipartition(node.mixing.graph).active == {0, 3}
+    fake.deliver(done(3))
+    fake.run(ADPSGD(1).run(node))
+    assert (node.rejected, node.params.tolist()) == (1, [2, 2])
+    assert not said(fake, ANSWER)
+
+
+def test_a_model_that_has_diverged_is_kept_from_the_others() -> None:
+    fake = FakeRuntime(request([8, 0]), done())
+    passive(fake, params=(np.nan, 0))
+    assert [m.payload.fields for _, m in fake.sent if m.kind == ANSWER] == [{"refused": True}]
+
+
+def test_the_greatest_models_do_not_overflow() -> None:
+    most = float(np.finfo(F).max)
+    fake = FakeRuntime().deliver(request([most, -most]), at=1.5).deliver(done(), at=2.0)
+    node = fake.node(1, nodes=2, params=F([-most, most]))
+    fake.run(ADPSGD(1).run(node))
+    assert node.params.tolist() == [0, 0]
+
+
+# Any schedule
+
+
+@st.composite
+def graphs(draw: st.DrawFn, most: int = 9) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """A connected graph, by its edges."""
+    nodes = draw(st.integers(2, most))
+    tree = [(draw(st.integers(0, node - 1)), node) for node in range(1, nodes)]
+    pairs = [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
+    more = draw(st.lists(st.sampled_from(pairs), max_size=2 * nodes))
+    return nodes, tuple(sorted({*tree, *more}))
+
+
+def start(nodes: int, seed: int) -> Any:
+    return np.random.default_rng(seed).normal(size=(nodes, 5)).astype(F)
+
+
+def spread(models: Any) -> float:
+    return float(np.ptp(models, axis=0).max())
+
+
+@given(seed=st.integers(0, 2**32), graph=graphs(), patience=st.sampled_from([None, 0.3]))
+@settings(max_examples=20, deadline=None)
+def test_without_training_the_mean_is_kept_and_all_come_to_it(seed: int, graph: Any, patience: float | None) -> None:
+    nodes, edges = graph
+    models = start(nodes, seed)
+    algorithm = ADPSGD(120, patience=patience, attempts=10)  # asks again, but never gives up: no way is as long
+    unsteady = Unsteady(seed, nodes, algorithm, models=models, topology=Edges(edges), train=lambda _, params: params)
+    ends = np.stack([node.params for node in unsteady.run()])
+    np.testing.assert_allclose(ends.mean(0), models.mean(0), atol=2e-6)
+    assert spread(ends) < 0.5 * spread(models)
+
+
+@given(seed=st.integers(0, 2**32), graph=graphs())
+@settings(max_examples=20, deadline=None)
+def test_every_step_counts_once(seed: int, graph: Any) -> None:
+    nodes, edges = graph
+    steps = []
+
+    def train(node: int, params: Any) -> Any:
+        trained = params / 2 + node
+        steps.append(trained.astype(np.float64) - params)
+        return trained
+
+    models = start(nodes, seed)
+    unsteady = Unsteady(seed, nodes, ADPSGD(20), models=models, topology=Edges(edges), train=train)
+    ends = np.stack([node.params for node in unsteady.run()])
+    assert len(steps) == 20 * nodes
+    np.testing.assert_allclose(ends.sum(0), models.sum(0) + np.sum(steps, axis=0), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("deadly", "lossy", "exchanges"),
+    [(False, False, 2_000), (True, False, 2_000), (False, True, 2_000), (True, True, 10_000)],
+    ids=["calm", "deaths", "losses", "deaths and losses"],
+)
+def test_nobody_hangs_in_thousands_of_exchanges(deadly: bool, lossy: bool, exchanges: int) -> None:
+    unsteady = Unsteady(
+        7,
+        16,
+        ADPSGD(rounds := exchanges // 5),  # 5 of the 8 active nodes live at the least
+        models=start(16, 0),
+        train=lambda _, params: params,
+        topology=Grid(),
+        loss=0.05 if lossy else 0.0,
+        receive_timeout=3.0 if lossy else None,
+    )
+    for node in (2, 5, 11) if deadly else ():
+        unsteady.die(node, at=50 + 100 * unsteady.rng.random())
+    left = unsteady.run()
+    assert len(left) == (13 if deadly else 16)
+    assert spread(np.stack([node.params for node in left])) < 1e-3
+    initiators = [node for node in left if node.id in bipartition(node.mixing.graph).active]
+    assert all(node.messages_sent > rounds for node in initiators)
+    assert len(initiators) * rounds >= exchanges
+
+
+# Two sides
+
+
+@given(graphs(most=14))
+@settings(max_examples=100, deadline=None)
+def test_every_graph_is_made_bipartite_and_stays_connected(graph: Any) -> None:
+    nodes, edges = graph
+    before = networkx.Graph(edges)
+    sides = bipartition(undirected(nodes, edges))
+    kept = networkx.Graph([(a, b) for a, peers in sides.neighbours.items() for b in peers])
+    assert networkx.is_connected(kept)
+    assert all((a in sides.active) != (b in sides.active) for a, b in kept.edges)
+    assert all(a in sides.neighbours[b] for a, peers in sides.neighbours.items() for b in peers)
+    assert (sides.links, sides.dropped) == (len(before.edges), len(before.edges) - len(kept.edges))
+    assert bool(sides.dropped) == (not networkx.is_bipartite(before))
+    assert 2 * len(sides.active) >= nodes
+
+
+def test_the_larger_side_is_active_in_each_part_by_itself() -> None:
+    assert bipartition(Star().build(5, 0)).active == {1, 2, 3, 4}
+    assert bipartition(Ring().build(6, 0)).active == {0, 2, 4}
+    assert bipartition(undirected(6, [(0, 1), (2, 3), (3, 4)])).active == {0, 2, 4, 5}
+    half = bipartition(Full().build(10, 0))
+    assert (len(half.active), half.links - half.dropped) == (5, 25)
+
+
+def test_a_graph_that_is_not_bipartite_is_made_so_with_a_warning() -> None:
+    with pytest.warns(TopologyWarning, match="topology 'ring' is not: 1 of its 7 links are left out"):
+        experiment(ADPSGD(), "ring", nodes=7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        experiment(ADPSGD(), "ring", nodes=8)
+
+
+def test_or_it_is_refused() -> None:
+    with pytest.raises(ExperimentError, match=r"not bipartite, 1 of 7 links .* algorithm.bipartite = 'make'"):
+        experiment(ADPSGD(bipartite="require"), "ring", nodes=7)
+    experiment(ADPSGD(bipartite="require"), "ring", nodes=8)
+
+
+@pytest.mark.parametrize(
+    "topology",
+    ["one-peer-exponential", "gossip-sampler", "peer-sampler", {"name": "regular", "degree": 3, "dynamic": True}],
+    ids=str,
+)
+def test_graphs_that_change_or_go_one_way_are_refused(topology: Any) -> None:
+    with pytest.raises(ExperimentError, match="averages in pairs over links that stay"):
+        experiment(ADPSGD(), topology)
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"rounds": 0}, {"patience": 0.0}, {"attempts": 0}, {"bipartite": "maybe"}], ids=str
+)
+def test_what_cannot_be_is_refused_before_anything_starts(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ExperimentError, match=f"algorithm.{next(iter(parameters))} = "):
+        experiment({"name": "adpsgd", **parameters})
+
+
+# Whole runs
+
+
+def learns(described: Any, folder: Path) -> Any:
+    run = described.run(folder)
+    assert run.summary["status"] == "completed"
+    assert run.summary["rounds"] == 40
+    before = Commons(described).evaluate(Commons(described).initial)
+    assert run.summary["loss"]["mean"] < 0.5 * before["loss"]
+    return run
+
+
+def test_all_learn_in_both_engines(tmp_path: Path) -> None:
+    described = experiment(ADPSGD(40), nodes=4, partition={"name": "iid"})
+    simulated = learns(described, tmp_path)
+    real = learns(dataclasses.replace(described, engine="processes"), tmp_path)
+    assert simulated.summary["messages_sent"] == real.summary["messages_sent"] == 2 * 40 * 2 + 2 * 2
+
+
+def test_a_run_replays_to_the_bit_and_reaches_what_the_digits_allow(tmp_path: Path) -> None:
+    graph, network, partition = {"name": "regular", "degree": 3}, {"name": "uniform"}, {"name": "iid"}
+    described = experiment(ADPSGD(60), graph, network=network, partition=partition)
+    runs = [described.run(tmp_path) for _ in range(2)]
+    assert runs[0].summary["digest"] == runs[1].summary["digest"]
+    assert runs[0].summary["accuracy"]["mean"] > 0.88
+    assert runs[0].summary["events"] == {"links left out": 1}
+
+
+def test_lone_nodes_train_alone(tmp_path: Path) -> None:
+    assert experiment(ADPSGD(3), "ring", nodes=1).run(tmp_path).summary["status"] == "completed"
+
+
+def test_survivors_of_a_crash_learn(tmp_path: Path) -> None:
+    survives_a_crash(experiment(ADPSGD(40)), tmp_path)
+
+
+def test_survivors_of_a_hang_learn(tmp_path: Path) -> None:
+    survives_a_hang(experiment(ADPSGD(40, patience=1.0)), tmp_path)
+
+
+def test_what_was_evaluated_last_is_what_a_node_ends_with(tmp_path: Path) -> None:
+    described = experiment(ADPSGD(5), Tree(), nodes=5, group=({"nodes": "0", "device": {"step_seconds": 9.0}},))
+    run = described.run(tmp_path)
+    scores = [Commons(described).evaluate(np.load(run.folder.model(node)))["accuracy"] for node in range(5)]
+    assert run.summary["accuracy"]["mean"] == pytest.approx(np.mean(scores), abs=1e-6)

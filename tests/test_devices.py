@@ -1,0 +1,236 @@
+"""How fast nodes are: what a device says of each, what groups change of it, and that the clock goes by it."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.commons import Commons
+from shoal.errors import DataError, ExperimentError
+from shoal.experiment import Experiment
+from shoal.network.devices import SIMULATED_STEP, Constant, Device, FedScale, Lognormal, Speed
+
+CAPACITIES = {
+    432802: {"computation": 162.0, "communication": 5648.1},
+    7: {"computation": 20, "communication": 100.0},
+    8: {"computation": 50.5, "communication": 20_000},
+}
+
+
+@pytest.fixture
+def capacities(tmp_path: Path) -> Path:
+    (tmp_path / "capacity").write_bytes(pickle.dumps(CAPACITIES))
+    return tmp_path / "capacity"
+
+
+def experiment(table: dict[str, Any], base: Path = Path(".")) -> Experiment:
+    return Experiment.from_table({"nodes": 4, "training": {"batch_size": 10}, **table}, base=base)
+
+
+def problems(table: dict[str, Any]) -> tuple[str, ...]:
+    with pytest.raises(ExperimentError) as caught:
+        experiment(table)
+    return caught.value.problems
+
+
+# What each says of a node
+
+
+def test_a_step_takes_what_is_said_or_what_it_takes() -> None:
+    assert Constant().speed(0, 0, 16) == Speed(None)
+    assert Constant().speed(0, 0, 16).simulated_step == SIMULATED_STEP
+    assert Constant(slowdown=3).speed(0, 0, 16).simulated_step == 3 * SIMULATED_STEP
+    assert Constant(0.02).speed(5, 1, 8).step_seconds == 0.02
+    assert Constant(0.0).speed(5, 1, 8).simulated_step == 0.0  # of no length, which is not the same as unsaid
+
+
+@given(st.floats(0.001, 100), st.floats(0.001, 100), st.integers(0, 5), st.integers(1, 64))
+def test_slowdowns_multiply_whatever_a_device_says(
+    slowdown: float, network_slowdown: float, node: int, batch: int
+) -> None:
+    pairs: list[tuple[Device, Device]] = [
+        (Constant(0.3), Constant(0.3, slowdown, network_slowdown)),
+        (Lognormal(), Lognormal(slowdown=slowdown, network_slowdown=network_slowdown)),
+    ]
+    for plain, slow in pairs:
+        before, after = plain.speed(node, 1, batch), slow.speed(node, 1, batch)
+        assert before.step_seconds is not None
+        assert after.step_seconds == pytest.approx(before.step_seconds * slowdown)
+        assert (before.network_slowdown, after.network_slowdown) == (1.0, network_slowdown)
+        assert before.bandwidth == after.bandwidth is None
+
+
+def test_lognormal_devices_have_the_median_and_the_spread_that_is_asked_for() -> None:
+    logs = np.log([step for node in range(2000) if (step := Lognormal().speed(node, 3, 10).step_seconds)])
+    assert logs.mean() == pytest.approx(math.log(10 * 0.005) + 1.0, abs=4 * 0.6 / math.sqrt(2000))
+    assert logs.std() == pytest.approx(0.6, rel=0.1)
+    assert Lognormal(sigma=0).speed(0, 0, 10).step_seconds == pytest.approx(0.05 * math.e)
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.integers(1, 256))
+def test_a_node_draws_its_own_speed_whatever_its_batches(seed: int, node: int, batch: int) -> None:
+    one, more = Lognormal().speed(node, seed, 1), Lognormal().speed(node, seed, batch)
+    assert one.step_seconds is not None
+    assert more.step_seconds == pytest.approx(batch * one.step_seconds)
+    assert Lognormal().speed(node + 1, seed, 1) != one
+
+
+def test_a_phone_takes_three_times_its_inference_and_has_its_bandwidth(capacities: Path) -> None:
+    device = FedScale(capacities, order="file", slowdown=2, network_slowdown=4)
+    assert device.speed(0, 0, 10) == Speed(3 * 10 * 0.162 * 2, 2, 5.6481, 4)
+    assert [device.speed(node, 0, 1).bandwidth for node in range(4)] == pytest.approx([5.6481, 0.1, 20, 5.6481])
+
+
+def test_phones_are_drawn_from_the_seed_and_none_again_before_all_were(capacities: Path) -> None:
+    def drawn(seed: int) -> list[float | None]:
+        return [FedScale(capacities).speed(node, seed, 1).bandwidth for node in range(6)]
+
+    for seed in range(5):
+        assert sorted(map(float, drawn(seed)[:3])) == pytest.approx([0.1, 5.6481, 20])  # type: ignore[arg-type]
+        assert drawn(seed)[3:] == drawn(seed)[:3]
+    assert len({tuple(drawn(seed)) for seed in range(20)}) == 6  # every order there is
+
+
+def test_capacities_are_read_from_json_too(capacities: Path, tmp_path: Path) -> None:
+    (tmp_path / "capacity.json").write_text(json.dumps(CAPACITIES, indent=1))
+    for node in range(3):
+        assert FedScale(tmp_path / "capacity.json").speed(node, 5, 8) == FedScale(capacities).speed(node, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("client", "problem"),
+    [
+        ({"computation": 0, "communication": 5}, "client 1: computation = 0: expected a number above 0"),
+        ({"computation": "fast", "communication": 5}, "client 1: computation = 'fast': expected a number above 0"),
+        ({"computation": 9, "communication": math.inf}, "client 1: communication = inf: expected a number above 0"),
+        ({"active": [1], "inactive": [2]}, "client 1 has no 'computation'; found active, inactive"),
+        (5, "client 1 is 5: expected a dictionary"),
+    ],
+)
+def test_a_capacity_that_makes_no_sense_is_refused_with_its_client(client: Any, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "capacity").write_bytes(pickle.dumps({1: client}))
+    with pytest.raises(DataError) as caught:
+        FedScale(tmp_path / "capacity").speed(0, 0, 1)
+    assert str(caught.value).startswith(f"{tmp_path / 'capacity'}: {problem}")
+
+
+class Touches:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.path), "w")
+
+
+def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(tmp_path: Path) -> None:
+    mark = tmp_path / "it-ran"
+    (tmp_path / "capacity").write_bytes(pickle.dumps({1: {"computation": Touches(mark), "communication": 1}}))
+    with pytest.raises(DataError, match="nothing that could run"):
+        FedScale(tmp_path / "capacity").speed(0, 0, 1)
+    assert not mark.exists()
+
+
+# In an experiment
+
+
+def test_the_name_of_a_device_may_be_left_out() -> None:
+    tables: list[dict[str, Any]] = [{}, {"device": {}}, {"device": {"name": "constant"}}]
+    for table in tables:
+        assert experiment(table).device.build() == Constant()
+    for device in ({"step_seconds": 0.02}, {"name": "constant", "step_seconds": 0.02}, Constant(0.02)):
+        found = experiment({"device": device})
+        assert found.device.build() == Constant(0.02)
+        assert Experiment.from_table(found.table()) == found
+    assert experiment({"device": {"slowdown": 2}}).table()["device"] == {
+        "name": "constant", "slowdown": 2.0, "network_slowdown": 1.0,
+    }  # fmt: skip
+
+
+def test_groups_change_single_keys_or_the_whole_device(capacities: Path) -> None:
+    found = experiment(
+        {
+            "algorithm": {"name": "fedavg"},
+            "device": {"step_seconds": 0.02, "network_slowdown": 2},
+            "group": [
+                {"nodes": "0-1", "device": {"slowdown": 5}},
+                {"nodes": "1", "device": {"step_seconds": 0.1}},
+                {"nodes": "2", "device": {"name": "lognormal"}, "training": {"batch_size": 20}},
+                {"nodes": "3", "device": {"name": "fedscale", "path": capacities.name}},
+            ],
+        },
+        capacities.parent,
+    )
+    speeds = Commons(found).speeds
+    assert speeds == [
+        Speed(0.1, 5, network_slowdown=2),
+        Speed(0.5, 5, network_slowdown=2),
+        Lognormal().speed(2, 0, 20),
+        FedScale(capacities).speed(3, 0, 10),
+        Speed(0.02, network_slowdown=2),  # the server: of no group
+    ]
+    assert Experiment.from_table(found.table()) == found
+
+
+def test_the_device_in_the_documentation_works(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "devices.md").read_text()
+    (tmp_path / "ageing.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    speeds = Commons(experiment({"device": {"name": "ageing.py:Ageing", "step_seconds": 2}}, tmp_path)).speeds
+    assert [speed.simulated_step for speed in speeds] == pytest.approx([2, 2.2, 2.42, 2.662])
+
+
+def test_a_file_is_read_once_for_all_nodes(capacities: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+
+    def reads(content: bytes, place: str) -> Any:
+        read.append(place)
+        return CAPACITIES
+
+    monkeypatch.setattr("shoal.network.fedscale.read_pickle", reads)
+    groups = [{"nodes": "0-1", "training": {"lr": 0.5}}]
+    Commons(experiment({"device": {"name": "fedscale", "path": str(capacities)}, "group": groups}))
+    assert read == [str(capacities)]
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"device": {"step_secs": 1}}, "device.step_secs: unknown key; did you mean 'step_seconds'?"),
+        ({"step_seconds": 1}, "step_seconds: unknown key; it belongs to device.step_seconds"),
+        ({"device": {"step_seconds": -1}}, "device.step_seconds = -1: expected number at least 0"),
+        ({"device": {"slowdown": 0}}, "device.slowdown = 0: expected number above 0"),
+        ({"device": {"name": "lognormal", "step_seconds": 1}}, "device.step_seconds: unknown key; "),
+        (
+            {"device": {"name": "log-normal"}},
+            "device.name = 'log-normal': unknown device 'log-normal'; did you mean 'l",
+        ),
+        ({"device": {"name": "fedscale"}}, "device.path: missing; expected path of a file"),
+        ({"device": 3}, "device = 3: expected a table with a name, such as { name = … }"),
+        (
+            {"device": {"name": "lognormal"}, "group": [{"nodes": "0", "device": {"step_seconds": 1}}]},
+            "group[0].device.step_seconds: unknown key; ",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_device_is_said(table: dict[str, Any], problem: str) -> None:
+    (found,) = problems(table)
+    assert found.startswith(problem)
+
+
+def test_the_virtual_clock_goes_by_the_slowest_device(tmp_path: Path) -> None:
+    found = experiment({
+        "algorithm": {"name": "dpsgd", "rounds": 5}, "topology": {"name": "full"}, "training": {"local_steps": 2},
+        "evaluation": {"every": 0}, "simulation": {"batching": "off"}, "checkpoint": {"final": False},
+        "group": [{"nodes": "1", "device": {"slowdown": 7}}],
+    })  # fmt: skip
+    run = found.run(tmp_path)
+    assert run.summary["time"]["virtual_s"] == pytest.approx(5 * 2 * 7 * SIMULATED_STEP)

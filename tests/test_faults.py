@@ -1,0 +1,622 @@
+"""Faults on schedule: what is taken and what is refused, the timetable, and what stands between nodes."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.errors import ExperimentError
+from shoal.experiment import Experiment
+from shoal.network.faults import Fault, Happening, Interference, misfits, timetable
+from shoal.testing import Faults
+
+NODES = 8
+SERVED = {"algorithm": {"name": "fedavg"}}
+SERVER = NODES
+PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
+
+
+def experiment(*faults: dict[str, Any], **more: Any) -> Experiment:
+    return Experiment.from_table({"nodes": NODES, "fault": list(faults), **more})
+
+
+def problems(*faults: dict[str, Any], **more: Any) -> tuple[str, ...]:
+    with pytest.raises(ExperimentError) as refused:
+        experiment(*faults, **more)
+    return refused.value.problems
+
+
+def happenings(*faults: dict[str, Any], seed: int = 0, **more: Any) -> Iterator[Happening]:
+    described = experiment(*faults, **more)
+    return timetable(described.fault, NODES, described.size, seed)
+
+
+# What is refused
+
+
+CRASH = {"kind": "crash", "node": 3}
+AT = {"kind": "crash", "node": 3, "time": 10.0}
+CUT = {"kind": "partition", "nodes": "0-3", "time": 10.0}
+DRAWN = {"kind": "crash", "every": 60.0}
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ({**CRASH, "kind": "crush"}, "kind = 'crush': expected one of 'crash', 'raise', 'hang', 'restart', "
+         "'partition', 'repair', 'hold', 'release', 'slow', 'drop'; did you mean 'crash'?"),
+        ({**CRASH, "tiem": 3}, "tiem: unknown key; did you mean 'time'?"),
+        # when
+        ({**AT, "time": -1.0}, "time = -1.0: expected number at least 0"),
+        ({**CRASH, "round": -1}, "round = -1: expected integer at least 0"),
+        ({**DRAWN, "every": 0}, "every = 0: expected number above 0"),
+        ({**DRAWN, "count": 0}, "count = 0: expected integer at least 1"),
+        ({**AT, "round": 5}, "time = 10.0: round says already when it strikes; remove one of them"),
+        ({**AT, "every": 5.0}, "every = 5.0: time says already when it strikes; remove one of them"),
+        ({"kind": "partition", "node": 3}, "time: missing; say when it strikes: time = … (in seconds) or every = … "
+         "(in seconds, on average)"),
+        ({**AT, "after": 5.0}, "after = 5.0: it limits strikes that are drawn; add every = … or remove it"),
+        ({**AT, "before": 5.0}, "before = 5.0: it limits strikes that are drawn; add every = … or remove it"),
+        ({**CRASH, "count": 5}, "count = 5: it limits strikes that are drawn; add every = … or remove it"),
+        ({**DRAWN, "after": 9.0, "before": 9.0}, "before = 9.0: expected a time later than after = 9.0"),
+        # for how long
+        ({**AT, "until": 10.0}, "until = 10.0: expected a time later than time = 10.0"),
+        ({**AT, "until": 9.0}, "until = 9.0: expected a time later than time = 10.0"),
+        ({**AT, "lasting": 0.0}, "lasting = 0.0: expected number above 0"),
+        ({**AT, "until": 20.0, "lasting": 5.0}, "lasting = 5.0: until says already when it ends; remove one of them"),
+        ({**CRASH, "round": 2, "until": 20.0}, "until = 20.0: a fault by round does not end by the clock; "
+         "give time in place of round, or add a fault of kind = 'restart'"),
+        ({**DRAWN, "after": 9.0, "until": 9.0}, "until = 9.0: expected a time later than after = 9.0"),
+        ({**DRAWN, "before": 9.0, "until": 8.0}, "until = 8.0: expected no earlier time than before = 9.0; "
+         "later strikes would not end"),
+        # whom
+        ({"kind": "crash", "time": 1.0}, "node: missing; say whom it strikes: node = 3 or nodes = '0-3, 8'"),
+        ({"kind": "slow", "time": 1.0, "factor": 2.0},
+         "node: missing; say whom it strikes: node = 3 or nodes = '0-3, 8'"),
+        ({**CRASH, "node": 8}, "node = 8: there is no such node; nodes = 8"),
+        ({**AT, "node": 8}, "node = 8: there is no such node; nodes = 8"),
+        ({"kind": "hang", "nodes": "2, 7-8"}, "nodes = '2, 7-8': there is no such node; nodes = 8"),
+        ({"kind": "hang", "nodes": "0-99999999999999"}, "nodes = '0-99999999999999': there is no such node; nodes = 8"),
+        ({"kind": "hang", "nodes": "some"}, "nodes = 'some': expected numbers and ranges such as '0-3, 8'"),
+        ({"kind": "hang", "nodes": "3-1"}, "nodes = '3-1': 3-1 counts down; did you mean 1-3?"),
+        ({**AT, "nodes": "1-2"}, "nodes = '1-2': node = 3 is given too; remove one of them"),
+        ({**CUT, "others": "4-9"}, "others = '4-9': there is no such node; nodes = 8"),
+        ({**CUT, "others": "5-4"}, "others = '5-4': 5-4 counts down; did you mean 4-5?"),
+        ({**CUT, "others": "3-5"}, "others = '3-5': node 3 is on both sides; name it on one"),
+        ({**CUT, "nodes": "0-7"},
+         "others: there is nobody else; name both sides, or neither: then all nodes are meant"),
+        ({"kind": "hold", "others": "3", "time": 1.0}, "others = '3': say also whose others they are: "
+         "node = 3 or nodes = '0-3, 8'"),
+        ({"kind": "drop", "others": "0-7", "every": 1.0, "probability": 0.5},
+         "others = '0-7': nobody is left to be struck; name fewer others"),
+        # how much
+        ({**AT, "kind": "slow"}, "factor: missing; expected number above 0"),
+        ({**AT, "kind": "slow", "factor": 0}, "factor = 0: expected number above 0"),
+        ({**AT, "kind": "slow", "factor": 2, "what": "all"},
+         "what = 'all': expected one of 'compute', 'network', 'both'"),
+        ({**AT, "kind": "drop"}, "probability: missing; expected number above 0 and at most 1"),
+        ({**AT, "kind": "drop", "probability": 0}, "probability = 0: expected number above 0 and at most 1"),
+        ({**AT, "kind": "drop", "probability": 1.1}, "probability = 1.1: expected number above 0 and at most 1"),
+        # what a kind does not have
+        ({**AT, "factor": 2.0}, "factor = 2.0: kind = 'crash' has no such key; remove it (it goes with 'slow')"),
+        ({**AT, "others": "1"}, "others = '1': kind = 'crash' has no such key; remove it (it goes with 'partition', "
+         "'repair', 'hold', 'release', 'drop')"),
+        ({**AT, "oneway": False}, "oneway = False: kind = 'crash' has no such key; remove it (it goes with "
+         "'partition', 'repair', 'hold', 'release', 'drop')"),
+        ({**AT, "kind": "hang", "until": 20.0}, "until = 20.0: kind = 'hang' has no such key; remove it (it goes with "
+         "'crash', 'partition', 'hold', 'slow', 'drop')"),
+        ({**CUT, "probability": 0.5},
+         "probability = 0.5: kind = 'partition' has no such key; remove it (it goes with 'drop')"),
+        ({**CUT, "round": 5},
+         "round = 5: kind = 'partition' has no such key; remove it (it goes with 'crash', 'raise', 'hang')"),
+        # nothing to undo
+        ({"kind": "restart", "node": 3, "time": 5.0}, "time = 5.0: node 3 is not down by then; "
+         "let it crash before, or leave it out"),
+        ({"kind": "repair", "time": 5.0}, "time = 5.0: nothing that it names is cut by then; "
+         "add a partition before, or remove this"),
+        ({"kind": "release", "node": 3, "time": 5.0}, "time = 5.0: nothing that it names is held by then; "
+         "add a hold before, or remove this"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_with_its_place_and_what_to_do(fault: dict[str, Any], problem: str) -> None:
+    assert problems(fault) == (f"fault[0].{problem}",)
+
+
+def test_all_problems_of_all_faults_are_reported_at_once() -> None:
+    found = problems(
+        {**AT, "until": 5.0, "factor": 2.0},
+        {"kind": "drop", "nodes": "x"},
+        {"kind": "partition", "node": 9, "round": 1},
+    )
+    assert [problem.split(" ")[0].rstrip(":") for problem in found] == [
+        "fault[0].factor", "fault[0].until", "fault[1].probability", "fault[1].time", "fault[1].nodes",
+        "fault[2].round", "fault[2].time", "fault[2].node",
+    ]  # fmt: skip
+
+
+def test_a_fault_made_in_python_is_held_to_the_same() -> None:
+    with pytest.raises(ExperimentError, match=r"fault\[1\].time = -3.0: expected number at least 0"):
+        Experiment(nodes=NODES, fault=Faults().crash(1).hang(2).at(-3.0).schedule)
+    with pytest.raises(ExperimentError, match=r"fault\[0\].kind = 'crush': expected one of"):
+        Experiment(nodes=NODES, fault=(Fault("crush", 3),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fault", "key"),
+    [
+        ({"kind": "restart", "node": SERVER, "time": 50.0}, "node = 8"),
+        ({"kind": "restart", "nodes": "7-8", "every": 5.0}, "nodes = '7-8'"),
+        ({"kind": "crash", "nodes": "7-8", "time": 5.0, "until": 9.0}, "nodes = '7-8'"),
+        ({"kind": "crash", "node": SERVER, "time": 5.0, "lasting": 9.0}, "node = 8"),
+    ],
+)
+def test_who_serves_cannot_be_brought_back(fault: dict[str, Any], key: str) -> None:
+    said = "node 8 serves the others and cannot be brought back; leave it out, or let it crash for good"
+    assert problems(fault, **SERVED) == (f"fault[0].{key}: {said}",)
+
+
+def test_who_serves_may_crash_and_be_cut_off_and_is_counted() -> None:
+    (crash,) = happenings({"kind": "crash", "node": SERVER, "time": 5.0}, **SERVED)
+    assert crash.nodes == (SERVER,)
+    (cut,) = happenings({"kind": "partition", "node": 0, "time": 5.0}, **SERVED)
+    assert cut.others == (1, 2, 3, 4, 5, 6, 7, SERVER)
+    (problem,) = problems({"kind": "hang", "node": 9}, **SERVED)
+    assert problem == "fault[0].node = 9: there is no such node; nodes = 8, and 1 that serve them"
+
+
+RESTART = {"kind": "restart", "node": 3, "time": 30.0}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [{"kind": "crash", "node": 3, "time": 29.0}],
+        [{"kind": "crash", "nodes": "0-7", "time": 30.0}],  # at the same time, but before it in the file
+        [{"kind": "crash", "node": 3, "round": 1000}],  # who knows when
+        [{"kind": "crash", "every": 9.0, "after": 29.0}],
+        [{"kind": "crash", "node": 3, "time": 1.0, "until": 2.0}, {"kind": "crash", "node": 3, "time": 3.0}],
+    ],
+)
+def test_a_restart_needs_a_crash_that_may_come_before(before: list[dict[str, Any]]) -> None:
+    experiment(*before, RESTART)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [{"kind": "crash", "node": 3, "time": 31.0}],
+        [{"kind": "crash", "node": 2, "time": 10.0}],
+        [{"kind": "crash", "node": 3, "time": 10.0, "until": 20.0}],  # is back already
+        [{"kind": "crash", "node": 2, "round": 1}],
+        [{"kind": "crash", "every": 9.0, "after": 30.0}],
+        [{"kind": "crash", "nodes": "0-2", "every": 9.0}],
+        [{"kind": "hang", "node": 3, "time": 10.0}],
+    ],
+)
+def test_a_restart_of_a_node_that_is_up_is_refused(others: list[dict[str, Any]]) -> None:
+    (problem,) = problems(*others, RESTART)
+    assert problem.startswith(f"fault[{len(others)}].time = 30.0: node 3 is not down by then")
+
+
+@pytest.mark.parametrize(("do", "undo"), [("partition", "repair"), ("hold", "release")])
+def test_what_is_undone_must_have_been_done_to_some_of_those_named(do: str, undo: str) -> None:
+    done = {"kind": do, "nodes": "0-1", "others": "2-3", "time": 10.0}
+    undone = {"kind": undo, "nodes": "3-4", "others": "1, 5", "time": 30.0}
+    experiment(done, undone)
+    experiment({**done, "oneway": True}, undone)
+    experiment(done, {"kind": undo, "time": 10.0})
+    experiment({"kind": do, "every": 10.0}, undone)
+    for earlier, later in (
+        ({**done, "time": 31.0}, undone),
+        ({**done, "until": 20.0}, undone),
+        ({**done, "nodes": "6-7"}, undone),
+        ({**done, "oneway": True}, {**undone, "oneway": True}),  # the other way
+        ({"kind": do, "every": 10.0, "after": 30.0}, undone),
+    ):
+        (problem,) = problems(earlier, later)
+        assert problem.startswith("fault[1].time = 30.0: nothing that it names is")
+
+
+# What is taken
+
+
+def test_a_node_that_nothing_more_is_said_of_is_struck_at_the_first_round() -> None:
+    described = experiment({"kind": "crash", "nodes": "2-3"}, {"kind": "hang", "node": 3, "round": 4}, AT)
+    assert described.faults(3) == [Fault("crash", round=0, nodes="2-3"), Fault("hang", 3, 4)]
+    assert [fault.kind for fault in described.faults(2)] == ["crash"]
+    assert described.faults(1) == []
+    assert described.timed_faults == (Fault("crash", 3, time=10.0),)
+    assert [fault.due(3) for fault in described.faults(3)] == [True, False]
+
+
+def test_faults_by_round_come_in_the_order_of_rounds() -> None:
+    described = experiment({"kind": "hang", "node": 1, "round": 7}, {"kind": "raise", "nodes": "0-2", "round": 5})
+    assert [fault.round for fault in described.faults(1)] == [5, 7]
+    assert list(timetable(described.fault, NODES, NODES, 0)) == []
+
+
+KINDS = st.sampled_from(["crash", "raise", "hang", "restart", "partition", "repair", "hold", "release", "slow", "drop"])
+TIMES = st.floats(0, 100)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> dict[str, Any]:
+    """A fault by the clock that makes sense by itself."""
+    kind = draw(KINDS)
+    table: dict[str, Any] = {"kind": kind}
+    named = draw(st.sets(st.integers(0, NODES - 1), min_size=1, max_size=NODES - 1))
+    between = kind in ("partition", "repair", "hold", "release", "drop")
+    drawn = draw(st.booleans()) or kind in ("restart", "repair", "release")  # those at a time need more than themselves
+    if draw(st.booleans()) or not (between or drawn):
+        table["nodes"] = ", ".join(map(str, sorted(named)))
+        if between and draw(st.booleans()):
+            table["others"] = ", ".join(str(node) for node in range(NODES) if node not in named)
+    if drawn:
+        table |= {"every": draw(st.floats(0.5, 50)), "after": draw(TIMES), "count": draw(st.integers(1, 6))}
+        if draw(st.booleans()):
+            table["before"] = table["after"] + draw(st.floats(1, 50))
+    else:
+        table["time"] = draw(TIMES)
+    if kind in ("crash", "partition", "hold", "slow", "drop"):
+        end = draw(st.sampled_from(["never", "lasting", "until"]))
+        if end == "lasting":
+            table["lasting"] = draw(st.floats(0.5, 50))
+        elif end == "until":
+            table["until"] = table.get("before", table.get("time", table.get("after"))) + draw(st.floats(1, 50))
+    if between and draw(st.booleans()):
+        table["oneway"] = draw(st.booleans())
+    if kind == "slow":
+        table |= {"factor": draw(st.floats(0.1, 10)), "what": draw(st.sampled_from(["compute", "network", "both"]))}
+    if kind == "drop":
+        table["probability"] = draw(st.floats(0.01, 1))
+    return table
+
+
+SCHEDULES = st.lists(tables(), max_size=5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(SCHEDULES)
+def test_faults_survive_their_toml(schedule: list[dict[str, Any]]) -> None:
+    described = experiment(*schedule)
+    assert Experiment.from_table(tomllib.loads(described.toml())) == described
+    assert [fault.table() for fault in described.fault] == schedule
+
+
+# The timetable
+
+
+def test_what_happens_at_a_time_ends_at_another() -> None:
+    ends = {"time": 1.0, "until": 4.0, "nodes": "0, 2-3"}
+    named, others = (0, 2, 3), (1, 4, 5, 6, 7)
+    for fault, first, last in (
+        ({"kind": "crash"}, Happening(1.0, "crash", named), Happening(4.0, "restart", named)),
+        (
+            {"kind": "partition", "oneway": True},
+            Happening(1.0, "partition", named, others, oneway=True),
+            Happening(4.0, "repair", named, others, oneway=True),
+        ),
+        ({"kind": "hold"}, Happening(1.0, "hold", named, others), Happening(4.0, "release", named, others)),
+        (
+            {"kind": "slow", "factor": 2.5, "what": "network"},
+            Happening(1.0, "slow", named, value=2.5, what="network"),
+            Happening(4.0, "slow", named, value=1.0, what="network"),
+        ),
+        (
+            {"kind": "drop", "probability": 0.25, "others": "5"},
+            Happening(1.0, "drop", named, (5,), 0.25),
+            Happening(4.0, "drop", named, (5,), 0.0),
+        ),
+    ):
+        assert list(happenings(ends | fault)) == [first, last]
+        del (lasts := ends | fault | {"lasting": 3.0})["until"]
+        assert list(happenings(lasts)) == [first, last]
+        del lasts["lasting"]
+        assert list(happenings(lasts)) == [first]
+
+
+def test_what_names_no_node_is_between_all() -> None:
+    everybody = tuple(range(NODES + 1))
+    cut, repair = happenings({"kind": "partition", "time": 1.0, "until": 2.0}, **SERVED)
+    assert cut.nodes == cut.others == repair.nodes == repair.others == everybody
+
+
+def test_what_happens_at_the_same_time_happens_in_the_order_of_the_file() -> None:
+    table = (
+        {"kind": "hang", "node": 4, "time": 5.0},
+        {"kind": "crash", "node": 3, "time": 2.0, "until": 5.0},
+        {"kind": "crash", "node": 3, "time": 5.0},
+        {"kind": "hang", "node": 1, "time": 5.0},
+    )
+    assert [(h.time, str(h)) for h in happenings(*table)] == [
+        (2.0, "node 3 crashes"), (5.0, "node 4 hangs"), (5.0, "node 3 restarts"), (5.0, "node 3 crashes"),
+        (5.0, "node 1 hangs"),
+    ]  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(SCHEDULES, st.integers(0, 2**63 - 1))
+def test_a_timetable_is_in_order_and_the_same_again(schedule: list[dict[str, Any]], seed: int) -> None:
+    faults = [Fault(**table) for table in schedule]
+    assert misfits(faults, NODES, NODES) == []
+    table = list(timetable(faults, NODES, NODES, seed))
+    assert table == list(timetable(faults, NODES, NODES, seed))
+    assert [h.time for h in table] == sorted(h.time for h in table)
+    assert all(str(h) for h in table)
+    assert all(h.nodes and max((*h.nodes, *h.others)) < NODES for h in table)
+    between = [h for h in table if h.others and h.nodes != h.others]
+    assert all(not set(h.nodes) & set(h.others) for h in between)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SCHEDULES, st.integers(0, 2**63 - 1))
+def test_what_a_fault_draws_does_not_depend_on_faults_by_round_nor_on_later_ones(
+    schedule: list[dict[str, Any]], seed: int
+) -> None:
+    faults = [Fault(**table) for table in schedule if table["kind"] != "raise"]
+    more = [Fault("crash", 3, 5), *faults, Fault("raise", every=3.0, count=9)]
+    others = [happening for happening in timetable(more, NODES, NODES, seed) if happening.kind != "raise"]
+    assert others == list(timetable(faults, NODES, NODES, seed))
+
+
+@settings(max_examples=100, deadline=None)
+@given(SCHEDULES, st.integers(0, 2**63 - 1))
+def test_nodes_crash_when_up_and_come_back_when_down(schedule: list[dict[str, Any]], seed: int) -> None:
+    down: set[int] = set()
+    faults = [Fault(**table) for table in schedule if table["kind"] != "restart"]
+    for happening in timetable(faults, NODES, NODES, seed):
+        if happening.kind == "crash":
+            assert down.isdisjoint(happening.nodes)
+            down.update(happening.nodes)
+        elif happening.kind == "restart":
+            assert down.issuperset(happening.nodes)
+            down.difference_update(happening.nodes)
+
+
+def test_a_restart_by_itself_names_all_its_nodes_since_they_may_have_crashed_by_round() -> None:
+    assert list(happenings({**CRASH, "round": 9}, RESTART)) == [Happening(30.0, "restart", (3,))]
+    drawn = {"kind": "restart", "node": 3, "every": 9.0, "count": 2}
+    assert [h.nodes for h in happenings({**CRASH, "round": 9}, drawn)] == [(3,), (3,)]
+
+
+def test_an_endless_timetable_is_made_as_it_is_read() -> None:
+    endless = happenings({**DRAWN, "lasting": 1.0}, {"kind": "hang", "every": 1e-3}, {**CUT, "time": 0.5})
+    some = list(itertools.islice(endless, 2000))
+    assert {h.kind for h in some} == {"hang", "partition"}
+    assert some[-1].time < some[0].time + 4
+
+
+def test_strikes_are_exponential_and_meet_all_nodes_alike() -> None:
+    drawn = {"kind": "hang", "nodes": "1-4", "every": 5.0, "after": 100.0, "count": 4000}
+    table = list(happenings(drawn, seed=3))
+    gaps = np.diff([100.0, *(h.time for h in table)])
+    assert len(table) == 4000
+    assert gaps.mean() == pytest.approx(5.0, rel=0.06)
+    assert gaps.std() == pytest.approx(5.0, rel=0.1)
+    assert (gaps > 10.0).mean() == pytest.approx(np.exp(-2), rel=0.15)
+    met = np.bincount([h.nodes[0] for h in table], minlength=NODES)
+    assert met[0] == met[5:].sum() == 0
+    assert met[1:5] == pytest.approx(1000, rel=0.12)
+
+
+def test_the_ends_of_drawn_strikes_are_drawn_too() -> None:
+    drawn = {"kind": "slow", "factor": 3.0, "nodes": "0", "every": 1000.0, "lasting": 2.0, "count": 3000}
+    table = list(happenings(drawn, seed=3))
+    begun = sum(h.time for h in table if h.value == 3.0)
+    ended = sum(h.time for h in table if h.value == 1.0)
+    assert len(table) == 6000
+    assert (ended - begun) / 3000 == pytest.approx(2.0, rel=0.08)
+
+
+def test_strikes_are_drawn_between_limits() -> None:
+    drawn = {"kind": "partition", "every": 0.5, "after": 10.0, "before": 20.0}
+    times = [h.time for h in happenings(drawn)]
+    assert 5 < len(times) < 50
+    assert 10.0 < times[0] < times[-1] < 20.0
+    table = list(happenings({"kind": "partition", "every": 0.5, "until": 20.0}))
+    cuts, repairs = table[: len(table) // 2], table[len(table) // 2 :]
+    assert all(h.kind == "partition" and h.time < 20.0 for h in cuts)
+    assert [(h.kind, h.time) for h in repairs] == [("repair", 20.0)] * len(cuts)
+
+
+def test_a_drawn_partition_cuts_one_node_off_from_everybody_else() -> None:
+    for happening in happenings({"kind": "partition", "nodes": "2-3", "every": 1.0, "count": 20}, **SERVED):
+        (node,) = happening.nodes
+        assert node in (2, 3)
+        assert happening.others == tuple(other for other in range(NODES + 1) if other != node)
+
+
+def test_any_node_is_any_that_learns_and_is_not_on_the_other_side() -> None:
+    struck = {h.nodes[0] for h in happenings({**DRAWN, "count": 200}, **SERVED)}
+    assert struck == set(range(NODES))
+    drawn = {"kind": "hold", "others": "0-3, 8", "every": 1.0, "count": 200}
+    assert {h.nodes[0] for h in happenings(drawn, **SERVED)} == {4, 5, 6, 7}
+
+
+def test_drawn_repairs_without_nodes_undo_everything() -> None:
+    (repair,) = happenings({"kind": "repair", "every": 1.0, "count": 1})
+    assert repair.nodes == repair.others == tuple(range(NODES))
+
+
+@pytest.mark.parametrize(
+    ("happening", "sentence"),
+    [
+        (Happening(1.0, "crash", (3,)), "node 3 crashes"),
+        (Happening(1.0, "crash", (0, 1, 3)), "nodes 0-1, 3 crash"),
+        (Happening(1.0, "raise", (3,)), "node 3 raises"),
+        (Happening(1.0, "hang", (3, 4)), "nodes 3-4 hang"),
+        (Happening(1.0, "restart", (3,)), "node 3 restarts"),
+        (Happening(1.0, "partition", (0, 1), (4, 5)), "nodes 0-1 are cut off from 4-5"),
+        (Happening(1.0, "partition", (0,), (4, 5)), "node 0 is cut off from 4-5"),
+        (Happening(1.0, "partition", (0,), (4, 5), oneway=True), "node 0 no longer reaches 4-5"),
+        (Happening(1.0, "partition", (0,)), "node 0 is cut off from everybody else"),
+        (Happening(1.0, "partition", (0, 1), (0, 1)), "all nodes are cut off from each other"),
+        (Happening(1.0, "repair", (0,), (4, 5)), "node 0 and 4-5 reach each other again"),
+        (Happening(1.0, "repair", (0,), (4, 5), oneway=True), "node 0 reaches 4-5 again"),
+        (Happening(1.0, "repair", ()), "all nodes reach each other again"),
+        (Happening(1.0, "hold", (0, 1), (4, 5)), "messages between nodes 0-1 and 4-5 are held"),
+        (Happening(1.0, "hold", (0,), (4,), oneway=True), "messages from node 0 to 4 are held"),
+        (Happening(1.0, "release", ()), "messages between all nodes are released"),
+        (Happening(1.0, "slow", (3,), value=2.5), "node 3 computes and communicates 2.5 times as slowly"),
+        (Happening(1.0, "slow", (3, 4), value=4.0, what="network"), "nodes 3-4 communicate 4 times as slowly"),
+        (Happening(1.0, "slow", (3,), value=1.0, what="compute"), "node 3 computes at full speed again"),
+        (Happening(1.0, "drop", (3,), (4, 5), 0.05), "5 % of messages between node 3 and 4-5 are dropped"),
+        (Happening(1.0, "drop", (3,), (4, 5), 0.0), "messages between node 3 and 4-5 are no longer dropped"),
+    ],
+)  # fmt: skip
+def test_what_happens_is_said_in_a_sentence(happening: Happening, sentence: str) -> None:
+    assert str(happening) == sentence
+
+
+# What stands between nodes
+
+SIDES = st.sets(st.integers(0, NODES - 1))
+INTERFERENCES = st.builds(
+    lambda kind, nodes, others, probability, oneway: Happening(
+        0.0, kind, tuple(sorted(nodes)), tuple(sorted(others)), probability if kind == "drop" else 0.0, oneway=oneway
+    ),
+    st.sampled_from(["partition", "repair", "hold", "release", "drop"]),
+    SIDES, SIDES, st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.booleans(),
+)  # fmt: skip
+
+
+def named(happening: Happening) -> set[tuple[int, int]]:
+    """The pairs of a sender and a receiver that a happening is about."""
+    everybody = range(NODES)
+    nodes = happening.nodes or everybody
+    others = happening.others or [n for n in everybody if not happening.nodes or n not in happening.nodes]
+    pairs = {(a, b) for a in nodes for b in others}
+    return {(a, b) for a, b in pairs | (set() if happening.oneway else {(b, a) for a, b in pairs}) if a != b}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(INTERFERENCES, max_size=12))
+def test_what_stands_between_two_nodes_is_what_was_last_said_of_them(happened: list[Happening]) -> None:
+    interference = Interference(NODES)
+    cut: set[tuple[int, int]] = set()
+    held: set[tuple[int, int]] = set()
+    drop: dict[tuple[int, int], float] = {}
+    for happening in happened:
+        pairs = named(happening)
+        if happening.kind in ("repair", "release"):
+            assert interference.undoes(happening) == bool(pairs & (cut if happening.kind == "repair" else held))
+        interference.apply(happening)
+        match happening.kind:
+            case "partition":
+                cut |= pairs
+            case "repair":
+                cut -= pairs
+            case "hold":
+                held |= pairs
+            case "release":
+                held -= pairs
+            case "drop":
+                drop.update(dict.fromkeys(pairs, happening.value))
+    for pair in itertools.product(range(NODES), repeat=2):
+        assert interference.cut(*pair) is (pair in cut)
+        assert interference.held(*pair) is (pair in held)
+        assert interference.drop(*pair) == drop.get(pair, 0.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(INTERFERENCES, max_size=6), INTERFERENCES)
+def test_a_repair_undoes_all_that_it_names_of_whatever_partitions_and_nothing_else(
+    happened: list[Happening], last: Happening
+) -> None:
+    interference = Interference(NODES)
+    for happening in happened:
+        interference.apply(happening)
+    pairs = list(itertools.product(range(NODES), repeat=2))
+    before = {pair: interference.cut(*pair) for pair in pairs}
+    interference.apply(Happening(1.0, "repair", last.nodes, last.others, oneway=last.oneway))
+    assert {pair: interference.cut(*pair) for pair in pairs} == {
+        pair: cut and pair not in named(last) for pair, cut in before.items()
+    }
+
+
+def test_nothing_stands_between_nodes_at_first_nor_after_a_crash() -> None:
+    interference = Interference(NODES)
+    for kind in ("crash", "restart", "hang", "raise", "slow", "repair", "release"):
+        interference.apply(Happening(0.0, kind, (1,), (2,), 3.0))  # type: ignore[arg-type]
+    assert not interference.cut(1, 2)
+    assert not interference.held(1, 2)
+    assert interference.drop(1, 2) == 0.0
+
+
+def test_a_few_partitions_of_many_nodes_take_little_room() -> None:
+    nodes = 20_000
+    interference = Interference(nodes)  # a matrix of all pairs would be 400 MB
+    for first in range(5):
+        interference.apply(Happening(0.0, "partition", tuple(range(first, 100)), tuple(range(100, nodes))))
+    interference.apply(Happening(0.0, "drop", (), (), 0.5))
+    assert interference.cut(3, nodes - 1)
+    assert not interference.cut(3, 4)
+    assert interference.drop(nodes - 2, nodes - 1) == 0.5
+    assert interference.drop(7, 7) == 0.0
+
+
+# In tests, and on the page
+
+
+def test_faults_read_as_a_sentence() -> None:
+    faults = (
+        Faults()
+        .crash(3, round=2)
+        .crash(3).at(30.0).until(60.0)
+        .restart(3).at(90.0)
+        .raises("0-2").at(5.0)
+        .hang().every(60.0, after=10.0, before=90.0, count=3)
+        .partition("0-3", "4-7", oneway=True).at(10.0).lasting(5.0)
+        .repair().at(20.0)
+        .hold(1).at(1.0)
+        .release(1).at(2.0)
+        .slow("0-1", factor=4.0, what="compute").at(0.0)
+        .drop(probability=0.1).at(0.0)
+    )  # fmt: skip
+    assert faults.schedule == (
+        Fault("crash", 3, 2),
+        Fault("crash", 3, time=30.0, until=60.0),
+        Fault("restart", 3, time=90.0),
+        Fault("raise", nodes="0-2", time=5.0),
+        Fault("hang", every=60.0, after=10.0, before=90.0, count=3),
+        Fault("partition", nodes="0-3", others="4-7", oneway=True, time=10.0, lasting=5.0),
+        Fault("repair", time=20.0),
+        Fault("hold", 1, time=1.0),
+        Fault("release", 1, time=2.0),
+        Fault("slow", nodes="0-1", factor=4.0, what="compute", time=0.0),
+        Fault("drop", probability=0.1, time=0.0),
+    )
+    with pytest.raises(ExperimentError) as refused:
+        Experiment(nodes=NODES, fault=faults.schedule)
+    assert [problem.split(":")[0] for problem in refused.value.problems] == [
+        "fault[6].time = 20.0"
+    ]  # is repaired by then
+
+
+def test_a_time_needs_a_fault_that_it_is_the_time_of() -> None:
+    with pytest.raises(ValueError, match="begin with a verb"):
+        Faults().at(3.0)
+
+
+def snippets() -> list[str]:
+    return [block.partition("```")[0] for block in PAGE.read_text().split("```toml\n")[1:]]
+
+
+def test_every_snippet_of_the_page_is_an_experiment_and_every_kind_has_one() -> None:
+    kinds: set[str] = set()
+    for snippet in snippets():
+        described = Experiment.from_table({"nodes": 16, **tomllib.loads(snippet)})
+        assert described.fault
+        assert described.timed_faults == () or next(timetable(described.fault, 16, described.size, 0))
+        kinds |= {fault.kind for fault in described.fault}
+    assert kinds == {
+        "crash", "raise", "hang", "restart", "partition", "repair", "hold", "release", "slow", "drop"
+    }  # fmt: skip

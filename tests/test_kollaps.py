@@ -1,0 +1,554 @@
+"""Files for Kollaps: what they say, what is refused in them, and the networks that they make."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.network import Presence, Route, Wired, Wiring
+from shoal.network.kollaps import Description, Kollaps, Link, LinkEvent, Service, ServiceEvent, read, write
+from shoal.network.wiring import MEGABIT
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "networks" / "two-sites.xml"
+
+SERVICES = '<service name="client" replicas="2"/><service name="server" replicas="2"/>'
+BRIDGES = '<bridge name="left"/><bridge name="right"/>'
+LINKS = """
+<link origin="client" dest="left" latency="5" jitter="3" drop="0.1" upload="50Mbps" download="100Mbps"/>
+<link origin="left" dest="right" latency="10" jitter="4" drop="0.2" upload="20Mbps" download="30Mbps"/>
+<link origin="right" dest="server" latency="1" upload="1Gbps" download="500Kbps"/>
+"""
+
+
+def text(services: str = SERVICES, bridges: str = BRIDGES, links: str = LINKS, dynamic: str = "") -> str:
+    return (
+        f'<experiment boot="kollaps:2.0">\n<services>{services}</services>\n<bridges>{bridges}</bridges>\n'
+        f"<links>{links}</links>\n<dynamic>{dynamic}</dynamic>\n</experiment>\n"
+    )
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Callable[..., Wired]:
+    def build(nodes: int, seed: int = 0, options: dict[str, Any] | None = None, **sections: str) -> Wired:
+        file = tmp_path / "net.xml"
+        file.write_text(text(**sections))
+        return Kollaps(file, **(options or {})).build(nodes, seed)
+
+    return build
+
+
+def route(network: Wiring, sender: int, receiver: int) -> Route:
+    found = network.route(sender, receiver)
+    assert found is not None
+    return found
+
+
+def bandwidth(network: Wiring, sender: int, receiver: int) -> float:
+    """Mbit/s, for a flow that has the way for itself."""
+    return float(min(network.capacities[list(route(network, sender, receiver).links)])) / MEGABIT
+
+
+# The collapse
+
+
+def test_a_way_has_the_sum_of_latencies_and_the_least_bandwidth(built: Callable[..., Wired]) -> None:
+    ((_, network),) = built(4).stages
+    there, back = route(network, 0, 2), route(network, 2, 0)
+    assert there.latency == back.latency == pytest.approx(0.016)
+    assert there.jitter == back.jitter == pytest.approx(0.005)
+    assert there.loss == back.loss == pytest.approx(1 - 0.9 * 0.8)
+    assert bandwidth(network, 0, 2) == 20
+    assert bandwidth(network, 2, 0) == 0.5
+    assert bandwidth(network, 0, 1) == 50
+    assert route(network, 0, 1).loss == pytest.approx(1 - 0.9 * 0.9)
+
+
+def test_replicas_have_a_link_each_and_share_those_between_bridges(built: Callable[..., Wired]) -> None:
+    ((_, network),) = built(4).stages
+    one, other = route(network, 0, 2).links, route(network, 1, 3).links
+    assert len(one) == len(other) == 3
+    assert set(one) & set(other) == {one[1]}
+    assert not set(one) & set(route(network, 2, 0).links)  # a link carries as much in each direction
+    assert [len(network.access(node)) for node in range(4)] == [2] * 4
+    assert one[0] in network.access(0)
+    assert one[2] in network.access(2)
+
+
+def test_replicas_may_share_their_link(built: Callable[..., Wired]) -> None:
+    services = SERVICES.replace('name="client"', 'name="client" share="true"')
+    ((_, network),) = built(4, services=services).stages
+    one, other = route(network, 0, 2), route(network, 1, 3)
+    assert one.latency == pytest.approx(0.016)
+    assert one.loss == pytest.approx(1 - 0.9 * 0.8)
+    assert bandwidth(network, 0, 2) == 20
+    assert len(set(one.links) & set(other.links)) == 2
+    assert route(network, 0, 1).latency == 0  # on their side of the link
+
+
+def test_a_link_that_replicas_share_changes_as_one(built: Callable[..., Wired]) -> None:
+    services = SERVICES.replace('name="client"', 'name="client" share="true"')
+    dynamic = '<schedule origin="client" dest="left" time="1" latency="50" upload="2Mbps" download="3Mbps" drop="0"/>'
+    (_, after) = (network for _, network in built(4, services=services, dynamic=dynamic).stages)
+    assert route(after, 0, 2).latency == route(after, 2, 1).latency == pytest.approx(0.061)
+    assert route(after, 0, 2).loss == pytest.approx(0.2)
+    assert (bandwidth(after, 0, 2), float(after.capacities[route(after, 2, 0).links[2]]) / MEGABIT) == (2, 3)
+    assert route(after, 0, 1).latency == 0
+
+
+def test_a_link_without_a_download_is_one_way(built: Callable[..., Wired]) -> None:
+    links = '<link origin="client" dest="server" latency="1" upload="1Mbps"/>'
+    ((_, network),) = built(4, links=links).stages
+    assert len(route(network, 0, 2).links) == 1
+    assert network.route(2, 0) is None
+    assert network.route(0, 1) is None
+
+
+def test_the_shortest_way_is_that_of_the_fewest_links_or_of_the_least_latency(built: Callable[..., Wired]) -> None:
+    links = LINKS + '<link origin="client" dest="right" latency="100" upload="9Mbps" download="9Mbps"/>'
+    by_hops = built(4, links=links).stages[0][1]
+    by_latency = built(4, links=links, options={"by": "latency"}).stages[0][1]
+    assert route(by_hops, 0, 2).latency == pytest.approx(0.101)
+    assert route(by_latency, 0, 2).latency == pytest.approx(0.016)
+    parallel = LINKS + '<link origin="left" dest="right" latency="2" upload="7Mbps" download="7Mbps"/>'
+    assert bandwidth(built(4, links=parallel).stages[0][1], 0, 2) == 7  # as many links, and less latency
+    assert bandwidth(built(4, links=parallel, options={"by": "latency"}).stages[0][1], 0, 2) == 7
+    alike = LINKS + '<link origin="left" dest="right" latency="10" upload="7Mbps" download="7Mbps"/>'
+    assert bandwidth(built(4, links=alike).stages[0][1], 0, 2) == 20  # the first in the file
+
+
+NAMES = ["a", "b", "c", "d", "e"]
+some_links = st.lists(
+    st.builds(
+        lambda ends, latency, upload, download, jitter, drop: Link(*ends, latency, upload, download, jitter, drop),
+        st.sampled_from(list(itertools.permutations(NAMES, 2))),
+        st.integers(0, 50).map(float),
+        st.floats(0.1, 1e4),
+        st.none() | st.floats(0.1, 1e4),
+        st.floats(0, 10),
+        st.floats(0, 1),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60)
+@given(some_links, st.sampled_from(["hops", "latency"]))
+def test_ways_are_as_short_as_networkx_finds_them_and_lead_from_end_to_end(
+    tmp_path_factory: pytest.TempPathFactory, links: list[Link], by: Any
+) -> None:
+    linked = sorted({end for link in links for end in (link.origin, link.dest)})
+    if not linked:
+        return
+    file = tmp_path_factory.getbasetemp() / "ways.xml"
+    write(Description(tuple(map(Service, linked)), links=tuple(links)), file)
+    ((_, network),) = Kollaps(file, by=by).build(len(linked), 0).stages
+    graph: networkx.DiGraph[str] = networkx.DiGraph()
+    ways: list[tuple[str, str, Link, float]] = []  # in the order of the numbers of links
+    for link in links:
+        ways.append((link.origin, link.dest, link, link.upload))
+        if link.download is not None:
+            ways.append((link.dest, link.origin, link, link.download))
+    for start, end, link, _ in ways:
+        weight = 1.0 if by == "hops" else link.latency
+        if not graph.has_edge(start, end) or graph.edges[start, end]["weight"] > weight:
+            graph.add_edge(start, end, weight=weight)
+    assert (network.capacities / MEGABIT).tolist() == pytest.approx([megabits for *_, megabits in ways])
+    for (i, a), (j, b) in itertools.permutations(enumerate(linked), 2):
+        found = network.route(i, j)
+        if not networkx.has_path(graph, a, b):
+            assert found is None
+            continue
+        assert found is not None
+        taken = [ways[number] for number in found.links]
+        assert [step[0] for step in taken] + [b] == [a] + [step[1] for step in taken]
+        length = len(taken) if by == "hops" else sum(link.latency for _, _, link, _ in taken)
+        assert length == pytest.approx(networkx.shortest_path_length(graph, a, b, weight="weight"))
+        assert found.latency == pytest.approx(sum(link.latency for _, _, link, _ in taken) / 1000)
+        assert found.jitter == pytest.approx(math.sqrt(sum(link.jitter**2 for _, _, link, _ in taken)) / 1000)
+        assert found.loss == pytest.approx(1 - math.prod(1 - link.drop for _, _, link, _ in taken))
+
+
+def test_a_thousand_nodes_round_bridges_are_ready_within_a_second(tmp_path: Path) -> None:
+    bridges = tuple(f"bridge{i}" for i in range(20))
+    services = tuple(Service(f"site{i}", replicas=50) for i in range(20))
+    access = [Link(f"site{i}", f"bridge{i}", 1.0, 100.0, 100.0) for i in range(20)]
+    ring = [Link(f"bridge{i}", f"bridge{(i + 1) % 20}", 10.0, 1000.0, 1000.0) for i in range(20)]
+    file = tmp_path / "large.xml"
+    write(Description(services, bridges, (*access, *ring)), file)
+    begun = time.process_time()
+    ((_, network),) = Kollaps(file).build(1000, 0).stages
+    routes = [route(network, i, (i * 7 + 3) % 1000) for i in range(0, 1000, 2)]
+    assert time.process_time() - begun < 1
+    assert max(len(way.links) for way in routes) == 12
+
+
+# Who is a node
+
+
+def test_nodes_are_replicas_in_the_order_of_the_file_but_for_supervisors(built: Callable[..., Wired]) -> None:
+    services = '<service name="dashboard" supervisor="true" port="8088"/>' + SERVICES
+    ((_, network),) = built(3, services=services).stages
+    assert len(route(network, 0, 1).links) == 2
+    assert len(route(network, 0, 2).links) == 3
+    ((_, only),) = built(2, services=services, options={"services": ("server",)}).stages
+    assert route(only, 0, 1).latency == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options", "sections", "problem"),
+    [
+        (5, {}, {}, r"net\.xml: 4 replicas of 'client', 'server', and there are 5 nodes.*; set replicas in the file"),
+        (3, {"services": ("client",)}, {}, r"2 replicas of 'client', and there are 3 nodes"),
+        (2, {"services": ("clinet",)}, {}, r"services: there is no service 'clinet' in .*did you mean 'client'"),
+        (4, {}, {"links": LINKS.split("\n")[1]}, r"net\.xml: service 'server' has no link, so nobody reaches it"),
+    ],
+)
+def test_nodes_that_cannot_be_had_are_refused(
+    built: Callable[..., Wired], nodes: int, options: dict[str, Any], sections: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        built(nodes, options=options, **sections)
+
+
+# Schedules
+
+
+def test_a_link_gets_new_properties_in_one_direction_or_with_a_download_in_both(built: Callable[..., Wired]) -> None:
+    dynamic = """
+    <schedule origin="left" dest="right" time="10" upload="5Mbps" latency="40"/>
+    <schedule origin="left" dest="right" time="20.5" upload="6Mbps" download="7Mbps" drop="0.5" jitter="0"/>
+    <schedule origin="right" dest="left" time="10" upload="8Mbps"/>
+    """
+    wired = built(4, dynamic=dynamic)
+    assert [start for start, _ in wired.stages] == [0, 10, 20.5]
+    before, then, after = (network for _, network in wired.stages)
+    assert [bandwidth(n, 0, 2) for n in (before, then, after)] == [20, 5, 6]
+    assert [float(n.capacities[route(n, 2, 0).links[1]]) / MEGABIT for n in (before, then, after)] == [30, 8, 7]
+    assert [route(n, 0, 2).latency for n in (before, then, after)] == pytest.approx([0.016, 0.046, 0.046])
+    assert [route(n, 2, 0).latency for n in (before, then, after)] == pytest.approx([0.016, 0.016, 0.016])
+    assert route(after, 2, 0).loss == route(after, 0, 2).loss == pytest.approx(1 - 0.9 * 0.5)
+    assert route(after, 0, 2).links == route(before, 0, 2).links
+    assert route(before, 0, 2).loss == pytest.approx(1 - 0.9 * 0.8)  # as it was
+
+
+@pytest.mark.parametrize(("gone", "back"), [("leave", "join"), ("disconnect", "reconnect")])
+def test_no_way_leads_over_a_link_that_left_until_it_joins(built: Callable[..., Wired], gone: str, back: str) -> None:
+    ends = 'origin="right" dest="left"'
+    dynamic = f'<schedule {ends} time="1" action="{gone}"/><schedule {ends} time="2" action="{back}"/>'
+    before, without, after = (network for _, network in built(4, dynamic=dynamic).stages)
+    assert without.route(0, 2) is None
+    assert without.route(2, 0) is None
+    assert route(without, 0, 1) == route(before, 0, 1)
+    assert route(after, 0, 2) == route(before, 0, 2)
+
+
+def test_a_bridge_may_leave(built: Callable[..., Wired]) -> None:
+    dynamic = '<schedule name="left" time="1" action="leave"/><schedule name="left" time="2" action="join"/>'
+    _, without, after = (network for _, network in built(4, dynamic=dynamic).stages)
+    assert without.route(0, 1) is None
+    assert route(without, 2, 3).latency == pytest.approx(0.002)
+    assert after.route(0, 1) is not None
+
+
+def test_a_new_link_joins(built: Callable[..., Wired]) -> None:
+    dynamic = (
+        '<schedule origin="client" dest="right" time="3" action="join" latency="2" upload="3Mbps" download="4Mbps"/>'
+    )
+    before, after = (network for _, network in built(4, dynamic=dynamic).stages)
+    assert len(before.capacities) == len(after.capacities)
+    assert len(route(before, 0, 2).links) == 3
+    assert route(after, 0, 2).latency == pytest.approx(0.003)
+    assert bandwidth(after, 0, 2) == 3
+    assert bandwidth(after, 2, 0) == 0.5
+    assert route(before, 2, 3) == route(after, 2, 3)
+
+
+def test_replicas_that_leave_are_the_first_that_are_there_and_the_network_stays(built: Callable[..., Wired]) -> None:
+    dynamic = """
+    <schedule name="server" time="30" action="crash" amount="2"/>
+    <schedule name="client" time="10" action="leave"/>
+    """
+    wired = built(4, dynamic=dynamic)
+    assert list(wired.presences) == [Presence(10, 0, False), Presence(30, 2, False), Presence(30, 3, False)]
+    assert len(wired.stages) == 1
+
+
+def test_a_service_that_joins_is_absent_before_and_has_as_many_replicas_as_are_there_at_once(
+    built: Callable[..., Wired],
+) -> None:
+    dynamic = """
+    <schedule name="client" time="0" action="join" amount="2"/>
+    <schedule name="client" time="5" action="join"/>
+    <schedule name="client" time="8" action="leave"/>
+    <schedule name="client" time="9" action="join"/>
+    """
+    wired = built(5, dynamic=dynamic)
+    expected = [Presence(0, 2, False), Presence(5, 2, True), Presence(8, 0, False), Presence(9, 0, True)]
+    assert list(wired.presences) == expected
+    with pytest.raises(ValueError, match="5 replicas of 'client', 'server', and there are 6 nodes"):
+        built(6, dynamic=dynamic)
+    services = SERVICES.replace('name="client"', 'name="client" reuse="false"')
+    fresh = built(6, dynamic=dynamic, services=services)
+    assert list(fresh.presences) == [
+        Presence(0, 2, False), Presence(0, 3, False), Presence(5, 2, True), Presence(8, 0, False), Presence(9, 3, True),
+    ]  # fmt: skip
+
+
+def test_a_replica_that_is_disconnected_is_there_and_reaches_nobody(built: Callable[..., Wired]) -> None:
+    dynamic = """
+    <schedule name="client" time="10" action="disconnect"/>
+    <schedule name="client" time="20" action="reconnect"/>
+    """
+    wired = built(4, dynamic=dynamic)
+    assert not wired.presences
+    before, without, after = (network for _, network in wired.stages)
+    assert without.route(0, 2) is without.route(2, 0) is without.route(1, 0) is None
+    assert route(without, 1, 2) == route(before, 1, 2)
+    assert route(after, 0, 2) == route(before, 0, 2)
+
+
+def test_replicas_may_be_drawn_from_the_seed(built: Callable[..., Wired]) -> None:
+    services = SERVICES.replace('replicas="2"', 'replicas="50"')
+    dynamic = '<schedule name="client" time="1" action="leave" amount="10"/>'
+
+    def gone(seed: int, draw: bool) -> set[int]:
+        wired = built(100, seed, {"draw": draw}, services=services, dynamic=dynamic)
+        assert all(not presence.online for presence in wired.presences)
+        return {presence.node for presence in wired.presences}
+
+    assert gone(0, False) == gone(1, False) == set(range(10))
+    assert gone(0, True) == gone(0, True) != gone(1, True)
+    assert gone(0, True) <= set(range(50))
+    assert len(gone(0, True)) == 10
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["join", "leave", "crash", "disconnect", "reconnect"]), st.integers(0, 9), st.integers(1, 4)
+        ),
+        max_size=8,
+    )
+)
+def test_a_schedule_is_refused_or_as_many_are_there_as_it_says(
+    tmp_path_factory: pytest.TempPathFactory, told: list[tuple[Any, int, int]]
+) -> None:
+    events = tuple(ServiceEvent(float(at), "s", action, amount) for action, at, amount in told)
+    file = tmp_path_factory.getbasetemp() / "schedule.xml"
+    write(Description((Service("s", 4), Service("t", 9)), (), (Link("s", "t", 1.0, 1.0, 1.0),), events), file)
+    try:
+        wired = Kollaps(file, services=("s",)).build(1, 0)
+    except ValueError:
+        return
+    everything = Kollaps(file).build(9 + _ever(events), 0)
+    present = 0 if any(event.action == "join" for event in events) else 4
+    online = dict.fromkeys(range(_ever(events)), True)
+    for at in sorted({0.0, *(event.time for event in events)}):
+        for event in (e for e in events if e.time == at):
+            present += {"join": event.amount, "leave": -event.amount, "crash": -event.amount}.get(event.action, 0)
+        online.update({p.node: p.online for p in everything.presences if p.time == at})
+        assert sum(online.values()) == present
+    times = [p.time for p in everything.presences]
+    assert times == sorted(times)
+    assert [start for start, _ in wired.stages] == sorted({start for start, _ in wired.stages})
+
+
+def _ever(events: tuple[ServiceEvent, ...]) -> int:
+    """Replicas of 's': four, or as many as are there at once of those that join."""
+    if not any(event.action == "join" for event in events):
+        return 4
+    present = [0]
+    for event in sorted(events, key=lambda event: event.time):
+        change = {"join": event.amount, "leave": -event.amount, "crash": -event.amount}.get(event.action, 0)
+        present.append(present[-1] + change)
+    return max(present)
+
+
+# Reading and writing
+
+names = st.from_regex(r"[A-Za-z][\w .<&\"'-]{0,8}[A-Za-z0-9]", fullmatch=True)
+numbers = st.floats(0, 1e9)
+kilobits = st.integers(1, 10**6).map(lambda count: count / 1000)
+widths = st.floats(1e-6, 1e6) | kilobits | kilobits.map(lambda width: math.nextafter(width, math.inf))
+times = st.floats(0, 1e6)
+
+
+@st.composite
+def descriptions(draw: st.DrawFn) -> Description:
+    every = draw(st.lists(names, min_size=2, max_size=6, unique=True))
+    cut = draw(st.integers(1, len(every)))
+    flags = st.booleans()
+    anything = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn"]), max_size=9)
+    services = tuple(
+        Service(n, draw(st.integers(1, 99)), draw(flags), draw(flags), draw(flags), draw(anything), draw(anything))
+        for n in every[:cut]
+    )
+    ends = st.sampled_from(list(itertools.permutations(every, 2)))
+    links = tuple(
+        Link(*draw(ends), draw(numbers), draw(widths), draw(st.none() | widths), draw(numbers), draw(st.floats(0, 1)))
+        for _ in range(draw(st.integers(0, 4)))
+    )
+    events: list[ServiceEvent | LinkEvent] = []
+    for _ in range(draw(st.integers(0, 4))):
+        name = draw(st.sampled_from(every[:cut]))
+        action = draw(st.sampled_from(["join", "leave", "crash", "disconnect", "reconnect"]))
+        events.append(ServiceEvent(draw(times), name, action, draw(st.integers(1, 9))))
+    for link in links:
+        optional = st.none() | numbers
+        events.append(LinkEvent(draw(times), link.origin, link.dest, None, draw(optional), draw(widths)))
+        events.append(LinkEvent(draw(times), link.dest, link.origin, draw(st.sampled_from(["leave", "join"]))))
+    for bridge in every[cut:]:
+        events.append(ServiceEvent(draw(times), bridge, draw(st.sampled_from(["join", "leave"]))))
+    return Description(services, tuple(every[cut:]), links, tuple(events), draw(anything))
+
+
+@settings(max_examples=50)
+@given(descriptions())
+def test_what_is_written_is_what_is_read(tmp_path_factory: pytest.TempPathFactory, description: Description) -> None:
+    file = tmp_path_factory.getbasetemp() / "described.xml"
+    write(description, file)
+    assert read(file) == description
+
+
+def test_the_example_is_read_as_it_is_meant(tmp_path: Path) -> None:
+    description = read(EXAMPLE)
+    assert [(service.name, service.replicas) for service in description.services] == [("north", 8), ("south", 8)]
+    assert description.links[1] == Link("south", "south-switch", 0.5, 50.0, 100.0, network="net")
+    write(description, tmp_path / "again.xml")
+    assert read(tmp_path / "again.xml") == description
+    assert 'upload="50Mbps"' in (tmp_path / "again.xml").read_text()  # Kollaps reads integers
+    wired = Kollaps(EXAMPLE).build(16, 0)
+    assert [start for start, _ in wired.stages] == [0, 2, 6]
+    assert [bandwidth(network, 0, 15) for _, network in wired.stages] == [20, 5, 20]
+
+
+@pytest.mark.parametrize(
+    ("spelt", "megabits"),
+    [("100Kbps", 0.1), ("60mbps", 60), ("1.5 GBPS", 1500), ("2e1Mbps", 20), (".5Gbps", 500)],
+)
+def test_bandwidths_have_units_in_any_case(tmp_path: Path, spelt: str, megabits: float) -> None:
+    file = tmp_path / "net.xml"
+    file.write_text(text(links=f'<link origin="client" dest="left" latency="1" upload="{spelt}"/>'))
+    assert read(file).links[0].upload == pytest.approx(megabits)
+
+
+def test_what_only_kollaps_needs_is_not_looked_at(tmp_path: Path) -> None:
+    file = tmp_path / "net.xml"
+    services = '<service name="a" image="x:1" command="[\'b\', \'0\']" supervisor="true" port="80" ip="10.0.0.1"/>'
+    file.write_text("<!-- a file -->" + text(services=services + SERVICES, dynamic=">"))
+    assert read(file).services[0] == Service("a", supervisor=True, image="x:1", command="['b', '0']")
+
+
+def one_link(more: str = "", upload: str = "1Mbps", ends: str = 'origin="client" dest="left"') -> str:
+    return text(links=f'<link {ends} latency="1" upload="{upload}" {more}/>')
+
+
+def scheduled(attributes: str) -> str:
+    return text(dynamic=f"<schedule {attributes}/>")
+
+
+SCHEDULE = '<schedule name="client" time="1" action="leave"/>'
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (one_link(ends='origin="clent" dest="left"'),
+         r":4: origin = 'clent': there is no such service or bridge; did you mean 'client'"),
+        (one_link(ends='origin="client"'), r":4: <link> has no dest"),
+        (one_link(ends='origin="left" dest="left"'), r":4: <link> from 'left' to itself"),
+        (text(links='<link origin="client" dest="left" upload="1Mbps"/>'), r"from 'client' to 'left' has no latency"),
+        (text(links='<link origin="client" dest="left" latency="1"/>'), r"from 'client' to 'left' has no upload"),
+        (one_link(upload="0Mbps"), r":4: upload = '0Mbps': a link that carries nothing; let it leave"),
+        (one_link('download="0.0Kbps"'), r":4: download = '0.0Kbps': a link that carries nothing"),
+        (one_link(upload="100"), r":4: upload = '100': expected a number and a unit.*; it has no unit"),
+        (one_link(upload="1MB/s"), r"the unit 'MB/s' is unknown"),
+        (one_link(upload="fast"), r"upload = 'fast': expected a number and a unit"),
+        (one_link(upload="1.2.3Mbps"), r"upload = '1\.2\.3Mbps': expected a number and a unit"),
+        (one_link(upload="-1Mbps"), r"upload = '-1Mbps': expected a number and a unit"),
+        (one_link('jitter="-1"'), r":4: jitter = '-1': expected milliseconds, at least 0"),
+        (one_link('drop="1.5"'), r":4: drop = '1\.5': expected a probability from 0 to 1"),
+        (one_link('drop="nan"'), r":4: drop = 'nan': expected a probability"),
+        (one_link('lateny="1"'), r":4: <link> has no attribute 'lateny'; did you mean 'latency'"),
+        (text(services='<service name="a" replica="3"/>'), r":2: <service> has no attribute 'replica'; did you mean"),
+        (text(services='<service name="a" replicas="0"/>'), r":2: replicas = '0': expected an integer, at least 1"),
+        (text(services='<service name="a" share="yes"/>'), r":2: share = 'yes': expected true or false"),
+        (text(services='<service image="a"/>'), r":2: <service> has no name"),
+        (text(services="", links=""), r":1: there are no services in it"),
+        (text(bridges='<bridge name="client"/>'), r":3: there is another 'client'"),
+        (text(dynamic=SCHEDULE.replace("leave", "sleep")), r":9: action = 'sleep': unknown; did you mean 'leave'"),
+        (text(dynamic=SCHEDULE.replace("client", "cliant")), r":9: name = 'cliant': there is no such service"),
+        (text(dynamic=SCHEDULE.replace('time="1"', "")), r":9: <schedule> has no time"),
+        (text(dynamic=SCHEDULE.replace('time="1"', 'time="-1"')), r":9: time = '-1': expected a time in seconds"),
+        (text(dynamic=SCHEDULE.replace("/>", ' amount="0"/>')), r":9: amount = '0': expected an integer"),
+        (text(dynamic=SCHEDULE.replace('action="leave"', "")), r":9: <schedule> of 'client' has no action"),
+        (text(dynamic=SCHEDULE.replace("/>", ' upload="1Mbps"/>')), r":9: <schedule> of 'client' has no upload"),
+        (scheduled('time="1" action="leave"'), r":9: <schedule> names nothing"),
+        (scheduled('name="left" time="1" action="crash"'), r":9: 'left' is a bridge: it can join and leave"),
+        (scheduled('origin="client" dest="right" time="1" upload="1Mbps"'),
+         r":9: there is no link from 'client' to 'right'"),
+        (scheduled('origin="client" dest="right" time="1" action="join"'),
+         r":9: there is no link from 'client' to 'right'; a new one joins with a latency and an upload"),
+        (scheduled('origin="client" dest="left" time="1" action="crash"'), r":9: a link does not crash"),
+        (scheduled('origin="client" dest="left" time="1"'), r":9: .*neither an action nor a property"),
+        (text().replace("links>", "lnks>"), r":4: <lnks> in <experiment>; did you mean 'links'"),
+        (text().replace("<dynamic></dynamic>", "<links></links>"), r":9: a second <links>"),
+        (text(bridges="<bridg/>"), r":3: <bridg> in <bridges>; did you mean 'bridge'"),
+        ("<graph/>", r":1: <graph> at the top; expected one of experiment"),
+        ("<experiment>\n<services>\n</experiment>", r":3: not valid XML: mismatched tag"),
+        ("", r"not valid XML: no element found"),
+        ("not XML", r":1: not valid XML"),
+        ('<?xml version="1.0" encoding="klingon"?><experiment/>', r"not valid XML: unknown encoding"),
+        ("<experiment>&lots;</experiment>", r":1: not valid XML: undefined entity"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path: Path, content: str, problem: str) -> None:
+    file = tmp_path / "net.xml"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=r"net\.xml" + problem if problem.startswith(":") else problem):
+        read(file)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.xml: cannot read this file: No such file"):
+        read(tmp_path / "nowhere.xml")
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        '<!DOCTYPE experiment [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>',
+        '<!DOCTYPE experiment [<!ENTITY file SYSTEM "file:///etc/passwd">]>',
+        '<!DOCTYPE experiment SYSTEM "http://example.org/experiment.dtd">',
+    ],
+)
+def test_a_file_that_declares_a_document_type_is_refused(tmp_path: Path, declared: str) -> None:
+    file = tmp_path / "net.xml"
+    file.write_text(f"<?xml version='1.0'?>\n{declared}\n" + text().replace("kollaps:2.0", "&b;"))
+    with pytest.raises(ValueError, match=r"net\.xml:2: it declares a document type"):
+        read(file)
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "problem"),
+    [
+        (SCHEDULE.replace("/>", ' amount="3"/>'), r":9: leave of 3 replicas of 'client' at 1 s, when 2 are there"),
+        (
+            SCHEDULE.replace("leave", "reconnect"),
+            r":9: reconnect of 1 replicas of 'client' at 1 s, when 0 are disconnec",
+        ),
+        (SCHEDULE + SCHEDULE.replace('"1"', '"2"').replace("leave", "join"), r":9: leave of 1 .*none are there before"),
+    ],
+)
+def test_a_schedule_that_cannot_come_true_is_refused(built: Callable[..., Wired], dynamic: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=r"net\.xml" + problem):
+        built(2, dynamic=dynamic, options={"services": ("server",)})

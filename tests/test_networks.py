@@ -1,0 +1,447 @@
+"""Descriptions of networks: stars, sites of a matrix, and those of published experiments."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import re
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import Said
+from shoal.components import Component, find
+from shoal.errors import ExperimentError
+from shoal.experiment import Experiment
+from shoal.network import NETWORKS, Route, Wiring
+from shoal.network.links import Ideal, Uniform, star
+from shoal.network.matrix import Matrix, read
+from shoal.network.setups import BANDWIDTHS, REGIONS, DivShareStragglers, TenRegions
+from shoal.network.wiring import MEGABIT, Wired, capacity
+
+ROOT = Path(__file__).parent.parent
+REAL = Path(os.environ.get("SHOAL_DATA") or ROOT / "../shared/data") / "latency"
+
+
+def wiring(network: Any, nodes: int, seed: int = 0) -> Wiring:
+    """A network that never changes."""
+    wired = network.build(nodes, seed)
+    assert isinstance(wired, Wired)
+    ((start, only),) = wired.stages
+    assert start == 0
+    assert not wired.presences
+    return only
+
+
+def route(network: Wiring, sender: int, receiver: int) -> Route:
+    found = network.route(sender, receiver)
+    assert found is not None
+    return found
+
+
+def bandwidth(network: Wiring, sender: int, receiver: int) -> float:
+    """Mbit/s, for a flow that has the way for itself."""
+    return float(min(network.capacities[list(route(network, sender, receiver).links)])) / MEGABIT
+
+
+# Stars
+
+
+def test_an_ideal_network_is_none() -> None:
+    assert Ideal().build(4, 0) is None
+
+
+def test_all_nodes_of_a_uniform_network_have_the_link_that_is_given() -> None:
+    network = wiring(Uniform(latency=0.02, jitter=0.003, upload=8, download=16, loss=0.25), 3)
+    assert network.capacities.tolist() == [1e6, 2e6] * 3
+    there = route(network, 0, 2)
+    assert (there.links, there.latency, there.jitter) == ((0, 5), 0.02, 0.003)
+    assert there.loss == pytest.approx(0.25)
+    assert network.access(2) == (4, 5)
+
+
+def test_without_a_bandwidth_nothing_limits_a_link() -> None:
+    assert np.isinf(wiring(Uniform(), 2).capacities).all()
+    assert capacity([0, 1]).tolist() == [math.inf, 125_000]
+
+
+links_of_a_node = st.builds(
+    Uniform,
+    latency=st.floats(0, 10),
+    jitter=st.floats(0, 1),
+    upload=st.floats(0, 1000),
+    download=st.floats(0, 1000),
+    loss=st.floats(0, 1),
+)
+
+
+@given(st.lists(links_of_a_node, min_size=1, max_size=6))
+def test_a_star_is_symmetric_but_for_its_bandwidths_and_two_like_nodes_have_what_each_says(each: list[Uniform]) -> None:
+    network = star([*each, *each])
+    for a, own in enumerate(each):
+        there = route(network, a, a + len(each))
+        assert there.latency == own.latency
+        assert there.jitter == pytest.approx(own.jitter)
+        assert there.loss == pytest.approx(own.loss, abs=1e-7)
+        for b, other in enumerate(each):
+            one, back = route(network, a, b), route(network, b, a)
+            assert (one.latency, one.jitter, one.loss) == (back.latency, back.jitter, back.loss)
+            assert one is route(network, a, b)
+            if a != b:
+                assert one.latency == pytest.approx((own.latency + other.latency) / 2)
+                assert one.links == (network.access(a)[0], network.access(b)[1])
+                up, down = own.upload or math.inf, other.download or math.inf
+                assert bandwidth(network, a, b) == pytest.approx(min(up, down))
+
+
+def test_a_node_reaches_itself_over_no_link() -> None:
+    assert route(wiring(Uniform(), 2), 1, 1) == Route()
+
+
+def test_single_links_differ_as_the_table_says_and_the_later_one_holds() -> None:
+    links = (
+        {"from": "0-1", "to": "2,3", "latency": 0.5, "bandwidth": 4},
+        {"from": "3", "to": "0", "latency": 0.75, "oneway": True},
+        {"from": "2", "to": "3", "loss": 1.0, "jitter": 0.25},
+    )
+    network = wiring(Uniform(latency=0.01, upload=10, download=20, links=links), 5)
+    assert [route(network, a, b).latency for a, b in [(0, 2), (2, 0), (1, 3), (0, 3), (3, 0), (0, 1), (4, 0)]] == [
+        0.5, 0.5, 0.5, 0.5, 0.75, 0.01, 0.01,
+    ]  # fmt: skip
+    assert bandwidth(network, 2, 1) == 4
+    assert bandwidth(network, 0, 1) == 10
+    assert (route(network, 3, 2).loss, route(network, 3, 2).jitter) == (1.0, 0.25)
+    own = [route(network, a, b).links[1] for a, b in [(0, 2), (2, 0), (1, 2), (0, 3), (3, 0)]]
+    assert len(set(own)) == len(own)  # a link for each pair, in each direction
+    assert {*own, *range(10)} <= set(range(len(network.capacities)))
+    assert all(len(network.access(node)) == 2 for node in range(5))
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"from": "0", "to": "1", "latncy": 1}, r"links\[0\]\.latncy: unknown key; did you mean 'latency'"),
+        ({"from": "0", "to": "1", "bandwidth": 0}, r"links\[0\]\.bandwidth = 0: expected number above 0"),
+        ({"from": "0", "to": "1", "loss": 2}, r"links\[0\]\.loss = 2: expected number at least 0 and at most 1"),
+        ({"to": "1", "latency": 1}, r"links\[0\]\.from: missing; expected string"),
+        ({"from": "0", "to": "1"}, r"links\[0\]: it says nothing of these nodes; give latency"),
+    ],
+)
+def test_a_link_that_makes_no_sense_is_refused_at_once(table: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ExperimentError, match=problem):
+        Experiment(nodes=2, network={"name": "uniform", "links": [table]})
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"from": "0-9", "to": "1", "latency": 1}, r"links\[0\]\.from: .*there is no node 4; nodes = 4"),
+        ({"from": "0", "to": "a", "latency": 1}, r"links\[0\]\.to: .*expected numbers and ranges"),
+        ({"from": "2", "to": "2", "latency": 1}, r"links\[0\]: from = '2' and to = '2' are one node"),
+    ],
+)
+def test_a_link_of_nodes_that_are_not_there_is_refused(table: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Uniform(links=(table,)).build(4, 0)
+
+
+def test_links_survive_the_spelling_of_an_experiment() -> None:
+    network = {"name": "uniform", "links": [{"from": "0", "to": "1", "latency": 0.5}]}
+    told = Experiment(nodes=2, network=network)
+    again = Experiment.from_table(tomllib.loads(told.toml()))
+    assert again == told
+    assert route(wiring(again.network.build(), 2), 0, 1).latency == 0.5
+
+
+# Matrices
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str, name: str = "latency.csv") -> Path:
+        file = tmp_path / name
+        file.write_text(text)
+        return file
+
+    return write
+
+
+SQUARE = [[0.0, 10.0, 30.0], [12.0, 0.0, 20.0], [34.0, 22.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0,10,30\n12,0,20\n34,22,0\n",
+        "0;10;30\n12;0;20\n34;22;0",
+        "0\t10\t30\n\n12\t0\t20\n34\t22\t0\n",
+        "  0 10   30\n12 0 20\n34 22 0\n",
+        "# milliseconds\n0, 10, 30,\n12, 0, 20,\n34, 22, 0,\n",
+        '\ufeff"Oslo",Rome,Lima\n0,10,30\n12,0,20\n34,22,0\n',
+        ",Oslo,Rome,Lima\nOslo,0,10,30\nRome,12,0,20\nLima,34,22,0\n",
+        "Oslo Rome Lima\nOslo 0 10 30\nRome 12 0 20\nLima 34 22 0\n",
+        "Oslo,0,10,30\nRome,12,0,20\nLima,34,22,0\n",
+        "0,1,2\n0,10,30\n12,0,20\n34,22,0\n",
+        "1,0,10,30\n2,12,0,20\n3,34,22,0\n",
+        "-1,10,30\n12,nan,20\n34,22,\n",
+    ],
+)
+def test_a_matrix_is_read_whatever_stands_between_its_numbers_and_around_them(
+    text: str, written: Callable[[str], Path]
+) -> None:
+    network = wiring(Matrix(written(text), round_trip=False), 3)
+    for a, b in [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]:
+        assert route(network, a, b).latency == pytest.approx(SQUARE[a][b] / 1000)
+
+
+def test_a_matrix_may_be_compressed_in_seconds_and_of_round_trips(tmp_path: Path) -> None:
+    file = tmp_path / "latency.gz"
+    file.write_bytes(gzip.compress(b"0 0.5\n0.5 0\n"))
+    network = wiring(Matrix(file, unit="s", jitter=0.1, loss=0.01, upload=5, download=6), 2)
+    assert route(network, 0, 1) == Route((0, 3), 0.25, pytest.approx(0.025), 0.01)  # type: ignore[arg-type]
+    assert bandwidth(network, 0, 1) == 5
+
+
+@settings(max_examples=50)
+@given(
+    st.integers(1, 7).flatmap(
+        lambda n: st.lists(st.lists(st.floats(0, 1e6), min_size=n, max_size=n), min_size=n, max_size=n)
+    ),
+    st.sampled_from([",", ";", "\t", " "]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_what_is_written_is_what_is_read(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[float]], mark: str, header: bool, named: bool
+) -> None:
+    lines = [[*([f"site{i}"] if named else []), *map(repr, row)] for i, row in enumerate(rows)]
+    if header:
+        lines.insert(0, [*(["to"] if named else []), *(f"site{i}" for i in range(len(rows)))])
+    file = tmp_path_factory.getbasetemp() / "matrix.csv"
+    file.write_text("\n".join(mark.join(line) for line in lines))
+    assert read(file).values.tolist() == rows
+
+
+def test_what_is_missing_is_the_shortest_way_or_the_mean_or_refused(written: Callable[[str], Path]) -> None:
+    file = written("0,10,-1\n20,0,30\n,40,0\n")
+    path = wiring(Matrix(file, round_trip=False), 3)
+    assert route(path, 0, 2).latency == pytest.approx(0.040)
+    assert route(path, 2, 0).latency == pytest.approx(0.060)
+    assert route(path, 0, 1).latency == pytest.approx(0.010)
+    mean = wiring(Matrix(file, missing="mean", round_trip=False), 3)
+    assert route(mean, 0, 2).latency == pytest.approx((10 + 30) / 2 / 1000)
+    assert route(mean, 2, 0).latency == pytest.approx((40 + 20) / 2 / 1000)
+    with pytest.raises(ValueError, match=r"latency\.csv:1: row 1, column 3: nothing is known here; give it"):
+        Matrix(file, missing="refuse").build(3, 0)
+    assert route(wiring(Matrix(file, missing="refuse"), 2), 0, 1).latency == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize("missing", ["path", "mean"])
+def test_what_cannot_be_filled_is_refused(missing: Any, written: Callable[[str], Path]) -> None:
+    file = written("site,a,b,c\na,0,5,-1\nb,5,0,-1\nc,-1,-1,0\n" if missing == "path" else "0,-1\n-1,0\n")
+    with pytest.raises(ValueError, match=r"latency\.csv:\d: row 1, column \d: nothing is known here; n"):
+        Matrix(file, missing=missing).build(3, 0)
+
+
+def test_nodes_are_at_the_first_sites_or_at_drawn_ones_or_go_round_them(written: Callable[[str], Path]) -> None:
+    sites = 40
+    cells = [[abs(i - j) * 1.0 if i != j else 0.125 for j in range(sites)] for i in range(sites)]
+    file = written("\n".join(",".join(map(str, row)) for row in cells))
+
+    def latencies(matrix: Matrix, nodes: int, seed: int = 0) -> list[float]:
+        network = wiring(matrix, nodes, seed)
+        return [round(route(network, 0, j).latency * 1000, 6) for j in range(1, nodes)]
+
+    first = Matrix(file, round_trip=False)
+    assert latencies(first, 5) == [1, 2, 3, 4]
+    assert latencies(first, 5, seed=1) == [1, 2, 3, 4]
+    drawn = Matrix(file, round_trip=False, draw=True)
+    assert latencies(drawn, 5) == latencies(drawn, 5) != latencies(first, 5)
+    assert latencies(drawn, 5, seed=1) != latencies(drawn, 5)
+    assert 0.125 not in latencies(drawn, sites)  # no site twice
+    assert latencies(first, sites + 2)[-2:] == [0.125, 1]  # once round: at site 0 again, and at site 1
+
+
+def test_a_matrix_of_bandwidths_has_links_between_sites_that_their_nodes_share(tmp_path: Path) -> None:
+    (tmp_path / "ms").write_text("0 10\n10 0\n")
+    (tmp_path / "mbps").write_text("- 8\n4 -\n")
+    network = wiring(Matrix(tmp_path / "ms", bandwidth=tmp_path / "mbps", upload=100), 4)
+    assert bandwidth(network, 0, 1) == bandwidth(network, 2, 3) == 8
+    assert bandwidth(network, 1, 0) == 4
+    assert bandwidth(network, 0, 2) == 100  # at one site
+    assert set(route(network, 0, 1).links) & set(route(network, 2, 3).links)
+    assert not set(route(network, 0, 1).links) & set(route(network, 1, 0).links)
+
+
+def test_a_bandwidth_that_is_not_known_is_the_mean_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "ms").write_text("0 1 1\n1 0 1\n1 1 0\n")
+    (tmp_path / "mbps").write_text("0 2 0\n2 0 4\n6 8 0\n")
+    files: dict[str, Any] = {"latency": tmp_path / "ms", "bandwidth": tmp_path / "mbps"}
+    assert bandwidth(wiring(Matrix(**files), 3), 0, 2) == pytest.approx(3)
+    with pytest.raises(ValueError, match=r"mbps:1: row 1, column 3: expected a bandwidth above 0"):
+        Matrix(**files, missing="refuse").build(3, 0)
+    (tmp_path / "mbps").write_text("0 2\n2 0\n")
+    with pytest.raises(ValueError, match=r"mbps: it has 2 sites, and .*ms has 3"):
+        Matrix(**files).build(3, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "it is empty"),
+        ("0,5\n5,0\n2,2\n", r"3 rows and 2 columns; expected a square matrix"),
+        ("0,5,2\n5,0,2\n", r"2 rows and 3 columns; expected a square matrix"),
+        ("0,1\n1,0,3\n", r"latency\.csv: 1 rows and 2 columns|latency\.csv:1: 2 entries"),
+        ("0,1,2\n1,0\n2,2,0\n", r"latency\.csv:2: 2 entries, and the last line has 3"),
+        ("0,1,2\n1,0,fast\n2,2,0\n", r"latency\.csv:2: column 3: 'fast' is not a number"),
+        ("0,fast,2\n1,0,1\n2,2,0\n", r"latency\.csv:1: column 2: 'fast' is not a number"),
+        (",a,b\na,0,1\nb,x,0\n", r"latency\.csv:3: column 2: 'x' is not a number"),
+    ],
+)
+def test_what_is_no_matrix_is_refused_with_its_place(text: str, problem: str, written: Callable[[str], Path]) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Matrix(written(text)).build(2, 0)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.csv: cannot read this matrix: No such file"):
+        Matrix(tmp_path / "nowhere.csv").build(2, 0)
+    cut = tmp_path / "cut.gz"
+    cut.write_bytes(gzip.compress(b"0 1\n1 0\n" * 99)[:20])
+    with pytest.raises(ValueError, match=r"cut\.gz: cannot read this matrix: it is neither"):
+        Matrix(cut).build(2, 0)
+
+
+def real(name: str) -> Path:
+    if not (REAL / name).is_file():
+        pytest.skip(f"no {name} in {REAL}: set SHOAL_DATA to where data sets lie")
+    return REAL / name
+
+
+def test_measured_latencies_between_227_sites() -> None:
+    file = real("devos50-227.csv")
+    network = wiring(Matrix(file), 227)
+    raw = np.loadtxt(file, delimiter=",")
+    rng = np.random.default_rng(0)
+    known = 0
+    for a, b in rng.integers(227, size=(500, 2)).tolist():
+        there = route(network, a, b)
+        assert a == b or there.latency > 0
+        if a != b and raw[a, b] >= 0:
+            known += 1
+            assert there.latency == pytest.approx(raw[a, b] / 2000)
+    assert known > 100
+
+
+def test_planetlab_is_symmetric_and_ready_within_a_second() -> None:
+    file = real("planetlab/PlanetLabData_1.gz")
+    begun = time.process_time()
+    network = wiring(Matrix(file), 490)
+    assert time.process_time() - begun < 1
+    assert route(network, 0, 1).latency == pytest.approx(0.175e-3 / 2)
+    assert route(network, 3, 400).latency == route(network, 400, 3).latency
+
+
+# Published set-ups
+
+
+def test_divshare_has_seven_slow_nodes_of_sixty() -> None:
+    network = wiring(DivShareStragglers(), 60)
+    assert [bandwidth(network, node, 59) for node in range(8)] == [12, 12, 12, 13, 10, 13, 11, 60]
+    assert [bandwidth(network, 59, node) for node in range(8)] == [12, 12, 12, 13, 10, 13, 11, 60]
+    assert bandwidth(network, 30, 40) == 60
+    assert route(network, 0, 59).latency == 0.002
+    fast = wiring(DivShareStragglers(stragglers=False), 60)
+    assert set(fast.capacities.tolist()) == {60 * MEGABIT}
+
+
+@given(st.integers(2, 500))
+def test_of_any_number_of_nodes_the_same_share_is_slow(nodes: int) -> None:
+    slow = np.count_nonzero(wiring(DivShareStragglers(), nodes).capacities[::2] < 60 * MEGABIT)
+    assert slow >= 1
+    assert abs(slow - nodes * 7 / 60) <= max(0.5, 1 - nodes * 7 / 60)
+
+
+def test_regions_have_the_published_bandwidths() -> None:
+    assert [len(row) for row in BANDWIDTHS] == list(range(len(REGIONS) - 1, 0, -1))
+    network = wiring(TenRegions(), 60)
+    named = {name: 6 * i for i, name in enumerate(REGIONS)}
+    for one, other, megabits in [
+        ("Cape Town", "Tokyo", 26), ("Mumbai", "Bahrain", 336), ("Stockholm", "Milan", 405), ("Ohio", "Oregon", 105),
+        ("Cape Town", "Oregon", 36), ("Sydney", "São Paulo", 31),
+    ]:  # fmt: skip
+        assert bandwidth(network, named[one], named[other]) == megabits
+        assert bandwidth(network, named[other] + 5, named[one] + 3) == megabits
+    assert math.isinf(bandwidth(network, 0, 5))
+    assert route(network, 0, 5).latency < route(network, 5, 6).latency
+
+
+def test_nodes_of_two_regions_share_the_link_between_them_unless_told_otherwise() -> None:
+    def between(network: Wiring, sender: int, receiver: int) -> int:
+        return route(network, sender, receiver).links[1]
+
+    shared, apart = wiring(TenRegions(), 60), wiring(TenRegions(shared=False, within=9), 60)
+    assert between(shared, 0, 6) == between(shared, 5, 11) != between(shared, 6, 0)
+    assert between(apart, 0, 6) != between(apart, 5, 11)
+    assert bandwidth(apart, 0, 6) == bandwidth(apart, 5, 11) == 26
+    assert bandwidth(apart, 0, 5) == 9
+
+
+# All of them
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 7])
+@pytest.mark.parametrize("name", sorted(NETWORKS.keys() - {"ideal"}))
+def test_every_network_keeps_the_contract(name: str, nodes: int, tmp_path: Path) -> None:
+    (tmp_path / "ms").write_text("0 5 6\n5 0 7\n6 7 0\n")
+    files = {"matrix": {"latency": tmp_path / "ms"}, "kollaps": {"path": ROOT / "examples/networks/two-sites.xml"}}
+    network = find("network", name)(**files.get(name, {})).build(nodes, 0).stages[0][1]
+    links = range(len(network.capacities))
+    assert (network.capacities > 0).all()
+    for a in range(nodes):
+        assert network.route(a, a) == Route()
+        assert network.access(a)
+        assert set(network.access(a)) <= set(links)
+        for b in set(range(nodes)) - {a}:
+            there = route(network, a, b)
+            assert there is network.route(a, b)
+            assert set(there.links) <= set(links)
+            assert there.links[0] in network.access(a)
+            assert there.links[-1] in network.access(b)
+            assert there.latency >= 0
+            assert there.jitter >= 0
+            assert 0 <= there.loss <= 1
+
+
+def test_every_network_is_listed_with_its_parameters(shoal: Callable[..., Said]) -> None:
+    said = shoal("list", "network")
+    assert said.code == 0
+    for words in (
+        *NETWORKS,
+        "round_trip: true or false = True",
+        "by: one of 'hops', 'latency' = 'hops'",
+        "links: a list",
+    ):
+        assert words in said.out
+
+
+def test_the_networks_of_the_docs_can_be_built(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "networks.md").read_text().partition("## Devices")[0]
+    snippets = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "latency.csv").write_text("0,50,80\n50,0,90\n80,90,0\n")
+    (tmp_path / "two-sites.xml").write_bytes((ROOT / "examples/networks/two-sites.xml").read_bytes())
+    named = set()
+    for snippet in snippets:
+        told = Experiment.from_table({"nodes": 8, **tomllib.loads(snippet)}, base=tmp_path)
+        assert isinstance(told.network, Component)
+        named.add(told.network.name)
+        told.network.build().build(told.size, told.seed)
+    assert named == NETWORKS.keys()

@@ -1,0 +1,135 @@
+"""Shatter: each chunk of the model is averaged over a random regular graph of its own, new in every round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oracle import (
+    Shoal,
+    agrees,
+    altered,
+    experiment,
+    play,
+    same_in_both_engines,
+    survives_a_crash,
+    survives_a_hang,
+)
+from shoal.algorithms.fragments import cut
+from shoal.algorithms.shatter import Shatter
+from shoal.errors import ExperimentError
+from shoal.message import Message
+from shoal.testing import FakeRuntime
+from shoal.topologies.regular import Regular
+from shoal.topologies.static import Ring
+
+ROUNDS, CHUNKS, DEGREE = 4, 3, 3
+LOGISTIC = ((10, 64), (10,))
+
+
+def models(nodes: int, size: int = 50) -> Any:
+    return np.random.default_rng(2).standard_normal((nodes, size)).astype(np.float32)
+
+
+def test_each_chunk_follows_the_mixing_matrix_of_its_own_graph(tmp_path: Path) -> None:
+    described = experiment(Shatter(ROUNDS, CHUNKS, DEGREE))
+    shoal = Shoal(described)
+    graph = Regular(DEGREE, dynamic=True).build(8, described.seed)
+    positions = cut(LOGISTIC, CHUNKS, described.seed).positions
+    x = shoal.start
+    for r in range(ROUNDS):
+        x = x + shoal.steps(x)
+        for c in range(CHUNKS):
+            x[:, positions[c]] = shoal.metropolis(CHUNKS * r + c, graph) @ x[:, positions[c]]
+    run = agrees(described, x, tmp_path)
+    assert run.summary["messages_sent"] == 8 * DEGREE * CHUNKS * ROUNDS
+    assert not np.array_equal(shoal.adjacency(0, graph), shoal.adjacency(1, graph))
+
+
+@pytest.mark.parametrize(("nodes", "chunks", "degree"), [(7, 5, 4), (10, 3, 1), (2, 4, 1), (6, 60, 5)])
+def test_the_mean_of_every_parameter_stays_as_it_is(nodes: int, chunks: int, degree: int) -> None:
+    before = models(nodes)
+    after = np.stack([node.params for node in play(Shatter(3, chunks, degree), before, Ring())])
+    np.testing.assert_allclose(after.mean(0), before.mean(0), atol=1e-6)
+    assert np.std(after, axis=0).mean() < 0.6 * np.std(before, axis=0).mean()
+
+
+def test_no_node_is_sent_a_whole_model_by_one_sender() -> None:
+    said: dict[tuple[int, int, int], set[int]] = {}
+
+    def told(to: int, message: Message) -> Message:
+        round, chunk = divmod(message.round, 8)
+        assert message.payload.fields["fragment"] == chunk
+        said.setdefault((round, message.sender, to), set()).add(chunk)
+        return message
+
+    play(Shatter(3, 8, 2), models(12), Ring(), told=told)
+    assert sum(map(len, said.values())) == 3 * 12 * 8 * 2
+    assert max(map(len, said.values())) < 8
+
+
+def test_a_chunk_that_does_not_come_is_not_counted() -> None:
+    fake = FakeRuntime().lose(1)
+    chunks = cut(((6,),), 2, 0)
+    for c, value in ((0, 4.0), (1, 10.0)):
+        fake.deliver(Message(2, "chunk", c, chunks.payload(np.full(6, value, np.float32), c)))
+    node = fake.node(nodes=3, params=np.zeros(6, np.float32), train=lambda params: params + 2)
+    fake.run(Shatter(1, 2, 2).run(node))
+    assert node.params[chunks.positions[0]].tolist() == [3.0] * 3
+    assert node.params[chunks.positions[1]].tolist() == [6.0] * 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"fragment": 1},
+        {"fragment": "0"},
+        {"values": np.zeros(2, np.float32)},
+        {"values": np.zeros(3, np.float64)},
+        {"values": np.full(3, np.inf, np.float32)},
+    ],
+    ids=str,
+)
+def test_what_is_not_the_chunk_is_dropped_and_counted(wrong: dict[str, Any]) -> None:
+    chunks = cut(((6,),), 2, 0)
+    good = {
+        (sender, c): Message(sender, "chunk", c, chunks.payload(np.full(6, 6.0, np.float32), c))
+        for sender in (1, 2)
+        for c in (0, 1)
+    }
+    good[1, 0] = altered(good[1, 0], **wrong)
+    fake = FakeRuntime(*good.values())
+    node = fake.node(nodes=3, params=np.zeros(6, np.float32))
+    fake.run(Shatter(1, 2, 2).run(node))
+    assert node.rejected == 1
+    assert node.params[chunks.positions[0]].tolist() == [3.0] * 3
+    assert node.params[chunks.positions[1]].tolist() == [4.0] * 3
+
+
+def test_processes_agree_with_the_simulation_to_the_bit(tmp_path: Path) -> None:
+    same_in_both_engines(experiment(Shatter(3, 4, 2), nodes=5), tmp_path)
+
+
+def test_survivors_of_a_crash_learn(tmp_path: Path) -> None:
+    survives_a_crash(experiment(Shatter(12, 4, 3)), tmp_path)
+
+
+def test_survivors_of_a_hang_learn(tmp_path: Path) -> None:
+    survives_a_hang(experiment(Shatter(12, 4, 3)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "problem"),
+    [
+        ({"degree": 8}, {}, r"algorithm.degree: 8-regular on 8 nodes: .* try degree = 7"),
+        ({"degree": 3}, {"nodes": 7}, r"algorithm.degree: .* an odd number of nodes needs an even degree"),
+        ({"virtual_nodes": 0}, {}, "algorithm.virtual_nodes = 0"),
+        ({}, {"sharing": {"name": "int8"}}, "sharing = 'int8': 'shatter' says more than a model, in its own words"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(algorithm: Any, more: Any, problem: str) -> None:
+    with pytest.raises(ExperimentError, match=problem):
+        experiment({"name": "shatter", **algorithm}, **more)

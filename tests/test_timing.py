@@ -1,0 +1,460 @@
+"""Time to accuracy: curves by ticks and rounds, targets, and how the command line shows them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import msgspec
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import Said
+from shoal.analysis.plots import axis_of, labels
+from shoal.analysis.summary import summarize
+from shoal.analysis.timing import (
+    Curve,
+    Evaluations,
+    Standing,
+    best,
+    bytes_sent,
+    bytes_to,
+    clock,
+    curve,
+    side_by_side,
+    time_to,
+)
+from shoal.errors import DataError, ExperimentError
+from shoal.experiment import Experiment
+from shoal.progress import Outcome
+from shoal.records import Average, End, Evaluation, Event, Lines, Record, Round, RunFolder, decode, encode
+
+
+def end(time: float, sent: int = 0) -> End:
+    return End(time, "digest", sent, 0, 0, 0)
+
+
+def tick(number: int, accuracy: float, round: int = 0) -> Evaluation:
+    """One of evaluations that are 10 seconds apart."""
+    return Evaluation(round, 10.0 * number, {"accuracy": accuracy, "loss": 1 - accuracy}, number)
+
+
+def written(
+    root: Path, nodes: Mapping[int, Sequence[Record]], table: Mapping[str, object] | None = None, name: str = "made"
+) -> RunFolder:
+    """A run's folder with these records."""
+    folder = RunFolder.create(root, name)
+    for node, records in nodes.items():
+        lines = Lines(folder.node(node))
+        for record in records:
+            lines.write(record)
+        lines.close()
+    if table is not None:
+        folder.experiment.write_text(tomli_w.dumps(table))
+    return folder
+
+
+def summarized(folder: RunFolder, nodes: int, **outcome: object) -> dict[str, object]:
+    return summarize(folder, "simulation", nodes, 1, Outcome("completed", 1.0, 0.1, **outcome))  # type: ignore[arg-type]
+
+
+def rising(*means: float) -> Curve:
+    return _curve("accuracy", means)
+
+
+def _curve(metric: str, means: Sequence[float]) -> Curve:
+    evaluations = Evaluations(metric)
+    for number, mean in enumerate(means, start=1):
+        evaluations.add(0, Evaluation(number, 10.0 * number, {metric: mean}, number))
+    found = evaluations.curve()
+    assert found is not None
+    return found
+
+
+# Curves
+
+
+def test_a_point_is_the_mean_over_the_nodes_at_a_tick(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path,
+        {
+            0: [tick(1, 0.25, round=3), tick(2, 0.5, round=7), end(20.0)],
+            1: [tick(1, 0.75, round=0), tick(2, 1.0, round=1), end(20.0)],
+        },
+    )
+    assert curve(folder) == Curve(
+        metric="accuracy", by_ticks=True, moments=(1, 2), times=(10.0, 20.0), rounds=(2.5, 5.0),
+        means=(0.5, 0.75), stds=(0.25, 0.25), mins=(0.25, 0.5), maxs=(0.75, 1.0), nodes=(2, 2),
+    )  # fmt: skip
+    assert curve(folder, "loss").means == (0.5, 0.25)
+
+
+def test_a_round_is_over_when_the_last_node_has_finished_it(tmp_path: Path) -> None:
+    fast = [Evaluation(4, 1.0, {"accuracy": 0.5}), Evaluation(9, 2.0, {"accuracy": 0.7}), end(2.0)]
+    slow = [Evaluation(4, 5.0, {"accuracy": 0.3}), Evaluation(9, 10.0, {"accuracy": 0.9}), end(10.0)]
+    found = curve(written(tmp_path, {0: fast, 1: slow}))
+    assert (found.by_ticks, found.moments, found.rounds) == (False, (4, 9), (5, 10))
+    assert found.times == (5.0, 10.0)
+    assert found.means == pytest.approx((0.4, 0.8))
+
+
+def test_a_node_that_is_offline_or_has_ended_counts_with_the_model_it_has(tmp_path: Path) -> None:
+    offline = [tick(1, 0.2), tick(3, 0.6), end(30.0)]
+    early = [tick(1, 0.4), end(12.0)]
+    late = [tick(2, 0.9), tick(3, 0.9), end(30.0)]
+    found = curve(written(tmp_path, {0: offline, 1: early, 2: late}))
+    assert found.nodes == (2, 3, 3), "a node counts from its first evaluation on"
+    assert found.means == pytest.approx((0.3, 0.5, (0.6 + 0.4 + 0.9) / 3))
+
+
+def test_a_node_that_died_counts_until_the_last_thing_it_wrote(tmp_path: Path) -> None:
+    dead = [tick(1, 0.1), Round(5, 21.0, None, 0, 0), Event("fault", 25.0, "crash at round 6")]
+    alive = [tick(k, 0.5) for k in (1, 2, 3, 4)]
+    found = curve(written(tmp_path, {0: dead, 1: [*alive, end(40.0)]}))
+    assert found.nodes == (2, 2, 1, 1)
+    assert found.means == pytest.approx((0.3, 0.3, 0.5, 0.5))
+
+
+def test_a_node_that_died_counts_until_its_last_round(tmp_path: Path) -> None:
+    def by_round(*rounds: int) -> list[Record]:
+        return [r for n in rounds for r in (Round(n, n + 1.0, None, 0, 0), Evaluation(n, n + 1.0, {"accuracy": 0.5}))]
+
+    dead = [*by_round(0), Round(1, 50.0, None, 0, 0), Event("fault", 50.0, "crash at round 2")]
+    found = curve(written(tmp_path, {0: dead, 1: [*by_round(0, 1, 2), end(3.0)]}))
+    assert found.nodes == (2, 2, 1)
+
+
+def test_the_clock_of_rounds_does_not_run_backwards(tmp_path: Path) -> None:
+    slow = [Evaluation(0, 100.0, {"accuracy": 0.5})]
+    fast = [Evaluation(0, 1.0, {"accuracy": 0.5}), Evaluation(1, 2.0, {"accuracy": 0.6}), end(2.0)]
+    assert curve(written(tmp_path, {0: slow, 1: fast})).times == (100.0, 100.0)
+
+
+def test_where_there_are_ticks_what_an_algorithm_evaluates_of_itself_is_not_one(tmp_path: Path) -> None:
+    of_itself = Evaluation(7, 15.0, {"accuracy": 0.9})
+    assert curve(written(tmp_path, {0: [tick(1, 0.2), of_itself, tick(2, 0.4), end(20.0)]})).means == (0.2, 0.4)
+
+
+def test_a_run_that_was_cut_off_has_a_curve(tmp_path: Path) -> None:
+    folder = written(tmp_path, {0: [tick(1, 0.2), tick(2, 0.8)], 1: [tick(1, 0.4)]})
+    with folder.node(1).open("ab") as file:
+        file.write(encode(tick(2, 0.6))[:-9])
+    found = curve(folder)
+    assert found.nodes == (2, 2), "nobody has an end, so nobody is known to be lost"
+    assert found.means == pytest.approx((0.3, 0.6))
+
+
+def test_a_curve_of_what_was_not_measured_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'rmse' was not measured; what was is accuracy, loss"):
+        curve(written(tmp_path, {0: [tick(1, 0.2)]}), "rmse")
+    with pytest.raises(DataError, match=r"no scores were recorded; see evaluation.every"):
+        curve(written(tmp_path, {0: [Round(0, 1.0, None, 0, 0), Evaluation(0, 1.0, {})]}))
+
+
+def test_the_metric_is_the_one_that_the_experiment_names(tmp_path: Path) -> None:
+    folder = written(tmp_path, {0: [tick(1, 0.2)]}, {"evaluation": {"metric": "loss"}})
+    assert curve(folder).metric == "loss"
+    assert curve(folder, "accuracy").metric == "accuracy"
+
+
+def test_runs_know_their_clock(tmp_path: Path) -> None:
+    assert clock(written(tmp_path, {}, {"engine": "simulation"})) == "virtual"
+    assert clock(written(tmp_path, {}, {"engine": "processes"})) == "wall"
+
+
+# Targets
+
+
+def test_the_time_to_a_target_is_that_of_the_first_moment_there_or_beyond() -> None:
+    found = rising(0.1, 0.5, 0.8, 0.7, 0.9)
+    assert time_to(found, 0.5) == 20.0
+    assert time_to(found, 0.6) == 30.0, "not interpolated"
+    assert time_to(found, 0.05) == 10.0
+    assert time_to(found, 0.95) is None
+
+
+@pytest.mark.parametrize("metric", ["loss", "rmse", "perplexity"])
+def test_losses_fall_to_their_target(metric: str) -> None:
+    found = _curve(metric, (2.0, 1.0, 0.5, 0.6))
+    assert time_to(found, 1.0) == 20.0
+    assert time_to(found, 0.7) == 30.0
+    assert time_to(found, 0.1) is None
+    assert best(found) == 2
+
+
+def test_a_mean_with_a_diverged_node_in_it_reaches_nothing(tmp_path: Path) -> None:
+    diverged = [tick(1, 0.9), tick(2, math.nan), tick(3, math.inf), end(30.0)]
+    folder = written(tmp_path, {0: diverged, 1: [tick(k, 0.7) for k in (1, 2, 3)]})
+    found = curve(folder)
+    assert [math.isnan(mean) for mean in found.means] == [False, True, True]
+    assert time_to(found, 0.8) == 10.0
+    assert time_to(found, 0.81) is None
+    assert time_to(curve(folder, "loss"), 0.0) is None
+    assert best(found) == 0
+    assert best(rising(math.nan)) is None
+
+
+@given(st.lists(st.floats(0, 1) | st.just(math.nan), min_size=1, max_size=20), st.floats(0, 1))
+def test_before_the_time_to_a_target_no_mean_is_there_and_at_it_one_is(means: list[float], target: float) -> None:
+    for metric, there in (("accuracy", lambda m: m >= target), ("loss", lambda m: m <= target)):
+        found = _curve(metric, means)
+        seconds = time_to(found, target)
+        early = [mean for time, mean in zip(found.times, means, strict=True) if seconds is None or time < seconds]
+        assert not any(there(mean) for mean in early)
+        if seconds is not None:
+            assert there(means[found.times.index(seconds)])
+            assert best(found) is not None
+
+
+def test_bytes_to_a_target_are_those_of_the_rounds_that_were_finished(tmp_path: Path) -> None:
+    one = [Round(0, 4.0, None, 100, 1), tick(1, 0.3), Round(1, 20.0, None, 200, 2), tick(2, 0.6), end(20.0)]
+    two = [tick(1, 0.3), Round(0, 11.0, None, 1000, 1), Round(1, 21.0, None, 2000, 2), tick(2, 0.6), end(21.0)]
+    folder = written(tmp_path, {0: one, 1: two})
+    found = curve(folder)
+    assert bytes_sent(folder, found) == (100, 1200)
+    assert bytes_to(folder, found, 0.5) == 1200
+    assert bytes_to(folder, found, 0.7) is None
+
+
+def test_bytes_by_rounds_are_those_of_the_round(tmp_path: Path) -> None:
+    records = [Round(0, 9.0, None, 100, 1), Round(1, 10.0, None, 200, 2), Evaluation(1, 10.0, {"accuracy": 0.5})]
+    ahead = [Round(r, r / 10, None, 10 * (r + 1), 1) for r in range(5)]
+    folder = written(tmp_path, {0: records, 1: ahead})
+    assert bytes_sent(folder, curve(folder)) == (220,)
+
+
+# Summaries
+
+
+def test_a_summary_says_the_time_to_the_target_of_the_experiment(tmp_path: Path) -> None:
+    nodes = {0: [tick(1, 0.5), tick(2, 0.9), tick(3, 0.8), end(30.0)]}
+    summary = summarized(written(tmp_path, nodes, {"evaluation": {"target": 0.6}}), 1)
+    assert summary["time_to_target"] == {"metric": "accuracy", "target": 0.6, "seconds": 20.0}
+    assert summary["best"] == {"metric": "accuracy", "mean": 0.9, "seconds": 20.0}
+    by_loss = summarized(written(tmp_path, nodes, {"evaluation": {"target": 0.01, "metric": "loss"}}), 1)
+    assert by_loss["time_to_target"] == {"metric": "loss", "target": 0.01, "seconds": None}
+    assert by_loss["best"] == {"metric": "loss", "mean": pytest.approx(0.1), "seconds": 20.0}
+    assert summarized(written(tmp_path, nodes), 1)["time_to_target"] is None
+
+
+def test_a_summary_of_a_run_without_scores_has_a_target_that_was_not_reached(tmp_path: Path) -> None:
+    summary = summarized(written(tmp_path, {}, {"evaluation": {"target": 0.6}}), 1)
+    assert summary["time_to_target"] == {"metric": None, "target": 0.6, "seconds": None}
+    assert summary["best"] is None
+
+
+def test_by_ticks_the_final_scores_are_those_of_the_models_there_are(tmp_path: Path) -> None:
+    nodes = {
+        0: [tick(1, 0.2, round=1), tick(2, 0.4, round=9), end(20.0)],
+        1: [tick(1, 0.6, round=1), end(20.0)],  # offline at the end
+        2: [tick(1, 0.9, round=5), tick(2, 0.9, round=5)],
+    }
+    folder = written(tmp_path, nodes)
+    lines = Lines(folder.averages)
+    lines.write(Average(9, 20.0, 2, 0.1, {"accuracy": 0.8}, 2))
+    lines.write(Average(30, 10.0, 2, 0.2, {"accuracy": 0.7}, 1))  # slower to evaluate
+    lines.close()
+    summary = summarized(folder, 3, lost={2: "crashed"})
+    assert summary["accuracy"] == pytest.approx({"mean": 0.5, "std": 0.1, "min": 0.4, "max": 0.6})
+    assert summary["consensus_distance"] == 0.1
+
+
+def test_by_rounds_the_final_scores_are_those_of_the_last_round(tmp_path: Path) -> None:
+    nodes = {n: [Evaluation(r, r + 1.0, {"accuracy": a}), end(9.0)] for n, r, a in ((0, 9, 0.8), (1, 4, 0.2))}
+    summary = summarized(written(tmp_path, nodes), 2)
+    assert summary["accuracy"] == {"mean": 0.8, "std": 0.0, "min": 0.8, "max": 0.8}
+
+
+def test_padding_adds_up_and_is_none_where_nobody_pads(tmp_path: Path) -> None:
+    padded = [[End(1.0, "", 0, 0, 0, 0, padded_s=s)] for s in (0.5, 0.25)]
+    times = summarized(written(tmp_path, dict(enumerate(padded))), 2)["time"]
+    assert times["padded_s"] == 0.75  # type: ignore[index]
+    assert summarized(written(tmp_path, {0: [end(1.0)]}), 1)["time"]["padded_s"] is None  # type: ignore[index]
+
+
+@given(st.none() | st.integers(1, 10**6), st.sampled_from([0.5, math.nan, math.inf]))
+def test_a_tick_is_read_as_it_was_written_even_of_a_diverged_model(number: int | None, score: float) -> None:
+    for record in (Evaluation(3, 1.0, {"loss": score}, number), Average(3, 1.0, 2, score, {"loss": score}, number)):
+        line = encode(record)
+        read = decode(line)
+        assert isinstance(read, type(record))
+        assert (read.round, read.tick) == (3, number)  # type: ignore[union-attr]
+        assert (b"tick" in line) == (number is not None), "by rounds a line is as it was before there were ticks"
+
+
+# Side by side
+
+
+def made(root: Path, *means: float, engine: str = "simulation", metric: str = "accuracy") -> RunFolder:
+    records = [Evaluation(k, 10.0 * k, {metric: mean}, k) for k, mean in enumerate(means, start=1)]
+    return written(root, {0: [*records, end(10.0 * len(means))]}, {"engine": engine})
+
+
+def test_side_by_side_are_means_over_seeds_and_ratios_to_the_first(tmp_path: Path) -> None:
+    runs = {
+        "gossip": [made(tmp_path, 0.2, 0.8), made(tmp_path, 0.2, 0.3, 0.4, 0.8)],
+        "slow": [made(tmp_path, 0.1, 0.2, 0.3, 0.4, 0.5, 0.8)],
+        "unsteady": [made(tmp_path, 0.8), made(tmp_path, 0.7)],
+    }
+    assert side_by_side(runs, 0.8) == (
+        Standing("gossip", (20.0, 40.0), 30.0, 10.0, 20.0, 40.0, 1.0),
+        Standing("slow", (60.0,), 60.0, 0.0, 60.0, 60.0, 2.0),
+        Standing("unsteady", (10.0, None), None, None, None, None, None),
+    )
+    assert [row.reached for row in side_by_side(runs, 0.8)] == [2, 1, 1]
+    backwards = side_by_side(dict(reversed(runs.items())), 0.8)
+    assert [row.ratio for row in backwards] == [None, None, None], "there is no ratio to a time that there is not"
+
+
+def test_what_cannot_be_compared_is_not(tmp_path: Path) -> None:
+    one = made(tmp_path, 0.8)
+    with pytest.raises(DataError, match="different clocks, virtual and wall"):
+        side_by_side({"a": [one], "b": [made(tmp_path, 0.8, engine="processes")]}, 0.5)
+    with pytest.raises(DataError, match="different metrics, accuracy and rmse"):
+        side_by_side({"a": [one], "b": [made(tmp_path, 0.8, metric="rmse")]}, 0.5)
+
+
+# The experiment
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "problem"),
+    [
+        ({"seconds": 0}, "evaluation.seconds = 0: expected number above 0"),
+        ({"target": "high"}, "evaluation.target = 'high': expected number"),
+        ({"metric": "acuracy"}, "evaluation.metric = 'acuracy': unknown; did you mean 'accuracy'?"),
+        ({"metric": "per-class"}, "evaluation.metric = 'per-class': unknown; did you mean 'class 0'?"),
+        ({"metric": "top5"}, "evaluation.metric = 'top5': it would not be measured; add 'top5' to evaluation.metrics"),
+        ({"metric": "class 3", "metrics": ["accuracy"]}, "it would not be measured; add 'per-class'"),
+    ],
+)
+def test_an_evaluation_that_makes_no_sense_is_refused(evaluation: dict[str, object], problem: str) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        Experiment(evaluation=evaluation)  # type: ignore[arg-type]
+    assert problem in str(refused.value)
+
+
+def test_an_experiment_spells_its_duration_and_its_target() -> None:
+    table = {"duration": 60, "evaluation": {"seconds": 5, "target": 0.8, "metric": "class 3", "metrics": ["per-class"]}}
+    experiment = Experiment.from_table(table)
+    assert experiment.duration == 60.0
+    assert (experiment.evaluation.seconds, experiment.evaluation.target) == (5.0, 0.8)
+    assert Experiment.from_table(experiment.table()) == experiment
+    assert "duration" not in Experiment().table()
+    with pytest.raises(ExperimentError, match="duration = 0: expected number above 0"):
+        Experiment(duration=0)
+
+
+# The command line
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
+    """Two runs with summaries: one that gets to 0.8, after 20 seconds, and one that does not."""
+
+    def records(node: int, top: float) -> list[Record]:
+        found: list[Record] = []
+        for k in (1, 2, 3):
+            found += [Round(k, 10.0 * k, None, 10**6 * k, k), tick(k, top - 0.3 / k + node / 50, round=k)]
+        return [*found, end(30.0)]
+
+    runs = []
+    for name, top in (("dpsgd", 0.95), ("gossip", 0.75)):
+        table = {"engine": "simulation", "algorithm": {"name": name}, "evaluation": {"target": 0.8}}
+        runs.append(written(tmp_path / "runs", {n: records(n, top) for n in range(3)}, table))
+        summarized(runs[-1], 3, virtual_s=30.0)
+    return runs[0], runs[1]
+
+
+def test_show_says_how_long_it_took(shoal: Callable[..., Said], two: tuple[RunFolder, RunFolder]) -> None:
+    def shown(*arguments: object) -> dict[str, str]:
+        said = shoal("show", *arguments)
+        assert said.code == 0, said
+        cells = (row.strip().partition("  ") for row in said.out.splitlines())
+        return {key: value.strip() for key, _, value in cells}
+
+    there, elsewhere = two[0].path, two[1].path
+    assert shown(there)["time to accuracy 0.8"] == "virtual 20 s"
+    assert shown(there)["best"] == "accuracy 0.8700 at virtual 30 s"
+    assert shown(elsewhere)["time to accuracy 0.8"] == "not reached"
+    assert shown(elsewhere, "--target", 0.6)["time to accuracy 0.6"] == "virtual 20 s"
+    by_loss = shown(there, "--target", 0.5, "--metric", "loss")
+    assert by_loss["time to loss 0.5"] == "virtual 10 s"
+    assert by_loss["best"] == "loss 0.1300 at virtual 30 s"
+    assert not any(key.startswith("time to") for key in shown(there, "--metric", "loss"))
+
+
+def test_show_refuses_what_was_not_measured(shoal: Callable[..., Said], two: tuple[RunFolder, RunFolder]) -> None:
+    said = shoal("show", two[0].path, "--target", 0.5, "--metric", "rmse")
+    assert said.code == 2
+    assert "'rmse' was not measured; what was is accuracy, loss" in said.err
+    assert "expected a finite number" in shoal("show", "--target", "nan").err
+
+
+def test_show_takes_summaries_from_before_there_were_targets(
+    shoal: Callable[..., Said], two: tuple[RunFolder, RunFolder]
+) -> None:
+    summary = two[0].read_summary()
+    for key in ("best", "time_to_target"):
+        del summary[key]
+    two[0].summary.write_bytes(msgspec.json.encode(summary))
+    said = shoal("show", two[0].path)
+    assert said.code == 0, said
+    assert "time to" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("x", "axis"),
+    [
+        ([], "virtual time [s]"),
+        (["--x", "time"], "virtual time [s]"),
+        (["--x", "rounds"], "round, mean over nodes"),
+        (["--x", "bytes"], "sent by all nodes"),
+    ],
+)
+def test_plot_draws_several_runs_by_what_is_asked(
+    x: list[str],
+    axis: str,
+    shoal: Callable[..., Said],
+    two: tuple[RunFolder, RunFolder],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # letters, not their outlines
+    assert shoal("plot", *(folder.path for folder in two), *x, "--out", "plot.svg").code == 0
+    drawn = Path("plot.svg").read_text()
+    for words in (axis, "test accuracy", "algorithm = dpsgd", "algorithm = gossip"):
+        assert f">{words}<" in drawn
+
+
+def test_plot_of_both_clocks_says_so(
+    shoal: Callable[..., Said], two: tuple[RunFolder, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two[1].experiment.write_text('engine = "processes"')
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    assert shoal("plot", *(folder.path for folder in two), "--out", "plot.svg").code == 0
+    assert ">virtual or wall time [s]<" in Path("plot.svg").read_text()
+
+
+def test_runs_are_drawn_by_time_where_one_was_looked_at_by_time(tmp_path: Path) -> None:
+    by_ticks = written(tmp_path, {0: [tick(1, 0.5)]})
+    by_rounds = written(tmp_path, {0: [Evaluation(0, 1.0, {"accuracy": 0.5})]})
+    assert axis_of([by_rounds]) == "rounds"
+    assert axis_of([by_rounds, by_ticks]) == "time"
+
+
+def test_runs_are_named_by_what_differs_or_by_their_folders(tmp_path: Path) -> None:
+    def run(seed: int, topology: str) -> RunFolder:
+        table = {"name": "x", "seed": seed, "topology": {"name": topology}, "simulation": {"workers": seed}}
+        return written(tmp_path, {}, table, name="many")
+
+    one, two, three, four = run(1, "ring"), run(1, "complete"), run(2, "ring"), run(1, "ring")
+    assert labels([one]) == ["many"]
+    assert labels([one, two]) == ["topology = ring", "topology = complete"]
+    assert labels([one, two, three]) == [
+        "seed = 1, topology = ring", "seed = 1, topology = complete", "seed = 2, topology = ring",
+    ]  # fmt: skip
+    assert labels([one, four]) == [f"many {one.path.name}", f"many {four.path.name}"]

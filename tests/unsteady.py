@@ -1,0 +1,102 @@
+"""A simulated world in which nothing can be relied on, for what must hold in any schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from shoal.message import Message
+from shoal.node import Node
+from shoal.simulation.engine import World
+from shoal.testing import FakeRuntime
+
+
+class Unsteady:
+    """A world in which deaths are torn, and news of them slow.
+
+    Nodes train for different times, messages take up to `delay` seconds and overtake each other, a part `loss` of them
+    is lost, a node dies in the midst of things, what it had under way may be lost, and each of the others learns of its
+    death at a time of its own. There are no timeouts unless `receive_timeout` is given. `models` are those that nodes
+    begin with; `train(node, params)` is what they learn.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        nodes: int,
+        algorithm: Any,
+        *,
+        models: Any = None,
+        train: Callable[[int, Any], Any] = lambda node, params: params / 2 + node + 1,
+        topology: Any = None,
+        delay: float = 1.0,
+        loss: float = 0.0,
+        receive_timeout: float | None = None,
+    ) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.world = World(nodes)
+        self.delay, self.loss = delay, loss
+        self.delivered = 0
+        self.fakes = [FakeRuntime() for _ in range(nodes)]
+        """They keep the records of the nodes."""
+        self.nodes = [
+            fake.node(
+                id,
+                nodes=nodes,
+                params=np.zeros(23, np.float32) if models is None else models[id],
+                train=partial(train, id),
+                topology=topology,
+                seed=seed,
+                receive_timeout=receive_timeout,
+            )
+            for id, fake in enumerate(self.fakes)
+        ]
+        for node in self.nodes:
+            runtime = self.world.runtimes[node.id]
+            runtime.send = partial(self._send, node.id)  # type: ignore[method-assign]
+            runtime.transmit = partial(self._transmit, node.id)  # type: ignore[method-assign]
+            node.runtime = runtime
+            node.trainer.step_seconds = 0.5 + self.rng.random()  # type: ignore[attr-defined]
+            runtime.start(algorithm.run(node))
+
+    def die(self, node: int, at: float) -> None:
+        self.world.kernel.at(at, partial(self._die, node))
+
+    def run(self) -> list[Node]:
+        """Those that live to the end."""
+        self.world.kernel.run()
+        self.world.raise_if_stuck()
+        left = [node for node in self.nodes if not self.world.runtimes[node.id].dead]
+        assert not any(self.world.runtimes[node.id].running for node in left)
+        return left
+
+    async def _send(self, sender: int, to: int, message: Message) -> bool:
+        self._on_its_way(sender, to, message)
+        return True
+
+    async def _transmit(self, sender: int, to: int, message: Message) -> bool:
+        await self.world.runtimes[sender].sleep(self.delay * self.rng.random())
+        self._on_its_way(sender, to, message)
+        return True
+
+    def _on_its_way(self, sender: int, to: int, message: Message) -> None:
+        arrival = self.world.kernel.now + self.delay * self.rng.random()
+        if self.rng.random() >= self.loss:
+            self.world.kernel.at(arrival, partial(self._deliver, sender, to, message))
+
+    def _deliver(self, sender: int, to: int, message: Message) -> None:
+        lost = self.world.runtimes[sender].dead and self.rng.random() < 0.5
+        if not lost and not self.world.runtimes[to].dead:
+            self.delivered += 1
+            self.world.runtimes[to].mailbox.put(message)
+
+    def _die(self, node: int) -> None:
+        runtime = self.world.runtimes[node]
+        runtime.dead, runtime.running = True, False
+        runtime.stop()
+        for other in self.world.runtimes:
+            if not other.dead:
+                self.world.kernel.at(self.world.kernel.now + 6 * self.rng.random(), partial(other.mailbox.lose, node))
