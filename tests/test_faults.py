@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tomllib
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -248,9 +249,9 @@ TIMES = st.floats(0, 100)
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> dict[str, Any]:
+def tables(draw: st.DrawFn, kinds: st.SearchStrategy[str] = KINDS) -> dict[str, Any]:
     """A fault by the clock that makes sense by itself."""
-    kind = draw(KINDS)
+    kind = draw(kinds)
     table: dict[str, Any] = {"kind": kind}
     named = draw(st.sets(st.integers(0, NODES - 1), min_size=1, max_size=NODES - 1))
     between = kind in ("partition", "repair", "hold", "release", "drop")
@@ -368,17 +369,33 @@ def test_what_a_fault_draws_does_not_depend_on_faults_by_round_nor_on_later_ones
 
 
 @settings(max_examples=100, deadline=None)
-@given(SCHEDULES, st.integers(0, 2**63 - 1))
+@given(st.lists(tables(st.just("crash")), min_size=2, max_size=5), st.integers(0, 2**63 - 1))
 def test_nodes_crash_when_up_and_come_back_when_down(schedule: list[dict[str, Any]], seed: int) -> None:
     down: set[int] = set()
-    faults = [Fault(**table) for table in schedule if table["kind"] != "restart"]
-    for happening in timetable(faults, NODES, NODES, seed):
+    for happening in timetable([Fault(**table) for table in schedule], NODES, NODES, seed):
         if happening.kind == "crash":
             assert down.isdisjoint(happening.nodes)
             down.update(happening.nodes)
         elif happening.kind == "restart":
             assert down.issuperset(happening.nodes)
             down.difference_update(happening.nodes)
+
+
+def test_the_first_of_two_ends_brings_a_node_back() -> None:
+    twice = ({**AT, "until": 30.0}, {"kind": "crash", "nodes": "2-3", "time": 15.0, "until": 20.0})
+    assert [(h.time, str(h)) for h in happenings(*twice)] == [
+        (10.0, "node 3 crashes"), (15.0, "node 2 crashes"), (20.0, "nodes 2-3 restart"),
+    ]  # fmt: skip
+
+
+def test_each_fault_draws_for_itself_from_the_seed() -> None:
+    drawn = {"kind": "hang", "every": 5.0, "count": 4}
+    one, other = list(happenings(drawn, seed=1)), list(happenings(drawn, seed=2))
+    assert len(one) == len(other) == 4
+    assert {h.time for h in one}.isdisjoint(h.time for h in other)
+    both = list(happenings(drawn, drawn, seed=1))
+    assert len({h.time for h in both}) == 8
+    assert {h.time for h in one} < {h.time for h in both}
 
 
 def test_a_restart_by_itself_names_all_its_nodes_since_they_may_have_crashed_by_round() -> None:
@@ -410,10 +427,11 @@ def test_strikes_are_exponential_and_meet_all_nodes_alike() -> None:
 def test_the_ends_of_drawn_strikes_are_drawn_too() -> None:
     drawn = {"kind": "slow", "factor": 3.0, "nodes": "0", "every": 1000.0, "lasting": 2.0, "count": 3000}
     table = list(happenings(drawn, seed=3))
-    begun = sum(h.time for h in table if h.value == 3.0)
-    ended = sum(h.time for h in table if h.value == 1.0)
-    assert len(table) == 6000
-    assert (ended - begun) / 3000 == pytest.approx(2.0, rel=0.08)
+    begun = np.array([h.time for h in table if h.value == 3.0])
+    ended = np.array([h.time for h in table if h.value == 1.0])
+    assert len(begun) == len(ended) == 3000
+    assert (ended - begun).mean() == pytest.approx(2.0, rel=0.08)
+    assert (ended - begun).std() == pytest.approx(2.0, rel=0.15)
 
 
 def test_strikes_are_drawn_between_limits() -> None:
@@ -549,6 +567,31 @@ def test_nothing_stands_between_nodes_at_first_nor_after_a_crash() -> None:
     assert not interference.cut(1, 2)
     assert not interference.held(1, 2)
     assert interference.drop(1, 2) == 0.0
+
+
+def test_a_repair_has_nothing_to_undo_between_a_node_and_itself() -> None:
+    interference = Interference(3)
+    interference.apply(Happening(0.0, "partition", ()))
+    assert not interference.undoes(Happening(0.0, "repair", (0,), (0,)))
+    for pair in ((0, 1), (0, 2), (1, 2)):
+        assert interference.undoes(Happening(0.0, "repair", ()))
+        interference.apply(Happening(0.0, "repair", pair[:1], pair[1:]))
+    assert not interference.undoes(Happening(0.0, "repair", ()))
+
+
+def test_the_same_partition_again_and_again_takes_no_more_room() -> None:
+    interference = Interference(NODES)
+    tracemalloc.start()
+    try:
+        for _ in range(1000):
+            interference.apply(Happening(0.0, "partition", (0, 1), (2, 3)))
+            interference.apply(Happening(0.0, "repair", (2,), (1,)))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 100_000
+    assert interference.cut(0, 2)
+    assert not interference.cut(1, 2)
 
 
 def test_a_few_partitions_of_many_nodes_take_little_room() -> None:

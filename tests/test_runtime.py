@@ -27,7 +27,7 @@ from shoal.topologies.static import Star
 
 ARENAS: dict[str, Callable[[], Any]] = {
     "simulation": SimulatedArena,
-    "simulation with a network": lambda: SimulatedArena(Uniform(latency=0.01, upload=50, download=50).build),
+    "simulation with a network": lambda: SimulatedArena(Uniform(latency=0.01, upload=50, download=50)),
     "sockets": SocketArena,
 }
 

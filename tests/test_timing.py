@@ -112,7 +112,7 @@ def test_a_node_that_is_offline_or_has_ended_counts_with_the_model_it_has(tmp_pa
 
 
 def test_a_node_that_died_counts_until_the_last_thing_it_wrote(tmp_path: Path) -> None:
-    dead = [tick(1, 0.1), Round(5, 21.0, None, 0, 0), Event("fault", 25.0, "crash at round 6")]
+    dead = [tick(1, 0.1), Round(5, 15.0, None, 0, 0), Event("fault", 20.0, "crash at round 6")]
     alive = [tick(k, 0.5) for k in (1, 2, 3, 4)]
     found = curve(written(tmp_path, {0: dead, 1: [*alive, end(40.0)]}))
     assert found.nodes == (2, 2, 1, 1)

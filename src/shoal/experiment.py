@@ -387,7 +387,7 @@ def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]
             _placed(resolved["mapping"], nodes, tuple(groups.values()))
         except ValueError as error:
             problems.append(f"mapping: {error}")
-    network, engine = resolved.get("network"), resolved.get("engine")
+    engine = resolved.get("engine")
     _check_processes(resolved, problems)
     _check_metric(resolved, problems)
     for key in REGISTRIES:
@@ -396,11 +396,6 @@ def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]
                 f"{key} = {resolved[key].name!r}: other processes cannot find a class of the script that is running; "
                 "move it to a module or a file of its own, or choose engine = 'simulation'"
             )
-    if engine == "processes" and network is not None and network.name != "ideal":
-        problems.append(
-            f"network = {network.name!r}: only the simulation models a network; "
-            "processes use this machine's own. Remove the key or choose engine = 'simulation'"
-        )
 
 
 @dataclass(frozen=True)

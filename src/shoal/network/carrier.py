@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -63,7 +64,11 @@ class Connection:
 
 
 class Carrier:
-    """A network in use. Calls come in order of time; `advance` hands out what has happened in between."""
+    """A network in use. Calls come in order of time; `advance` hands out what has happened in between.
+
+    Messages from one node to another go one after another, as over one connection, and do not overtake each other.
+    Those to different nodes, or from different ones, share the links that they have in common.
+    """
 
     def __init__(self, wiring: Wiring, size: int, seed: int, connections: Sequence[Connection] = ()) -> None:
         from shoal.network.flows import Flows  # compiled code, which takes a moment to load: only who needs it waits
@@ -74,6 +79,8 @@ class Carrier:
         """How many times slower than usual each node's own links are just now."""
         self._flows = Flows(self._capacities())
         self._flowing: dict[int, Parcel] = {}
+        self._lines: dict[tuple[NodeId, NodeId], deque[Parcel]] = {}
+        """Of each two nodes between which a message flows: those that wait until it has."""
         self._travelling: list[tuple[float, int, Parcel]] = []
         """Those that have left: a heap of when they arrive."""
         self._posted = 0
@@ -112,9 +119,11 @@ class Carrier:
 
     def advance(self, now: float) -> list[News]:
         """What has happened up to and including `now`, in order of time."""
-        if self._flowing:
-            for time, flow in self._flows.advance(now):
-                self._travel(time, self._flowing.pop(flow))
+        while self._flowing and (ends := self._flows.next_time()) <= now:
+            for time, flow in self._flows.advance(ends):
+                parcel = self._flowing.pop(flow)
+                self._travel(time, parcel)
+                self._next_in_line(time, parcel)
         while self._travelling and self._travelling[0][0] <= now:
             time, _, parcel = heapq.heappop(self._travelling)
             there = parcel.absences == self._absences[parcel.receiver] and self._reaches(parcel)
@@ -152,6 +161,9 @@ class Carrier:
 
     def _carry(self, now: float, parcel: Parcel) -> None:
         sender, receiver = parcel.sender, parcel.receiver
+        if (line := self._lines.get((sender, receiver))) is not None:
+            line.append(parcel)
+            return
         route = parcel.route = self._wiring.route(sender, receiver)
         if route is None:
             self._news.append((now, "lost", parcel))
@@ -165,7 +177,16 @@ class Carrier:
 
     def _flow(self, now: float, parcel: Parcel, route: Route, size: float) -> None:
         weight = 1.0 / max(2.0 * route.latency, SHORTEST_ROUND_TRIP)
+        self._lines.setdefault((parcel.sender, parcel.receiver), deque())
         self._flowing[self._flows.start(now, route.links, weight, size)] = parcel
+
+    def _next_in_line(self, now: float, parcel: Parcel) -> None:
+        """After `parcel`, those that waited for it to have flowed."""
+        line = self._lines.pop((parcel.sender, parcel.receiver))
+        while line and (parcel.sender, parcel.receiver) not in self._lines:
+            self._carry(now, line.popleft())
+        for waiting in line:
+            self._carry(now, waiting)
 
     def _leaves(self, time: float, parcel: Parcel) -> None:
         if not parcel.left:
@@ -199,7 +220,8 @@ class Carrier:
         for flow, parcel in [(f, p) for f, p in self._flowing.items() if lost(p)]:
             self._flows.cancel(now, flow)
             del self._flowing[flow]
-            self._news.append((now, "lost", parcel))
+            waiting = self._lines.pop((parcel.sender, parcel.receiver))
+            self._news.extend((now, "lost", each) for each in (parcel, *waiting))
         for parcel in [p for p in self._held if lost(p)]:
             self._held.remove(parcel)
             self._news.append((now, "lost", parcel))
@@ -225,6 +247,7 @@ class Carrier:
             del self._flowing[flow]
             if route is None:
                 self._news.append((now, "lost", parcel))
+                self._next_in_line(now, parcel)
             else:
                 parcel.route = route
                 self._flow(now, parcel, route, rest)

@@ -154,18 +154,16 @@ class Happening:
             return f"{who} {does} " + ("at full speed again" if self.value == 1 else f"{self.value:g} times as slowly")
         everybody = not self.nodes or self.nodes == self.others
         them = spelt_ids(self.others) if self.others else "everybody else"
-        if self.kind in ("partition", "repair"):
-            cut = self.kind == "partition"
+        reach = "reach" if several else "reaches"
+        if self.kind == "partition":
             if everybody:
-                return "all nodes are cut off from each other" if cut else "all nodes reach each other again"
-            if self.oneway:
-                verb = "reach" if several else "reaches"
-                return f"{who} no longer {verb} {them}" if cut else f"{who} {verb} {them} again"
-            return (
-                f"{who} {'are' if several else 'is'} cut off from {them}"
-                if cut
-                else f"{who} and {them} reach each other again"
-            )
+                return "all nodes are cut off from each other"
+            cut_off = "are cut off from" if several else "is cut off from"
+            return f"{who} no longer {reach} {them}" if self.oneway else f"{who} {cut_off} {them}"
+        if self.kind == "repair":
+            if everybody:
+                return "all nodes reach each other again"
+            return f"{who} {reach} {them} again" if self.oneway else f"{who} and {them} reach each other again"
         between = f"from {who} to {them}" if self.oneway else f"between {who} and {them}"
         messages = "messages between all nodes" if everybody else f"messages {between}"
         if self.kind == "drop":

@@ -447,11 +447,11 @@ class Supervisor:
 
     def _node_exited(self, node: NodeId, code: int) -> None:
         self._exited.add(node)
-        self._identities.pop(node, None)
         ended_well = code == 0 and node not in self._reasons
         if self._phase == "finishing" and (ended_well or self._signal is not None):
             return
         self._hear_nodes()  # its last words may still be on the way
+        self._identities.pop(node, None)
         why = self._reasons.get(node) or (
             f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         )
