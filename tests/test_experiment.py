@@ -72,11 +72,6 @@ def problems(table: dict[str, Any], overrides: dict[str, Any] | None = None, bas
             "processes.base_port = 70000: expected integer at least 1 and at most 65535",
         ),
         ({"fault": [{"kind": "crash", "node": 99}]}, "fault[0].node = 99: there is no such node; nodes = 16"),
-        (
-            {"engine": "processes", "network": {"name": "uniform"}},
-            "network = 'uniform': only the simulation models a network; processes use this machine's own. "
-            "Remove the key or choose engine = 'simulation'",
-        ),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_its_place_and_what_to_do(table: dict[str, Any], problem: str) -> None:

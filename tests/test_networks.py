@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from conftest import Said
 from shoal.components import Component, find
+from shoal.conditions import conditions, speeds_of
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.network import NETWORKS, Route, Wiring
@@ -445,3 +446,23 @@ def test_the_networks_of_the_docs_can_be_built(tmp_path: Path) -> None:
         named.add(told.network.name)
         told.network.build().build(told.size, told.seed)
     assert named == NETWORKS.keys()
+
+
+def test_groups_may_have_connections_of_their_own() -> None:
+    described = Experiment(
+        nodes=3,
+        network={"name": "uniform", "latency": 0.01, "upload": 8.0},
+        group=[{"nodes": "1", "network": {"latency": 0.03, "upload": 4.0}}],
+    )
+    wired = conditions(described, speeds_of(described)).wired
+    assert wired is not None
+    wiring = wired.stages[0][1]
+    assert [wiring.capacities[wiring.access(node)[0]] for node in range(3)] == [1e6, 5e5, 1e6]
+    assert [wiring.route(0, to).latency for to in (1, 2)] == pytest.approx([0.02, 0.01])  # type: ignore[union-attr]
+
+
+def test_connections_of_groups_go_with_a_uniform_network_only() -> None:
+    own = [{"nodes": "1", "network": {"name": "uniform", "latency": 0.1}}]
+    described = Experiment(nodes=60, network={"name": "ten-regions"}, group=own)
+    with pytest.raises(ExperimentError, match="which only goes with 'uniform'"):
+        conditions(described, speeds_of(described))

@@ -14,7 +14,7 @@ from shoal.network.availability import Attendance, Availability
 from shoal.network.carrier import Carrier, Connection, Occurrence
 from shoal.network.devices import Device, Speed
 from shoal.network.faults import timetable
-from shoal.network.links import Uniform
+from shoal.network.links import Uniform, star
 from shoal.network.wiring import Direct, Network, Wired
 
 
@@ -76,7 +76,6 @@ def conditions(experiment: Experiment, speeds: Sequence[Speed]) -> Conditions:
 
     Raises `ExperimentError` for a network or an availability that cannot be built on these nodes.
     """
-    network: Network = experiment.network.build()
     availability: Availability = experiment.availability.build()
     limited = any(speed.bandwidth is not None for speed in speeds)
     connections = tuple(
@@ -86,7 +85,7 @@ def conditions(experiment: Experiment, speeds: Sequence[Speed]) -> Conditions:
     wired: Wired | None = None
     attendance: Attendance | None = None
     try:
-        wired = network.build(experiment.size, experiment.seed)
+        wired = _wired(experiment)
         if wired is None and limited:
             wired = Uniform(latency=0.0).build(experiment.size, experiment.seed)
     except ValueError as error:
@@ -99,6 +98,21 @@ def conditions(experiment: Experiment, speeds: Sequence[Speed]) -> Conditions:
         raise ExperimentError(problems, experiment.name)
     paced = any(speed.step_seconds is not None or speed.slowdown != 1.0 for speed in speeds)
     return Conditions(experiment, wired, attendance, connections, paced)
+
+
+def _wired(experiment: Experiment) -> Wired | None:
+    """The network on all nodes; some may have connections of their own, where all are round one switch."""
+    network: Network = experiment.network.build()
+    others = [group for group in experiment.group if group.network is not None]
+    if not others:
+        return network.build(experiment.size, experiment.seed)
+    built = [experiment.settings(node).network.build() for node in range(experiment.size)]
+    each = [one for one in built if isinstance(one, Uniform)]
+    if not isinstance(network, Uniform) or len(each) < experiment.size:
+        raise ValueError("groups have a network of their own, which only goes with 'uniform'; describe it as 'kollaps'")
+    if any(one.links != network.links for one in each):
+        raise ValueError("groups say 'links' of their own; say them in the network of all nodes")
+    return Wired([(0.0, star(each, network.links))])
 
 
 def speeds_of(experiment: Experiment) -> list[Speed]:

@@ -117,18 +117,20 @@ class CheckpointPlan:
     """Whether every node's final model is written to checkpoints/<id>.npy."""
 
 
-GROUP_KEYS = ("algorithm", "sharing", "training", "device")
+GROUP_KEYS = ("algorithm", "sharing", "training", "device", "network")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Some nodes, and what is different about them: any of algorithm, sharing, training, device and machine."""
+    """Some nodes, and what is different about them: any of algorithm, sharing, training, device, network, machine."""
 
     nodes: str
     algorithm: Mapping[str, Any] | None = None
     sharing: Mapping[str, Any] | None = None
     training: Mapping[str, Any] | None = None
     device: Mapping[str, Any] | None = None
+    network: Mapping[str, Any] | None = None
+    """Their own connections, where the network is "uniform" otherwise."""
     machine: str | None = None
     """Where they run, for mapping = "by-group"."""
 
@@ -145,6 +147,7 @@ class NodeSettings:
     sharing: Component
     training: Training
     device: Component
+    network: Component
 
 
 @dataclass(frozen=True)

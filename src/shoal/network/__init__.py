@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shoal.network.links import Delays
 from shoal.network.wiring import Network, Presence, Route, Wired, Wiring
 
 NETWORKS: dict[str, str] = {
@@ -14,4 +13,4 @@ NETWORKS: dict[str, str] = {
     "ten-regions": "shoal.network.setups:TenRegions",
 }
 
-__all__ = ["NETWORKS", "Delays", "Network", "Presence", "Route", "Wired", "Wiring"]
+__all__ = ["NETWORKS", "Network", "Presence", "Route", "Wired", "Wiring"]

@@ -47,7 +47,8 @@ _GROUP = np.dtype(
     [
         ("weight", "f8"),  # of each flow
         ("flows", "i8"),
-        ("length", "i8"),  # how many links it goes over
+        ("first", "i8"),  # its hops
+        ("length", "i8"),  # how many
         ("level", "f8"),
         ("limit", "i8"),  # the link that sets the level; negative before there is one
         ("given", "f8"),  # bytes that each flow was given until `since`
@@ -70,7 +71,7 @@ _FLOW = np.dtype(
     ],
     align=True,
 )
-_HOP = np.dtype([("link", "i8"), ("next", "i8"), ("previous", "i8")], align=True)
+_HOP = np.dtype([("group", "i8"), ("link", "i8"), ("next", "i8"), ("previous", "i8")], align=True)
 _END = np.dtype([("time", "f8"), ("flow", "i8")], align=True)
 _TOTALS = np.dtype(
     [
@@ -81,7 +82,6 @@ _TOTALS = np.dtype(
         ("events", "i8"),
         ("ended", "i8"),
         ("active", "i8"),
-        ("longest", "i8"),  # the hops of group g are those from g · longest on
     ],
     align=True,
 )
@@ -276,13 +276,12 @@ def _soonest(s: _State, link: int) -> float:
     old = s.links[link].level
     if room == np.inf:
         return old
-    longest = s.totals[0].longest
     level = 0.0 if old == np.inf else old
     for step in range(3):
         taken, claims = 0.0, 0.0
         hop = s.links[link].first
         while hop >= 0:
-            g = s.groups[hop // longest]
+            g = s.groups[s.hops[hop].group]
             if g.limit >= 0 and g.limit != link and g.level < level:
                 taken += g.flows * g.weight * g.level
             else:
@@ -318,10 +317,9 @@ def _open(s: _State, link: int, level: float, settling: int) -> None:
     s.opened[s.totals[0].opened] = link
     s.totals[0].opened += 1
     free, claims, claimants = line.capacity, 0.0, 0
-    longest = s.totals[0].longest
     hop = line.first
     while hop >= 0:
-        group = hop // longest
+        group = s.hops[hop].group
         g = s.groups[group]
         weight = g.flows * g.weight
         if _undecided(s, group, level, settling):
@@ -355,7 +353,7 @@ def _fix(s: _State, group: int, level: float, limit: int, settling: int) -> None
         g.since = now
         g.level = level
         _reschedule(s, group)
-    first = group * s.totals[0].longest
+    first = s.groups[group].first
     for hop in range(first, first + g.length):
         link = s.hops[hop].link
         line = s.links[link]
@@ -371,13 +369,12 @@ def _fix(s: _State, group: int, level: float, limit: int, settling: int) -> None
 def _release(s: _State, link: int, level: float, settling: int) -> None:
     """The filling passes the link's old level: its groups' levels rise, so their other links may be full earlier."""
     s.links[link].stage = _RELEASED
-    longest = s.totals[0].longest
     hop = s.links[link].first
     while hop >= 0:
-        group = hop // longest
+        group = s.hops[hop].group
         g = s.groups[group]
         if g.limit == link and g.fixed != settling:
-            first = group * longest
+            first = g.first
             for other in range(first, first + g.length):
                 line = s.links[s.hops[other].link]
                 if line.opened != settling and line.capacity < np.inf:
@@ -391,10 +388,9 @@ def _fill(s: _State, link: int, level: float, settling: int) -> None:
     line = s.links[link]
     line.stage = _FULL
     line.level = level
-    longest = s.totals[0].longest
     hop = line.first
     while hop >= 0:
-        group = hop // longest
+        group = s.hops[hop].group
         if _undecided(s, group, level, settling):
             _fix(s, group, level, link, settling)
         hop = s.hops[hop].next
@@ -454,10 +450,9 @@ def _settle(s: _State) -> None:
 @_compiled
 def _unlimited(s: _State, link: int, settling: int) -> None:
     """What a link limited that has become infinite, and now nothing does, goes infinitely fast."""
-    longest = s.totals[0].longest
     hop = s.links[link].first
     while hop >= 0:
-        group = hop // longest
+        group = s.hops[hop].group
         g = s.groups[group]
         if g.fixed != settling and (g.limit < 0 or g.limit == link):
             g.given = _given(s, group, s.totals[0].clock)
@@ -481,7 +476,7 @@ def _touch(s: _State, link: int) -> None:
 
 @_compiled
 def _touch_way(s: _State, group: int) -> None:
-    first = group * s.totals[0].longest
+    first = s.groups[group].first
     for hop in range(first, first + s.groups[group].length):
         _touch(s, s.hops[hop].link)
 
@@ -489,7 +484,7 @@ def _touch_way(s: _State, group: int) -> None:
 @_compiled
 def _enlist(s: _State, group: int) -> None:
     """The group has its first flow: it takes part on its links."""
-    first = group * s.totals[0].longest
+    first = s.groups[group].first
     for hop in range(first, first + s.groups[group].length):
         line = s.links[s.hops[hop].link]
         s.hops[hop].next = line.first
@@ -507,7 +502,7 @@ def _enlist(s: _State, group: int) -> None:
 @_compiled
 def _delist(s: _State, group: int) -> None:
     """The group has no flow any more."""
-    first = group * s.totals[0].longest
+    first = s.groups[group].first
     for hop in range(first, first + s.groups[group].length):
         before, after = s.hops[hop].previous, s.hops[hop].next
         if before >= 0:
@@ -545,12 +540,14 @@ def _note_end(s: _State, flow: int, time: float) -> None:
 def _advance(s: _State, now: float) -> int:
     """To `now`; returns how many ends are to be handed out."""
     totals = s.totals[0]
-    while True:
+    # What has ended at `now` itself may be replaced at once: that is settled once, when it is asked for.
+    before = True
+    while before:
         _settle(s)
-        time = s.ends[1]
+        time = max(s.ends[1], totals.clock)
         if time > now:
             break
-        time = max(time, totals.clock)
+        before = time < now
         totals.clock = time
         while totals.active > 0:
             group = _first_to_end(s)
@@ -610,7 +607,7 @@ def _start(s: _State, now: float, flow: int, id: int, group: int, size: float) -
     f.group = _NONE
     g = s.groups[group]
     limited = False
-    first = group * s.totals[0].longest
+    first = s.groups[group].first
     for hop in range(first, first + g.length):
         limited |= s.links[s.hops[hop].link].capacity < np.inf
     if size <= 0.0 or not limited:
@@ -702,7 +699,8 @@ class Flows:
             ended=np.zeros(room, _END),
             totals=np.zeros(1, _TOTALS),
         )
-        self._state.totals["longest"] = 2
+        self._longest = 2
+        """The links of the longest way so far: each group has room for so many hops."""
         self._groups: dict[tuple[tuple[int, ...], float], int] = {}
         self._free_groups = list(range(room - 1, -1, -1))
         self._places: dict[int, int] = {}
@@ -803,16 +801,15 @@ class Flows:
         if not 0.0 < weight < math.inf:
             raise ValueError(f"weight is {weight}; expected a positive number, such as one over the round trip time")
         way = list(dict.fromkeys(links))
-        longest = int(self._state.totals["longest"][0])
-        if len(way) > longest:
+        if len(way) > self._longest:
             self._widen(len(way))
-            longest = len(way)
         if not self._free_groups:
             self._make_room_for_groups()
         group = self._groups[links, weight] = self._free_groups.pop()
-        self._state.groups[group]["weight"] = weight
-        self._state.groups[group]["length"] = len(way)
-        first = group * longest
+        first = group * self._longest
+        record = self._state.groups[group]
+        record["weight"], record["first"], record["length"] = weight, first, len(way)
+        self._state.hops["group"][first : first + len(way)] = group
         self._state.hops["link"][first : first + len(way)] = way
         return group
 
@@ -849,13 +846,12 @@ class Flows:
 
     def _widen(self, longest: int) -> None:
         """Have room for ways of so many links."""
-        state = self._state
-        old = int(state.totals["longest"][0])
+        state, old = self._state, self._longest
         hops = np.zeros((len(state.groups), longest), _HOP)
         hops[:, :old] = state.hops.reshape(-1, old)
-        for numbers in (hops["next"], hops["previous"], state.links["first"]):
+        for numbers in (hops["next"], hops["previous"], state.links["first"], state.groups["first"]):
             numbers[:] = np.where(numbers >= 0, numbers // old * longest + numbers % old, _NONE)
-        state.totals["longest"] = longest
+        self._longest = longest
         self._state = state._replace(hops=hops.reshape(-1))
 
 

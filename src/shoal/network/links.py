@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeAlias, overload
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,7 +106,7 @@ class Star:
 class Ideal:
     """Messages take no time."""
 
-    def build(self, nodes: int, seed: int = 0) -> None:
+    def build(self, nodes: int, seed: int) -> None:
         return None
 
 
@@ -129,13 +129,7 @@ class Uniform:
     def __post_init__(self) -> None:
         _exceptions(self.links)
 
-    @overload
-    def build(self, nodes: int) -> Queues: ...
-    @overload
-    def build(self, nodes: int, seed: int) -> Wired: ...
-    def build(self, nodes: int, seed: int | None = None) -> Queues | Wired:
-        if seed is None:
-            return Queues(nodes, self.latency, self.upload, self.download)
+    def build(self, nodes: int, seed: int) -> Wired:
         return Wired([(0.0, star([self] * nodes, self.links))])
 
 
@@ -186,36 +180,3 @@ def _nodes(spelt: str, nodes: int, place: str) -> list[NodeId]:
         return node_ids(spelt, nodes)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
-
-
-class Delays(Protocol):
-    """A network in use. Times are virtual seconds."""
-
-    def arrival(self, now: float, sender: NodeId, receiver: NodeId, size: int) -> float:
-        """When a message of `size` bytes, handed over at `now`, has arrived in full. Called in order of time."""
-        ...
-
-
-class Queues:
-    """First come, first served: a link carries one message at a time, in the order they were handed over."""
-
-    def __init__(self, nodes: int, latency: float, upload: float, download: float) -> None:
-        self._latency = latency
-        self._up = _seconds_per_byte(upload)
-        self._down = _seconds_per_byte(download)
-        self._up_free = [0.0] * nodes
-        self._down_free = [0.0] * nodes
-
-    def arrival(self, now: float, sender: NodeId, receiver: NodeId, size: int) -> float:
-        sent = self._up_free[sender] = max(now, self._up_free[sender]) + size * self._up
-        arrived = sent + self._latency
-        if self._down:
-            # The first bytes come in while the last still leave: the slower of the two links sets the pace.
-            first = sent - size * self._up + self._latency
-            received = max(first, self._down_free[receiver]) + size * self._down
-            arrived = self._down_free[receiver] = max(received, arrived)
-        return arrived
-
-
-def _seconds_per_byte(megabits_per_second: float) -> float:
-    return 8e-6 / megabits_per_second if megabits_per_second else 0.0

@@ -1,0 +1,68 @@
+"""An algorithm that learns nothing: nodes of even number send to the next one, and write down how long it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.message import Payload
+from shoal.node import Node
+
+MAKE_READY = 1.0
+"""Seconds before anything is sent: connections are opened meanwhile."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Send `count` messages of `kilobytes` each, one after another, or as fast as they come with `pause` < 0.
+
+    A sender waits until a message has left, and `pause` seconds more. With `training`, nodes train all the while.
+    """
+
+    rounds: int = 1
+    count: int = 20
+    kilobytes: float = 100.0
+    pause: float = 0.0
+    training: bool = False
+
+    async def run(self, node: Node) -> None:
+        if self.training:
+            node.background(_train(node))
+        peer = node.id ^ 1
+        async for _ in node.rounds(self.rounds):
+            await node.send([peer], Payload({}), round=0, kind="hello")
+            await node.receive(kind="hello", sender=peer)
+            await node.sleep(MAKE_READY)
+            if node.id % 2 == 0:
+                await self._send(node, peer)
+            else:
+                await self._receive(node, peer)
+
+    async def _send(self, node: Node, peer: int) -> None:
+        content = {"content": np.zeros(int(1000 * self.kilobytes), np.uint8)}
+        node.event("begins", repr(node.now()))
+        for i in range(self.count):
+            await node.transmit(peer, Payload(content, {"sent": node.now()}), round=i, kind="probe")
+            if self.pause:
+                await node.sleep(self.pause)
+        for _ in range(5):  # one of them gets through, whatever the loss
+            await node.send([peer], Payload({}), round=0, kind="end")
+        await node.receive(kind="bye", sender=peer)
+
+    async def _receive(self, node: Node, peer: int) -> None:
+        node.background(self._write_down(node))
+        await node.receive(kind="end", sender=peer)
+        await node.sleep(0.2)
+        await node.send([peer], Payload({}), round=0, kind="bye")
+
+    async def _write_down(self, node: Node) -> None:
+        while True:
+            message = await node.receive(kind="probe")
+            if message is not None:
+                node.event("took", f"{message.payload.fields['sent']!r} {node.now()!r} {message.wire_size}")
+
+
+async def _train(node: Node) -> None:
+    while True:
+        await node.train(node.params)

@@ -1,0 +1,111 @@
+"""The network model in real time against itself on paper: processes whose links are 1 to 200 Mbit/s and 1 to 200 ms.
+
+python benchmarks/shaper.py                # about two minutes
+python benchmarks/shaper.py --short        # half of the links
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from measuring import Figure, show, step
+
+from shoal import Experiment
+from shoal.records import Event, RunFolder
+
+PROBE = str(Path(__file__).resolve().parent / "probe.py") + ":Probe"
+MEGABITS = (1.0, 5.0, 20.0, 60.0, 100.0, 200.0)
+MILLISECONDS = (1.0, 5.0, 20.0, 50.0, 100.0, 200.0)
+SECONDS = 4.0
+"""How long a link's bandwidth is measured."""
+LOSSES = (0.01, 0.1, 0.5)
+MESSAGES = 3000
+
+
+def run(folder: Path, links: list[dict[str, float]], probes: list[dict[str, Any]], training: bool) -> RunFolder:
+    """Node 2i sends to node 2i + 1 over links[i], as probes[i] says."""
+    pairs = [{"from": str(2 * i), "to": str(2 * i + 1), **link} for i, link in enumerate(links)]
+    described = Experiment(
+        name="probe",
+        nodes=2 * len(links),
+        engine="processes",
+        algorithm={"name": PROBE, "training": training},
+        group=[{"nodes": f"{2 * i}-{2 * i + 1}", "algorithm": probe} for i, probe in enumerate(probes)],
+        network={"name": "uniform", "latency": 0.001, "links": pairs},
+        topology={"name": "ring"},
+        model={"name": "gn-lenet"} if training else {"name": "logistic"},
+        dataset={"name": "synthetic", "shape": [3, 32, 32], "samples": 2000} if training else {"name": "digits"},
+        evaluation={"every": 0, "nodes": 0, "average": False},
+        checkpoint={"final": False},
+        processes={"training_slots": 1},
+    )
+    return described.run(folder).folder
+
+
+def took(folder: RunFolder, pair: int) -> list[tuple[float, float, int]]:
+    """Of each message that came: when it was sent, when it was there, and how long it was."""
+    found = []
+    for record in folder.read(2 * pair + 1):
+        if isinstance(record, Event) and record.what == "took":
+            sent, there, size = record.detail.split()
+            found.append((float(sent), float(there), int(size)))
+    return found
+
+
+def bandwidth(folder: RunFolder, pair: int) -> float:
+    """Mbit/s from the first message's arrival to the last's."""
+    messages = took(folder, pair)
+    return sum(size for _, _, size in messages[1:]) * 8e-6 / (messages[-1][1] - messages[0][1])
+
+
+def latency(folder: RunFolder, pair: int) -> float:
+    """Milliseconds, in the middle."""
+    return 1e3 * statistics.median(there - sent for sent, there, _ in took(folder, pair))
+
+
+def main(short: bool) -> None:
+    every = slice(None, None, 2 if short else 1)
+    megabits, milliseconds = MEGABITS[every], MILLISECONDS[every]
+    figures = []
+    with tempfile.TemporaryDirectory() as place:
+        for training in (False, True):
+            how = "while a node trains" if training else "while nobody trains"
+            with step(f"bandwidths, {how}"):
+                kilobytes = [min(400.0, 1000 * m / 8 * SECONDS / 20) for m in megabits]
+                probes = [
+                    {"count": max(10, int(1000 * m / 8 * SECONDS / k)), "kilobytes": k}
+                    for m, k in zip(megabits, kilobytes, strict=True)
+                ]
+                folder = run(Path(place), [{"bandwidth": m} for m in megabits], probes, training)
+            worst = max(abs(bandwidth(folder, i) / m - 1) for i, m in enumerate(megabits))
+            for i, m in enumerate(megabits):
+                figures.append(Figure(f"{m:g} Mbit/s, {how}", bandwidth(folder, i), "Mbit/s"))
+            figures.append(Figure(f"bandwidth, worst error, {how}", 100 * worst, "%", at_most=5.0))
+            with step(f"latencies, {how}"):
+                quick = {"count": 100, "kilobytes": 1.0, "pause": 0.02}
+                links = [{"latency": m / 1e3} for m in milliseconds]
+                folder = run(Path(place), links, [quick] * len(links), training)
+            errors = [latency(folder, i) - m for i, m in enumerate(milliseconds)]
+            for m, error in zip(milliseconds, errors, strict=True):
+                figures.append(Figure(f"{m:g} ms, {how}", m + error, "ms", note="median of 100 messages"))
+            figures.append(Figure(f"latency, worst error, {how}", max(map(abs, errors)), "ms", at_most=2.0))
+        with step("losses"):
+            links = [{"loss": loss, "latency": 0.001} for loss in LOSSES]
+            quick = {"count": MESSAGES, "kilobytes": 0.1}
+            folder = run(Path(place), links, [quick] * len(links), training=False)
+        for i, loss in enumerate(LOSSES):
+            lost = 1 - len(took(folder, i)) / MESSAGES
+            deviations = abs(lost - loss) / math.sqrt(loss * (1 - loss) / MESSAGES)
+            figures.append(
+                Figure(f"loss {loss:g}: {lost:.4f} of {MESSAGES} messages, off by", deviations, "σ", at_most=3.0)
+            )
+    show("Shaped processes against the model", figures)
+
+
+if __name__ == "__main__":
+    main("--short" in sys.argv)

@@ -1,0 +1,426 @@
+"""Flows that share links: cases worked out by hand, the laws of max-min fairness, and a plain solver as the oracle."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.network.flows import Flows
+
+INFINITE = math.inf
+
+
+def flows_over(*capacities: float) -> Flows:
+    return Flows(np.array(capacities, dtype=np.float64))
+
+
+# The oracle: progressive filling from scratch, event by event.
+
+
+@dataclass
+class Transfer:
+    links: tuple[int, ...]
+    weight: float
+    size: float
+    left: float
+
+
+def fair_rates(capacities: list[float], transfers: dict[int, Transfer]) -> dict[int, float]:
+    """All levels rise together; a link that is full fixes its flows."""
+    rates: dict[int, float] = {}
+    free = list(capacities)
+    waiting = dict(transfers)
+    while waiting:
+        shares = {}
+        for link in range(len(free)):
+            weight = sum(t.weight for t in waiting.values() if link in t.links)
+            if weight and free[link] < INFINITE:
+                shares[link] = max(free[link], 0.0) / weight
+        if not shares:
+            return rates | dict.fromkeys(waiting, INFINITE)
+        full = min(shares, key=lambda link: shares[link])
+        for id in [id for id, t in waiting.items() if full in t.links]:
+            transfer = waiting.pop(id)
+            rates[id] = transfer.weight * shares[full]
+            for link in set(transfer.links):
+                free[link] -= rates[id]
+    return rates
+
+
+class Oracle:
+    def __init__(self, capacities: list[float]) -> None:
+        self.capacities = list(capacities)
+        self.transfers: dict[int, Transfer] = {}
+        self.now = 0.0
+        self.started = 0
+        self.ended: list[tuple[float, int]] = []
+
+    def start(self, now: float, links: tuple[int, ...], weight: float, size: float) -> int:
+        self.go(now)
+        self.transfers[self.started] = Transfer(links, weight, size, size)
+        self.started += 1
+        return self.started - 1
+
+    def cancel(self, now: float, flow: int) -> float:
+        self.go(now)
+        return self.transfers.pop(flow).left
+
+    def set_capacity(self, now: float, link: int, capacity: float) -> None:
+        self.go(now)
+        self.capacities[link] = capacity
+
+    def go(self, now: float) -> None:
+        while self.transfers:
+            rates = fair_rates(self.capacities, self.transfers)
+            lasts = {id: self._lasts(t.left, rates[id]) for id, t in self.transfers.items()}
+            step = min(min(lasts.values()), now - self.now)
+            for id, t in list(self.transfers.items()):
+                if lasts[id] <= step * (1 + 1e-12) + 1e-15 * self.now:
+                    self.ended.append((self.now + step, id))
+                    del self.transfers[id]
+                else:
+                    t.left -= rates[id] * step if step else 0.0
+            self.now += step
+            if self.now + 1e-15 * self.now >= now and not (self.transfers and step == min(lasts.values())):
+                break
+        self.now = max(self.now, now)
+
+    @staticmethod
+    def _lasts(left: float, rate: float) -> float:
+        if left <= 0.0 or rate == INFINITE:
+            return 0.0
+        return left / rate if rate else INFINITE
+
+
+# Worked out by hand
+
+
+def test_two_flows_share_a_link_and_the_one_that_stays_takes_what_is_released() -> None:
+    flows = flows_over(100.0)
+    short, long = flows.start(0.0, (0,), 1.0, 100.0), flows.start(0.0, (0,), 1.0, 300.0)
+    assert flows.rate(short) == flows.rate(long) == 50.0
+    assert flows.next_time() == 2.0
+    assert flows.remaining(1.0, long) == 250.0
+    assert flows.advance(2.0) == [(2.0, short)]
+    assert flows.rate(long) == 100.0
+    assert flows.next_time() == 4.0
+    assert flows.advance(10.0) == [(4.0, long)]
+    assert flows.next_time() == INFINITE
+    assert flows.active == 0
+
+
+def test_shares_are_in_proportion_to_weights() -> None:
+    flows = flows_over(90.0)
+    far, near = flows.start(0.0, (0,), 1 / 0.2, 1e6), flows.start(0.0, (0,), 1 / 0.1, 1e6)
+    assert flows.rate(far) == pytest.approx(30.0)
+    assert flows.rate(near) == pytest.approx(60.0)
+
+
+def test_the_parking_lot() -> None:
+    flows = flows_over(10.0, 30.0)
+    both, first, second = (flows.start(0.0, links, 1.0, 1e6) for links in ((0, 1), (0,), (1,)))
+    assert [flows.rate(flow) for flow in (both, first, second)] == [5.0, 5.0, 25.0]
+    flows.cancel(1.0, first)
+    assert [flows.rate(flow) for flow in (both, second)] == [10.0, 20.0]
+    flows.set_capacity(2.0, 0, 100.0)
+    assert [flows.rate(flow) for flow in (both, second)] == [15.0, 15.0]
+
+
+def test_a_capacity_that_changes_on_the_way() -> None:
+    flows = flows_over(100.0)
+    flow = flows.start(0.0, (0,), 2.0, 1000.0)
+    flows.set_capacity(5.0, 0, 50.0)
+    assert flows.remaining(5.0, flow) == 500.0
+    assert flows.advance(20.0) == [(15.0, flow)]
+
+
+def test_flows_stand_still_while_a_link_is_down() -> None:
+    flows = flows_over(100.0, 100.0)
+    flow, other = flows.start(0.0, (0, 1), 1.0, 1000.0), flows.start(0.0, (1,), 1.0, 5000.0)
+    flows.set_capacity(10.0, 0, 0.0)
+    assert flows.rate(flow) == 0.0
+    assert flows.rate(other) == 100.0
+    assert flows.remaining(20.0, flow) == 500.0
+    flows.set_capacity(30.0, 0, 100.0)
+    assert flows.rate(flow) == 50.0
+    assert flows.advance(100.0) == [(40.0, flow), (60.0, other)]
+
+
+def test_what_nothing_limits_ends_at_once() -> None:
+    flows = flows_over(INFINITE, 10.0)
+    without = flows.start(1.0, (), 1.0, 1e9)
+    unlimited = flows.start(1.0, (0,), 1.0, 1e9)
+    nothing = flows.start(1.0, (1,), 1.0, 0.0)
+    limited = flows.start(1.0, (0, 1), 1.0, 100.0)
+    assert flows.next_time() == 1.0
+    assert flows.advance(1.0) == [(1.0, without), (1.0, unlimited), (1.0, nothing)]
+    flows.set_capacity(3.0, 1, INFINITE)
+    assert flows.remaining(3.0, limited) == 80.0
+    assert flows.rate(limited) == INFINITE
+    assert flows.advance(3.0) == [(3.0, limited)]
+
+
+def test_ends_on_the_way_are_kept_until_they_are_asked_for() -> None:
+    flows = flows_over(10.0)
+    first = flows.start(0.0, (0,), 1.0, 10.0)
+    second = flows.start(5.0, (0,), 1.0, 10.0)
+    assert flows.remaining(5.0, first) == 0.0
+    assert flows.rate(first) == 0.0
+    assert flows.cancel(5.0, first) == 0.0
+    assert flows.next_time() == 1.0
+    assert flows.advance(6.0) == [(1.0, first), (6.0, second)]
+
+
+def test_ids_are_never_used_again() -> None:
+    flows = flows_over(10.0)
+    first = flows.start(0.0, (0,), 1.0, 10.0)
+    flows.cancel(0.0, first)
+    assert flows.start(0.0, (0,), 1.0, 10.0) > first
+
+
+def test_a_link_that_is_named_twice_is_one() -> None:
+    flows = flows_over(10.0)
+    assert flows.rate(flows.start(0.0, (0, 0), 1.0, 10.0)) == 10.0
+
+
+def test_flows_that_should_end_together_do() -> None:
+    """Thirds and sevenths, over ways of different lengths: no two ends an ulp apart."""
+    flows = flows_over(*[1e8 / 3] * 7, 1e9 / 7, *[1e8 / 7] * 10)
+    same = [flows.start(0.1, (link,), 0.3, 1e9 / 3) for link in range(7)]
+    shared = [flows.start(0.1, (7, 8 + link), 0.7, 1e9 / 7) for link in range(10)]
+    assert flows.advance(1e3) == [(pytest.approx(10.1, rel=1e-15), flow) for flow in same + shared]
+
+
+def test_small_flows_end_on_time_beside_large_ones_after_a_long_time() -> None:
+    """A group that has carried 1e15 bytes still counts a hundred of them."""
+    flows = flows_over(1e11)
+    large = flows.start(0.0, (0,), 1.0, 2e15)
+    flows.advance(1e4)
+    flows.set_capacity(1e4, 0, 1e2)
+    small = flows.start(1e4, (0,), 1.0, 100.0)
+    assert flows.advance(2e4) == [(pytest.approx(1e4 + 2.0, abs=1e-9), small)]
+    assert flows.remaining(2e4, large) == pytest.approx(1e15)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda flows: flows.start(0.0, (7,), 1.0, 1.0), "link is 7; expected one of the 1 links"),
+        (lambda flows: flows.start(0.0, (0,), 0.0, 1.0), "weight is 0.0; expected a positive number"),
+        (lambda flows: flows.start(0.0, (0,), 1.0, -1.0), "size is -1.0; expected a number of bytes"),
+        (lambda flows: flows.set_capacity(0.0, 0, -1.0), "capacity of link 0 is -1.0; expected bytes per second"),
+        (lambda flows: flows.set_capacity(0.0, 0, math.nan), "capacity of link 0 is nan"),
+        (lambda flows: (flows.advance(2.0), flows.advance(1.0)), "now is 1.0; expected a time that is not before 2.0"),
+        (lambda flows: flows_over(-5.0), "capacity of link 0 is -5.0"),
+    ],
+)
+def test_what_cannot_be_is_refused(call: object, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        call(flows_over(10.0))  # type: ignore[operator]
+
+
+def test_a_flow_that_is_not_under_way_is_named() -> None:
+    with pytest.raises(KeyError, match="flow 3 is not under way"):
+        flows_over(10.0).cancel(0.0, 3)
+
+
+# Laws
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[list[float], int]:
+    capacity = st.sampled_from([1e2, 1e5, 1e6, 2e6, 1e7, 1e11, INFINITE, 0.0])
+    capacities = draw(st.lists(capacity, min_size=1, max_size=10))
+    return capacities, draw(st.integers(0, 2**32))
+
+
+class Story:
+    """Random starts, cancels and changes of capacity, told to the flows and to the oracle alike."""
+
+    def __init__(self, capacities: list[float], seed: int) -> None:
+        self.random = random.Random(seed)
+        self.flows, self.oracle = flows_over(*capacities), Oracle(capacities)
+        self.under_way: dict[int, tuple[tuple[int, ...], float, float]] = {}
+        self.now = 0.0
+        self.ways = [self._way(len(capacities)) for _ in range(self.random.choice([2, 6, 20]))]
+        self.weights = self.random.choice([[1.0], [1.0, 2.0, 50.0], [0.1, 3.7, 1e3]])
+        self.ended: list[tuple[float, int]] = []
+
+    def _way(self, links: int) -> tuple[int, ...]:
+        return tuple(self.random.sample(range(links), self.random.randint(1, min(links, 4))))
+
+    def step(self) -> None:
+        what = self.random.random()
+        if what < 0.35 and self.flows.next_time() < INFINITE:
+            self._go(self.flows.next_time())
+        elif what < 0.5:
+            self._go(self.now + 10 ** self.random.uniform(-3, 3))
+        elif what < 0.9:
+            for _ in range(self.random.choice([1, 1, 5])):
+                way, weight = self.random.choice(self.ways), self.random.choice(self.weights)
+                size = 10 ** self.random.uniform(0, 12)
+                flow = self.flows.start(self.now, way, weight, size)
+                assert flow == self.oracle.start(self.now, way, weight, size)
+                self.under_way[flow] = (way, weight, size)
+        elif what < 0.95 and self.under_way:
+            flow = self.random.choice(list(self.under_way))
+            left = self.flows.cancel(self.now, flow)
+            size = self.under_way.pop(flow)[2]
+            if flow in self.oracle.transfers:
+                assert left == pytest.approx(self.oracle.cancel(self.now, flow), rel=1e-6, abs=1e-6 * size)
+        else:
+            link = self.random.randrange(len(self.oracle.capacities))
+            capacity = self.random.choice([0.0, 1e3, 1e6, 3e6, 1e9, INFINITE])
+            self.flows.set_capacity(self.now, link, capacity)
+            self.oracle.set_capacity(self.now, link, capacity)
+
+    def _go(self, now: float) -> None:
+        self.now = now
+        for time_, flow in self.flows.advance(now):
+            assert time_ <= now
+            self.ended.append((time_, flow))
+            self.under_way.pop(flow, None)
+
+    def check_fairness(self) -> None:
+        """No link carries more than it can; each flow has a full link on which no level is higher than its own."""
+        capacities = self.oracle.capacities
+        self._go(self.now)
+        rates = {flow: self.flows.rate(flow) for flow in self.under_way}
+        assert INFINITE not in rates.values() or any(
+            all(capacities[link] == INFINITE for link in self.under_way[flow][0])
+            for flow, rate in rates.items()
+            if rate == INFINITE
+        )
+        rates = {flow: rate for flow, rate in rates.items() if rate < INFINITE}
+        carried = [sum(rate for flow, rate in rates.items() if link in self.under_way[flow][0])
+                   for link in range(len(capacities))]  # fmt: skip
+        for link, capacity in enumerate(capacities):
+            assert carried[link] <= capacity * (1 + 1e-9)
+        for flow, rate in rates.items():
+            way, weight, _ = self.under_way[flow]
+            assert any(
+                carried[link] >= capacities[link] * (1 - 1e-9)
+                and all(
+                    other / self.under_way[id][1] <= rate / weight * (1 + 1e-6) + 1e-9 * capacities[link]
+                    for id, other in rates.items()
+                    if link in self.under_way[id][0]
+                )
+                for link in way
+            ), (flow, rate)
+
+
+@settings(max_examples=150, deadline=None)
+@given(networks())
+def test_rates_are_max_min_fair_whatever_happened_before(network: tuple[list[float], int]) -> None:
+    story = Story(*network)
+    for _ in range(40):
+        story.step()
+        story.check_fairness()
+
+
+@settings(max_examples=150, deadline=None)
+@given(networks())
+def test_flows_end_when_the_oracle_says(network: tuple[list[float], int]) -> None:
+    story = Story(*network)
+    for _ in range(30):
+        story.step()
+    for link in range(len(network[0])):
+        story.flows.set_capacity(story.now, link, 1e6)
+        story.oracle.set_capacity(story.now, link, 1e6)
+    story._go(1e12)
+    story.oracle.go(1e12)
+    assert story.flows.active == 0
+    assert not story.oracle.transfers
+    ours, theirs = {f: t for t, f in story.ended}, {f: t for t, f in story.oracle.ended}
+    assert ours.keys() == theirs.keys()
+    for flow, end in theirs.items():
+        assert ours[flow] == pytest.approx(end, rel=1e-7, abs=1e-7)
+    assert story.ended == sorted(story.ended)
+
+
+@settings(max_examples=100, deadline=None)
+@given(networks())
+def test_the_bytes_carried_are_the_sizes(network: tuple[list[float], int]) -> None:
+    """What rates carry from event to event adds up to the sizes: the finish times and the rates tell the same."""
+    story = Story([max(capacity, 1.0) for capacity in network[0]], network[1])
+    started = {}
+    for way in story.ways:
+        size = 10 ** story.random.uniform(0, 12)
+        started[story.flows.start(0.0, way, story.random.choice(story.weights), size)] = size
+    carried = dict.fromkeys(started, 0.0)
+    under_way = set(started) - {flow for _, flow in story.flows.advance(0.0)}
+    finite = set(under_way)
+    now = 0.0
+    while under_way:
+        then = story.flows.next_time()
+        for flow in under_way:
+            carried[flow] += story.flows.rate(flow) * (then - now)
+        under_way -= {flow for _, flow in story.flows.advance(then)}
+        now = then
+    for flow in finite:
+        assert carried[flow] == pytest.approx(started[flow], rel=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(networks())
+def test_the_order_of_starts_at_one_time_makes_no_difference(network: tuple[list[float], int]) -> None:
+    story = Story(*network)
+    transfers = [(way, story.random.choice(story.weights), 10 ** story.random.uniform(0, 9)) for way in story.ways]
+    order = list(range(len(transfers)))
+    story.random.shuffle(order)
+    rates, ends = [], []
+    for sequence in (range(len(transfers)), order):
+        flows = flows_over(*network[0])
+        number = {flows.start(0.0, *transfers[i]): i for i in sequence}
+        rates.append({i: flows.rate(flow) for flow, i in number.items()})
+        ends.append({number[flow]: end for end, flow in flows.advance(1e15)})
+    assert rates[0] == pytest.approx(rates[1], rel=1e-9)
+    assert ends[0] == pytest.approx(ends[1], rel=1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(networks())
+def test_a_story_told_twice_is_the_same(network: tuple[list[float], int]) -> None:
+    ended = []
+    for _ in range(2):
+        story = Story(*network)
+        for _ in range(30):
+            story.step()
+        ended.append(story.ended)
+    assert ended[0] == ended[1]
+
+
+# Costs
+
+
+def star(nodes: int, concurrent: int, transfers: int) -> float:
+    """Processor seconds for each of so many transfers, each replaced by another when it ends."""
+    draws = random.Random(1)
+    flows = Flows(np.full(2 * nodes, 1e7))
+
+    def start(now: float) -> None:
+        sender, receiver = draws.sample(range(nodes), 2)
+        flows.start(now, (sender, nodes + receiver), 1.0, draws.uniform(1e5, 1e6))
+
+    for _ in range(concurrent):
+        start(0.0)
+    began, done = time.process_time(), 0
+    while done < transfers:
+        now = flows.next_time()
+        for _ in flows.advance(now):
+            start(now)
+            done += 1
+    assert flows.active == concurrent
+    return (time.process_time() - began) / done
+
+
+def test_ten_times_the_flows_do_not_cost_ten_times_the_time_for_each() -> None:
+    star(10, 10, 100)
+    assert star(1000, 1000, 2000) < 5 * star(100, 100, 2000)
