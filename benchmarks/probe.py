@@ -31,7 +31,7 @@ class Probe:
             node.background(_train(node))
         peer = node.id ^ 1
         async for _ in node.rounds(self.rounds):
-            await node.send([peer], Payload({}), round=0, kind="hello")
+            await _say(node, peer, "hello")
             await node.receive(kind="hello", sender=peer)
             await node.sleep(MAKE_READY)
             if node.id % 2 == 0:
@@ -46,21 +46,26 @@ class Probe:
             await node.transmit(peer, Payload(content, {"sent": node.now()}), round=i, kind="probe")
             if self.pause:
                 await node.sleep(self.pause)
-        for _ in range(5):  # one of them gets through, whatever the loss
-            await node.send([peer], Payload({}), round=0, kind="end")
+        await _say(node, peer, "end")
         await node.receive(kind="bye", sender=peer)
 
     async def _receive(self, node: Node, peer: int) -> None:
         node.background(self._write_down(node))
         await node.receive(kind="end", sender=peer)
         await node.sleep(0.2)
-        await node.send([peer], Payload({}), round=0, kind="bye")
+        await _say(node, peer, "bye")
 
     async def _write_down(self, node: Node) -> None:
         while True:
             message = await node.receive(kind="probe")
             if message is not None:
                 node.event("took", f"{message.payload.fields['sent']!r} {node.now()!r} {message.wire_size}")
+
+
+async def _say(node: Node, peer: int, what: str) -> None:
+    """So often that one of them gets through, whatever the loss."""
+    for _ in range(30):
+        await node.send([peer], Payload({}), round=0, kind=what)
 
 
 async def _train(node: Node) -> None:

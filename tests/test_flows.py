@@ -63,18 +63,26 @@ class Oracle:
         self.ended: list[tuple[float, int]] = []
 
     def start(self, now: float, links: tuple[int, ...], weight: float, size: float) -> int:
-        self.go(now)
-        self.transfers[self.started] = Transfer(links, weight, size, size)
+        self._pass(now)
+        if all(self.capacities[link] == INFINITE for link in links):
+            self.ended.append((now, self.started))
+        else:
+            self.transfers[self.started] = Transfer(links, weight, size, size)
         self.started += 1
         return self.started - 1
 
     def cancel(self, now: float, flow: int) -> float:
-        self.go(now)
+        self._pass(now)
         return self.transfers.pop(flow).left
 
     def set_capacity(self, now: float, link: int, capacity: float) -> None:
-        self.go(now)
+        self._pass(now)
         self.capacities[link] = capacity
+
+    def _pass(self, now: float) -> None:
+        """What happens at one time happens at once: only the last of it counts."""
+        if now > self.now:
+            self.go(now)
 
     def go(self, now: float) -> None:
         while self.transfers:
@@ -82,13 +90,13 @@ class Oracle:
             lasts = {id: self._lasts(t.left, rates[id]) for id, t in self.transfers.items()}
             step = min(min(lasts.values()), now - self.now)
             for id, t in list(self.transfers.items()):
-                if lasts[id] <= step * (1 + 1e-12) + 1e-15 * self.now:
+                t.left -= rates[id] * step if step else 0.0
+                # A rest of rounding must not stand still if its link goes down just then.
+                if lasts[id] <= step + 4e-16 * (self.now + step) or t.left <= 1e-12 * t.size:
                     self.ended.append((self.now + step, id))
                     del self.transfers[id]
-                else:
-                    t.left -= rates[id] * step if step else 0.0
             self.now += step
-            if self.now + 1e-15 * self.now >= now and not (self.transfers and step == min(lasts.values())):
+            if self.now >= now * (1 - 1e-15) and step < min(lasts.values()):
                 break
         self.now = max(self.now, now)
 
@@ -244,8 +252,12 @@ def networks(draw: st.DrawFn) -> tuple[list[float], int]:
 class Story:
     """Random starts, cancels and changes of capacity, told to the flows and to the oracle alike."""
 
-    def __init__(self, capacities: list[float], seed: int) -> None:
+    def __init__(self, capacities: list[float], seed: int, late: float = 0.0) -> None:
         self.random = random.Random(seed)
+        self.capacities = list(capacities)
+        self.late = late
+        """How far beyond the end of a flow to go, in parts of the time. If a link goes down the very moment that a flow
+        ends over it, rounding decides whether it still does, for the flows and for the oracle each on its own."""
         self.flows, self.oracle = flows_over(*capacities), Oracle(capacities)
         self.under_way: dict[int, tuple[tuple[int, ...], float, float]] = {}
         self.now = 0.0
@@ -259,39 +271,49 @@ class Story:
     def step(self) -> None:
         what = self.random.random()
         if what < 0.35 and self.flows.next_time() < INFINITE:
-            self._go(self.flows.next_time())
+            self.go(self.flows.next_time() * (1 + self.late))
         elif what < 0.5:
-            self._go(self.now + 10 ** self.random.uniform(-3, 3))
+            self.go(self.now + 10 ** self.random.uniform(-3, 3))
         elif what < 0.9:
             for _ in range(self.random.choice([1, 1, 5])):
                 way, weight = self.random.choice(self.ways), self.random.choice(self.weights)
                 size = 10 ** self.random.uniform(0, 12)
                 flow = self.flows.start(self.now, way, weight, size)
-                assert flow == self.oracle.start(self.now, way, weight, size)
                 self.under_way[flow] = (way, weight, size)
+                if self.late:
+                    assert flow == self.oracle.start(self.now, way, weight, size)
         elif what < 0.95 and self.under_way:
             flow = self.random.choice(list(self.under_way))
             left = self.flows.cancel(self.now, flow)
             size = self.under_way.pop(flow)[2]
-            if flow in self.oracle.transfers:
-                assert left == pytest.approx(self.oracle.cancel(self.now, flow), rel=1e-6, abs=1e-6 * size)
+            if self.late:
+                theirs = self.oracle.cancel(self.now, flow) if flow in self.oracle.transfers else 0.0
+                assert left == pytest.approx(theirs, rel=1e-6, abs=1e-6 * size)
         else:
-            link = self.random.randrange(len(self.oracle.capacities))
-            capacity = self.random.choice([0.0, 1e3, 1e6, 3e6, 1e9, INFINITE])
-            self.flows.set_capacity(self.now, link, capacity)
+            self.set_capacity(
+                self.random.randrange(len(self.capacities)),
+                self.random.choice([0.0, 1e3, 1e6, 3e6, 1e9, INFINITE]),
+            )
+
+    def set_capacity(self, link: int, capacity: float) -> None:
+        self.capacities[link] = capacity
+        self.flows.set_capacity(self.now, link, capacity)
+        if self.late:
             self.oracle.set_capacity(self.now, link, capacity)
 
-    def _go(self, now: float) -> None:
+    def go(self, now: float) -> None:
         self.now = now
-        for time_, flow in self.flows.advance(now):
-            assert time_ <= now
-            self.ended.append((time_, flow))
+        if self.late:
+            self.oracle.go(now)
+        for end, flow in self.flows.advance(now):
+            assert end <= now
+            self.ended.append((end, flow))
             self.under_way.pop(flow, None)
 
     def check_fairness(self) -> None:
         """No link carries more than it can; each flow has a full link on which no level is higher than its own."""
-        capacities = self.oracle.capacities
-        self._go(self.now)
+        capacities = self.capacities
+        self.go(self.now)
         rates = {flow: self.flows.rate(flow) for flow in self.under_way}
         assert INFINITE not in rates.values() or any(
             all(capacities[link] == INFINITE for link in self.under_way[flow][0])
@@ -328,21 +350,19 @@ def test_rates_are_max_min_fair_whatever_happened_before(network: tuple[list[flo
 @settings(max_examples=150, deadline=None)
 @given(networks())
 def test_flows_end_when_the_oracle_says(network: tuple[list[float], int]) -> None:
-    story = Story(*network)
+    story = Story(*network, late=1e-7)
     for _ in range(30):
         story.step()
     for link in range(len(network[0])):
-        story.flows.set_capacity(story.now, link, 1e6)
-        story.oracle.set_capacity(story.now, link, 1e6)
-    story._go(1e12)
-    story.oracle.go(1e12)
+        story.set_capacity(link, 1e6)
+    story.go(1e12)
     assert story.flows.active == 0
     assert not story.oracle.transfers
     ours, theirs = {f: t for t, f in story.ended}, {f: t for t, f in story.oracle.ended}
     assert ours.keys() == theirs.keys()
     for flow, end in theirs.items():
         assert ours[flow] == pytest.approx(end, rel=1e-7, abs=1e-7)
-    assert story.ended == sorted(story.ended)
+    assert [end for end, _ in story.ended] == sorted(end for end, _ in story.ended)
 
 
 @settings(max_examples=100, deadline=None)

@@ -3,9 +3,10 @@ goings, faults."""
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
@@ -16,6 +17,10 @@ from shoal.network.devices import Device, Speed
 from shoal.network.faults import timetable
 from shoal.network.links import Uniform, star
 from shoal.network.wiring import Direct, Network, Wired
+from shoal.topologies.graph import NodeId
+
+REMEDIES = frozenset({"crash", "raise", "hang", "restart", "hold", "release"})
+"""The kinds of faults that strike, or end, by what can set nodes going that wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,28 @@ class Conditions:
         experiment = self.experiment
         faults = timetable(experiment.fault, experiment.nodes, experiment.size, experiment.seed)
         return agenda(self.wired, self.attendance, experiment.nodes, faults)
+
+    def remedies(self) -> Iterator[float]:
+        """When the clock brings something that can set nodes going which wait for each other, in order of time.
+
+        That is a death, for then nobody waits any longer, a return from it, a release of messages, an error, or a
+        change of the network. That nodes come and go is none: whoever waits, waits.
+        """
+        plan = self.experiment
+        faults = [f if f.kind in REMEDIES else replace(f, time=None, every=None) for f in plan.fault]
+        stages = self.wired.stages[1:] if self.wired is not None else ()
+        changes = (time for time, _ in stages)
+        return heapq.merge(changes, (h.time for h in timetable(faults, plan.nodes, plan.size, plan.seed)))
+
+    def returns(self, node: NodeId, time: float) -> bool:
+        """Whether a node that is offline is ever online again, as far as network and availability know."""
+        last = next((p for p in reversed(self.wired.presences if self.wired else ()) if p.node == node), None)
+        if last is not None and not last.online and last.time <= time:
+            return False
+        attendance = self.attendance
+        if attendance is None or node >= self.experiment.nodes:
+            return True
+        return attendance.online(node, time) or attendance.next_change(node, time) < math.inf
 
 
 def conditions(experiment: Experiment, speeds: Sequence[Speed]) -> Conditions:

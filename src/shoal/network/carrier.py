@@ -31,7 +31,7 @@ nothing comes in between; it is there; it will never be. One that is lost and ha
 class Parcel:
     """A message under way, as far as the network knows it. The content is its owner's business."""
 
-    __slots__ = ("absences", "content", "doomed", "due", "left", "receiver", "route", "sender", "size")
+    __slots__ = ("content", "doomed", "due", "left", "receiver", "route", "sender", "size")
 
     def __init__(self, sender: NodeId, receiver: NodeId, size: int, content: Any = None) -> None:
         self.sender = sender
@@ -41,8 +41,6 @@ class Parcel:
         self.left = False
         self.doomed = False
         """Whether it gets lost on the way."""
-        self.absences = 0
-        """How often the receiver had been away when this was sent."""
         self.route: Route | None = None
         self.due = math.inf
         """When it arrives, once that is known."""
@@ -91,17 +89,15 @@ class Carrier:
         self._interference = Interference(size)
         self._away = [0] * size
         """For how many reasons each node is away."""
-        self._absences = [0] * size
         self._rng = generator(seed, "network")
 
     @property
     def idle(self) -> bool:
         """Whether nothing is under way that could arrive by itself."""
-        return not (self._flowing or self._travelling or self._news)
+        return self.next_time() == math.inf
 
     def post(self, now: float, parcel: Parcel) -> None:
         """Take a message."""
-        parcel.absences = self._absences[parcel.receiver]
         if not self._reaches(parcel):
             self._news.append((now, "lost", parcel))
         elif self._interference.held(parcel.sender, parcel.receiver):
@@ -126,8 +122,8 @@ class Carrier:
                 self._next_in_line(time, parcel)
         while self._travelling and self._travelling[0][0] <= now:
             time, _, parcel = heapq.heappop(self._travelling)
-            there = parcel.absences == self._absences[parcel.receiver] and self._reaches(parcel)
-            self._news.append((time, "arrived" if there else "lost", parcel))
+            if not parcel.doomed:
+                self._news.append((time, "arrived", parcel))
         news, self._news = self._news, []
         if len(news) > 1:
             news.sort(key=_time)
@@ -150,7 +146,7 @@ class Carrier:
                 self._attend(now, node, occurrence.kind == "restart")
         else:
             self._interference.apply(occurrence)
-            self._cancel(now, lambda parcel: not self._reaches(parcel))
+            self._lose(now, lambda parcel: self._interference.cut(parcel.sender, parcel.receiver))
             self._release(now)
 
     def _reaches(self, parcel: Parcel) -> bool:
@@ -185,8 +181,8 @@ class Carrier:
         line = self._lines.pop((parcel.sender, parcel.receiver))
         while line and (parcel.sender, parcel.receiver) not in self._lines:
             self._carry(now, line.popleft())
-        for waiting in line:
-            self._carry(now, waiting)
+        if line:
+            self._lines[parcel.sender, parcel.receiver] = line
 
     def _leaves(self, time: float, parcel: Parcel) -> None:
         if not parcel.left:
@@ -210,21 +206,29 @@ class Carrier:
         self._news.append((time, "travels", parcel))
 
     def _attend(self, now: float, node: NodeId, online: bool) -> None:
+        """One that goes gets nothing more, also if it is back in a moment; of what it sent, only what has left is."""
         self._away[node] += -1 if online else 1
         if not online:
-            self._absences[node] += 1
-            self._cancel(now, lambda parcel: node in (parcel.sender, parcel.receiver))
+            self._lose(now, lambda parcel: parcel.receiver == node or (parcel.sender == node and not parcel.left))
 
-    def _cancel(self, now: float, lost: Callable[[Parcel], bool]) -> None:
-        """Give up on what has not left yet, or waits, where it cannot get through."""
-        for flow, parcel in [(f, p) for f, p in self._flowing.items() if lost(p)]:
+    def _lose(self, now: float, lost: Callable[[Parcel], bool]) -> None:
+        """Give up on what is under way and cannot get through."""
+        losses = [parcel for _, _, parcel in self._travelling if not parcel.doomed and lost(parcel)]
+        for parcel in losses:
+            parcel.doomed = True
+        stopped = [(flow, parcel) for flow, parcel in self._flowing.items() if lost(parcel)]
+        for flow, parcel in stopped:
             self._flows.cancel(now, flow)
             del self._flowing[flow]
-            waiting = self._lines.pop((parcel.sender, parcel.receiver))
-            self._news.extend((now, "lost", each) for each in (parcel, *waiting))
-        for parcel in [p for p in self._held if lost(p)]:
-            self._held.remove(parcel)
-            self._news.append((now, "lost", parcel))
+            losses.append(parcel)
+        for waiting in (*self._lines.values(), self._held):
+            losses += [parcel for parcel in waiting if lost(parcel)]
+            kept = [parcel for parcel in waiting if not lost(parcel)]
+            waiting.clear()
+            waiting.extend(kept)
+        self._news.extend((now, "lost", parcel) for parcel in losses)
+        for _, parcel in stopped:
+            self._next_in_line(now, parcel)
 
     def _release(self, now: float) -> None:
         """What is no longer held goes on its way, in the order in which it was sent."""
@@ -237,29 +241,36 @@ class Carrier:
 
     def _rewire(self, now: float, wiring: Wiring) -> None:
         self._wiring = wiring
-        self._set_capacities(now, range(len(wiring.capacities)))
         for flow, parcel in list(self._flowing.items()):
-            route = wiring.route(parcel.sender, parcel.receiver)
-            if route is not None and parcel.route is not None and route.links == parcel.route.links:
+            route, before = wiring.route(parcel.sender, parcel.receiver), parcel.route
+            if route is not None and before is not None:
                 parcel.route = route
-                continue
+                if route.links == before.links and route.latency == before.latency:
+                    continue
             rest = self._flows.cancel(now, flow)
             del self._flowing[flow]
+            if route is not None and route.links:
+                self._flow(now, parcel, route, rest)
+                continue
             if route is None:
                 self._news.append((now, "lost", parcel))
-                self._next_in_line(now, parcel)
             else:
-                parcel.route = route
-                self._flow(now, parcel, route, rest)
+                self._travel(now, parcel)
+            self._next_in_line(now, parcel)
+        self._set_capacities(now, range(len(wiring.capacities)))
 
     def _capacities(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """What the links carry, with the nodes' own devices taken into account."""
-        capacities = np.array(self._wiring.capacities, np.float64)
+        given = self._wiring.capacities
+        own: dict[int, float] = {}
         for node, connection in enumerate(self._connections):
+            slower = connection.slowdown * self._factors[node]
             for link in self._wiring.access(node):
-                most = connection.bandwidth * MEGABIT
-                slower = connection.slowdown * self._factors[node]
-                capacities[link] = min(capacities[link], min(float(self._wiring.capacities[link]), most) / slower)
+                carries = min(float(given[link]), connection.bandwidth * MEGABIT) / slower
+                own[link] = min(carries, own.get(link, math.inf))
+        capacities = np.array(given, np.float64)
+        for link, carries in own.items():
+            capacities[link] = carries
         return capacities
 
     def _set_capacities(self, now: float, links: Iterable[int]) -> None:

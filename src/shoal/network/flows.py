@@ -71,7 +71,16 @@ _FLOW = np.dtype(
     ],
     align=True,
 )
-_HOP = np.dtype([("group", "i8"), ("link", "i8"), ("next", "i8"), ("previous", "i8")], align=True)
+_HOP = np.dtype(
+    [
+        ("group", "i8"),
+        ("link", "i8"),
+        ("next", "i8"),  # of the same link
+        ("previous", "i8"),
+        ("claiming", "i8"),  # the last settling in which the group was among the link's claimants
+    ],
+    align=True,
+)
 _END = np.dtype([("time", "f8"), ("flow", "i8")], align=True)
 _TOTALS = np.dtype(
     [
@@ -114,8 +123,13 @@ class _State(NamedTuple):
     totals: Records
 
 
+_Arrays = tuple[Any, ...]
+
+
 def _compiled(function: _F) -> _F:
-    compiled: _F = numba.njit(cache=True, error_model="numpy")(function)
+    # Without counting references, which would take most of the time: `Flows` keeps the arrays, and nothing here makes
+    # new ones.
+    compiled: _F = numba.njit(cache=True, error_model="numpy", _nrt=False)(function)
     return compiled
 
 
@@ -237,11 +251,17 @@ def _first_to_end(s: _State) -> int:
 
 
 @_compiled
+def _before(key: float, item: int, other_key: float, other_item: int) -> bool:
+    """At one level links come first: a group keeps its level only if its link has not been opened at this level."""
+    return key < other_key or (key == other_key and item >= 0 > other_item)
+
+
+@_compiled
 def _push(s: _State, key: float, item: int) -> None:
     keys, items = s.keys, s.items
     i = s.totals[0].events
     s.totals[0].events = i + 1
-    while i > 0 and keys[(i - 1) // 2] > key:
+    while i > 0 and _before(key, item, keys[(i - 1) // 2], items[(i - 1) // 2]):
         keys[i], items[i] = keys[(i - 1) // 2], items[(i - 1) // 2]
         i = (i - 1) // 2
     keys[i], items[i] = key, item
@@ -256,9 +276,9 @@ def _drop_first(s: _State) -> None:
     i = 0
     while 2 * i + 1 < n:
         j = 2 * i + 1
-        if j + 1 < n and keys[j + 1] < keys[j]:
+        if j + 1 < n and _before(keys[j + 1], items[j + 1], keys[j], items[j]):
             j += 1
-        if keys[j] >= key:
+        if not _before(keys[j], items[j], key, item):
             break
         keys[i], items[i] = keys[j], items[j]
         i = j
@@ -300,15 +320,6 @@ def _soonest(s: _State, link: int) -> float:
 
 
 @_compiled
-def _undecided(s: _State, group: int, level: float, settling: int) -> bool:
-    """Whether the group's level is still to be found when the filling has come to `level`."""
-    g = s.groups[group]
-    if g.fixed == settling:
-        return False
-    return g.limit < 0 or g.level >= level or s.links[g.limit].opened == settling
-
-
-@_compiled
 def _open(s: _State, link: int, level: float, settling: int) -> None:
     """Take a link into the filling, that has come to `level`."""
     line = s.links[link]
@@ -322,15 +333,22 @@ def _open(s: _State, link: int, level: float, settling: int) -> None:
         group = s.hops[hop].group
         g = s.groups[group]
         weight = g.flows * g.weight
-        if _undecided(s, group, level, settling):
+        if g.fixed == settling:
+            free -= weight * g.level
+        elif g.limit < 0 or s.links[g.limit].opened == settling:
             claims += weight
             claimants += 1
+            s.hops[hop].claiming = settling
+        elif g.level < level:
+            free -= weight * g.level
+        else:
+            claims += weight
+            claimants += 1
+            s.hops[hop].claiming = settling
             # What another link limits stays limited by it, unless that link is opened before.
-            if g.limit >= 0 and s.links[g.limit].opened != settling and g.awaited != settling:
+            if g.awaited != settling:
                 g.awaited = settling
                 _push(s, g.level, -1 - group)
-        else:
-            free -= weight * g.level
         hop = s.hops[hop].next
     line.free, line.claims, line.claimants = free, claims, claimants
     if claimants > 0:
@@ -344,7 +362,8 @@ def _fix(s: _State, group: int, level: float, limit: int, settling: int) -> None
     """The group has `level`, set by the link `limit`: the others on its way have the less to fill."""
     g = s.groups[group]
     weight = g.flows * g.weight
-    changed = g.limit < 0 or g.level != level
+    old = g.level
+    changed = g.limit < 0 or old != level
     g.fixed = settling
     g.limit = limit
     if changed:
@@ -353,14 +372,16 @@ def _fix(s: _State, group: int, level: float, limit: int, settling: int) -> None
         g.since = now
         g.level = level
         _reschedule(s, group)
-    first = s.groups[group].first
-    for hop in range(first, first + g.length):
+    for hop in range(g.first, g.first + g.length):
         link = s.hops[hop].link
         line = s.links[link]
         if line.opened == settling:
-            line.free -= weight * level
-            line.claims -= weight
-            line.claimants -= 1
+            if s.hops[hop].claiming == settling:
+                line.free -= weight * level
+                line.claims -= weight
+                line.claimants -= 1
+            else:
+                line.free -= weight * (level - old)
         elif changed and line.capacity < np.inf:
             _open(s, link, level, settling)
 
@@ -391,7 +412,7 @@ def _fill(s: _State, link: int, level: float, settling: int) -> None:
     hop = line.first
     while hop >= 0:
         group = s.hops[hop].group
-        if _undecided(s, group, level, settling):
+        if s.hops[hop].claiming == settling and s.groups[group].fixed != settling:
             _fix(s, group, level, link, settling)
         hop = s.hops[hop].next
 
@@ -537,8 +558,8 @@ def _note_end(s: _State, flow: int, time: float) -> None:
 
 
 @_compiled
-def _advance(s: _State, now: float) -> int:
-    """To `now`; returns how many ends are to be handed out."""
+def _advance(s: _State, now: float) -> None:
+    """Go to `now`, and note the flows that end on the way."""
     totals = s.totals[0]
     # What has ended at `now` itself may be replaced at once: that is settled once, when it is asked for.
     before = True
@@ -549,7 +570,7 @@ def _advance(s: _State, now: float) -> int:
             break
         before = time < now
         totals.clock = time
-        while totals.active > 0:
+        while s.ends[1] < np.inf:
             group = _first_to_end(s)
             g = s.groups[group]
             flow = g.head
@@ -558,13 +579,12 @@ def _advance(s: _State, now: float) -> int:
             slack = 4e-16 * time
             if g.level < np.inf:
                 slack = max(slack, _REST * s.flows[flow].size / (g.weight * g.level))
-            if not late <= slack:
+            if late > slack:
                 break
             _note_end(s, flow, time)
             _take_away(s, flow)
     if now > totals.clock:
         totals.clock = now
-    return totals.ended
 
 
 @_compiled
@@ -572,6 +592,16 @@ def _pass(s: _State, now: float) -> None:
     """To `now`, unless it is now already: what happens at one time is settled once."""
     if now > s.totals[0].clock:
         _advance(s, now)
+
+
+@_compiled
+def _left(s: _State, flow: int) -> float:
+    """The bytes of a flow that are still to be carried."""
+    group = s.flows[flow].group
+    if group < 0:
+        return 0.0
+    left = s.flows[flow].tag - _given(s, group, s.totals[0].clock)
+    return min(max(left, 0.0), s.flows[flow].size)
 
 
 @_compiled
@@ -597,8 +627,12 @@ def _set_back(s: _State, group: int, now: float) -> None:
         flow = s.flows[flow].next
 
 
+# What `Flows` calls. It hands over a plain tuple, which takes numba half the time of one with names.
+
+
 @_compiled
-def _start(s: _State, now: float, flow: int, id: int, group: int, size: float) -> None:
+def _start(state: _Arrays, now: float, flow: int, id: int, group: int, size: float) -> None:
+    s = _State(*state)
     _pass(s, now)
     f = s.flows[flow]
     f.id = id
@@ -607,8 +641,7 @@ def _start(s: _State, now: float, flow: int, id: int, group: int, size: float) -
     f.group = _NONE
     g = s.groups[group]
     limited = False
-    first = s.groups[group].first
-    for hop in range(first, first + g.length):
+    for hop in range(g.first, g.first + g.length):
         limited |= s.links[s.hops[hop].link].capacity < np.inf
     if size <= 0.0 or not limited:
         _note_end(s, flow, now)
@@ -629,35 +662,35 @@ def _start(s: _State, now: float, flow: int, id: int, group: int, size: float) -
 
 
 @_compiled
-def _left(s: _State, now: float, flow: int) -> float:
-    """The bytes of a flow that are still to be carried."""
+def _cancel(state: _Arrays, now: float, flow: int) -> float:
+    """What was left of the flow; negative when it had ended before."""
+    s = _State(*state)
     _pass(s, now)
-    group = s.flows[flow].group
-    if group < 0 or s.groups[group].level == np.inf:
-        return 0.0
-    left = s.flows[flow].tag - _given(s, group, now)
-    return min(max(left, 0.0), s.flows[flow].size)
-
-
-@_compiled
-def _cancel(s: _State, now: float, flow: int) -> float:
-    """As `_left`; negative when the flow had ended before."""
-    left = _left(s, now, flow)
     if s.flows[flow].group < 0:
         return -1.0
+    left = _left(s, flow)
     _take_away(s, flow)
     return left
 
 
 @_compiled
-def _rate(s: _State, flow: int) -> float:
+def _remaining(state: _Arrays, now: float, flow: int) -> float:
+    s = _State(*state)
+    _pass(s, now)
+    return _left(s, flow)
+
+
+@_compiled
+def _rate(state: _Arrays, flow: int) -> float:
+    s = _State(*state)
     _settle(s)
     group = s.flows[flow].group
     return s.groups[group].weight * s.groups[group].level if group >= 0 else 0.0
 
 
 @_compiled
-def _set_capacity(s: _State, now: float, link: int, capacity: float) -> None:
+def _set_capacity(state: _Arrays, now: float, link: int, capacity: float) -> None:
+    s = _State(*state)
     _pass(s, now)
     if s.links[link].capacity != capacity:
         s.links[link].capacity = capacity
@@ -665,9 +698,22 @@ def _set_capacity(s: _State, now: float, link: int, capacity: float) -> None:
 
 
 @_compiled
-def _next_time(s: _State) -> float:
+def _next_time(state: _Arrays) -> float:
+    s = _State(*state)
+    if s.totals[0].ended > 0:
+        return s.ended[0].time
     _settle(s)
     return max(s.ends[1], s.totals[0].clock)
+
+
+@_compiled
+def _hand_out(state: _Arrays, now: float) -> int:
+    """Advance to `now`; returns how many flows of `ended` are to be handed out."""
+    s = _State(*state)
+    _advance(s, now)
+    count = s.totals[0].ended
+    s.totals[0].ended = 0
+    return count
 
 
 class Flows:
@@ -685,19 +731,22 @@ class Flows:
         links["capacity"] = capacities
         links["level"] = np.inf
         links["first"] = _NONE
-        room = 64
-        self._state = _State(
-            links=links,
-            groups=_fresh_groups(room),
-            flows=np.zeros(room, _FLOW),
-            hops=np.zeros(2 * room, _HOP),
-            ends=np.full(2 * room, np.inf),
-            dirty=np.zeros(len(links), np.int64),
-            opened=np.zeros(len(links), np.int64),
-            keys=np.zeros(2 * len(links) + room),
-            items=np.zeros(2 * len(links) + room, np.int64),
-            ended=np.zeros(room, _END),
-            totals=np.zeros(1, _TOTALS),
+        room = 1024
+        self._arrays: _Arrays = ()
+        self._hold(
+            _State(
+                links=links,
+                groups=_fresh_groups(room),
+                flows=np.zeros(room, _FLOW),
+                hops=np.zeros(2 * room, _HOP),
+                ends=np.full(2 * room, np.inf),
+                dirty=np.zeros(len(links), np.int64),
+                opened=np.zeros(len(links), np.int64),
+                keys=np.zeros(2 * len(links) + room),
+                items=np.zeros(2 * len(links) + room, np.int64),
+                ended=np.zeros(room, _END),
+                totals=np.zeros(1, _TOTALS),
+            )
         )
         self._longest = 2
         """The links of the longest way so far: each group has room for so many hops."""
@@ -730,7 +779,7 @@ class Flows:
         id = self._started
         self._started += 1
         place = self._places[id] = self._free_places.pop()
-        _start(self._state, now, place, id, group, size)
+        _start(self._arrays, now, place, id, group, size)
         return id
 
     def cancel(self, now: float, flow: int) -> float:
@@ -739,7 +788,7 @@ class Flows:
         That is 0 for one that has ended by itself by now; the next `advance` tells of it all the same.
         """
         self._come_to(now)
-        left = _cancel(self._state, now, self._place(flow))
+        left = _cancel(self._arrays, now, self._place(flow))
         if left < 0.0:
             return 0.0
         self._free_places.append(self._places.pop(flow))
@@ -748,37 +797,42 @@ class Flows:
     def remaining(self, now: float, flow: int) -> float:
         """How many of a flow's bytes are still to be carried."""
         self._come_to(now)
-        return _left(self._state, now, self._place(flow))
+        return _remaining(self._arrays, now, self._place(flow))
 
     def rate(self, flow: int) -> float:
         """At the time of the last call; 0 once the flow has ended."""
-        return _rate(self._state, self._place(flow))
+        return _rate(self._arrays, self._place(flow))
 
     def set_capacity(self, now: float, link: int, capacity: float) -> None:
         """From `now` on. Flows over a link of capacity 0 stand still."""
         self._come_to(now)
         self._check_link(link)
         _check_capacity(link, capacity)
-        _set_capacity(self._state, now, link, capacity)
+        _set_capacity(self._arrays, now, link, capacity)
 
     def next_time(self) -> float:
         """When the next flow ends, if nothing else happens; infinite if none does."""
-        if self._state.totals["ended"][0]:
-            return float(self._state.ended["time"][0])
-        return _next_time(self._state)
+        return _next_time(self._arrays)
 
     def advance(self, now: float) -> list[tuple[float, int]]:
         """To `now`: the flows that have ended since they were last asked for, each with its time, in order of time and
         of their ids. From then on they are not known any more."""
         self._come_to(now)
-        count = _advance(self._state, now)
+        count = _hand_out(self._arrays, now)
         if not count:
             return []
         ended: list[tuple[float, int]] = sorted(self._state.ended[:count].tolist())
-        self._state.totals["ended"] = 0
         for _, flow in ended:
             self._free_places.append(self._places.pop(flow))
         return ended
+
+    def _hold(self, state: _State) -> None:
+        """Have this state from now on."""
+        self._state = state
+        self._arrays = tuple(state)
+        # A field is looked up once: that takes longer than to set an item of it.
+        self._weights, self._firsts, self._lengths = (state.groups[name] for name in ("weight", "first", "length"))
+        self._hop_groups, self._hop_links = state.hops["group"], state.hops["link"]
 
     def _come_to(self, now: float) -> None:
         if not self._now <= now < math.inf:
@@ -807,16 +861,16 @@ class Flows:
             self._make_room_for_groups()
         group = self._groups[links, weight] = self._free_groups.pop()
         first = group * self._longest
-        record = self._state.groups[group]
-        record["weight"], record["first"], record["length"] = weight, first, len(way)
-        self._state.hops["group"][first : first + len(way)] = group
-        self._state.hops["link"][first : first + len(way)] = way
+        self._weights[group], self._firsts[group], self._lengths[group] = weight, first, len(way)
+        for hop, link in enumerate(way, start=first):
+            self._hop_groups[hop], self._hop_links[hop] = group, link
         return group
 
     def _make_room_for_groups(self) -> None:
         """Forget the groups without flows; have twice as many if that is less than half of them."""
         state = self._state
-        unused = [key for key, group in self._groups.items() if state.groups["flows"][group] == 0]
+        flows = state.groups["flows"].tolist()
+        unused = [key for key, group in self._groups.items() if not flows[group]]
         for key in unused:
             self._free_groups.append(self._groups.pop(key))
         room = len(state.groups)
@@ -831,18 +885,20 @@ class Flows:
             width *= 2
         ends[1] = state.ends[1]
         events = 2 * len(state.links) + 2 * room
-        self._state = state._replace(
-            groups=np.concatenate([state.groups, _fresh_groups(room)]),
-            hops=_longer(state.hops),
-            ends=ends,
-            keys=np.zeros(events),
-            items=np.zeros(events, np.int64),
+        self._hold(
+            state._replace(
+                groups=np.concatenate([state.groups, _fresh_groups(room)]),
+                hops=_longer(state.hops),
+                ends=ends,
+                keys=np.zeros(events),
+                items=np.zeros(events, np.int64),
+            )
         )
 
     def _grow_flows(self) -> None:
         room = len(self._state.flows)
         self._free_places = list(range(2 * room - 1, room - 1, -1))
-        self._state = self._state._replace(flows=_longer(self._state.flows), ended=_longer(self._state.ended))
+        self._hold(self._state._replace(flows=_longer(self._state.flows), ended=_longer(self._state.ended)))
 
     def _widen(self, longest: int) -> None:
         """Have room for ways of so many links."""
@@ -852,7 +908,7 @@ class Flows:
         for numbers in (hops["next"], hops["previous"], state.links["first"], state.groups["first"]):
             numbers[:] = np.where(numbers >= 0, numbers // old * longest + numbers % old, _NONE)
         self._longest = longest
-        self._state = state._replace(hops=hops.reshape(-1))
+        self._hold(state._replace(hops=hops.reshape(-1)))
 
 
 def _check_capacity(link: int, capacity: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import os
 import signal
 import time
@@ -103,6 +104,8 @@ class Simulation:
         self.commons = Commons(experiment)
         self._conditions = self.commons.conditions
         self._agenda: Iterator[Occurrence] = self._conditions.agenda() if self._conditions.eventful else iter(())
+        self._remedies = self._conditions.remedies()
+        self._next_remedy = next(self._remedies, math.inf)
         self.world = World(
             experiment.size,
             self._conditions.carrier(),
@@ -134,7 +137,7 @@ class Simulation:
             gc.freeze()
             gc.set_threshold(100_000, *thresholds[1:])
             self.world.kernel.run()
-            self.world.raise_if_stuck()
+            self.world.raise_if_stuck(self._offline_for_good())
             ended = self._last_end
             if experiment.evaluation.seconds is not None:
                 self._look_at_all(ended)
@@ -233,11 +236,12 @@ class Simulation:
         """Let a node live, for the first time or after a crash."""
         runtime = self.world.runtimes[node.id]
         runtime.start(self._relive(node) if again else self.commons.live(node), partial(self._ended, node))
-        if self._conditions.restarts:
+        if self._conditions.restarts and not again:
             runtime.background(welcome(node))
 
     async def _relive(self, node: Node) -> None:
-        if await rejoin(node):
+        learners = self.world.runtimes[: self.experiment.nodes]
+        if await rejoin(node, [r.id for r in learners if r.running and r.id != node.id]):
             await self.commons.live(node)
 
     # What happens by the clock
@@ -248,7 +252,7 @@ class Simulation:
             self.world.kernel.haunt(occurrence.time, partial(self._occur, occurrence))
 
     def _occur(self, occurrence: Occurrence) -> None:
-        if not self._learning or self._is_over(occurrence):
+        if not self._learning or self._is_over():
             return
         if isinstance(occurrence, Presence):
             self._attend(occurrence)
@@ -258,9 +262,19 @@ class Simulation:
             self.world.occur(occurrence)
         self._await_occurrence()
 
-    def _is_over(self, occurrence: Occurrence) -> bool:
-        """Whether nobody can go on any more, whoever comes or goes: the kernel ends, and who is stuck is said."""
-        return isinstance(occurrence, Presence) and not any(self.experiment.fault) and self.world.stuck
+    def _is_over(self) -> bool:
+        """Whether nobody can go on any more, whatever the clock brings: the kernel ends, and who is stuck is said."""
+        now, duration = self.world.kernel.now, self.experiment.duration
+        if (duration is not None and now < duration) or not self.world.stuck:
+            return False
+        while self._next_remedy < now:
+            self._next_remedy = next(self._remedies, math.inf)
+        suspended = [r.id for r in self.world.runtimes if r.suspended and not r.hung]
+        return self._next_remedy == math.inf and not any(self._conditions.returns(node, now) for node in suspended)
+
+    def _offline_for_good(self) -> list[NodeId]:
+        now = self.world.kernel.now
+        return [r.id for r in self.world.runtimes if r.away and not self._conditions.returns(r.id, now)]
 
     def _attend(self, presence: Presence) -> None:
         runtime = self.world.runtimes[presence.node]
@@ -297,13 +311,13 @@ class Simulation:
         """A node that crashed begins again, with nothing but its data."""
         if id not in self.lost or not self.world.runtimes[id].dead:
             return
-        away = self.world.runtimes[id].away
         self.world.occur(Happening(self.world.kernel.now, "restart", (id,)))
-        runtime = self.world.runtimes[id] = SimulatedRuntime(self.world, id)
-        runtime.away = away
-        for other in range(self.experiment.size):
-            if other != id:
-                runtime.mailbox.lose(other)
+        runtime = SimulatedRuntime(self.world, id)
+        runtime.succeed(self.world.runtimes[id])
+        self.world.runtimes[id] = runtime
+        for other in self.world.runtimes:
+            if other.id != id and (other.id < self.experiment.nodes or other.dead):
+                runtime.mailbox.lose(other.id)  # those that learn, until they have answered
         self.nodes[id] = self._node(id)
         del self.lost[id]
         self._alive.add(id)
@@ -314,7 +328,8 @@ class Simulation:
 
     def _time_is_up(self) -> None:
         for runtime in self.world.runtimes[: self.experiment.nodes]:
-            runtime.finish()
+            if not runtime.hung:
+                runtime.finish()
 
     def _await_tick(self) -> None:
         seconds = self.experiment.evaluation.seconds
@@ -322,7 +337,7 @@ class Simulation:
             self.world.kernel.haunt((self._ticks + 1) * seconds, self._tick)
 
     def _tick(self) -> None:
-        if self._learning and not self.world.stuck:
+        if self._learning and not self._is_over():
             self._look_at_all(self.world.kernel.now)
             self._await_tick()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -88,22 +88,21 @@ class World:
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing is under way that could wake anybody, apart from what the agenda may hold."""
-        on_its_way = self.carrier is not None and not self.carrier.idle
-        return self.kernel.only_ghosts and not on_its_way and not any(r.suspended for r in self.runtimes if not r.hung)
+        """Whether nothing is under way that could wake anybody who is online, apart from what the agenda may hold."""
+        return self.kernel.only_ghosts and (self.carrier is None or self.carrier.idle)
 
-    def raise_if_stuck(self) -> None:
-        """Called when no event is left: every task that still waits, waits for ever."""
+    def raise_if_stuck(self, offline: Collection[NodeId] = ()) -> None:
+        """Called when no event is left: every task that still waits, waits for ever. `offline`: who is so for good."""
         waiting = [r for r in self.runtimes if not r.dead and not r.hung and r.running]
         stuck = [
             f"node {runtime.id} waits for {waiter.wanted}"
             + (f" (still missing: {waiter.missing})" if waiter.missing else "")
             for runtime in waiting
-            if not runtime.away
+            if runtime.id not in offline
             for waiter in runtime.mailbox.waiting
             if waiter.kind not in REJOINING
         ]
-        stuck += [f"node {runtime.id} is offline, and does not come back" for runtime in waiting if runtime.away]
+        stuck += [f"node {r.id} is offline, and does not come back" for r in waiting if r.id in offline]
         if any(runtime.id < self.learners for runtime in waiting):
             raise DeadlockError(
                 f"deadlock at {self.kernel.now:.3f} s: {len(stuck)} node{'s' if len(stuck) > 1 else ''} "
@@ -117,10 +116,11 @@ class World:
         self._looking = False
         kernel = self.kernel
         for _, fate, parcel in carrier.advance(kernel.now):
-            message, sending = parcel.content
+            message, sending, sender = parcel.content
             if fate == "arrived":
                 receiver = self.runtimes[parcel.receiver]
-                if not receiver.dead:
+                died = sender.dead and message.kind in REJOINING  # since it asked to be counted on
+                if not receiver.dead and not died:
                     receiver.mailbox.put(message)
             elif sending is not None and not sending.ended and (fate == "left" or not parcel.left):
                 kernel.soon(self.runtimes[parcel.sender].waking(sending))
@@ -175,8 +175,8 @@ class SimulatedRuntime:
         self._main: Task | None = None
         self._background: list[Task] = []
         self._spells: dict[_Spell, None] = {}
-        self._deferred: list[Task] = []
-        """What has to wait until the node is online again."""
+        self._deferred: dict[Task, None] = {}
+        """What goes on when the node is online again: each once, for whatever reasons it would have gone on before."""
 
     def now(self) -> float:
         return self._kernel.now
@@ -206,7 +206,7 @@ class SimulatedRuntime:
     async def send(self, to: NodeId, message: Message) -> bool:
         carrier = self._world.carrier
         if carrier is not None:
-            self._world.post(carrier, Parcel(self.id, to, message.wire_size, (message, None)))
+            self._world.post(carrier, Parcel(self.id, to, message.wire_size, (message, None, self)))
             return True
         receiver = self._world.runtimes[to]
         if not receiver.dead:
@@ -217,7 +217,7 @@ class SimulatedRuntime:
         carrier = self._world.carrier
         if carrier is None:
             return await self.send(to, message)
-        parcel = Parcel(self.id, to, message.wire_size, (message, self._kernel.task()))
+        parcel = Parcel(self.id, to, message.wire_size, (message, self._kernel.task(), self))
         self._world.post(carrier, parcel)
         await park()
         return parcel.left
@@ -243,7 +243,7 @@ class SimulatedRuntime:
         return waiter.messages
 
     def background(self, task: Coroutine[Any, Any, None]) -> None:
-        self._background.append(self._kernel.spawn(task, self._background_ended))
+        self._background.append(self._spawn(task, self._background_ended))
 
     def gone(self) -> Collection[NodeId]:
         return self.mailbox.gone
@@ -266,7 +266,12 @@ class SimulatedRuntime:
 
         self.running = True
         self._ended = ended
-        self._main = self._kernel.spawn(main, ended)
+        self._main = self._spawn(main, ended)
+
+    def succeed(self, before: SimulatedRuntime) -> None:
+        """Take the place of one whose node has died: the device, and where it is, are the same."""
+        self.away = before.away - before.hung
+        self._slowness = before._slowness
 
     def finish(self) -> None:
         """End the node as if it had returned: nobody is left to be served, or time is up."""
@@ -278,6 +283,8 @@ class SimulatedRuntime:
 
     def hang(self) -> None:
         """Fall silent for good: what runs beside the algorithm says no more either."""
+        if self.hung or not self.running:
+            return
         self.hung = True
         for task in self._background:
             task.cancel()
@@ -296,7 +303,7 @@ class SimulatedRuntime:
         if not self.away:
             for spell in self._spells:
                 self._go_on(spell)
-            deferred, self._deferred = self._deferred, []
+            deferred, self._deferred = self._deferred, {}
             for task in deferred:
                 self._kernel.soon(task.resume)
 
@@ -328,9 +335,14 @@ class SimulatedRuntime:
         """What resumes `task`, or has it wait until the node is online."""
         return partial(self._wake, task) if self._world.eventful else task.resume
 
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Task, bool], None]) -> Task:
+        task = Task(self._kernel, coroutine, on_end)
+        self._kernel.soon(self.waking(task))
+        return task
+
     def _wake(self, task: Task) -> None:
         if self.away:
-            self._deferred.append(task)
+            self._deferred[task] = None
         else:
             task.resume()
 

@@ -1,0 +1,125 @@
+"""DivShare, AD-PSGD and SWIFT side by side: virtual time to accuracy, with and without communication stragglers.
+
+python benchmarks/divshare.py                     # digits, three seeds: about ten minutes on two cores
+python benchmarks/divshare.py --short             # one seed
+python benchmarks/divshare.py --cifar10           # CIFAR-10 (SHOAL_DATA says where it is): hours
+python benchmarks/divshare.py --cifar10 --short   # one seed, with stragglers only
+
+The network is DivShare's: 60 nodes round one switch, 60 Mbit/s, of which 7 have 10 to 13 (Biswas et al., WWW 2025). The
+paper does not say how long an iteration trains. Here it is 0.32 s, which is about what a fast node needs to send the
+fragments of one iteration, six models: as fast as its sending can keep up with.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from measuring import step
+from rich.console import Console
+from rich.table import Table
+
+from shoal import Experiment
+from shoal.analysis.timing import Standing, curve, side_by_side
+from shoal.records import RunFolder
+
+PAPER = 3.9
+"""How many times sooner than AD-PSGD DivShare was in the paper, at best, with stragglers on CIFAR-10."""
+TRAINING_SECONDS = 0.32
+GRAPH = {"name": "regular", "degree": 6}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "divshare": {"name": "divshare"},
+    "adpsgd": {"name": "adpsgd"},
+    "swift": {"name": "swift"},
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learnt, and until when."""
+
+    name: str
+    settings: Mapping[str, Any]
+    local_steps: int
+    lr: float
+    duration: float
+    target: float
+
+
+DIGITS = Task(
+    "digits, an MLP as large as GN-LeNet",
+    {"dataset": {"name": "digits"}, "model": {"name": "mlp", "hidden": [1200]}},
+    local_steps=8, lr=0.05, duration=60.0, target=0.85,
+)  # fmt: skip
+CIFAR10 = Task(
+    "CIFAR-10, GN-LeNet",
+    {"dataset": {"name": "cifar10"}, "model": {"name": "gn-lenet"}},
+    local_steps=128, lr=0.05, duration=100.0, target=0.5,
+)  # fmt: skip
+
+
+def described(task: Task, algorithm: str, stragglers: bool, seed: int) -> Experiment:
+    return Experiment(
+        name=f"{algorithm}-{'stragglers' if stragglers else 'alike'}",
+        nodes=60,
+        seed=seed,
+        duration=task.duration,
+        algorithm={**ALGORITHMS[algorithm], "rounds": 1_000_000},
+        topology=GRAPH,
+        network={"name": "divshare-stragglers", "stragglers": stragglers},
+        partition={"name": "shards", "per_node": 5},
+        training={"lr": task.lr, "batch_size": 8, "local_steps": task.local_steps},
+        device={"step_seconds": TRAINING_SECONDS / task.local_steps},
+        evaluation={"seconds": task.duration / 60, "samples": 1000, "target": task.target},
+        checkpoint={"final": False},
+        **task.settings,
+    )
+
+
+def main(task: Task, seeds: int, both: bool) -> None:
+    tables = []
+    with tempfile.TemporaryDirectory() as place:
+        for stragglers in (False, True) if both else (True,):
+            runs: dict[str, list[RunFolder]] = {name: [] for name in ALGORITHMS}
+            for name in ALGORITHMS:
+                for seed in range(1, seeds + 1):
+                    with step(f"{name}, {'7 slow nodes' if stragglers else 'all alike'}, seed {seed}"):
+                        runs[name].append(described(task, name, stragglers, seed).run(place).folder)
+            tables.append(_table(task, stragglers, runs))
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    for table in tables:
+        console.print(table)
+    console.print(f"In the paper DivShare is up to {PAPER} times sooner than AD-PSGD, with stragglers, on CIFAR-10.")
+
+
+def _table(task: Task, stragglers: bool, runs: Mapping[str, list[RunFolder]]) -> Table:
+    title = f"{task.name}: virtual seconds to accuracy {task.target}, {'7 of 60 slow' if stragglers else 'all alike'}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in ("algorithm", "seconds", "over seeds", "against divshare", "best accuracy", "rounds", "GB sent"):
+        table.add_column(column, justify="left" if column == "algorithm" else "right")
+    for standing in side_by_side(runs, task.target):
+        folders = runs[standing.label]
+        best = sum(max(curve(folder).means) for folder in folders) / len(folders)
+        summaries = [folder.read_summary() for folder in folders]
+        rounds = min(summary["rounds"] for summary in summaries)
+        sent = sum(summary["bytes_sent"]["total"] for summary in summaries) / len(summaries) / 1e9
+        table.add_row(standing.label, *_seconds(standing), f"{best:.3f}", str(rounds), f"{sent:.2f}")
+    return table
+
+
+def _seconds(standing: Standing) -> tuple[str, str, str]:
+    """The mean, the range over seeds, and how many times as long as the first."""
+    every = ", ".join("never" if s is None else f"{s:.1f}" for s in standing.seconds)
+    if standing.mean is None:
+        return "not always", every, ""
+    return f"{standing.mean:.1f}", every, "" if standing.ratio is None else f"{standing.ratio:.2f} ×"
+
+
+if __name__ == "__main__":
+    short = "--short" in sys.argv
+    cifar10 = "--cifar10" in sys.argv
+    main(CIFAR10 if cifar10 else DIGITS, 1 if short else 3, both=not (short and cifar10))

@@ -1,0 +1,210 @@
+"""A node that crashes comes back with nothing, and begins where its peers are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.experiment import Experiment
+from shoal.message import Message, Payload
+from shoal.records import Event, Round
+from shoal.rejoining import ANSWER, ASK, MODEL, PATIENCE, WANT, rejoin, welcome
+from shoal.testing import FakeRuntime, Faults
+
+NODES = 6
+STEP = 1.0
+IDEAL = {"name": "ideal"}
+REGULAR = {"name": "regular", "degree": 3}
+STRUCK = Faults().crash(2).at(2.5).until(4.25)
+
+
+def experiment(**changed: Any) -> Experiment:
+    given: dict[str, Any] = {
+        "nodes": NODES,
+        "seed": 1,
+        "algorithm": {"name": "dpsgd", "rounds": 8},
+        "topology": REGULAR,
+        "model": {"name": "mlp", "hidden": (4,)},
+        "training": {"batch_size": 8, "local_steps": 1},
+        "device": {"step_seconds": STEP},
+        "evaluation": {"every": 0, "average": False, "samples": 20},
+        "simulation": {"batching": "off"},
+        "fault": STRUCK.schedule,
+    }
+    return Experiment(**{**given, **changed})
+
+
+def rounds_of(run: Any, node: int) -> dict[int, float]:
+    return {r.round: r.time for r in run.folder.read(node) if isinstance(r, Round)}
+
+
+def events_of(run: Any, node: int) -> dict[str, tuple[float, str]]:
+    return {r.what: (r.time, r.detail) for r in run.folder.read(node) if isinstance(r, Event)}
+
+
+# In a run
+
+
+@pytest.mark.parametrize("network", [IDEAL, {"name": "uniform", "latency": 0.1, "upload": 8}])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_with_dpsgd_it_takes_part_again_from_the_next_round_on(tmp_path: Path, network: Any, dynamic: bool) -> None:
+    run = experiment(network=network, topology={**REGULAR, "dynamic": dynamic}).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    assert not run.summary["lost"]
+    back, detail = events_of(run, 2)["rejoined"]
+    first = min(round for round, time in rounds_of(run, 2).items() if time > back)
+    assert detail.startswith(f"from round {first} on, with the model of node ")
+    assert 4.25 <= back < 4.25 + STEP
+    # The others are in the round before when they are asked, and nobody waits longer than a training takes.
+    others = [rounds_of(run, node) for node in range(NODES) if node != 2]
+    assert all(list(rounds) == list(range(8)) for rounds in others)
+    asked = 4.25 + (0.0 if network == IDEAL else 0.1)
+    assert first == 1 + min(sum(time <= asked for time in rounds.values()) for rounds in others)
+    assert max(rounds[7] for rounds in others) < 8 * STEP + 2.5
+    models = np.stack([np.load(run.folder.model(node)) for node in range(NODES)])
+    assert np.linalg.norm(models[2] - models.mean(0)) < 2 * max(np.linalg.norm(models - models.mean(0), axis=1)[[0, 1]])
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"name": "gossip", "rounds": 8, "period": 1.0}, {"name": "el-local", "rounds": 8}],
+    ids=lambda algorithm: str(algorithm["name"]),
+)
+def test_with_other_algorithms_it_comes_back_as_well(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    run = experiment(algorithm=algorithm, simulation={"receive_timeout": 3.0}).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    back, _ = events_of(run, 2)["rejoined"]
+    assert max(rounds_of(run, 2)) == 7
+    assert [round for round, time in rounds_of(run, 2).items() if time > back]
+
+
+def test_a_client_comes_back_to_its_server(tmp_path: Path) -> None:
+    run = experiment(algorithm={"name": "fedavg", "rounds": 8, "fraction": 1.0}).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    back, detail = events_of(run, 2)["rejoined"]
+    assert detail == f"node {NODES} leads"
+    assert max(time for time in rounds_of(run, 2).values()) > back + STEP
+
+
+def test_two_that_come_back_at_once_take_up_the_others_round_and_know_each_other(tmp_path: Path) -> None:
+    faults = Faults().crash("2-3").at(2.5).until(4.25)
+    run = experiment(nodes=4, topology={"name": "ring"}, fault=faults.schedule).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    begun = {node: events_of(run, node)["rejoined"] for node in (2, 3)}
+    assert all(detail.startswith("from round 5 on") for _, detail in begun.values()), begun
+    assert all(time < 4.25 + STEP for time, _ in begun.values())
+    sent = [[r.messages_sent for r in run.folder.read(node) if isinstance(r, Round)][-2:] for node in (2, 3)]
+    assert [last - before for before, last in sent] == [2, 2]  # to both neighbours on the ring
+
+
+def test_one_that_is_restarted_while_it_is_offline_rejoins_when_it_is_online(tmp_path: Path) -> None:
+    file = tmp_path / "intervals.csv"
+    file.write_text("2,0,3\n2,5.5,inf")
+    away = {"name": "intervals", "path": str(file)}
+    run = experiment(availability=away, simulation={"receive_timeout": 0.5}).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    assert events_of(run, 2)["rejoined"][0] >= 5.5
+
+
+def test_one_that_hung_and_crashed_comes_back_awake_and_as_slow_as_its_device_is(tmp_path: Path) -> None:
+    faults = Faults().hang(2).at(1.5).crash(2).at(2.5).until(4.25).slow(2, factor=3.0).at(3.0)
+    run = experiment(fault=faults.schedule).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    times = list(rounds_of(run, 2).values())
+    assert times[-1] - times[-2] == pytest.approx(3 * STEP)
+
+
+def test_it_does_not_wait_for_the_dead(tmp_path: Path) -> None:
+    run = experiment(fault=STRUCK.crash(4).at(1.5).schedule).run(tmp_path)
+    assert events_of(run, 2)["rejoined"][0] < 4.25 + STEP
+    assert set(run.summary["lost"]) == {"4"}
+
+
+def test_it_may_come_back_more_than_once(tmp_path: Path) -> None:
+    faults = STRUCK.crash(2).at(6.5).until(7.5)
+    run = experiment(algorithm={"name": "dpsgd", "rounds": 12}, fault=faults.schedule).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    returns = [r.time for r in run.folder.read(2) if isinstance(r, Event) and r.what == "rejoined"]
+    assert len(returns) == 2
+
+
+# By itself
+
+
+def said(sender: int, kind: str, round: Any = None, values: Any = None) -> Message:
+    arrays = {} if values is None else {"params": np.array(values, np.float32)}
+    return Message(sender, kind, 0, Payload(arrays, {} if round is None else {"round": round}))
+
+
+def returning(fake: FakeRuntime, **options: Any) -> Any:
+    for other in (0, 2, 3):
+        fake.mailbox.lose(other)
+    return fake.node(1, nodes=4, params=np.zeros(2, np.float32), **options)
+
+
+def test_it_begins_with_the_earliest_round_that_anybody_counts_on_and_the_model_of_the_furthest() -> None:
+    fake = FakeRuntime(said(0, ANSWER, 5), said(2, ANSWER, 8), said(3, ANSWER, 8), said(2, MODEL, values=[1, 2]))
+    node = returning(fake)
+    assert fake.run(rejoin(node, [0, 2, 3]))
+    assert node.next_round == 5
+    assert node.params.tolist() == [1, 2]
+    assert [(to, m.kind) for to, m in fake.sent] == [(0, ASK), (2, ASK), (3, ASK), (2, WANT)]
+    assert not fake.gone()
+    assert fake.now() == 0.0
+
+
+def test_it_takes_the_next_best_model_when_the_furthest_gives_none_or_nonsense() -> None:
+    bad = said(2, MODEL, values=[1, 2, 3])
+    fake = FakeRuntime(said(0, ANSWER, 5), said(2, ANSWER, 8), bad, said(0, MODEL, values=[3, 4]))
+    node = returning(fake, receive_timeout=2.0)
+    assert fake.run(rejoin(node, [0, 2, 3]))
+    assert node.params.tolist() == [3, 4]
+    assert fake.now() == 4.0  # for the answer of 3, and for a model of 2
+    assert set(fake.gone()) == {3}
+
+
+def test_nonsense_for_an_answer_is_refused_and_with_no_other_it_does_not_come_back() -> None:
+    fake = FakeRuntime(said(0, ANSWER, -1), said(2, ANSWER, "soon"))
+    node = returning(fake)
+    assert not fake.run(rejoin(node, [0, 2, 3]))
+    assert node.rejected == 2
+    assert fake.now() == PATIENCE
+    assert [r.what for r in fake.records if isinstance(r, Event)] == ["payload rejected"] * 2 + ["not rejoined"]
+
+
+def test_of_two_on_their_way_back_the_higher_one_waits_and_the_lower_one_tells_it() -> None:
+    fake = FakeRuntime(said(2, ASK), said(0, ASK), said(2, ANSWER), said(0, ANSWER), said(3, ANSWER, 6))
+    fake.deliver(said(0, ANSWER, 7), at=1.0).deliver(said(0, MODEL, values=[1, 2]), at=1.5)
+    node = returning(fake)
+
+    async def body() -> bool:
+        rejoined = await rejoin(node, [0, 2, 3])
+        await node.sleep(0.0)
+        return rejoined
+
+    assert fake.run(body())
+    assert node.next_round == 6
+    answers = [(to, m.payload.fields.get("round")) for to, m in fake.sent if m.kind == ANSWER]
+    assert answers == [(2, None), (0, None), (2, 7)]  # 0 has answered: it knows
+    assert not fake.gone()
+
+
+def test_a_node_counts_on_one_that_comes_back_from_its_next_round_on_and_gives_it_its_model() -> None:
+    fake = FakeRuntime().deliver(said(2, ASK), at=1.0).deliver(said(2, WANT), at=2.0)
+    node = fake.node(1, nodes=4, params=np.ones(2, np.float32))
+    fake.mailbox.lose(2)
+
+    async def body() -> None:
+        node.background(welcome(node))
+        node.begin_at(4, node.params)
+        await node.sleep(3.0)
+
+    fake.run(body())
+    (_, answer), (_, model) = fake.sent
+    assert (answer.kind, answer.payload.fields["round"]) == (ANSWER, 5)
+    assert model.kind == MODEL
+    assert model.payload.arrays["params"].tolist() == [1, 1]
+    assert not fake.gone()
