@@ -116,7 +116,7 @@ def test_an_offline_node_gets_no_messages_and_its_peers_go_on_when_their_patienc
 
 
 def test_two_reasons_to_wake_an_offline_node_wake_it_once(tmp_path: Path) -> None:
-    """A timeout passes, and then the peer that is waited for dies: the node goes on once, and its next wait is whole."""
+    """A timeout passes, and then the peer that is waited for dies: the node goes on once."""
     away = intervals(tmp_path, "0,0,1.5", "0,10,inf")
     faults = Faults().hang(1, round=0).crash(1).at(6.0)
     run = experiment(

@@ -128,6 +128,42 @@ def test_an_experiment_is_refused_before_it_runs(tmp_path: Path) -> None:
         Experiment(nodes=2, evaluation={"metrics": ["rmse", "nonsense"]}).run(tmp_path)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("task", "names", "score", "said"),
+    [
+        ("classification", None, "rmse", "it is not for a task of classification; use accuracy, loss"),
+        ("regression", None, "accuracy", "it is not for a task of regression; use rmse, loss"),
+        ("sequence", None, "class 3", "it is not for a task of sequence; use accuracy, perplexity, loss"),
+        ("classification", None, "perplexity", "it would not be measured; add 'perplexity' to evaluation.metrics"),
+        ("classification", ["top5"], "class 3", "it would not be measured; add 'per-class' to evaluation.metrics"),
+        ("classification", ["per-class"], "class 6", "classes are numbered 0 to 5"),
+    ],
+)
+def test_a_time_to_what_is_not_measured_is_refused(task: Task, names: list[str] | None, score: str, said: str) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        Metrics(data(task), names).check(score)
+    assert f"evaluation.metric = {score!r}: {said}" in str(caught.value)
+
+
+@pytest.mark.parametrize("task", BY_TASK)
+def test_a_time_to_what_is_measured_may_be_asked_for(task: Task) -> None:
+    metrics = Metrics(data(task), BY_TASK[task])
+    for name in BY_TASK[task]:
+        metrics.check("class 5" if name == "per-class" else name)
+
+
+@pytest.mark.parametrize("trainer", ["torch", "scikit"])
+def test_a_target_that_the_data_has_no_score_for_is_refused_before_it_runs(trainer: str, tmp_path: Path) -> None:
+    plan = Experiment(
+        nodes=2,
+        model={"name": "logistic"},
+        trainer={"name": trainer},
+        evaluation={"metric": "rmse", "target": 1.0},  # type: ignore[arg-type]
+    )
+    with pytest.raises(ExperimentError, match=r"evaluation\.metric = 'rmse': it is not for a task of classification"):
+        plan.run(tmp_path)
+
+
 # Stacked
 
 
@@ -233,7 +269,7 @@ def test_a_task_of_numbers_is_shown_and_plotted_by_its_rmse(users: Path, shoal: 
     (users / "numbers.toml").write_text(experiment(users, True, name="numbers").toml())
     said = shoal("run", users / "numbers.toml", "--plot")
     assert said.code == 0, said.err
-    assert "rmse by round: " in said.out
+    assert "rmse by rounds: " in said.out
     assert "· rmse " in said.out, "progress"
     summary = json.loads(next(Path("runs").rglob("summary.json")).read_text())
     assert summary["accuracy"] is None
@@ -242,7 +278,7 @@ def test_a_task_of_numbers_is_shown_and_plotted_by_its_rmse(users: Path, shoal: 
     assert f"{summary['metrics']['rmse']['mean']:.4f} ± " in shown
     assert f"rmse {summary['fairness']['rmse']['highest_10_percent']:.4f}" in shown, "the worst have the highest"
     assert "accuracy" not in shown
-    assert shoal("plot", "runs").out == "rmse by round: rmse.png\n"
+    assert shoal("plot", "runs").out == "rmse by rounds: rmse.png\n"
     assert shoal("plot", "runs", "--metric", "loss", "--out", "l.svg").code == 0
     refused = shoal("plot", "runs", "--metric", "accuracy")
     assert refused.code == 2

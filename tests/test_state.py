@@ -117,6 +117,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "muffliato": {},
     "d-cliques": {"algorithm": {"name": "d-cliques", "size": 2}},
     "ipls": {},
+    "shatter": {"algorithm": {"name": "shatter", "virtual_nodes": 3, "degree": 2}},
     "fedavg": {"algorithm": {"name": "fedavg", "fraction": 0.5, "server": "adam"}},
     "parameter-server": {"algorithm": {"name": "parameter-server", "server": "momentum"}},
 }

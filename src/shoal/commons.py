@@ -22,7 +22,7 @@ from shoal.data.dataset import ByOwner, Data, Dataset, Indices, Partition, Sampl
 from shoal.errors import DataError, ExperimentError, MessageError
 from shoal.experiment import Experiment
 from shoal.message import Params, Payload
-from shoal.metrics import Metrics
+from shoal.metrics import TRAINERS, Metrics
 from shoal.node import Finds, Fronts, Node, Observer, Schedule, Serves
 from shoal.randomness import generator
 from shoal.runtime import Runtime
@@ -51,6 +51,9 @@ class Commons:
         self.mixing = self.mixing_on(self.topology)
         plan = experiment.evaluation
         kept = _kept(len(self.data.test), plan.samples, experiment.seed)
+        metrics = Metrics(self.data, plan.metrics)
+        if plan.metric is not None and experiment.trainer.name in TRAINERS:
+            metrics.check(plan.metric)
         trainers: Trainers = experiment.trainer.build()
         self.workshop: Workshop = trainers.open(
             Ground(
@@ -60,7 +63,7 @@ class Commons:
                 _own_tests(plan.data, tests, kept, experiment),
                 _shifts(partition, self.data, experiment),
                 self.data.test if kept is None else self.data.test[kept],
-                Metrics(self.data, plan.metrics),
+                metrics,
                 experiment.model,
                 experiment.training,
             )

@@ -499,9 +499,9 @@ def _check_processes(resolved: Mapping[str, Any], problems: list[str]) -> None:
 
 
 def _check_metric(resolved: Mapping[str, Any], problems: list[str]) -> None:
-    """That what the time to is asked for is measured. Clients of Flower and plug-ins name their scores themselves."""
+    """That what the time to is asked for is measured, as far as that can be told without the data."""
     plan: EvaluationPlan = resolved.get("evaluation", EvaluationPlan())
-    if plan.metric is None or ("trainer" in resolved and resolved["trainer"].name not in ("torch", "scikit")):
+    if plan.metric is None or ("trainer" in resolved and resolved["trainer"].name not in metrics.TRAINERS):
         return
     known = set().union(*metrics.BY_TASK.values())
     measured = set().union(*metrics.DEFAULT.values()) if plan.metrics is None else {*plan.metrics, "loss"}

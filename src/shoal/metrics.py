@@ -15,6 +15,7 @@ Where there is nothing to test on, there are no scores.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ DEFAULT: dict[Task, tuple[str, ...]] = {
 }
 """What is measured when the experiment does not say."""
 TOP = 5
+TRAINERS = ("torch", "scikit")
+"""Whose models are measured so. Clients of Flower and plug-ins name their scores themselves."""
 
 
 class Metrics:
@@ -50,6 +53,19 @@ class Metrics:
         self._task: Task = data.task
         self._classes = data.classes
         self._padding = data.padding
+
+    def check(self, score: str) -> None:
+        """Raises `ExperimentError` unless `score` is one of those that there will be: a name, or 'class 3'."""
+        number = re.fullmatch(r"class (\d+)", score)
+        name = score if number is None else "per-class"
+        if name not in BY_TASK[self._task]:
+            use = ", ".join(known for known in self.names if known != "per-class")
+            raise ExperimentError([f"evaluation.metric = {score!r}: it is not for a task of {self._task}; use {use}"])
+        if name not in self.names:
+            said = f"evaluation.metric = {score!r}: it would not be measured; add {name!r} to evaluation.metrics"
+            raise ExperimentError([said])
+        if number is not None and int(number[1]) >= self._classes:
+            raise ExperimentError([f"evaluation.metric = {score!r}: classes are numbered 0 to {self._classes - 1}"])
 
     def tally(self, outputs: torch.Tensor, targets: torch.Tensor, loss: torch.Tensor) -> dict[str, torch.Tensor]:
         """The sums of one batch. `outputs` are as the model gave them, `loss` is the mean over the batch."""

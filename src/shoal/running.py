@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import platform
 import time
@@ -41,7 +40,7 @@ def run(experiment: Experiment, out: Path, listener: Listener | None = None, com
     """
     commanded = time.time() if commanded is None else commanded
     folder = RunFolder.create(out, experiment.name)
-    _write_experiment(folder, experiment)
+    _write_experiment(folder, experiment.table())
     placement = {machine: spelt_ids(nodes) for machine, nodes in experiment.placement.items()}
     folder.mapping.write_bytes(msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n")
     try:
@@ -58,8 +57,9 @@ def _engine(experiment: Experiment, folder: RunFolder, listener: Listener | None
         from shoal.simulation.engine import Simulation
 
         simulation = Simulation(experiment, folder, listener, commanded)
-        chosen = dataclasses.replace(experiment.simulation, batching=simulation.batching)
-        _write_experiment(folder, dataclasses.replace(experiment, simulation=chosen))
+        table = experiment.table()
+        table["simulation"]["batching"] = simulation.batching  # as it was measured, so that a replay does the same
+        _write_experiment(folder, table)
         return simulation.run()
     from shoal.processes.supervisor import Supervisor
 
@@ -73,7 +73,7 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict
     return summary
 
 
-def _write_experiment(folder: RunFolder, experiment: Experiment) -> None:
+def _write_experiment(folder: RunFolder, table: dict[str, Any]) -> None:
     versions = {name: importlib.metadata.version(name) for name in VERSIONED}
-    table = {**experiment.table(), "versions": {"python": platform.python_version(), **versions}}
-    folder.experiment.write_text(tomli_w.dumps(table))
+    made_with = {"python": platform.python_version(), **versions}
+    folder.experiment.write_text(tomli_w.dumps({**table, "versions": made_with}))

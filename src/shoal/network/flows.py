@@ -15,6 +15,9 @@ groups. After a change it fills only what the change reaches, because a change m
 something is different: links stay as they are until the filling has come to a group on them whose level differs.
 """
 
+# mypy: disable-error-code="no-any-return"
+# (the fields of records have no types that mypy knows)
+
 from __future__ import annotations
 
 import math
@@ -125,11 +128,13 @@ class _State(NamedTuple):
 
 _Arrays = tuple[Any, ...]
 
+_OPTIONS: dict[str, Any] = {"cache": True, "error_model": "numpy", "_nrt": False}
+"""Without `_nrt` nothing counts references, which takes two thirds of the time: `Flows` keeps the arrays, and the
+compiled functions make none."""
+
 
 def _compiled(function: _F) -> _F:
-    # Without counting references, which would take most of the time: `Flows` keeps the arrays, and nothing here makes
-    # new ones.
-    compiled: _F = numba.njit(cache=True, error_model="numpy", _nrt=False)(function)
+    compiled: _F = numba.njit(**_OPTIONS)(function)
     return compiled
 
 

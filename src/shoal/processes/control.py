@@ -190,7 +190,8 @@ class Strike(msgspec.Struct, frozen=True, tag=True):
 
     kind: Literal["hang", "raise", "slow"]
     detail: str
-    factor: float = 1.0
+    factor: float | None = None
+    """How slow it is to compute; None: as before."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):

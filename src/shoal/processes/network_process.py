@@ -67,6 +67,8 @@ class NetworkProcess:
             self._wait()
             if not self._hear_supervisor():
                 return 0
+            if self._epoch == math.inf:
+                continue  # what comes from nodes that know already that the run has begun waits until this one does
             told: dict[NodeId, list[Told]] = {}
             for sender, post in self._posts():
                 self._catch_up(post.since - self._epoch, told)
@@ -76,14 +78,17 @@ class NetworkProcess:
                 self._nodes.send_multipart([identity(node), encode(said)])
 
     def _clock(self) -> float:
-        return time.monotonic() - self._epoch if self._epoch != math.inf else 0.0
+        return time.monotonic() - self._epoch
 
     def _wait(self) -> None:
         """Until something has come, or the model has something to do. ZeroMQ waits for whole milliseconds only."""
+        if self._epoch == math.inf:
+            self._line.poll(int(LONGEST_POLL * 1000))
+            return
         due = self._carrier.next_time()
         if self._next is not None:
             due = min(due, self._next.time)
-        left = min(due - self._clock(), LONGEST_POLL) if self._epoch != math.inf else LONGEST_POLL
+        left = min(due - self._clock(), LONGEST_POLL)
         if left <= 0:
             return
         if not self._poller.poll(int(left * 1000)) and left < LONGEST_POLL:

@@ -39,8 +39,6 @@ from shoal.topologies.graph import NodeId
 
 R = TypeVar("R")
 REPORT_EVERY = 0.5
-LONGEST_PAD = 0.25
-"""Seconds: a node that goes offline while its training is drawn out notices after so long at the latest."""
 BEATS = 6
 """How often a node says that it lives in the time that a peer would wait for it."""
 CROWDED = 32
@@ -76,6 +74,8 @@ class ProcessRuntime:
         self.overrun = 0.0
         """Seconds by which this machine was slower than the node's device."""
         self.hung = False
+        self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the node comes or goes, or its speed changes."""
         self._online = asyncio.Event()
         self._online.set()
         self._serves = serves
@@ -111,6 +111,12 @@ class ProcessRuntime:
             self._online.set()
         else:
             self._online.clear()
+        self._changes()
+
+    def slow_down(self, factor: float) -> None:
+        """Compute so many times slower than usual, from now on."""
+        self.slowness = factor
+        self._changes()
 
     def hang(self) -> None:
         """Fall silent for good."""
@@ -237,18 +243,21 @@ class ProcessRuntime:
     async def _pad(self, usual: float, took: float) -> None:
         """Wait until the node's device would be done: one that takes so many seconds or, where nobody says how many,
         so many times as long as this machine."""
-        if self._speed.step_seconds is None:
-            spare = took * (self._speed.slowdown * self.slowness - 1.0)
-        else:
-            spare = usual * self.slowness - took
-            self.overrun += max(0.0, -spare)
-        self.padded += max(0.0, spare)
-        while spare > 0:
+        own = self._speed.slowdown if self._speed.step_seconds is None else 1.0
+        left = (took if self._speed.step_seconds is None else usual) - took / (own * self.slowness)
+        if self._speed.step_seconds is not None:
+            self.overrun += max(0.0, -left * self.slowness)
+        while left > 0:
             await self._online.wait()
-            began = self.now()
-            await asyncio.sleep(min(spare, LONGEST_PAD))
-            if self._online.is_set():
-                spare -= self.now() - began
+            began, slowness = self.now(), own * self.slowness
+            await asyncio.wait([self._change], timeout=left * slowness)
+            waited = self.now() - began
+            self.padded += waited
+            left -= waited / slowness
+
+    def _changes(self) -> None:
+        self._change.set_result(None)
+        self._change = self._loop.create_future()
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -330,7 +339,14 @@ class Supervised:
         self.on_attend: Any = None
         self.on_strike: Any = None
         self.on_stop: Any = None
+        self.heeding = False
+        """Whether the node is ready for what comes after its start."""
         self._loop.add_reader(self._socket.FD, self._drain)
+
+    def heed(self) -> None:
+        """Take in what was said since the start, and what will be."""
+        self.heeding = True
+        self._drain()
 
     def say(self, said: control.FromNode, params: Params | None = None) -> None:
         frames = [control.encode(said)] if params is None else [control.encode(said), params.tobytes()]
@@ -342,7 +358,7 @@ class Supervised:
         self._socket.close()
 
     def _drain(self) -> None:
-        while not self._socket.closed:
+        while not self._socket.closed and not (self.go.done() and not self.heeding):
             try:
                 said = control.decode_to_node(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
@@ -429,7 +445,8 @@ class Watcher:
         assert self.runtime is not None
         self.record(Event("fault", self.now(), said.detail))
         if said.kind == "slow":
-            self.runtime.slowness = said.factor
+            if said.factor is not None:
+                self.runtime.slow_down(said.factor)
         elif said.kind == "hang":
             self.runtime.hang()
         else:
@@ -512,14 +529,17 @@ async def _take_part(
     def lose(node: NodeId) -> None:
         mailbox.lose(node)
         transport.lose(node)
+        if shaper is not None:
+            shaper.lose(node)
 
+    shaper: Shaper | None = None
     line.on_gone = lose
     line.on_back = transport.move
     line.on_stop = lambda: os._exit(0)
     line.say(control.Hello(id, start.run, transport.endpoint))
     go = await line.go
-    shaper = Shaper(context, id, go.network, transport, mailbox.put) if go.network is not None else None
-    if shaper is not None:
+    if go.network is not None:
+        shaper = Shaper(context, id, go.network, transport, mailbox.put)
         transport.redeem = shaper.take
     transport.start(go.endpoints)
     serves = id >= experiment.nodes
@@ -546,16 +566,18 @@ async def _take_part(
     line.on_stop = lambda: _leave(node, folder, experiment.checkpoint.final)
     pulse = asyncio.create_task(_beat(id, runtime, line, plan.patience / BEATS))
     ticks = asyncio.create_task(_tick(node, runtime, watcher, experiment.evaluation.seconds))
-    if commons.conditions.restarts:
-        runtime.background(welcome(node))
+    for dead in go.gone:
+        lose(dead)
     if start.again:
-        for other in set(range(experiment.size)) - {id}:
+        others = set(range(experiment.nodes)) - {id}
+        for other in others:
             mailbox.lose(other)  # until they have answered
-        life = _relive(commons, node)
+        life = _relive(commons, node, others.difference(go.gone))
     else:
-        for dead in go.gone:
-            lose(dead)
+        if commons.conditions.restarts:
+            runtime.background(welcome(node))
         life = commons.live(node)
+    line.heed()
     cpu = time.process_time()
     try:
         await _until_the_end(life, line, runtime, serves, experiment.duration)
@@ -609,8 +631,9 @@ def _first_peers(commons: Commons, id: NodeId) -> int:
     return len(commons.mixing.peers(id, 0).to) if id < nodes else nodes
 
 
-async def _relive(commons: Commons, node: Node) -> None:
-    if await rejoin(node):
+async def _relive(commons: Commons, node: Node, others: Collection[NodeId]) -> None:
+    await node.sleep(0.0)  # until it is online
+    if await rejoin(node, others):
         await commons.live(node)
 
 

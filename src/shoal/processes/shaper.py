@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import time
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -17,6 +18,7 @@ import zmq
 
 from shoal.message import Message
 from shoal.processes.transport import Transport
+from shoal.rejoining import REJOINING
 from shoal.topologies.graph import NodeId
 
 PROMPT = 0.02
@@ -78,7 +80,7 @@ class Shaper:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(network)
-        self._tickets = 0
+        self._tickets = time.monotonic_ns()  # higher than all of a node that died and had the same id
         self._leaving: dict[int, asyncio.Future[Left]] = {}
         """Messages whose senders wait until they have left."""
         self._left: tuple[asyncio.Task[object] | None, float] = (None, 0.0)
@@ -91,6 +93,8 @@ class Shaper:
         """Messages that are here and not yet due: a heap."""
         self._lost: set[tuple[NodeId, int]] = set()
         """Those among them that got lost after all."""
+        self._deaths: dict[NodeId, int] = {}
+        """When nodes died, as tickets count."""
         self._arrivals = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._socket.FD, self._drain)
@@ -121,6 +125,10 @@ class Shaper:
             self._here[key] = message
         elif (due := self._told.pop(key)) is not None:
             self._keep(key, message, due)
+
+    def lose(self, node: NodeId) -> None:
+        """`node` has died: what it sent arrives, but nobody counts on it because it asked for that before."""
+        self._deaths[node] = time.monotonic_ns()
 
     def close(self) -> None:
         self._loop.remove_reader(self._socket.FD)
@@ -172,7 +180,7 @@ class Shaper:
             _, _, key, message = heapq.heappop(self._waiting)
             if key in self._lost:
                 self._lost.discard(key)
-            else:
+            elif message.kind not in REJOINING or key[1] > self._deaths.get(message.sender, 0):
                 self._deliver(message)
         if self._waiting:
             self._timer = self._loop.call_at(self._waiting[0][0], self._hand_over)

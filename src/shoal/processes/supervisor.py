@@ -115,6 +115,12 @@ class Supervisor:
         """For how many reasons each node is offline."""
         self._expected: set[NodeId] = set()
         """Those that are being started again."""
+        self._returned: list[NodeId] = []
+        """Those among them that listen, and wait for the others."""
+        self._to_restart: set[NodeId] = set()
+        """Those that were killed, to be started again, and are not dead yet."""
+        self._slow: dict[NodeId, control.Strike] = {}
+        """How slow nodes are, by a fault."""
         self._averages_waited_for = 0
         self._score = MeanScore()
 
@@ -325,7 +331,9 @@ class Supervisor:
         self._identities[hello.node] = identity
         self._endpoints[hello.node] = hello.endpoint
         if hello.node in self._expected:
-            self._welcome_back(hello)
+            self._expected.discard(hello.node)
+            self._returned.append(hello.node)
+            self._welcome_back()
         else:
             self._go_if_all_listen()
 
@@ -345,15 +353,24 @@ class Supervisor:
         endpoints = [self._endpoints[n] for n in range(self._experiment.size)]
         return control.Go(endpoints, self._epoch, self._network_endpoint, sorted(self._lost))
 
-    def _welcome_back(self, hello: control.Hello) -> None:
-        """A node that died was started again: let the others know where it is, and it how things stand."""
-        node = hello.node
-        self._expected.discard(node)
-        back = control.Back(node, hello.endpoint)
-        self._tell_network(back)
-        self._tell(self._identities.keys() - self._exited - {node}, back)
-        self._tell([node], msgspec.structs.replace(self._go(), away=bool(self._away[node])))
-        self._listener.notice(f"node {node} was started again")
+    def _welcome_back(self) -> None:
+        """Nodes that died were started again: let the others know where they are, and them how things stand.
+
+        Those that are started together begin together, so that each knows where the others are.
+        """
+        if self._expected:
+            return
+        returned, self._returned = self._returned, []
+        for node in returned:
+            back = control.Back(node, self._endpoints[node])
+            self._tell_network(back)
+            self._tell(self._identities.keys() - self._exited - set(returned), back)
+        for node in returned:
+            gone = sorted(self._lost.keys() | self._done)
+            self._tell([node], msgspec.structs.replace(self._go(), gone=gone, away=bool(self._away[node])))
+            if node in self._slow:
+                self._tell([node], self._slow[node])
+            self._listener.notice(f"node {node} was started again")
 
     # What happens by the clock
 
@@ -384,12 +401,18 @@ class Supervisor:
                 self._reasons.setdefault(node, "crashed on schedule")
             self._zygote.say(control.Kill(there))
         elif kind == "restart":
+            self._to_restart.update(
+                node for node in happening.nodes if node in self._reasons and node not in self._lost
+            )
             self._restart([node for node in happening.nodes if node in self._lost])
         elif kind == "hang" or kind == "raise":
             self._tell(there, control.Strike(kind, str(happening)))
         elif kind == "slow":
-            factor = happening.value if happening.what != "network" else 1.0
-            self._tell(there, control.Strike(kind, str(happening), factor))
+            factor = happening.value if happening.what != "network" else None
+            strike = control.Strike(kind, str(happening), factor)
+            if factor is not None:
+                self._slow.update(dict.fromkeys(happening.nodes, strike))
+            self._tell(there, strike)
         else:
             self._listener.notice(f"at {happening.time:g} s: {happening}")
 
@@ -463,6 +486,13 @@ class Supervisor:
         self._tell_all(control.Gone(node))
         self._awaited.discard(node)
         self._average_if_complete()
+        if node in self._to_restart:
+            self._to_restart.discard(node)
+            self._restart([node])
+        elif node in self._expected or node in self._returned:
+            self._expected.discard(node)
+            self._returned = [other for other in self._returned if other != node]
+            self._welcome_back()
 
     def _average_if_complete(self) -> None:
         assert self._zygote is not None
@@ -488,7 +518,8 @@ class Supervisor:
     def _tell(self, nodes: Collection[NodeId], said: control.ToNode) -> None:
         encoded = control.encode(said)
         for node in nodes:
-            self._socket.send_multipart([self._identities[node], encoded])
+            if node in self._identities:  # else it has not said yet that it listens
+                self._socket.send_multipart([self._identities[node], encoded])
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._signal is not None and self._zygote is not None:  # asked twice: do not wait

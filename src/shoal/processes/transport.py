@@ -22,6 +22,8 @@ from shoal.topologies.graph import NodeId
 NOBLOCK = int(zmq.NOBLOCK)
 NOBLOCK_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 TICKET = struct.Struct("<Q")
+NOWHERE = ""
+"""The endpoint of a peer that has died."""
 LINGER_MS = 30_000
 """How long a closed connection still tries to deliver what was handed to it."""
 
@@ -105,9 +107,7 @@ class Transport:
     def lose(self, node: NodeId) -> None:
         """`node` has died: drop what was to be sent to it."""
         self._gone.add(node)
-        socket = self._open.pop(node, None)
-        if socket is not None:
-            socket.close(linger=0)
+        self.move(node, NOWHERE)
 
     def regain(self, node: NodeId) -> None:
         """`node` is spoken to again."""
@@ -116,8 +116,11 @@ class Transport:
 
     def move(self, node: NodeId, endpoint: str) -> None:
         """`node` listens elsewhere from now on."""
-        self.lose(node)
-        self._endpoints[node] = endpoint
+        socket = self._open.pop(node, None)
+        if socket is not None:
+            socket.close(linger=0)
+        if node < len(self._endpoints):
+            self._endpoints[node] = endpoint
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._inbox.FD)
@@ -139,7 +142,10 @@ class Transport:
         return socket
 
     def _try(self, to: NodeId, frames: list[zmq.Frame]) -> bool:
-        """Hand the frames over, unless the queue to the peer is full, or closed connections still hold their places."""
+        """Hand the frames over, unless the queue to the peer is full, or closed connections still hold their places, or
+        the peer has spoken up before it was said where it listens."""
+        if self._endpoints[to] == NOWHERE:
+            return False
         try:
             socket = self._socket(to)
             for frame in frames[:-1]:

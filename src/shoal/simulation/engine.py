@@ -68,7 +68,6 @@ class _Watcher:
             self._simulation.world.runtimes[self._id].hang()
             await park()  # nobody resumes it
 
-
     def postpone(self, round: int, params: Params) -> bool:
         return False  # the virtual clock stands still meanwhile
 

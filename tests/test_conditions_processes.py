@@ -1,0 +1,163 @@
+"""Networks, devices, comings and goings, and faults by the clock where nodes are processes: as in the simulation."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from shoal.experiment import Experiment
+from shoal.records import Average, End, Evaluation, Event, Round
+from shoal.testing import Faults
+from test_processes import NODES, Started, _no_process_is_left, started, until
+
+__all__ = ["_no_process_is_left"]  # holds for every test here too
+
+STEP = 0.1
+LINKS = {"name": "uniform", "latency": 0.02, "upload": 20, "download": 20}
+SHAPED = "network={name='uniform', latency=0.02, upload=20}"
+
+
+def experiment(**changed: Any) -> Experiment:
+    given: dict[str, Any] = {
+        "nodes": NODES,
+        "seed": 1,
+        "engine": "processes",
+        "algorithm": {"name": "dpsgd", "rounds": 6},
+        "topology": {"name": "regular", "degree": 3},
+        "model": {"name": "mlp", "hidden": (32,)},
+        "training": {"batch_size": 8, "local_steps": 2},
+        "device": {"step_seconds": STEP},
+        "network": LINKS,
+        "evaluation": {"every": 0, "average": False, "samples": 20},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**given, **changed})
+
+
+def records_of(run: Any, node: int, kind: type) -> list[Any]:
+    return [record for record in run.folder.read(node) if isinstance(record, kind)]
+
+
+def events_of(run: Any, node: int) -> dict[str, Event]:
+    return {event.what: event for event in records_of(run, node, Event)}
+
+
+def test_models_and_times_are_those_of_the_simulation_with_slow_nodes_and_a_look_by_the_clock(tmp_path: Path) -> None:
+    plan = {"seconds": 0.5, "samples": 20}
+    faults = Faults().slow(1, factor=3.0, what="compute").at(0.3).slow(1, factor=1.0).at(1.2)
+    run = experiment(evaluation=plan, fault=faults.schedule).run(tmp_path)
+    simulated = experiment(engine="simulation", evaluation=plan, fault=faults.schedule).run(tmp_path)
+    assert run.summary["status"] == simulated.summary["status"] == "completed"
+    assert run.summary["digest"] == simulated.summary["digest"]
+    virtual = simulated.summary["time"]["virtual_s"]
+    ends = [end.time for node in range(NODES) for end in records_of(run, node, End)]
+    assert virtual * 0.95 < max(ends) < virtual * 1.5
+    (slow,), (usual,) = (records_of(run, node, End) for node in (1, 0))
+    assert slow.padded_s > usual.padded_s + 0.5
+    assert usual.padded_s > 6 * STEP
+    assert len([e for e in records_of(run, 1, Event) if e.what == "fault"]) == 2
+    for node in range(NODES):
+        looks = [(look.tick, look.time) for look in records_of(run, node, Evaluation)]
+        assert looks[:-1] == [(tick, tick * 0.5) for tick in range(1, len(looks))]
+        assert looks[-1][0] == len(looks) > 2
+        assert looks[-1][1] >= max(ends) - 0.01
+    averages = [average for average in run.folder.read_averages() if isinstance(average, Average)]
+    assert [(a.tick, a.nodes) for a in averages] == [(tick, NODES) for tick in range(1, len(looks) + 1)]
+    assert averages[-1].scores == simulated.folder.read_averages()[-1].scores
+
+
+def test_nodes_that_are_killed_by_the_clock_come_back_together_and_rejoin(tmp_path: Path) -> None:
+    faults = Faults().crash("2-3").at(0.7).until(1.2).slow(2, factor=2.0, what="compute").at(0.9)
+    run = experiment(algorithm={"name": "dpsgd", "rounds": 12}, fault=faults.schedule).run(tmp_path)
+    assert run.summary["status"] == "completed", run.summary
+    assert not run.summary["lost"]
+    for node in (2, 3):
+        back = events_of(run, node)["rejoined"]
+        assert 1.2 < back.time < 6.0  # not after the patience of one that gets no answer
+        rounds = [r.round for r in records_of(run, node, Round) if r.time > back.time]
+        assert rounds == list(range(rounds[0], 12))
+        assert rounds[0] > 2
+    print([(n, e) for n in range(NODES) for e in records_of(run, n, Event)])
+    assert all("no answer" not in events_of(run, node) for node in range(NODES))
+    twice = [r.time for r in records_of(run, 2, Round)][-2:]
+    assert twice[1] - twice[0] > 2 * 2 * STEP * 0.95  # as slow as before its death
+    for node in (0, 1, 4, 5):
+        assert [r.round for r in records_of(run, node, Round)] == list(range(12))
+
+
+def test_who_is_offline_stands_still_and_a_partition_is_mended_and_all_end_when_time_is_up(tmp_path: Path) -> None:
+    file = tmp_path / "intervals.csv"
+    file.write_text("1,1,inf")
+    run = experiment(
+        algorithm={"name": "dpsgd", "rounds": 1000},
+        duration=4.0,
+        availability={"name": "intervals", "path": str(file)},
+        fault=Faults().partition("0-2", "3-5").at(1.8).until(2.4).schedule,
+        processes={"receive_timeout": 0.3},
+    ).run(tmp_path)
+    assert run.summary["status"] == "completed", run.summary
+    first = records_of(run, 1, Round)[0]
+    assert first.time > 1.0 + 1.9 * STEP  # what it had trained before it went is little
+    peers = [node for node in range(NODES) if node != 1]
+    assert all(records_of(run, node, Round)[0].time < first.time for node in peers)
+    silences = [e for node in peers for e in records_of(run, node, Event) if e.what == "no answer"]
+    assert [e for e in silences if e.time < 1.0]
+    assert [e for e in silences if 1.8 < e.time < 2.8]
+    for node in range(NODES):
+        (end,) = records_of(run, node, End)
+        assert 4.0 <= end.time < 5.0
+        assert records_of(run, node, Round)[-1].time > 3.0
+        assert np.isfinite(np.load(run.folder.model(node))).all()
+
+
+# What nobody planned
+
+
+def children(run: Started) -> tuple[psutil.Process, list[psutil.Process]]:
+    """The network's process, which is forked first, and the nodes' in order."""
+    network, *nodes = until(
+        lambda: len(found := sorted(run.zygote.children(), key=lambda p: p.pid)) == NODES + 1 and found
+    )
+    return network, nodes
+
+
+def test_ctrl_c_in_a_shaped_run_keeps_models_and_leaves_no_process(tmp_path: Path) -> None:
+    with started(tmp_path, SHAPED, slow=0.4) as run:
+        run.wait_for_round(0)
+        network, _ = children(run)
+        run.process.send_signal(signal.SIGINT)
+        code, out = run.end()
+        assert code == 130, out
+        assert run.summary["status"] == "interrupted"
+        assert all(run.folder.model(node).exists() for node in range(NODES))
+        until(lambda: not network.is_running(), 5)
+
+
+def test_a_network_process_that_dies_ends_the_run_with_a_clear_error(tmp_path: Path) -> None:
+    with started(tmp_path, SHAPED, slow=0.4) as run:
+        run.wait_for_round(0)
+        network, nodes = children(run)
+        network.send_signal(signal.SIGKILL)
+        code, out = run.end()
+        assert code == 1, out
+        assert "the process that models the network died" in out
+        assert "nodes.log" in out
+        until(lambda: not any(process.is_running() for process in nodes), 5)
+
+
+def test_a_node_that_is_killed_in_a_shaped_run_is_lost_and_its_neighbours_go_on(tmp_path: Path) -> None:
+    with started(tmp_path, SHAPED, slow=0.2) as run:
+        run.wait_for_round(0)
+        _, nodes = children(run)
+        nodes[2].send_signal(signal.SIGKILL)
+        code, out = run.end()
+        assert run.summary["status"] == "incomplete", out
+        assert run.summary["lost"] == {"2": "killed by SIGKILL"}
+        for node in set(range(NODES)) - {2}:
+            assert [r.round for r in run.folder.read(node) if isinstance(r, Round)] == [0, 1, 2, 3]
+        assert code == 3, out

@@ -1,0 +1,49 @@
+"""From an experiment to its summary: what people are told on the way, and what is written down."""
+
+from __future__ import annotations
+
+import tomllib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from shoal.experiment import Experiment
+from shoal.topologies import TopologyWarning
+
+UNEVEN: dict[str, Any] = {
+    "name": "uneven",
+    "nodes": 5,  # a ring of an odd number of nodes is not bipartite
+    "algorithm": {"name": "adpsgd", "rounds": 1},
+    "topology": {"name": "ring"},
+    "model": {"name": "logistic"},
+    "evaluation": {"every": 0},
+}
+SAID = "1 of its 5 links are left out"
+
+
+def test_a_warning_is_given_once_from_python(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Experiment(**UNEVEN).run(tmp_path)
+    said = [str(warning.message) for warning in caught if issubclass(warning.category, TopologyWarning)]
+    assert len(said) == 1
+    assert SAID in said[0]
+
+
+def test_a_warning_is_shown_once_on_the_command_line(shoal: Callable[..., Any]) -> None:
+    Path("uneven.toml").write_text(tomli_w.dumps(UNEVEN))
+    said = shoal("run", "uneven.toml")
+    assert said.code == 0
+    assert said.out.count(SAID) == 1
+
+
+def test_what_is_written_down_names_the_batching_that_was_chosen(tmp_path: Path) -> None:
+    experiment = Experiment(nodes=2, algorithm={"name": "dpsgd", "rounds": 1}, model={"name": "logistic"})
+    assert experiment.simulation.batching == "auto"
+    run = experiment.run(tmp_path)
+    written = tomllib.loads(run.folder.experiment.read_text())
+    assert written["simulation"]["batching"] == run.summary["batching"] != "auto"
+    assert Experiment.from_table(written).simulation.batching == run.summary["batching"]
