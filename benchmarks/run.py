@@ -21,6 +21,10 @@ def main(short: bool) -> None:
         ["codec_costs.py"],
         ["sharing.py"],
         ["sampler.py", *(["--short"] if short else [])],
+        ["flows.py"],
+        ["shaper.py", *(["--short"] if short else [])],
+        ["agreement.py"],
+        ["divshare.py", *(["--overhead"] if short else [])],
     ]
     for command in commands:
         print(f"benchmarks/{' '.join(command)}", flush=True)

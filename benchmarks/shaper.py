@@ -2,6 +2,7 @@
 
 python benchmarks/shaper.py                # about two minutes
 python benchmarks/shaper.py --short        # half of the links
+python benchmarks/shaper.py --kernel       # the kernel's queues in the model's place, as root
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from measuring import Figure, show, step
-
 from shoal import Experiment
 from shoal.records import Event, RunFolder
 
@@ -23,26 +23,37 @@ MEGABITS = (1.0, 5.0, 20.0, 60.0, 100.0, 200.0)
 MILLISECONDS = (1.0, 5.0, 20.0, 50.0, 100.0, 200.0)
 SECONDS = 4.0
 """How long a link's bandwidth is measured."""
+GOODPUT = 1448 / 1514
+"""What is left of a packet on an Ethernet without its headers, which the kernel counts and the model does not."""
 LOSSES = (0.01, 0.1, 0.5)
 MESSAGES = 3000
 
 
-def run(folder: Path, links: list[dict[str, float]], probes: list[dict[str, Any]], training: bool) -> RunFolder:
-    """Node 2i sends to node 2i + 1 over links[i], as probes[i] says."""
+def run(
+    folder: Path, links: list[dict[str, float]], probes: list[dict[str, Any]], training: bool, kernel: bool
+) -> RunFolder:
+    """Node 2i sends to node 2i + 1 over links[i], as probes[i] says. To the kernel, bandwidths are those of nodes."""
+    groups: list[dict[str, Any]] = [
+        {"nodes": f"{2 * i}-{2 * i + 1}", "algorithm": probe} for i, probe in enumerate(probes)
+    ]
+    if kernel and "bandwidth" in links[0]:
+        for group, link in zip(groups, links, strict=True):
+            group["network"] = {"upload": link["bandwidth"], "download": link["bandwidth"]}
+        links = []
     pairs = [{"from": str(2 * i), "to": str(2 * i + 1), **link} for i, link in enumerate(links)]
     described = Experiment(
         name="probe",
-        nodes=2 * len(links),
+        nodes=2 * len(probes),
         engine="processes",
         algorithm={"name": PROBE, "training": training},
-        group=[{"nodes": f"{2 * i}-{2 * i + 1}", "algorithm": probe} for i, probe in enumerate(probes)],
+        group=groups,
         network={"name": "uniform", "latency": 0.001, "links": pairs},
         topology={"name": "ring"},
         model={"name": "gn-lenet"} if training else {"name": "logistic"},
         dataset={"name": "synthetic", "shape": [3, 32, 32], "samples": 2000} if training else {"name": "digits"},
         evaluation={"every": 0, "nodes": 0, "average": False},
         checkpoint={"final": False},
-        processes={"training_slots": 1},
+        processes={"training_slots": 1, "shaping": "kernel" if kernel else "model"},
     )
     return described.run(folder).folder
 
@@ -68,7 +79,8 @@ def latency(folder: RunFolder, pair: int) -> float:
     return 1e3 * statistics.median(there - sent for sent, there, _ in took(folder, pair))
 
 
-def main(short: bool) -> None:
+def main(short: bool, kernel: bool) -> None:
+    share = GOODPUT if kernel else 1.0
     every = slice(None, None, 2 if short else 1)
     megabits, milliseconds = MEGABITS[every], MILLISECONDS[every]
     figures = []
@@ -81,15 +93,15 @@ def main(short: bool) -> None:
                     {"count": max(10, int(1000 * m / 8 * SECONDS / k)), "kilobytes": k}
                     for m, k in zip(megabits, kilobytes, strict=True)
                 ]
-                folder = run(Path(place), [{"bandwidth": m} for m in megabits], probes, training)
-            worst = max(abs(bandwidth(folder, i) / m - 1) for i, m in enumerate(megabits))
+                folder = run(Path(place), [{"bandwidth": m} for m in megabits], probes, training, kernel)
+            worst = max(abs(bandwidth(folder, i) / (m * share) - 1) for i, m in enumerate(megabits))
             for i, m in enumerate(megabits):
                 figures.append(Figure(f"{m:g} Mbit/s, {how}", bandwidth(folder, i), "Mbit/s"))
-            figures.append(Figure(f"bandwidth, worst error, {how}", 100 * worst, "%", at_most=5.0))
+            figures.append(Figure(f"bandwidth, worst error, {how}", 100 * worst, "%", at_most=10.0 if kernel else 5.0))
             with step(f"latencies, {how}"):
                 quick = {"count": 100, "kilobytes": 1.0, "pause": 0.02}
                 links = [{"latency": m / 1e3} for m in milliseconds]
-                folder = run(Path(place), links, [quick] * len(links), training)
+                folder = run(Path(place), links, [quick] * len(links), training, kernel)
             errors = [latency(folder, i) - m for i, m in enumerate(milliseconds)]
             for m, error in zip(milliseconds, errors, strict=True):
                 figures.append(Figure(f"{m:g} ms, {how}", m + error, "ms", note="median of 100 messages"))
@@ -97,15 +109,15 @@ def main(short: bool) -> None:
         with step("losses"):
             links = [{"loss": loss, "latency": 0.001} for loss in LOSSES]
             quick = {"count": MESSAGES, "kilobytes": 0.1}
-            folder = run(Path(place), links, [quick] * len(links), training=False)
+            folder = run(Path(place), links, [quick] * len(links), training=False, kernel=kernel)
         for i, loss in enumerate(LOSSES):
             lost = 1 - len(took(folder, i)) / MESSAGES
             deviations = abs(lost - loss) / math.sqrt(loss * (1 - loss) / MESSAGES)
             figures.append(
                 Figure(f"loss {loss:g}: {lost:.4f} of {MESSAGES} messages, off by", deviations, "σ", at_most=3.0)
             )
-    show("Shaped processes against the model", figures)
+    show(f"Processes shaped by the {'kernel' if kernel else 'model'}", figures)
 
 
 if __name__ == "__main__":
-    main("--short" in sys.argv)
+    main("--short" in sys.argv, "--kernel" in sys.argv)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal.algorithms.dpsgd import DPSGD
@@ -312,6 +312,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
     second=st.none() | st.tuples(st.integers(0, NODES - 1), st.floats(0.01, 4.0), st.floats(0.001, 3.0)),
     dynamic=st.booleans(),
 )
+@example(crash=1.0, lasting=1.0, node=0, second=(0, 2.0625, 2.0), dynamic=False)  # dies again while it asks
 @settings(max_examples=40, deadline=None)
 def test_a_run_never_locks_up_whenever_nodes_crash_and_come_back(
     tmp_path_factory: pytest.TempPathFactory,

@@ -49,7 +49,7 @@ def events_of(run: Any, node: int) -> dict[str, Event]:
 
 def test_models_and_times_are_those_of_the_simulation_with_slow_nodes_and_a_look_by_the_clock(tmp_path: Path) -> None:
     plan = {"seconds": 0.5, "samples": 20}
-    faults = Faults().slow(1, factor=3.0, what="compute").at(0.3).slow(1, factor=1.0).at(1.2)
+    faults = Faults().slow(1, factor=2.0, what="compute").at(0.0)
     run = experiment(evaluation=plan, fault=faults.schedule).run(tmp_path)
     simulated = experiment(engine="simulation", evaluation=plan, fault=faults.schedule).run(tmp_path)
     assert run.summary["status"] == simulated.summary["status"] == "completed"
@@ -58,9 +58,11 @@ def test_models_and_times_are_those_of_the_simulation_with_slow_nodes_and_a_look
     ends = [end.time for node in range(NODES) for end in records_of(run, node, End)]
     assert virtual * 0.95 < max(ends) < virtual * 1.5
     (slow,), (usual,) = (records_of(run, node, End) for node in (1, 0))
-    assert slow.padded_s > usual.padded_s + 0.5
+    assert slow.padded_s > 1.5 * usual.padded_s
     assert usual.padded_s > 6 * STEP
-    assert len([e for e in records_of(run, 1, Event) if e.what == "fault"]) == 2
+    padded = [end.padded_s for node in range(NODES) for end in records_of(run, node, End)]
+    assert run.summary["time"]["padded_s"] == pytest.approx(sum(padded))
+    assert len([e for e in records_of(run, 1, Event) if e.what == "fault"]) == 1
     for node in range(NODES):
         looks = [(look.tick, look.time) for look in records_of(run, node, Evaluation)]
         assert looks[:-1] == [(tick, tick * 0.5) for tick in range(1, len(looks))]
@@ -68,22 +70,25 @@ def test_models_and_times_are_those_of_the_simulation_with_slow_nodes_and_a_look
         assert looks[-1][1] >= max(ends) - 0.01
     averages = [average for average in run.folder.read_averages() if isinstance(average, Average)]
     assert [(a.tick, a.nodes) for a in averages] == [(tick, NODES) for tick in range(1, len(looks) + 1)]
-    assert averages[-1].scores == simulated.folder.read_averages()[-1].scores
+    *_, last = simulated.folder.read_averages()
+    assert averages[-1].scores == pytest.approx(last.scores, rel=1e-5)
 
 
 def test_nodes_that_are_killed_by_the_clock_come_back_together_and_rejoin(tmp_path: Path) -> None:
-    faults = Faults().crash("2-3").at(0.7).until(1.2).slow(2, factor=2.0, what="compute").at(0.9)
+    faults = Faults().crash("2-3").at(1.2).until(1.7).slow(2, factor=2.0, what="compute").at(1.4)
     run = experiment(algorithm={"name": "dpsgd", "rounds": 12}, fault=faults.schedule).run(tmp_path)
     assert run.summary["status"] == "completed", run.summary
     assert not run.summary["lost"]
     for node in (2, 3):
         back = events_of(run, node)["rejoined"]
-        assert 1.2 < back.time < 6.0  # not after the patience of one that gets no answer
+        assert 1.7 < back.time < 7.0  # not after the patience of one that gets no answer
         rounds = [r.round for r in records_of(run, node, Round) if r.time > back.time]
         assert rounds == list(range(rounds[0], 12))
-        assert rounds[0] > 2
-    print([(n, e) for n in range(NODES) for e in records_of(run, n, Event)])
-    assert all("no answer" not in events_of(run, node) for node in range(NODES))
+        before = [r.round for r in records_of(run, node, Round) if r.time < 1.7]
+        assert rounds[0] > max(before, default=0)  # never its first one: the others are in that at the least
+        # From the round on that was agreed upon nobody goes on without it.
+        waits = [e for other in range(NODES) for e in records_of(run, other, Event) if e.what == "no answer"]
+        assert all(int(e.detail.partition(":")[0].removeprefix("round ")) < rounds[0] for e in waits)
     twice = [r.time for r in records_of(run, 2, Round)][-2:]
     assert twice[1] - twice[0] > 2 * 2 * STEP * 0.95  # as slow as before its death
     for node in (0, 1, 4, 5):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from oracle import (
+    STEPS,
     Shoal,
     agrees,
     altered,
@@ -22,7 +23,8 @@ from shoal.algorithms.fragments import cut
 from shoal.algorithms.shatter import Shatter
 from shoal.errors import ExperimentError
 from shoal.message import Message
-from shoal.testing import FakeRuntime
+from shoal.records import Round
+from shoal.testing import FakeRuntime, Faults
 from shoal.topologies.regular import Regular
 from shoal.topologies.static import Ring
 
@@ -61,9 +63,9 @@ def test_no_node_is_sent_a_whole_model_by_one_sender() -> None:
     said: dict[tuple[int, int, int], set[int]] = {}
 
     def told(to: int, message: Message) -> Message:
-        round, chunk = divmod(message.round, 8)
-        assert message.payload.fields["fragment"] == chunk
-        said.setdefault((round, message.sender, to), set()).add(chunk)
+        chunk = message.payload.fields["fragment"]
+        assert message.kind == f"chunk {chunk}"
+        said.setdefault((message.round, message.sender, to), set()).add(chunk)
         return message
 
     play(Shatter(3, 8, 2), models(12), Ring(), told=told)
@@ -75,7 +77,7 @@ def test_a_chunk_that_does_not_come_is_not_counted() -> None:
     fake = FakeRuntime().lose(1)
     chunks = cut(((6,),), 2, 0)
     for c, value in ((0, 4.0), (1, 10.0)):
-        fake.deliver(Message(2, "chunk", c, chunks.payload(np.full(6, value, np.float32), c)))
+        fake.deliver(Message(2, f"chunk {c}", 0, chunks.payload(np.full(6, value, np.float32), c)))
     node = fake.node(nodes=3, params=np.zeros(6, np.float32), train=lambda params: params + 2)
     fake.run(Shatter(1, 2, 2).run(node))
     assert node.params[chunks.positions[0]].tolist() == [3.0] * 3
@@ -96,7 +98,7 @@ def test_a_chunk_that_does_not_come_is_not_counted() -> None:
 def test_what_is_not_the_chunk_is_dropped_and_counted(wrong: dict[str, Any]) -> None:
     chunks = cut(((6,),), 2, 0)
     good = {
-        (sender, c): Message(sender, "chunk", c, chunks.payload(np.full(6, 6.0, np.float32), c))
+        (sender, c): Message(sender, f"chunk {c}", 0, chunks.payload(np.full(6, 6.0, np.float32), c))
         for sender in (1, 2)
         for c in (0, 1)
     }
@@ -119,6 +121,15 @@ def test_survivors_of_a_crash_learn(tmp_path: Path) -> None:
 
 def test_survivors_of_a_hang_learn(tmp_path: Path) -> None:
     survives_a_hang(experiment(Shatter(12, 4, 3)), tmp_path)
+
+
+def test_one_that_dies_and_comes_back_takes_part_again_from_a_later_round_on(tmp_path: Path) -> None:
+    struck = Faults().crash(3).at(2.5).until(4.25).schedule
+    described = experiment(Shatter(8, 4, 3), device={"step_seconds": 1 / STEPS}, fault=struck)
+    run = described.run(tmp_path)
+    assert run.summary["status"] == "completed"
+    ended = {node: [r for r in run.folder.read(node) if isinstance(r, Round)][-1] for node in range(8)}
+    assert {(r.round, r.time) for r in ended.values()} == {(7, 8.0)}  # nobody waited for what it was never sent
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
+from shoal.network.access import AccessLink, access_links
 from shoal.network.agenda import agenda
 from shoal.network.availability import Attendance, Availability
 from shoal.network.carrier import Carrier, Connection, Occurrence
@@ -35,6 +36,8 @@ class Conditions:
     connections: tuple[Connection, ...]
     paced: bool
     """Whether any node's device has a speed of its own."""
+    access: tuple[AccessLink, ...] | None = None
+    """What the kernel limits each node to; None where it does not shape messages."""
 
     @property
     def eventful(self) -> bool:
@@ -49,12 +52,13 @@ class Conditions:
     def timed(self) -> bool:
         """Whether it matters when things happen, so that no time may be lost by testing models."""
         plan = self.experiment
-        return self.carried or plan.duration is not None or plan.evaluation.seconds is not None or self.paced
+        shaped = self.carried or self.access is not None
+        return shaped or plan.duration is not None or plan.evaluation.seconds is not None or self.paced
 
     @property
     def carried(self) -> bool:
         """Whether messages need a carrier."""
-        return self.wired is not None or self.eventful
+        return self.access is None and (self.wired is not None or self.eventful)
 
     @property
     def restarts(self) -> bool:
@@ -124,7 +128,20 @@ def conditions(experiment: Experiment, speeds: Sequence[Speed]) -> Conditions:
     if problems:
         raise ExperimentError(problems, experiment.name)
     paced = any(speed.step_seconds is not None or speed.slowdown != 1.0 for speed in speeds)
-    return Conditions(experiment, wired, attendance, connections, paced)
+    access = _access(experiment, wired, connections)
+    return Conditions(experiment, wired, attendance, connections, paced, access)
+
+
+def _access(
+    experiment: Experiment, wired: Wired | None, connections: Sequence[Connection]
+) -> tuple[AccessLink, ...] | None:
+    if experiment.engine != "processes" or experiment.processes.shaping != "kernel":
+        return None
+    try:
+        return access_links(wired or Wired([(0.0, Direct())]), experiment.size, connections)
+    except ValueError as error:
+        said = f"network = {experiment.network.name!r}: {error}; use processes.shaping = 'model'"
+        raise ExperimentError([said], experiment.name) from None
 
 
 def _wired(experiment: Experiment) -> Wired | None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Engine: TypeAlias = Literal["simulation", "processes"]
 Batching: TypeAlias = Literal["auto", "off", "vmap", "pool"]
+Shaping: TypeAlias = Literal["model", "kernel"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,9 @@ class ProcessesPlan:
     connections: Annotated[int, Bounds(at_least=1)] | None = None
     """Outgoing connections that a node keeps open; the longest unused is closed first. When not given, one for each
     of its peers in the first round, and 64 at the least."""
+    shaping: Shaping = "model"
+    """Who makes messages take as long as the network says: the model that the simulation uses, in real time; or the
+    kernel, which needs root, and can only limit what each node sends and receives."""
 
     @property
     def patience(self) -> float:
@@ -496,6 +500,29 @@ def _check_processes(resolved: Mapping[str, Any], problems: list[str]) -> None:
         )
     if plan.host in ("0.0.0.0", "*") and plan.announce is None:
         problems.append(f"processes.host = {plan.host!r}: say in processes.announce where others find this machine")
+    if plan.shaping == "kernel":
+        _check_kernel_shaping(resolved, plan, problems)
+
+
+def _check_kernel_shaping(resolved: Mapping[str, Any], plan: ProcessesPlan, problems: list[str]) -> None:
+    """What only the model can do to messages; `shoal.network.access` looks at the network itself."""
+    instead = "; use processes.shaping = 'model'"
+    for key in ("host", "announce"):
+        if (value := getattr(plan, key)) != getattr(ProcessesPlan(), key):
+            problems.append(
+                f"processes.{key} = {value!r}: with processes.shaping = 'kernel' every node has an address of its own; "
+                f"leave it out, or set processes.shaping = 'model'"
+            )
+    if "availability" in resolved and resolved["availability"].name != "always":
+        name = resolved["availability"].name
+        problems.append(f"availability = {name!r}: the kernel does not keep messages from nodes that are away{instead}")
+    for i, fault in enumerate(resolved.get("fault", ())):
+        if fault.kind == "slow" and fault.what != "compute":
+            what = "" if fault.what is None else f" of what = {fault.what!r}"
+            problems.append(f"fault[{i}]: 'slow'{what} slows messages down; set what = 'compute', or use "
+                            "processes.shaping = 'model'")  # fmt: skip
+        elif fault.kind in ("partition", "repair", "hold", "release", "drop"):
+            problems.append(f"fault[{i}]: {fault.kind!r} is about messages, which the kernel carries{instead}")
 
 
 def _check_metric(resolved: Mapping[str, Any], problems: list[str]) -> None:

@@ -19,7 +19,8 @@ from shoal.node import Node
 from shoal.schema import Bounds
 from shoal.topologies.regular import Regular
 
-CHUNK = "chunk"
+CHUNK = "chunk {}"
+"""The kind of the messages that carry this chunk. Their rounds are the node's, for by these it is known who is back."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Shatter:
     parameter is mixed by a doubly stochastic matrix, X_c ← W_c X_c, and its mean over all nodes stays as it is. A chunk
     that does not come, since its sender died or keeps silent, is not counted in the average.
 
-    Exchange c of round r is numbered rk + c; its graph follows from the experiment's seed, whose own topology is not
-    used. Virtual nodes are no processes of their own here, and messages say whose they are: what a receiver can learn
-    from chunks is as in the paper, but who sent them is not hidden.
+    The graph of chunk c in round r is number rk + c of those that follow from the experiment's seed, whose own topology
+    is not used. Virtual nodes are no processes of their own here, and messages say whose they are: what a receiver can
+    learn from chunks is as in the paper, but who sent them is not hidden.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -48,14 +49,13 @@ class Shatter:
         listener = Listener(node)
         async for r in node.rounds(self.rounds):
             trained = await node.train(node.params)
-            exchanges = range(r * self.virtual_nodes, (r + 1) * self.virtual_nodes)
-            peers = [await node.peers(exchange) for exchange in exchanges]
-            for c, exchange in enumerate(exchanges):
-                await node.send(peers[c], chunks.payload(trained, c), round=exchange, kind=CHUNK)
+            peers = [await node.peers(r * self.virtual_nodes + c) for c in range(self.virtual_nodes)]
+            for c in range(self.virtual_nodes):
+                await node.send(peers[c], chunks.payload(trained, c), round=r, kind=CHUNK.format(c))
             received: dict[int, list[Params]] = {}
-            for c, exchange in enumerate(exchanges):
+            for c in range(self.virtual_nodes):
                 check = partial(chunks.check, expected=c)
-                heard = await listener.hear(peers[c], round=exchange, kind=CHUNK, check=check)
+                heard = await listener.hear(peers[c], round=r, kind=CHUNK.format(c), check=check)
                 received[c] = [said.arrays[VALUES] for said in heard.values()]
             node.params = chunks.average(trained, received)
 

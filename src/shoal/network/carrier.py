@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.network.faults import Happening, Interference
 from shoal.network.wiring import MEGABIT, Presence, Route, Stage, Wiring
@@ -259,24 +260,32 @@ class Carrier:
             self._next_in_line(now, parcel)
         self._set_capacities(now, range(len(wiring.capacities)))
 
-    def _capacities(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """What the links carry, with the nodes' own devices taken into account."""
-        given = self._wiring.capacities
-        own: dict[int, float] = {}
-        for node, connection in enumerate(self._connections):
-            slower = connection.slowdown * self._factors[node]
-            for link in self._wiring.access(node):
-                carries = min(float(given[link]), connection.bandwidth * MEGABIT) / slower
-                own[link] = min(carries, own.get(link, math.inf))
-        capacities = np.array(given, np.float64)
-        for link, carries in own.items():
-            capacities[link] = carries
-        return capacities
+    def _capacities(self) -> NDArray[np.float64]:
+        return capacities(self._wiring, self._connections, self._factors)
 
     def _set_capacities(self, now: float, links: Iterable[int]) -> None:
         capacities = self._capacities()
         for link in sorted(links):
             self._flows.set_capacity(now, link, float(capacities[link]))
+
+
+def capacities(
+    wiring: Wiring, connections: Sequence[Connection], factors: Sequence[float] | None = None
+) -> NDArray[np.float64]:
+    """What the links carry, in bytes per second, with the nodes' own devices taken into account.
+
+    factors[i] is how many times slower than usual node i's own links are just now.
+    """
+    carry = np.array(wiring.capacities, np.float64)
+    own: dict[int, float] = {}
+    for node, connection in enumerate(connections):
+        slower = connection.slowdown * (1.0 if factors is None else factors[node])
+        for link in wiring.access(node):
+            carries = min(float(carry[link]), connection.bandwidth * MEGABIT) / slower
+            own[link] = min(carries, own.get(link, math.inf))
+    for link, carries in own.items():
+        carry[link] = carries
+    return carry
 
 
 def _time(news: News) -> float:

@@ -32,6 +32,8 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     """Whether they were alive before, and died."""
     network: bool = False
     """Whether the network's own process is started as well, before them."""
+    namespaces: list[str] = []
+    """Where node i finds the network namespace that it lives in; none where all live in the machine's own."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):

@@ -28,6 +28,8 @@ from shoal.network.faults import Fault
 from shoal.node import Node
 from shoal.operating_system import give_memory_back, memory
 from shoal.processes import control
+from shoal.processes.delay import Delay
+from shoal.processes.namespaces import address, enter
 from shoal.processes.shaper import Shaper
 from shoal.processes.slots import Slots
 from shoal.processes.transport import Transport
@@ -151,10 +153,8 @@ class ProcessRuntime:
         return await self._transport.send(to, message)
 
     async def transmit(self, to: NodeId, message: Message) -> bool:
-        if self._shaper is None:
-            return await self._transport.send(to, message)
         with self._busy():
-            got_out = await self._shaper.transmit(to, message)
+            got_out = await (self._transport if self._shaper is None else self._shaper).transmit(to, message)
         await self._online.wait()
         return got_out
 
@@ -478,6 +478,8 @@ class Later:
 def live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int:
     """From fork to exit; returns the exit code."""
     try:
+        if start.namespaces:
+            enter(start.namespaces[id])  # before there is a socket, or a thread that would make one
         return asyncio.run(_live(commons, id, slots, start))
     except Exception:
         traceback.print_exc()  # to the run's nodes.log; the supervisor sees the exit code
@@ -513,16 +515,18 @@ async def _take_part(
     lines = Lines(folder.node(id))
     mailbox = Mailbox()
     rejected = _Rejections(lines)
+    host = address(id) if start.namespaces else plan.host
+    delay = _delay(commons, id, mailbox)
     transport = Transport(
         context,
         run=start.run,
-        host=plan.host,
-        announce=plan.announce or plan.host,
+        host=host,
+        announce=plan.announce or host,
         port=None if plan.base_port is None else plan.base_port + id,
         max_message_bytes=int(plan.max_message_mib * 2**20),
         connections=plan.connections or max(64, _first_peers(commons, id)),
         send_timeout=plan.patience,
-        deliver=mailbox.put,
+        deliver=mailbox.put if delay is None else delay.take,
         reject=rejected,
     )
 
@@ -531,6 +535,8 @@ async def _take_part(
         transport.lose(node)
         if shaper is not None:
             shaper.lose(node)
+        if delay is not None:
+            delay.lose(node)
 
     shaper: Shaper | None = None
     line.on_gone = lose
@@ -623,6 +629,14 @@ async def _take_part(
     )
     lines.write(end)
     transport.close()
+
+
+def _delay(commons: Commons, id: NodeId, mailbox: Mailbox) -> Delay | None:
+    """What latency, jitter and loss are left to where the kernel shapes messages."""
+    conditions = commons.conditions
+    if conditions.access is None or conditions.wired is None:
+        return None
+    return Delay(conditions.wired.stages[0][1], id, commons.experiment.seed, mailbox.put)
 
 
 def _first_peers(commons: Commons, id: NodeId) -> int:

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import Pipe
 from types import FrameType
@@ -35,6 +36,7 @@ from shoal.network.wiring import Presence
 from shoal.operating_system import MIB, raise_file_limit
 from shoal.processes import control
 from shoal.processes.capacity import capacity
+from shoal.processes.namespaces import Namespaces
 from shoal.progress import SHOW_EVERY, Listener, MeanScore, Nobody, Outcome, Progress, Status
 from shoal.records import RunFolder
 from shoal.topologies.graph import NodeId
@@ -81,6 +83,7 @@ class Supervisor:
         self._signal: int | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._zygote: _ZygoteProcess | None = None
+        self._namespaces: Namespaces | None = None
         self._identities: dict[NodeId, bytes] = {}
         self._endpoints: dict[NodeId, str] = {}
         self._began: set[NodeId] = set()
@@ -121,7 +124,8 @@ class Supervisor:
         """Those that were killed, to be started again, and are not dead yet."""
         self._slow: dict[NodeId, control.Strike] = {}
         """How slow nodes are, by a fault."""
-        self._averages_waited_for = 0
+        self._averages_to_test: deque[control.EvaluateAverage] = deque()
+        """In order, and the first is being tested: of a long run there may be hundreds at its end."""
         self._score = MeanScore()
 
     def run(self) -> Outcome:
@@ -163,11 +167,20 @@ class Supervisor:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.BACKLOG, 4096)
-        self._socket.bind("tcp://127.0.0.1:*")
+        self._control = self._listen()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._zygote.pipe.fileno(), zmq.POLLIN)
         self._phase = "loading"
+
+    def _listen(self) -> str:
+        """Where nodes find the supervisor: they may live in namespaces that no port of its own is reached from."""
+        if self._conditions.access is not None:
+            self._namespaces = Namespaces(self._conditions.access)
+            return self._namespaces.listen(self._socket)
+        self._socket.bind("tcp://127.0.0.1:*")
+        bound: bytes = self._socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
+        return bound.decode().rstrip("\0")
 
     def _watch(self) -> Status:
         """Until all nodes that can have ended."""
@@ -193,7 +206,7 @@ class Supervisor:
                 if self._by_time:
                     self._awaited.clear()
                     self._average_if_complete()
-                if not self._averages_waited_for:
+                if not self._averages_to_test:
                     break
         if self._learners <= self._lost.keys():
             return "failed"
@@ -236,7 +249,7 @@ class Supervisor:
         return PULSES_MISSED + self._experiment.processes.patience
 
     def _all_done(self) -> bool:
-        return self._learners <= self._done | self._exited and not self._averages_waited_for
+        return self._learners <= self._done | self._exited and not self._averages_to_test
 
     def _poll(self) -> None:
         """Take in what has come, or wait a little for something to come."""
@@ -265,7 +278,8 @@ class Supervisor:
             if self._phase != "finishing":
                 raise RunError(f"the process that models the network died; its last words are in {self._folder.log}")
         else:
-            self._averages_waited_for -= 1
+            self._averages_to_test.popleft()
+            self._test_average()
             if said.code:
                 self._listener.notice(
                     f"evaluating the averaged model of round {said.round} failed; see {self._folder.log}"
@@ -291,9 +305,14 @@ class Supervisor:
             )
         assert self._zygote is not None
         self._phase = "forking"
-        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+        spaces = self._namespaces
         self._start_nodes = control.Fork(
-            self._here, endpoint, self._run, str(self._folder.path.resolve()), network=self._conditions.carried
+            self._here,
+            self._control,
+            self._run,
+            str(self._folder.path.resolve()),
+            network=self._conditions.carried,
+            namespaces=[] if spaces is None else [spaces.place(node) for node in range(experiment.size)],
         )
         self._zygote.say(self._start_nodes)
 
@@ -495,12 +514,10 @@ class Supervisor:
             self._welcome_back()
 
     def _average_if_complete(self) -> None:
-        assert self._zygote is not None
         if self._conditions.timed and self._phase == "running":
             return  # it would take time from the nodes
         for averaged in self._averages.complete(self._awaited):
-            self._averages_waited_for += 1
-            self._zygote.say(
+            self._averages_to_test.append(
                 control.EvaluateAverage(
                     averaged.round,
                     self._average_times.pop(averaged.round),
@@ -511,6 +528,13 @@ class Supervisor:
                     averaged.round if self._by_time else None,
                 )
             )
+            if len(self._averages_to_test) == 1:
+                self._test_average()
+
+    def _test_average(self) -> None:
+        """Have the next average tested, if there is one."""
+        if self._averages_to_test and self._zygote is not None:
+            self._zygote.say(self._averages_to_test[0])
 
     def _tell_all(self, said: control.ToNode) -> None:
         self._tell(self._identities.keys() - self._exited, said)
@@ -542,6 +566,8 @@ class Supervisor:
             self._zygote.close()
         if self._context is not None:
             self._context.destroy(linger=0)
+        if self._namespaces is not None:
+            self._namespaces.close()
 
     def _progress(self) -> Progress:
         nodes = self._experiment.size

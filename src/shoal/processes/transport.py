@@ -2,6 +2,10 @@
 
 A message is encoded and copied once, however many peers it goes to; ZeroMQ counts the references. Arrays that come
 in are views of ZeroMQ's memory. Nothing here knows where a peer runs: it has an endpoint.
+
+A message may have a ticket: a frame of eight bytes in front of it. The receiver sends it back, with nothing but the
+run's name behind it, as the receipt that `transmit` waits for; receipts are no messages, and nobody counts them. Where
+messages are shaped by the model, tickets are what the network's process knows them by, and nobody returns them.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import struct
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -26,6 +31,8 @@ NOWHERE = ""
 """The endpoint of a peer that has died."""
 LINGER_MS = 30_000
 """How long a closed connection still tries to deliver what was handed to it."""
+SLOWEST = 12_500.0
+"""Bytes per second: a receipt is waited for as long as the message takes at this pace, beside the usual patience."""
 
 
 class Transport:
@@ -47,6 +54,7 @@ class Transport:
     ) -> None:
         self._context = context
         self._run = run
+        self._name = run.encode()
         self._connections = connections
         self._send_timeout = send_timeout
         self._deliver = deliver
@@ -59,6 +67,11 @@ class Transport:
         """Takes messages in place of `deliver`, with their tickets, where all messages have one."""
         self.unsent = 0
         """Messages given up because their peer took nothing for `send_timeout` seconds."""
+        self._tickets = time.monotonic_ns()  # higher than all of a node that died and had the same id
+        self._receipts: dict[int, tuple[NodeId, asyncio.Future[bool]]] = {}
+        """The tickets of what was transmitted: to whom, and whether it is there."""
+        self._late: set[asyncio.Task[bool]] = set()
+        """Receipts that could not be sent at once."""
         self._inbox = context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
         self._inbox.setsockopt(zmq.LINGER, 0)
@@ -92,17 +105,31 @@ class Transport:
         if self._try(to, frames):
             self._stalled.discard(to)
             return True
-        deadline = asyncio.get_running_loop().time() + self._send_timeout
-        while to not in self._stalled:
-            await asyncio.sleep(0.005)
-            if to in self._gone:
-                return False
-            if self._try(to, frames):
-                return True
-            if asyncio.get_running_loop().time() > deadline:
-                self._stalled.add(to)
-        self.unsent += 1
+        if await self._insist(to, frames):
+            return True
+        if to not in self._gone:
+            self.unsent += 1
         return False
+
+    async def transmit(self, to: NodeId, message: Message) -> bool:
+        """As `send`, and wait for the peer's receipt: it has read the last of the message.
+
+        False when the peer dies first, or nothing comes from it for long.
+        """
+        self._tickets += 1
+        ticket = self._tickets
+        receipt: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._receipts[ticket] = to, receipt
+        try:
+            if not await self.send(to, message, ticket):
+                return False
+            async with asyncio.timeout(self._send_timeout + message.wire_size / SLOWEST):
+                return await receipt
+        except TimeoutError:
+            self.unsent += 1
+            return False
+        finally:
+            del self._receipts[ticket]
 
     def lose(self, node: NodeId) -> None:
         """`node` has died: drop what was to be sent to it."""
@@ -121,9 +148,14 @@ class Transport:
             socket.close(linger=0)
         if node < len(self._endpoints):
             self._endpoints[node] = endpoint
+        for to, receipt in self._receipts.values():
+            if to == node and not receipt.done():
+                receipt.set_result(False)
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._inbox.FD)
+        for task in self._late:
+            task.cancel()
         self._inbox.close()
         for socket in self._open.values():
             socket.close(linger=0)
@@ -157,6 +189,32 @@ class Transport:
             return False
         return True
 
+    async def _insist(self, to: NodeId, frames: list[zmq.Frame]) -> bool:
+        """Try until the peer has the frames, is dead, or has taken nothing for `send_timeout` seconds."""
+        deadline = asyncio.get_running_loop().time() + self._send_timeout
+        while to not in self._stalled:
+            await asyncio.sleep(0.005)
+            if to in self._gone:
+                return False
+            if self._try(to, frames):
+                return True
+            if asyncio.get_running_loop().time() > deadline:
+                self._stalled.add(to)
+        return False
+
+    def _acknowledge(self, sender: NodeId, ticket: int) -> None:
+        frames = [zmq.Frame(TICKET.pack(ticket), copy=True), zmq.Frame(self._name, copy=True)]
+        if not self._try(sender, frames):
+            task = asyncio.get_running_loop().create_task(self._insist(sender, frames))
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+
+    def _settle(self, ticket: int) -> None:
+        """The receipt for a ticket has come; maybe nobody waits for it any longer."""
+        _, receipt = self._receipts.get(ticket, (None, None))
+        if receipt is not None and not receipt.done():
+            receipt.set_result(True)
+
     def _drain(self) -> None:
         """Take in all that has come. ZeroMQ signals once for many messages, so stop only when there are none."""
         receive, run = self._inbox.recv, self._run
@@ -168,24 +226,29 @@ class Transport:
             while frames[-1].more:
                 frames.append(receive(NOBLOCK, copy=False))  # the parts of a message come all at once
             try:
-                ticket = _ticket(frames.pop(0)) if self.redeem is not None else 0
+                ticket = _ticket(frames.pop(0)) if len(frames[0]) == TICKET.size else None
+                if ticket is not None and len(frames) == 1 and frames[0].bytes == self._name:
+                    self._settle(ticket)
+                    continue
                 message = decode([frame.bytes if i == 0 else frame.buffer for i, frame in enumerate(frames)], run)
                 if message.sender >= len(self._endpoints):
                     raise MessageError(f"there is no node {message.sender}")
+                if ticket is None and self.redeem is not None:
+                    raise MessageError("the message has no ticket")
             except MessageError as error:
                 self._reject(str(error))
                 continue
-            if self.redeem is not None:
+            if ticket is None:
+                self._deliver(message)
+            elif self.redeem is not None:
                 self.redeem(message, ticket)
             else:
+                self._acknowledge(message.sender, ticket)
                 self._deliver(message)
 
 
 def _ticket(frame: zmq.Frame) -> int:
-    try:
-        number: int = TICKET.unpack(frame.bytes)[0]
-    except struct.error:
-        raise MessageError("the message has no ticket") from None
+    number: int = TICKET.unpack(frame.bytes)[0]
     return number
 
 

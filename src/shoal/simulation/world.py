@@ -120,7 +120,7 @@ class World:
             if fate == "arrived":
                 receiver = self.runtimes[parcel.receiver]
                 died = sender.dead and message.kind in REJOINING  # since it asked to be counted on
-                if not receiver.dead and not died:
+                if receiver.running and not died:
                     receiver.mailbox.put(message)
             elif sending is not None and not sending.ended and (fate == "left" or not parcel.left):
                 kernel.soon(self.runtimes[parcel.sender].waking(sending))
@@ -209,7 +209,7 @@ class SimulatedRuntime:
             self._world.post(carrier, Parcel(self.id, to, message.wire_size, (message, None, self)))
             return True
         receiver = self._world.runtimes[to]
-        if not receiver.dead:
+        if receiver.running:
             receiver.mailbox.put(message)
         return True
 

@@ -36,6 +36,9 @@ def check_runtime(arena: Arena) -> None:
     _check_two_tasks_receive_side_by_side(arena)
     _check_a_timeout_returns_what_came(arena)
     _check_the_dead_are_not_waited_for(arena)
+    _check_those_that_come_back_are_waited_for_again(arena)
+    _check_transmitted_messages_arrive_in_order_with_those_that_were_sent(arena)
+    _check_collect_takes_all_of_a_kind_that_nobody_claimed(arena)
     _check_background_tasks_end_with_the_run(arena)
     _check_a_failing_background_task_is_heard_of(arena)
     _check_compute_does_not_block_messages(arena)
@@ -175,6 +178,79 @@ def _check_the_dead_are_not_waited_for(arena: Arena) -> None:
     assert nothing == [], f"a dead node sent nothing; got {nothing}"
     _check_is(results[1], 0, "model", 0)
     assert 2 not in results, f"node 2 was lost, and yet returned {results[2]}"
+
+
+def _check_those_that_come_back_are_waited_for_again(arena: Arena) -> None:
+    async def survivor(runtime: Runtime) -> list[tuple[list[Message], float]]:
+        got: list[tuple[list[Message], float]] = []
+
+        async def receive(round: int) -> None:
+            began = runtime.now()
+            messages = await runtime.receive(Filter("model", round, (1, 2)), A_WHILE)
+            got.append((messages, runtime.now() - began))
+
+        await runtime.receive(Filter("ready", 0, (2,)), LONG)
+        arena.lose(2)
+        runtime.regain(2, 5)
+        assert 2 not in runtime.gone(), f"node 2 has come back; gone() says {set(runtime.gone())}"
+        await receive(4)  # it is not counted on before round 5
+        await receive(5)  # and then it is
+        return got
+
+    async def peer(runtime: Runtime) -> None:
+        for round in (4, 5):
+            await runtime.send(0, _message(1, "model", round))
+        await runtime.sleep(3 * A_WHILE)
+
+    async def victim(runtime: Runtime) -> None:
+        await runtime.send(0, _message(2, "ready", 0))
+        await runtime.receive(Filter("what never comes"))
+
+    (before, waited_before), (since, waited_since) = arena.run({0: survivor, 1: peer, 2: victim})[0]
+    _check_is(before, 1, "model", 4)
+    _check_is(since, 1, "model", 5)
+    assert waited_before < A_WHILE * 0.9, (
+        f"node 2 was waited for, for {waited_before} s, before the round of its return"
+    )
+    assert waited_since > A_WHILE * 0.9, f"node 2 was not waited for from the round of its return on: {waited_since} s"
+
+
+def _check_transmitted_messages_arrive_in_order_with_those_that_were_sent(arena: Arena) -> None:
+    async def sender(runtime: Runtime) -> list[bool]:
+        left = []
+        for round in range(10):
+            left.append(await (runtime.send if round % 3 == 0 else runtime.transmit)(0, _message(1, "model", round)))
+        return left
+
+    async def receiver(runtime: Runtime) -> list[int]:
+        return [m.round for _ in range(10) for m in await runtime.receive(Filter("model"), LONG)]
+
+    results = arena.run({0: receiver, 1: sender})
+    assert results[1] == [True] * 10, f"all messages left their node; it was told {results[1]}"
+    assert results[0] == list(range(10)), (
+        f"messages were sent and transmitted in order 0 to 9, and came as {results[0]}"
+    )
+
+
+def _check_collect_takes_all_of_a_kind_that_nobody_claimed(arena: Arena) -> None:
+    async def sender(runtime: Runtime) -> None:
+        for kind, round in (("model", 0), ("model", 3), ("other", 0), ("model", 1), ("done", 0)):
+            await runtime.send(0, _message(1, kind, round))
+
+    async def receiver(runtime: Runtime) -> list[list[Message]]:
+        nothing = runtime.collect("done")
+        await runtime.receive(Filter("done"), LONG)
+        claimed = await runtime.receive(Filter("model", 3, (1,)), LONG)
+        found, again = runtime.collect("model"), runtime.collect("model")
+        return [nothing, claimed, found, again, await runtime.receive(Filter("other"), LONG)]
+
+    nothing, claimed, found, again, other = arena.run({0: receiver, 1: sender})[0]
+    assert nothing == [], f"nothing had come; got {nothing}"
+    _check_is(claimed, 1, "model", 3)
+    rounds = [message.round for message in found]
+    assert rounds == [0, 1], f"'model' of rounds 0 and 1 had come, in this order; collected {rounds}"
+    assert again == [], f"what was collected is claimed; got {again}"
+    _check_is(other, 1, "other", 0)
 
 
 def _check_background_tasks_end_with_the_run(arena: Arena) -> None:

@@ -1,0 +1,543 @@
+"""Kernel shaping: what the kernel's queues make of a network, what is left to the receiver, and what is refused; and
+the receipts that a node waits for until a message has left it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.conditions import conditions, speeds_of
+from shoal.errors import ExperimentError, LaunchError
+from shoal.experiment import Experiment
+from shoal.message import Message, Payload
+from shoal.network.access import AccessLink, access_links
+from shoal.network.carrier import Connection
+from shoal.network.links import Uniform, star
+from shoal.network.wiring import MEGABIT, Wired
+from shoal.processes.delay import Delay
+from shoal.processes.namespaces import Namespaces, address, enter
+from shoal.processes.transport import NOWHERE, TICKET, Transport
+from shoal.records import Event
+from shoal.rejoining import ASK
+from shoal.runtime import Filter, Runtime
+from shoal.testing import SocketArena
+
+ROOT = Path(__file__).parent.parent
+RUN = "0" * 16
+
+
+def can_shape() -> bool:
+    try:
+        Namespaces([AccessLink()]).close()
+    except LaunchError:
+        return False
+    return True
+
+
+root = pytest.mark.skipif(not can_shape(), reason="network namespaces need root, iproute2 and a kernel with veth")
+
+
+def said(sender: int = 0, round: int = 0, size: int = 8, kind: str = "model") -> Message:
+    return Message(sender, kind, round, Payload({"params": np.zeros(size, np.uint8)}), RUN)
+
+
+# What the kernel is asked for
+
+
+BANDWIDTHS = st.floats(0.1, 1000.0)
+
+
+@given(st.lists(st.tuples(BANDWIDTHS, BANDWIDTHS, BANDWIDTHS | st.just(math.inf), st.floats(1.0, 10.0)), min_size=2))
+def test_a_node_s_link_is_the_network_s_or_its_device_s_and_slower_as_the_device_is(
+    nodes: list[tuple[float, float, float, float]],
+) -> None:
+    wiring = star([Uniform(upload=up, download=down) for up, down, _, _ in nodes])
+    links = access_links(
+        Wired([(0.0, wiring)]), len(nodes), [Connection(device, slowdown) for _, _, device, slowdown in nodes]
+    )
+    for link, (up, down, device, slowdown) in zip(links, nodes, strict=True):
+        assert link.upload == pytest.approx(min(up, device) * MEGABIT / slowdown)
+        assert link.download == pytest.approx(min(down, device) * MEGABIT / slowdown)
+
+
+def described(**changed: Any) -> Experiment:
+    given = {"nodes": 4, "engine": "processes", "processes": {"shaping": "kernel"}}
+    return Experiment(**{**given, **changed})
+
+
+def links_of(experiment: Experiment) -> tuple[AccessLink, ...] | None:
+    return conditions(experiment, speeds_of(experiment)).access
+
+
+def test_networks_of_access_links_only_are_shaped_by_the_kernel_and_not_by_the_model() -> None:
+    assert links_of(described()) == (AccessLink(),) * 4
+    stragglers = links_of(described(network={"name": "divshare-stragglers"}))
+    assert stragglers == (AccessLink(12 * MEGABIT, 12 * MEGABIT), *(AccessLink(60 * MEGABIT, 60 * MEGABIT),) * 3)
+    far = described(
+        network={"name": "uniform", "upload": 8, "links": [{"from": "0", "to": "1", "latency": 0.1, "loss": 0.1}]}
+    )
+    assert links_of(far) == (AccessLink(upload=MEGABIT * 8),) * 4
+    assert not conditions(far, speeds_of(far)).carried
+    assert conditions(far, speeds_of(far)).timed
+
+
+def test_the_model_shapes_messages_unless_the_kernel_is_asked_to() -> None:
+    modelled = described(processes={}, network={"name": "uniform"})
+    assert conditions(modelled, speeds_of(modelled)).carried
+    assert links_of(modelled) is None
+    assert links_of(described(engine="simulation", network={"name": "ten-regions"})) is None
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"name": "ten-regions"},
+        {"name": "uniform", "links": [{"from": "0", "to": "1", "bandwidth": 5}]},
+        {"name": "kollaps", "path": str(ROOT / "examples/networks/two-sites.xml")},
+    ],
+    ids=lambda network: network["name"],
+)
+def test_networks_with_other_links_or_that_change_are_refused(network: dict[str, Any]) -> None:
+    experiment = described(network=network)
+    with pytest.raises(ExperimentError, match=r"use processes\.shaping = 'model'") as refused:
+        links_of(experiment)
+    assert f"network = {network['name']!r}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"fault": [{"kind": "partition", "nodes": "0", "time": 1.0}]}, r"fault\[0\]: 'partition' is about messages"),
+        ({"fault": [{"kind": "hold", "time": 1.0}]}, r"fault\[0\]: 'hold' is about messages"),
+        ({"fault": [{"kind": "drop", "time": 1.0, "probability": 0.1}]}, r"fault\[0\]: 'drop' is about messages"),
+        ({"fault": [{"kind": "slow", "node": 0, "time": 1.0, "factor": 2.0}]}, r"fault\[0\]: 'slow' slows messages"),
+        ({"availability": {"name": "day-night"}}, "availability = 'day-night': the kernel does not keep"),
+        ({"processes": {"shaping": "kernel", "host": "0.0.0.0", "announce": "me"}}, r"processes\.announce = 'me'"),
+        ({"processes": {"shaping": "tc"}}, r"processes\.shaping = 'tc'"),
+    ],
+)
+def test_what_only_the_model_can_do_is_refused_at_load(changed: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ExperimentError, match=problem):
+        described(**changed)
+
+
+def test_faults_of_nodes_are_not_the_kernel_s_business() -> None:
+    described(
+        fault=[
+            {"kind": "crash", "node": 0, "time": 1.0, "lasting": 1.0},
+            {"kind": "hang", "node": 1, "round": 1},
+            {"kind": "slow", "node": 2, "time": 1.0, "factor": 2.0, "what": "compute"},
+        ]
+    )
+
+
+def test_who_may_not_make_namespaces_is_told_what_to_do() -> None:
+    """In a process of its own, which gives up being root."""
+    program = """
+        import os
+        from shoal.errors import LaunchError
+        from shoal.network.access import AccessLink
+        from shoal.processes.namespaces import Namespaces
+        if os.getuid() == 0:
+            os.setuid(65534)
+        try:
+            Namespaces([AccessLink()])
+        except LaunchError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    assert "run as root" in done.stdout or "install iproute2" in done.stdout
+    assert "processes.shaping = 'model'" in done.stdout
+
+
+def test_more_nodes_than_a_bridge_has_ports_are_refused() -> None:
+    with pytest.raises(LaunchError, match="1024"):
+        Namespaces([AccessLink()] * 1024)
+
+
+@root
+def test_nodes_of_different_namespaces_reach_each_other_and_nobody_else_is_there() -> None:
+    home = os.stat("/proc/thread-self/ns/net").st_ino
+    spaces = Namespaces([AccessLink(upload=MEGABIT), AccessLink()])
+    assert os.stat("/proc/thread-self/ns/net").st_ino == home
+    places = [spaces.place(node) for node in (0, 1)]
+    listens, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            enter(places[1])
+            os.write(said, subprocess.run(["ip", "-brief", "address"], capture_output=True, check=True).stdout)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    devices = os.read(listens, 4096).decode()
+    assert f"{address(1)}/8" in devices
+    assert {line.split("@")[0].split()[0] for line in devices.splitlines()} == {"lo", "eth0"}
+    spaces.close()
+    assert not namespaces_held(os.getpid()) - {home}
+
+
+# What is left to the receiver
+
+
+def on_a_delay(network: Uniform, body: Callable[[Delay], Coroutine[Any, Any, None]]) -> list[tuple[float, Message]]:
+    """What is delivered, and when."""
+    came: list[tuple[float, Message]] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        wiring = network.build(3, 0).stages[0][1]
+        await body(Delay(wiring, 2, seed=1, deliver=lambda message: came.append((loop.time(), message))))
+
+    asyncio.run(run())
+    return came
+
+
+def test_a_message_is_kept_for_as_long_as_its_route_takes_and_none_overtakes_another() -> None:
+    taken: dict[tuple[int, int], float] = {}
+
+    async def body(delay: Delay) -> None:
+        for round in range(40):
+            for sender in (0, 1):
+                taken[sender, round] = asyncio.get_running_loop().time()
+                delay.take(said(sender, round))
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.3)
+
+    came = on_a_delay(Uniform(latency=0.03, jitter=0.02), body)
+    for sender in (0, 1):
+        assert [m.round for _, m in came if m.sender == sender] == list(range(40))
+    kept = [time - taken[message.sender, message.round] for time, message in came]
+    assert statistics.mean(kept) > 0.03
+    assert max(kept) < 0.2
+    assert max(kept) - min(kept) > 0.01
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.1, 0.5, 1.0])
+def test_messages_are_lost_as_often_as_the_network_says(loss: float) -> None:
+    async def body(delay: Delay) -> None:
+        for round in range(2000):
+            delay.take(said(0, round))
+
+    lost = 1 - len(on_a_delay(Uniform(latency=0.0, loss=loss), body)) / 2000
+    assert lost == pytest.approx(loss, abs=4 * math.sqrt(loss * (1 - loss) / 2000))
+
+
+def test_who_has_died_is_not_counted_on_because_it_asked_before() -> None:
+    async def body(delay: Delay) -> None:
+        for sender in (0, 1):
+            delay.take(said(sender, kind=ASK))
+            delay.take(said(sender))
+        delay.lose(0)
+        await asyncio.sleep(0.05)
+
+    came = on_a_delay(Uniform(latency=0.01), body)
+    assert [(m.sender, m.kind) for _, m in came] == [(0, "model"), (1, ASK), (1, "model")]
+
+
+# Receipts
+
+
+@asynccontextmanager
+async def transports(**options: Any) -> AsyncIterator[tuple[Transport, Transport, list[Message], list[str]]]:
+    """Two of them, of which the first has started; what the second got, and why it refused the rest."""
+    context: zmq.Context[Any] = zmq.Context()
+    came: list[Message] = []
+    refused: list[str] = []
+    one, other = (
+        Transport(
+            context,
+            run=RUN,
+            host="127.0.0.1",
+            port=None,
+            max_message_bytes=2**24,
+            deliver=came.append,
+            reject=refused.append,
+            **{"connections": 8, "send_timeout": 10.0, **options},
+        )
+        for _ in range(2)
+    )
+    one.start([one.endpoint, other.endpoint])
+    try:
+        async with asyncio.timeout(20):
+            yield one, other, came, refused
+    finally:
+        one.close()
+        other.close()
+        context.destroy(linger=0)
+
+
+def test_transmit_waits_until_the_peer_has_read_the_message() -> None:
+    async def body() -> None:
+        async with transports() as (one, other, came, refused):
+            transmitting = asyncio.create_task(one.transmit(1, said(size=1000)))
+            await asyncio.sleep(0.2)
+            assert not transmitting.done()
+            other.start([one.endpoint, other.endpoint])
+            assert await transmitting
+            assert len(came) == 1
+            assert one.unsent == 0
+            assert not refused
+
+    asyncio.run(body())
+
+
+def test_transmit_ends_when_the_peer_dies_or_starts_anew_elsewhere() -> None:
+    async def body() -> None:
+        async with transports() as (one, other, _, _):
+            for end in (lambda: one.move(1, other.endpoint), lambda: one.lose(1)):
+                transmitting = asyncio.create_task(one.transmit(1, said()))
+                await asyncio.sleep(0.05)
+                assert not transmitting.done()
+                end()
+                assert not await transmitting
+            assert not await one.transmit(1, said())
+            assert one.unsent == 0
+
+    asyncio.run(body())
+
+
+def test_transmit_gives_up_on_a_peer_that_reads_nothing() -> None:
+    async def body() -> None:
+        async with transports(send_timeout=0.1) as (one, _, _, _):
+            assert not await one.transmit(1, said())
+            assert one.unsent == 1
+
+    asyncio.run(body())
+
+
+def test_a_receipt_that_cannot_be_sent_yet_is_sent_later() -> None:
+    async def body() -> None:
+        async with transports() as (one, other, came, _):
+            other.start([NOWHERE, other.endpoint])
+            transmitting = asyncio.create_task(one.transmit(1, said()))
+            await asyncio.sleep(0.1)
+            assert len(came) == 1
+            assert not transmitting.done()
+            other.move(0, one.endpoint)
+            assert await transmitting
+
+    asyncio.run(body())
+
+
+def test_a_receipt_of_another_run_is_refused_and_one_that_nobody_waits_for_is_not_minded() -> None:
+    async def body() -> None:
+        async with transports() as (one, other, came, refused):
+            other.start([one.endpoint, other.endpoint])
+            context: zmq.Context[Any] = zmq.Context()
+            stranger = context.socket(zmq.PUSH)
+            stranger.connect(other.endpoint)
+            stranger.send_multipart([TICKET.pack(7), b"another run"])
+            stranger.send_multipart([TICKET.pack(7)])
+            stranger.send_multipart([TICKET.pack(7), RUN.encode()])
+            assert await one.transmit(1, said())
+            await asyncio.sleep(0.2)
+            assert [m.sender for m in came] == [0]
+            assert len(refused) == 2
+            context.destroy(linger=0)
+
+    asyncio.run(body())
+
+
+def test_transmitted_and_sent_messages_come_once_and_in_order_and_receipts_are_none_of_them() -> None:
+    arena = SocketArena()
+
+    async def sender(runtime: Runtime) -> list[bool]:
+        taken = []
+        for round in range(0, 40, 2):
+            taken.append(await runtime.send(1, said(round=round)))
+            taken.append(await runtime.transmit(1, said(round=round + 1, size=100_000)))
+        await runtime.receive(Filter("end"), 10)
+        assert runtime.collect("model") == []
+        return taken
+
+    async def receiver(runtime: Runtime) -> list[int]:
+        came = [m.round for _ in range(40) for m in await runtime.receive(Filter("model"), 10)]
+        await runtime.sleep(0.05)
+        assert runtime.collect("model") == []
+        await runtime.send(0, said(sender=1, kind="end"))
+        return came
+
+    results = arena.run({0: sender, 1: receiver})
+    assert results[0] == [True] * 40
+    assert results[1] == list(range(40))
+    assert arena.rejected == []
+
+
+def test_transmit_to_a_node_that_has_died_is_false_in_an_arena_too() -> None:
+    arena = SocketArena()
+
+    async def sender(runtime: Runtime) -> list[bool]:
+        before = await runtime.transmit(1, said())
+        arena.lose(1)
+        return [before, await runtime.transmit(1, said())]
+
+    async def dies(runtime: Runtime) -> None:
+        await runtime.receive(Filter("nothing"))
+
+    assert arena.run({0: sender, 1: dies})[0] == [True, False]
+
+
+# Whole runs
+
+PROBE = """
+    from dataclasses import dataclass
+
+    import numpy as np
+
+    from shoal.message import Payload
+
+
+    @dataclass(frozen=True)
+    class Probe:
+        rounds: int = 1
+        count: int = 10
+        kilobytes: float = 100.0
+        pause: float = 0.0
+
+        async def run(self, node):
+            peer = node.id ^ 1
+            async for _ in node.rounds(self.rounds):
+                await node.sleep(0.5)
+                if node.id % 2 == 0:
+                    content = {"content": np.zeros(int(1000 * self.kilobytes), np.uint8)}
+                    for i in range(self.count):
+                        payload = Payload(content, {"sent": node.now()})
+                        if self.pause or i == self.count - 1:
+                            await node.transmit(peer, payload, round=i, kind="probe")
+                            await node.sleep(self.pause)
+                        else:
+                            await node.send([peer], payload, round=i, kind="probe")
+                    node.event("left", str(node.now()))
+                else:
+                    while (message := await node.receive(kind="probe", timeout=2.0)) is not None:
+                        node.event("took", f"{message.payload.fields['sent']} {node.now()} {message.wire_size}")
+"""
+QUICK = {
+    "model": {"name": "logistic"},
+    "evaluation": {"every": 0, "nodes": 0, "average": False},
+    "checkpoint": {"final": False},
+}
+GOODPUT = 1448 / 1514
+"""Of each packet on an Ethernet, what is not a header."""
+
+
+def namespaces_held(process: int) -> set[int]:
+    """The network namespaces that a process is in or holds open."""
+    held = {os.stat(f"/proc/{process}/ns/net").st_ino}
+    for name in os.listdir(f"/proc/{process}/fd"):
+        try:
+            target = os.readlink(f"/proc/{process}/fd/{name}")
+        except FileNotFoundError:
+            continue
+        if target.startswith("net:["):
+            held.add(int(target[5:-1]))
+    return held
+
+
+def namespaces_in_use() -> set[int]:
+    found: set[int] = set()
+    for process in psutil.pids():
+        try:
+            found |= namespaces_held(process)
+        except OSError:
+            continue
+    return found
+
+
+@root
+def test_rates_are_those_of_the_links_and_latency_and_loss_those_of_the_routes(tmp_path: Path) -> None:
+    (tmp_path / "probe.py").write_text(textwrap.dedent(PROBE))
+    rates = {0: 8, 1: 40}
+    bulk = [
+        {"nodes": "0-1", "algorithm": {"count": 20}, "network": {"upload": rates[0]}},
+        {"nodes": "2-3", "algorithm": {"count": 30, "kilobytes": 300.0}, "network": {"download": rates[1]}},
+    ]
+    small = {"nodes": "4-5", "algorithm": {"count": 200, "kilobytes": 1.0, "pause": 0.005}}
+    run = described(
+        **{**QUICK, "nodes": 6, "group": [*bulk, small], "base": tmp_path},
+        algorithm={"name": "probe.py:Probe"},
+        network={"name": "uniform", "links": [{"from": "4", "to": "5", "latency": 0.05, "loss": 0.3}]},
+    ).run(tmp_path)
+    assert run.status == "completed"
+    took = [
+        [tuple(map(float, r.detail.split())) for r in run.folder.read(2 * pair + 1) if isinstance(r, Event)]
+        for pair in range(3)
+    ]
+    left = [next(float(r.detail) for r in run.folder.read(2 * pair) if isinstance(r, Event)) for pair in range(3)]
+    for pair, megabits in rates.items():
+        messages = took[pair]
+        measured = sum(size for _, _, size in messages[1:]) * 8e-6 / (messages[-1][1] - messages[0][1])
+        assert measured == pytest.approx(megabits * GOODPUT, rel=0.1)
+        assert left[pair] == pytest.approx(messages[-1][1], abs=0.1)
+    assert statistics.median(there - sent for sent, there, _ in took[2]) == pytest.approx(0.05, abs=0.01)
+    assert len(took[2]) == pytest.approx(140, abs=4 * math.sqrt(200 * 0.3 * 0.7))
+    assert namespaces_held(os.getpid()) == {os.stat("/proc/self/ns/net").st_ino}
+
+
+@root
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_of_the_network_is_left_when_a_run_is_ended(tmp_path: Path, end: signal.Signals) -> None:
+    file = tmp_path / "long.toml"
+    file.write_text(
+        described(**QUICK, algorithm={"name": "dpsgd", "rounds": 10**6}, network={"name": "divshare-stragglers"}).toml()
+    )
+    folders = set(Path("/tmp").glob("shoal-*"))
+    home = os.stat("/proc/self/ns/net").st_ino
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shoal", "run", str(file), "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        nodes = until(lambda: own_namespaces(process.pid, home))
+        assert len(nodes) == 4
+        assert set(nodes) < namespaces_held(process.pid)
+        process.send_signal(end)
+        out, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == (130 if end == signal.SIGINT else -signal.SIGKILL), out
+    until(lambda: not namespaces_in_use() & set(nodes))
+    assert not set(Path("/tmp").glob("shoal-*")) - folders
+
+
+def own_namespaces(supervisor: int, home: int) -> list[int]:
+    """Those of the nodes, once there are four of them and each has begun its first round."""
+    below = [p.pid for p in psutil.Process(supervisor).children(recursive=True) if p.is_running()]
+    found = [inode for pid in below for inode in namespaces_held(pid) if inode != home]
+    return found if len(found) == 4 else []
+
+
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if found := condition():
+                return found
+        except (OSError, psutil.NoSuchProcess):
+            pass  # a process has ended while it was looked at
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s")
