@@ -15,7 +15,7 @@ MAKE_READY = 1.0
 
 @dataclass(frozen=True)
 class Probe:
-    """Send `count` messages of `kilobytes` each, one after another, or as fast as they come with `pause` < 0.
+    """Send `count` messages of `kilobytes` each, one after another.
 
     A sender waits until a message has left, and `pause` seconds more. With `training`, nodes train all the while.
     """

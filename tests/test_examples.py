@@ -81,6 +81,7 @@ def test_an_example_runs_as_processes(name: str, tmp_path: Path) -> None:
     run = Experiment.from_file(file, shortened(file, engine="processes", nodes=6)).run(tmp_path)
     assert run.summary["status"] == "completed"
     assert run.summary["rounds"] == ROUNDS
+    assert run.summary["messages_sent"] > 0
 
 
 @pytest.mark.usefixtures("real_data")
@@ -105,6 +106,7 @@ def test_an_example_with_real_data_runs_as_processes(name: str, tmp_path: Path) 
     run = Experiment.from_file(file, overrides).run(tmp_path)
     assert run.summary["status"] == "completed"
     assert run.summary["rounds"] == SHORT["algorithm.rounds"]
+    assert run.summary["messages_sent"] > 0
     assert 0 <= run.summary["metrics"][leading(run.summary["metrics"])]["mean"] < 10
 
 

@@ -663,3 +663,16 @@ def test_every_snippet_of_the_page_is_an_experiment_and_every_kind_has_one() -> 
     assert kinds == {
         "crash", "raise", "hang", "restart", "partition", "repair", "hold", "release", "slow", "drop"
     }  # fmt: skip
+
+
+def test_crashes_are_drawn_until_nobody_is_left_to_crash() -> None:
+    faults = [Fault("crash", nodes="1, 2", every=1.0), Fault("slow", node=0, time=1e6, factor=2.0)]
+    struck = [happening.nodes for happening in timetable(faults, 4, 4, 0)]
+    assert sorted(struck[:-1]) == [(1,), (2,)]
+    assert struck[-1] == (0,)
+
+
+def test_those_that_restart_are_crashed_again_and_again() -> None:
+    drawn = timetable([Fault("crash", nodes="1", every=1.0, lasting=0.1)], 4, 4, 0)
+    kinds = [happening.kind for happening in itertools.islice(drawn, 100)]
+    assert kinds == ["crash", "restart"] * 50

@@ -220,6 +220,20 @@ def test_bytes_to_a_target_are_those_of_the_rounds_that_were_finished(tmp_path: 
     assert bytes_to(folder, found, 0.7) is None
 
 
+def test_what_a_node_sent_before_it_died_and_came_back_counts(tmp_path: Path) -> None:
+    first = [Round(0, 1.0, None, 100, 1), Round(1, 2.0, None, 200, 2), Round(2, 3.0, None, 300, 3)]
+    back = [Event("rejoined", 4.0, ""), Round(1, 5.0, None, 250, 4), Round(2, 6.0, None, 260, 5)]
+    looks = [tick(1, 0.5), Evaluation(2, 6.0, {"accuracy": 0.9}, 2)]
+    folder = written(tmp_path, {0: [*first, looks[0], *back, looks[1], End(7.0, "digest", 270, 6, 0, 0)]})
+    summary = summarized(folder, 1)
+    assert summary["bytes_sent"] == {"total": 570, "per_node_mean": 570}
+    assert summary["messages_sent"] == 9
+    assert bytes_sent(folder, curve(folder)) == (560, 560)
+    by_rounds = [Evaluation(r, 3.0 * r, {"accuracy": 0.5}) for r in (1, 2)]
+    folder = written(tmp_path, {0: [*first, by_rounds[0], *back, by_rounds[1]]}, name="rounds")
+    assert bytes_sent(folder, curve(folder)) == (200, 560)
+
+
 def test_bytes_by_rounds_are_those_of_the_round(tmp_path: Path) -> None:
     records = [Round(0, 9.0, None, 100, 1), Round(1, 10.0, None, 200, 2), Evaluation(1, 10.0, {"accuracy": 0.5})]
     ahead = [Round(r, r / 10, None, 10 * (r + 1), 1) for r in range(5)]

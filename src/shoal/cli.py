@@ -165,10 +165,10 @@ def _picture(text: str) -> Path:
 
 def _finite(text: str) -> float:
     """A number; argparse shows the error."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a finite number")
-    return number
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a finite number")
 
 
 @contextlib.contextmanager

@@ -165,6 +165,8 @@ class Node:
         self.silent: frozenset[NodeId] = frozenset()
         """Those that the last `receive_each` waited for in vain, though nobody knows them to be dead."""
         self._next_round = 0
+        self._back: dict[NodeId, int] = {}
+        """From which round on those that came back are waited for."""
         self._rewired: tuple[Topology, WeightScheme | None] | None = None
         self._finder: Finder = finder or OnGraph(mixing)
         self._mixings = mixings
@@ -358,6 +360,11 @@ class Node:
         self._next_round = round
         self.params = params
 
+    def regain(self, peer: NodeId, round: int) -> None:
+        """`peer`, which had died, is sent to again at once, and waited for from `round` on."""
+        self._back[peer] = round
+        self.runtime.regain(peer, round)
+
     def full_model(self, payload: Payload) -> Params:
         """The model that `payload` holds whole. Raises `MessageError` for anything else."""
         params = payload.arrays.get("params")
@@ -459,7 +466,8 @@ class Node:
 
     def _report_missing(self, senders: tuple[NodeId, ...], messages: list[Message], round: int) -> None:
         gone = self.runtime.gone()
-        silent = sorted(set(senders) - {m.sender for m in messages} - set(gone))
+        absent = {peer for peer, first in self._back.items() if round < first}
+        silent = sorted(set(senders) - {m.sender for m in messages} - set(gone) - absent)
         if silent:
             self.silent = frozenset(silent)
             self.event("no answer", f"round {round}: gave up waiting for {', '.join(map(str, silent))}")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from shoal.analysis.spread import fairness, statistics
-from shoal.analysis.timing import Evaluations, achievement, goal
+from shoal.analysis.timing import Evaluations, Sent, achievement, goal
 from shoal.progress import Outcome
 from shoal.records import Average, End, Evaluation, Event, Record, Round, RunFolder
 
@@ -31,21 +31,20 @@ def summarize(
     """
     latest: dict[int, Evaluation] = {}
     rounds: dict[int, int] = {}
-    sent: dict[int, tuple[int, int]] = {}
+    sent: dict[int, Sent] = {}
     ends: dict[int, End] = {}
     events: dict[str, int] = {}
     metric, target = goal(folder)
     evaluations = Evaluations(metric)
     for node, record in _records(folder, size or nodes):
         evaluations.add(node, record)
+        sent.setdefault(node, Sent()).add(record)
         if isinstance(record, Evaluation):
             latest[node] = record
         elif isinstance(record, Round):
             rounds[node] = record.round + 1
-            sent[node] = (record.bytes_sent, record.messages_sent)
         elif isinstance(record, End):
             ends[node] = record
-            sent[node] = (record.bytes_sent, record.messages_sent)
         elif isinstance(record, Event):
             events[record.what] = events.get(record.what, 0) + 1
     latest = {node: e for node, e in latest.items() if node not in outcome.lost} or latest  # models that there are
@@ -56,7 +55,7 @@ def summarize(
     averages = sorted((r for r in folder.read_averages() if isinstance(r, Average)), key=_moment)
     paced = pace or range(nodes)
     survivors = [n for n in paced if n in ends] or [n for n in rounds if n in paced]
-    total_bytes = sum(b for b, _ in sent.values())
+    total_bytes = sum(each.bytes for each in sent.values())
     summary: dict[str, Any] = {
         "status": outcome.status,
         "engine": engine,
@@ -71,7 +70,7 @@ def summarize(
         "averaged_model": {**averages[-1].scores, "round": averages[-1].round} if averages else None,
         "consensus_distance": averages[-1].consensus_distance if averages else None,
         "bytes_sent": {"total": total_bytes, "per_node_mean": total_bytes / nodes},
-        "messages_sent": sum(m for _, m in sent.values()),
+        "messages_sent": sum(each.messages for each in sent.values()),
         "messages_rejected": sum(e.bad_messages for e in ends.values()),
         "messages_unsent": sum(e.unsent_messages for e in ends.values()),
         "messages_late": sum(e.late_messages for e in ends.values()),

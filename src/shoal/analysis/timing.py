@@ -35,7 +35,7 @@ import numpy as np
 from shoal.analysis.spread import statistics
 from shoal.errors import DataError
 from shoal.progress import leading
-from shoal.records import End, Evaluation, Record, Round, RunFolder
+from shoal.records import End, Evaluation, Event, Record, Round, RunFolder
 
 Clock: TypeAlias = Literal["virtual", "wall"]
 
@@ -185,12 +185,33 @@ def bytes_sent(folder: RunFolder, curve: Curve) -> tuple[int, ...]:
     totals = [0] * len(curve.moments)
     ats: Sequence[float] = curve.times if curve.by_ticks else curve.moments
     for _, group in itertools.groupby(records(folder), key=operator.itemgetter(0)):
-        finished = [record for _, record in group if isinstance(record, Round)]
-        keys = [record.time if curve.by_ticks else record.round for record in finished]
+        sent, keys, bytes = Sent(), array("d"), array("q")
+        for _, record in group:
+            sent.add(record)
+            if isinstance(record, Round):
+                key = record.time if curve.by_ticks else record.round
+                keys.append(max(key, keys[-1]) if keys else key)  # one that comes back may be in an earlier round
+                bytes.append(sent.bytes)
         for i, at in enumerate(ats):
             if past := bisect_right(keys, at):
-                totals[i] += finished[past - 1].bytes_sent
+                totals[i] += bytes[past - 1]
     return tuple(totals)
+
+
+class Sent:
+    """What one node has sent so far, from its records in order. One that died and came back counts anew from zero."""
+
+    def __init__(self) -> None:
+        self.bytes = self.messages = 0
+        self._before = 0, 0
+        """In its former lives."""
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, Round | End):
+            self.bytes = self._before[0] + record.bytes_sent
+            self.messages = self._before[1] + record.messages_sent
+        elif isinstance(record, Event) and record.what == "rejoined":
+            self._before = self.bytes, self.messages
 
 
 def achievement(curve: Curve | None, metric: str | None, target: float | None) -> dict[str, Any]:

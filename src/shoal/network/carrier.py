@@ -97,6 +97,13 @@ class Carrier:
         """Whether nothing is under way that could arrive by itself."""
         return self.next_time() == math.inf
 
+    @staticmethod
+    def load() -> None:
+        """Load the code that the first message would wait for otherwise; real time goes on meanwhile."""
+        from shoal.network.flows import load
+
+        load()
+
     def post(self, now: float, parcel: Parcel) -> None:
         """Take a message."""
         if not self._reaches(parcel):

@@ -183,7 +183,8 @@ def timetable(faults: Sequence[Fault], nodes: int, size: int, seed: int) -> Iter
     """
     down: set[NodeId] = set()
     timed = [fault for fault in faults if fault.round is None]
-    for i, happening in _merged(dict(enumerate(timed)), nodes, size, seed):
+    for_good = down if not any(f.kind == "restart" or (f.kind == "crash" and f.ends) for f in timed) else ()
+    for i, happening in _merged(dict(enumerate(timed)), nodes, size, seed, for_good):
         struck = happening.nodes
         if happening.kind == "crash":
             struck = tuple(node for node in struck if node not in down)
@@ -196,16 +197,20 @@ def timetable(faults: Sequence[Fault], nodes: int, size: int, seed: int) -> Iter
             yield dataclasses.replace(happening, nodes=struck)
 
 
-def _merged(faults: Mapping[int, Fault], nodes: int, size: int, seed: int) -> Iterator[tuple[int, Happening]]:
-    """What faults by the clock do, each with the number of its fault."""
-    schedules = [zip(itertools.repeat(i), _schedule(fault, i, nodes, size, seed)) for i, fault in faults.items()]
+def _merged(
+    faults: Mapping[int, Fault], nodes: int, size: int, seed: int, for_good: Collection[NodeId] = ()
+) -> Iterator[tuple[int, Happening]]:
+    """What faults by the clock do, each with the number of its fault. Those down `for_good` are not crashed again."""
+    schedules = [zip(itertools.repeat(i), _schedule(f, i, nodes, size, seed, for_good)) for i, f in faults.items()]
     return heapq.merge(*schedules, key=lambda numbered: numbered[1].time)
 
 
-def _schedule(fault: Fault, index: int, nodes: int, size: int, seed: int) -> Iterator[Happening]:
+def _schedule(
+    fault: Fault, index: int, nodes: int, size: int, seed: int, for_good: Collection[NodeId]
+) -> Iterator[Happening]:
     """What one fault by the clock does, and undoes, in order of time."""
     ends: list[tuple[float, int, Happening]] = []
-    for order, (start, end, struck) in enumerate(_strikes(fault, index, nodes, size, seed)):
+    for order, (start, end, struck) in enumerate(_strikes(fault, index, nodes, size, seed, for_good)):
         while ends and ends[0][0] <= start:
             yield heapq.heappop(ends)[-1]
         strike = Happening(
@@ -226,7 +231,7 @@ def _schedule(fault: Fault, index: int, nodes: int, size: int, seed: int) -> Ite
 
 
 def _strikes(
-    fault: Fault, index: int, nodes: int, size: int, seed: int
+    fault: Fault, index: int, nodes: int, size: int, seed: int, for_good: Collection[NodeId]
 ) -> Iterator[tuple[float, float | None, tuple[NodeId, ...]]]:
     """When a fault strikes, when that ends, and whom it strikes: nobody in particular, if what is between all nodes."""
     if fault.time is not None:
@@ -240,7 +245,7 @@ def _strikes(
     time, drawn = fault.after or 0.0, 0
     while fault.count is None or drawn < fault.count:
         time += random.exponential(fault.every)
-        if time >= last:
+        if time >= last or (fault.kind == "crash" and all(node in for_good for node in struck)):
             return
         one = (struck[random.integers(len(struck))],) if struck else ()
         yield time, fault.until if fault.lasting is None else time + random.exponential(fault.lasting), one

@@ -784,7 +784,7 @@ class Flows:
         id = self._started
         self._started += 1
         place = self._places[id] = self._free_places.pop()
-        _start(self._arrays, now, place, id, group, size)
+        _start(self._arrays, now, place, id, group, float(size))  # an int would be compiled for once more
         return id
 
     def cancel(self, now: float, flow: int) -> float:
@@ -930,3 +930,12 @@ def _fresh_groups(room: int) -> Records:
 
 def _longer(records: Records) -> Records:
     return np.concatenate([records, np.zeros_like(records)])
+
+
+def load() -> None:
+    """Load the compiled code, or compile it where that was never done: the first flow would wait for it otherwise."""
+    flows = Flows(np.ones(1))
+    flows.start(0.0, (0,), 1.0, 1.0)
+    flows.set_capacity(0.0, 0, 2.0)
+    flows.cancel(0.0, flows.start(0.0, (0,), 1.0, 1.0))
+    flows.advance(flows.next_time())

@@ -219,7 +219,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is neither a text file nor one that gzip has made"
         raise ValueError(f"{path}: cannot read this matrix: {reason}") from None
-    lines = [(i, line) for i, line in enumerate(text.splitlines(), start=1) if line.strip() and line[0] != "#"]
+    lines = [(i, line) for i, line in enumerate(text.splitlines(), start=1) if line.strip() and line.lstrip()[0] != "#"]
     mark = next((m for m in "\t;," if lines and m in lines[0][1]), None)
     rows = [(i, [cell.strip().strip('"') for cell in line.split(mark)]) for i, line in lines]
     ended = mark is not None and all(cells[-1] == "" for _, cells in rows) and len(rows[0][1]) > len(rows)

@@ -16,6 +16,7 @@ import math
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -55,7 +56,7 @@ class Namespaces:
 
     def __init__(self, links: Sequence[AccessLink]) -> None:
         """Node i on a link as links[i] says. Raises `LaunchError` where that cannot be done."""
-        check_tools()
+        _check_system()
         if len(links) > MOST_NODES:
             raise LaunchError(
                 f"nodes: {len(links)}, with those that serve, and a bridge of the kernel has {MOST_NODES} ports; "
@@ -64,7 +65,8 @@ class Namespaces:
         self._files: list[int] = []
         try:
             with _back_home():
-                self._files += [_new() for _ in range(len(links) + 1)]
+                for _ in range(len(links) + 1):
+                    self._files.append(_new())
                 self._connect(links)
         except BaseException:
             self.close()
@@ -109,8 +111,11 @@ class Namespaces:
             _choose_congestion_control(nodes[node])
 
 
-def check_tools() -> None:
-    """Raises `LaunchError` where `ip` and `tc` are missing."""
+def _check_system() -> None:
+    if sys.platform != "linux":
+        raise LaunchError(
+            f"processes.shaping = 'kernel': {sys.platform} has no network namespaces; use Linux, {INSTEAD}"
+        )
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             raise LaunchError(
@@ -146,8 +151,6 @@ def _back_home() -> Iterator[None]:
 
 def _new() -> int:
     """A new namespace, as an open file; this thread is in it."""
-    if getattr(_c_library, "unshare", None) is None:
-        raise LaunchError(f"processes.shaping = 'kernel': this is not Linux; run there, {INSTEAD}")
     if _c_library.unshare(_CLONE_NEWNET):
         why = os.strerror(ctypes.get_errno())
         raise LaunchError(

@@ -35,6 +35,7 @@ class NetworkProcess:
     def __init__(self, commons: Commons, start: control.Fork) -> None:
         carrier = commons.conditions.carrier()
         assert carrier is not None
+        carrier.load()
         self._carrier: Carrier = carrier
         self._agenda: Iterator[Occurrence] = commons.conditions.agenda()
         self._next: Occurrence | None = None
