@@ -12,7 +12,6 @@ import tempfile
 from typing import Any
 
 from measuring import Figure, show, step
-
 from shoal import Experiment
 
 COMMON: dict[str, Any] = {

@@ -135,6 +135,20 @@ def test_algorithms_among_stragglers_are_given_the_same_task_and_time() -> None:
     assert tables[0] == tables[1] == tables[2]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", STRAGGLERS)
+def test_among_stragglers_digits_are_learnt_where_there_is_no_cifar10(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    less = {"duration": 1.0, "training.local_steps": 2, "device.step_seconds": 0.16, "evaluation.nodes": 1}
+    described = Experiment.from_file(FOLDER / f"{name}.toml", {**less, "nodes": 12, "simulation.batching": "off"})
+    run = described.run(tmp_path)
+    assert run.summary["status"] == "completed"
+    assert run.summary["messages_sent"] > 0
+    assert described.dataset.name == "digits"
+
+
 def test_examples_are_found() -> None:
     assert len(EXAMPLES) >= 31
     assert {file.stem for file in FETCHED} == {

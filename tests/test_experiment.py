@@ -473,3 +473,32 @@ def test_an_experiment_survives_its_table_and_its_toml(table: dict[str, Any]) ->
 def test_every_example_is_valid_and_survives_its_toml(path: Path) -> None:
     experiment = Experiment.from_file(path)
     assert Experiment.from_table(tomllib.loads(experiment.toml())) == experiment
+
+
+# A data set in place of another
+
+
+def test_a_data_set_that_is_not_here_is_replaced_by_the_one_named_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    table = {"dataset": {"name": "cifar10", "otherwise": "digits", "partition": {"name": "shards", "per_node": 3}}}
+    with pytest.warns(UserWarning, match="'cifar10' is not here .*fetch cifar10.*'digits' in its place"):
+        resolved = Experiment.from_table(table)
+    assert resolved.dataset.name == "digits"
+    assert resolved.partition.options["per_node"] == 3
+    assert "otherwise" not in resolved.toml(), "what is written down is what was used"
+
+
+def test_a_data_set_that_is_here_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    (tmp_path / "cifar-10").mkdir()
+    (tmp_path / "cifar-10" / "cifar-10-python.tar.gz").touch()
+    assert Experiment.from_table({"dataset": {"name": "cifar10", "otherwise": "digits"}}).dataset.name == "cifar10"
+    assert Experiment.from_table({"dataset": {"name": "digits", "otherwise": "synthetic"}}).dataset.name == "digits"
+
+
+def test_the_other_data_set_is_checked_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    with pytest.warns(UserWarning), pytest.raises(ExperimentError, match="unknown dataset 'digit'.*'digits'"):
+        Experiment.from_table({"dataset": {"name": "cifar10", "otherwise": "digit"}})

@@ -185,7 +185,7 @@ SQUARE = [[0.0, 10.0, 30.0], [12.0, 0.0, 20.0], [34.0, 22.0, 0.0]]
         "0;10;30\n12;0;20\n34;22;0",
         "0\t10\t30\n\n12\t0\t20\n34\t22\t0\n",
         "  0 10   30\n12 0 20\n34 22 0\n",
-        "# milliseconds\n0, 10, 30,\n12, 0, 20,\n34, 22, 0,\n",
+        "# milliseconds\n  # there and back\n0, 10, 30,\n12, 0, 20,\n34, 22, 0,\n",
         '\ufeff"Oslo",Rome,Lima\n0,10,30\n12,0,20\n34,22,0\n',
         ",Oslo,Rome,Lima\nOslo,0,10,30\nRome,12,0,20\nLima,34,22,0\n",
         "Oslo Rome Lima\nOslo 0 10 30\nRome 12 0 20\nLima 34 22 0\n",

@@ -406,7 +406,8 @@ def test_show_refuses_what_was_not_measured(shoal: Callable[..., Said], two: tup
     said = shoal("show", two[0].path, "--target", 0.5, "--metric", "rmse")
     assert said.code == 2
     assert "'rmse' was not measured; what was is accuracy, loss" in said.err
-    assert "expected a finite number" in shoal("show", "--target", "nan").err
+    for wrong in ("nan", "much"):
+        assert f"{wrong!r}: expected a finite number" in shoal("show", "--target", wrong).err
 
 
 def test_show_takes_summaries_from_before_there_were_targets(

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import re
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -358,6 +359,8 @@ def _resolve(given: Mapping[str, Any], base: Path, problems: list[str]) -> dict[
     resolved: dict[str, Any] = {}
     for key, value in given.items():
         place = _PLACES.get(key, key)
+        if key == "dataset" and isinstance(value, Mapping) and "otherwise" in value:
+            value = _first_at_hand(value)
         if key in REGISTRIES:
             resolved[key] = _component(key, value, base, place, problems)
         elif key in _TABLES:
@@ -629,6 +632,24 @@ def _inner_components(
             table = {"name": value} if isinstance(value, str) else value
             found[key] = _component(parameter.nested or "", table, base, f"{place}.{key}", problems)
     return found
+
+
+def _first_at_hand(dataset: Mapping[str, Any]) -> dict[str, Any]:
+    """The data set that a table names or, where its files are not here, the one that it names `otherwise`."""
+    from shoal.data.store import at_hand
+
+    first = {key: value for key, value in dataset.items() if key != "otherwise"}
+    path = first.get("path")
+    if at_hand(str(first.get("name")), None if path is None else Path(path)):
+        return first
+    other = dataset["otherwise"]
+    table = {"name": other} if isinstance(other, str) else dict(other)
+    warnings.warn(
+        f"dataset {first['name']!r} is not here ('shoal data fetch {first['name']}' gets it): "
+        f"{table.get('name')!r} in its place",
+        stacklevel=2,
+    )
+    return table
 
 
 def _spelt(kind: str, instance: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from shoal.randomness import generator
 from shoal.schema import Bounds
 
 CLASSES = 10
+SIDE = 8
 BRIGHTEST = 16  # a pixel counts the dark dots among 4×4
 
 
@@ -28,14 +29,17 @@ BRIGHTEST = 16  # a pixel counts the dark dots among 4×4
 class Digits:
     """The 8×8 digits: 64 pixels from 0 to 1, 10 classes. No download.
 
-    The test set is the same whatever the seed, so that runs with different seeds are compared on one test.
+    With `images` they have the shape that convolutions take, one channel of 8×8, and not that of a vector. The test set is the same whatever the seed, so that runs with different seeds are compared on one test.
     """
 
     test_fraction: Annotated[float, Bounds(above=0, below=1)] = 0.2
+    images: bool = False
 
     def load(self, seed: int) -> Data:
         table = _table()
         x = table[:, :-1].astype(np.float32) / np.float32(BRIGHTEST)
+        if self.images:
+            x = x.reshape(-1, 1, SIDE, SIDE)
         y = table[:, -1].astype(np.int64)
         test = _stratified(y, self.test_fraction)
         return Data(train=Samples(x[~test], y[~test]), test=Samples(x[test], y[test]), classes=CLASSES)

@@ -55,6 +55,20 @@ def located(dataset: str, names: Sequence[str], path: Path | None = None) -> Pat
     raise DataError(f"dataset {dataset!r}: none of {', '.join(names)} is in {folder}; {_how_to_get(dataset, folder)}")
 
 
+def at_hand(dataset: str, path: Path | None = None) -> bool:
+    """Whether the files of a data set that is published are here; one that needs none always is."""
+    known = PUBLISHERS.get(dataset)
+    if known is None:
+        return True
+    if not known.files:
+        return (path or dataset_folder(dataset)).exists()
+    try:
+        sources(dataset, path)
+    except DataError:
+        return False
+    return True
+
+
 def sources(dataset: str, path: Path | None = None) -> list[Path]:
     """What is there of each file that the data set is published as, in the order of `PUBLISHERS`."""
     return [source(dataset, file, path) for file in publisher(dataset).files]
