@@ -483,7 +483,7 @@ def test_a_data_set_that_is_not_here_is_replaced_by_the_one_named_otherwise(
 ) -> None:
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
     table = {"dataset": {"name": "cifar10", "otherwise": "digits", "partition": {"name": "shards", "per_node": 3}}}
-    with pytest.warns(UserWarning, match="'cifar10' is not here .*fetch cifar10.*'digits' in its place"):
+    with pytest.warns(UserWarning, match=r"'cifar10' is not here .*fetch cifar10.*'digits' in its place"):
         resolved = Experiment.from_table(table)
     assert resolved.dataset.name == "digits"
     assert resolved.partition.options["per_node"] == 3
@@ -500,5 +500,6 @@ def test_a_data_set_that_is_here_is_taken(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_other_data_set_is_checked_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
-    with pytest.warns(UserWarning), pytest.raises(ExperimentError, match="unknown dataset 'digit'.*'digits'"):
+    said = pytest.raises(ExperimentError, match=r"unknown dataset 'digit'.*'digits'")
+    with pytest.warns(UserWarning, match="'digit' in its place"), said:
         Experiment.from_table({"dataset": {"name": "cifar10", "otherwise": "digit"}})

@@ -524,7 +524,7 @@ def test_nothing_of_the_network_is_left_when_a_run_is_ended(tmp_path: Path, end:
 
 
 def own_namespaces(supervisor: int, home: int) -> list[int]:
-    """Those of the nodes, once there are four of them and each has begun its first round."""
+    """Those of the nodes, once all four have entered theirs."""
     below = [p.pid for p in psutil.Process(supervisor).children(recursive=True) if p.is_running()]
     found = [inode for pid in below for inode in namespaces_held(pid) if inode != home]
     return found if len(found) == 4 else []

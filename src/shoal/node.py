@@ -164,6 +164,8 @@ class Node:
         """What the algorithm keeps from round to round beside the model: put it here, and a checkpoint has it."""
         self.silent: frozenset[NodeId] = frozenset()
         """Those that the last `receive_each` waited for in vain, though nobody knows them to be dead."""
+        self.returns: dict[NodeId, int] = {}
+        """How often each that had died came back: what was agreed with it before, it knows nothing of."""
         self._next_round = 0
         self._back: dict[NodeId, int] = {}
         """From which round on those that came back are waited for."""
@@ -362,6 +364,7 @@ class Node:
 
     def regain(self, peer: NodeId, round: int) -> None:
         """`peer`, which had died, is sent to again at once, and waited for from `round` on."""
+        self.returns[peer] = self.returns.get(peer, 0) + 1
         self._back[peer] = round
         self.runtime.regain(peer, round)
 

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from shoal.errors import MessageError
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.schema import Bounds
-from shoal.topologies.graph import Graph, Mixing, NodeId, TopologyWarning
+from shoal.topologies.graph import Graph, Mixing, NodeId, TopologyWarning, once
 
 REQUEST, ANSWER, DONE = "average", "half the difference", "done"
 ASK, HERE = "are you there", "here"
@@ -196,8 +195,8 @@ class _Exchanges:
 
     def _settle(self, message: Message) -> None:
         node = self._node
-        if (message.sender, message.round) not in self._open:
-            return  # the answer to a request that was repeated, or to none
+        if (message.sender, message.round) not in self._open or message.payload.fields.get(SINCE) != self._since:
+            return  # the answer to a request that was repeated, to one of an earlier life, or to none
         self._open.remove((message.sender, message.round))
         self.missed[message.sender] = 0
         if message.payload.fields.get("refused") is True:
@@ -232,6 +231,8 @@ async def _answer(node: Node, active: frozenset[NodeId]) -> None:
             continue  # a copy that was long under way: the peer has gone on
         if since != before or number > known:
             answer = _average(node, request)
+            if since is not None:
+                answer = Payload(answer.arrays, {**answer.fields, SINCE: since})
             last[peer] = since, number, answer
         await node.send([peer], answer, round=number, kind=ANSWER)
 
@@ -265,14 +266,10 @@ class Sides:
     """and how many of them are left out."""
 
 
-_known: WeakKeyDictionary[Mixing, Sides] = WeakKeyDictionary()
-
-
+@once
 def sides_of(mixing: Mixing) -> Sides:
-    """The two sides of a graph, worked out once for all nodes that share it."""
-    if mixing not in _known:
-        _known[mixing] = bipartition(mixing.graph)
-    return _known[mixing]
+    """The two sides of its graph."""
+    return bipartition(mixing.graph)
 
 
 def bipartition(graph: Graph) -> Sides:

@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from shoal.algorithms.demands import changes, directed, graph_of, inexact
 from shoal.components import Whole
 from shoal.errors import TopologyError
-from shoal.message import Params
+from shoal.message import Params, Payload
 from shoal.node import Node
 from shoal.schema import Bounds
-from shoal.topologies.graph import Mixing
+from shoal.sharing.sharing import Checks
+from shoal.topologies.graph import Mixing, once
+
+EXCHANGE = "exchange {}"
+"""The kind of the messages of this exchange in a round. Their rounds are the node's, for by these it is known who is
+back."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Muffliato:
     `gossip` is K, how often a round averages with W. All nodes' mean, of noised models, stays as it is. `accelerated`
     takes the Chebyshev polynomial of W of degree K, which is nearest to the mean of all that K exchanges can reach:
     x¹ = Wx⁰, x^{k+1} = ω_k Wx^k + (1 − ω_k)x^{k−1}, with ω from the spectral gap of the graph, which has to be
-    undirected and stay as it is. Exchange k of round r is numbered rK + k; a changing graph changes with each.
+    undirected and stay as it is. A changing graph changes with each exchange: number k of round r has graph rK + k.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -49,15 +53,21 @@ class Muffliato:
             trained = await node.train(node.params)
             x = trained + np.float32(self.sigma) * noise.standard_normal(trained.size, np.float32)
             before = x
-            for k, omega in zip(range(r * self.gossip, (r + 1) * self.gossip), _chebyshev(second), strict=False):
-                x, before = omega * await self._mixed(node, x, k) + (1 - omega) * before, x
+            for k, omega in zip(range(self.gossip), _chebyshev(second), strict=False):
+                x, before = omega * await self._mixed(node, x, r, k) + (1 - omega) * before, x
             node.params = x
 
-    async def _mixed(self, node: Node, x: Params, exchange: int) -> Params:
-        """This node's row of Wx."""
-        peers = await node.peers(exchange)
-        await node.send(peers, node.sharing.outgoing(x, exchange), round=exchange)
-        received = await node.receive_each(peers, round=exchange)
+    async def _mixed(self, node: Node, x: Params, r: int, k: int) -> Params:
+        """This node's row of Wx, in exchange k of round r."""
+
+        def check(said: Payload) -> None:
+            if isinstance(node.sharing, Checks):
+                node.sharing.check(said, x)
+
+        number, kind = r * self.gossip + k, EXCHANGE.format(k)
+        peers = await node.peers(number)
+        await node.send(peers, node.sharing.outgoing(x, number), round=r, kind=kind)
+        received = await node.receive_each(peers, round=r, kind=kind, check=check)
         return node.sharing.merge(x, received, node.weights(received))
 
     def misfits(self, whole: Whole) -> list[str]:
@@ -75,18 +85,14 @@ class Muffliato:
 
 APART = "its spectral gap is 0: some nodes never hear of others, and noise would not average away; connect the graph"
 
-_seconds: WeakKeyDictionary[Mixing, float] = WeakKeyDictionary()
-"""Found once for all nodes of a process."""
 
-
+@once
 def _second_eigenvalue(mixing: Mixing) -> float:
     """|λ₂| of W."""
-    if mixing not in _seconds:
-        gap = _gap(mixing)
-        if gap == 0.0:
-            raise TopologyError(f"the graph of 'muffliato': {APART}")
-        _seconds[mixing] = 1.0 - gap
-    return _seconds[mixing]
+    gap = _gap(mixing)
+    if gap == 0.0:
+        raise TopologyError(f"the graph of 'muffliato': {APART}")
+    return 1.0 - gap
 
 
 def _gap(mixing: Mixing) -> float:

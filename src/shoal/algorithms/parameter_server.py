@@ -88,7 +88,9 @@ class ParameterServer:
 
     async def _next_push(self, node: Node, workers: _Workers) -> Message | None:
         """Calls those that may begin another iteration, and waits for any that was called. None when nobody is left."""
-        for _ in range(PATIENCE):
+        silences = 0
+        while silences < PATIENCE:
+            workers.forget_returned()
             for worker in self._ready(workers):
                 workers.pulled[worker] = workers.steps
                 await call(node, [worker], workers.clocks[worker])
@@ -96,9 +98,11 @@ class ParameterServer:
             if not training:
                 return None
             push = await node.receive_first(training)
-            if push is not None:
+            if push is None:
+                silences += 1
+                workers.kept_silent(training)
+            elif push.round == workers.clocks[push.sender]:  # else it is counted: its sender died, and was called again
                 return push
-            workers.kept_silent(training)
         workers.give_up()
         return None
 
@@ -126,6 +130,7 @@ class _Workers:
         self.silent: set[NodeId] = set()
         """Of those that train: who was waited for in vain."""
         self._given_up: set[NodeId] = set()
+        self._returns = dict(node.returns)
         self.steps, self._staleness, self._stalest = node.memory.get("staleness", [0, 0, 0])
         """How many steps the model has made."""
 
@@ -140,6 +145,15 @@ class _Workers:
         self.steps, self._staleness, self._stalest = self.steps + 1, self._staleness + stale, max(self._stalest, stale)
         self._node.memory["clocks"] = list(self.clocks.values())
         self._node.memory["staleness"] = [self.steps, self._staleness, self._stalest]
+
+    def forget_returned(self) -> None:
+        """Those that died and came back do not train any longer, and are to be called again."""
+        for worker, times in self._node.returns.items():
+            if times != self._returns.get(worker):
+                self._returns[worker] = times
+                self.pulled.pop(worker, None)
+                self.silent.discard(worker)
+                self._given_up.discard(worker)
 
     def kept_silent(self, workers: Iterable[NodeId]) -> None:
         silent = set(workers).intersection(alive(self._node))

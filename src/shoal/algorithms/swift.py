@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
-from weakref import WeakKeyDictionary
 
 from shoal.algorithms.demands import changes, directed, graph_of
 from shoal.algorithms.vectors import average, check_vectors
@@ -18,7 +17,7 @@ from shoal.components import Speaks, Whole
 from shoal.message import Params, Payload
 from shoal.node import Node
 from shoal.schema import Bounds
-from shoal.topologies.graph import Graph, Mixing, NodeId
+from shoal.topologies.graph import Graph, Mixing, NodeId, once
 
 BROADCAST = "broadcast"
 
@@ -127,14 +126,11 @@ def _check(payload: Payload, size: int) -> None:
 
 # Weights
 
-_known: WeakKeyDictionary[Mixing, list[dict[NodeId, float]]] = WeakKeyDictionary()
 
-
+@once
 def coefficients_of(mixing: Mixing) -> list[dict[NodeId, float]]:
-    """The coefficients of a graph, worked out once for all nodes that share it."""
-    if mixing not in _known:
-        _known[mixing] = coefficients(mixing.graph)
-    return _known[mixing]
+    """The coefficients of its graph."""
+    return coefficients(mixing.graph)
 
 
 def coefficients(graph: Graph) -> list[dict[NodeId, float]]:

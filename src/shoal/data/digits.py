@@ -29,7 +29,8 @@ BRIGHTEST = 16  # a pixel counts the dark dots among 4×4
 class Digits:
     """The 8×8 digits: 64 pixels from 0 to 1, 10 classes. No download.
 
-    With `images` they have the shape that convolutions take, one channel of 8×8, and not that of a vector. The test set is the same whatever the seed, so that runs with different seeds are compared on one test.
+    With `images` they have the shape that convolutions take, one channel of 8×8, and not that of a vector. The test set
+    is the same whatever the seed, so that runs with different seeds are compared on one test.
     """
 
     test_fraction: Annotated[float, Bounds(above=0, below=1)] = 0.2

@@ -3,12 +3,13 @@
 Only the sampler knows the graph. A node that reaches a round says so; the first to do so makes the sampler tell
 everybody the neighbours of the round after, so that they are there when they are needed. A graph that never changes
 is told once. A sampler made anew from its state tells the round that it told last once more: what it said before may
-have been under way.
+have been under way. So it does to a node that died and comes back, with all rounds from the one that this reaches.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -55,8 +56,13 @@ class PeerSampler:
     async def serve(self, node: Node) -> None:
         lasting = node.mixing.graph.static
         await self._tell(node, node.memory.get("told", 0), lasting)
+        returns: dict[NodeId, int] = {}
         while (message := await node.receive(kind=REACHED)) is not None:
             told: int = node.memory["told"]
+            if node.returns.get(message.sender) != returns.get(message.sender):
+                returns[message.sender] = node.returns[message.sender]
+                for round in range(message.round, (message.round if lasting else told) + 1):
+                    await self._say(node, [message.sender], round, lasting)
             if lasting:
                 continue
             if message.round > told + LEAP:
@@ -83,10 +89,13 @@ class PeerSampler:
     async def _tell(self, node: Node, round: int, lasting: bool) -> None:
         node.memory["told"] = round
         async with node.round(round):
-            everybody = range(node.nodes)
-            await node.send(
-                everybody, lambda peer: _told(node.mixing.peers(peer, round), lasting), round=round, kind=NEIGHBOURS
-            )
+            await self._say(node, range(node.nodes), round, lasting)
+
+    async def _say(self, node: Node, to: Iterable[NodeId], round: int, lasting: bool) -> None:
+        def said(peer: NodeId) -> Payload:
+            return _told(node.mixing.peers(peer, round), lasting)
+
+        await node.send(to, said, round=round, kind=NEIGHBOURS)
 
 
 class Told:

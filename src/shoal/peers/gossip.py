@@ -14,7 +14,8 @@ is symmetric, so the mean of all models is kept, and no node has to know how man
 
 A peer that let a node wait in vain, for an answer or for a model, is waited for no more until it is heard from again.
 A node made anew from its state asks once more for the links whose answers it has not used: whoever granted one says
-yes again.
+yes again. One that died and comes back knows of no links; the others forget those that they had with it, and it has the
+links of its first two rounds with those that ask it in time.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Gossip:
         self._asked: dict[int, tuple[NodeId, ...]] = {}
         self._silent: set[NodeId] = set()
         """Those that were waited for in vain, and have not been heard from since."""
-        self._first: int | None = None
+        self._returns: dict[NodeId, int] = {}
         self._settled = -1
         self._current = Peers((), {})
         self._listens = False
@@ -102,13 +103,13 @@ class Gossip:
         if round == self._settled:
             return self._current
         await self._begin(node, round)
-        assert self._first is not None
+        self._forget_returned(node)
         self._silent |= node.silent
         granted = await self._granted_to(node, round)
         links = self._links.setdefault(round, set())
         links |= granted
         self._settle(round)
-        if round < self._first + AHEAD:
+        if round < AHEAD:
             self._current = node.mixing.peers(node.id, round)
         else:
             heard = sorted(links - self._silent)
@@ -122,7 +123,6 @@ class Gossip:
             "links": {str(round): sorted(links) for round, links in self._links.items()},
             "granted": {str(round): count for round, count in self._granted.items()},
             "asked": {str(round): list(peers) for round, peers in self._asked.items()},
-            "first": self._first,
             "settled": self._settled,
             "silent": sorted(self._silent),
             "to": list(self._current.to),
@@ -137,15 +137,14 @@ class Gossip:
         self._links = {int(round): set(links) for round, links in state["links"].items()}
         self._granted = {int(round): count for round, count in state["granted"].items()}
         self._asked = {int(round): tuple(peers) for round, peers in state["asked"].items()}
-        self._first, self._settled = state["first"], state["settled"]
+        self._settled = state["settled"]
         self._silent = set(state["silent"])
         self._current = Peers(tuple(state["to"]), dict(zip(state["of"], state["weights"], strict=True)))
         self._resumes = True
 
     async def _begin(self, node: Node, round: int) -> None:
-        if self._first is None:
-            self._first = round
         if self._view is None:
+            self._returns = dict(node.returns)
             self._view = View(node.id, self._sampler.policy(), node.mixing.peers(node.id, round).to)
         self._view.node = node.id
         if not self._listens:
@@ -172,6 +171,16 @@ class Gossip:
                 said[peer] = late.payload
         self._silent -= said.keys()
         return {peer for peer, payload in said.items() if payload.fields.get("yes") is True}
+
+    def _forget_returned(self, node: Node) -> None:
+        """Take back what was agreed with those that died since, and came back."""
+        for peer, times in node.returns.items():
+            if times == self._returns.get(peer):
+                continue
+            self._returns[peer] = times
+            self._asked = {round: tuple(p for p in asked if p != peer) for round, asked in self._asked.items()}
+            for links in self._links.values():
+                links.discard(peer)
 
     def _settle(self, round: int) -> None:
         """From now on the links of `round` stay as they are."""
@@ -214,6 +223,7 @@ class Gossip:
             if message.sender >= node.nodes or message.sender == node.id:
                 node.reject(message, "a link with one that does not learn")
                 continue
+            self._forget_returned(node)
             self._silent.discard(message.sender)
             wanted = message.round
             linked = message.sender in self._links.get(wanted, ())

@@ -19,8 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import zmq
 
@@ -38,15 +37,10 @@ LARGEST_PACKET = 65536
 QUEUE_SECONDS = 0.1
 SMALLEST_QUEUE = 32 * 1024
 """Bytes that wait for a link before packets are dropped: what it carries in QUEUE_SECONDS, or SMALLEST_QUEUE."""
-CONGESTION_CONTROLS = ("cubic", "reno")
-"""The first that a namespace may have: the one that most systems use, or the one that all allow. BBR would be misled,
-for it goes by the shortest round trip, and here there is none to speak of: latency comes after TCP."""
 INSTEAD = "or set processes.shaping = 'model', which needs neither root nor tools"
 
 _CLONE_NEWNET = 0x40000000
 _OURS = "/proc/thread-self/ns/net"
-_CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-"""Of the namespace that a thread is in."""
 _NETWORK = ipaddress.ip_network("10.0.0.0/8")
 _c_library = ctypes.CDLL(None, use_errno=True)
 
@@ -108,7 +102,6 @@ class Namespaces:
             largest = LARGEST_PACKET if link.upload == math.inf else min(_burst(link.upload), LARGEST_PACKET)
             _batch(nodes[node], "ip", [*own, f"link set eth0 gso_max_size {largest} addrgenmode none up"])
             _batch(nodes[node], "tc", _queue("eth0", link.upload))
-            _choose_congestion_control(nodes[node])
 
 
 def _check_system() -> None:
@@ -177,15 +170,6 @@ def _queue(device: str, rate: float) -> list[str]:
     burst = _burst(rate)
     limit = burst + max(SMALLEST_QUEUE, int(rate * QUEUE_SECONDS))
     return [f"qdisc add dev {device} root tbf rate {round(rate * 8)}bit burst {burst} limit {limit}"]
-
-
-def _choose_congestion_control(namespace: int) -> None:
-    """Where none of those can be had, the machine's own has to do."""
-    _set(namespace)
-    for name in CONGESTION_CONTROLS:
-        with suppress(OSError):
-            _CONGESTION_CONTROL.write_text(name)
-            return
 
 
 def _batch(namespace: int, tool: str, commands: Sequence[str]) -> None:

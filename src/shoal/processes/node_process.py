@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +46,8 @@ BEATS = 6
 CROWDED = 32
 """Trainings that follow each other in a slot, from which on nodes give memory back before they wait for their turn."""
 ROUNDS_OF_PATIENCE = 5.0
+LEAVE_SECONDS = 7.0
+"""How long a node that is stopped goes on to test models that it kept, the latest first; that one it tests anyway."""
 REJECTIONS_RECORDED = 20
 """Bad messages that are recorded one by one; more are only counted."""
 
@@ -109,9 +111,9 @@ class ProcessRuntime:
 
     def attend(self, online: bool) -> None:
         """Come online, or do nothing from now on: whatever ends meanwhile has to wait."""
-        if online:
+        if online and not self.hung:
             self._online.set()
-        else:
+        elif not online:
             self._online.clear()
         self._changes()
 
@@ -206,6 +208,12 @@ class ProcessRuntime:
         """End what runs beside the algorithm, which goes on."""
         for task in list(self._background):
             task.cancel()
+
+    async def halt(self) -> None:
+        """Do no more: what is being computed is the last."""
+        self.silence()
+        self.attend(online=False)
+        await asyncio.to_thread(self._trainer.end)
 
     async def end(self) -> None:
         """End the background tasks. What one of them raised is raised here."""
@@ -374,7 +382,7 @@ class Supervised:
             elif isinstance(said, control.Strike):
                 self.on_strike(said)
             elif said.stopped:
-                self.on_stop()
+                self.on_stop(said)
             elif not self.finish.done():
                 self.finish.set_result(said)
 
@@ -395,6 +403,8 @@ class Watcher:
         self.runtime: ProcessRuntime | None = None
         self.later: Later | None = None
         """Where models are kept that are tested when the run is over; None where they are tested at once."""
+        self.ticks = 0
+        """The last moment at which the model was looked at, where that is done by the clock."""
 
     def record(self, record: Record) -> None:
         self._lines.write(record)
@@ -467,11 +477,12 @@ class Later:
         self._file.write(params.data)
         self._kept.append((round, time, tick))
 
-    def test(self, node: Node) -> Iterator[Evaluation]:
-        """Test all of them, in order."""
-        self._file.seek(0)
-        for round, moment, tick in self._kept:
-            params = np.frombuffer(self._file.read(node.params.nbytes), np.float32)
+    def test(self, node: Node, latest_first: bool = False) -> Iterator[Evaluation]:
+        """Test all of them, in order or the other way round."""
+        size, kept = node.params.nbytes, list(enumerate(self._kept))
+        for place, (round, moment, tick) in reversed(kept) if latest_first else kept:
+            self._file.seek(place * size)
+            params = np.frombuffer(self._file.read(size), np.float32)
             yield Evaluation(round, moment, node.trainer.evaluate(params), tick)
 
 
@@ -541,7 +552,7 @@ async def _take_part(
     shaper: Shaper | None = None
     line.on_gone = lose
     line.on_back = transport.move
-    line.on_stop = lambda: os._exit(0)
+    line.on_stop = lambda stop: os._exit(0)
     line.say(control.Hello(id, start.run, transport.endpoint))
     go = await line.go
     if go.network is not None:
@@ -569,9 +580,20 @@ async def _take_part(
     if commons.conditions.timed:
         watcher.later = Later(folder)
     node = commons.node(id, runtime, watcher, start.run, plan.receive_timeout)
-    line.on_stop = lambda: _leave(node, folder, experiment.checkpoint.final)
+    leaving: set[asyncio.Task[None]] = set()
+
+    def leave(stop: control.Finish) -> None:
+        if experiment.checkpoint.final and not leaving:
+            folder.save_model(id, node.params)
+        if watcher.later is None:
+            os._exit(0)
+        if not leaving:
+            pulse.cancel()  # from now on only what is tested is a sign of life
+            leaving.add(asyncio.create_task(_leave(stop, node, runtime, watcher, slots, line)))
+
+    line.on_stop = leave
     pulse = asyncio.create_task(_beat(id, runtime, line, plan.patience / BEATS))
-    ticks = asyncio.create_task(_tick(node, runtime, watcher, experiment.evaluation.seconds))
+    ticks = asyncio.create_task(_tick(node, runtime, watcher, None if serves else experiment.evaluation.seconds))
     for dead in go.gone:
         lose(dead)
     if start.again:
@@ -609,10 +631,10 @@ async def _take_part(
     used = memory()  # while all others are still alive
     finish = await line.finish
     ticks.cancel()
-    if finish.tick is not None and not serves:
-        _look(node, watcher, finish.tick, finish.time)
+    _look_at_the_last(node, watcher, finish)
     if watcher.later is not None:
-        await _test_models(node, watcher, watcher.later, slots, line)
+        async for evaluation in _tested(node, watcher.later.test(node), slots, line):
+            watcher.record(evaluation)
     end = End(
         ended,
         digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
@@ -653,14 +675,14 @@ async def _relive(commons: Commons, node: Node, others: Collection[NodeId]) -> N
 
 async def _tick(node: Node, runtime: ProcessRuntime, watcher: Watcher, seconds: float | None) -> None:
     """Keep the model as it is every so many seconds of the run."""
-    tick = 0 if seconds is None else int(runtime.now() / seconds)
+    watcher.ticks = 0 if seconds is None else int(runtime.now() / seconds)
     while seconds is not None:
-        tick += 1
-        await asyncio.sleep(max(0.0, tick * seconds - runtime.now()))
-        _look(node, watcher, tick, tick * seconds)
+        await asyncio.sleep(max(0.0, (watcher.ticks + 1) * seconds - runtime.now()))
+        _look(node, watcher, watcher.ticks + 1, (watcher.ticks + 1) * seconds)
 
 
 def _look(node: Node, watcher: Watcher, tick: int, time: float) -> None:
+    watcher.ticks = tick
     round = max(0, node.next_round - 1)
     if watcher.later is not None and node.schedule.evaluated:
         watcher.later.keep(round, time, node.params, tick)
@@ -668,19 +690,47 @@ def _look(node: Node, watcher: Watcher, tick: int, time: float) -> None:
         watcher.model(round, node.params, tick)
 
 
-async def _test_models(node: Node, watcher: Watcher, later: Later, slots: Slots, line: Supervised) -> None:
-    """Test the models that were kept, and let the supervisor know that this goes on."""
+def _look_at_the_last(node: Node, watcher: Watcher, finish: control.Finish) -> None:
+    """Keep the model as it is at the end, unless the clock has just had it kept."""
+    if node.id < node.nodes and finish.tick is not None and watcher.ticks < finish.tick:
+        _look(node, watcher, finish.tick, finish.time)
+
+
+async def _tested(
+    node: Node, evaluations: Iterator[Evaluation], slots: Slots, line: Supervised
+) -> AsyncIterator[Evaluation]:
+    """Test models that were kept, one after another, and let the supervisor know that this goes on."""
     thread = TrainingThread()
-    evaluations = later.test(node)
 
     def test() -> Evaluation | None:
         with slots.taken(node.id):
             return next(evaluations, None)
 
     while (evaluation := await thread.call(test)) is not None:
-        watcher.record(evaluation)
         line.say(control.Alive(node.id, busy=True))
+        yield evaluation
     thread.end()
+
+
+async def _leave(
+    stop: control.Finish, node: Node, runtime: ProcessRuntime, watcher: Watcher, slots: Slots, line: Supervised
+) -> None:
+    """The run is being stopped: of the models that were kept, test the latest and as many more as there is time for,
+    and go."""
+    until = time.monotonic() + LEAVE_SECONDS
+    try:
+        assert watcher.later is not None
+        _look_at_the_last(node, watcher, stop)
+        await runtime.halt()
+        found = []
+        async for evaluation in _tested(node, watcher.later.test(node, latest_first=True), slots, line):
+            found.append(evaluation)
+            if time.monotonic() > until:
+                break
+        for evaluation in reversed(found):
+            watcher.record(evaluation)
+    finally:
+        os._exit(0)
 
 
 async def _until_the_end(
@@ -726,12 +776,3 @@ class _Rejections:
         self.count += 1
         if self.count <= REJECTIONS_RECORDED:
             self._lines.write(Event("message rejected", self.now(), why))
-
-
-def _leave(node: Node, folder: RunFolder, save: bool) -> None:
-    """The run is being stopped: keep what was learnt, and go."""
-    try:
-        if save:
-            folder.save_model(node.id, node.params)
-    finally:
-        os._exit(0)

@@ -106,8 +106,6 @@ class Supervisor:
         self._average_times: dict[int, float] = {}
         self._conditions = conditions(experiment, speeds_of(experiment))
         self._by_time = experiment.evaluation.seconds is not None
-        self._ticks = 0
-        """The last moment at which all models were looked at."""
         self._network: bytes | None = None
         """The network's process, on the control socket."""
         self._network_endpoint: str | None = None
@@ -196,9 +194,7 @@ class Supervisor:
                 finishing = time.monotonic()
                 self._ended_at = finishing
                 self._phase = "finishing"
-                self._tell_all(
-                    control.Finish(tick=self._ticks + 1 if self._by_time else None, time=finishing - self._epoch)
-                )
+                self._tell_all(self._finish())
                 self._average_if_complete()
             if finishing is not None:
                 self._give_up_on_those_that_stay(finishing)
@@ -239,7 +235,7 @@ class Supervisor:
         if seconds > patience and not nodes <= self._reasons.keys():
             for node in nodes:
                 self._reasons.setdefault(node, f"hung: {why.format(patience)}")
-            self._tell(nodes, control.Finish(stopped=True))  # who still can, keeps what it has learnt
+            self._tell(nodes, self._finish(stopped=True))  # who still can, keeps what it has learnt
         elif nodes and seconds > patience + STOP_SECONDS:
             self._zygote.say(control.Kill(sorted(nodes)))
 
@@ -473,7 +469,6 @@ class Supervisor:
                 self._began_at = time.monotonic()
         elif isinstance(said, control.Model):
             moment = said.round if said.tick is None else said.tick
-            self._ticks = max(self._ticks, said.tick or 0)
             self._average_times[moment] = max(said.time, self._average_times.get(moment, 0.0))
             self._averages.add(said.node, moment, np.frombuffer(rest[0], np.float32))
             self._average_if_complete()
@@ -536,6 +531,11 @@ class Supervisor:
         if self._averages_to_test and self._zygote is not None:
             self._zygote.say(self._averages_to_test[0])
 
+    def _finish(self, stopped: bool = False) -> control.Finish:
+        """What ends nodes now. Where models are looked at by the clock, this is one more moment to do so."""
+        now, seconds = time.monotonic() - self._epoch, self._experiment.evaluation.seconds
+        return control.Finish(stopped, None if seconds is None else int(now / seconds) + 1, now)
+
     def _tell_all(self, said: control.ToNode) -> None:
         self._tell(self._identities.keys() - self._exited, said)
 
@@ -554,10 +554,13 @@ class Supervisor:
         """Let nodes keep what they have learnt, for a little while."""
         if self._phase != "running" and self._phase != "finishing":
             return
-        self._listener.notice("stopping: nodes write down what they have")
-        self._tell_all(control.Finish(stopped=True))
-        deadline = time.monotonic() + STOP_SECONDS
-        while len(self._exited) < self._experiment.size and time.monotonic() < deadline:
+        kept = ", and test their last models; ask again to leave at once" if self._conditions.timed else ""
+        self._listener.notice(f"stopping: nodes write down what they have{kept}")
+        self._tell_all(self._finish(stopped=True))
+        told = time.monotonic()
+        while len(self._exited) < self._experiment.size:
+            if time.monotonic() > STOP_SECONDS + max(told, *self._busy.values()):
+                break
             self._phase = "finishing"
             self._poll()
 

@@ -7,15 +7,18 @@ the same seed: nobody coordinates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from functools import wraps
+from typing import Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 NodeId: TypeAlias = int
 WeightScheme: TypeAlias = Literal["metropolis-hastings", "uniform"]
+Found = TypeVar("Found")
 
 REMEMBERED_DEGREE = 1024
 """Static rows up to this long are kept: those of a full graph of 10,000 nodes would be n² weights."""
@@ -116,3 +119,16 @@ class Mixing:
         else:
             weights = {peer: 1.0 / (1 + max(own, graph.degree(peer, round))) for peer in links.of}
         return Peers(links.to, weights)
+
+
+def once(find: Callable[[Mixing], Found]) -> Callable[[Mixing], Found]:
+    """`find`, worked out once for all nodes that share a mixing, and kept for as long as that is."""
+    known: WeakKeyDictionary[Mixing, Found] = WeakKeyDictionary()
+
+    @wraps(find)
+    def found(mixing: Mixing) -> Found:
+        if mixing not in known:
+            known[mixing] = find(mixing)
+        return known[mixing]
+
+    return found
