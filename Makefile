@@ -1,10 +1,11 @@
 # make demo     set everything up and run the main example
-# make test     set everything up and run the tests
+# make test     set everything up and run the tests, JOBS at a time
 # make check    lint and types
 # make bench    the short benchmarks
 # make setup    only set up; make clean forgets it
 
 PYTHON ?= python3
+JOBS   ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
@@ -23,7 +24,7 @@ demo: $(READY)
 	$(BIN)/shoal run examples/quickstart.toml --plot
 
 test: $(READY)
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(JOBS) --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .

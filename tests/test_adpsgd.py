@@ -34,8 +34,8 @@ def request(values: Any, number: int = 0, sender: int = 0) -> Message:
     return Message(sender, REQUEST, number, Payload({"params": F(values)}))
 
 
-def answer(half: Any, number: int = 0, sender: int = 1) -> Message:
-    return Message(sender, ANSWER, number, Payload({"half": F(half)}))
+def answer(half: Any, number: int = 0, sender: int = 1, since: float = 0.0) -> Message:
+    return Message(sender, ANSWER, number, Payload({"half": F(half)}, {"since": since}))
 
 
 def done(sender: int = 0) -> Message:
@@ -129,7 +129,7 @@ def test_a_neighbour_that_dies_costs_no_more_than_time() -> None:
     ids=["nothing", "too short", "not finite", "of another type", "of another name"],
 )
 def test_an_answer_that_makes_no_sense_ends_the_exchange_and_is_counted(payload: Payload) -> None:
-    node = active(FakeRuntime(Message(1, ANSWER, 0, payload)))
+    node = active(FakeRuntime(Message(1, ANSWER, 0, Payload(payload.arrays, {"since": 0.0}))))
     assert node.rejected == 1
     assert node.params.tolist() == [16, 0]
 
@@ -139,8 +139,21 @@ def test_answers_that_nobody_asked_for_change_nothing() -> None:
     assert node.params.tolist() == [13, 1]
 
 
+def test_an_answer_to_what_it_asked_before_it_died_is_none_to_what_it_asks_now() -> None:
+    early = answer([9, 9], since=0.0)
+    fake = FakeRuntime().deliver(early, at=2.25).deliver(answer([3, -1], since=2.0), at=2.5)
+    node = fake.node(0, nodes=2, params=F([8, 0]), train=doubled)
+
+    async def body() -> None:
+        await node.sleep(2.0)
+        await ADPSGD(1).run(node)
+
+    fake.run(body())
+    assert node.params.tolist() == [13, 1]
+
+
 def test_who_is_refused_goes_on() -> None:
-    fake = FakeRuntime(Message(1, ANSWER, 0, Payload({}, {"refused": True})))
+    fake = FakeRuntime(Message(1, ANSWER, 0, Payload({}, {"refused": True, "since": 0.0})))
     assert active(fake).params.tolist() == [16, 0]
     assert events(fake) == ["exchange refused"]
 
@@ -183,6 +196,7 @@ def test_a_neighbour_that_died_and_came_back_counts_anew() -> None:
     fake = FakeRuntime().deliver(before, at=0.25).deliver(after, at=0.75).deliver(done(), at=2.0)
     node = passive(fake)
     assert [what for _, _, _, what in said(fake, ANSWER)] == [{"half": [3, -1]}, {"half": [2, 2]}]
+    assert [m.payload.fields for _, m in fake.sent if m.kind == ANSWER] == [{"since": 0.0}, {"since": 0.5}]
     assert node.params.tolist() == [2 + 3 + 2 + 2, 2 - 1 + 2 + 2]
 
 

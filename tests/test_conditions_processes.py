@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import zmq
 
+from shoal.commons import Commons
 from shoal.experiment import Experiment
+from shoal.processes import control
+from shoal.processes.network_process import NetworkProcess
+from shoal.processes.shaper import Due, Here, Left, Post, decode_told, encode, identity
 from shoal.records import Average, End, Evaluation, Event, Round
 from shoal.testing import Faults
 from test_processes import NODES, Started, _no_process_is_left, started, until
@@ -120,6 +128,83 @@ def test_who_is_offline_stands_still_and_a_partition_is_mended_and_all_end_when_
         assert np.isfinite(np.load(run.folder.model(node))).all()
 
 
+def test_where_no_averages_are_looked_at_the_last_moment_has_the_next_number_all_the_same(tmp_path: Path) -> None:
+    run = experiment(
+        algorithm={"name": "fedavg", "rounds": 1000}, duration=1.7, evaluation={"seconds": 0.5, "samples": 20}
+    ).run(tmp_path)
+    assert run.summary["status"] == "completed", run.summary
+    for node in range(NODES):
+        looks = [(look.tick, look.time) for look in records_of(run, node, Evaluation)]
+        assert looks[:3] == [(tick, tick * 0.5) for tick in (1, 2, 3)]
+        assert [tick for tick, _ in looks] == list(range(1, len(looks) + 1))
+        assert looks[-1][1] >= 1.7
+    assert not records_of(run, NODES, Evaluation)  # the server, as in the simulation
+
+
+def test_of_faults_that_never_end_the_network_looks_only_as_far_as_it_has_to(tmp_path: Path) -> None:
+    run = experiment(fault=Faults().crash(1).every(1e6).lasting(1.0).schedule, processes={"receive_timeout": 3.0}).run(
+        tmp_path
+    )
+    assert run.summary["status"] == "completed", run.summary
+    assert not run.summary["events"]  # nobody waited in vain
+
+
+def test_a_run_whose_nodes_are_all_offline_for_good_ends_though_the_clock_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "intervals.csv"
+    file.write_text("".join(f"{node},0,1\n" for node in range(NODES)))
+    run = experiment(
+        algorithm={"name": "dpsgd", "rounds": 1000},
+        availability={"name": "intervals", "path": str(file)},
+        fault=Faults().slow(0, factor=2.0).every(0.5).lasting(0.5).schedule,
+    ).run(tmp_path)
+    assert run.summary["status"] == "failed"
+    assert {why for why in run.summary["lost"].values()} == {"hung: offline, and nobody comes back"}
+    assert run.summary["time"]["wall_s"] < 30
+
+
+@pytest.fixture
+def network() -> Iterator[tuple[Callable[[int], Any], float]]:
+    """Sockets of nodes to a network in a thread of its own, which has just begun, and when."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as supervisor:
+        port = supervisor.bind_to_random_port("tcp://127.0.0.1")
+        process = NetworkProcess(Commons(experiment()), control.Fork([], f"tcp://127.0.0.1:{port}", "run", ""))
+        thread = threading.Thread(target=process.serve)
+        thread.start()
+        line, hello = supervisor.recv_multipart()
+        epoch = time.monotonic()
+        supervisor.send_multipart([line, control.encode(control.Go([], epoch))])
+        nodes = []
+
+        def node(id: int) -> Any:
+            nodes.append(socket := context.socket(zmq.DEALER))
+            socket.setsockopt(zmq.IDENTITY, identity(id))
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(control.decode_from_node(hello).endpoint)
+            socket.send(encode(Here(time.monotonic())))
+            return socket
+
+        yield node, epoch
+        supervisor.send_multipart([line, control.encode(control.Finish())])
+        thread.join(10)
+        for socket in nodes:
+            socket.close()
+        assert not thread.is_alive()
+
+
+def test_a_node_that_begins_late_is_told_what_was_sent_to_it_before(network: Any) -> None:
+    node, epoch = network
+    early = node(0)
+    early.send(encode(Post(7, 1, 100, epoch, True)))
+    (left,) = decode_told(early.recv())
+    assert left == Left(7, left.time or 0.0, True)
+    time.sleep(0.1)
+    late = node(1)
+    assert late.poll(5000)
+    (due,) = decode_told(late.recv())
+    assert due == Due(0, 7, due.time)
+    assert due.time == pytest.approx(epoch + 0.02 + 100 / (20 * 125_000), abs=1e-3)
+
+
 # What nobody planned
 
 
@@ -141,6 +226,20 @@ def test_ctrl_c_in_a_shaped_run_keeps_models_and_leaves_no_process(tmp_path: Pat
         assert run.summary["status"] == "interrupted"
         assert all(run.folder.model(node).exists() for node in range(NODES))
         until(lambda: not network.is_running(), 5)
+
+
+def test_who_stops_a_run_by_the_clock_has_the_scores_of_the_models_that_were_kept(tmp_path: Path) -> None:
+    with started(tmp_path, SHAPED, "evaluation={seconds=0.3, samples=20}", slow=0.4) as run:
+        run.wait_for_round(1)
+        run.process.send_signal(signal.SIGINT)
+        code, out = run.end()
+        assert code == 130, out
+        assert run.summary["accuracy"] is not None
+        for node in range(NODES):
+            ticks = [r.tick for r in run.folder.read(node) if isinstance(r, Evaluation)]
+            assert ticks == list(range(1, len(ticks) + 1))
+            assert len(ticks) > 2
+        assert run.summary["averaged_model"] is None  # rather than that of a moment long past
 
 
 def test_a_network_process_that_dies_ends_the_run_with_a_clear_error(tmp_path: Path) -> None:

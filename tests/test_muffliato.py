@@ -84,15 +84,15 @@ def test_the_mean_is_that_of_the_noised_models_and_noise_averages_away(faster: b
 
 
 def test_noise_is_drawn_anew_each_round_and_by_each_node() -> None:
-    said: list[tuple[int, int, Any]] = []
+    said: list[tuple[int, str, int, Any]] = []
 
     def told(to: int, message: Message) -> Message:
-        said.append((message.round, message.sender, message.payload.arrays["params"]))
+        said.append((message.round, message.kind, message.sender, message.payload.arrays["params"]))
         return message
 
     play(Muffliato(2, 1.0, 3), np.zeros((4, 200), np.float32), Ring(), told=told)
-    assert {r for r, _, _ in said} == set(range(6))  # round r, exchange k: rK + k
-    first = {sender: params for r, sender, params in said if r == 0}
+    assert {(r, kind) for r, kind, _, _ in said} == {(r, f"exchange {k}") for r in range(2) for k in range(3)}
+    first = {sender: params for r, kind, sender, params in said if (r, kind) == (0, "exchange 0")}
     assert np.std([*first.values()]) == pytest.approx(1.0, abs=0.1)
     assert np.abs(np.corrcoef(np.stack([*first.values()])) - np.eye(4)).max() < 0.3
 
@@ -106,8 +106,8 @@ def test_without_noise_or_neighbours_nothing_is_lost() -> None:
 
 def test_a_wrong_model_is_dropped_and_counted() -> None:
     fake = FakeRuntime(
-        Message(1, "model", 0, Payload({"params": np.ones(3, np.float32)})),
-        Message(2, "model", 0, Payload({"params": np.full(4, 3.0, np.float32)})),
+        Message(1, "exchange 0", 0, Payload({"params": np.ones(3, np.float32)})),
+        Message(2, "exchange 0", 0, Payload({"params": np.full(4, 3.0, np.float32)})),
     )
     node = fake.node(nodes=3, params=np.ones(4, np.float32))
     fake.run(Muffliato(1, 0.0, 1).run(node))

@@ -232,10 +232,39 @@ def test_a_server_gives_up_on_workers_that_all_hang() -> None:
     assert node.now() == 10.0
 
 
+def pushed(worker: int, round: int) -> Message:
+    return Message(worker, "model", round, Payload({"params": np.ones(3, np.float32)}))
+
+
+def test_what_a_worker_pushed_before_it_died_counts_once_and_it_is_called_again() -> None:
+    fake = FakeRuntime().deliver(pushed(0, 0), at=2.0).deliver(pushed(1, 0), pushed(1, 0), at=3.0)
+    fake.deliver(pushed(0, 1), at=4.0).deliver(pushed(1, 1), at=5.0)
+    node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2})
+
+    async def dies_and_returns() -> None:
+        await node.sleep(1.0)
+        fake.mailbox.lose(1)
+        node.regain(1, 0)
+
+    async def body() -> None:
+        node.background(dies_and_returns())
+        await ParameterServer(2, True).serve(node)
+
+    fake.run(body())
+    calls = [(at, to, m.round) for at, (to, m) in zip(fake.sent_at, fake.sent, strict=True) if m.kind == "global"]
+    assert calls == [
+        *[(0.0, 0, 0), (0.0, 1, 0)],
+        *[(2.0, 0, 1), (2.0, 1, 0)],
+        (3.0, 1, 1),
+        *[(5.0, 0, 1), (5.0, 1, 1)],  # the last model, to all
+    ]
+    assert (node.memory["clocks"], node.params.tolist()) == ([2, 2], [2.0] * 3)
+
+
 def test_a_restored_server_knows_how_far_its_workers_are() -> None:
     def served(rounds: int, state: Any = None) -> Any:
-        pushes = [Message(w, "model", 0, Payload({"params": np.ones(3, np.float32)})) for w in (0, 1)]
-        fake = FakeRuntime(*pushes)
+        called = 1 if state else 0
+        fake = FakeRuntime(*(pushed(worker, called) for worker in (0, 1)))
         node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2})
         if state:
             node.restore(state)

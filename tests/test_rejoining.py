@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.algorithms import ALGORITHMS
 from shoal.experiment import Experiment
 from shoal.message import Message, Payload
 from shoal.records import Event, Round
@@ -79,6 +80,49 @@ def test_with_other_algorithms_it_comes_back_as_well(tmp_path: Path, algorithm: 
     back, _ = events_of(run, 2)["rejoined"]
     assert max(rounds_of(run, 2)) == 7
     assert [round for round, time in rounds_of(run, 2).items() if time > back]
+
+
+FULL = {"name": "full"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gossip": {"algorithm": {"name": "gossip", "period": 0.05}},
+    "shatter": {"algorithm": {"name": "shatter", "virtual_nodes": 3, "degree": 2}},
+    "relaysum": {"topology": {"name": "tree"}},
+    "asynchronous": {"algorithm": {"name": "parameter-server", "asynchronous": True}},
+    "bounded": {"algorithm": {"name": "parameter-server", "asynchronous": True, "staleness": 0}},
+    "plain muffliato": {"algorithm": {"name": "muffliato", "accelerated": False}},
+    "d-cliques": {"topology": {"name": "d-cliques"}},
+    "told": {"algorithm": {"name": "dpsgd", "overlap": True}, "topology": {"name": "peer-sampler"}},
+    "told once": {"algorithm": {"name": "dpsgd"}, "topology": {"name": "peer-sampler", "graph": {"name": "ring"}}},
+    "asked": {"algorithm": {"name": "dpsgd"}, "topology": {"name": "gossip-sampler"}},
+    "asked often": {
+        "algorithm": {"name": "muffliato", "accelerated": False, "gossip": 2},
+        "topology": {"name": "gossip-sampler"},
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")
+@pytest.mark.parametrize("until", [0.201, 0.305])
+@pytest.mark.parametrize("name", sorted({*ALGORITHMS, *SETTINGS}))
+def test_with_every_algorithm_and_every_way_to_find_peers_nobody_waits_in_vain(
+    name: str, until: float, tmp_path: Path
+) -> None:
+    settings = SETTINGS.get(name, {})
+    run = experiment(
+        algorithm={"name": name, **settings.get("algorithm", {}), "rounds": 12},
+        topology=settings.get("topology", FULL),
+        model={"name": "logistic"},
+        device={"step_seconds": 0.05},
+        network={"name": "uniform", "latency": 0.005},
+        fault=Faults().crash(3).at(0.2).until(until).schedule,
+        checkpoint={"final": False},
+    ).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    assert not run.summary["lost"]
+    back, _ = events_of(run, 3)["rejoined"]
+    assert back < until + 0.06
+    assert [time for time in rounds_of(run, 3).values() if time > back + 0.05]
+    assert max(time for node in range(NODES) for time in rounds_of(run, node).values()) < 1.5
 
 
 def test_a_client_comes_back_to_its_server(tmp_path: Path) -> None:

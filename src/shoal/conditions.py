@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
+from shoal.mapping import spelt_ids
 from shoal.network.access import AccessLink, access_links
 from shoal.network.agenda import agenda
 from shoal.network.availability import Attendance, Availability
@@ -44,7 +45,7 @@ class Conditions:
         """Whether nodes come and go, or anything else happens by the clock."""
         return bool(
             self.attendance is not None
-            or any(fault.round is None for fault in self.experiment.fault)
+            or self.experiment.timed_faults
             or (self.wired is not None and (self.wired.presences or len(self.wired.stages) > 1))
         )
 
@@ -63,8 +64,7 @@ class Conditions:
     @property
     def restarts(self) -> bool:
         """Whether nodes that died may come back."""
-        ends = [fault for fault in self.experiment.fault if fault.until is not None or fault.lasting is not None]
-        return any(f.kind == "restart" for f in self.experiment.fault) or any(f.kind == "crash" for f in ends)
+        return any(fault.revives for fault in self.experiment.fault)
 
     def carrier(self) -> Carrier | None:
         """A new carrier, if messages need one."""
@@ -76,7 +76,7 @@ class Conditions:
     def agenda(self) -> Iterator[Occurrence]:
         """What happens by the clock, from the beginning."""
         experiment = self.experiment
-        faults = timetable(experiment.fault, experiment.nodes, experiment.size, experiment.seed)
+        faults = timetable(experiment.timed_faults, experiment.nodes, experiment.size, experiment.seed)
         return agenda(self.wired, self.attendance, experiment.nodes, faults)
 
     def remedies(self) -> Iterator[float]:
@@ -86,7 +86,7 @@ class Conditions:
         change of the network. That nodes come and go is none: whoever waits, waits.
         """
         plan = self.experiment
-        faults = [f if f.kind in REMEDIES else replace(f, time=None, every=None) for f in plan.fault]
+        faults = [f if f.kind in REMEDIES else replace(f, time=None, every=None) for f in plan.timed_faults]
         stages = self.wired.stages[1:] if self.wired is not None else ()
         changes = (time for time, _ in stages)
         return heapq.merge(changes, (h.time for h in timetable(faults, plan.nodes, plan.size, plan.seed)))
@@ -125,11 +125,45 @@ def conditions(experiment: Experiment, speeds: Sequence[Speed]) -> Conditions:
         attendance = availability.build(experiment.nodes, experiment.seed)
     except ValueError as error:
         problems.append(f"availability = {experiment.availability.name!r}: {error}")
+    if not problems:
+        problems += _without_effect(experiment, wired, connections)
     if problems:
         raise ExperimentError(problems, experiment.name)
     paced = any(speed.step_seconds is not None or speed.slowdown != 1.0 for speed in speeds)
     access = _access(experiment, wired, connections)
     return Conditions(experiment, wired, attendance, connections, paced, access)
+
+
+def _without_effect(experiment: Experiment, wired: Wired | None, connections: Sequence[Connection]) -> list[str]:
+    """What is to make messages slow at nodes whose own links nothing limits, so that there is nothing to divide."""
+    size = experiment.size
+    slowed = {"device: network_slowdown": [i for i in range(size) if connections[i].slowdown != 1.0]}
+    for number, fault in enumerate(experiment.fault):
+        if fault.kind == "slow" and fault.what == "network":
+            slowed[f"fault[{number}]: what = 'network'"] = list(fault.ids(size) or range(experiment.nodes))
+    if not any(slowed.values()):
+        return []
+    limited = _limited(wired, connections)
+    return [
+        f"{what} has no effect on nodes {spelt_ids(unlimited, most=8)}: in network = {experiment.network.name!r} nothing "
+        "limits their own links; give them an upload and a download there, or use a network like "
+        "{ name = 'uniform', upload = 100, download = 100 }"
+        for what, nodes in slowed.items()
+        if (unlimited := [node for node in nodes if node not in limited])
+    ]
+
+
+def _limited(wired: Wired | None, connections: Sequence[Connection]) -> set[NodeId]:
+    """The nodes that have a link of their own with a bandwidth, at some time."""
+    limited = {node for node, connection in enumerate(connections) if connection.bandwidth < math.inf}
+    for _, wiring in wired.stages if wired is not None else ():
+        carries = wiring.capacities
+        limited.update(
+            node
+            for node in range(len(connections))
+            if node not in limited and any(carries[link] < math.inf for link in wiring.access(node))
+        )
+    return limited
 
 
 def _access(

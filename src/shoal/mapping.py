@@ -89,15 +89,18 @@ def node_ids(spelt: str, nodes: int) -> list[NodeId]:
     return found
 
 
-def spelt_ids(ids: Iterable[NodeId]) -> str:
-    """What `node_ids` reads: "0-3, 8"."""
+def spelt_ids(ids: Iterable[NodeId], most: int | None = None) -> str:
+    """What `node_ids` reads: "0-3, 8". With `most`, so many of its parts at most, and how many nodes follow."""
     runs: list[list[NodeId]] = []
     for node in sorted(ids):
         if runs and node == runs[-1][1] + 1:
             runs[-1][1] = node
         else:
             runs.append([node, node])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    shown = runs if most is None else runs[:most]
+    spelt = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in shown)
+    left = sum(last - first + 1 for first, last in runs[len(shown) :])
+    return f"{spelt} and {left} more" if left else spelt
 
 
 def by_machine(machines: Sequence[Machine]) -> dict[Machine, list[NodeId]]:

@@ -116,6 +116,11 @@ class Fault:
         """Whether what it does is undone by itself."""
         return self.until is not None or self.lasting is not None
 
+    @property
+    def revives(self) -> bool:
+        """Whether nodes that died come back by it."""
+        return self.kind == "restart" or (self.kind == "crash" and self.ends)
+
     def due(self, round: int) -> bool:
         """Whether it strikes a node that starts `round`, if it has not yet."""
         return self.round is not None and self.round <= round
@@ -183,7 +188,7 @@ def timetable(faults: Sequence[Fault], nodes: int, size: int, seed: int) -> Iter
     """
     down: set[NodeId] = set()
     timed = [fault for fault in faults if fault.round is None]
-    for_good = down if not any(f.kind == "restart" or (f.kind == "crash" and f.ends) for f in timed) else ()
+    for_good = () if any(fault.revives for fault in timed) else down
     for i, happening in _merged(dict(enumerate(timed)), nodes, size, seed, for_good):
         struck = happening.nodes
         if happening.kind == "crash":
@@ -479,8 +484,7 @@ def _wrong_nodes(fault: Fault, nodes: int, size: int) -> Iterator[str]:
         yield from _wrong_sides(fault, named, nodes, size)
     elif not named and fault.every is None:
         yield f"node: missing; say whom it strikes: {_SPELLING}"
-    comes_back = fault.kind == "restart" or (fault.kind == "crash" and fault.ends)
-    if comes_back and (serving := [node for node in named if node >= nodes]):
+    if fault.revives and (serving := [node for node in named if node >= nodes]):
         key = "nodes" if fault.node is None else "node"
         yield (
             f"{key} = {getattr(fault, key)!r}: node {serving[0]} serves the others and cannot be brought back; "

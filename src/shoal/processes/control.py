@@ -172,6 +172,8 @@ class Gone(msgspec.Struct, frozen=True, tag=True):
     """This node has died."""
 
     node: NodeId
+    time: float
+    """When that was known, on the machine's monotonic clock: before it could be started again."""
 
 
 class Back(msgspec.Struct, frozen=True, tag=True):

@@ -19,7 +19,7 @@ from shoal.network.carrier import Carrier, News, Occurrence, Parcel
 from shoal.network.faults import Happening
 from shoal.network.wiring import Presence
 from shoal.processes import control
-from shoal.processes.shaper import Due, Left, Post, Told, decode_post, encode, identity
+from shoal.processes.shaper import Due, Here, Left, Post, Told, decode_from_node, encode, identity
 from shoal.topologies.graph import NodeId
 
 LONGEST_POLL = 1.0
@@ -46,6 +46,10 @@ class NetworkProcess:
         self._paces: dict[NodeId, float] = {}
         """Bytes per second at which each node's last message left it."""
         self._dead: set[NodeId] = set()
+        self._here: dict[NodeId, float] = {}
+        """Those that listen, and since when."""
+        self._untold: dict[NodeId, list[Told]] = {}
+        """What those are told first that do not listen yet."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._nodes = context.socket(zmq.ROUTER)
         self._nodes.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a node that is started again keeps its name
@@ -66,17 +70,22 @@ class NetworkProcess:
     def serve(self) -> int:
         while True:
             self._wait()
+            # A node speaks after the supervisor has said that it is there: whoever is heard first knows less.
+            posts = self._posts() if self._epoch < math.inf else []
             if not self._hear_supervisor():
                 return 0
             if self._epoch == math.inf:
                 continue  # what comes from nodes that know already that the run has begun waits until this one does
-            told: dict[NodeId, list[Told]] = {}
-            for sender, post in self._posts():
+            told, self._untold = self._untold, {}
+            for sender, post in posts:
                 self._catch_up(post.since - self._epoch, told)
                 self._take(sender, post)
             self._catch_up(self._clock(), told)
             for node, said in told.items():
-                self._nodes.send_multipart([identity(node), encode(said)])
+                if node in self._here:
+                    self._nodes.send_multipart([identity(node), encode(said)])
+                elif node not in self._dead:
+                    self._untold[node] = said
 
     def _clock(self) -> float:
         return time.monotonic() - self._epoch
@@ -103,11 +112,15 @@ class NetworkProcess:
         while True:
             try:
                 name, frame = self._nodes.recv_multipart(zmq.NOBLOCK)
-                posts.append((int(name[1:]), decode_post(frame)))
+                sender, said = int(name[1:]), decode_from_node(frame)
             except zmq.Again:
                 break
             except (ValueError, msgspec.DecodeError):
                 continue  # a stranger on the port
+            if isinstance(said, Here):
+                self._here[sender] = said.since
+            else:
+                posts.append((sender, said))
         posts.sort(key=lambda sent: sent[1].since)
         return posts
 
@@ -123,9 +136,10 @@ class NetworkProcess:
         while self._next is not None and self._next.time <= now:
             at = max(self._now, self._next.time)
             self._tell(self._carrier.advance(at), told)
-            self._carrier.occur(at, self._next)
+            if not (isinstance(self._next, Happening) and self._next.kind in BY_THE_SUPERVISOR):
+                self._carrier.occur(at, self._next)
             self._now = at
-            self._next = self._coming()
+            self._next = next(self._agenda, None)  # not further: of what is the supervisor's there may be no end
         while (due := self._carrier.next_time()) <= now:
             self._tell(self._carrier.advance(max(due, self._now)), told)
             self._now = max(due, self._now)
@@ -145,13 +159,6 @@ class NetworkProcess:
                     told.setdefault(parcel.sender, []).append(Left(post.ticket, at, False))
                 told.setdefault(parcel.receiver, []).append(Due(parcel.sender, post.ticket, None))
 
-    def _coming(self) -> Occurrence | None:
-        """The next thing on the agenda that is the network's business."""
-        for occurrence in self._agenda:
-            if not (isinstance(occurrence, Happening) and occurrence.kind in BY_THE_SUPERVISOR):
-                return occurrence
-        return None
-
     def _hear_supervisor(self) -> bool:
         """False when the run is over."""
         while True:
@@ -161,9 +168,11 @@ class NetworkProcess:
                 return True
             if isinstance(said, control.Go):
                 self._epoch = said.epoch
-                self._next = self._coming()
+                self._next = next(self._agenda, None)
             elif isinstance(said, control.Gone) and said.node not in self._dead:
                 self._dead.add(said.node)
+                if self._here.get(said.node, math.inf) < said.time:  # else it is back already
+                    del self._here[said.node]
                 self._attend(said.node, online=False)
             elif isinstance(said, control.Back) and said.node in self._dead:
                 self._dead.discard(said.node)

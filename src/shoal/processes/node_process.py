@@ -344,8 +344,9 @@ class Supervised:
         self.finish: asyncio.Future[control.Finish] = self._loop.create_future()
         self.on_gone: Any = None
         self.on_back: Any = None
-        self.on_attend: Any = None
-        self.on_strike: Any = None
+        # Of what happens to one that was started again, and waits for others that are, it hears when it begins.
+        self.on_attend: Any = lambda online: None
+        self.on_strike: Any = lambda said: None
         self.on_stop: Any = None
         self.heeding = False
         """Whether the node is ready for what comes after its start."""
@@ -374,7 +375,7 @@ class Supervised:
             if isinstance(said, control.Go):
                 self.go.set_result(said)
             elif isinstance(said, control.Gone):
-                self.on_gone(said.node)
+                self.on_gone(said.node, said.time)
             elif isinstance(said, control.Back):
                 self.on_back(said.node, said.endpoint)
             elif isinstance(said, control.Attend):
@@ -541,11 +542,11 @@ async def _take_part(
         reject=rejected,
     )
 
-    def lose(node: NodeId) -> None:
+    def lose(node: NodeId, at: float) -> None:
         mailbox.lose(node)
         transport.lose(node)
         if shaper is not None:
-            shaper.lose(node)
+            shaper.lose(node, at)
         if delay is not None:
             delay.lose(node)
 
@@ -553,6 +554,7 @@ async def _take_part(
     line.on_gone = lose
     line.on_back = transport.move
     line.on_stop = lambda stop: os._exit(0)
+    born = asyncio.get_running_loop().time()
     line.say(control.Hello(id, start.run, transport.endpoint))
     go = await line.go
     if go.network is not None:
@@ -595,7 +597,7 @@ async def _take_part(
     pulse = asyncio.create_task(_beat(id, runtime, line, plan.patience / BEATS))
     ticks = asyncio.create_task(_tick(node, runtime, watcher, None if serves else experiment.evaluation.seconds))
     for dead in go.gone:
-        lose(dead)
+        lose(dead, born)
     if start.again:
         others = set(range(experiment.nodes)) - {id}
         for other in others:

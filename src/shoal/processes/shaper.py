@@ -26,6 +26,13 @@ PROMPT = 0.02
 to learn that the last one has left is the shaper's time, not the node's."""
 
 
+class Here(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A node listens: what is said to it before that finds nobody."""
+
+    since: float
+    """When it began, on the machine's monotonic clock."""
+
+
 class Post(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A node has sent a message."""
 
@@ -54,9 +61,10 @@ class Due(msgspec.Struct, frozen=True, array_like=True, tag=True):
     time: float | None
 
 
+FromNode: TypeAlias = Here | Post
 Told: TypeAlias = Left | Due
 encode = msgspec.msgpack.Encoder().encode
-decode_post = msgspec.msgpack.Decoder(Post).decode
+decode_from_node = msgspec.msgpack.Decoder(FromNode).decode
 decode_told = msgspec.msgpack.Decoder(list[Told]).decode
 
 
@@ -80,6 +88,7 @@ class Shaper:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(network)
+        self._socket.send(encode(Here(self._loop.time())))
         self._tickets = time.monotonic_ns()  # higher than all of a node that died and had the same id
         self._leaving: dict[int, asyncio.Future[Left]] = {}
         """Messages whose senders wait until they have left."""
@@ -126,9 +135,12 @@ class Shaper:
         elif (due := self._told.pop(key)) is not None:
             self._keep(key, message, due)
 
-    def lose(self, node: NodeId) -> None:
-        """`node` has died: what it sent arrives, but nobody counts on it because it asked for that before."""
-        self._deaths[node] = time.monotonic_ns()
+    def lose(self, node: NodeId, at: float) -> None:
+        """`node` has died: what it sent arrives, but nobody counts on it because it asked for that before.
+
+        `at` is when, on the machine's monotonic clock: word of it may come after the node is back.
+        """
+        self._deaths[node] = int(at * 1e9)
 
     def close(self) -> None:
         self._loop.remove_reader(self._socket.FD)

@@ -216,10 +216,17 @@ class Supervisor:
         working = set(range(self._experiment.size)) - self._done - self._exited
         learning = working & self._learners
         if self._phase == "running" and learning and not self._expected:
-            if self._next is None and all(self._away[node] for node in learning):
+            if self._are_away_for_good(learning):
                 self._end_after(0.0, PULSES_MISSED, learning, "offline, and nobody comes back")
             silent = time.monotonic() - max(self._busy[node] for node in working)
             self._end_after(self._patience, silent, learning, "waited for {:g} s for nothing that could come")
+
+    def _are_away_for_good(self, nodes: set[NodeId]) -> bool:
+        """Whether all of them are offline and stay so, whatever else the clock brings, without an end maybe."""
+        now = time.monotonic() - self._epoch
+        if self._next is not None and self._conditions.restarts:
+            return False  # others may come
+        return all(self._away[node] and not self._conditions.returns(node, now) for node in nodes)
 
     def _give_up_on_those_that_stay(self, finishing: float) -> None:
         """End the nodes that are still there so long after they were told to finish, or last seen to be at it."""
@@ -496,8 +503,9 @@ class Supervisor:
             raise LaunchError(f"node {node} could not start: {why.strip()}")
         self._lost[node] = why.strip().splitlines()[-1]
         self._listener.notice(f"{self._experiment.farewell(node, 'was lost')}. {why.strip()}")
-        self._tell_network(control.Gone(node))
-        self._tell_all(control.Gone(node))
+        gone = control.Gone(node, time.monotonic())
+        self._tell_network(gone)
+        self._tell_all(gone)
         self._awaited.discard(node)
         self._average_if_complete()
         if node in self._to_restart:
@@ -509,8 +517,8 @@ class Supervisor:
             self._welcome_back()
 
     def _average_if_complete(self) -> None:
-        if self._conditions.timed and self._phase == "running":
-            return  # it would take time from the nodes
+        if self._signal is not None or (self._conditions.timed and self._phase == "running"):
+            return  # it would take time from the nodes, or from the user who wants the run to end
         for averaged in self._averages.complete(self._awaited):
             self._averages_to_test.append(
                 control.EvaluateAverage(

@@ -104,9 +104,11 @@ class World:
         ]
         stuck += [f"node {r.id} is offline, and does not come back" for r in waiting if r.id in offline]
         if any(runtime.id < self.learners for runtime in waiting):
+            count = f"{len(waiting)} nodes wait" if len(waiting) > 1 else "1 node waits"
             raise DeadlockError(
-                f"deadlock at {self.kernel.now:.3f} s: {len(stuck)} node{'s' if len(stuck) > 1 else ''} "
-                "wait and nothing is on its way.\n  " + "\n  ".join(stuck) + "\n"
+                f"deadlock at {self.kernel.now:.3f} s: {count} and nothing is on its way.\n  "
+                + "\n  ".join(stuck)
+                + "\n"
                 "Either a peer never sends what is waited for, or what it sent was lost, or it hangs; "
                 "simulation.receive_timeout lets nodes go on without it."
             )
