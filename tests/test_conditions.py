@@ -70,6 +70,18 @@ class Alone:
 
 
 @dataclass(frozen=True)
+class Waits:
+    """For two things that never come."""
+
+    async def run(self, node: Node) -> None:
+        node.background(self._listen(node))
+        await node.receive(kind="nothing")
+
+    async def _listen(self, node: Node) -> None:
+        await node.receive(kind="nothing else")
+
+
+@dataclass(frozen=True)
 class Naps:
     """Sleeps for a second a round."""
 
@@ -182,7 +194,7 @@ def test_a_raise_by_the_clock_stops_the_run(tmp_path: Path) -> None:
 
 def test_a_slow_node_computes_so_many_times_longer_from_that_moment_on(tmp_path: Path) -> None:
     faults = Faults().slow(1, factor=4.0, what="compute").at(0.5).until(1.5).slow(2, factor=9.0, what="network").at(0.0)
-    run = experiment(algorithm=Alone(), fault=faults.schedule).run(tmp_path)
+    run = experiment(algorithm=Alone(), fault=faults.schedule, network=LINKS).run(tmp_path)
     # A half by 0.5, a quarter of the rest by 1.5, and what is left at full speed.
     assert rounds_of(run, 1) == {0: 1.75, 1: 2.75}
     assert rounds_of(run, 2) == {0: 1.0, 1: 2.0}
@@ -198,6 +210,50 @@ def test_a_slow_network_draws_messages_out(tmp_path: Path) -> None:
     slow = ends(*Faults().slow("0-3", factor=3.0, what="network").at(0.0).schedule) - STEP
     assert usual > 0
     assert slow == pytest.approx(3 * usual)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [IDEAL, {"name": "uniform", "latency": 0.1}, {"name": "ten-regions"}],
+    ids=lambda network: network["name"],
+)
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"device": {"network_slowdown": 2.0}}, "device: network_slowdown has no effect on nodes 0-3: in network = "),
+        (
+            {"fault": Faults().slow("1, 3", factor=2.0, what="network").at(1.0).schedule},
+            r"fault\[0\]: what = 'network' has no effect on nodes 1, 3: in network = ",
+        ),
+        ({"fault": [Fault("slow", every=1.0, factor=2.0, what="network")]}, "no effect on nodes 0-3"),
+    ],
+    ids=["device", "fault", "drawn"],
+)
+def test_links_without_a_limit_cannot_be_slow_and_that_is_said(
+    changed: Any, problem: str, network: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ExperimentError, match=problem) as refused:
+        experiment(network=network, **changed).run(tmp_path)
+    assert repr(network["name"]) in str(refused.value)
+    assert "upload and a download" in str(refused.value)
+
+
+def test_links_without_a_limit_are_no_matter_where_computing_is_slow_too(tmp_path: Path) -> None:
+    run = experiment(algorithm=Alone(), fault=Faults().slow(1, factor=2.0).at(0.0).schedule).run(tmp_path)
+    assert rounds_of(run, 1) == {0: 2.0, 1: 4.0}
+
+
+def test_only_those_whose_links_have_no_limit_are_named(tmp_path: Path) -> None:
+    wide = {"upload": 0.0, "download": 0.0}
+    with pytest.raises(ExperimentError, match="no effect on node 2: "):
+        experiment(network=LINKS, device={"network_slowdown": 2.0}, group=[{"nodes": "2", "network": wide}]).run(
+            tmp_path
+        )
+
+
+def test_a_deadlock_counts_the_nodes_that_wait(tmp_path: Path) -> None:
+    with pytest.raises(DeadlockError, match=f": {NODES} nodes wait and"):
+        experiment(algorithm=Waits()).run(tmp_path)
 
 
 def test_a_partition_is_survived_with_a_timeout_and_mended(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from shoal.commons import Commons
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.message import Message, Payload
-from shoal.processes.node_process import ProcessRuntime
+from shoal.processes.process_runtime import ProcessRuntime
 from shoal.randomness import generator
 from shoal.records import Evaluation, Event, Round, RunFolder
 from shoal.runtime import Filter, Mailbox

@@ -294,7 +294,10 @@ def test_a_service_that_joins_is_absent_before_and_has_as_many_replicas_as_are_t
     wired = built(5, dynamic=dynamic)
     expected = [Presence(0, 2, False), Presence(5, 2, True), Presence(8, 0, False), Presence(9, 0, True)]
     assert list(wired.presences) == expected
-    with pytest.raises(ValueError, match="5 replicas of 'client', 'server', and there are 6 nodes"):
+    late = (
+        "5 replicas of 'client', 'server', and there are 6 nodes.*; 'client' join by schedule, so none are there before"
+    )
+    with pytest.raises(ValueError, match=late):
         built(6, dynamic=dynamic)
     services = SERVICES.replace('name="client"', 'name="client" reuse="false"')
     fresh = built(6, dynamic=dynamic, services=services)
@@ -481,6 +484,10 @@ SCHEDULE = '<schedule name="client" time="1" action="leave"/>'
         (one_link('lateny="1"'), r":4: <link> has no attribute 'lateny'; did you mean 'latency'"),
         (text(services='<service name="a" replica="3"/>'), r":2: <service> has no attribute 'replica'; did you mean"),
         (text(services='<service name="a" replicas="0"/>'), r":2: replicas = '0': expected an integer, at least 1"),
+        (
+            text(services='<service name="a" replicas="600000"/><service name="b" replicas="400001"/>'),
+            r":2: replicas = '400001': more than 1,000,000 in all; use fewer",
+        ),
         (text(services='<service name="a" share="yes"/>'), r":2: share = 'yes': expected true or false"),
         (text(services='<service image="a"/>'), r":2: <service> has no name"),
         (text(services="", links=""), r":1: there are no services in it"),

@@ -20,6 +20,11 @@ def test_spelling_nodes_and_reading_them_are_inverse(ids: set[int]) -> None:
     assert node_ids(spelt_ids(ids), 61) == sorted(ids)
 
 
+def test_many_nodes_are_spelt_in_few_words() -> None:
+    assert spelt_ids([0, 1, 2, 5, 7, 9, 10], most=2) == "0-2, 5 and 3 more"
+    assert spelt_ids([0, 1, 2, 5], most=2) == "0-2, 5"
+
+
 @given(st.integers(1, 100), st.integers(1, 12))
 def test_linear_blocks_are_consecutive_and_equal_to_within_one(nodes: int, machines: int) -> None:
     placed = by_machine(Linear(tuple(f"m{i}" for i in range(machines))).place(nodes, {}))

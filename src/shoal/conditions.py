@@ -145,12 +145,16 @@ def _without_effect(experiment: Experiment, wired: Wired | None, connections: Se
         return []
     limited = _limited(wired, connections)
     return [
-        f"{what} has no effect on nodes {spelt_ids(unlimited, most=8)}: in network = {experiment.network.name!r} nothing "
+        f"{what} has no effect on {_named(unlimited)}: in network = {experiment.network.name!r} nothing "
         "limits their own links; give them an upload and a download there, or use a network like "
         "{ name = 'uniform', upload = 100, download = 100 }"
         for what, nodes in slowed.items()
         if (unlimited := [node for node in nodes if node not in limited])
     ]
+
+
+def _named(nodes: Sequence[NodeId]) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {spelt_ids(nodes, most=8)}"
 
 
 def _limited(wired: Wired | None, connections: Sequence[Connection]) -> set[NodeId]:

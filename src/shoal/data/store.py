@@ -52,7 +52,10 @@ def located(dataset: str, names: Sequence[str], path: Path | None = None) -> Pat
             found = sorted(p for p in place.glob(name) if p.suffix != UNFINISHED)
             if found:
                 return found[0]
-    raise DataError(f"dataset {dataset!r}: none of {', '.join(names)} is in {folder}; {_how_to_get(dataset, folder)}")
+    raise DataError(
+        f"dataset {dataset!r} is not in {folder}; {_how_to_get(dataset, folder)}\n"
+        f"  It is looked for as {', '.join(names)}."
+    )
 
 
 def at_hand(dataset: str, path: Path | None = None) -> bool:

@@ -95,9 +95,13 @@ class Kollaps:
         chosen = [s.name for s in known.values() if (s.name in self.services if self.services else not s.supervisor)]
         members = [(name, vertex) for name in chosen for vertex in layout.vertices[name]]
         if len(members) < nodes:
+            late = sorted(layout.late.intersection(chosen))
+            remedy = "set replicas in the file, or nodes to fewer"
+            if late:
+                remedy = f"{', '.join(map(repr, late))} join by schedule, so none are there before: let more join"
             raise ValueError(
                 f"{self.path}: {len(members)} replicas of {', '.join(map(repr, chosen)) or 'services'}, and there are "
-                f"{nodes} nodes, with those that serve; set replicas in the file, or nodes to fewer"
+                f"{nodes} nodes, with those that serve; {remedy}"
             )
         linked = {name for way in layout.ways for name in way}
         for name in sorted({name for name, _ in members[:nodes]} - linked):
@@ -131,6 +135,8 @@ class Layout:
 
     def __init__(self, description: Description) -> None:
         self.services = {service.name: service for service in description.services}
+        self.late = {e.name for e in description.schedule if isinstance(e, ServiceEvent) and e.action == "join"}
+        """Services and bridges of which some join by schedule."""
         self.size = 0
         self.vertices = {s.name: self._more(_replicas(s, description.schedule)) for s in description.services}
         self.vertices |= {name: self._more(1) for name in description.bridges}
@@ -228,8 +234,7 @@ class _Course:
         self._layout, self._path, self._rng = layout, path, rng
         self._schedule = sorted(description.schedule, key=lambda event: event.time)
         self._state = layout.properties
-        late = {e.name for e in self._schedule if isinstance(e, ServiceEvent) and e.action == "join"}
-        self._joined = {v for name in layout.services if name not in late for v in layout.vertices[name]}
+        self._joined = {v for name in layout.services if name not in layout.late for v in layout.vertices[name]}
         self._left: set[int] = set()
 
     def moments(self) -> Iterator[tuple[float, Properties, frozenset[int]]]:

@@ -120,6 +120,8 @@ IGNORED = {
 }  # fmt: skip
 """What Kollaps knows of services beside: how to start them."""
 
+MOST_REPLICAS = 1_000_000
+"""In all services, with those that join."""
 _MEGABITS = {"Gbps": (1000, 1), "Mbps": (1, 1), "Kbps": (1, 1000)}
 """One of each in Mbit/s: so many times 1, over so many."""
 
@@ -185,6 +187,7 @@ class _Reader:
         bridges = tuple(self._text(e, "name") for e in self.found.get("bridges", []))
         if not services:
             self._refuse("there are no services in it, and nodes are replicas of services", root)
+        self._refuse_masses()
         names: set[str] = set()
         for element in (*self.found.get("services", []), *self.found.get("bridges", [])):
             if (name := self._text(element, "name")) in names:
@@ -196,6 +199,18 @@ class _Reader:
         events = tuple(self._event(e, set(bridges), names) for e in self.found.get("dynamic", []))
         self._check_links(links, events)
         return Description(services, bridges, links, events, root.attributes.get("boot", ""))
+
+    def _refuse_masses(self) -> None:
+        """All replicas are held in memory, each with its links."""
+        total = 0
+        joining = [e for e in self.found.get("dynamic", []) if e.attributes.get("action") == "join"]
+        counted = [(e, "replicas") for e in self.found.get("services", [])] + [(e, "amount") for e in joining]
+        for element, key in counted:
+            total += self._count(element, key)
+            if total > MOST_REPLICAS:
+                self._refuse(
+                    f"{key} = {element.attributes[key]!r}: more than {MOST_REPLICAS:,} in all; use fewer", element
+                )
 
     # The tree
 

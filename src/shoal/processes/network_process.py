@@ -36,6 +36,7 @@ class NetworkProcess:
         carrier = commons.conditions.carrier()
         assert carrier is not None
         carrier.load()
+        self._size = commons.experiment.size
         self._carrier: Carrier = carrier
         self._agenda: Iterator[Occurrence] = commons.conditions.agenda()
         self._next: Occurrence | None = None
@@ -119,7 +120,7 @@ class NetworkProcess:
                 continue  # a stranger on the port
             if isinstance(said, Here):
                 self._here[sender] = said.since
-            else:
+            elif 0 <= sender < self._size and 0 <= said.to < self._size:
                 posts.append((sender, said))
         posts.sort(key=lambda sent: sent[1].since)
         return posts

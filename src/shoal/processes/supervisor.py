@@ -7,16 +7,12 @@ should the supervisor itself be killed, the kernel ends the zygote, and with it 
 from __future__ import annotations
 
 import math
-import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from multiprocessing.connection import Pipe
 from types import FrameType
 
 import msgspec
@@ -37,8 +33,9 @@ from shoal.operating_system import MIB, raise_file_limit
 from shoal.processes import control
 from shoal.processes.capacity import capacity
 from shoal.processes.namespaces import Namespaces
+from shoal.processes.zygote_process import ZygoteProcess
 from shoal.progress import SHOW_EVERY, Listener, MeanScore, Nobody, Outcome, Progress, Status
-from shoal.records import RunFolder
+from shoal.records import Event, Lines, RunFolder
 from shoal.topologies.graph import NodeId
 
 STOP_SECONDS = 10.0
@@ -49,15 +46,6 @@ FINISH_SECONDS = 60.0
 """How long a node that is done may take, at the least, to write down the rest and leave."""
 PULSES_MISSED = 5.0
 """Seconds on top of a peer's patience, for pulses that are late on a loaded machine."""
-
-MALLOC = {
-    # One heap for all threads of a node. It grows and shrinks only when nodes say so (`give_memory_back`): a node's
-    # private memory is small between trainings, and a training does not pay for every allocation anew.
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),
-    "MALLOC_MMAP_THRESHOLD_": str(2**25),
-}
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class Supervisor:
@@ -82,7 +70,7 @@ class Supervisor:
         self._shown = 0.0
         self._signal: int | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._zygote: _ZygoteProcess | None = None
+        self._zygote: ZygoteProcess | None = None
         self._namespaces: Namespaces | None = None
         self._identities: dict[NodeId, bytes] = {}
         self._endpoints: dict[NodeId, str] = {}
@@ -155,7 +143,7 @@ class Supervisor:
         """From nothing to every node listening."""
         experiment = self._experiment
         self._here = self._nodes_here()
-        self._zygote = _ZygoteProcess(self._folder)
+        self._zygote = ZygoteProcess(self._folder)
         self._zygote.say(control.Prepare(experiment.table(), str(experiment.base.resolve())))
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 16)
@@ -421,6 +409,7 @@ class Supervisor:
         if kind == "crash":
             for node in there:
                 self._reasons.setdefault(node, "crashed on schedule")
+                self._write(node, happening)
             self._zygote.say(control.Kill(there))
         elif kind == "restart":
             self._to_restart.update(
@@ -441,6 +430,7 @@ class Supervisor:
     def _restart(self, nodes: list[NodeId]) -> None:
         assert self._zygote is not None
         for node in nodes:
+            self._write(node, Happening(time.monotonic() - self._epoch, "restart", (node,)))
             del self._lost[node]
             self._exited.discard(node)
             self._reasons.pop(node, None)
@@ -449,6 +439,12 @@ class Supervisor:
         self._expected.update(nodes)
         if nodes:
             self._zygote.say(msgspec.structs.replace(self._start_nodes, nodes=nodes, again=True, network=False))
+
+    def _write(self, node: NodeId, happening: Happening) -> None:
+        """Among a node's records, what it cannot write down itself."""
+        lines = Lines(self._folder.node(node))
+        lines.write(Event("fault", happening.time, str(happening)))
+        lines.close()
 
     def _tell_network(self, said: control.ToNode) -> None:
         if self._network is not None:
@@ -592,54 +588,6 @@ class Supervisor:
             score=self._score.mean,
             bytes_sent=sum(self._bytes.values()),
         )
-
-
-class _ZygoteProcess:
-    """The zygote, seen from the supervisor."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.pipe, theirs = Pipe()
-        environment = {**os.environ, **MALLOC, **ONE_THREAD}
-        with open(folder.log, "ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.processes.zygote", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # a Ctrl-C in the terminal reaches the supervisor alone
-            )
-        self._log = folder.log
-        theirs.close()
-
-    def say(self, said: control.ToZygote) -> None:
-        try:
-            self.pipe.send_bytes(control.encode(said))
-        except OSError as error:
-            raise self._died() from error
-
-    def hear(self) -> control.FromZygote:
-        try:
-            said: control.FromZygote = control.decode_from_zygote(self.pipe.recv_bytes())
-        except (EOFError, OSError) as error:
-            raise self._died() from error
-        return said
-
-    def kill(self) -> None:
-        """The zygote and every node, at once."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return  # all gone already
-
-    def close(self) -> None:
-        self.kill()
-        self._process.wait()
-        self.pipe.close()
-
-    def _died(self) -> RunError:
-        return RunError(f"the process that starts nodes died; its last words are in {self._log}")
 
 
 def _raise_refused(said: control.Refused, source: str) -> None:

@@ -92,7 +92,7 @@ class SocketArena:
     async def _run(self, bodies: Mapping[NodeId, Body]) -> dict[NodeId, Any]:
         import zmq
 
-        from shoal.processes.node_process import ProcessRuntime
+        from shoal.processes.process_runtime import ProcessRuntime
         from shoal.processes.slots import Slots
 
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
