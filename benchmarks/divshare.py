@@ -4,7 +4,7 @@ python benchmarks/divshare.py                     # digits, three seeds: about t
 python benchmarks/divshare.py --short             # one seed
 python benchmarks/divshare.py --cifar10           # CIFAR-10 (SHOAL_DATA says where it is): days
 python benchmarks/divshare.py --cifar10 --short   # the same with 16 local steps, one seed, with stragglers only
-python benchmarks/divshare.py --overhead          # what the simulation takes beside training: a minute
+python benchmarks/divshare.py --overhead          # what the simulation takes beside training: three minutes
 
 The network is DivShare's: 60 nodes round one switch, 60 Mbit/s, of which 7 have 10 to 13 (Biswas et al., WWW 2025). The
 paper does not say how long an iteration trains. Here it is 0.32 s, which is about what a fast node needs to send the
@@ -159,7 +159,7 @@ def overhead() -> None:
     figures = [
         Figure(
             f"of its {measured}, the simulation spends outside training", 100 * (1 - trained / total), "%",
-            at_most=10.0, note=f"{trained:.0f} of {total:.0f} s are training; {summary['messages_sent']:,} messages sent",
+            at_most=10.0, note=f"{trained:.0f} of {total:.0f} s train; {summary['messages_sent']:,} messages sent",
         )
         for measured, total in (("processor time", times["total_cpu_s"]), ("time by the clock", times["wall_s"]))
     ]  # fmt: skip

@@ -161,6 +161,7 @@ def test_groups_change_single_keys_or_the_whole_device(capacities: Path) -> None
         {
             "algorithm": {"name": "fedavg"},
             "device": {"step_seconds": 0.02, "network_slowdown": 2},
+            "network": {"name": "uniform", "upload": 10},
             "group": [
                 {"nodes": "0-1", "device": {"slowdown": 5}},
                 {"nodes": "1", "device": {"step_seconds": 0.1}},
