@@ -135,7 +135,8 @@ def test_what_was_decoded_is_not_decoded_again(tmp_path: Path, monkeypatch: pyte
 
 def test_absent_data_say_how_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"^dataset 'cifar10' is not in .*; 'shoal data fetch cifar10'.*\n.*cifar-10-python\.tar\.gz"
+        DataError,
+        match=r"^dataset 'cifar10': cifar-10-python\.tar\.gz is not in .*; 'shoal data fetch cifar10'.*\n.*named",
     ):
         Cifar10().load(0)
     (tmp_path / "data/cifar-10").mkdir(parents=True)

@@ -52,10 +52,8 @@ def located(dataset: str, names: Sequence[str], path: Path | None = None) -> Pat
             found = sorted(p for p in place.glob(name) if p.suffix != UNFINISHED)
             if found:
                 return found[0]
-    raise DataError(
-        f"dataset {dataset!r} is not in {folder}; {_how_to_get(dataset, folder)}\n"
-        f"  It is looked for as {', '.join(names)}."
-    )
+    others = f"\n  It may also be named {', '.join(names[1:])}." if len(names) > 1 else ""
+    raise DataError(f"dataset {dataset!r}: {names[0]} is not in {folder}; {_how_to_get(dataset, folder)}{others}")
 
 
 def at_hand(dataset: str, path: Path | None = None) -> bool:
