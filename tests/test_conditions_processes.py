@@ -17,10 +17,11 @@ import zmq
 
 from shoal.commons import Commons
 from shoal.experiment import Experiment
+from shoal.message import Message, Payload
 from shoal.processes import control
 from shoal.processes.network_process import NetworkProcess
 from shoal.processes.process_runtime import ProcessRuntime
-from shoal.processes.shaper import Due, Here, Left, Post, decode_told, encode, identity
+from shoal.processes.shaper import Due, Here, Left, Post, Shaper, decode_told, encode, identity
 from shoal.processes.slots import Slots
 from shoal.processes.transport import Transport
 from shoal.records import Average, End, Evaluation, Event, Round
@@ -286,3 +287,30 @@ def test_a_node_that_is_killed_in_a_shaped_run_is_lost_and_its_neighbours_go_on(
         for node in set(range(NODES)) - {2}:
             assert [r.round for r in run.folder.read(node) if isinstance(r, Round)] == [0, 1, 2, 3]
         assert code == 3, out
+
+
+def test_a_node_that_has_sent_nothing_hears_in_time() -> None:
+    """ZeroMQ signals what comes only to a socket that was read from before, in vain."""
+    message = Message(1, "model", 0, Payload({}))
+    delivered: list[Message] = []
+
+    async def listen() -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        network = context.socket(zmq.ROUTER)
+        network.bind("tcp://127.0.0.1:*")
+        endpoint = network.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+        shaper = Shaper(context, 0, endpoint, cast(Transport, None), delivered.append)
+        try:
+            shaper.take(message, 7)
+            until(lambda: network.poll(0), 10)  # without the loop: nothing is read meanwhile
+            name, _ = network.recv_multipart()
+            for _ in range(3):
+                network.send_multipart([name, encode([Due(1, 7, time.monotonic())])])
+                await asyncio.sleep(0.2)
+        finally:
+            shaper.close()
+            network.close(linger=0)
+            context.destroy(linger=0)
+
+    asyncio.run(listen())
+    assert delivered == [message]

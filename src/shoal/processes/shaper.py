@@ -107,6 +107,7 @@ class Shaper:
         self._arrivals = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._socket.FD, self._drain)
+        self._drain()  # ZeroMQ signals that something has come to those only that have looked for it in vain
 
     async def send(self, to: NodeId, message: Message) -> bool:
         ticket = self._post(to, message, self._loop.time(), waits=False)
