@@ -2,7 +2,7 @@
 
 It asks everybody from which round on they count on it. Each says the round after its own, and from that round on the
 two send to each other and wait for each other again; so no pair of nodes disagrees, wherever each of them is. Then it
-takes over the model of the peer that is furthest on. Where a server leads, the server is asked, and nobody else.
+takes over the model of the peer that is furthest on. Where a server leads, only the server's answer is waited for.
 
 Of two that come back at the same time neither has a round to name yet. Both say so; then the one with the higher id
 waits until the other is back, and is told.
