@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from shoal.experiment import Experiment
 from shoal.message import Message, Payload
 from shoal.processes import control
 from shoal.processes.network_process import NetworkProcess
+from shoal.processes.node_process import _look_at_the_last
 from shoal.processes.process_runtime import ProcessRuntime
 from shoal.processes.shaper import Due, Here, Left, Post, Shaper, decode_told, encode, identity
 from shoal.processes.slots import Slots
@@ -262,6 +264,27 @@ def test_who_stops_a_run_by_the_clock_has_the_scores_of_the_models_that_were_kep
             assert ticks == list(range(1, len(ticks) + 1))
             assert len(ticks) > 2
         assert run.summary["averaged_model"] is None  # rather than that of a moment long past
+
+
+@pytest.mark.parametrize(
+    ("seen", "last", "kept"),
+    [
+        (3, 5, [(4, 2.0), (5, 2.2)]),  # late for the fourth: whoever was not has kept it
+        (4, 5, [(5, 2.2)]),
+        (5, 5, []),
+    ],
+)
+def test_a_node_that_is_late_for_a_look_by_the_clock_makes_up_for_it(
+    seen: int, last: int, kept: list[tuple[int, float]]
+) -> None:
+    looks: list[tuple[int, float]] = []
+    later = SimpleNamespace(keep=lambda _round, time, _params, tick: looks.append((tick, time)))
+    node = SimpleNamespace(
+        id=0, nodes=2, next_round=1, params=np.zeros(3), schedule=SimpleNamespace(evaluated=True, averaged=False)
+    )
+    watcher = SimpleNamespace(ticks=seen, later=later)
+    _look_at_the_last(cast(Any, node), cast(Any, watcher), control.Finish(tick=last, time=2.2), 0.5)
+    assert looks == kept
 
 
 def test_a_network_process_that_dies_ends_the_run_with_a_clear_error(tmp_path: Path) -> None:

@@ -142,7 +142,9 @@ async def _take_part(
             os._exit(0)
         if not leaving:
             pulse.cancel()  # from now on only what is tested is a sign of life
-            leaving.add(asyncio.create_task(_leave(stop, node, runtime, watcher, slots, line)))
+            ticks.cancel()
+            _look_at_the_last(node, watcher, stop, experiment.evaluation.seconds)
+            leaving.add(asyncio.create_task(_leave(node, runtime, watcher, slots, line)))
 
     line.on_stop = leave
     pulse = asyncio.create_task(_beat(id, runtime, line, plan.patience / BEATS))
@@ -184,7 +186,7 @@ async def _take_part(
     used = memory()  # while all others are still alive
     finish = await line.finish
     ticks.cancel()
-    _look_at_the_last(node, watcher, finish)
+    _look_at_the_last(node, watcher, finish, experiment.evaluation.seconds)
     if watcher.later is not None:
         async for evaluation in _tested(node, watcher.later.test(node), slots, line):
             watcher.record(evaluation)
@@ -243,9 +245,14 @@ def _look(node: Node, watcher: Watcher, tick: int, time: float) -> None:
         watcher.model(round, node.params, tick)
 
 
-def _look_at_the_last(node: Node, watcher: Watcher, finish: control.Finish) -> None:
-    """Keep the model as it is at the end, unless the clock has just had it kept."""
-    if node.id < node.nodes and finish.tick is not None and watcher.ticks < finish.tick:
+def _look_at_the_last(node: Node, watcher: Watcher, finish: control.Finish, seconds: float | None) -> None:
+    """Keep the model as it is at the end, unless the clock has just had it kept; and at the moments before that this
+    node is late for, which the others may have kept."""
+    if seconds is None or finish.tick is None or node.id >= node.nodes:
+        return
+    for tick in range(watcher.ticks + 1, finish.tick):
+        _look(node, watcher, tick, tick * seconds)
+    if watcher.ticks < finish.tick:
         _look(node, watcher, finish.tick, finish.time)
 
 
@@ -265,15 +272,12 @@ async def _tested(
     thread.end()
 
 
-async def _leave(
-    stop: control.Finish, node: Node, runtime: ProcessRuntime, watcher: Watcher, slots: Slots, line: Supervised
-) -> None:
+async def _leave(node: Node, runtime: ProcessRuntime, watcher: Watcher, slots: Slots, line: Supervised) -> None:
     """The run is being stopped: of the models that were kept, test the latest and as many more as there is time for,
     and go."""
     until = time.monotonic() + LEAVE_SECONDS
     try:
         assert watcher.later is not None
-        _look_at_the_last(node, watcher, stop)
         await runtime.halt()
         found = []
         async for evaluation in _tested(node, watcher.later.test(node, latest_first=True), slots, line):
