@@ -23,7 +23,7 @@ from shoal.errors import DataError, ExperimentError, MessageError
 from shoal.experiment import Experiment
 from shoal.message import Params, Payload
 from shoal.metrics import TRAINERS, Metrics
-from shoal.node import Finds, Fronts, Node, Observer, Schedule, Serves
+from shoal.node import Confers, Finds, Fronts, Node, Observer, Schedule, Serves
 from shoal.randomness import generator
 from shoal.runtime import Runtime
 from shoal.sharing.sharing import Checks, Joins, Member, Sharing
@@ -101,6 +101,10 @@ class Commons:
 
     def live(self, node: Node) -> Coroutine[Any, Any, None]:
         """What `node` does, from its beginning to its end: learn, or serve those that do."""
+        life = self._life(node)
+        return life if not isinstance(node.sharing, Confers) else _conferring(life, node, node.sharing)
+
+    def _life(self, node: Node) -> Coroutine[Any, Any, None]:
         experiment = self.experiment
         for kind, id in experiment.services.items():
             if id == node.id:
@@ -185,6 +189,12 @@ class Commons:
     def evaluate(self, params: Params) -> dict[str, float]:
         """Scores of any parameters on the experiment's test data."""
         return self.workshop.evaluate(params)
+
+
+async def _conferring(life: Coroutine[Any, Any, None], node: Node, sharing: Confers) -> None:
+    node.background(sharing.attend(node))
+    await life
+    await sharing.part(node)
 
 
 def _described(component: Component) -> str:

@@ -50,6 +50,12 @@ def speaks(algorithm: Component) -> Speaks:
     return found
 
 
+def sums(algorithm: Component) -> bool:
+    """Whether nothing but the weighted sum of a round's models is asked of those that a node hears: `sums = True` in
+    the algorithm's class."""
+    return getattr(find("algorithm", algorithm.name), "sums", False) is True
+
+
 class Whole(Protocol):
     """The experiment, as far as a component may look at it to say whether it fits in."""
 

@@ -8,6 +8,7 @@
     └── RunError               the run started and cannot go on
         ├── DeadlockError      every simulated node waits, and nothing can wake one
         ├── NodeError          a node's own code raised
+        │   └── PrivacyError   it stopped rather than show what it must not
         └── LaunchError        nodes could not be started here
 
 Every message names the thing, its value, what was expected and what to do.
@@ -54,6 +55,10 @@ class DeadlockError(RunError):
 
 class NodeError(RunError):
     """A node's own code raised; the message carries its traceback."""
+
+
+class PrivacyError(NodeError):
+    """Going on would show what must not be shown, or garble what is hidden; nothing was sent."""
 
 
 class LaunchError(RunError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -88,6 +88,34 @@ class Serves(Protocol):
     """
 
     async def serve(self, node: Node) -> None: ...
+
+
+@runtime_checkable
+class Confers(Protocol):
+    """A sharing that has words of its own for the sharings of other nodes, beside payloads: keys, say.
+
+    The node calls these around what its algorithm does with messages of kind "model"; the algorithm does not notice.
+    """
+
+    async def prepare(self, node: Node, to: Sequence[NodeId], round: int) -> Sequence[NodeId]:
+        """Before payloads for `to` are asked for. Returns those of them that may be spoken to."""
+        ...
+
+    def expected(self, node: Node, senders: Sequence[NodeId], round: int) -> Sequence[NodeId]:
+        """Those of `senders` to wait for: the others must not speak in this round."""
+        ...
+
+    async def open(self, node: Node, received: Received, round: int) -> Received:
+        """What has come as `merge` wants it, from those whose words could be opened."""
+        ...
+
+    async def attend(self, node: Node) -> None:
+        """Answer the sharings of other nodes; runs beside the algorithm for as long as the node takes part."""
+        ...
+
+    async def part(self, node: Node) -> None:
+        """After the algorithm has ended: wait until nobody needs this node's answers any more."""
+        ...
 
 
 class OnGraph:
@@ -178,6 +206,9 @@ class Node:
         self._loss: float | None = None
         self._generators: dict[str, np.random.Generator] = {}
         self._check = sharing.check if isinstance(sharing, Checks) else None
+        self._confers = sharing if isinstance(sharing, Confers) else None
+        self._companies: dict[NodeId, tuple[int, Mapping[NodeId, float]]] = {}
+        """What `accompany` said of each receiver, with the round that it is for."""
         self._params = _frozen(params)
         if isinstance(sharing, Joins):
             data = getattr(trainer, "data", None)
@@ -197,6 +228,11 @@ class Node:
                 f"not {params.dtype} of shape {params.shape}"
             )
         self._params = _frozen(params)
+
+    @property
+    def run(self) -> str:
+        """The name of the run, which every message carries."""
+        return self._run
 
     @property
     def server(self) -> NodeId:
@@ -237,6 +273,19 @@ class Node:
         """The neighbours in this round and their weights: from the graph, or from whoever samples peers."""
         return await self._finder.peers(self, round)
 
+    def company(self, receiver: NodeId, round: int) -> Mapping[NodeId, float]:
+        """All who speak to `receiver` in this round, and how much each counts there: by the graph, or as told."""
+        told, company = self._companies.get(receiver, (None, None))
+        if told == round and company is not None:
+            return company
+        if receiver >= self.nodes:
+            raise NodeError(f"node {self.id} was not told who else speaks to node {receiver} in round {round}")
+        return self.mixing.peers(receiver, round).weights
+
+    def accompany(self, receiver: NodeId, round: int, company: Mapping[NodeId, float]) -> None:
+        """Where no graph says so: all who speak to `receiver` in this round, and how much each counts there."""
+        self._companies[receiver] = round, company
+
     def rewire(self, topology: Topology, weights: WeightScheme | None = None) -> None:
         """From now on `peers` follows this graph, with the experiment's weights or those of another scheme.
 
@@ -251,6 +300,8 @@ class Node:
     async def send(self, to: Peers | Iterable[NodeId], outgoing: Outgoing, *, round: int, kind: str = MODEL) -> None:
         """Say `outgoing` to each of `to`. Peers that are known to be gone are passed over."""
         recipients = to.to if isinstance(to, Peers) else to
+        if self._confers is not None and kind == MODEL:
+            recipients = await self._confers.prepare(self, tuple(recipients), round)
         gone = self.runtime.gone()
         common = Message(self.id, kind, round, outgoing.frozen(), self._run) if isinstance(outgoing, Payload) else None
         for peer in recipients:
@@ -299,6 +350,9 @@ class Node:
         Nonsense is what the sharing refuses, in messages of kind "model", and what `check` does; it is counted.
         """
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
+        confers = self._confers if kind == MODEL else None
+        if confers is not None:
+            senders = tuple(confers.expected(self, senders, round))
         patience = self.receive_timeout if timeout is None else timeout
         messages = await self.runtime.receive(Filter(kind, round, senders), patience)
         self.silent = frozenset()
@@ -309,7 +363,7 @@ class Node:
         for message in messages:
             if self._accepts(message, check):
                 received[message.sender] = message.payload
-        return received
+        return received if confers is None else await confers.open(self, received, round)
 
     async def receive_first(
         self, peers: Iterable[NodeId], *, kind: str = MODEL, timeout: float | None = None
@@ -405,8 +459,12 @@ class Node:
 
     def reject(self, message: Message, why: str) -> None:
         """Count a message that makes no sense, and write down why; the algorithm goes on as if it had not come."""
+        self.refuse(message.sender, why)
+
+    def refuse(self, sender: NodeId, why: str) -> None:
+        """Count something that `sender` said and that makes no sense."""
         self.rejected += 1
-        self.event("payload rejected", f"from node {message.sender}: {why}")
+        self.event("payload rejected", f"from node {sender}: {why}")
 
     def event(self, what: str, detail: str) -> None:
         """Write down something out of the ordinary."""

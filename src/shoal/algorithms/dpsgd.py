@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from shoal.node import Node
 from shoal.schema import Bounds
@@ -16,6 +16,8 @@ class DPSGD:
     With mixing weights W, step size η and gradients ∇F, all models X follow X ← W(X − η∇F(X)). With `overlap`, they
     follow the paper's other order, X ← WX − η∇F(X), in which models travel while their nodes train.
     """
+
+    sums: ClassVar[bool] = True
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     overlap: bool = False

@@ -29,6 +29,7 @@ class ELLocal:
     peers: Annotated[int, Bounds(at_least=1)] = 5
 
     speaks: ClassVar[Speaks] = "anyone"
+    sums: ClassVar[bool] = True
 
     async def run(self, node: Node) -> None:
         node.rewire(RandomOut(self.peers), "uniform")

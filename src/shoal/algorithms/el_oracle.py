@@ -28,6 +28,7 @@ class ELOracle:
     degree: Annotated[int, Bounds(at_least=1)] = 5
 
     speaks: ClassVar[Speaks] = "anyone"
+    sums: ClassVar[bool] = True
 
     async def run(self, node: Node) -> None:
         node.rewire(self._graph(), "uniform")

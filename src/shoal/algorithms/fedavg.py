@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -39,6 +39,7 @@ class FedAvg:
     server: Annotated[ServerOptimizer, Nested("server-optimizer")] = field(default_factory=Average)
 
     speaks: ClassVar[Speaks] = "server"
+    sums: ClassVar[bool] = True
 
     async def run(self, node: Node) -> None:
         await node.send([node.server], Payload({}, {SAMPLES: node.samples}), round=0, kind=JOIN)
@@ -51,14 +52,12 @@ class FedAvg:
         samples = {client: int(said.fields[SAMPLES]) for client, said in joined.items()}
         async for r in node.rounds(self.rounds):
             drawn = self._draw(node, samples)
-            await call(node, drawn, r)
+            await call(node, drawn, r, _weights(samples, drawn))
             received = await node.receive_each(drawn, round=r)
             if not received:
                 node.event("nobody answered", f"round {r}: the model stays as it was")
                 continue
-            total = sum(samples[client] for client in received)
-            weights = {client: samples[client] / total for client in received}
-            merged = node.sharing.merge(node.params, received, weights)
+            merged = node.sharing.merge(node.params, received, _weights(samples, received))
             node.params = self.server.step(node.params, merged - node.params, node.memory)
         await dismiss(node, self.rounds)
 
@@ -66,6 +65,11 @@ class FedAvg:
         clients = [client for client in alive(node) if client in samples]
         count = max(1, round(self.fraction * len(clients)))
         return sorted(node.rng("clients").choice(clients, count, replace=False).tolist()) if clients else []
+
+
+def _weights(samples: Mapping[NodeId, int], clients: Collection[NodeId]) -> dict[NodeId, float]:
+    total = sum(samples[client] for client in clients)
+    return {client: samples[client] / total for client in clients}
 
 
 def _counts_samples(said: Payload) -> None:

@@ -7,7 +7,7 @@ ICML 2021 (arXiv:2102.04761).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class QGDSGDm:
     train(x) is x − ηg for one step of SGD. It is never sent. `beta` is how much of it a step takes, `mu` how much of
     it stays; the paper sets both alike.
     """
+
+    sums: ClassVar[bool] = True
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     beta: Annotated[float, Bounds(at_least=0, below=1)] = 0.9

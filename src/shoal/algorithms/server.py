@@ -11,16 +11,20 @@ again to say so.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from weakref import WeakSet
 
+import numpy as np
+
+from shoal.errors import MessageError
 from shoal.message import Message, Payload
-from shoal.node import Check, Node
+from shoal.node import Check, Confers, Node
 from shoal.sharing.full import Full
 from shoal.topologies.graph import NodeId
 
 GLOBAL = "global"
 LAST = "last"
+COMPANY, WEIGHTS = "company", "weights"
 ASK, HERE = "is the server there", "the server is there"
 _FULL = Full()
 _answering: WeakSet[Node] = WeakSet()
@@ -33,12 +37,20 @@ def alive(node: Node) -> list[NodeId]:
     return [client for client in range(node.nodes) if client not in gone]
 
 
-async def call(node: Node, clients: Iterable[NodeId], round: int) -> None:
-    """The server calls `clients` to a round, with its model."""
+async def call(
+    node: Node, clients: Iterable[NodeId], round: int, company: Mapping[NodeId, float] | None = None
+) -> None:
+    """The server calls `clients` to a round, with its model. `company`: all that are called, and how much each counts;
+    they are told if their sharing has to know."""
     if node.receive_timeout is not None and node not in _answering:
         _answering.add(node)
         node.background(_answer(node))
-    await node.send(clients, _FULL.outgoing(node.params, round), round=round, kind=GLOBAL)
+    said = _FULL.outgoing(node.params, round)
+    if company is not None and isinstance(node.sharing, Confers):
+        node.accompany(node.id, round, company)
+        ids, weights = np.array(list(company), np.uint32), np.array(list(company.values()))
+        said = Payload({**said.arrays, COMPANY: ids, WEIGHTS: weights})
+    await node.send(clients, said, round=round, kind=GLOBAL)
 
 
 async def dismiss(node: Node, rounds: int) -> None:
@@ -59,11 +71,14 @@ async def calls(node: Node) -> AsyncIterator[int]:
 
     def check(said: Payload) -> None:
         _FULL.check(said, node.params)
+        _company(said, node)
 
     while (message := await _next_call(node, check)) is not None:
         while (later := await node.receive(kind=GLOBAL, sender=node.server, timeout=0.0, check=check)) is not None:
             message = later
         node.params = message.payload.arrays["params"]
+        if (company := _company(message.payload, node)) is not None:
+            node.accompany(node.server, message.round, company)
         if message.payload.fields.get(LAST) is True:
             await node.evaluate(message.round)
             return
@@ -74,6 +89,20 @@ async def calls(node: Node) -> AsyncIterator[int]:
     fate = "died" if node.server in node.runtime.gone() else "keeps silent"
     node.event("server lost", f"node {node.server} {fate}; this node keeps {kept}")
     await node.evaluate(max(0, latest - 1))  # what a round begins with is what the one before ended with
+
+
+def _company(said: Payload, node: Node) -> dict[NodeId, float] | None:
+    """All that are called, and how much each counts; None where nobody has to know. Raises `MessageError`."""
+    if not isinstance(node.sharing, Confers) or said.fields.get(LAST) is True:
+        return None
+    ids, weights = said.arrays.get(COMPANY), said.arrays.get(WEIGHTS)
+    if ids is None or ids.dtype != np.uint32 or ids.ndim != 1 or len(np.unique(ids)) != len(ids):
+        raise MessageError(f"expected an array {COMPANY!r} of the nodes that are called")
+    if weights is None or weights.dtype != np.float64 or weights.shape != ids.shape or not (weights >= 0).all():
+        raise MessageError(f"expected an array {WEIGHTS!r} of {len(ids)} weights, none of them negative")
+    if node.id not in ids or ids.max() >= node.nodes or weights.sum() > 1 + 1e-9:
+        raise MessageError("expected this node among those that are called, and weights whose sum is 1")
+    return dict(zip(ids.tolist(), weights.tolist(), strict=True))
 
 
 async def _next_call(node: Node, check: Check) -> Message | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.sharing.sharing import Checks, Joins, Member, Outgoing, Sharing
+from shoal.sharing.sharing import Checks, Joins, Member, Outgoing, Selects, Sharing
 
 SHARINGS: dict[str, str] = {
     "full": "shoal.sharing.full:Full",
@@ -17,6 +17,7 @@ SHARINGS: dict[str, str] = {
     "jwins": "shoal.sharing.jwins:JWINS",
     "powergossip": "shoal.sharing.powergossip:PowerGossip",
     "data": "shoal.sharing.data:DataSharing",
+    "secure": "shoal.privacy.secure:Secure",
 }
 
-__all__ = ["SHARINGS", "Checks", "Joins", "Member", "Outgoing", "Sharing"]
+__all__ = ["SHARINGS", "Checks", "Joins", "Member", "Outgoing", "Selects", "Sharing"]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.compression.compressors import DrawnCode, Fraction, Part, Values, kept
+from shoal.compression.compressors import DrawnCode, Fraction, Part, Values, drawn, kept
 from shoal.compression.floats import Float32
+from shoal.compression.indices import Positions
 from shoal.message import Params, Payload
 from shoal.randomness import derived_seed
 from shoal.sharing.heard import Heard, fill_in
@@ -46,8 +47,7 @@ class Random:
         self._count = kept(params.size, self.fraction)
 
     def outgoing(self, params: Params, round: int) -> Payload:
-        who = () if self.common else (self._member.id,)
-        seed = derived_seed(self._member.seed, "random sharing", round, *who)
+        seed = self._seed(round)
         rng = self._member.rng("random sharing, rounding", round) if self.values.by_chance else None
         return self._code.pack(params, self._count, seed, rng)[0]
 
@@ -56,3 +56,13 @@ class Random:
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         return fill_in(params, self._heard.take(received, params.size), weights)
+
+    def select(self, params: Params, round: int) -> Positions:
+        return drawn(self._seed(round), params.size, self._count)
+
+    def said(self, params: Params, positions: Positions) -> None:
+        """Nothing is kept."""
+
+    def _seed(self, round: int) -> int:
+        who = () if self.common else (self._member.id,)
+        return derived_seed(self._member.seed, "random sharing", round, *who)

@@ -1,7 +1,8 @@
 """What a sharing is: what a node says of its model, and how it merges what it hears.
 
 `Sharing` is all that a sharing must do. The other protocols here are what it may do as well: look at payloads before
-they are merged (`Checks`), know the node that it speaks for (`Joins`), hand out its state (`shoal.state.Stateful`).
+they are merged (`Checks`), know the node that it speaks for (`Joins`), hand out its state (`shoal.state.Stateful`),
+talk with the sharings of other nodes (`shoal.node.Confers`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from shoal.compression.indices import Positions
 from shoal.data.dataset import LocalData
 from shoal.message import Params, Payload
 from shoal.randomness import generator
@@ -71,4 +73,25 @@ class Joins(Protocol):
 
     def join(self, member: Member) -> None:
         """Called once, before `start`."""
+        ...
+
+
+@runtime_checkable
+class Selects(Protocol):
+    """A sharing that says some coordinates of the model as they are: those that are not said are as the receiver's own.
+
+    Whoever wraps it may have others said in their place, and then tells it which.
+    """
+
+    @property
+    def common(self) -> bool:
+        """Whether all nodes select alike in a round."""
+        ...
+
+    def select(self, params: Params, round: int) -> Positions:
+        """The coordinates to say, in increasing order; equally many every round."""
+        ...
+
+    def said(self, params: Params, positions: Positions) -> None:
+        """These coordinates of `params` were said."""
         ...

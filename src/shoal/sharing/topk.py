@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from shoal.compression.compressors import Fraction, Indices, Part, SparseCode, Values, kept
 from shoal.compression.floats import Float32
-from shoal.compression.indices import GolombRice
+from shoal.compression.indices import GolombRice, Positions
 from shoal.compression.sparse import top_positions
 from shoal.message import Params, Payload
 from shoal.sharing.heard import Heard, fill_in
@@ -38,6 +39,8 @@ class TopK:
     With `indices = "raw"` it is 32, and positions take seven times the bytes.
     """
 
+    common: ClassVar[bool] = False
+
     fraction: Fraction = 0.1
     values: Values = Float32()
     indices: Indices = GolombRice()
@@ -54,7 +57,7 @@ class TopK:
         self._shared = params.copy()
 
     def outgoing(self, params: Params, round: int) -> Payload:
-        positions = top_positions(params - self._shared, self._count)
+        positions = self.select(params, round)
         rng = self._member.rng("top-k sharing", round) if self.values.by_chance else None
         payload = self._code.pack(Part(params[positions], positions), params.size, rng)
         self._shared[positions] = self.values.decode(payload.arrays, self._count)
@@ -65,6 +68,12 @@ class TopK:
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         return fill_in(params, self._heard.take(received, params.size), weights)
+
+    def select(self, params: Params, round: int) -> Positions:
+        return top_positions(params - self._shared, self._count)
+
+    def said(self, params: Params, positions: Positions) -> None:
+        self._shared[positions] = params[positions]
 
     def state(self) -> State:
         return {"shared": self._shared.copy()}

@@ -1,0 +1,72 @@
+"""What secure aggregation demands of the experiment that it is in."""
+
+from __future__ import annotations
+
+from shoal.algorithms.demands import graph_of
+from shoal.components import Whole, find, speaks, sums
+from shoal.compression.floats import Float32
+from shoal.sharing.full import Full
+from shoal.sharing.sharing import Selects, Sharing
+
+NAME = "sharing = 'secure'"
+
+
+def misfits(inner: Sharing, few: str, whole: Whole) -> list[str]:
+    return [*_inner(inner, whole), *_algorithm(whole), *_topology(few, whole)]
+
+
+def _inner(inner: Sharing, whole: Whole) -> list[str]:
+    options = whole.sharing.options.get("inner")
+    name = getattr(options, "name", "full")
+    if not isinstance(inner, Full | Selects):
+        return [
+            f"sharing.inner = {name!r}: masks cancel only in a sum of models, coordinate by coordinate, and this says "
+            "something else; use 'full', 'random' or 'topk'"
+        ]
+    if isinstance(inner, Selects) and not isinstance(getattr(inner, "values", Float32()), Float32):
+        return [f"sharing.inner.values: {NAME} encodes values itself, in whole numbers that can be added; leave it out"]
+    if isinstance(inner, Selects) and not inner.common and speaks(whole.algorithm) == "server":
+        return [
+            f"sharing.inner = {name!r}: those that speak to a node have to agree on coordinates with it, and a server "
+            "does not take part in that; use 'full' or 'random'"
+        ]
+    return []
+
+
+def _algorithm(whole: Whole) -> list[str]:
+    if sums(whole.algorithm):
+        return []
+    return [
+        f"{NAME}: it gives the weighted sum of all neighbours' models of a round, and algorithm = "
+        f"{whole.algorithm.name!r} asks for more; use 'dpsgd', 'el-oracle', 'el-local', 'qg-dsgdm' or 'fedavg'"
+    ]
+
+
+def _topology(few: str, whole: Whole) -> list[str]:
+    to = speaks(whole.algorithm)
+    if to == "server":
+        fraction = whole.algorithm.options.get("fraction", 1.0)
+        if few == "refuse" and max(1, round(fraction * whole.nodes)) < 2:
+            return [
+                f"algorithm.fraction = {fraction:g} calls one client, whose model the server would see; {NAME} needs "
+                "two at the least, or few = 'plain'"
+            ]
+        return []
+    if to != "neighbours":
+        return []
+    if hasattr(find("topology", whole.topology.name), "finder"):
+        return [
+            f"topology = {whole.topology.name!r}: nodes find their peers by talking, so nobody knows who else speaks "
+            f"to its peers, with whom {NAME} has to mask; use a graph that all nodes work out alike"
+        ]
+    graph = graph_of(whole)
+    if few == "plain" or graph is None or not graph.static:
+        return []
+    lonely = [node for node in range(graph.nodes) if graph.degree(node, 0) < 2]
+    if not lonely:
+        return []
+    some = ", ".join(map(str, lonely[:5])) + (" …" if len(lonely) > 5 else "")
+    return [
+        f"topology = {whole.topology.name!r}: fewer than two speak to {len(lonely)} of the nodes ({some}), so a model "
+        f"would show; {NAME} needs two at the least, or few = 'plain'"
+    ]
