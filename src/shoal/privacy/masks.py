@@ -85,6 +85,13 @@ class Keys:
         self._publics[peer] = public
         self._pairs[peer] = kdf.derive(secret)
 
+    def disown(self, public: bytes) -> NodeId | None:
+        """Agree with nobody upon `public` any more; whose it was."""
+        owner = next((node for node, known in self._publics.items() if known == public), None)
+        if owner is not None:
+            del self._publics[owner], self._pairs[owner]
+        return owner
+
     def with_peer(self, peer: NodeId, receiver: NodeId, round: int) -> PairSecrets:
         made = _expanded(self._pairs[peer], b"masks and shares", receiver, round, 3 * SEED_BYTES)
         seed, low, high = (made[i : i + SEED_BYTES] for i in range(0, len(made), SEED_BYTES))

@@ -12,6 +12,7 @@ from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.privacy import masks, shamir
+from shoal.privacy.circles import connected
 from shoal.privacy.masks import SEED_BYTES, commitment
 from shoal.privacy.ring import Words
 from shoal.privacy.words import (
@@ -64,6 +65,9 @@ class Opening:
         speakers = self._consistent()
         if (why := self._gathering.why_not(speakers)) is not None:
             raise ClosedError(why)
+        masked = {one: [o for o in self._gathering.partners[one] if self._seal(one, o) != NO_SEAL] for one in speakers}
+        if not connected(masked, speakers):
+            raise ClosedError("some did not mask with others, and parts of the sum would show")
         request = Payload({SPEAKERS: naming(speakers)})
         round = self._gathering.round
         await self._node.send(speakers, request, round=round, kind=OPEN)

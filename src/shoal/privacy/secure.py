@@ -117,6 +117,8 @@ class Secure:
         """The last round in which each receiver was spoken to."""
         self._asked: set[NodeId] = set()
         """Those who may wait for this node to ask them for something."""
+        self._maskers: dict[NodeId, tuple[NodeId, ...]] = {}
+        """In the present round: with whom this node masks its words to each receiver. Who dies now is masked with."""
         self._params: Params = np.empty(0, np.float32)
         self._supports: dict[NodeId, Positions] = {}
         """In the present round: the coordinates to say to each receiver, and those that this node hears."""
@@ -185,10 +187,13 @@ class Secure:
             node.event(how, f"round {round}: nobody else speaks to {', '.join(map(str, alone))}")
         await self._exchange_keys(node, {p for receiver in masked for p in gatherings[receiver].partners[node.id]})
         gone = node.runtime.gone()
+        self._maskers = {r: self._able(node, gatherings[r].partners[node.id]) for r in masked}
         for receiver in list(masked):
-            if receiver not in gone and not self._maskable(node, gatherings[receiver]):
-                why = f"round {round}: too few of those that speak to node {receiver} have a key"
-                node.event("not spoken to", why)
+            gathering, maskers = gatherings[receiver], self._maskers[receiver]
+            if len(maskers) < min(gathering.shares_needed(node.id), gathering.quorum - 1):
+                if receiver not in gone:
+                    why = f"round {round}: too few of those that speak to node {receiver} have a key, or are alive"
+                    node.event("not spoken to", why)
                 masked.remove(receiver)
         allowed: Sequence[NodeId] = sorted({*masked, *(alone if self.few == "plain" else ())})
         if isinstance(self.inner, Selects):
@@ -199,13 +204,10 @@ class Secure:
         company = node.company(receiver, round)
         return Gathering(receiver, round, company, self.partners, self.threshold, node.seed)
 
-    def _maskable(self, node: Node, gathering: Gathering) -> bool:
-        """Whether enough others can mask with this node for its words to stay hidden in the sum."""
-        return len(self._maskers(node, gathering)) >= min(gathering.shares_needed(node.id), gathering.quorum - 1)
-
-    def _maskers(self, node: Node, gathering: Gathering) -> tuple[NodeId, ...]:
-        gone = node.runtime.gone()
-        return tuple(p for p in gathering.partners[node.id] if p in self._own_keys(node) and p not in gone)
+    def _able(self, node: Node, partners: Sequence[NodeId]) -> tuple[NodeId, ...]:
+        """Those that can mask with this node."""
+        keys, gone = self._own_keys(node), node.runtime.gone()
+        return tuple(partner for partner in partners if partner in keys and partner not in gone)
 
     def _own_keys(self, node: Node) -> Keys:
         if self._keys is None:
@@ -226,6 +228,9 @@ class Secure:
                 except MessageError as error:
                     self._keyless.add(peer)
                     node.refuse(peer, str(error))
+                    if (owner := keys.disown(said.arrays[KEY].tobytes())) is not None:
+                        self._keyless.add(owner)
+                        node.refuse(owner, f"its key is that of node {peer}: nobody knows whose it is")
 
     async def _agree_on_coordinates(
         self, node: Node, inner: Selects, to: Sequence[NodeId], round: int
@@ -282,7 +287,7 @@ class Secure:
                 raise PrivacyError(f"node {node.id} was to speak to node {receiver} unmasked in round {round}")
             return Payload({WORDS: words}, {PLAIN: True})
         keys = self._own_keys(node)
-        maskers = self._maskers(node, gathering)
+        maskers = self._maskers.get(receiver)
         if not maskers:
             raise PrivacyError(f"node {node.id} has nobody to mask with for node {receiver} in round {round}")
         own_seed = keys.own_seed(receiver, round)
@@ -337,9 +342,11 @@ class Secure:
                 return opened
             speakers, words = found.speakers, found.words
         else:
-            if masked:
-                raise PrivacyError(f"node {node.id} hears masked words from {sorted(masked)} alone in round {round}")
-            speakers = tuple(received)
+            for sender in masked:
+                node.refuse(sender, "its words are masked, and nobody else's are there to cancel that")
+            speakers = tuple(received.keys() - masked.keys())
+            if not speakers:
+                return opened
             words = sum((received[s].arrays[WORDS] for s in speakers), np.zeros(self._count, self._ring.dtype))
         arrays: dict[str, NDArray[Any]] = {SUM: self._ring.decode(words)}
         if isinstance(self.inner, Selects):
