@@ -77,9 +77,9 @@ def describe(progress: Progress) -> str:
 
 def time_left(progress: Progress) -> float | None:
     """Seconds to go at the pace so far; None while there is no pace to speak of."""
-    if not progress.rounds or progress.round < 1:
+    if not progress.done or progress.round < 1:
         return None
-    return progress.seconds * max(0.0, progress.rounds - progress.round) / progress.round
+    return progress.seconds * (1 - progress.done) / progress.done
 
 
 def size(count: float) -> str:
@@ -208,11 +208,8 @@ def _number(value: float | None, form: str) -> str:
 
 def _bar(progress: Progress) -> Table:
     grid = Table.grid(padding=(0, 1))
-    total = progress.rounds if progress.phase == "running" and progress.rounds else None
-    grid.add_row(
-        ProgressBar(total=total or 100, completed=progress.round if total else 0, width=30, pulse=total is None),
-        describe(progress),
-    )
+    done = progress.done if progress.phase == "running" else None
+    grid.add_row(ProgressBar(total=1, completed=done or 0, width=30, pulse=done is None), describe(progress))
     return grid
 
 

@@ -46,6 +46,15 @@ class Progress:
     """Mean over the nodes at the latest evaluation."""
     bytes_sent: int = 0
     virtual_seconds: float | None = None
+    duration: float | None = None
+    """When the run ends at the latest: in virtual seconds where there are such, else in real ones."""
+
+    @property
+    def done(self) -> float | None:
+        """The part of the run that is behind it, by its rounds or by its clock; None where neither says."""
+        clock = self.seconds if self.virtual_seconds is None else self.virtual_seconds
+        parts = [self.round / self.rounds if self.rounds else 0.0, clock / self.duration if self.duration else 0.0]
+        return min(1.0, max(parts)) if self.rounds or self.duration else None
 
 
 class Listener(Protocol):

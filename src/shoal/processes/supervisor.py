@@ -587,6 +587,7 @@ class Supervisor:
             rounds=self._experiment.algorithm.options.get("rounds"),
             score=self._score.mean,
             bytes_sent=sum(self._bytes.values()),
+            duration=self._experiment.duration,
         )
 
 

@@ -212,6 +212,7 @@ class Simulation:
             score=self.score.mean,
             bytes_sent=sum(node.bytes_sent for node in nodes),
             virtual_seconds=self.world.kernel.now if nodes else None,
+            duration=self.experiment.duration,
         )
 
     def _node(self, id: NodeId) -> Node:

@@ -1,0 +1,33 @@
+"""What a person is told while a run goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.display import describe, time_left
+from shoal.progress import Progress
+
+
+def running(**given: Any) -> Progress:
+    return Progress("running", nodes=4, alive=4, **given)
+
+
+@pytest.mark.parametrize(
+    ("progress", "left"),
+    [
+        (running(seconds=10, round=20, rounds=100), 40),
+        (running(seconds=10, round=0.5, rounds=100), None),  # no pace to speak of
+        (running(seconds=10, round=20), None),
+        (running(seconds=30, round=20, rounds=1000, virtual_seconds=8.0, duration=32.0), 90),  # the clock ends it
+        (running(seconds=30, round=90, rounds=100, virtual_seconds=8.0, duration=32.0), pytest.approx(30 / 9)),
+        (running(seconds=30, round=3, duration=40.0), 10),
+        (running(seconds=50, round=3, duration=40.0), 0),
+    ],
+)
+def test_the_time_left_is_by_the_rounds_or_by_the_clock_whichever_ends_the_run(
+    progress: Progress, left: float | None
+) -> None:
+    assert time_left(progress) == left
+    assert ("left" in describe(progress)) == (left is not None)
