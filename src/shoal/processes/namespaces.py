@@ -169,7 +169,12 @@ def _queue(device: str, rate: float) -> list[str]:
         return []
     burst = _burst(rate)
     limit = burst + max(SMALLEST_QUEUE, int(rate * QUEUE_SECONDS))
-    return [f"qdisc add dev {device} root tbf rate {round(rate * 8)}bit burst {burst} limit {limit}"]
+    bits = f"{round(rate * 8)}bit"
+    return [
+        f"qdisc add dev {device} root handle 1: htb default 1",
+        f"class add dev {device} parent 1: classid 1:1 htb rate {bits} ceil {bits} burst {burst} cburst {burst}",
+        f"qdisc add dev {device} parent 1:1 bfifo limit {limit}",
+    ]
 
 
 def _batch(namespace: int, tool: str, commands: Sequence[str]) -> None:
@@ -182,6 +187,6 @@ def _batch(namespace: int, tool: str, commands: Sequence[str]) -> None:
     if done.returncode:
         why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise LaunchError(
-            f"processes.shaping = 'kernel': {tool!r} says: {why}; see that the kernel has bridges, veth and tbf, "
+            f"processes.shaping = 'kernel': {tool!r} says: {why}; see that the kernel has bridges, veth and htb, "
             + INSTEAD
         )
