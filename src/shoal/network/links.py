@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from shoal import schema
 from shoal.mapping import node_ids
@@ -47,8 +48,36 @@ class Between:
         return {name: value for name, value in every.items() if value is not None}
 
 
-class Star:
-    """Nodes round one switch. Link 2i is the upload of node i, link 2i + 1 its download; those of `between` follow.
+class Accessed(ABC):
+    """Nodes that have a connection of their own: link 2i is the upload of node i, link 2i + 1 its download. The links
+    of `between` follow. How one node gets to another is worked out when that is first asked for."""
+
+    def __init__(self, upload: NDArray[np.float64], download: NDArray[np.float64], between: ArrayLike = ()) -> None:
+        own = np.column_stack([upload, download]).ravel()
+        self._capacities = np.concatenate([own, np.asarray(between, np.float64).ravel()])
+        self._routes: dict[Pair, Route] = {}
+
+    @property
+    def capacities(self) -> NDArray[np.float64]:
+        return self._capacities
+
+    def route(self, sender: NodeId, receiver: NodeId) -> Route:
+        if sender == receiver:
+            return HERE
+        pair = (sender, receiver)
+        if pair not in self._routes:
+            self._routes[pair] = self._made(sender, receiver)
+        return self._routes[pair]
+
+    def access(self, node: NodeId) -> tuple[int, ...]:
+        return (2 * node, 2 * node + 1)
+
+    @abstractmethod
+    def _made(self, sender: NodeId, receiver: NodeId) -> Route: ...
+
+
+class Star(Accessed):
+    """Nodes round one switch. Links of `between` are those that single pairs have for themselves.
 
     What is given of each node is what two nodes like it have between them, each being half of the way. So two that
     differ have the mean of their latencies, the root of the mean of their squared jitters, and a message gets through
@@ -71,27 +100,10 @@ class Star:
         self._between = between or {}
         limited = [pair for pair, said in self._between.items() if "bandwidth" in said]
         self._own = {pair: 2 * len(upload) + i for i, pair in enumerate(limited)}
-        own = [self._between[pair]["bandwidth"] * MEGABIT for pair in limited]
-        self._capacities = np.concatenate([np.column_stack([upload, download]).ravel(), own])
-        self._routes: dict[Pair, Route] = {}
+        super().__init__(upload, download, [self._between[pair]["bandwidth"] * MEGABIT for pair in limited])
 
-    @property
-    def capacities(self) -> NDArray[np.float64]:
-        return self._capacities
-
-    def route(self, sender: NodeId, receiver: NodeId) -> Route:
-        if sender == receiver:
-            return HERE
-        pair = (sender, receiver)
-        if pair not in self._routes:
-            self._routes[pair] = self._made(pair)
-        return self._routes[pair]
-
-    def access(self, node: NodeId) -> tuple[int, ...]:
-        return (2 * node, 2 * node + 1)
-
-    def _made(self, pair: Pair) -> Route:
-        a, b = pair
+    def _made(self, sender: NodeId, receiver: NodeId) -> Route:
+        a, b = pair = (sender, receiver)
         said = self._between.get(pair, {})
         own = (self._own[pair],) if pair in self._own else ()
         return Route(

@@ -13,7 +13,8 @@ from typing import Annotated, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.network.wiring import HERE, MEGABIT, Route, Wired, capacity
+from shoal.network.links import Accessed
+from shoal.network.wiring import MEGABIT, Route, Wired, capacity
 from shoal.randomness import generator
 from shoal.schema import Bounds
 from shoal.topologies.graph import NodeId
@@ -22,8 +23,8 @@ UNKNOWN = {"", "-", "*", "?", "na", "n/a", "nan", "null", "none"}
 """How files spell what was not measured, beside negative and infinite numbers; in any case."""
 
 
-class Sites:
-    """Nodes at sites. Link 2i is the upload of node i, link 2i + 1 its download; those between sites follow.
+class Sites(Accessed):
+    """Nodes at sites, which have links between them.
 
     `site` has the number of each node's site; `latency` and `jitter` are of pairs of sites, in seconds one way;
     `bandwidth` too, in bytes per second and for each direction, and None where only the nodes' own links have limits.
@@ -45,31 +46,13 @@ class Sites:
     ) -> None:
         self._site = list(site)
         self._latency, self._jitter, self._loss = latency, jitter, loss
-        own = np.column_stack([upload, download]).ravel()
         self._width = len(latency) if shared else len(self._site)
         self._places = self._site if shared else list(range(len(self._site)))
         self._bandwidth = bandwidth
         if bandwidth is None:
-            self._capacities = own
+            super().__init__(upload, download)
         else:
-            between = bandwidth if shared else bandwidth[np.ix_(self._site, self._site)]
-            self._capacities = np.concatenate([own, between.ravel()])
-        self._routes: dict[tuple[NodeId, NodeId], Route] = {}
-
-    @property
-    def capacities(self) -> NDArray[np.float64]:
-        return self._capacities
-
-    def route(self, sender: NodeId, receiver: NodeId) -> Route:
-        if sender == receiver:
-            return HERE
-        pair = (sender, receiver)
-        if pair not in self._routes:
-            self._routes[pair] = self._made(sender, receiver)
-        return self._routes[pair]
-
-    def access(self, node: NodeId) -> tuple[int, ...]:
-        return (2 * node, 2 * node + 1)
+            super().__init__(upload, download, bandwidth if shared else bandwidth[np.ix_(self._site, self._site)])
 
     def _made(self, sender: NodeId, receiver: NodeId) -> Route:
         sites = (self._site[sender], self._site[receiver])
