@@ -98,8 +98,8 @@ def _company(said: Payload, node: Node) -> dict[NodeId, float] | None:
     ids, weights = said.arrays.get(COMPANY), said.arrays.get(WEIGHTS)
     if ids is None or ids.dtype != np.uint32 or ids.ndim != 1 or len(np.unique(ids)) != len(ids):
         raise MessageError(f"expected an array {COMPANY!r} of the nodes that are called")
-    if weights is None or weights.dtype != np.float64 or weights.shape != ids.shape or not (weights >= 0).all():
-        raise MessageError(f"expected an array {WEIGHTS!r} of {len(ids)} weights, none of them negative")
+    if weights is None or weights.dtype != np.float64 or weights.shape != ids.shape or not (weights > 0).all():
+        raise MessageError(f"expected an array {WEIGHTS!r} of {len(ids)} weights above 0: others must hide each of them")
     if node.id not in ids or ids.max() >= node.nodes or weights.sum() > 1 + 1e-9:
         raise MessageError("expected this node among those that are called, and weights whose sum is 1")
     return dict(zip(ids.tolist(), weights.tolist(), strict=True))

@@ -12,7 +12,7 @@ NAME = "sharing = 'secure'"
 
 
 def misfits(inner: Sharing, few: str, whole: Whole) -> list[str]:
-    return [*_inner(inner, whole), *_algorithm(whole), *_topology(few, whole)]
+    return [*_inner(inner, whole), *_algorithm(whole), *_topology(few, whole), *_faults(whole)]
 
 
 def _inner(inner: Sharing, whole: Whole) -> list[str]:
@@ -39,6 +39,15 @@ def _algorithm(whole: Whole) -> list[str]:
     return [
         f"{NAME}: it gives the weighted sum of all neighbours' models of a round, and algorithm = "
         f"{whole.algorithm.name!r} asks for more; use 'dpsgd', 'el-oracle', 'el-local', 'qg-dsgdm' or 'fedavg'"
+    ]
+
+
+def _faults(whole: Whole) -> list[str]:
+    if not whole.restarts:
+        return []
+    return [
+        f"{NAME}: a node that comes back is given a model in the clear, by whoever is furthest on; leave out restarts "
+        "(faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
     ]
 
 

@@ -73,8 +73,7 @@ class Keys:
         """Agree with `peer` upon a key. Raises `MessageError` for a public key that is another node's, or no key."""
         if public == self.public:
             raise MessageError("its key is this node's own; every node must have a key of its own")
-        owner = next((node for node, known in self._publics.items() if known == public and node != peer), None)
-        if owner is not None:
+        if (owner := self.owner(public)) is not None and owner != peer:
             raise MessageError(f"its key is that of node {owner}; every node must have a key of its own")
         try:
             secret = self._private.exchange(X25519PublicKey.from_public_bytes(public))
@@ -85,12 +84,9 @@ class Keys:
         self._publics[peer] = public
         self._pairs[peer] = kdf.derive(secret)
 
-    def disown(self, public: bytes) -> NodeId | None:
-        """Agree with nobody upon `public` any more; whose it was."""
-        owner = next((node for node, known in self._publics.items() if known == public), None)
-        if owner is not None:
-            del self._publics[owner], self._pairs[owner]
-        return owner
+    def owner(self, public: bytes) -> NodeId | None:
+        """With whom a key was agreed upon by means of `public`."""
+        return next((node for node, known in self._publics.items() if known == public), None)
 
     def with_peer(self, peer: NodeId, receiver: NodeId, round: int) -> PairSecrets:
         made = _expanded(self._pairs[peer], b"masks and shares", receiver, round, 3 * SEED_BYTES)

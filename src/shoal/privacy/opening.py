@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,9 @@ from shoal.privacy.words import (
 )
 from shoal.topologies.graph import NodeId
 
+TRIALS = 1000
+"""How many parts of the shares of a secret are tried for one without a forged share."""
+
 
 @dataclass(frozen=True)
 class Sum:
@@ -45,6 +48,13 @@ class Sum:
 
 class ClosedError(Exception):
     """The sum stays closed, for this reason."""
+
+
+def _parts(holders: list[int], count: int) -> Iterator[tuple[int, ...]]:
+    """Parts of `count` holders: first without any one, then without each in turn, each two, and so on."""
+    for left_out in range(len(holders) - count + 1):
+        for some in itertools.combinations(holders, left_out):
+            yield tuple(holder for holder in holders if holder not in some)[:count]
 
 
 class Opening:
@@ -63,10 +73,11 @@ class Opening:
     async def open(self) -> Sum:
         """Raises `ClosedError`: then nothing that was hidden has been shown."""
         speakers = self._consistent()
+        if self._gathering.why_not(speakers) is None:
+            speakers = self._hidden(speakers)
         if (why := self._gathering.why_not(speakers)) is not None:
             raise ClosedError(why)
-        masked = {one: [o for o in self._gathering.partners[one] if self._seal(one, o) != NO_SEAL] for one in speakers}
-        if not connected(masked, speakers):
+        if not connected({one: self._masked_with(one) for one in speakers}, speakers):
             raise ClosedError("some did not mask with others, and parts of the sum would show")
         request = Payload({SPEAKERS: naming(speakers)})
         round = self._gathering.round
@@ -98,9 +109,6 @@ class Opening:
             }
             for one in left
         }
-        for one in left:
-            if all(self._seal(one, other) == NO_SEAL for other in partners[one]):
-                unfit[one].add(one)
         while any(unfit[one] & left for one in left):
             worst = max(left, key=lambda one: (len(unfit[one] & left), one))
             others = ", ".join(map(str, sorted(unfit[worst] & left)))
@@ -108,17 +116,25 @@ class Opening:
             left.discard(worst)
         return sorted(left)
 
+    def _hidden(self, speakers: list[NodeId]) -> list[NodeId]:
+        """Those that have masked with enough of the others: the rest would not take off their masks."""
+        left = set(speakers)
+        while bare := {one for one in left if len(self._masked_with(one) & left) < self._gathering.links_needed(one)}:
+            named = ", ".join(map(str, sorted(bare)))
+            self._node.event("left out of the sum", f"round {self._gathering.round}: too few mask with {named}")
+            left -= bare
+        return sorted(left)
+
+    def _masked_with(self, one: NodeId) -> set[NodeId]:
+        return {other for other in self._gathering.partners[one] if self._seal(one, other) != NO_SEAL}
+
     def _seal(self, one: NodeId, other: NodeId) -> bytes:
         """What `one` committed itself to for its mask with `other`."""
         return self._statements[one].seals[1 + self._gathering.partners[one].index(other)]
 
     def _absent(self, speaker: NodeId, speakers: Iterable[NodeId]) -> list[NodeId]:
         """Those that a speaker has masked with, and whose words are not in the sum."""
-        return [
-            other
-            for other in self._gathering.partners[speaker]
-            if other not in speakers and self._seal(speaker, other) != NO_SEAL
-        ]
+        return sorted(self._masked_with(speaker) - set(speakers))
 
     def _seeds(self, speaker: NodeId, speakers: list[NodeId], answer: Payload) -> dict[NodeId, bytes]:
         """The seeds of the masks that are to be taken off a speaker's words: its own, and of those that are absent."""
@@ -141,7 +157,7 @@ class Opening:
     ) -> dict[NodeId, dict[NodeId, bytes]]:
         """What those would have said that do not answer any more, from the shares that others hold."""
         gathering, round = self._gathering, self._gathering.round
-        asked = {h: [one for one in silent if h in gathering.partners[one]] for h in helpers}
+        asked = {h: [one for one in silent if h in self._masked_with(one)] for h in helpers}
         asked = {helper: of for helper, of in asked.items() if of}
 
         def request(helper: NodeId) -> Payload:
@@ -169,7 +185,7 @@ class Opening:
     def _combined(self, one: NodeId, wanted: list[NodeId], shares: dict[int, shamir.Bytes]) -> dict[NodeId, bytes]:
         """A node's secrets. Shares may be forged: those that fit with what it committed itself to are not."""
         needed = self._gathering.shares_needed(one)
-        for some in itertools.combinations(sorted(shares), needed):
+        for some in itertools.islice(_parts(sorted(shares), needed), TRIALS):
             secret = shamir.combine({holder: shares[holder] for holder in some})
             seeds = {other: bytes(row) for other, row in zip(wanted, secret, strict=True)}
             seeds = {other: seed for other, seed in seeds.items() if other == one or self._seal(one, other) != NO_SEAL}

@@ -47,10 +47,9 @@ class Ring:
 
     def encode(self, values: Params, weight: float) -> Words:
         """`weight` (0 to 1) times `values`, none of which is `outside`."""
-        scaled = values * np.float64(weight * self.scale)
+        scaled = np.multiply(values, weight * self.scale, dtype=np.float64)
         np.rint(scaled, out=scaled)
-        signed = scaled.astype(np.int64)
-        return signed.astype(self.dtype) if self.bits == 32 else signed.view(self.dtype)
+        return scaled.astype(f"<i{self.bits // 8}").view(self.dtype)
 
     def decode(self, words: Words) -> NDArray[np.float64]:
         signed = words.view(f"<i{self.bits // 8}")

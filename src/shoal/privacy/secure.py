@@ -12,12 +12,19 @@ In each round, each node j of those that speak to receiver i
 
 The receiver says whose words have come. Each of those hands out the seed of its own mask, and those that it shares with
 nodes whose words have not come. What one that has died since would have handed out, the others' shares give. A node
-hands out its own seed only if its words are in the sum, and a pair's only if the other's are not; so late words stay
-hidden. What a node must remember for this follows from its keys.
+hands out its own seed only if its words are in the sum, and so are those of enough others that it has masked with; and
+a pair's only if the other's are not. So late words stay hidden, and those of one whom nobody masks with. What a node
+must remember for this follows from its keys.
+
+This is against receivers and neighbours that want to know more than they are told, also together, and against words
+that are wrong or forged. One thing is trusted: that a receiver names the same speakers to all. One that tells some of
+them that a node is among them, and others that it is not, gets all its seeds. Of sparse models, a receiver learns which
+coordinates each neighbour votes for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,6 +77,9 @@ from shoal.state import State, Stateful
 from shoal.topologies.graph import NodeId
 
 SUM, WEIGHT, POSITIONS = "sum", "weight", "positions"
+STAY = 4
+"""For how many receives a node waits at its end for a receiver that says nothing: for so many the receiver may wait in
+vain for others, for a key, for words, for what takes off masks, and for help."""
 _CODE = GolombRice()
 
 
@@ -92,9 +102,9 @@ class Secure:
     which coordinates: "full" all, "random" those of its seed, "topk" those that most of a receiver's neighbours name.
 
     Each of a receiver's neighbours masks with up to `partners` others. A sum is opened if at least `threshold` of the
-    neighbours are in it, and never fewer than two; so many of the shares of a secret recover it. Otherwise
-    the receiver keeps its own model, and says so. A receiver with fewer than two neighbours makes an experiment
-    invalid, or in a graph that changes hears nothing for that round; with `few` = "plain" it is told models unmasked.
+    neighbours are in it, and never fewer than two; so many of the shares of a secret recover it. Otherwise the receiver
+    keeps its own model, and says so. A receiver with fewer than two neighbours makes an experiment invalid, or in a
+    graph that changes hears nothing for that round; with `few` = "plain" it is told models unmasked.
     """
 
     inner: Annotated[Sharing, Nested("sharing")] = field(default_factory=Full)
@@ -112,13 +122,13 @@ class Secure:
         """Those that know this node's key."""
         self._keyless: set[NodeId] = set()
         """Those whose key was refused."""
+        self._silent: set[NodeId] = set()
+        """Those whose key was waited for in vain."""
         self._said: dict[NodeId, dict[int, _Said]] = {}
         self._latest: dict[NodeId, int] = {}
         """The last round in which each receiver was spoken to."""
         self._asked: set[NodeId] = set()
         """Those who may wait for this node to ask them for something."""
-        self._maskers: dict[NodeId, tuple[NodeId, ...]] = {}
-        """In the present round: with whom this node masks its words to each receiver. Who dies now is masked with."""
         self._params: Params = np.empty(0, np.float32)
         self._supports: dict[NodeId, Positions] = {}
         """In the present round: the coordinates to say to each receiver, and those that this node hears."""
@@ -186,15 +196,6 @@ class Secure:
             how = "spoken to unmasked" if self.few == "plain" else "not spoken to"
             node.event(how, f"round {round}: nobody else speaks to {', '.join(map(str, alone))}")
         await self._exchange_keys(node, {p for receiver in masked for p in gatherings[receiver].partners[node.id]})
-        gone = node.runtime.gone()
-        self._maskers = {r: self._able(node, gatherings[r].partners[node.id]) for r in masked}
-        for receiver in list(masked):
-            gathering, maskers = gatherings[receiver], self._maskers[receiver]
-            if len(maskers) < min(gathering.shares_needed(node.id), gathering.quorum - 1):
-                if receiver not in gone:
-                    why = f"round {round}: too few of those that speak to node {receiver} have a key, or are alive"
-                    node.event("not spoken to", why)
-                masked.remove(receiver)
         allowed: Sequence[NodeId] = sorted({*masked, *(alone if self.few == "plain" else ())})
         if isinstance(self.inner, Selects):
             allowed = await self._agree_on_coordinates(node, self.inner, allowed, round)
@@ -203,11 +204,6 @@ class Secure:
     def _gathering(self, node: Node, receiver: NodeId, round: int) -> Gathering:
         company = node.company(receiver, round)
         return Gathering(receiver, round, company, self.partners, self.threshold, node.seed)
-
-    def _able(self, node: Node, partners: Sequence[NodeId]) -> tuple[NodeId, ...]:
-        """Those that can mask with this node."""
-        keys, gone = self._own_keys(node), node.runtime.gone()
-        return tuple(partner for partner in partners if partner in keys and partner not in gone)
 
     def _own_keys(self, node: Node) -> Keys:
         if self._keys is None:
@@ -221,16 +217,32 @@ class Secure:
             self._told.update(untold)
             public = np.frombuffer(keys.public, np.uint8)
             await node.send(untold, Payload({KEY: public}), round=0, kind=KEY)
-        if unknown := [p for p in partners if p not in keys and p not in self._keyless]:
-            for peer, said in (await node.receive_each(unknown, round=0, kind=KEY, check=_is_key)).items():
-                try:
-                    keys.agree(peer, said.arrays[KEY].tobytes())
-                except MessageError as error:
-                    self._keyless.add(peer)
-                    node.refuse(peer, str(error))
-                    if (owner := keys.disown(said.arrays[KEY].tobytes())) is not None:
-                        self._keyless.add(owner)
-                        node.refuse(owner, f"its key is that of node {peer}: nobody knows whose it is")
+        patience = math.inf if node.receive_timeout is None else node.receive_timeout
+        until = node.now() + patience
+        for peer in sorted(p for p in partners if p not in keys and p not in self._keyless):
+            # Who has kept silent once is not waited for again: this node's own words would be late every time.
+            timeout = 0.0 if peer in self._silent else max(0.0, until - node.now())
+            # Of any round: of two that meet, each tells the other its key when it comes to that.
+            message = await node.receive(kind=KEY, sender=peer, timeout=timeout)
+            if message is not None:
+                self._agree(node, message)
+            elif peer not in self._silent and peer not in node.runtime.gone():
+                self._silent.add(peer)
+                node.event("no key", f"gave up waiting for that of node {peer}: this node does not mask with it")
+
+    def _agree(self, node: Node, message: Message) -> None:
+        keys, peer = self._own_keys(node), message.sender
+        try:
+            public = _key(message.payload)
+            if (owner := keys.owner(public)) is not None:
+                self._refuse_key(node, owner, f"its key is that of node {peer}: nobody knows whose it is")
+            keys.agree(peer, public)
+        except MessageError as error:
+            self._refuse_key(node, peer, str(error))
+
+    def _refuse_key(self, node: Node, peer: NodeId, why: str) -> None:
+        self._keyless.add(peer)
+        node.refuse(peer, why)
 
     async def _agree_on_coordinates(
         self, node: Node, inner: Selects, to: Sequence[NodeId], round: int
@@ -272,7 +284,7 @@ class Secure:
     def _words(self, receiver: NodeId, params: Params, round: int) -> Payload:
         node = self._node
         if node is None:
-            raise MessageError("masks cancel only where all nodes use secure aggregation")
+            raise MessageError("masks cancel only where all nodes use secure aggregation, and alike")
         if self._latest.get(receiver, -1) >= round:
             raise PrivacyError(
                 f"node {node.id} was to speak to node {receiver} in round {round} once more: two messages under the "
@@ -287,9 +299,9 @@ class Secure:
                 raise PrivacyError(f"node {node.id} was to speak to node {receiver} unmasked in round {round}")
             return Payload({WORDS: words}, {PLAIN: True})
         keys = self._own_keys(node)
-        maskers = self._maskers.get(receiver)
-        if not maskers:
-            raise PrivacyError(f"node {node.id} has nobody to mask with for node {receiver} in round {round}")
+        # Those that have died since are among them: their own words may have come, masked with this node.
+        partners = gathering.partners[node.id]
+        maskers = tuple(p for p in partners if p in keys and p not in self._keyless)
         own_seed = keys.own_seed(receiver, round)
         masks.add(words, own_seed)
         secrets, seals = [own_seed], [commitment(own_seed, receiver, round)]
@@ -333,8 +345,6 @@ class Secure:
             self._asked.update(gathering.weights)
             for sender in received.keys() - masked.keys():
                 node.refuse(sender, "its words are not masked")
-            if not masked:
-                return opened
             try:
                 found = await Opening(node, gathering, masked).open()
             except ClosedError as reason:
@@ -344,9 +354,7 @@ class Secure:
         else:
             for sender in masked:
                 node.refuse(sender, "its words are masked, and nobody else's are there to cancel that")
-            speakers = tuple(received.keys() - masked.keys())
-            if not speakers:
-                return opened
+            speakers = tuple(sender for sender in received if sender not in masked)
             words = sum((received[s].arrays[WORDS] for s in speakers), np.zeros(self._count, self._ring.dtype))
         arrays: dict[str, NDArray[Any]] = {SUM: self._ring.decode(words)}
         if isinstance(self.inner, Selects):
@@ -389,6 +397,8 @@ class Secure:
             raise MessageError("this node's words are not in the sum: it has nothing to take off")
         if (why := said.gathering.why_not(speakers)) is not None:
             raise MessageError(why)
+        if len(set(said.partners) & set(speakers)) < (needed := said.gathering.links_needed(node.id)):
+            raise MessageError(f"this node has masked with fewer than {needed} of them: its words would show")
         if said.speakers not in (None, speakers):
             raise MessageError("another sum of this round was opened before: their difference would show")
         # What was said in earlier rounds is not asked for any more.
@@ -431,10 +441,12 @@ class Secure:
     async def part(self, node: Node) -> None:
         gone = node.runtime.gone()
         await node.send(sorted(self._asked - set(gone)), Payload({}), round=0, kind=BYE)
-        await node.receive_each(sorted(self._said.keys() - set(gone)), round=0, kind=BYE)
+        patience = None if node.receive_timeout is None else STAY * node.receive_timeout
+        await node.receive_each(sorted(self._said.keys() - set(gone)), round=0, kind=BYE, timeout=patience)
 
 
-def _is_key(said: Payload) -> None:
+def _key(said: Payload) -> bytes:
     key = said.arrays.get(KEY)
     if key is None or key.dtype != np.uint8 or key.shape != (KEY_BYTES,):
         raise MessageError(f"expected a public key, {KEY_BYTES} bytes")
+    return key.tobytes()

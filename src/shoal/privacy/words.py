@@ -68,6 +68,10 @@ class Gathering:
         holders = len(self.partners[node])
         return max(min(2, holders), math.ceil(self.threshold * holders))
 
+    def links_needed(self, node: NodeId) -> int:
+        """With how many others in a sum a node must have masked for its words to be hidden in it."""
+        return min(self.shares_needed(node), self.quorum - 1)
+
     def why_not(self, speakers: Collection[NodeId]) -> str | None:
         """Why a sum of these must not be opened; None where it may be."""
         if not set(speakers) <= self.weights.keys():

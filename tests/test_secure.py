@@ -1,0 +1,1392 @@
+"""Secure aggregation: sums of neighbours' models are exact, whoever dies and whoever lies, and no model shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shoal.algorithms.dpsgd import DPSGD
+from shoal.algorithms.el_local import ELLocal
+from shoal.algorithms.fedavg import FedAvg
+from shoal.commons import Commons
+from shoal.errors import ExperimentError, NodeError, PrivacyError
+from shoal.experiment import Experiment
+from shoal.message import RUN_LENGTH, Message, Payload
+from shoal.network.carrier import Carrier
+from shoal.network.links import Uniform
+from shoal.node import Node
+from shoal.privacy import masks, secure, shamir
+from shoal.privacy.masks import SEED_BYTES, Keys, commitment
+from shoal.privacy.opening import Opening, Sum
+from shoal.privacy.ring import Ring
+from shoal.privacy.secure import Secure
+from shoal.privacy.words import Gathering, Statement, naming, rows
+from shoal.records import Event, Record
+from shoal.sharing.full import Full
+from shoal.sharing.random import Random
+from shoal.sharing.sharing import Member
+from shoal.sharing.topk import TopK
+from shoal.simulation.kernel import park
+from shoal.simulation.world import World
+from shoal.testing import FakeRuntime, Faults
+from shoal.topologies.graph import Links, Topology
+from shoal.topologies.static import Full as FullGraph
+from test_privacy_parts import unevenness
+
+RUN = "0" * RUN_LENGTH
+
+
+# A world of nodes that share securely
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """A graph in which each node hears each other one with some probability, in every round or once and for all."""
+
+    density: float
+    static: bool = False
+
+    def build(self, nodes: int, seed: int) -> DrawnGraph:
+        return DrawnGraph(nodes, self.density, self.static, seed)
+
+
+@dataclasses.dataclass
+class DrawnGraph:
+    nodes: int
+    density: float
+    static: bool
+    seed: int
+
+    def links(self, node: int, round: int) -> Links:
+        hears = self._hears(round)
+        return Links(tuple(np.flatnonzero(hears[:, node]).tolist()), tuple(np.flatnonzero(hears[node]).tolist()))
+
+    def degree(self, node: int, round: int) -> int:
+        return int(self._hears(round)[node].sum())
+
+    def _hears(self, round: int) -> Any:
+        rng = np.random.default_rng([self.seed, 0 if self.static else round])
+        hears = rng.random((self.nodes, self.nodes)) < self.density
+        np.fill_diagonal(hears, False)
+        return hears
+
+
+class Witnessed(Secure):
+    """Remembers its models and, as a receiver, what it was told and what it opened."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.models: dict[int, Any] = {}
+        self.heard: dict[int, Mapping[int, Payload]] = {}
+        self.companies: dict[int, Mapping[int, float]] = {}
+        self.positions: dict[int, Any] = {}
+        self.sums: dict[int, Sum] = {}
+
+    def outgoing(self, params: Any, round: int) -> Any:
+        self.models[round] = np.array(params)
+        return super().outgoing(params, round)
+
+    async def open(self, node: Node, received: Any, round: int) -> Any:
+        self.heard[round] = dict(received)
+        self.companies[round] = node.company(node.id, round)
+        opened = await super().open(node, received, round)
+        for said in opened.values():
+            self.positions[round] = said.arrays.get("positions", slice(None))
+        return opened
+
+
+class WitnessedOpening(Opening):
+    async def open(self) -> Sum:
+        found = await super().open()
+        self._node.sharing.sums[self._gathering.round] = found  # type: ignore[attr-defined]
+        return found
+
+
+class Together:
+    """Nodes of one simulated world, each with a sharing of its own, that run an algorithm."""
+
+    def __init__(
+        self,
+        algorithm: Any,
+        sharings: list[Any],
+        *,
+        topology: Topology | None = None,
+        network: Uniform | None = None,
+        receive_timeout: float | None = None,
+        size: int = 32,
+        models: Callable[[int], Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """`models` gives what each node's training ends with; None: it drifts at random."""
+        self.algorithm, self.sharings = algorithm, sharings
+        served = hasattr(algorithm, "serve")
+        self.learners = len(sharings) - served
+        wired = None if network is None else network.build(len(sharings), seed)
+        carrier = None if wired is None else Carrier(wired.stages[0][1], len(sharings), seed)
+        self.world = World(len(sharings), carrier, learners=self.learners)
+        self.sent: list[tuple[int, Message]] = []
+        self.nodes: list[Node] = []
+        self.records: list[list[Record]] = []
+        for id, sharing in enumerate(sharings):
+            fake, drift = FakeRuntime(), np.random.default_rng([seed, id])
+
+            def train(params: Any, id: int = id, drift: Any = drift) -> Any:
+                return models(id) if models is not None else params + drift.normal(size=params.size)
+
+            node = fake.node(
+                id,
+                nodes=self.learners,
+                params=np.zeros(size, np.float32),
+                train=train,
+                sharing=sharing,
+                topology=topology,
+                seed=seed,
+                receive_timeout=receive_timeout,
+                services={"algorithm": self.learners} if served else None,
+            )
+            node.runtime = runtime = self.world.runtimes[id]
+            self.nodes.append(node)
+            self.records.append(fake.records)
+            self._record(runtime)
+
+    def dies(self, node: int, after: int) -> Together:
+        """`node` dies when it has sent so many messages and is about to send one more."""
+        runtime = self.world.runtimes[node]
+        send, left = runtime.send, itertools.count(after, -1)
+
+        async def until_death(to: int, message: Message) -> bool:
+            if next(left) == 0:
+                self.world.kernel.soon(runtime.crash)
+                await park()
+            return await send(to, message)
+
+        runtime.send = until_death  # type: ignore[method-assign]
+        return self
+
+    def run(self) -> Together:
+        for node in self.nodes:
+            self.world.runtimes[node.id].start(self._live(node))
+        with mock.patch.object(secure, "Opening", WitnessedOpening):
+            self.world.kernel.run()
+        self.world.raise_if_stuck()
+        return self
+
+    def events(self, node: int) -> list[tuple[str, str]]:
+        return [(record.what, record.detail) for record in self.records[node] if isinstance(record, Event)]
+
+    def expected(self, receiver: int, round: int, speakers: Collection[int]) -> Any:
+        """The sum of the encodings of what `speakers` had to say, without any mask."""
+        sharing = self.sharings[receiver]
+        ring = Ring(sharing.bits, sharing.range)
+        weights, positions = sharing.companies[round], sharing.positions[round]
+        models = {speaker: self.sharings[speaker].models[round][positions] for speaker in speakers}
+        return sum(ring.encode(model, weights[speaker]) for speaker, model in models.items())
+
+    def check_sums(self) -> int:
+        """All sums that were opened are exact; how many they are."""
+        opened = 0
+        for receiver, sharing in enumerate(self.sharings):
+            for round, found in sharing.sums.items():
+                assert np.array_equal(found.words, self.expected(receiver, round, found.speakers)), (receiver, round)
+                opened += 1
+        return opened
+
+    def _record(self, runtime: Any) -> None:
+        send = runtime.send
+
+        async def recorded(to: int, message: Message) -> bool:
+            self.sent.append((to, message))
+            return bool(await send(to, message))
+
+        runtime.send = recorded
+
+    async def _live(self, node: Node) -> None:
+        sharing: Any = node.sharing
+        if isinstance(sharing, Secure):
+            node.background(sharing.attend(node))
+        await (self.algorithm.serve(node) if node.id == self.learners else self.algorithm.run(node))
+        if isinstance(sharing, Secure):
+            await sharing.part(node)
+
+
+# Sums are exact
+
+
+@st.composite
+def worlds(draw: Any) -> tuple[Together, dict[int, int], Any]:
+    nodes = draw(st.integers(3, 8))
+    options = {
+        "bits": draw(st.sampled_from([32, 64])),
+        "range": draw(st.sampled_from([16.0, 100.0])),
+        "threshold": draw(st.sampled_from([0.1, 0.5, 0.75, 1.0])),
+        "partners": draw(st.integers(2, 6)),
+        "few": draw(st.sampled_from(["plain", "refuse"])),
+    }
+    algorithm = draw(st.sampled_from([DPSGD(3), DPSGD(3, overlap=True), FedAvg(3, 0.7), ELLocal(3, 2)]))
+    network = draw(st.sampled_from([None, Uniform(0.1), Uniform(0.1, upload=0.01, jitter=0.05)]))
+    topology = Drawn(draw(st.floats(0.3, 1.0)), draw(st.booleans()))
+    dying = draw(st.dictionaries(st.integers(0, nodes - 1), st.integers(0, 30), max_size=2))
+    inners = [Full, lambda: Random(0.5)]
+    if not hasattr(algorithm, "serve"):
+        inners += [lambda: Random(0.5, common=False), lambda: TopK(0.5)]
+    inner = draw(st.sampled_from(inners))
+    sharings = [Witnessed(**options, inner=inner()) for _ in range(nodes + hasattr(algorithm, "serve"))]
+    world = Together(algorithm, sharings, topology=topology, network=network, seed=draw(st.integers(0, 2**32)))
+    for node, after in dying.items():
+        world.dies(node, after)
+    return world, dying, algorithm
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(worlds())
+def test_whatever_the_graph_the_weights_and_who_dies_when_sums_are_exact_and_words_look_random(drawn: Any) -> None:
+    world, dying, algorithm = drawn
+    world.run()  # and so nobody waits in vain
+    world.check_sums()
+    for receiver, sharing in enumerate(world.sharings):
+        if receiver in dying or (receiver == world.learners) != hasattr(algorithm, "serve"):
+            continue
+        for round, heard in sharing.heard.items():
+            company = sharing.companies[round]
+            gathering = Gathering(receiver, round, company, sharing.partners, sharing.threshold, world.nodes[0].seed)
+            assert gathering.masked or sharing.few == "plain" or not heard
+            if not gathering.masked:
+                continue
+            if round in sharing.sums:
+                assert len(sharing.sums[round].speakers) >= gathering.quorum
+                assert dying or set(sharing.sums[round].speakers) == company.keys()
+            else:
+                assert dying
+                assert any(w == "sum not opened" and d.startswith(f"round {round}:") for w, d in world.events(receiver))
+            for said in heard.values():
+                bits = np.unpackbits(said.arrays["words"].view(np.uint8))
+                assert unevenness(bits[::2] << 1 | bits[1::2], 4) < 25  # of 256 pairs of bits or more
+    # One whose key was under way when it died has masked with somebody who did not know it: its words do not fit.
+    assert dying or not any(node.rejected for node in world.nodes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Audience:
+    """Everybody speaks to node 0, and nobody to anybody else."""
+
+    def build(self, nodes: int, seed: int) -> AudienceGraph:
+        return AudienceGraph(nodes)
+
+
+@dataclasses.dataclass
+class AudienceGraph:
+    nodes: int
+    static = True
+
+    def links(self, node: int, round: int) -> Links:
+        return Links((0,), ()) if node else Links((), tuple(range(1, self.nodes)))
+
+    def degree(self, node: int, round: int) -> int:
+        return 0 if node else self.nodes - 1
+
+
+def audience(speakers: list[Any], rounds: int = 1, **more: Any) -> Together:
+    """Node 0 hears `speakers`, which are nodes 1, 2, …"""
+    options = {key: getattr(speakers[0], key) for key in ("bits", "range", "threshold", "partners", "few")}
+    receiver = Witnessed(**options, inner=more.pop("inner", Full()))
+    return Together(DPSGD(rounds), [receiver, *speakers], topology=Audience(), **more)
+
+
+def witnesses(count: int, **options: Any) -> list[Any]:
+    return [Witnessed(**options) for _ in range(count)]
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.75])
+def test_one_that_dies_at_any_moment_takes_nothing_with_it_but_its_own_words(threshold: float) -> None:
+    helped = spoken = 0
+    for after in itertools.count():
+        world = Together(DPSGD(2), witnesses(5, threshold=threshold), topology=FullGraph()).dies(4, after).run()
+        world.check_sums()
+        for sharing in world.sharings[:4]:
+            assert set(sharing.sums) == {0, 1}
+            assert all({0, 1, 2, 3} <= {*found.speakers, r} for r, s in enumerate(world.sharings[:4]) if s is sharing
+                       for found in s.sums.values())  # fmt: skip
+            spoken += 4 in sharing.sums[1].speakers
+        helped += any(message.kind == "secure-help" for _, message in world.sent)
+        if not world.world.runtimes[4].dead:
+            break
+    assert after > 20  # messages: keys, words, what takes off masks, farewells
+    assert helped > 5
+    assert spoken > 20
+
+
+@pytest.mark.parametrize("dead", [(3, 4), (1, 4), (1, 2)])
+def test_two_that_die_after_their_words_are_in_the_sum_all_the_same(dead: tuple[int, int]) -> None:
+    world = audience(witnesses(5))
+    for node in dead:
+        world.dies(node, after=5)  # four keys and the words; it is about to take off its masks
+    world.run()
+    assert world.sharings[0].sums[0].speakers == (1, 2, 3, 4, 5)
+    assert world.check_sums() == 1
+
+
+def test_with_fewer_than_the_threshold_the_model_stays_and_the_node_says_so() -> None:
+    world = audience(witnesses(4, threshold=0.75), models=lambda node: np.full(32, node + 1.0))
+    world.dies(3, after=3).dies(4, after=3).run()
+    assert world.events(0) == [
+        ("sum not opened", "round 0: 2 of 4 are in the sum, and it takes 3; the model stays as it is")
+    ]
+    assert (world.nodes[0].params == 1.0).all()
+    assert not any(message.kind == "secure-open" for _, message in world.sent)
+
+
+def test_when_too_few_are_left_to_recover_what_the_dead_would_have_said_the_model_stays() -> None:
+    world = audience(witnesses(4, threshold=0.6), models=lambda node: np.full(32, node + 1.0))
+    for node in (2, 3, 4):
+        world.dies(node, after=4)
+    world.run()
+    (_, why) = world.events(0)[0]
+    assert why == ("round 0: node 2 died, and of the shares of its secrets 1 came, not 2; the model stays as it is")
+    assert (world.nodes[0].params == 1.0).all()
+
+
+def test_on_a_ring_those_beside_a_dead_node_keep_their_models_and_nobody_waits_for_ever() -> None:
+    world = Together(DPSGD(3), witnesses(5)).dies(2, after=2)  # it has told both others its key
+    world.run()
+    for node in (1, 3):
+        assert [what for what, _ in world.events(node)] == ["sum not opened"] * 3
+    assert set(world.sharings[0].sums) == set(world.sharings[4].sums) == {0, 1, 2}
+    world.check_sums()
+
+
+def test_keys_are_exchanged_with_those_that_are_met_late() -> None:
+    """In a graph that changes, long after the first keys were told."""
+    world = Together(ELLocal(25, 2), witnesses(30)).run()
+    late = [message.sender for _, message in world.sent[len(world.sent) // 2 :] if message.kind == "secure-key"]
+    assert len(late) > 20
+    world.check_sums()
+
+
+def test_who_hangs_before_telling_its_key_delays_the_others_once() -> None:
+    world = Together(FedAvg(4), witnesses(5), receive_timeout=5.0)
+
+    async def hang(params: Any, steps: int | None = None) -> Any:
+        world.world.runtimes[3].hang()
+        await park()
+
+    world.nodes[3].train = hang  # type: ignore[method-assign]
+    world.run()
+    assert world.events(0)[0] == ("no key", "gave up waiting for that of node 3: this node does not mask with it")
+    server = world.sharings[4]
+    assert [server.sums[r].speakers for r in (1, 2, 3)] == [(0, 1, 2)] * 3
+    world.check_sums()
+
+
+# Against plain averaging
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("algorithm", [DPSGD(1), DPSGD(1, overlap=True), ELLocal(1, 3), FedAvg(1)], ids=repr)
+def test_models_are_those_of_plain_averaging_up_to_rounding(algorithm: Any, bits: Any) -> None:
+    count = 6 + hasattr(algorithm, "serve")
+    drawn = np.random.default_rng(3).uniform(-40, 40, (count, 500)).astype(np.float32)
+    some = {"topology": FullGraph(), "size": 500, "models": lambda node: drawn[node]}
+    plain = Together(algorithm, [Full() for _ in range(count)], **some)
+    for node in plain.nodes:
+        plain.world.runtimes[node.id].start(plain._live(node))
+    plain.world.kernel.run()
+    hidden = Together(algorithm, witnesses(count, bits=bits, few="plain"), **some).run()
+    for one, other in zip(plain.nodes, hidden.nodes, strict=True):
+        assert np.abs(one.params).max() > 10
+        # The difference is mostly that of single precision, which plain averaging is done in.
+        assert np.abs(one.params - other.params).max() <= 64 * 2.0**-18
+
+
+def test_after_a_death_the_others_count_as_they_do_in_plain_averaging() -> None:
+    drawn = np.random.default_rng(3).uniform(-40, 40, (5, 100)).astype(np.float32)
+    world = audience(witnesses(4), size=100, models=lambda node: drawn[node]).dies(2, after=3).run()
+    # Node 0 counts 1/5 as each of the four does, so with three of them it is 1/4 each.
+    np.testing.assert_allclose(world.nodes[0].params, drawn[[0, 1, 3, 4]].astype(np.float64).mean(0), atol=64 * 2**-18)
+
+
+# Some coordinates
+
+
+@pytest.mark.parametrize(
+    "inner", [lambda: TopK(0.25), lambda: Random(0.25), lambda: Random(0.25, common=False)],
+    ids=["topk", "random", "random, each its own"],
+)  # fmt: skip
+@pytest.mark.parametrize("dying", [None, 3, 9, 14, 20])
+def test_of_some_coordinates_all_say_the_same_and_sums_are_exact(inner: Any, dying: int | None) -> None:
+    sharings = [Witnessed(inner=inner()) for _ in range(5)]
+    world = Together(DPSGD(3), sharings, topology=FullGraph())
+    if dying is not None:
+        world.dies(4, dying)
+    world.run()
+    assert world.check_sums() >= 12
+    for sharing in sharings[:4]:
+        assert {len(positions) for positions in sharing.positions.values()} == {8}
+    assert dying is not None or not any(node.rejected for node in world.nodes)
+
+
+def test_coordinates_that_are_not_said_stay_as_they_are() -> None:
+    world = audience(witnesses(3, inner=Random(0.25)), inner=Random(0.25), models=lambda node: np.full(32, node)).run()
+    sharing = world.sharings[0]
+    said = np.isin(np.arange(32), sharing.positions[0])
+    assert np.flatnonzero(world.nodes[0].params).tolist() == np.flatnonzero(said).tolist()
+    np.testing.assert_allclose(world.nodes[0].params[said], 1.5, rtol=1e-6)
+
+
+def test_the_coordinates_are_those_that_most_name() -> None:
+    def models(node: int) -> Any:
+        model = np.zeros(32)
+        model[[0, 1, 2, 3 + node]] = 5.0  # four that changed: three of them alike at all nodes
+        return model
+
+    sharings = [Witnessed(inner=TopK(0.125)) for _ in range(5)]
+    world = Together(DPSGD(1), sharings, topology=FullGraph(), models=models).run()
+    for sharing in sharings:
+        assert {0, 1, 2} <= set(sharing._supports[sharing._member.id].tolist())
+        # What was said is not waited to be said any more, and what was not, is.
+        said = {int(p) for r in range(5) if r != sharing._member.id for p in sharing._supports[r]}
+        kept = set(np.flatnonzero(sharing.inner._shared == 5.0).tolist())
+        assert kept == said & {0, 1, 2, 3 + sharing._member.id}
+    assert all(node.params[0] == 5.0 for node in world.nodes)
+
+
+class Lying(Witnessed):
+    """Says something else than it should, by the function that it is given."""
+
+    lie: Any = None
+
+    def _words(self, receiver: int, params: Any, round: int) -> Payload:
+        said = super()._words(receiver, params, round)
+        return said if self.lie is None else self.lie(said, receiver, round)
+
+
+def lying(lie: Callable[..., Payload], **options: Any) -> Lying:
+    sharing = Lying(**options)
+    sharing.lie = lie
+    return sharing
+
+
+def altered(**arrays: Any) -> Callable[..., Payload]:
+    """Some arrays are replaced, or left out where None is given; a field is set where it is not an array."""
+
+    def lie(said: Payload, receiver: int, round: int) -> Payload:
+        made = {**said.arrays, **{k: v(said.arrays[k]) for k, v in arrays.items() if callable(v)}}
+        fields = {k: v for k, v in arrays.items() if isinstance(v, bool)}
+        return Payload({k: v for k, v in made.items() if arrays.get(k, 0) is not None}, fields)
+
+    return lie
+
+
+NOT_MASKS = "its masks do not fit those of 1, 3, 4: another key, or another round"
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        (altered(words=lambda a: a.astype(np.uint64)), "expected an array 'words' of 32 words of 32 bits"),
+        (altered(words=lambda a: a.astype(np.float32)), "expected an array 'words' of 32 words of 32 bits"),
+        (altered(words=lambda a: a[:-1]), "expected an array 'words' of 32 words of 32 bits"),
+        (altered(words=lambda a: a.reshape(2, 16)), "expected an array 'words' of 32 words of 32 bits"),
+        (altered(words=None), "expected an array 'words' of 32 words of 32 bits"),
+        (altered(seals=None), "expected 'seals', or the field 'plain' where nothing is masked"),
+        (altered(plain=True), "expected 'seals', or the field 'plain' where nothing is masked"),
+        (altered(plain=True, seals=None), "its words are not masked"),
+        (altered(seals=lambda a: a[:-1]), "expected 4 commitments 'seals', of 16 bytes each"),
+        (altered(seals=lambda a: a.astype(np.int8)), "expected 4 commitments 'seals', of 16 bytes each"),
+        (altered(seals=lambda a: a[:, 0]), "expected 4 commitments 'seals', of 16 bytes each"),
+        (altered(shares=None), "expected 3 sealed shares 'shares', of 80 bytes each"),
+        (altered(shares=lambda a: a[:, :-1]), "expected 3 sealed shares 'shares', of 80 bytes each"),
+        (altered(shares=lambda a: a.astype(np.uint16)), "expected 3 sealed shares 'shares', of 80 bytes each"),
+        (altered(seals=lambda a: a ^ np.uint8(1)), NOT_MASKS),
+        (altered(seals=np.zeros_like), NOT_MASKS),
+    ],
+)  # fmt: skip
+def test_words_that_make_no_sense_are_refused_and_the_others_sum_is_opened(lie: Any, why: str) -> None:
+    speakers = [Witnessed(), lying(lie), Witnessed(), Witnessed()]
+    world = audience(speakers).run()
+    assert world.events(0) == [("payload rejected", f"from node 2: {why}")]
+    assert world.nodes[0].rejected == 1
+    assert world.sharings[0].sums[0].speakers == (1, 3, 4)
+    assert world.check_sums() == 1
+
+
+def test_words_of_another_round_are_refused() -> None:
+    kept: list[Payload] = []
+
+    def replay(said: Payload, receiver: int, round: int) -> Payload:
+        kept.append(said)
+        return kept[0]
+
+    world = audience([Witnessed(), lying(replay), Witnessed(), Witnessed()], rounds=3).run()
+    assert [found.speakers for found in world.sharings[0].sums.values()] == [(1, 2, 3, 4), (1, 3, 4), (1, 3, 4)]
+    assert world.events(0) == [("payload rejected", f"from node 2: {NOT_MASKS}")] * 2
+    assert world.check_sums() == 3
+
+
+def test_words_for_another_receiver_are_refused() -> None:
+    kept: list[Payload] = []
+
+    def misdirect(said: Payload, receiver: int, round: int) -> Payload:
+        kept.append(said)
+        return kept[0]  # what node 0 was told, for everybody
+
+    world = Together(DPSGD(1), [*witnesses(4), lying(misdirect)], topology=FullGraph()).run()
+    assert world.sharings[0].sums[0].speakers == (1, 2, 3, 4)
+    for node in (1, 2, 3):
+        assert set(world.sharings[node].sums[0].speakers) == {0, 1, 2, 3} - {node}
+    assert world.check_sums() == 5
+
+
+def test_a_repeated_message_changes_nothing() -> None:
+    world = Together(DPSGD(3), witnesses(5), topology=FullGraph())
+    for runtime in world.world.runtimes:
+
+        async def twice(to: int, message: Message, send: Any = runtime.send) -> bool:
+            await send(to, message)
+            return bool(await send(to, message))
+
+        runtime.send = twice  # type: ignore[method-assign]
+    world.run()
+    assert world.check_sums() == 15
+    assert all(len(found.speakers) == 4 for sharing in world.sharings for found in sharing.sums.values())
+    assert not any(node.rejected for node in world.nodes)
+
+
+# Keys
+
+
+class AnotherKey(Witnessed):
+    """Tells the others one key, and masks by another."""
+
+    async def _exchange_keys(self, node: Node, partners: set[int]) -> None:
+        await super()._exchange_keys(node, partners)
+        assert self._keys is not None
+        told, self._keys = self._keys, Keys(RUN)
+        for peer, public in told._publics.items():
+            self._keys.agree(peer, public)
+
+
+class WithKey(Witnessed):
+    """Tells the others what it is given as its key."""
+
+    told: Keys | bytes = b""
+
+    def _own_keys(self, node: Node) -> Keys:
+        if self._keys is None:
+            self._keys = Keys(RUN)
+            if isinstance(self.told, Keys):
+                self._keys._private, self._keys.public = self.told._private, self.told.public
+            else:
+                self._keys.public = self.told
+        return self._keys
+
+
+def with_key(told: Keys | bytes) -> WithKey:
+    sharing = WithKey()
+    sharing.told = told
+    return sharing
+
+
+def test_one_that_masks_by_another_key_than_it_told_is_left_out() -> None:
+    world = audience([Witnessed(), AnotherKey(), Witnessed(), Witnessed()], rounds=2).run()
+    assert world.events(0) == [("payload rejected", f"from node 2: {NOT_MASKS}")] * 2
+    assert [found.speakers for found in world.sharings[0].sums.values()] == [(1, 3, 4)] * 2
+    assert world.check_sums() == 2
+
+
+def test_of_two_that_do_not_fit_nobody_knows_which_is_wrong_and_the_sum_stays_closed() -> None:
+    world = audience([Witnessed(), AnotherKey()]).run()
+    assert world.events(0)[0] == (
+        "payload rejected", "from node 2: its masks do not fit those of 1: another key, or another round",
+    )  # fmt: skip
+    assert world.events(0)[1][1].startswith("round 0: 1 of 2 are in the sum, and it takes 2")
+    assert not world.sharings[0].sums
+
+
+def test_a_key_that_two_nodes_have_is_nobody_s() -> None:
+    twin = Keys(RUN)
+    world = audience([Witnessed(), with_key(twin), with_key(twin), *witnesses(2)], rounds=2).run()
+    for node in (1, 4, 5):
+        assert world.events(node) == [
+            ("payload rejected", "from node 2: its key is that of node 3: nobody knows whose it is"),
+            ("payload rejected", "from node 3: its key is that of node 2; every node must have a key of its own"),
+        ]
+    assert world.events(2)[0][1] == ("from node 3: its key is this node's own; every node must have a key of its own")
+    assert [found.speakers for found in world.sharings[0].sums.values()] == [(1, 4, 5)] * 2
+    assert world.check_sums() == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (bytes(32), "its key is not one to agree upon a secret with"),
+        (b"short", "expected a public key, 32 bytes"),
+    ],
+)
+def test_a_key_that_is_none_is_refused_and_its_owner_left_out(told: bytes, why: str) -> None:
+    world = audience([Witnessed(), with_key(told), Witnessed(), Witnessed()], rounds=2).run()
+    for node in (1, 3, 4):
+        ((what, detail),) = world.events(node)
+        assert what == "payload rejected"
+        assert detail.startswith(f"from node 2: {why}")
+    assert [found.speakers for found in world.sharings[0].sums.values()] == [(1, 3, 4)] * 2
+    assert world.check_sums() == 2
+
+
+def test_one_that_nobody_masks_with_is_left_out_and_stays_hidden() -> None:
+    class Deaf(Witnessed):
+        """Refuses all keys, and its own is refused."""
+
+        async def _exchange_keys(self, node: Node, partners: set[int]) -> None:
+            self._keyless.update(partners)
+            self._own_keys(node).public = bytes(32)
+            await super()._exchange_keys(node, partners)
+
+    world = audience([Witnessed(), Deaf(), Witnessed()]).run()
+    assert world.events(0) == [("left out of the sum", "round 0: too few mask with 2")]
+    assert world.sharings[0].sums[0].speakers == (1, 3)
+    assert world.check_sums() == 1
+    words, model = world.sharings[0].heard[0][2].arrays["words"], world.sharings[2].models[0]
+    assert not np.array_equal(words, Ring(32, 64.0).encode(model, 0.25))
+
+
+# What is handed out
+
+
+class Forging(Witnessed):
+    """Alters what it is asked for."""
+
+    def _helped(self, node: Node, asked: Message) -> Payload:
+        said = super()._helped(node, asked)
+        return Payload({**said.arrays, "shares": said.arrays["shares"] ^ np.uint8(1)})
+
+
+DIES_AFTER_WORDS = 4
+"""Messages of one of four speakers: three keys, and its words."""
+
+
+def test_a_forged_share_is_found_and_its_holder_named() -> None:
+    world = audience([Forging(), *witnesses(3)]).dies(4, DIES_AFTER_WORDS).run()
+    assert world.events(0) == [("payload rejected", "from node 1: a forged share of a secret of node 4")]
+    assert world.sharings[0].sums[0].speakers == (1, 2, 3, 4)
+    assert world.check_sums() == 1
+
+
+def test_nobody_is_asked_for_shares_of_one_that_it_has_not_masked_with() -> None:
+    speakers = witnesses(6, threshold=0.6)
+    speakers[0]._keyless.add(5)
+    speakers[4]._keyless.add(1)
+    world = audience(speakers).dies(5, after=6).dies(6, after=6).run()
+    asked = {to: m.payload.arrays["of"].tolist() for to, m in world.sent if m.kind == "secure-help"}
+    assert asked == {1: [6], 2: [5, 6], 3: [5, 6], 4: [5, 6]}
+    assert not any(node.rejected for node in world.nodes)
+    assert world.sharings[0].sums[0].speakers == (1, 2, 3, 4, 5, 6)
+    assert world.check_sums() == 1
+
+
+def test_more_forged_shares_than_can_be_told_keep_the_sum_closed() -> None:
+    world = audience([Forging(), Forging(), *witnesses(2)]).dies(4, DIES_AFTER_WORDS).run()
+    assert world.events(0) == [
+        ("sum not opened", "round 0: node 4 died, and the shares of its secrets do not fit together: one is forged; "
+         "the model stays as it is")
+    ]  # fmt: skip
+    assert not world.sharings[0].sums
+
+
+def test_a_forged_share_among_many_is_found_without_trying_all_that_could_be_true() -> None:
+    speakers = [Forging(partners=24), *witnesses(23, partners=24)]
+    world = audience(speakers, size=4).dies(24, after=24)
+    with mock.patch.object(shamir, "combine", wraps=shamir.combine) as combine:
+        world.run()
+    assert world.events(0) == [("payload rejected", "from node 1: a forged share of a secret of node 24")]
+    assert world.check_sums() == 1
+    assert combine.call_count < 50
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        (lambda said: Payload({"of": said.arrays["of"]}), "expected an array 'shares' of rows of 16 bytes"),
+        (lambda said: Payload({**said.arrays, "shares": said.arrays["shares"][:0]}),
+         "expected 1 shares of what node 4 said"),
+        (lambda said: Payload({**said.arrays, "of": naming([3])}),
+         "it was not asked for its shares of what node 3 said"),
+        (lambda said: Payload({"shares": said.arrays["shares"]}), "expected an array 'of' of increasing numbers"),
+        (lambda said: Payload({}), "expected an array 'shares' of rows of 16 bytes"),
+    ],
+)  # fmt: skip
+def test_help_that_makes_no_sense_is_refused_and_that_of_others_suffices(lie: Any, why: str) -> None:
+    class Unhelpful(Witnessed):
+        def _helped(self, node: Node, asked: Message) -> Payload:
+            return lie(super()._helped(node, asked))
+
+    world = audience([Unhelpful(), *witnesses(3)]).dies(4, DIES_AFTER_WORDS).run()
+    ((what, detail),) = world.events(0)
+    assert what == "payload rejected"
+    assert detail.startswith(f"from node 1: {why}")
+    assert world.sharings[0].sums[0].speakers == (1, 2, 3, 4)
+    assert world.check_sums() == 1
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        (lambda said: Payload({**said.arrays, "own": said.arrays["own"] ^ np.uint8(1)}),
+         "a seed is not the one that it committed itself to (with node 2)"),
+        (lambda said: Payload({**said.arrays, "pairs": rows([bytes(16)])}), "expected its own seed and 0 others"),
+        (lambda said: Payload({**said.arrays, "own": rows([])}), "expected its own seed and 0 others"),
+        (lambda said: Payload({**said.arrays, "own": said.arrays["own"][0]}), "expected an array 'own' of rows"),
+        (lambda said: Payload({}), "expected an array 'own' of rows of 16 bytes"),
+    ],
+)  # fmt: skip
+def test_one_that_hands_out_wrong_seeds_is_refused_and_the_shares_of_others_give_the_right_ones(
+    lie: Any, why: str
+) -> None:
+    class Misleading(Witnessed):
+        def _opened(self, node: Node, asked: Message) -> Payload:
+            return lie(super()._opened(node, asked))
+
+    world = audience([Witnessed(), Misleading(), *witnesses(2)]).run()
+    ((what, detail),) = world.events(0)
+    assert what == "payload rejected"
+    assert detail.startswith(f"from node 2: {why}")
+    assert world.sharings[0].sums[0].speakers == (1, 2, 3, 4)
+    assert world.check_sums() == 1
+
+
+def test_wrong_seeds_of_an_absent_one_are_found_too() -> None:
+    class Misleading(Witnessed):
+        def _opened(self, node: Node, asked: Message) -> Payload:
+            said = super()._opened(node, asked)
+            return Payload({**said.arrays, "pairs": said.arrays["pairs"] ^ np.uint8(1)})
+
+    world = audience([Witnessed(), Misleading(), *witnesses(2)]).dies(4, after=3).run()  # when all have its key
+    assert ("payload rejected", "from node 2: a seed is not the one that it committed itself to (with node 4)") in (
+        world.events(0)
+    )
+    assert world.sharings[0].sums[0].speakers == (1, 2, 3)
+    assert world.check_sums() == 1
+
+
+def test_one_that_does_not_take_off_its_masks_keeps_the_sum_closed() -> None:
+    class Unwilling(Witnessed):
+        def _opened(self, node: Node, asked: Message) -> Payload:
+            return Payload({}, {"refused": "I would rather not"})
+
+    world = audience([Unwilling(), *witnesses(3)]).run()
+    assert world.events(0)[0][1] == (
+        "round 0: node 1 does not take off its masks: I would rather not; the model stays as it is"
+    )
+
+
+def test_shares_that_were_tampered_with_do_not_recover_anything() -> None:
+    garbled = lying(altered(shares=lambda a: a ^ np.uint8(1)))
+    world = audience([*witnesses(3), garbled], models=lambda node: np.full(32, node)).dies(4, DIES_AFTER_WORDS)
+    world.run()
+    for node in (1, 2, 3):
+        assert world.events(node) == [
+            ("payload rejected", "from node 0: not what the other has sealed: tampered with, or under another key")
+        ]
+    assert world.events(0)[0][1].startswith("round 0: node 4 died, and of the shares of its secrets 0 came, not 2")
+    assert not world.nodes[0].params.any()
+
+
+# A receiver that lies
+
+
+class Peers:
+    """Nodes 2, 3, … that speak to node 0 as node 1 does, played by the test: it knows their keys."""
+
+    def __init__(self, count: int = 4, **options: Any) -> None:
+        self.fake = FakeRuntime()
+        self.sharing = Secure(**options)
+        self.model = np.linspace(-3, 3, 16, dtype=np.float32)
+        self.node = self.fake.node(
+            1, nodes=count + 1, params=self.model, sharing=self.sharing, topology=Audience(), receive_timeout=5.0
+        )
+        self.keys = {peer: Keys(RUN) for peer in range(2, count + 1)}
+        weights = dict.fromkeys(range(1, count + 1), 1 / (count + 1))
+        sharing = self.sharing
+        self.gathering = Gathering(0, 0, weights, sharing.partners, sharing.threshold, self.node.seed)
+
+    def speak(self, without: Collection[int] = (), rounds: int = 1) -> Peers:
+        """Node 1 speaks in each round; those `without` do not tell it a key."""
+        for peer, keys in self.keys.items():
+            if peer not in without:
+                self.fake.deliver(self.message(peer, "secure-key", **{"secure-key": np.frombuffer(keys.public, "u1")}))
+
+        async def main() -> None:
+            self.node.background(self.sharing.attend(self.node))
+            for round in range(rounds):
+                await self.node.send([0], self.sharing.outgoing(self.model, round), round=round)
+            await self.node.sleep(100.0)
+
+        self.fake.run(main())
+        for keys in self.keys.values():
+            keys.agree(1, self.sharing._own_keys(self.node).public)
+        return self
+
+    def message(self, sender: int, kind: str, round: int = 0, **arrays: Any) -> Message:
+        return Message(sender, kind, round, Payload(arrays))
+
+    def statement(self, round: int = 0) -> Statement:
+        said = [m.payload for to, m in self.fake.sent if m.kind == "model" and m.round == round]
+        return Statement.read(said[0], len(self.gathering.partners[1]))
+
+    def answers(self, kind: str = "secure-opened") -> list[Payload]:
+        return [message.payload for to, message in self.fake.sent if message.kind == kind]
+
+    def refusals(self) -> list[str]:
+        return [r.detail for r in self.fake.records if isinstance(r, Event) and r.what == "payload rejected"]
+
+    def asks(self, *speakers: int, at: float = 50.0, sender: int = 0, round: int = 0) -> Peers:
+        self.fake.deliver(self.message(sender, "secure-open", round, speakers=naming(speakers)), at=at)
+        return self
+
+    def asks_help(self, of: Any, shares: list[bytes], at: float = 60.0) -> Peers:
+        self.fake.deliver(self.message(0, "secure-help", of=naming(of), shares=rows(shares)), at=at)
+        return self
+
+
+def test_a_speaker_takes_off_its_own_mask_and_those_with_the_absent_and_no_other() -> None:
+    peers = Peers().asks(1, 2, 4).speak()
+    (answer,) = peers.answers()
+    statement = peers.statement()
+    own, (pair,) = answer.arrays["own"].tobytes(), answer.arrays["pairs"]
+    assert commitment(own, 0, 0) == statement.seals[0]
+    assert pair.tobytes() == peers.keys[3].with_peer(1, 0, 0).seed
+    words = np.array(statement.words)
+    masks.subtract(words, own)
+    masks.subtract(words, pair.tobytes())
+    encoded = Ring(32, 64.0).encode(peers.model, 0.2)
+    assert not np.array_equal(words, encoded)  # masked with 2 and 4 still
+    for present in (2, 4):
+        masks.subtract(words, peers.keys[present].with_peer(1, 0, 0).seed)
+    assert np.array_equal(words, encoded)
+
+
+@pytest.mark.parametrize(
+    ("speakers", "why"),
+    [
+        ((2, 3, 4), "this node's words are not in the sum: it has nothing to take off"),
+        ((1,), "1 of 4 are in the sum, and it takes 2"),
+        ((1, 2, 9), "some of them do not speak to the receiver in this round"),
+        ((0, 1, 2), "some of them do not speak to the receiver in this round"),
+    ],
+)
+def test_a_sum_that_would_show_something_is_not_opened(speakers: tuple[int, ...], why: str) -> None:
+    peers = Peers().asks(*speakers).speak()
+    (answer,) = peers.answers()
+    assert answer.fields == {"refused": why}
+    assert not answer.arrays
+    assert peers.refusals() == [f"from node 0: {why}"]
+
+
+def test_a_second_sum_of_a_round_is_not_opened_since_the_difference_would_show() -> None:
+    peers = Peers().asks(1, 2, 3, 4).asks(1, 2, 3, at=51.0).asks(1, 2, 3, 4, at=52.0).speak()
+    first, second, third = peers.answers()
+    assert "difference would show" in str(second.fields["refused"])
+    assert not second.arrays
+    assert first.arrays["own"].tobytes() == third.arrays["own"].tobytes()
+    assert len(third.arrays["pairs"]) == 0
+
+
+def test_an_earlier_round_is_not_opened_after_a_later_one_nor_what_was_not_said() -> None:
+    peers = Peers().asks(1, 2, 3, 4, round=1).asks(1, 2, 3, 4, at=51.0).asks(1, 2, 3, 4, at=52.0, round=7)
+    peers.asks(1, 2, 3, 4, at=53.0, sender=3).speak(rounds=2)
+    assert [sorted(answer.arrays) for answer in peers.answers()] == [["own", "pairs"], [], [], []]
+    assert peers.refusals()[0] == ("from node 0: nothing was said to it in round 0, or a later round was opened since")
+    assert peers.refusals()[2].startswith("from node 3: nothing was said to it in round 0")
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [{}, {"speakers": np.array([1, 2], np.int64)}, {"speakers": np.array([2, 1], np.uint32)},
+     {"speakers": np.array([1, 1, 2], np.uint32)}, {"speakers": np.array([[1, 2]], np.uint32)},
+     {"speakers": np.array(3, np.uint32)}],
+)  # fmt: skip
+def test_a_question_that_makes_no_sense_is_refused(arrays: Any) -> None:
+    peers = Peers()
+    peers.fake.deliver(peers.message(0, "secure-open", **arrays), at=50.0)
+    peers.asks(1, 2, 3, 4, at=51.0).speak()
+    refused, answered = peers.answers()
+    assert "increasing numbers of nodes" in str(refused.fields["refused"])
+    assert "own" in answered.arrays
+
+
+def test_a_sum_in_parts_is_not_opened() -> None:
+    peers = Peers(9, partners=2, threshold=0.2)
+    order = [1]  # on the circle
+    while len(order) < 9:
+        order.append(next(p for p in peers.gathering.partners[order[-1]] if p not in order))
+    peers.asks(order[0], order[1], order[4], order[5]).speak()
+    (answer,) = peers.answers()
+    assert answer.fields["refused"] == "so many are missing that the masks of the others cancel in parts of the sum"
+
+
+@pytest.mark.parametrize("how", ["silent", "refused"])
+def test_a_sum_with_one_that_it_has_not_masked_with_alone_is_not_opened(how: str) -> None:
+    peers = Peers()
+    if how == "refused":
+        peers.fake.deliver(peers.message(2, "secure-key", **{"secure-key": np.zeros(32, np.uint8)}))
+    peers.asks(1, 2).asks(1, 2, 3, at=51.0).speak(without=[2])
+    refused, answered = peers.answers()
+    assert refused.fields["refused"] == "this node has masked with fewer than 1 of them: its words would show"
+    assert not refused.arrays
+    assert len(answered.arrays["pairs"]) == 1  # with node 4
+
+
+def sealed_by(peers: Peers, dealer: int, plain: bytes) -> bytes:
+    """A share that `dealer` has for node 1."""
+    keys = peers.keys[dealer]
+    if 1 not in keys:
+        keys.agree(1, peers.sharing._own_keys(peers.node).public)
+    return keys.with_peer(1, 0, 0).seal(plain, from_lower=False)
+
+
+SHARE = bytes(range(64))
+"""Of a secret of one's own and of three that are shared with others."""
+
+
+def test_a_helper_hands_out_of_its_share_what_the_dead_would_have_said_and_no_more() -> None:
+    peers = Peers()
+    peers.asks(1, 2, 3).asks_help([3], [sealed_by(peers, 3, SHARE)]).speak()
+    (answer,) = peers.answers("secure-helped")
+    assert answer.arrays["of"].tolist() == [3]
+    # Its own seed, and that with node 4, which is absent; not those with 1 and 2.
+    assert answer.arrays["shares"].tobytes() == SHARE[:16] + SHARE[48:]
+
+
+@pytest.mark.parametrize(
+    ("of", "plain", "why"),
+    [
+        ([4], SHARE, "there is no share here of what node 4 said to it"),  # not in the sum
+        ([1], SHARE, "there is no share here of what node 1 said to it"),
+        ([77], SHARE, "there is no share here of what node 77 said to it"),
+        ([3], SHARE[:-1], "expected an array 'shares' of rows of 80 bytes"),
+        ([3], None, "not what the other has sealed: tampered with, or under another key"),
+    ],
+)
+def test_help_that_nobody_may_ask_for_is_refused(of: list[int], plain: bytes | None, why: str) -> None:
+    peers = Peers()
+    sealed = bytes(80) if plain is None else sealed_by(peers, 3, plain)
+    peers.asks(1, 2, 3).asks_help(of, [sealed]).speak()
+    (answer,) = peers.answers("secure-helped")
+    assert not answer.arrays["of"].size
+    assert not answer.arrays["shares"].size
+    assert peers.refusals() == [f"from node 0: {why}"]
+
+
+def test_nobody_helps_before_a_sum_was_opened() -> None:
+    peers = Peers()
+    peers.asks_help([3], [sealed_by(peers, 3, SHARE)], at=40.0).asks(1, 2, 3, at=50.0).speak()
+    (answer,) = peers.answers("secure-helped")
+    assert not answer.arrays["shares"].size
+    assert peers.refusals() == ["from node 0: no sum was opened to it in round 0, or a later one since"]
+
+
+# Those who put together what they know
+
+
+def shares_of(peers: Peers, holders: Collection[int]) -> dict[int, Any]:
+    """What holders can read of node 1's secrets: by their places, as arrays of one row for each secret."""
+    partners = peers.gathering.partners[1]
+    opened = {}
+    for holder in holders:
+        place = partners.index(holder)
+        plain = peers.keys[holder].with_peer(1, 0, 0).unseal(peers.statement().shares[place], from_lower=True)
+        opened[place] = np.frombuffer(plain, np.uint8).reshape(-1, SEED_BYTES)
+    return opened
+
+
+def test_the_receiver_and_enough_holders_of_shares_see_a_model_and_this_is_what_the_threshold_is_for() -> None:
+    peers = Peers(6, threshold=0.6).speak()
+    assert peers.gathering.shares_needed(1) == 3
+    secrets = shamir.combine(shares_of(peers, [2, 4, 6]))
+    words = np.array(peers.statement().words)
+    for secret in secrets:
+        masks.subtract(words, secret.tobytes())
+    assert np.array_equal(words, Ring(32, 64.0).encode(peers.model, 1 / 7))
+
+
+def test_the_receiver_and_one_holder_fewer_cannot_rule_out_any_seed() -> None:
+    peers = Peers(6, threshold=0.6).speak()
+    known = shares_of(peers, [2, 4])
+    third = peers.gathering.partners[1].index(6)
+    everything = np.arange(256, dtype=np.uint8)
+    for secret, byte in itertools.product(range(6), range(SEED_BYTES)):
+        seen = {place: np.full(256, share[secret, byte]) for place, share in known.items()}
+        # Whatever a byte of the seed is, there is one share, of a holder that keeps it to itself, by which it is that.
+        assert sorted(shamir.combine({**seen, third: everything}).tolist()) == list(range(256))
+    # They also know the seeds of the masks that they share with the node, and still its words are masked.
+    words = np.array(peers.statement().words)
+    for holder in (2, 4):
+        masks.subtract(words, peers.keys[holder].with_peer(1, 0, 0).seed)
+    assert not np.array_equal(words, Ring(32, 64.0).encode(peers.model, 1 / 7))
+
+
+def test_even_all_others_do_not_see_words_that_were_in_no_sum_but_by_their_shares() -> None:
+    peers = Peers(4).speak()
+    words = np.array(peers.statement().words)
+    for keys in peers.keys.values():
+        masks.subtract(words, keys.with_peer(1, 0, 0).seed)
+    encoded = Ring(32, 64.0).encode(peers.model, 0.2)
+    assert not np.array_equal(words, encoded)
+    masks.subtract(words, peers.sharing._own_keys(peers.node).own_seed(0, 0))
+    assert np.array_equal(words, encoded)
+
+
+def test_late_words_stay_hidden_though_the_masks_with_their_speaker_were_given_away() -> None:
+    slow = Uniform(0.1, links=({"from": "3", "to": "0", "latency": 50.0, "oneway": True},))
+    world = audience(witnesses(3), network=slow, receive_timeout=5.0).run()
+    assert world.sharings[0].sums[0].speakers == (1, 2)
+    assert world.check_sums() == 1
+    answers = [message for to, message in world.sent if message.kind == "secure-opened"]
+    assert [len(answer.payload.arrays["pairs"]) for answer in answers] == [1, 1]
+    late = next(m.payload for to, m in world.sent if m.kind == "model" and m.sender == 3)
+    words = np.array(late.arrays["words"])
+    for answer in answers:
+        masks.add(words, answer.payload.arrays["pairs"].tobytes())  # node 3, the higher one, has subtracted them
+    encoded = Ring(32, 64.0).encode(world.sharings[3].models[0], 0.25)
+    assert not np.array_equal(words, encoded)
+    masks.subtract(words, world.sharings[3]._keys.own_seed(0, 0))
+    assert np.array_equal(words, encoded)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("value", [0.0, 1.0, -64.0])
+def test_a_single_message_is_evenly_spread_and_so_is_the_difference_of_two(bits: Any, value: float) -> None:
+    size = 2**15
+    world = Together(
+        DPSGD(2), witnesses(3, bits=bits), topology=FullGraph(), size=size, models=lambda _: np.full(size, value)
+    ).run()
+    said = [m.payload.arrays["words"] for _, m in world.sent if m.kind == "model"]
+    assert len(said) == 12
+    for words in [*said, *(one - other for one, other in itertools.combinations(said, 2))]:
+        for byte in range(bits // 8):
+            assert unevenness(words.view(np.uint8)[byte :: bits // 8], 256) < 8
+
+
+# What a node does not do
+
+
+def test_a_model_outside_the_range_ends_its_node_before_anything_is_sent() -> None:
+    world = audience(witnesses(3, range=2.0), models=lambda node: np.full(32, 2.5 if node == 2 else 1.0))
+    with pytest.raises(
+        PrivacyError, match=r"node 2, round 0: a parameter is 2.5, expected within ±2: it would garble the sum; set a"
+    ):
+        world.run()
+    assert not any(message.sender == 2 for _, message in world.sent)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_model_that_is_not_finite_ends_its_node(value: float) -> None:
+    sharing = Secure()
+    sharing.join(Member(4, 5, 0, ((2,),)))
+    with pytest.raises(PrivacyError, match=r"node 4, round 7: a parameter is -?(nan|inf), expected a finite number"):
+        sharing.outgoing(np.array([0.0, value], np.float32), 7)
+
+
+def test_nobody_speaks_twice_to_a_receiver_in_a_round() -> None:
+    peers = Peers().speak()
+    with pytest.raises(PrivacyError, match="node 1 was to speak to node 0 in round 0 once more: two messages under"):
+        peers.sharing.outgoing(peers.model, 0)(0)
+
+
+def test_a_single_speaker_is_not_heard() -> None:
+    world = audience(witnesses(1), rounds=2).run()
+    assert world.events(0) == [
+        ("hears nobody", f"round {r}: fewer than two speak to this node, so none may") for r in (0, 1)
+    ]
+    assert world.events(1) == [("not spoken to", f"round {r}: nobody else speaks to 0") for r in (0, 1)]
+    assert not world.sent
+    with pytest.raises(PrivacyError, match="node 1 was to speak to node 0 unmasked in round 2"):
+        world.sharings[1].outgoing(world.nodes[1].params, 2)(0)
+
+
+def test_a_single_speaker_is_heard_where_the_experiment_says_so() -> None:
+    world = audience(witnesses(1, few="plain"), models=lambda node: np.full(32, 2.0 * node)).run()
+    assert world.events(1) == [("spoken to unmasked", "round 0: nobody else speaks to 0")]
+    assert (world.nodes[0].params == 1.0).all()
+    ((_, message),) = world.sent
+    assert message.payload.fields == {"plain": True}
+
+
+def test_masked_words_of_a_single_speaker_are_refused() -> None:
+    masked = lying(lambda said, *_: Payload({**said.arrays, "seals": np.zeros((1, 16), np.uint8)}), few="plain")
+    world = audience([masked]).run()
+    assert world.events(0) == [
+        ("payload rejected", "from node 1: its words are masked, and nobody else's are there to cancel that")
+    ]
+
+
+def test_in_a_graph_that_changes_some_rounds_are_without_neighbours() -> None:
+    for few in ("refuse", "plain"):
+        world = Together(ELLocal(6, 1), witnesses(6, few=few)).run()
+        said = Counter(what for node in range(6) for what, _ in world.events(node))
+        plain = [m for _, m in world.sent if m.payload.fields.get("plain")]
+        assert said[{"refuse": "not spoken to", "plain": "spoken to unmasked"}[few]] > 5
+        assert bool(plain) == (few == "plain")
+        assert world.check_sums() > 5
+
+
+def test_no_statement_is_left_over_and_farewells_go_to_those_who_wait() -> None:
+    world = Together(DPSGD(3), witnesses(5), topology=FullGraph()).run()
+    assert Counter(m.kind for _, m in world.sent) == {
+        "secure-key": 20, "model": 60, "secure-open": 60, "secure-opened": 60, "secure-bye": 20
+    }  # fmt: skip
+    for runtime in world.world.runtimes:
+        assert not runtime.mailbox._unclaimed
+    for sharing in world.sharings:
+        assert all(list(kept) == [2] for kept in sharing._said.values())  # of the last round alone
+
+
+def test_what_is_kept_over_a_checkpoint_is_what_the_inner_sharing_keeps() -> None:
+    assert Secure().state() == {}
+    one, other = Secure(inner=TopK(0.5)), Secure(inner=TopK(0.5))
+    for sharing in (one, other):
+        sharing.join(Member(0, 3, 0, ((4,),)))
+        sharing.start(np.zeros(4, np.float32))
+    assert isinstance(one.inner, TopK)
+    one.inner.said(np.array([1, 2, 3, 4], np.float32), np.array([1, 3]))
+    other.restore(one.state())
+    assert isinstance(other.inner, TopK)
+    assert other.inner._shared.tolist() == [0, 2, 0, 4]
+    Secure().restore({})
+
+
+# A server that calls
+
+
+def call(round: int = 0, last: bool = False, **arrays: Any) -> Message:
+    given: dict[str, Any] = {
+        "params": np.ones(4, np.float32),
+        "company": np.array([0, 1, 2], np.uint32),
+        "weights": np.array([0.5, 0.25, 0.25]),
+    }
+    made = {k: v for k, v in {**given, **arrays}.items() if v is not None}
+    return Message(3, "global", round, Payload(made, {"last": True} if last else {}))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "why"),
+    [
+        ({"company": None}, "expected an array 'company' of the nodes that are called"),
+        ({"company": np.array([0, 1, 2], np.int64)}, "expected an array 'company' of the nodes that are called"),
+        ({"company": np.array([0, 1, 1], np.uint32)}, "expected an array 'company' of the nodes that are called"),
+        ({"company": np.array([[0, 1, 2]], np.uint32)}, "expected an array 'company' of the nodes that are called"),
+        ({"weights": None}, "expected an array 'weights' of 3 weights, none of them negative"),
+        ({"weights": np.array([0.5, 0.5])}, "expected an array 'weights' of 3 weights, none of them negative"),
+        ({"weights": np.ones(3, np.float32)}, "expected an array 'weights' of 3 weights, none of them negative"),
+        ({"weights": np.array([0.5, -0.5, 0.5])}, "expected an array 'weights' of 3 weights, none of them negative"),
+        ({"weights": np.array([0.5, math.nan, 0.5])}, "expected an array 'weights' of 3 weights, none of them"),
+        ({"weights": np.array([0.5, 0.5, 0.5])}, "expected this node among those that are called, and weights whose"),
+        ({"company": np.array([1, 2, 4], np.uint32)}, "expected this node among those that are called, and weights"),
+        ({"company": np.array([0, 1, 3], np.uint32)}, "expected this node among those that are called, and weights"),
+        ({"company": np.empty(0, np.uint32), "weights": np.empty(0)}, "expected this node among those that are called"),
+    ],
+)  # fmt: skip
+def test_a_call_that_does_not_say_who_else_is_called_is_refused(arrays: Any, why: str) -> None:
+    fake = FakeRuntime(call(0, **arrays), call(1, last=True, company=None, weights=None))
+    node = fake.node(0, nodes=3, params=np.zeros(4), sharing=Secure(), services={"algorithm": 3})
+    fake.run(FedAvg(2).run(node))
+    ((what, detail),) = [(r.what, r.detail) for r in fake.records if isinstance(r, Event)]
+    assert what == "payload rejected"
+    assert detail.startswith(f"from node 3: {why}")
+    assert not any(message.kind == "model" for _, message in fake.sent)
+    assert (node.params == 1).all()
+
+
+def test_a_node_that_was_not_told_its_company_does_not_guess_it() -> None:
+    node = FakeRuntime().node(0, nodes=3, params=np.zeros(4), sharing=Secure(), services={"algorithm": 3})
+    with pytest.raises(NodeError, match="node 0 was not told who else speaks to node 3 in round 0"):
+        node.company(3, 0)
+    node.accompany(3, 0, {0: 0.5, 1: 0.5})
+    assert node.company(3, 0) == {0: 0.5, 1: 0.5}
+    with pytest.raises(NodeError, match="in round 1"):
+        node.company(3, 1)
+    assert node.company(1, 0) == {0: 1 / 3, 2: 1 / 3}  # by the graph
+
+
+# Experiments
+
+
+def experiment(**changed: Any) -> Experiment:
+    given: dict[str, Any] = {
+        "nodes": 6,
+        "seed": 4,
+        "algorithm": {"name": "dpsgd", "rounds": 3},
+        "sharing": {"name": "secure"},
+        "topology": {"name": "regular", "degree": 4},
+        "partition": {"name": "dirichlet", "alpha": 1.0},
+        "model": {"name": "logistic"},
+        "training": {"lr": 0.1, "batch_size": 16},
+        "evaluation": {"every": 0},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**given, **changed})
+
+
+def models_of(run: Any, nodes: Collection[int]) -> Any:
+    return np.stack([np.load(run.folder.model(node)) for node in nodes])
+
+
+def events_of(run: Any, node: int) -> list[tuple[str, str]]:
+    return [(r.what, r.detail) for r in run.folder.read(node) if isinstance(r, Event)]
+
+
+TOPK = {"name": "secure", "inner": {"name": "topk", "fraction": 0.2}}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"topology": {"name": "regular", "degree": 3, "dynamic": True}, "sharing": TOPK},
+        {"algorithm": {"name": "el-local", "rounds": 3, "peers": 2}},
+        {"algorithm": {"name": "fedavg", "rounds": 3, "fraction": 0.5}},
+    ],
+    ids=["topk on a dynamic graph", "el-local", "fedavg"],
+)
+def test_both_engines_give_the_same_models_and_bytes(changed: Any, tmp_path: Path) -> None:
+    runs = [experiment(engine=engine, **changed).run(tmp_path) for engine in ("simulation", "processes")]
+    for run in runs:
+        assert run.status == "completed"
+        assert run.summary["messages_rejected"] == 0
+    assert runs[0].summary["digest"] == runs[1].summary["digest"]
+    assert runs[0].summary["bytes_sent"] == runs[1].summary["bytes_sent"]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"name": "dpsgd"}, {"name": "el-oracle", "degree": 3}, {"name": "qg-dsgdm"}, {"name": "fedavg", "fraction": 0.7}],
+    ids=lambda algorithm: algorithm["name"],
+)
+def test_it_learns_what_full_sharing_learns(algorithm: Any, tmp_path: Path) -> None:
+    some = {"algorithm": {**algorithm, "rounds": 3}}
+    runs = [experiment(sharing={"name": name}, **some).run(tmp_path) for name in ("full", "secure")]
+    nodes = range(experiment(**some).size)
+    plain, hidden = (models_of(run, nodes) for run in runs)
+    assert np.abs(plain).max() > 0.1
+    np.testing.assert_allclose(hidden, plain, atol=64 * 2.0**-18)
+
+
+def test_a_process_that_is_killed_in_the_last_round_does_not_stop_the_others(tmp_path: Path) -> None:
+    faults = Faults().crash(2, round=2)
+    runs = [
+        experiment(engine=engine, fault=faults.schedule, topology={"name": "full"}).run(tmp_path)
+        for engine in ("simulation", "processes")
+    ]
+    for run in runs:
+        assert list(run.summary["lost"]) == ["2"]
+        for node in (0, 1, 3, 4, 5):
+            assert not any(what == "sum not opened" for what, _ in events_of(run, node))
+    # It dies before it says anything in that round: the same are in the sums of both.
+    survivors = (0, 1, 3, 4, 5)
+    assert np.array_equal(models_of(runs[0], survivors), models_of(runs[1], survivors))
+
+
+@pytest.mark.parametrize("time", [0.5, 1.01, 1.06, 1.1, 1.14, 1.2, 1.25, 3.3])
+def test_one_that_dies_amid_its_messages_leaves_sums_that_can_be_opened(time: float, tmp_path: Path) -> None:
+    run = experiment(
+        topology={"name": "full"},
+        network={"name": "uniform", "latency": 0.02, "upload": 0.5},
+        device={"step_seconds": 1.0},
+        fault=Faults().crash(2).at(time).schedule,
+        evaluation={"every": 0, "average": False, "samples": 10},
+    ).run(tmp_path)
+    assert list(run.summary["lost"]) == ["2"]
+    assert np.isfinite(models_of(run, (0, 1, 3, 4, 5))).all()
+    for node in (0, 1, 3, 4, 5):
+        assert not any(what == "sum not opened" for what, _ in events_of(run, node))
+
+
+def test_a_model_outside_the_range_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match=r"expected within ±0\.0001: it would garble the sum; set a larger sharing"):
+        experiment(sharing={"name": "secure", "range": 0.0001}).run(tmp_path)
+
+
+RESTARTS = (
+    "sharing = 'secure': a node that comes back is given a model in the clear, by whoever is furthest on; leave out "
+    "restarts (faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"sharing": {"name": "secure", "inner": {"name": "choco"}}},
+         "sharing.inner = 'choco': masks cancel only in a sum of models, coordinate by coordinate, and this says "
+         "something else; use 'full', 'random' or 'topk'"),
+        ({"sharing": {"name": "secure", "inner": {"name": "secure"}}},
+         "sharing.inner = 'secure': masks cancel only in a sum of models, coordinate by coordinate, and this says "
+         "something else; use 'full', 'random' or 'topk'"),
+        ({"sharing": {"name": "secure", "inner": {"name": "topk", "values": {"name": "int8"}}}},
+         "sharing.inner.values: sharing = 'secure' encodes values itself, in whole numbers that can be added; "
+         "leave it out"),
+        ({"algorithm": {"name": "gossip"}},
+         "sharing = 'secure': it gives the weighted sum of all neighbours' models of a round, and algorithm = "
+         "'gossip' asks for more; use 'dpsgd', 'el-oracle', 'el-local', 'qg-dsgdm' or 'fedavg'"),
+        ({"topology": {"name": "peer-sampler"}},
+         "topology = 'peer-sampler': nodes find their peers by talking, so nobody knows who else speaks to its peers, "
+         "with whom sharing = 'secure' has to mask; use a graph that all nodes work out alike"),
+        ({"topology": {"name": "ring"}, "nodes": 2},
+         "topology = 'ring': fewer than two speak to 2 of the nodes (0, 1), so a model would show; sharing = 'secure' "
+         "needs two at the least, or few = 'plain'"),
+        ({"topology": {"name": "star"}, "nodes": 8},
+         "topology = 'star': fewer than two speak to 7 of the nodes (1, 2, 3, 4, 5 …), so a model would show; "
+         "sharing = 'secure' needs two at the least, or few = 'plain'"),
+        ({"algorithm": {"name": "fedavg", "fraction": 0.1}},
+         "algorithm.fraction = 0.1 calls one client, whose model the server would see; sharing = 'secure' needs two "
+         "at the least, or few = 'plain'"),
+        ({"algorithm": {"name": "fedavg"}, "sharing": TOPK},
+         "sharing.inner = 'topk': those that speak to a node have to agree on coordinates with it, and a server does "
+         "not take part in that; use 'full' or 'random'"),
+        ({"fault": Faults().crash(1).at(3.0).until(5.0).schedule}, RESTARTS),
+        ({"fault": Faults().crash(1).at(3.0).lasting(5.0).schedule}, RESTARTS),
+        ({"fault": Faults().crash(1).at(3.0).restart(1).at(5.0).schedule}, RESTARTS),
+        ({"fault": Faults().crash().every(9.0).lasting(5.0).schedule}, RESTARTS),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_it_is_refused_with_what_to_do(changed: Any, problem: str) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        experiment(**changed)
+    assert problem in refused.value.problems
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"fault": Faults().crash(1).at(3.0).schedule},
+        {"fault": Faults().crash(1, round=2).schedule},
+        {"topology": {"name": "star"}, "sharing": {"name": "secure", "few": "plain"}},
+        {"algorithm": {"name": "fedavg", "fraction": 0.1}, "sharing": {"name": "secure", "few": "plain"}},
+        {"algorithm": {"name": "fedavg"}, "sharing": {"name": "secure", "inner": {"name": "random"}}},
+        {"topology": {"name": "regular", "degree": 1, "dynamic": True}},  # some rounds are without
+    ],
+)
+def test_what_goes_with_it_is_taken(changed: Any) -> None:
+    experiment(**changed)
+
+
+@pytest.mark.parametrize("other", [{"name": "full"}, {"name": "secure", "range": 8.0}], ids=["full", "another range"])
+def test_all_nodes_have_to_share_alike(other: Any) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        Commons(experiment(group=[{"nodes": "0-2", "sharing": other}]))
+    assert any(
+        problem.endswith(
+            "does not understand { name = 'secure', inner = 'full', bits = 32, range = 64.0, threshold = 0.5, partners "
+            "= 8, few = 'refuse' }, which other nodes use: masks cancel only where all nodes use secure aggregation, "
+            "and alike; let all nodes use one sharing"
+        )
+        for problem in refused.value.problems
+    )
