@@ -99,7 +99,7 @@ def _company(said: Payload, node: Node) -> dict[NodeId, float] | None:
     if ids is None or ids.dtype != np.uint32 or ids.ndim != 1 or len(np.unique(ids)) != len(ids):
         raise MessageError(f"expected an array {COMPANY!r} of the nodes that are called")
     if weights is None or weights.dtype != np.float64 or weights.shape != ids.shape or not (weights > 0).all():
-        raise MessageError(f"expected an array {WEIGHTS!r} of {len(ids)} weights above 0: others must hide each of them")
+        raise MessageError(f"expected an array {WEIGHTS!r} of {len(ids)} weights above 0: each is hidden by the others")
     if node.id not in ids or ids.max() >= node.nodes or weights.sum() > 1 + 1e-9:
         raise MessageError("expected this node among those that are called, and weights whose sum is 1")
     return dict(zip(ids.tolist(), weights.tolist(), strict=True))
