@@ -38,6 +38,10 @@ def one_sender(receivers: int) -> tuple[int, Draw]:
     return receivers + 1, lambda draws: (0, 1 + draws.randrange(receivers))
 
 
+def one_receiver(senders: int) -> tuple[int, Draw]:
+    return senders + 1, lambda draws: (1 + draws.randrange(senders), 0)
+
+
 def dense_star(_: int) -> tuple[int, Draw]:
     """All flows hang together: what happens to one link may be felt at any other."""
     return star(100)
@@ -78,6 +82,7 @@ def growth() -> list[Figure]:
         "star, 100 nodes": dense_star,
         "all over one link": one_link,
         "one sender, as many receivers": one_sender,
+        "one receiver, as many senders": one_receiver,
     }
     for name, shape in shapes.items():
         each = [median([microseconds(shape(flows), flows, 2000) for _ in range(3)]) for flows in (100, 1000, 10_000)]

@@ -442,6 +442,32 @@ def star(nodes: int, concurrent: int, transfers: int) -> float:
     return (time.process_time() - began) / done
 
 
+def fan_out(receivers: int, transfers: int) -> float:
+    """Processor seconds for each of so many transfers from one node, whose rates all change at each end and start."""
+    draws = random.Random(1)
+    flows = Flows(np.array([1e7] + [10 ** draws.uniform(1, 6) for _ in range(receivers)]))
+
+    def start(now: float) -> None:
+        receiver = draws.randrange(receivers)
+        flows.start(now, (0, 1 + receiver), 1.0 + receiver % 3, draws.uniform(1e3, 1e4))
+
+    for _ in range(receivers):
+        start(0.0)
+    began, done = time.process_time(), 0
+    while done < transfers:
+        now = flows.next_time()
+        for _ in flows.advance(now):
+            flows.next_time()
+            start(now)
+            done += 1
+    return (time.process_time() - began) / done
+
+
+def test_one_that_sends_to_thirty_times_as_many_does_not_pay_thirty_times_for_each() -> None:
+    fan_out(10, 100)
+    assert fan_out(3000, 1000) < 5 * fan_out(100, 1000)
+
+
 def test_ten_times_the_flows_do_not_cost_ten_times_the_time_for_each() -> None:
     star(10, 10, 100)
     assert star(1000, 1000, 2000) < 5 * star(100, 100, 2000)
