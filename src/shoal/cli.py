@@ -1,4 +1,4 @@
-"""The command line: shoal run | show | plot | list | topology | data | new | doctor.
+"""The command line: shoal run | show | plot | list | topology | data | keys | new | doctor.
 
 Exit codes: 0 the run completed; 1 it failed; 2 the input is wrong, or more than this machine can do; 3 some nodes
 were lost; 130 and 143 it was interrupted by Ctrl-C or SIGTERM.
@@ -114,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_data(commands.add_parser("data", help="list, fetch, verify and locate data sets; draw who holds what"))
 
+    _add_keys(commands.add_parser("keys", help="make, list and check the keys that seal the links between nodes"))
+
     new = commands.add_parser(
         "new", help="a plug-in of your own to start from, with its test and an experiment",
         description="Write a working plug-in, its test and an experiment that uses it: shoal new sharing my-sharing",
@@ -154,6 +156,36 @@ def _add_data(data: argparse.ArgumentParser) -> None:
     plot.add_argument("--out", type=_picture, default=Path("who-holds-what.png"),
                       help="PNG, SVG or PDF (default: who-holds-what.png)")  # fmt: skip
     plot.set_defaults(command=_data_plot)
+
+
+def _add_keys(keys: argparse.ArgumentParser) -> None:
+    commands = keys.add_subparsers(required=True, metavar="command")
+
+    make = commands.add_parser(
+        "make", help="a key pair for every node that has none",
+        description="Make a key pair for every node that has none: shoal keys make keys --nodes 16; an experiment uses "
+        "them with processes = { sealed = true, keys = \"keys\" }.",
+    )  # fmt: skip
+    make.add_argument("folder", type=Path, help="where they are written to")
+    make.add_argument("--nodes", type=_natural, required=True, help="for how many nodes, with those that serve")
+    make.add_argument("--force", action="store_true", help="make all of them anew; those that were there are lost")
+    make.set_defaults(command=_keys_make)
+
+    everything = commands.add_parser("list", help="whose public keys are in a folder, and whose secret ones")
+    everything.add_argument("folder", type=Path, help="a folder of keys")
+    everything.set_defaults(command=_keys_list)
+
+    check = commands.add_parser("check", help="whether the keys in a folder can seal a run, and what is wrong if not")
+    check.add_argument("folder", type=Path, help="a folder of keys")
+    check.add_argument("--nodes", type=_natural, help="for how many nodes there should be keys (default: those found)")
+    check.set_defaults(command=_keys_check)
+
+
+def _natural(text: str) -> int:
+    """How many of something; argparse shows the error."""
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    return int(text)
 
 
 def _picture(text: str) -> Path:
@@ -343,6 +375,49 @@ def _data_plot(parsed: argparse.Namespace) -> int:
     held = holdings(parsed.file, parsed.settings)
     with _drawing(parsed.out):
         return draw(held, parsed.out)
+
+
+def _keys_make(parsed: argparse.Namespace) -> int:
+    from shoal.display import console
+    from shoal.keys import make
+    from shoal.mapping import spelt_ids
+
+    made, kept = make(parsed.folder, parsed.nodes, parsed.force)
+    said = f"made keys for nodes {spelt_ids(made)}" if made else "made no keys"
+    if kept:
+        said += f"; nodes {spelt_ids(kept)} keep theirs (--force makes them anew)"
+    console().print(f"{said}: {parsed.folder}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _keys_list(parsed: argparse.Namespace) -> int:
+    from rich.table import Table
+    from rich.text import Text
+
+    from shoal.display import console
+    from shoal.keys import listed
+
+    table = Table(box=None, padding=(0, 2))
+    for heading in ("node", "public key", "secret key"):
+        table.add_column(heading, no_wrap=True)
+    for node, public, is_here in listed(parsed.folder):
+        table.add_row(str(node), Text(public), "here" if is_here else "elsewhere")
+    console().print(table, highlight=False)
+    return 0
+
+
+def _keys_check(parsed: argparse.Namespace) -> int:
+    from shoal.display import console
+    from shoal.keys import check, listed
+
+    problems = check(parsed.folder, None if parsed.nodes is None else range(parsed.nodes))
+    count = len(listed(parsed.folder)) if parsed.nodes is None else parsed.nodes
+    if not count:
+        problems = [f"there are no keys in {str(parsed.folder)!r}; 'shoal keys make' makes them"]
+    if problems:
+        raise ExperimentError(problems, f"keys in {parsed.folder}")
+    console().print(f"the keys of {count} nodes are in order: {parsed.folder}", highlight=False, soft_wrap=True)
+    return 0
 
 
 def _new(parsed: argparse.Namespace) -> int:

@@ -198,7 +198,9 @@ async def _conferring(life: Coroutine[Any, Any, None], node: Node, sharing: Conf
 
 
 def _described(component: Component) -> str:
-    options = "".join(f", {key} = {value!r}" for key, value in component.options.items() if value is not None)
+    given = {key: value for key, value in component.options.items() if value is not None}
+    spelt = {key: _described(value) if isinstance(value, Component) else repr(value) for key, value in given.items()}
+    options = "".join(f", {key} = {value}" for key, value in spelt.items())
     return f"{{ name = {component.name!r}{options} }}" if options else repr(component.name)
 
 

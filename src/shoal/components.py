@@ -73,6 +73,10 @@ class Whole(Protocol):
     def weights(self) -> WeightScheme: ...
     @property
     def training(self) -> Training: ...
+    @property
+    def restarts(self) -> bool:
+        """Whether nodes that died may come back."""
+        ...
 
 
 @runtime_checkable

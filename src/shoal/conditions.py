@@ -64,7 +64,7 @@ class Conditions:
     @property
     def restarts(self) -> bool:
         """Whether nodes that died may come back."""
-        return any(fault.revives for fault in self.experiment.fault)
+        return self.experiment.restarts
 
     def carrier(self) -> Carrier | None:
         """A new carrier, if messages need one."""

@@ -144,8 +144,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             ("memory", f"{memory['uss_mean_mib']:.1f} MiB private a node, {memory['pss_total_mib']:.0f} MiB in all")
         )
-    for name in ("messages_rejected", "messages_late", "messages_unsent"):
-        if summary[name]:
+    for name in ("messages_rejected", "messages_late", "messages_repeated", "messages_unsent", "strangers"):
+        if summary.get(name):
             rows.append((name.replace("_", " "), f"{summary[name]:,}"))
     rows.append(("digest", summary["digest"][:16] if summary["digest"] else "no final models"))
     return rows

@@ -107,6 +107,10 @@ class ProcessesPlan:
     shaping: Shaping = "model"
     """Who makes messages take as long as the network says: the model that the simulation uses, in real time; or the
     kernel, which needs root, and can only limit what each node sends and receives."""
+    sealed: bool = False
+    """Whether all links are encrypted, and only those that belong to the run are let in."""
+    keys: Path | None = None
+    """A folder that 'shoal keys make' made, with the key pair of every node; new ones in every run when not given."""
 
     @property
     def patience(self) -> float:
@@ -320,6 +324,11 @@ class Experiment:
         """Those that strike by the clock: what `shoal.network.faults.timetable` makes of them may be endless."""
         return tuple(fault for fault in self.fault if fault.round is None)
 
+    @property
+    def restarts(self) -> bool:
+        """Whether nodes that died may come back."""
+        return any(fault.revives for fault in self.fault)
+
     def farewell(self, node: NodeId, fate: str) -> str:
         """What people are told when a node is lost."""
         for kind, id in self.services.items():
@@ -365,6 +374,8 @@ def _resolve(given: Mapping[str, Any], base: Path, problems: list[str]) -> dict[
             resolved[key] = _component(key, value, base, place, problems)
         elif key in _TABLES:
             resolved[key] = schema.convert(value, _TABLES[key], place, problems)
+    if isinstance(plan := resolved.get("processes"), ProcessesPlan) and plan.keys is not None:
+        resolved["processes"] = dataclasses.replace(plan, keys=_located(plan.keys, base))
     if isinstance(name := resolved.get("name"), str) and not re.fullmatch(r"\w[\w.+-]*", name):
         problems.append(
             f"name = {name!r}: expected letters, digits and . _ + -, the first of them no sign (it names a folder)"
@@ -419,6 +430,7 @@ class _Seen:
     topology: Component
     weights: WeightScheme
     training: Training
+    restarts: bool
 
 
 def _serving(components: Mapping[str, Any]) -> list[str]:
@@ -440,6 +452,7 @@ def _misfits(experiment: Experiment) -> list[str]:
             experiment.topology,
             experiment.weights,
             settings.training,
+            experiment.restarts,
         )
         if whole.sharing.name != "full" and speaks(whole.algorithm) == "itself":
             said = (
@@ -503,6 +516,11 @@ def _check_processes(resolved: Mapping[str, Any], problems: list[str]) -> None:
         )
     if plan.host in ("0.0.0.0", "*") and plan.announce is None:
         problems.append(f"processes.host = {plan.host!r}: say in processes.announce where others find this machine")
+    if plan.keys is not None and not plan.sealed:
+        problems.append(
+            f"processes.keys = {str(plan.keys)!r}: nothing is encrypted with them unless processes.sealed = true; set "
+            "it, or leave the keys out"
+        )
     if plan.shaping == "kernel":
         _check_kernel_shaping(resolved, plan, problems)
 

@@ -1,19 +1,24 @@
 """Messages and their wire format: a small header and raw arrays.
 
-A message is one ZeroMQ multipart message: frame 0 is the header, MessagePack checked against a schema; each
-further frame is one array, its raw little-endian bytes. Nothing is pickled. Whatever does not match the schema
-to the letter raises `MessageError`: the receiver drops it, counts it and goes on.
+A message is one ZeroMQ multipart message: frame 0 is the address, the receiver's id in four bytes; frame 1 is the
+header, MessagePack checked against a schema; each further frame is one array, its raw little-endian bytes. Nothing is
+pickled. Whatever does not match the schema to the letter raises `MessageError`: the receiver drops it, counts it and
+goes on.
 
-    [version, run, sender, kind, round, fields, [[name, dtype, shape], …]]  bytes of array 0  bytes of array 1 …
+    receiver  [version, run, sender, kind, round, fields, [[name, dtype, shape], …]]  bytes of array 0 …
+
+All but the address is the same for all who are sent a message. A transport may put a ticket of its own behind the
+receiver's id, eight bytes that are not part of the message.
 
 `Message.wire_size` is what the message takes on the wire: its frames and ZMTP's framing of each (RFC 23: 2 bytes
-in front of a frame of up to 255 bytes, 9 in front of a longer one). TCP and IP headers are not in it. Both
-engines count with it.
+in front of a frame of up to 255 bytes, 9 in front of a longer one). TCP and IP headers are not in it, nor what sealing
+adds. Both engines count with it.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -24,7 +29,7 @@ from numpy.typing import NDArray
 from shoal.errors import MessageError
 from shoal.topologies.graph import NodeId
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 DTYPES = ("<f4", "<f8", "<f2", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1")
 MAX_ARRAYS = 64
 MAX_FIELDS = 64
@@ -54,7 +59,7 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
         return self
 
 
-class _Array(msgspec.Struct, array_like=True, frozen=True):
+class _Array(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     name: _Name
     dtype: _Name
     shape: Annotated[tuple[_Natural, ...], msgspec.Meta(max_length=8)]
@@ -71,6 +76,8 @@ class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 
 
 _encoder = msgspec.msgpack.Encoder()
+_RECEIVER = struct.Struct("<I")
+_RECEIVER_AND_TICKET = struct.Struct("<IQ")
 _decoder = msgspec.msgpack.Decoder(_Header)
 
 
@@ -99,18 +106,41 @@ class Message:
         self.encoded: Any = None
         """Where a transport keeps the message as it sends it, for the next recipient."""
         self._header = _header(self) if header is None else header
-        self.wire_size = framed(len(self._header)) + sum(framed(a.nbytes) for a in payload.arrays.values())
+        self.wire_size = ADDRESSED + framed(len(self._header)) + sum(framed(a.nbytes) for a in payload.arrays.values())
 
     def frames(self) -> list[bytes | memoryview]:
-        """The header and the bytes of each array, without copying an array."""
+        """All behind the address: the header and the bytes of each array, without copying an array."""
         return [self._header, *(_bytes_of(array) for array in self.payload.arrays.values())]
 
     def __repr__(self) -> str:
         return f"Message({self.kind!r} of round {self.round} from node {self.sender}, {self.wire_size} bytes)"
 
 
+def address(to: NodeId, ticket: int | None = None) -> bytes:
+    """The frame in front of a message to `to`."""
+    return _RECEIVER.pack(to) if ticket is None else _RECEIVER_AND_TICKET.pack(to, ticket)
+
+
+def ticket_of(frame: bytes, receiver: NodeId) -> int | None:
+    """The ticket in an address, if there is one. Raises `MessageError` for an address that is not `receiver`'s."""
+    ticket: int | None = None
+    if len(frame) == _RECEIVER.size:
+        (to,) = _RECEIVER.unpack(frame)
+    elif len(frame) == _RECEIVER_AND_TICKET.size:
+        to, ticket = _RECEIVER_AND_TICKET.unpack(frame)
+    else:
+        sizes = f"{_RECEIVER.size} or {_RECEIVER_AND_TICKET.size}"
+        raise MessageError(f"an address of {len(frame)} bytes, expected {sizes}")
+    if to != receiver:
+        raise MessageError(f"a message for node {to}, and this is node {receiver}")
+    return ticket
+
+
 def decode(frames: Sequence[bytes | memoryview], run: str | None = None) -> Message:
-    """The message in `frames`; its arrays are read-only views of them. `run` names the run it must belong to."""
+    """The message in `frames`, those behind the address; its arrays are read-only views of them.
+
+    `run` names the run it must belong to.
+    """
     if not frames or len(frames[0]) > MAX_HEADER_BYTES:
         raise MessageError(f"no header of at most {MAX_HEADER_BYTES} bytes")
     try:
@@ -151,6 +181,10 @@ def _header(message: Message) -> bytes:
 def framed(size: int) -> int:
     """The bytes that a frame of `size` bytes takes on the wire."""
     return size + (2 if size <= 255 else 9)
+
+
+ADDRESSED = framed(_RECEIVER.size)
+"""What the address takes on the wire."""
 
 
 def _array(spec: _Array, frame: bytes | memoryview) -> NDArray[Any]:

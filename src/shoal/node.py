@@ -134,6 +134,9 @@ Mixings: TypeAlias = Callable[[Topology, WeightScheme | None], Mixing]
 Check: TypeAlias = Callable[[Payload], object]
 """Raises `MessageError` for a payload of an algorithm's own that it cannot use."""
 
+REFUSALS_RECORDED = 1000
+"""Beyond, they are only counted: whoever talks nonsense must not fill the disk."""
+
 MODEL = "model"
 """The kind of message that carries what the sharing says; other kinds are the algorithm's own."""
 
@@ -390,7 +393,7 @@ class Node:
         None when `timeout` seconds have passed, and when `sender` has died. Without a timeout it waits for `sender` as
         `receive_each` does, for as long as the experiment or the engine says, and for anyone for ever.
         """
-        wanted = Filter(kind, round, None if sender is None else (sender,))
+        wanted = Filter(kind, round, None if sender is None else (sender,), more=True)
         if timeout is None and sender is not None:
             timeout = self.receive_timeout
         until = None if timeout is None else self.now() + timeout
@@ -462,9 +465,10 @@ class Node:
         self.refuse(message.sender, why)
 
     def refuse(self, sender: NodeId, why: str) -> None:
-        """Count something that `sender` said and that makes no sense."""
+        """Count something that `sender` said and that makes no sense; the first ones are written down."""
         self.rejected += 1
-        self.event("payload rejected", f"from node {sender}: {why}")
+        if self.rejected <= REFUSALS_RECORDED:
+            self.event("payload rejected", f"from node {sender}: {why}")
 
     def event(self, what: str, detail: str) -> None:
         """Write down something out of the ordinary."""

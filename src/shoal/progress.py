@@ -88,6 +88,8 @@ class Outcome:
     """Nodes that did not reach the end, and why."""
     facts: dict[str, object] = field(default_factory=dict)
     """What the engine chose or measured, for the summary."""
+    strangers: int = 0
+    """Connections that were refused beside those that nodes refused."""
 
 
 class MeanScore:

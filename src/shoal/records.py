@@ -88,6 +88,9 @@ class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
     pss_mib: float | None = None
     padded_s: float | None = None
     """How long training was drawn out to be as slow as the node's device."""
+    repeated_messages: int = 0
+    strangers: int = 0
+    """Connections that were refused, where links are sealed."""
 
 
 Record: TypeAlias = Round | Evaluation | Average | Event | End

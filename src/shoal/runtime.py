@@ -21,13 +21,21 @@ class Filter(msgspec.Struct, frozen=True, gc=False):
     """Which messages a receive waits for.
 
     With `senders`, one message from each of them, or with `first` one from any of them; without, one message from
-    anyone. `round` None is any round.
+    anyone. `round` None is any round. One message from each for a round is all that there is to say of this kind in it:
+    when a sender's has been received so, another of the same kind and round is a repetition, and is dropped.
     """
 
     kind: str
     round: int | None = None
     senders: tuple[NodeId, ...] | None = None
     first: bool = False
+    more: bool = False
+    """Whether a sender may have more to say of this kind in a round, and the next of it is wanted."""
+
+    @property
+    def once(self) -> bool:
+        """Whether a second message of a sender would be a repetition."""
+        return self.round is not None and self.senders is not None and not self.first and not self.more
 
     def __str__(self) -> str:
         which = f"{self.kind!r}" if self.round is None else f"{self.kind!r} of round {self.round}"
@@ -101,12 +109,13 @@ class Runtime(Protocol):
 class Waiter:
     """A receive under way."""
 
-    __slots__ = ("_missing", "kind", "messages", "round", "wake", "wanted")
+    __slots__ = ("_missing", "kind", "messages", "once", "round", "wake", "wanted")
 
     def __init__(self, wanted: Filter, wake: Callable[[], None]) -> None:
         self.wanted = wanted
         self.kind = wanted.kind
         self.round = wanted.round
+        self.once = wanted.once
         self.messages: list[Message] = []
         self.wake = wake
         self._missing = None if wanted.senders is None else set(wanted.senders)
@@ -144,17 +153,98 @@ class Waiter:
         return bool(self.messages) if self._missing is None else not self._missing
 
 
+class Room:
+    """How much of what has come and nobody has asked for yet is kept in memory, and what goes when it is more.
+
+    There is room for `AHEAD` usual messages of each node, and of some nodes more, so that those who are ahead of their
+    time find it, wherever they are in the graph. A usual message is as long as the model, or as the longest that the
+    node has sent itself. When that is exceeded, those who have taken most of it lose what is asked for last, if ever:
+    first messages of kinds that nobody has asked for so far, then those of the furthest rounds. So whoever fills a
+    mailbox, with rounds far ahead or with words that nobody knows, takes nothing from the others; and each keeps one.
+    """
+
+    AHEAD = 2
+    SPARE = 64
+    """So many nodes more."""
+    BESIDE = 2**16
+    """Bytes of small messages beside each large one."""
+    EACH = 2**13
+    """Bytes of memory that a message may take, however short it is."""
+
+    def __init__(self, usual: int, nodes: int) -> None:
+        self._usual = usual
+        self._nodes = nodes
+        self._taken = 0
+        """By all that was put in since there was last a look at what is left."""
+
+    def expect(self, size: int) -> None:
+        """Messages of so many bytes are usual here."""
+        self._usual = max(self._usual, size)
+
+    @property
+    def size(self) -> int:
+        return (self._nodes + self.SPARE) * self.AHEAD * (self._usual + self.BESIDE)
+
+    def seems_full(self, message: Message) -> bool:
+        """Whether it may be too much with one more; `kept` has the answer."""
+        self._taken += self._cost(message)
+        return self._taken > self.size
+
+    def kept(self, unclaimed: Sequence[Message], kinds: Collection[str]) -> list[Message]:
+        """Those that stay, in order; `kinds` are those that were asked for so far."""
+        sizes: dict[NodeId, int] = {}
+        for message in unclaimed:
+            sizes[message.sender] = sizes.get(message.sender, 0) + self._cost(message)
+        self._taken = sum(sizes.values())
+        if self._taken <= self.size:
+            return list(unclaimed)
+        share = self._share(sorted(sizes.values()))
+        taken = dict.fromkeys(sizes, 0)
+        kept = set()
+        for place in sorted(range(len(unclaimed)), key=lambda p: (unclaimed[p].kind not in kinds, unclaimed[p].round)):
+            message = unclaimed[place]
+            cost = self._cost(message)
+            if not taken[message.sender] or taken[message.sender] + cost <= share:
+                taken[message.sender] += cost
+                kept.add(place)
+        self._taken = sum(taken.values())
+        return [message for place, message in enumerate(unclaimed) if place in kept]
+
+    def _share(self, sizes: list[int]) -> int:
+        """What each may have, if nobody is to have more than that: all have less, or there is some room left then.
+
+        That is an eighth, lest all be looked through for every message that comes.
+        """
+        left = self.size * 7 // 8
+        for place, size in enumerate(sizes):
+            share = left // (len(sizes) - place)
+            if size > share:
+                return share
+            left -= size
+        return sizes[-1]
+
+    def _cost(self, message: Message) -> int:
+        return message.wire_size + self.EACH
+
+
 class Mailbox:
     """The messages of one node that nobody has asked for yet, and the receives that wait for more."""
 
     LIMIT = 100_000
     """How many unclaimed messages are kept; more are dropped and counted in `dropped`."""
+    REMEMBERED = 16
+    """Of how many rounds, each of one kind, it is known who was heard; what comes for those before them is late."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room | None = None) -> None:
+        """Without `room` for what nobody has asked for, there is a limit to its number only."""
+        self.room = room
         self.gone: set[NodeId] = set()
         self.late = 0
         """Messages that came after the receive that wanted them had given up."""
         self.dropped = 0
+        """Messages that nobody had asked for, and for which there was no room."""
+        self.repeated = 0
+        """Messages that had been received before: of the same sender, kind and round."""
         self._unclaimed: list[Message] = []
         self._waiters: list[Waiter] = []
         self._given_up: dict[tuple[str, NodeId], int] = {}
@@ -163,25 +253,41 @@ class Mailbox:
         """Those that died and came back: from which round on they are waited for."""
         self._asked: dict[str, int] = {}
         """The latest round that a message of this kind was asked for."""
+        self._heard: dict[tuple[str, int], set[NodeId]] = {}
+        """Whose one message of a kind and a round has been received."""
+        self._over: dict[str, int] = {}
+        """The latest round of a kind that is no longer remembered."""
+        self._kinds: set[str] = set()
+        """All that was asked for so far."""
 
     def put(self, message: Message) -> None:
         """Deliver a message; wakes the receive that it completes."""
+        if self._heard and message.sender in self._heard.get((message.kind, message.round), ()):
+            self.repeated += 1
+            return
         for waiter in self._waiters:
             if waiter.offer(message):
+                if waiter.once:
+                    self._remember(message)
                 if waiter.done:
                     self._waiters.remove(waiter)
                     waiter.wake()
                 return
-        if self._given_up and self._is_late(message):
+        if self._is_over(message) or (self._given_up and self._is_late(message)):
             self.late += 1
         elif len(self._unclaimed) >= self.LIMIT:
             self.dropped += 1
         else:
             self._unclaimed.append(message)
+            if self.room is not None and self.room.seems_full(message):
+                kept = self.room.kept(self._unclaimed, self._kinds)
+                self.dropped += len(self._unclaimed) - len(kept)
+                self._unclaimed = kept
 
     def ask(self, wanted: Filter, wake: Callable[[], None]) -> Waiter:
         """Claim what is here. If the waiter is not `done` by then, `wake` is called once when it is."""
         waiter = Waiter(wanted, wake)
+        self._kinds.add(wanted.kind)
         if wanted.round is not None and wanted.round > self._asked.get(wanted.kind, -1):
             self._asked[wanted.kind] = wanted.round
             if self._given_up and self._unclaimed:
@@ -190,6 +296,8 @@ class Mailbox:
                 self._unclaimed = kept
         if self._unclaimed:
             self._unclaimed = [m for m in self._unclaimed if waiter.done or not waiter.offer(m)]
+            if waiter.once and waiter.messages:
+                self._remember_all(waiter.messages)
         if self.gone:
             self._give_up(waiter, self.gone)
         if self._back and wanted.round is not None:
@@ -200,6 +308,7 @@ class Mailbox:
 
     def collect(self, kind: str) -> list[Message]:
         """Claim all that is here of this kind."""
+        self._kinds.add(kind)
         found = [m for m in self._unclaimed if m.kind == kind]
         if found:
             self._unclaimed = [m for m in self._unclaimed if m.kind != kind]
@@ -225,6 +334,8 @@ class Mailbox:
         """`node` is back: it is waited for again from `round` on."""
         self.gone.discard(node)
         self._back[node] = round
+        for heard in self._heard.values():
+            heard.discard(node)  # it knows nothing of what it said before
 
     @property
     def waiting(self) -> list[Waiter]:
@@ -235,6 +346,32 @@ class Mailbox:
         if waiter.round is not None:
             for node in given_up:
                 self._given_up[waiter.kind, node] = max(waiter.round, self._given_up.get((waiter.kind, node), -1))
+
+    def _remember_all(self, messages: list[Message]) -> None:
+        """`messages` of one kind and round have been received: what repeats them is no longer wanted."""
+        for message in messages:
+            self._remember(message)
+        kind, round = messages[0].kind, messages[0].round
+        heard = self._heard[kind, round]
+        kept = [m for m in self._unclaimed if m.round != round or m.kind != kind or m.sender not in heard]
+        self.repeated += len(self._unclaimed) - len(kept)
+        self._unclaimed = kept
+
+    def _remember(self, message: Message) -> None:
+        """`message` has been received where one of its sender's was wanted."""
+        senders = self._heard.get((message.kind, message.round))
+        if senders is not None:
+            senders.add(message.sender)
+            return
+        self._heard[message.kind, message.round] = {message.sender}
+        if len(self._heard) > self.REMEMBERED:
+            kind, round = next(iter(self._heard))
+            del self._heard[kind, round]
+            self._over[kind] = max(round, self._over.get(kind, -1))
+
+    def _is_over(self, message: Message) -> bool:
+        """Whether the message is for a round so long ago that nobody knows who was heard in it."""
+        return bool(self._over) and message.round <= self._over.get(message.kind, -1)
 
     def _is_late(self, message: Message) -> bool:
         """Whether the node gave up on this message, and has gone on to a later round."""

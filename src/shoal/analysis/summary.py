@@ -74,6 +74,8 @@ def summarize(
         "messages_rejected": sum(e.bad_messages for e in ends.values()),
         "messages_unsent": sum(e.unsent_messages for e in ends.values()),
         "messages_late": sum(e.late_messages for e in ends.values()),
+        "messages_repeated": sum(e.repeated_messages for e in ends.values()),
+        "strangers": sum(e.strangers for e in ends.values()) + outcome.strangers,
         "time": {
             "wall_s": outcome.wall_s,
             "virtual_s": outcome.virtual_s,

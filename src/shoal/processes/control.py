@@ -34,6 +34,10 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     """Whether the network's own process is started as well, before them."""
     namespaces: list[str] = []
     """Where node i finds the network namespace that it lives in; none where all live in the machine's own."""
+    key: bytes | None = None
+    """The supervisor's public key, where links are sealed."""
+    keys: str | None = None
+    """The folder with the nodes' own keys; where there is none, each gets a new pair when it is started."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -70,6 +74,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     problems: list[str]
 
 
+class Keyed(msgspec.Struct, frozen=True, tag=True):
+    """The public key of a node that is about to be started, or of the network's process, which is no node."""
+
+    node: NodeId | None
+    key: bytes
+
+
 class Exited(msgspec.Struct, frozen=True, tag=True):
     """A node's process has ended: with an exit code, or by a signal (then negative)."""
 
@@ -102,6 +113,14 @@ class Networked(msgspec.Struct, frozen=True, tag=True):
 
     run: str
     endpoint: str
+
+
+class Strangers(msgspec.Struct, frozen=True, tag=True):
+    """How many the network's process has turned away by now, and the last of them."""
+
+    run: str
+    count: int
+    last: str
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
@@ -166,6 +185,10 @@ class Go(msgspec.Struct, frozen=True, tag=True):
     """The nodes that are dead."""
     away: bool = False
     """Whether the node is offline at first."""
+    keys: list[bytes] = []
+    """The nodes' public keys, where links are sealed."""
+    network_key: bytes | None = None
+    """That of the network's process."""
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):
@@ -181,6 +204,8 @@ class Back(msgspec.Struct, frozen=True, tag=True):
 
     node: NodeId
     endpoint: str
+    key: bytes | None = None
+    """Its public key, where links are sealed."""
 
 
 class Attend(msgspec.Struct, frozen=True, tag=True):
@@ -209,9 +234,9 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
 
 
 ToZygote: TypeAlias = Prepare | Fork | Kill | EvaluateAverage
-FromZygote: TypeAlias = Ready | Refused | Exited | NetworkExited | AverageDone
+FromZygote: TypeAlias = Ready | Refused | Keyed | Exited | NetworkExited | AverageDone
 FromOne: TypeAlias = Began | Report | Alive | Model | Done | Failed
-FromNode: TypeAlias = Hello | Networked | FromOne
+FromNode: TypeAlias = Hello | Networked | Strangers | FromOne
 ToNode: TypeAlias = Go | Gone | Back | Attend | Strike | Finish
 
 encode = msgspec.msgpack.Encoder().encode
@@ -219,3 +244,5 @@ decode_to_zygote = msgspec.msgpack.Decoder(ToZygote).decode
 decode_from_zygote = msgspec.msgpack.Decoder(FromZygote).decode
 decode_from_node = msgspec.msgpack.Decoder(FromNode).decode
 decode_to_node = msgspec.msgpack.Decoder(ToNode).decode
+REFUSALS = (ValueError, msgspec.DecodeError, RecursionError)
+"""What these raise for anything else: text that is not UTF-8, other data, and data nested too deep to be looked at."""

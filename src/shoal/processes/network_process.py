@@ -11,18 +11,21 @@ import math
 import time
 from collections.abc import Iterator
 
-import msgspec
 import zmq
 
 from shoal.commons import Commons
+from shoal.errors import MessageError
+from shoal.keys import KeyPair
 from shoal.network.carrier import Carrier, News, Occurrence, Parcel
 from shoal.network.faults import Happening
 from shoal.network.wiring import Presence
 from shoal.processes import control
+from shoal.processes.sealing import PATIENCE, Seal, speaker
 from shoal.processes.shaper import Due, Here, Left, Post, Told, decode_from_node, encode, identity
 from shoal.topologies.graph import NodeId
 
 LONGEST_POLL = 1.0
+REPORT_EVERY = 0.5
 SHORTEST = 1e-5
 """Seconds: no message leaves faster."""
 BY_THE_SUPERVISOR = frozenset({"crash", "restart", "raise", "hang"})
@@ -32,7 +35,8 @@ BY_THE_SUPERVISOR = frozenset({"crash", "restart", "raise", "hang"})
 class NetworkProcess:
     """Lives as long as the run does: the zygote ends it."""
 
-    def __init__(self, commons: Commons, start: control.Fork) -> None:
+    def __init__(self, commons: Commons, start: control.Fork, pair: KeyPair | None = None) -> None:
+        """With a key pair where links are sealed."""
         carrier = commons.conditions.carrier()
         assert carrier is not None
         carrier.load()
@@ -52,21 +56,32 @@ class NetworkProcess:
         self._untold: dict[NodeId, list[Told]] = {}
         """What those are told first that do not listen yet."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._run = start.run
+        self._strangers = self._reported = 0
+        self._stranger = ""
+        self._report_at = 0.0
+        self._seal = None if pair is None else Seal(context, pair, self._turn_away, time.monotonic, math.inf)
         self._nodes = context.socket(zmq.ROUTER)
         self._nodes.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a node that is started again keeps its name
         self._nodes.setsockopt(zmq.SNDHWM, 0)
         self._nodes.setsockopt(zmq.RCVHWM, 0)
         self._nodes.setsockopt(zmq.BACKLOG, 4096)
         self._nodes.setsockopt(zmq.LINGER, 0)
+        if self._seal is not None:
+            self._seal.listen(self._nodes)
         self._nodes.bind("tcp://127.0.0.1:*")
         self._line = context.socket(zmq.DEALER)
         self._line.setsockopt(zmq.LINGER, 1000)
+        if self._seal is not None and start.key is not None:
+            self._seal.reach(self._line, start.key)
         self._line.connect(start.control)
         endpoint = self._nodes.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
         self._line.send(control.encode(control.Networked(start.run, endpoint)))
         self._poller = zmq.Poller()
         self._poller.register(self._nodes, zmq.POLLIN)
         self._poller.register(self._line, zmq.POLLIN)
+        for socket in () if self._seal is None else self._seal.sockets:
+            self._poller.register(socket, zmq.POLLIN)
 
     def serve(self) -> int:
         while True:
@@ -75,6 +90,9 @@ class NetworkProcess:
             posts = self._posts() if self._epoch < math.inf else []
             if not self._hear_supervisor():
                 return 0
+            if self._seal is not None:
+                self._seal.attend()
+                self._report_strangers()
             if self._epoch == math.inf:
                 continue  # what comes from nodes that know already that the run has begun waits until this one does
             told, self._untold = self._untold, {}
@@ -112,11 +130,16 @@ class NetworkProcess:
         posts = []
         while True:
             try:
-                name, frame = self._nodes.recv_multipart(zmq.NOBLOCK)
-                sender, said = int(name[1:]), decode_from_node(frame)
+                name, frame = self._nodes.recv_multipart(zmq.NOBLOCK, copy=False)
+                sender, said = int(name.bytes[1:]), decode_from_node(frame.buffer)
+                if self._seal is not None and speaker(frame) != str(sender):
+                    raise MessageError(f"node {speaker(frame)} says that it is node {sender}")
             except zmq.Again:
                 break
-            except (ValueError, msgspec.DecodeError):
+            except MessageError as error:
+                self._turn_away(str(error))
+                continue
+            except control.REFUSALS:
                 continue  # a stranger on the port
             if isinstance(said, Here):
                 self._here[sender] = said.since
@@ -169,6 +192,10 @@ class NetworkProcess:
                 return True
             if isinstance(said, control.Go):
                 self._epoch = said.epoch
+                for node, key in enumerate(said.keys):
+                    self._admit(node, key)
+                if self._seal is not None:
+                    self._seal.patience = PATIENCE
                 self._next = next(self._agenda, None)
             elif isinstance(said, control.Gone) and said.node not in self._dead:
                 self._dead.add(said.node)
@@ -176,10 +203,25 @@ class NetworkProcess:
                     del self._here[said.node]
                 self._attend(said.node, online=False)
             elif isinstance(said, control.Back) and said.node in self._dead:
+                self._admit(said.node, said.key)
                 self._dead.discard(said.node)
                 self._attend(said.node, online=True)
             elif isinstance(said, control.Finish):
                 return False
+
+    def _admit(self, node: NodeId, key: bytes | None) -> None:
+        if self._seal is not None and key is not None:
+            self._seal.admit(str(node), key)
+
+    def _turn_away(self, who: str) -> None:
+        self._strangers += 1
+        self._stranger = who
+
+    def _report_strangers(self) -> None:
+        """Not of each, lest many of them keep the supervisor busy."""
+        if self._strangers > self._reported and time.monotonic() > self._report_at:
+            self._reported, self._report_at = self._strangers, time.monotonic() + REPORT_EVERY
+            self._line.send(control.encode(control.Strangers(self._run, self._strangers, self._stranger)))
 
     def _attend(self, node: NodeId, online: bool) -> None:
         self._now = max(self._now, self._clock())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import time
 import traceback
@@ -15,19 +16,21 @@ import zmq
 
 from shoal.commons import Commons
 from shoal.errors import LaunchError
+from shoal.keys import KeyPair, read_pair
 from shoal.node import Node
 from shoal.operating_system import give_memory_back, memory
 from shoal.processes import control
 from shoal.processes.delay import Delay
 from shoal.processes.namespaces import address, enter
 from shoal.processes.process_runtime import ProcessRuntime, TrainingThread
+from shoal.processes.sealing import PATIENCE, Seal
 from shoal.processes.shaper import Shaper
 from shoal.processes.slots import Slots
 from shoal.processes.supervised import Later, Supervised, Watcher
 from shoal.processes.transport import Transport
 from shoal.records import End, Evaluation, Event, Lines, RunFolder
 from shoal.rejoining import rejoin, welcome
-from shoal.runtime import Mailbox
+from shoal.runtime import Mailbox, Room
 from shoal.topologies.graph import NodeId
 
 BEATS = 6
@@ -35,31 +38,36 @@ BEATS = 6
 LEAVE_SECONDS = 7.0
 """How long a node that is stopped goes on to test models that it kept, the latest first; that one it tests anyway."""
 REJECTIONS_RECORDED = 20
-"""Bad messages that are recorded one by one; more are only counted."""
+"""Bad messages, and strangers, that are recorded one by one; more are only counted."""
 
 
-def live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int:
-    """From fork to exit; returns the exit code."""
+def live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork, pair: KeyPair | None = None) -> int:
+    """From fork to exit; returns the exit code. `pair` are the node's keys, unless it has them in a folder."""
     try:
         if start.namespaces:
             enter(start.namespaces[id])  # before there is a socket, or a thread that would make one
-        return asyncio.run(_live(commons, id, slots, start))
+        return asyncio.run(_live(commons, id, slots, start, pair))
     except Exception:
         traceback.print_exc()  # to the run's nodes.log; the supervisor sees the exit code
         return 1
 
 
-async def _live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork) -> int:
+async def _live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork, pair: KeyPair | None) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Enough for a connection to everybody, and for those that linger after their place was needed.
     context.set(zmq.MAX_SOCKETS, 2 * commons.experiment.size + 128)
-    line = Supervised(context, start.control)
+    lines = Lines(RunFolder(Path(start.folder)).node(id))
+    strangers = _Rejections(lines, "stranger refused")
+    seal = _seal(commons, id, start, pair, context, strangers)
+    line = Supervised(context, start.control, seal, start.key)
     try:
-        await _take_part(commons, id, slots, start, context, line)
+        await _take_part(commons, id, slots, start, context, line, lines, seal, strangers)
     except Exception as error:
         text = str(error) if isinstance(error, LaunchError) else traceback.format_exc()
         line.say(control.Failed(id, start.run, text))
         line.close()
+        if seal is not None:
+            seal.close()
         context.term()  # waits until that is said
         return 1
     return 0  # all is said and done: the process ends, and its sockets with it
@@ -72,16 +80,19 @@ async def _take_part(
     start: control.Fork,
     context: zmq.Context[zmq.Socket[bytes]],
     line: Supervised,
+    lines: Lines,
+    seal: Seal | None,
+    strangers: _Rejections,
 ) -> None:
     experiment, folder = commons.experiment, RunFolder(Path(start.folder))
     plan = experiment.processes
-    lines = Lines(folder.node(id))
-    mailbox = Mailbox()
-    rejected = _Rejections(lines)
+    mailbox = Mailbox(Room(commons.initial.nbytes, experiment.size))
+    rejected = _Rejections(lines, "message rejected")
     host = address(id) if start.namespaces else plan.host
     delay = _delay(commons, id, mailbox)
     transport = Transport(
         context,
+        id=id,
         run=start.run,
         host=host,
         announce=plan.announce or host,
@@ -91,6 +102,7 @@ async def _take_part(
         send_timeout=plan.patience,
         deliver=mailbox.put if delay is None else delay.take,
         reject=rejected,
+        seal=seal,
     )
 
     def lose(node: NodeId, at: float) -> None:
@@ -101,15 +113,25 @@ async def _take_part(
         if delay is not None:
             delay.lose(node)
 
+    def find(back: control.Back) -> None:
+        if seal is not None and back.key is not None:
+            seal.admit(str(back.node), back.key)
+        transport.move(back.node, back.endpoint)
+
     shaper: Shaper | None = None
     line.on_gone = lose
-    line.on_back = transport.move
+    line.on_back = find
     line.on_stop = lambda stop: os._exit(0)
+    guard = None if seal is None else asyncio.create_task(_guard(seal))
     born = asyncio.get_running_loop().time()
     line.say(control.Hello(id, start.run, transport.endpoint))
     go = await line.go
+    if seal is not None:
+        for node_id, key in enumerate(go.keys):
+            seal.admit(str(node_id), key)
+        seal.patience = PATIENCE if start.keys is None and commons.conditions.restarts else 0.0
     if go.network is not None:
-        shaper = Shaper(context, id, go.network, transport, mailbox.put)
+        shaper = Shaper(context, id, go.network, transport, mailbox.put, seal, go.network_key)
         transport.redeem = shaper.take
     transport.start(go.endpoints)
     serves = id >= experiment.nodes
@@ -125,13 +147,17 @@ async def _take_part(
         commons.speeds[id],
         go.epoch,
     )
+    if guard is not None:
+        guard.add_done_callback(lambda ended: _fail_with(runtime, ended))
     runtime.attend(not go.away)
     watcher = Watcher(id, lines, line, [] if start.again else experiment.faults(id))
-    watcher.now = rejected.now = runtime.now
+    watcher.now = rejected.now = strangers.now = runtime.now
     watcher.runtime = runtime
     line.on_attend, line.on_strike = runtime.attend, watcher.strike
     if commons.conditions.timed:
         watcher.later = Later(folder)
+    if start.again and experiment.evaluation.seconds is not None:
+        watcher.ticks = int(runtime.now() / experiment.evaluation.seconds)  # not those of its first life
     node = commons.node(id, runtime, watcher, start.run, plan.receive_timeout)
     leaving: set[asyncio.Task[None]] = set()
 
@@ -190,6 +216,8 @@ async def _take_part(
     if watcher.later is not None:
         async for evaluation in _tested(node, watcher.later.test(node), slots, line):
             watcher.record(evaluation)
+    if seal is not None:
+        seal.settle()
     end = End(
         ended,
         digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
@@ -197,7 +225,9 @@ async def _take_part(
         messages_sent=node.messages_sent,
         bad_messages=node.rejected + rejected.count,
         late_messages=mailbox.late + mailbox.dropped,
+        repeated_messages=mailbox.repeated,
         unsent_messages=transport.unsent,
+        strangers=strangers.count,
         train_cpu_s=node.trainer.cpu_seconds,
         total_cpu_s=cpu,
         uss_mib=None if used is None else used.uss,
@@ -205,7 +235,41 @@ async def _take_part(
         padded_s=runtime.padded or None,
     )
     lines.write(end)
+    if guard is not None:
+        guard.cancel()
     transport.close()
+
+
+def _seal(
+    commons: Commons,
+    id: NodeId,
+    start: control.Fork,
+    pair: KeyPair | None,
+    context: zmq.Context[zmq.Socket[bytes]],
+    strangers: _Rejections,
+) -> Seal | None:
+    """What seals the node's links, if they are."""
+    if start.key is None:
+        return None
+    if start.keys is not None:
+        pair = read_pair(Path(start.keys), id)
+    assert pair is not None
+    return Seal(context, pair, strangers, asyncio.get_running_loop().time, patience=math.inf)
+
+
+def _fail_with(runtime: ProcessRuntime, ended: asyncio.Task[None]) -> None:
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        runtime.fail(error)
+
+
+async def _guard(seal: Seal) -> None:
+    """Answer whoever knocks."""
+    loop = asyncio.get_running_loop()
+    for socket in seal.sockets:
+        loop.add_reader(socket.FD, seal.attend)
+    while True:
+        seal.attend()  # ZeroMQ signals once; and those that wait in vain are to be told
+        await asyncio.sleep(1.0)
 
 
 def _delay(commons: Commons, id: NodeId, mailbox: Mailbox) -> Delay | None:
@@ -229,8 +293,7 @@ async def _relive(commons: Commons, node: Node, others: Collection[NodeId]) -> N
 
 
 async def _tick(node: Node, runtime: ProcessRuntime, watcher: Watcher, seconds: float | None) -> None:
-    """Keep the model as it is every so many seconds of the run."""
-    watcher.ticks = 0 if seconds is None else int(runtime.now() / seconds)
+    """Keep the model as it is every so many seconds of the run; whoever is late keeps it as it is then."""
     while seconds is not None:
         await asyncio.sleep(max(0.0, (watcher.ticks + 1) * seconds - runtime.now()))
         _look(node, watcher, watcher.ticks + 1, (watcher.ticks + 1) * seconds)
@@ -247,9 +310,12 @@ def _look(node: Node, watcher: Watcher, tick: int, time: float) -> None:
 
 def _look_at_the_last(node: Node, watcher: Watcher, finish: control.Finish, seconds: float | None) -> None:
     """Keep the model as it is at the end, unless the clock has just had it kept; and at the moments before that this
-    node is late for, which the others may have kept."""
+    node is late for, which the others may have kept. Moments after the last, of a node that hears late of the end, are
+    none."""
     if seconds is None or finish.tick is None or node.id >= node.nodes:
         return
+    if watcher.later is not None:
+        watcher.later.forget_after(finish.tick)
     for tick in range(watcher.ticks + 1, finish.tick):
         _look(node, watcher, tick, tick * seconds)
     if watcher.ticks < finish.tick:
@@ -322,14 +388,15 @@ async def _beat(id: NodeId, runtime: ProcessRuntime, line: Supervised, seconds: 
 
 
 class _Rejections:
-    """Counts messages that were refused, and records the first ones."""
+    """Counts what was refused, messages or strangers, and records the first ones."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: Lines, what: str) -> None:
         self.count = 0
         self.now: Any = lambda: 0.0
         self._lines = lines
+        self._what = what
 
     def __call__(self, why: str) -> None:
         self.count += 1
         if self.count <= REJECTIONS_RECORDED:
-            self._lines.write(Event("message rejected", self.now(), why))
+            self._lines.write(Event(self._what, self.now(), why))

@@ -124,11 +124,13 @@ class ProcessRuntime:
         return result
 
     async def send(self, to: NodeId, message: Message) -> bool:
+        self._expect(message)
         if self._shaper is not None:
             return await self._shaper.send(to, message)
         return await self._transport.send(to, message)
 
     async def transmit(self, to: NodeId, message: Message) -> bool:
+        self._expect(message)
         with self._busy():
             got_out = await (self._transport if self._shaper is None else self._shaper).transmit(to, message)
         await self._online.wait()
@@ -236,6 +238,11 @@ class ProcessRuntime:
             waited = self.now() - began
             self.padded += waited
             left -= waited / slowness
+
+    def _expect(self, message: Message) -> None:
+        """What this node says, others say to it."""
+        if self.mailbox.room is not None:
+            self.mailbox.room.expect(message.wire_size)
 
     def _changes(self) -> None:
         self._change.set_result(None)

@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from shoal.message import Message
+from shoal.processes.sealing import Seal
 from shoal.processes.transport import Transport
 from shoal.rejoining import REJOINING
 from shoal.topologies.graph import NodeId
@@ -78,7 +79,10 @@ class Shaper:
         network: str,
         transport: Transport,
         deliver: Callable[[Message], None],
+        seal: Seal | None = None,
+        key: bytes | None = None,
     ) -> None:
+        """`key` is that of the network's process, where links are sealed."""
         self._transport = transport
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
@@ -87,6 +91,8 @@ class Shaper:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
+        if seal is not None and key is not None:
+            seal.reach(self._socket, key)
         self._socket.connect(network)
         self._socket.send(encode(Here(self._loop.time())))
         self._tickets = time.monotonic_ns()  # higher than all of a node that died and had the same id

@@ -19,6 +19,7 @@ from shoal.network.faults import Fault
 from shoal.node import Node
 from shoal.processes import control
 from shoal.processes.process_runtime import ProcessRuntime
+from shoal.processes.sealing import Seal
 from shoal.progress import leading_score
 from shoal.records import Evaluation, Event, Lines, Record, Round, RunFolder
 from shoal.topologies.graph import NodeId
@@ -29,10 +30,19 @@ REPORT_EVERY = 0.5
 class Supervised:
     """The node's end of the line to its supervisor."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        seal: Seal | None = None,
+        key: bytes | None = None,
+    ) -> None:
+        """`key` is the supervisor's, where links are sealed."""
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 5000)
+        if seal is not None and key is not None:
+            seal.reach(self._socket, key)
         self._socket.connect(endpoint)
         self._loop = asyncio.get_running_loop()
         self.go: asyncio.Future[control.Go] = self._loop.create_future()
@@ -72,7 +82,7 @@ class Supervised:
             elif isinstance(said, control.Gone):
                 self.on_gone(said.node, said.time)
             elif isinstance(said, control.Back):
-                self.on_back(said.node, said.endpoint)
+                self.on_back(said)
             elif isinstance(said, control.Attend):
                 self.on_attend(said.online)
             elif isinstance(said, control.Strike):
@@ -170,8 +180,14 @@ class Later:
         self._kept: list[tuple[int, float, int | None]] = []
 
     def keep(self, round: int, time: float, params: Params, tick: int | None = None) -> None:
+        self._file.seek(len(self._kept) * params.nbytes)
         self._file.write(params.data)
         self._kept.append((round, time, tick))
+
+    def forget_after(self, tick: int) -> None:
+        """Drop what was kept at later moments than this one."""
+        while self._kept and (self._kept[-1][2] or 0) > tick:
+            self._kept.pop()
 
     def test(self, node: Node, latest_first: bool = False) -> Iterator[Evaluation]:
         """Test all of them, in order or the other way round."""

@@ -22,8 +22,9 @@ import zmq
 from shoal import errors
 from shoal.averages import Averages
 from shoal.conditions import conditions, speeds_of
-from shoal.errors import ExperimentError, LaunchError, RunError
+from shoal.errors import ExperimentError, LaunchError, MessageError, RunError
 from shoal.experiment import Experiment
+from shoal.keys import KeyPair, demand, read_public
 from shoal.mapping import HERE, spelt_ids
 from shoal.message import MAX_HEADER_BYTES, RUN_LENGTH
 from shoal.network.carrier import Occurrence
@@ -33,6 +34,7 @@ from shoal.operating_system import MIB, raise_file_limit
 from shoal.processes import control
 from shoal.processes.capacity import capacity
 from shoal.processes.namespaces import Namespaces
+from shoal.processes.sealing import NETWORK, Seal, speaker
 from shoal.processes.zygote_process import ZygoteProcess
 from shoal.progress import SHOW_EVERY, Listener, MeanScore, Nobody, Outcome, Progress, Status
 from shoal.records import Event, Lines, RunFolder
@@ -44,6 +46,8 @@ HERE_TOO = {HERE, "127.0.0.1", socket.gethostname()}
 """The names of this machine in a mapping."""
 FINISH_SECONDS = 60.0
 """How long a node that is done may take, at the least, to write down the rest and leave."""
+STRANGERS_NOTICED = 5
+"""Strangers at the supervisor's door that are spoken of one by one; more are only counted."""
 PULSES_MISSED = 5.0
 """Seconds on top of a peer's patience, for pulses that are late on a loaded machine."""
 
@@ -72,6 +76,12 @@ class Supervisor:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._zygote: ZygoteProcess | None = None
         self._namespaces: Namespaces | None = None
+        self._seal: Seal | None = None
+        self._keys: dict[NodeId, bytes] = {}
+        """The nodes' public keys, where links are sealed."""
+        self._network_key: bytes | None = None
+        self._strangers = 0
+        self._strangers_of_network = 0
         self._identities: dict[NodeId, bytes] = {}
         self._endpoints: dict[NodeId, str] = {}
         self._began: set[NodeId] = set()
@@ -92,6 +102,8 @@ class Supervisor:
         self._awaited = set(range(experiment.nodes))
         """Nodes whose models are still to come."""
         self._average_times: dict[int, float] = {}
+        self._last_tick: int | None = None
+        """The last moment at which models are looked at, once it is known. Who hears late of it may look once more."""
         self._conditions = conditions(experiment, speeds_of(experiment))
         self._by_time = experiment.evaluation.seconds is not None
         self._network: bytes | None = None
@@ -128,6 +140,8 @@ class Supervisor:
                 raise
             status = "interrupted"  # asked twice, and what we killed is gone
         finally:
+            if self._seal is not None:
+                self._seal.settle()
             self._end()
             for each, handler in previous.items():
                 signal.signal(each, handler)
@@ -137,12 +151,14 @@ class Supervisor:
             startup_s=self._startup or time.time() - self._commanded,
             lost=dict(sorted(self._lost.items())),
             facts={"first_round_s": self._first_round, "signal": self._signal},
+            strangers=self._strangers + self._strangers_of_network,
         )
 
     def _start(self) -> None:
         """From nothing to every node listening."""
         experiment = self._experiment
         self._here = self._nodes_here()
+        pair = self._own_keys()
         self._zygote = ZygoteProcess(self._folder)
         self._zygote.say(control.Prepare(experiment.table(), str(experiment.base.resolve())))
         self._context = zmq.Context()
@@ -153,11 +169,34 @@ class Supervisor:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.BACKLOG, 4096)
-        self._control = self._listen()
         self._poller = zmq.Poller()
+        if pair is not None:
+            self._seal = Seal(self._context, pair, self._turn_away, time.monotonic)
+            self._seal.listen(self._socket)
+            for node, key in self._keys.items():
+                self._seal.admit(str(node), key)
+            for socket in self._seal.sockets:
+                self._poller.register(socket, zmq.POLLIN)
+        self._control = self._listen()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._zygote.pipe.fileno(), zmq.POLLIN)
         self._phase = "loading"
+
+    def _own_keys(self) -> KeyPair | None:
+        """The supervisor's own, and the nodes' public ones if they are in a folder; none where links are not sealed."""
+        plan = self._experiment.processes
+        if not plan.sealed:
+            return None
+        if plan.keys is not None:
+            nodes = range(self._experiment.size)
+            demand(plan.keys, nodes)
+            self._keys = read_public(plan.keys, nodes)
+        return KeyPair.fresh()
+
+    def _turn_away(self, who: str) -> None:
+        self._strangers += 1
+        if self._strangers <= STRANGERS_NOTICED:
+            self._listener.notice(f"a stranger was refused by the supervisor: {who}")
 
     def _listen(self) -> str:
         """Where nodes find the supervisor: they may live in namespaces that no port of its own is reached from."""
@@ -182,7 +221,9 @@ class Supervisor:
                 finishing = time.monotonic()
                 self._ended_at = finishing
                 self._phase = "finishing"
-                self._tell_all(self._finish())
+                finish = self._finish()
+                self._last_tick = finish.tick
+                self._tell_all(finish)
                 self._average_if_complete()
             if finishing is not None:
                 self._give_up_on_those_that_stay(finishing)
@@ -246,9 +287,11 @@ class Supervisor:
         """Take in what has come, or wait a little for something to come."""
         assert self._zygote is not None
         ready = dict(self._poller.poll(int(self._leisure() * 1000)))
-        if self._zygote.pipe.fileno() in ready:
+        if self._zygote.pipe.fileno() in ready or self._seal is not None:
             while self._zygote.pipe.poll():
                 self._hear_zygote(self._zygote.hear())
+        if self._seal is not None:
+            self._seal.attend()  # after the zygote, which says whose keys are whose before it starts anybody
         if self._socket in ready:
             self._hear_nodes()
         now = time.monotonic()
@@ -263,6 +306,8 @@ class Supervisor:
             self._fork(said.parameters)
         elif isinstance(said, control.Refused):
             _raise_refused(said, self._experiment.name)
+        elif isinstance(said, control.Keyed):
+            self._learn_key(said)
         elif isinstance(said, control.Exited):
             self._node_exited(said.node, said.code)
         elif isinstance(said, control.NetworkExited):
@@ -275,6 +320,14 @@ class Supervisor:
                 self._listener.notice(
                     f"evaluating the averaged model of round {said.round} failed; see {self._folder.log}"
                 )
+
+    def _learn_key(self, said: control.Keyed) -> None:
+        assert self._seal is not None
+        if said.node is None:
+            self._network_key = said.key
+        else:
+            self._keys[said.node] = said.key
+        self._seal.admit(NETWORK if said.node is None else str(said.node), said.key)
 
     def _fork(self, parameters: int) -> None:
         experiment = self._experiment
@@ -304,6 +357,8 @@ class Supervisor:
             str(self._folder.path.resolve()),
             network=self._conditions.carried,
             namespaces=[] if spaces is None else [spaces.place(node) for node in range(experiment.size)],
+            key=None if self._seal is None else self._seal.pair.public,
+            keys=None if experiment.processes.keys is None else str(experiment.processes.keys),
         )
         self._zygote.say(self._start_nodes)
 
@@ -321,14 +376,22 @@ class Supervisor:
     def _hear_nodes(self) -> None:
         while True:
             try:
-                identity, frame, *rest = self._socket.recv_multipart(zmq.NOBLOCK)
-                said = control.decode_from_node(frame)
+                name, frame, *rest = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                said = control.decode_from_node(frame.buffer)
+                self._check_speaker(said, frame)
             except zmq.Again:
                 return
-            except (ValueError, msgspec.DecodeError):
+            except MessageError as error:
+                self._turn_away(str(error))
+                continue
+            except control.REFUSALS:
                 continue  # a stranger on the port
-            if isinstance(said, control.Networked):
-                if said.run == self._run:
+            identity = name.bytes
+            if isinstance(said, control.Strangers):
+                if said.run == self._run and identity == self._network:
+                    self._hear_of_strangers(said)
+            elif isinstance(said, control.Networked):
+                if said.run == self._run and self._conditions.carried and self._network is None:
                     self._network, self._network_endpoint = identity, said.endpoint
                     self._go_if_all_listen()
             elif isinstance(said, control.Hello):
@@ -336,6 +399,19 @@ class Supervisor:
                     self._welcome(identity, said)
             elif self._identities.get(said.node) == identity or self._fails_before_hello(said):
                 self._hear_node(said, rest)
+
+    def _check_speaker(self, said: control.FromNode, frame: zmq.Frame) -> None:
+        """Where links are sealed, nobody speaks for another. Raises `MessageError`."""
+        if self._seal is None:
+            return
+        name = NETWORK if isinstance(said, control.Networked | control.Strangers) else str(said.node)
+        if (sender := speaker(frame)) != name:
+            raise MessageError(f"{sender!r}, which says that it is {name!r}")
+
+    def _hear_of_strangers(self, said: control.Strangers) -> None:
+        if self._strangers_of_network < STRANGERS_NOTICED:
+            self._listener.notice(f"a stranger was refused by the network's process: {said.last}")
+        self._strangers_of_network = said.count
 
     def _welcome(self, identity: bytes, hello: control.Hello) -> None:
         self._identities[hello.node] = identity
@@ -355,13 +431,27 @@ class Supervisor:
         self._busy = dict.fromkeys(self._busy, self._epoch)
         self._agenda = self._conditions.agenda()
         self._next = next(self._agenda, None)
+        while self._next is not None and self._next.time <= 0.0 and not isinstance(self._next, Happening):
+            if isinstance(self._next, Presence):
+                self._attend(self._next)
+            self._next = next(self._agenda, None)
         self._tell_network(self._go())
-        self._tell_all(self._go())
+        for away in (False, True):  # with the start: what is said after it may come when a node has begun
+            nodes = [node for node in self._identities if bool(self._away[node]) == away]
+            self._tell(nodes, msgspec.structs.replace(self._go(), away=away))
         self._follow_agenda()
 
     def _go(self) -> control.Go:
         endpoints = [self._endpoints[n] for n in range(self._experiment.size)]
-        return control.Go(endpoints, self._epoch, self._network_endpoint, sorted(self._lost))
+        keys = [self._keys[n] for n in range(self._experiment.size)] if self._seal is not None else []
+        return control.Go(
+            endpoints,
+            self._epoch,
+            self._network_endpoint,
+            sorted(self._lost),
+            keys=keys,
+            network_key=self._network_key,
+        )
 
     def _welcome_back(self) -> None:
         """Nodes that died were started again: let the others know where they are, and them how things stand.
@@ -372,7 +462,7 @@ class Supervisor:
             return
         returned, self._returned = self._returned, []
         for node in returned:
-            back = control.Back(node, self._endpoints[node])
+            back = control.Back(node, self._endpoints[node], self._keys.get(node))
             self._tell_network(back)
             self._tell(self._identities.keys() - self._exited - set(returned), back)
         for node in returned:
@@ -396,17 +486,22 @@ class Supervisor:
                 return
             occurrence, self._next = self._next, next(self._agenda, None)
             if isinstance(occurrence, Presence):
-                self._away[occurrence.node] += -1 if occurrence.online else 1
+                self._attend(occurrence)
                 if occurrence.node in self._identities:
                     self._tell({occurrence.node} - self._exited, control.Attend(not self._away[occurrence.node]))
             elif isinstance(occurrence, Happening):
                 self._strike(occurrence)
 
+    def _attend(self, presence: Presence) -> None:
+        self._away[presence.node] += -1 if presence.online else 1
+
     def _strike(self, happening: Happening) -> None:
         """Do to nodes what is the supervisor's to do; what stands between nodes is the network's."""
         assert self._zygote is not None
         kind, there = happening.kind, [node for node in happening.nodes if node not in self._exited | self._done]
+        alive = [node for node in there if node not in self._reasons]  # the others may not be dead yet, but will be
         if kind == "crash":
+            self._to_restart.difference_update(there)
             for node in there:
                 self._reasons.setdefault(node, "crashed on schedule")
                 self._write(node, happening)
@@ -417,13 +512,13 @@ class Supervisor:
             )
             self._restart([node for node in happening.nodes if node in self._lost])
         elif kind == "hang" or kind == "raise":
-            self._tell(there, control.Strike(kind, str(happening)))
+            self._tell(alive, control.Strike(kind, str(happening)))
         elif kind == "slow":
             factor = happening.value if happening.what != "network" else None
             strike = control.Strike(kind, str(happening), factor)
             if factor is not None:
                 self._slow.update(dict.fromkeys(happening.nodes, strike))
-            self._tell(there, strike)
+            self._tell(alive, strike)
         else:
             self._listener.notice(f"at {happening.time:g} s: {happening}")
 
@@ -451,9 +546,10 @@ class Supervisor:
             self._socket.send_multipart([self._network, control.encode(said)])
 
     def _fails_before_hello(self, said: control.FromOne) -> bool:
-        return isinstance(said, control.Failed) and said.run == self._run and said.node in self._rounds
+        before = said.node in self._rounds and said.node not in self._identities
+        return before and isinstance(said, control.Failed) and said.run == self._run
 
-    def _hear_node(self, said: control.FromOne, rest: list[bytes]) -> None:
+    def _hear_node(self, said: control.FromOne, rest: list[zmq.Frame]) -> None:
         if not isinstance(said, control.Alive) or said.busy:
             self._busy[said.node] = time.monotonic()
         if isinstance(said, control.Report):
@@ -472,8 +568,10 @@ class Supervisor:
                 self._began_at = time.monotonic()
         elif isinstance(said, control.Model):
             moment = said.round if said.tick is None else said.tick
+            if self._last_tick is not None and moment > self._last_tick:
+                return
             self._average_times[moment] = max(said.time, self._average_times.get(moment, 0.0))
-            self._averages.add(said.node, moment, np.frombuffer(rest[0], np.float32))
+            self._averages.add(said.node, moment, np.frombuffer(rest[0].buffer, np.float32))
             self._average_if_complete()
         elif isinstance(said, control.Done):
             self._done.add(said.node)

@@ -3,16 +3,15 @@
 A message is encoded and copied once, however many peers it goes to; ZeroMQ counts the references. Arrays that come
 in are views of ZeroMQ's memory. Nothing here knows where a peer runs: it has an endpoint.
 
-A message may have a ticket: a frame of eight bytes in front of it. The receiver sends it back, with nothing but the
-run's name behind it, as the receipt that `transmit` waits for; receipts are no messages, and nobody counts them. Where
-messages are shaped by the model, tickets are what the network's process knows them by, and nobody returns them.
+A message may have a ticket, in its address. The receiver sends it back, with nothing but the run's name behind it, as
+the receipt that `transmit` waits for; receipts are no messages, and nobody counts them. Where messages are shaped by
+the model, tickets are what the network's process knows them by, and nobody returns them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -20,15 +19,17 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from shoal.errors import LaunchError, MessageError
-from shoal.message import Message, decode
+from shoal.message import Message, address, decode, ticket_of
+from shoal.processes.sealing import Seal, speaker
 from shoal.topologies.graph import NodeId
 
 # ZeroMQ's flags as plain numbers: pyzmq's own are enumerations, whose arithmetic shows in a profile.
 NOBLOCK = int(zmq.NOBLOCK)
 NOBLOCK_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
-TICKET = struct.Struct("<Q")
 NOWHERE = ""
 """The endpoint of a peer that has died."""
+AT_ONCE = 256
+"""Messages that are taken in before others have their turn: a flood must not keep the node from its work."""
 LINGER_MS = 30_000
 """How long a closed connection still tries to deliver what was handed to it."""
 SLOWEST = 12_500.0
@@ -42,6 +43,7 @@ class Transport:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         *,
+        id: NodeId,
         run: str,
         host: str,
         announce: str | None = None,
@@ -51,14 +53,17 @@ class Transport:
         send_timeout: float,
         deliver: Callable[[Message], None],
         reject: Callable[[str], None],
+        seal: Seal | None = None,
     ) -> None:
         self._context = context
+        self._id = id
         self._run = run
         self._name = run.encode()
         self._connections = connections
         self._send_timeout = send_timeout
         self._deliver = deliver
         self._reject = reject
+        self._seal = seal
         self._endpoints: list[str] = []
         self._open: OrderedDict[NodeId, zmq.Socket[bytes]] = OrderedDict()
         self._stalled: set[NodeId] = set()
@@ -72,10 +77,14 @@ class Transport:
         """The tickets of what was transmitted: to whom, and whether it is there."""
         self._late: set[asyncio.Task[bool]] = set()
         """Receipts that could not be sent at once."""
+        self._turn: asyncio.Handle | None = None
+        """When more messages have come than are taken in at once."""
         self._inbox = context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
         self._inbox.setsockopt(zmq.LINGER, 0)
         self._inbox.setsockopt(zmq.BACKLOG, 4096)
+        if seal is not None:
+            seal.listen(self._inbox)
         try:
             self._inbox.bind(f"tcp://{host}:{port if port is not None else '*'}")
         except zmq.ZMQError as error:
@@ -96,12 +105,10 @@ class Transport:
         self._drain()
 
     async def send(self, to: NodeId, message: Message, ticket: int | None = None) -> bool:
-        """Whether ZeroMQ has taken the message, in the end. A ticket travels in front of it."""
+        """Whether ZeroMQ has taken the message, in the end. A ticket travels in its address."""
         if to in self._gone:
             return False
-        frames = _frames(message)
-        if ticket is not None:
-            frames = [zmq.Frame(TICKET.pack(ticket), copy=True), *frames]
+        frames = [zmq.Frame(address(to, ticket), copy=True), *_frames(message)]
         if self._try(to, frames):
             self._stalled.discard(to)
             return True
@@ -154,6 +161,8 @@ class Transport:
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._inbox.FD)
+        if self._turn is not None:
+            self._turn.cancel()
         for task in self._late:
             task.cancel()
         self._inbox.close()
@@ -168,6 +177,8 @@ class Transport:
             if len(self._open) >= self._connections:
                 self._open.popitem(last=False)[1].close(linger=LINGER_MS)
             socket = self._context.socket(zmq.PUSH)
+            if self._seal is not None:
+                self._seal.reach(socket, self._seal.key(to))
             socket.connect(self._endpoints[to])
             self._open[to] = socket
         self._open.move_to_end(to)
@@ -203,22 +214,27 @@ class Transport:
         return False
 
     def _acknowledge(self, sender: NodeId, ticket: int) -> None:
-        frames = [zmq.Frame(TICKET.pack(ticket), copy=True), zmq.Frame(self._name, copy=True)]
+        frames = [zmq.Frame(address(sender, ticket), copy=True), zmq.Frame(self._name, copy=True)]
         if not self._try(sender, frames):
             task = asyncio.get_running_loop().create_task(self._insist(sender, frames))
             self._late.add(task)
             task.add_done_callback(self._late.discard)
 
-    def _settle(self, ticket: int) -> None:
+    def _settle(self, ticket: int, sender: str | None) -> None:
         """The receipt for a ticket has come; maybe nobody waits for it any longer."""
-        _, receipt = self._receipts.get(ticket, (None, None))
-        if receipt is not None and not receipt.done():
-            receipt.set_result(True)
+        to, receipt = self._receipts.get(ticket, (None, None))
+        if receipt is None or receipt.done():
+            return
+        if sender is not None and sender != str(to):
+            raise MessageError(f"a receipt of node {sender}'s for what was sent to node {to}")
+        receipt.set_result(True)
 
     def _drain(self) -> None:
         """Take in all that has come. ZeroMQ signals once for many messages, so stop only when there are none."""
         receive, run = self._inbox.recv, self._run
-        while True:
+        if self._turn is not None:
+            self._turn.cancel()
+        for _ in range(AT_ONCE):
             try:
                 frames = [receive(NOBLOCK, copy=False)]
             except zmq.Again:
@@ -226,13 +242,16 @@ class Transport:
             while frames[-1].more:
                 frames.append(receive(NOBLOCK, copy=False))  # the parts of a message come all at once
             try:
-                ticket = _ticket(frames.pop(0)) if len(frames[0]) == TICKET.size else None
+                sender = None if self._seal is None else speaker(frames[0])
+                ticket = ticket_of(frames.pop(0).bytes, self._id)
                 if ticket is not None and len(frames) == 1 and frames[0].bytes == self._name:
-                    self._settle(ticket)
+                    self._settle(ticket, sender)
                     continue
                 message = decode([frame.bytes if i == 0 else frame.buffer for i, frame in enumerate(frames)], run)
                 if message.sender >= len(self._endpoints):
                     raise MessageError(f"there is no node {message.sender}")
+                if sender is not None and sender != str(message.sender):
+                    raise MessageError(f"a message of node {sender}'s that says it is node {message.sender}'s")
                 if ticket is None and self.redeem is not None:
                     raise MessageError("the message has no ticket")
             except MessageError as error:
@@ -245,11 +264,7 @@ class Transport:
             else:
                 self._acknowledge(message.sender, ticket)
                 self._deliver(message)
-
-
-def _ticket(frame: zmq.Frame) -> int:
-    number: int = TICKET.unpack(frame.bytes)[0]
-    return number
+        self._turn = asyncio.get_running_loop().call_soon(self._drain)  # when others have had theirs
 
 
 def _frames(message: Message) -> list[zmq.Frame]:

@@ -22,6 +22,7 @@ import numpy as np
 from shoal.commons import Commons
 from shoal.errors import ExperimentError, ShoalError
 from shoal.experiment import Experiment
+from shoal.keys import KeyPair
 from shoal.operating_system import die_with_parent, raise_file_limit
 from shoal.processes import control
 from shoal.processes.network_process import NetworkProcess
@@ -106,20 +107,33 @@ class Zygote:
     def _fork(self, node: NodeId, said: control.Fork) -> None:
         assert self._commons is not None
         commons = self._commons
+        pair = self._new_pair(node, said) if said.keys is None else None
         pid = os.fork()
         if pid:
             self._nodes[pid] = node
         else:
-            self._become(lambda: live(commons, node, self._slots, said))
+            self._become(lambda: live(commons, node, self._slots, said, pair))
 
     def _fork_network(self, said: control.Fork) -> None:
         assert self._commons is not None
         commons = self._commons
+        pair = self._new_pair(None, said)
         pid = os.fork()
         if pid:
             self._network = pid
         else:
-            self._become(lambda: NetworkProcess(commons, said).serve())
+            self._become(lambda: NetworkProcess(commons, said, pair).serve())
+
+    def _new_pair(self, node: NodeId | None, said: control.Fork) -> KeyPair | None:
+        """The keys of a process that is about to be forked, where links are sealed.
+
+        The supervisor knows the public one before anybody can knock with it; nobody but the child keeps the secret one.
+        """
+        if said.key is None:
+            return None
+        pair = KeyPair.fresh()
+        self._say(control.Keyed(node, pair.public))
+        return pair
 
     def _evaluate(self, said: control.EvaluateAverage) -> None:
         assert self._commons is not None

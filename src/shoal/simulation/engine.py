@@ -391,6 +391,7 @@ class Simulation:
             messages_sent=node.messages_sent,
             bad_messages=node.rejected,
             late_messages=mailbox.late + mailbox.dropped,
+            repeated_messages=mailbox.repeated,
             train_cpu_s=node.trainer.cpu_seconds,
         )
         self.lines.write(node.id, end)

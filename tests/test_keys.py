@@ -1,0 +1,249 @@
+"""Keys: made once, never overwritten by accident, never read when others could, and checked before they are used."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.auth
+
+from conftest import Said
+from shoal.errors import LaunchError
+from shoal.keys import KeyPair, check, demand, listed, make, read_pair, read_public
+
+NODES = 3
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    make(tmp_path / "keys", NODES)
+    return tmp_path / "keys"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# Making
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_every_node_gets_a_pair_of_its_own_whose_secret_nobody_else_may_read(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        made, kept = make(tmp_path / "deep" / "keys", NODES)
+    finally:
+        os.umask(before)
+    folder = tmp_path / "deep" / "keys"
+    assert (made, kept) == ([0, 1, 2], [])
+    assert sorted(contents(folder)) == sorted(f"node-{n}.{end}" for n in range(NODES) for end in ("key", "key_secret"))
+    pairs = [read_pair(folder, node) for node in range(NODES)]
+    assert len({pair.secret for pair in pairs}) == NODES
+    for node, pair in enumerate(pairs):
+        assert zmq.curve_public(pair.secret) == pair.public == read_public(folder, [node])[node]
+        assert mode(folder / f"node-{node}.key_secret") == 0o600
+        assert pair.secret not in (folder / f"node-{node}.key").read_bytes()
+    assert mode(folder) & 0o077 == 0
+    assert check(folder) == []
+
+
+def test_files_are_certificates_that_zeromq_reads(keys: Path) -> None:
+    public, secret = zmq.auth.load_certificate(keys / "node-1.key_secret")
+    assert KeyPair(public, secret or b"") == read_pair(keys, 1)
+    assert zmq.auth.load_certificate(keys / "node-1.key") == (public, None)
+    assert len(zmq.auth.load_certificates(keys)) == NODES
+
+
+def test_what_is_there_is_kept_and_what_is_missing_is_made(keys: Path) -> None:
+    before = contents(keys)
+    assert make(keys, NODES + 2) == ([3, 4], [0, 1, 2])
+    after = contents(keys)
+    assert {name: after[name] for name in before} == before
+    (keys / "node-1.key").unlink()  # a public key can be told from the secret one
+    make(keys, NODES)
+    assert contents(keys)["node-1.key"] == before["node-1.key"]
+    assert check(keys, range(NODES + 2)) == []
+
+
+def test_by_force_all_are_made_anew(keys: Path) -> None:
+    before = contents(keys)
+    assert make(keys, NODES, force=True) == ([0, 1, 2], [])
+    after = contents(keys)
+    assert before.keys() == after.keys()
+    assert not set(before.values()) & set(after.values())
+    assert check(keys) == []
+
+
+def test_nothing_is_made_beside_a_public_key_whose_secret_one_may_be_elsewhere(keys: Path) -> None:
+    (keys / "node-2.key_secret").unlink()
+    before = contents(keys)
+    with pytest.raises(LaunchError, match=r"node 2 is in .* with a public key and no secret one.*--force"):
+        make(keys, NODES + 1)
+    assert contents(keys) == before
+    make(keys, NODES, force=True)
+    assert check(keys) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match="cannot write to the folder"):
+        make(tmp_path / "file", 1)
+
+
+def test_a_pair_does_not_show_its_secret() -> None:
+    pair = KeyPair.fresh()
+    assert pair.secret.decode() not in repr(pair)
+    assert pair.secret.decode() not in str(pair)
+
+
+# Checking
+
+
+def spoil(keys: Path, what: str) -> None:
+    public, secret = keys / "node-1.key", keys / "node-1.key_secret"
+    if what == "public missing":
+        public.unlink()
+    elif what == "secret missing":
+        secret.unlink()
+    elif what == "empty":
+        public.write_text("")
+    elif what == "cut":
+        secret.write_bytes(secret.read_bytes()[:-20])
+    elif what == "no value":
+        public.write_text("public-key")
+    elif what == "bad alphabet":
+        public.write_text('public-key = "' + "~" * 40 + '"')
+    elif what == "too large":
+        public.write_text('public-key = "' + "#" * 40 + '"')
+    elif what == "binary":
+        secret.write_bytes(bytes(range(256)))
+    elif what == "no pair":
+        secret.write_text(f'public-key = "{public_of(public)}"\nsecret-key = "{KeyPair.fresh().secret.decode()}"')
+    elif what == "another's secret":
+        secret.write_bytes((keys / "node-0.key_secret").read_bytes())
+    elif what == "one key for two":
+        for end in ("key", "key_secret"):
+            (keys / f"node-1.{end}").write_bytes((keys / f"node-0.{end}").read_bytes())
+    elif what == "secret for all":
+        secret.chmod(0o644)
+    elif what == "secret for the group":
+        secret.chmod(0o640)
+    elif what == "secret in public":
+        public.write_bytes(secret.read_bytes())
+    elif what == "list for all to change":
+        public.chmod(0o666)
+    elif what == "folder for all to change":
+        keys.chmod(0o777)
+
+
+def public_of(path: Path) -> str:
+    return zmq.auth.load_certificate(path)[0].decode()
+
+
+SPOILT = {
+    "public missing": "node-1.key' is missing; 'shoal keys make'",
+    "secret missing": "node-1.key_secret' is missing; 'shoal keys make'",
+    "empty": "node-1.key' is no certificate of ZeroMQ: no public key is in it",
+    "cut": "node-1.key_secret' is no certificate of ZeroMQ: no secret key of 40 characters",
+    "no value": "node-1.key' is no certificate of ZeroMQ",
+    "bad alphabet": "node-1.key' is no certificate of ZeroMQ: its public key is not 40 characters of Z85",
+    "too large": "node-1.key' is no certificate of ZeroMQ: its public key is not 40 characters of Z85",
+    "binary": "node-1.key_secret' is no certificate of ZeroMQ",
+    "no pair": "node-1.key_secret' is no certificate of ZeroMQ: its secret key and its public key are not a pair",
+    "another's secret": "node-1.key_secret' does not belong to 'node-1.key'",
+    "one key for two": "nodes 0, 1 have one key",
+    "secret for all": "node-1.key_secret' has mode 0644: others may read this secret; chmod 600 it",
+    "secret for the group": "node-1.key_secret' has mode 0640: others may read this secret; chmod 600 it",
+    "secret in public": "node-1.key' holds a secret key",
+    "list for all to change": "node-1.key' has mode 0666: others may write to it, and let strangers in",
+    "folder for all to change": "keys' has mode 0777: others may write to it, and let strangers in",
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_what_is_wrong_is_found_and_named_and_keeps_a_run_from_starting(keys: Path, what: str) -> None:
+    spoil(keys, what)
+    (problem,) = check(keys)
+    assert SPOILT[what] in problem
+    with pytest.raises(LaunchError, match="links cannot be sealed") as refused:
+        demand(keys, range(NODES))
+    assert SPOILT[what] in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "what", ["secret missing", "cut", "binary", "no pair", "secret for all", "secret for the group"]
+)
+def test_a_node_does_not_read_a_secret_that_is_none(keys: Path, what: str) -> None:
+    spoil(keys, what)
+    with pytest.raises(LaunchError) as refused:
+        read_pair(keys, 1)
+    assert SPOILT[what] in str(refused.value)
+
+
+@pytest.mark.parametrize("what", ["public missing", "empty", "too large", "one key for two"])
+def test_a_list_with_a_hole_is_no_list(keys: Path, what: str) -> None:
+    spoil(keys, what)
+    with pytest.raises(LaunchError) as refused:
+        read_public(keys, range(NODES))
+    assert SPOILT[what] in str(refused.value)
+
+
+def test_keys_of_nodes_that_are_not_there_are_missed(keys: Path) -> None:
+    assert len(check(keys, range(NODES + 1))) == 2
+    with pytest.raises(LaunchError, match=r"node-9\.key' is missing"):
+        read_public(keys, [9])
+
+
+def test_other_files_are_none_of_our_business(keys: Path) -> None:
+    for name in ("README", "node-x.key", "node-01.key", "node-7.key.bak"):
+        (keys / name).write_text("nothing")
+    assert check(keys) == []
+    assert [node for node, _, _ in listed(keys)] == [0, 1, 2]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for look in (check, listed):
+        with pytest.raises(LaunchError, match="cannot be read: No such file or directory; 'shoal keys make'"):
+            look(tmp_path / "nowhere")
+
+
+# The command
+
+
+def test_the_command_makes_lists_and_checks(shoal: Callable[..., Said], tmp_path: Path) -> None:
+    said = shoal("keys", "make", "keys", "--nodes", 3)
+    assert (said.code, said.out.strip()) == (0, "made keys for nodes 0-2: keys")
+    said = shoal("keys", "make", "keys", "--nodes", 4)
+    assert said.out.strip() == "made keys for nodes 3; nodes 0-2 keep theirs (--force makes them anew): keys"
+    (tmp_path / "keys" / "node-3.key_secret").unlink()
+    said = shoal("keys", "list", "keys")
+    rows = [line.split() for line in said.out.splitlines() if line.strip()]
+    assert [row[0] for row in rows[1:]] == ["0", "1", "2", "3"]
+    assert [row[-1] for row in rows[1:]] == ["here", "here", "here", "elsewhere"]
+    assert public_of(tmp_path / "keys" / "node-2.key") in said.out
+    assert read_pair(tmp_path / "keys", 2).secret.decode() not in said.out
+    said = shoal("keys", "check", "keys", "--nodes", 3)
+    assert (said.code, said.out.strip()) == (0, "the keys of 3 nodes are in order: keys")
+
+
+def test_the_command_says_what_is_wrong_and_how_to_mend_it(shoal: Callable[..., Said], tmp_path: Path) -> None:
+    shoal("keys", "make", "keys", "--nodes", 2)
+    (tmp_path / "keys" / "node-0.key_secret").chmod(0o644)
+    said = shoal("keys", "check", "keys", "--nodes", 3)
+    assert said.code == 2
+    assert "3 problems" in said.err
+    assert "chmod 600" in said.err
+    assert "node-2.key_secret' is missing" in said.err
+    (tmp_path / "empty").mkdir(mode=0o700)
+    assert "there are no keys in 'empty'" in shoal("keys", "check", "empty").err
+    assert shoal("keys", "check", "nowhere").code == 2
+    for wrong in ("0", "-1", "many", "1.5"):
+        assert shoal("keys", "make", "keys", "--nodes", wrong).code == 2
