@@ -96,7 +96,7 @@ class SocketArena:
         from shoal.processes.slots import Slots
 
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._places = [self._place(context) for _ in bodies]
+        self._places = [self._place(context, id) for id in range(len(bodies))]
         self.endpoints = [transport.endpoint for transport, _ in self._places]
         for transport, _ in self._places:
             transport.start(self.endpoints)
@@ -130,12 +130,13 @@ class SocketArena:
                 transport.close()
             context.destroy(linger=0)
 
-    def _place(self, context: Any) -> tuple[Transport, Mailbox]:
+    def _place(self, context: Any, id: NodeId) -> tuple[Transport, Mailbox]:
         from shoal.processes.transport import Transport
 
         mailbox = Mailbox()
         transport = Transport(
             context,
+            id=id,
             run="0" * RUN_LENGTH,
             host="127.0.0.1",
             port=None,

@@ -32,6 +32,7 @@ def check_runtime(arena: Arena) -> None:
     """Assert that the runtimes of `arena` keep their contract."""
     _check_messages_arrive_once_intact_and_in_order(arena)
     _check_a_receive_takes_what_it_names_and_leaves_the_rest(arena)
+    _check_a_repeated_message_is_received_once(arena)
     _check_early_messages_are_kept(arena)
     _check_two_tasks_receive_side_by_side(arena)
     _check_a_timeout_returns_what_came(arena)
@@ -85,6 +86,26 @@ def _check_a_receive_takes_what_it_names_and_leaves_the_rest(arena: Arena) -> No
     assert len(both) == 2, f"one message of each was wanted; got {both}"
     _check_is(next_round, 1, "model", 1)
     _check_is(other_kind, 1, "other", 0)
+
+
+def _check_a_repeated_message_is_received_once(arena: Arena) -> None:
+    async def sender(runtime: Runtime) -> None:
+        for round in (0, 0, 1, 0, 1):
+            await runtime.send(0, _message(1, "model", round))
+        await runtime.send(0, _message(1, "done", 0))
+
+    async def receiver(runtime: Runtime) -> list[list[Message]]:
+        first = await runtime.receive(Filter("model", 0, (1,)), LONG)
+        await runtime.receive(Filter("done"), LONG)
+        again = await runtime.receive(Filter("model", 0, (1,)), A_WHILE)
+        next_round = await runtime.receive(Filter("model", 1, (1,)), LONG)
+        return [first, again, next_round, runtime.collect("model")]
+
+    first, again, next_round, rest = arena.run({0: receiver, 1: sender})[0]
+    _check_is(first, 1, "model", 0)
+    assert again == [], f"node 1 was heard in round 0, and what it repeats is dropped; got {again}"
+    _check_is(next_round, 1, "model", 1)
+    assert rest == [], f"what repeats rounds 0 and 1 is dropped; collected {rest}"
 
 
 def _check_early_messages_are_kept(arena: Arena) -> None:

@@ -1,0 +1,148 @@
+"""Malformed messages: at everything that reads messages, and at the nodes of runs that go on meanwhile.
+
+    python benchmarks/fuzz.py                          # 1,000,000 at the codecs, 10,000 at nodes: some minutes
+    python benchmarks/fuzz.py --codec 30000 --node 0   # a part of it
+    python benchmarks/fuzz.py --seed 7 --case 4644     # one message at the codecs again, as a failure has named it
+
+Every message has to be taken or refused by the one error that there is for that: anything else that is raised, a
+message that takes for ever and memory that grows are failures, shown with what it takes to see them again. Nodes under
+siege have to find the models that they find in peace. Exits with 1 if there was a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from measuring import ROOT, Figure, median, show
+from shoal.operating_system import give_memory_back, memory
+from shoal.testing import Fuzzer
+
+sys.path.append(str(ROOT / "tests"))  # which do a part of this
+from readers import readers
+from siege import Siege
+
+WARM = 20_000
+"""Cases after which memory is first looked at: by then all libraries are loaded, and caches are full."""
+AT_A_TIME = 50_000
+HOARD = 5_000
+"""Models of far rounds for one node: 96 MB, of which its mailbox keeps what it has room for."""
+
+
+def codecs(cases: int, seed: int) -> tuple[list[Figure], bool]:
+    fuzzer = Fuzzer(readers, seed)
+    began = time.monotonic()
+    warm = min(WARM, cases // 2)
+    fuzzer.run(range(warm))
+    before, peak = _private_memory(), _peak()
+    for start in range(warm, cases, AT_A_TIME):
+        fuzzer.run(range(start, min(cases, start + AT_A_TIME)))
+        done, seconds = fuzzer.cases, time.monotonic() - began
+        print(f"  {done:,} messages, {done / seconds:,.0f} a second, {_private_memory():.1f} MiB", flush=True)
+        if fuzzer.failures:
+            break
+    seconds, grown = time.monotonic() - began, _private_memory() - before
+    _show_outcomes(fuzzer)
+    for failure in fuzzer.failures:
+        print(failure, end="\n\n")
+    figures = [
+        Figure("messages at the codecs", fuzzer.cases, "", at_least=cases, note=f"seed {seed}, {seconds:.0f} s"),
+        Figure("… taken for good ones", fuzzer.good.total(), "", note="and merged, where they are payloads"),
+        Figure("… refused", fuzzer.refused.total(), ""),
+        Figure("… anything else", len(fuzzer.failures), "", at_most=0),
+        Figure("… a second", fuzzer.cases / seconds, "", note="one core, made and read"),
+        Figure("private memory, growth", grown, "MiB", at_most=16, note=f"from {before:.0f} MiB"),
+        Figure("peak memory, growth", _peak() - peak, "MiB", at_most=64),
+    ]
+    return figures, all(figure.met is not False for figure in figures)
+
+
+def nodes(messages: int, seed: int, sharing: str, hoard: int) -> tuple[list[Figure], bool]:
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"sharing": {"name": sharing}}
+        siege = Siege(Path(folder), messages, seed, settings, hoard, lambda line: print(f"  {line}", flush=True))
+        siege.run()
+    for problem in siege.problems:
+        print(f"  {problem}")
+    print("  " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(siege.sent.items())))
+    if not siege.summary:
+        return [], False
+    grown = [after - before for before, after in zip(siege.uss_before, siege.uss_after, strict=True)]
+    figures = [
+        Figure(f"messages at nodes, {sharing}", siege.sent.total(), "", note=f"within {siege.seconds:.1f} s of a run"),
+        Figure("… refused and counted", siege.summary["messages_rejected"], "", at_least=siege.must_refuse),
+        Figure("… too late, or no room for them", siege.summary["messages_late"], ""),
+        Figure("… private memory of a node, growth", median(grown), "MiB", at_most=siege.grown_mib),
+        Figure("… of the node that has grown most", max(grown), "MiB", note=f"sent {hoard:,} models of far rounds"),
+        Figure("… problems", len(siege.problems), "", at_most=0, note="nodes lost, other models, memory, tracebacks"),
+    ]
+    return figures, not siege.problems
+
+
+def replay(seed: int, case: int) -> bool:
+    """One message again, without those before it."""
+    fuzzer = Fuzzer(readers, seed)
+    fuzzer.run([case])
+    print(*fuzzer.failures or [f"seed {seed}, case {case}: {'refused' if fuzzer.refused else 'taken'}"])
+    return not fuzzer.failures
+
+
+def _show_outcomes(fuzzer: Fuzzer) -> None:
+    table = Table(title="What became of them", title_justify="left", title_style="bold")
+    for column in ("reader", "taken", "refused", "what was done", "taken", "refused"):
+        table.add_column(column, justify="right" if column in ("taken", "refused") else "left")
+    by_reader = [(name, fuzzer.good[name], fuzzer.refused[name]) for name in sorted(fuzzer.good | fuzzer.refused)]
+    ways = sorted({how for how, _ in fuzzer.by_way})
+    by_way = [(how, fuzzer.by_way[how, False], fuzzer.by_way[how, True]) for how in ways]
+    for row in range(max(len(by_reader), len(by_way))):
+        cells = [column[row] if row < len(column) else ("", "", "") for column in (by_reader, by_way)]
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else cell for half in cells for cell in half))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _private_memory() -> float:
+    """MiB of this process that it cannot do without."""
+    gc.collect()
+    give_memory_back()
+    used = memory()
+    return 0.0 if used is None else used.uss
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> bool:
+    parser = argparse.ArgumentParser(description="malformed messages, at codecs and at nodes")
+    parser.add_argument("--codec", type=int, default=1_000_000, help="how many at everything that reads messages")
+    parser.add_argument("--node", type=int, default=10_000, help="how many at the nodes of runs, half of them secure")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--case", type=int, help="only this message at the codecs")
+    given = parser.parse_args()
+    if given.case is not None:
+        return replay(given.seed, given.case)
+    figures: list[Figure] = []
+    fine = True
+    parts = [
+        *([lambda: codecs(given.codec, given.seed)] if given.codec else []),
+        *([lambda: nodes(-(-given.node // 2), given.seed, "full", HOARD)] if given.node else []),
+        *([lambda: nodes(-(-given.node // 2), given.seed, "secure", 0)] if given.node else []),
+    ]
+    for part in parts:
+        found, went_well = part()
+        figures += found
+        fine = fine and went_well
+    show(f"Malformed messages, seed {given.seed}", figures)
+    return fine
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)

@@ -1,0 +1,220 @@
+"""All of Shoal that reads what comes off the network, as readers for a `Fuzzer`.
+
+Messages and control messages are read as nodes and the supervisor read them. For every sharing, every codec of
+positions and every codec of values there is a reader of payloads: what it does not refuse has to be merged, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from shoal.components import find, registry
+from shoal.compression.compressors import Compressor, QuantizedCompressor, TopKCompressor
+from shoal.data.dataset import Data, Samples
+from shoal.data.local import NodeData
+from shoal.message import RUN_LENGTH, Message, Params, Payload, address, decode, framed, ticket_of
+from shoal.privacy.masks import SEED_BYTES, TAG_BYTES
+from shoal.privacy.words import OF, OWN, PAIRS, SEALS, SHARES, SPEAKERS, WORDS, Statement, ids, naming, rows, strings
+from shoal.processes import control, shaper
+from shoal.sharing.sharing import Checks, Joins, Member, Sharing
+from shoal.testing import Mutator, Reader
+from shoal.testing.fuzz import Frames
+from shoal.topologies.graph import NodeId
+
+RUN = "r" * RUN_LENGTH
+SHAPES = ((12, 8), (8,), (8, 5), (5,))
+"""The tensors of the models that are spoken of."""
+SIZE = 149
+PARTNERS = 3
+"""With whom a node masks its words, in secure aggregation."""
+ME, PEER = 0, 1
+
+
+def readers() -> list[Reader]:
+    """A fresh reader of everything."""
+    return [*messages(), *control_messages(), *sharings(), *codecs(), *secure_words()]
+
+
+# Messages.
+
+
+def messages() -> Iterator[Reader]:
+    samples = [_frames(payload) for payload in _payloads()]
+    yield Reader("messages", _read_message, samples)
+    addressed = [[address(ME, ticket), *frames] for frames in samples for ticket in (None, 7)]
+    yield Reader("addresses", _read_addressed, addressed, _mutate_addressed)
+
+
+def _payloads() -> Iterator[Payload]:
+    yield Payload({})
+    yield Payload({"params": np.arange(5, dtype=np.float32)}, {"age": 2, "name": "x", "share": 0.5, "last": True})
+    yield Payload({"x": np.zeros((3, 2, 2), np.float16), "y": np.arange(3), "ok": np.ones(2, np.bool_)})
+    yield Payload({f"part {number}": np.arange(number, dtype=np.uint8) for number in range(20)})
+
+
+def _read_message(frames: Frames) -> Message:
+    message = decode(frames, RUN)
+    assert [bytes(frame) for frame in message.frames()] == frames, "what was read is not what was sent"
+    assert message.wire_size == sum(map(framed, (len(address(ME)), *map(len, frames)))), "it has another length"
+    return message
+
+
+def _read_addressed(frames: Frames) -> None:
+    if frames:
+        ticket_of(frames[0], ME)
+        _read_message(frames[1:])
+
+
+def _mutate_addressed(mutator: Mutator, frames: Frames) -> tuple[str, Frames]:
+    """In the address at times, and at times in what is behind it."""
+    how, changed = mutator.frames(frames)
+    if changed[:1] != frames[:1]:
+        return how, changed
+    how, changed = mutator.frames(frames[1:])
+    return how, [frames[0], *changed]
+
+
+# What the supervisor, the network's process and nodes say to each other.
+
+
+def control_messages() -> Iterator[Reader]:
+    to_node = (
+        control.Go(["tcp://127.0.0.1:1"] * 3, 1.5, None, [1], False), control.Gone(1, 2.0),
+        control.Back(1, "tcp://127.0.0.1:2"), control.Attend(True), control.Strike("slow", "why", 2.0),
+        control.Finish(True, 3, 1.0),
+    )  # fmt: skip
+    from_node = (
+        control.Hello(0, RUN, "tcp://127.0.0.1:1"), control.Networked(RUN, "tcp://127.0.0.1:1"), control.Began(0),
+        control.Report(0, 3, 1000, 2), control.Alive(0, True), control.Model(0, 1, 2.0), control.Done(0),
+        control.Failed(0, RUN, "why"),
+    )  # fmt: skip
+    posts = (shaper.Here(1.0), shaper.Post(1, 2, 100, 1.0, True))
+    for name, read, said in (
+        ("control, to a node", control.decode_to_node, to_node),
+        ("control, from a node", control.decode_from_node, from_node),
+        ("posts, to the network", shaper.decode_from_node, posts),
+    ):
+        samples = [[control.encode(each)] for each in said]
+        yield Reader(name, partial(_read_one, read), samples, _mutate_one, control.REFUSALS)
+
+
+def _read_one(read: Callable[[bytes], object], frames: Frames) -> object:
+    return read(frames[0])
+
+
+def _mutate_one(mutator: Mutator, frames: Frames) -> tuple[str, Frames]:
+    how, changed = mutator.packed(frames[0])
+    return how, [changed]
+
+
+# Payloads.
+
+
+def sharings() -> Iterator[Reader]:
+    for name in registry("sharing"):
+        peers, models = [_joined(find("sharing", name)(), node) for node in (ME, PEER)], [_model(n) for n in (ME, PEER)]
+        if name == "secure":  # its payloads are made by a node; see `secure_words`
+            samples = [_frames(_statement())]
+        else:
+            samples = [_frames(_said(peers[PEER], models[PEER], round), round) for round in range(3)]
+            _said(peers[ME], models[ME], 0)
+        yield Reader(f"sharing, {name}", partial(_hear, peers[ME], models[ME], name), samples, Mutator.payload)
+
+
+def _said(sharing: Sharing, params: Params, round: int) -> Payload:
+    outgoing = sharing.outgoing(params, round)
+    return outgoing if isinstance(outgoing, Payload) else outgoing(ME)
+
+
+def _hear(sharing: Sharing, params: Params, name: str, frames: Frames) -> None:
+    payload = decode(frames, RUN).payload
+    assert isinstance(sharing, Checks), f"{name} checks nothing"
+    sharing.check(payload, params)
+    if name != "secure":  # it merges what was opened, not what was said
+        merged = sharing.merge(params, {PEER: payload}, {PEER: 0.5})
+        assert merged.shape == params.shape, f"a model of shape {merged.shape}, expected {params.shape}"
+        assert merged.dtype == np.float32, f"a model of {merged.dtype}, expected float32"
+
+
+def _joined(sharing: Sharing, id: NodeId) -> Sharing:
+    if isinstance(sharing, Joins):
+        samples = Samples(np.arange(24, dtype=np.float32).reshape(12, 2), np.arange(12) % 5)
+        data = NodeData(Data(samples, samples, 5), np.arange(6) + 6 * id)
+        sharing.join(Member(id, 2, 1, SHAPES, data))
+    sharing.start(_model(2))
+    return sharing
+
+
+def _model(node: NodeId) -> Params:
+    params = np.random.default_rng(node).standard_normal(SIZE, np.float32)
+    params.flags.writeable = False
+    return params
+
+
+def codecs() -> Iterator[Reader]:
+    for name in registry("indices"):
+        compressor: Compressor = TopKCompressor(0.3, indices=find("indices", name)())
+        yield _compressed(f"positions, {name}", compressor)
+    for name in registry("values"):
+        yield _compressed(f"values, {name}", QuantizedCompressor(find("values", name)()))
+    yield _compressed("positions, at random", find("compressor", "random")())
+
+
+def _compressed(name: str, compressor: Compressor) -> Reader:
+    rng = np.random.default_rng(1)
+    samples = [_frames(compressor.compress(_model(node), rng)[0]) for node in range(4)]
+
+    def read(frames: Frames) -> None:
+        part = compressor.decompress(decode(frames, RUN).payload, SIZE)
+        target = np.zeros(SIZE, np.float32)
+        part.add_to(target)
+
+    return Reader(name, read, samples, Mutator.payload)
+
+
+# What secure aggregation says beside models.
+
+
+def secure_words() -> Iterator[Reader]:
+    seed = bytes(range(SEED_BYTES))
+    said = {
+        "words": (_statement(), _read_words),
+        "to open": (Payload({SPEAKERS: naming([0, 1, 3])}), lambda said: ids(said, SPEAKERS)),
+        "opened": (Payload({OWN: rows([seed]), PAIRS: rows([seed] * 2)}), _read_opened),
+        "help": (Payload({OF: naming([1, 2]), SHARES: rows([bytes(80)] * 2)}), _read_help),
+    }
+    for name, (payload, read) in said.items():
+        yield Reader(f"secure, {name}", partial(_read_payload, read), [_frames(payload)], Mutator.payload)
+
+
+def _read_payload(read: Callable[[Payload], object], frames: Frames) -> object:
+    return read(decode(frames, RUN).payload)
+
+
+def _statement() -> Payload:
+    secrets = 1 + PARTNERS
+    words = np.random.default_rng(0).integers(2**32, size=SIZE, dtype=np.uint32)
+    shares = [bytes(secrets * SEED_BYTES + TAG_BYTES)] * PARTNERS
+    return Statement(words, [bytes(SEED_BYTES)] * secrets, shares).payload()
+
+
+def _read_words(said: Payload) -> None:
+    _joined(find("sharing", "secure")(), ME).check(said, _model(0))  # type: ignore[attr-defined]
+    if SEALS in said.arrays:
+        statement = Statement.read(said, PARTNERS)
+        assert statement.words is said.arrays[WORDS]
+
+
+def _read_opened(said: Payload) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    return strings(said, OWN, SEED_BYTES), strings(said, PAIRS, SEED_BYTES)
+
+
+def _read_help(said: Payload) -> tuple[Sequence[NodeId], Sequence[bytes]]:
+    return ids(said, OF), strings(said, SHARES, 80)
+
+
+def _frames(payload: Payload, round: int = 0) -> Frames:
+    return [bytes(frame) for frame in Message(PEER, "model", round, payload.frozen(), RUN).frames()]

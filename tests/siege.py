@@ -1,0 +1,376 @@
+"""A run of real processes, and strangers who speak to its nodes and to its supervisor while it goes on.
+
+    siege = Siege(folder, messages=10_000, seed=1)
+    siege.run()
+    assert not siege.problems
+
+The rounds of the run wait to be let go, and each is let go while strangers speak: that messages of nodes still arrive
+is seen in every round. Some strangers know nothing of the run, not even how to shake hands. Others know its name, which
+makes their messages good ones as far as they go: for another node, of a node that there is not, of a kind that nobody
+waits for, of a round long past or far ahead. What links without seals cannot tell from a peer's own words is not among
+it: a message of the right kind and round in the name of a node that is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import psutil
+import tomli_w
+import zmq
+
+from shoal.errors import MessageError
+from shoal.experiment import Experiment
+from shoal.message import RUN_LENGTH, Message, Payload, address, decode, ticket_of
+from shoal.operating_system import MIB
+from shoal.privacy.words import HELP, OF, OPEN, OPENED, SPEAKERS
+from shoal.processes import control
+from shoal.records import Round, RunFolder
+from shoal.runtime import Room
+from shoal.testing import Mutator
+from shoal.testing.fuzz import Frames
+from shoal.topologies.graph import NodeId
+
+NODES = 6
+ROUNDS = 12
+"""Of which the first and the last two are let go in peace."""
+FAR = 10**9
+"""A round that no run gets to."""
+PATIENCE = 120.0
+"""Seconds for what takes a moment on a machine that has time."""
+GATED = '''"""D-PSGD whose rounds wait until they are let go."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.algorithms.dpsgd import DPSGD
+
+
+@dataclass(frozen=True)
+class Gated(DPSGD):
+    gate: str = ""
+
+    async def run(self, node):
+        gate = Path(self.gate)
+        gate.with_name(f"node-{node.id}.part").write_text(f"{os.getpid()} {node.run}")
+        gate.with_name(f"node-{node.id}.part").rename(gate.with_name(f"node-{node.id}"))
+        train = node.train
+
+        async def when_let_go(params, steps=None):
+            while int(gate.read_text()) <= node.next_round:
+                await node.sleep(0.02)
+            return await train(params, steps)
+
+        node.train = when_let_go
+        await super().run(node)
+'''
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A node under siege."""
+
+    id: NodeId
+    process: psutil.Process
+    port: int
+    run: str
+
+
+@dataclass
+class Siege:
+    """One run under siege, and what came of it."""
+
+    folder: Path
+    messages: int
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the experiment, beside those of a small one."""
+    hoard: int = 0
+    """Whole models of far rounds that one of the nodes is sent beside."""
+    tell: Callable[[str], None] = lambda line: None
+    sent: Counter[str] = field(default_factory=Counter)
+    must_refuse: int = 0
+    """Messages of those sent that a node has to refuse and count when it reads them."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    uss_before: list[float] = field(default_factory=list)
+    """MiB of each node before the strangers came; and when they had said all."""
+    uss_after: list[float] = field(default_factory=list)
+    grown_mib: float = 6.0
+    """By how much a node's private memory may be above what it was, beside what its mailbox may hold."""
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    """How long strangers spoke."""
+
+    def run(self) -> None:
+        """From the experiment in peace, simulated, to that under siege, and a look at both."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._random = Random(self.seed)
+        self._mutator = Mutator(self.seed)
+        self._gate = self.folder.resolve() / "gate"
+        (self.folder / "gated.py").write_text(GATED)
+        (self.folder / "small.toml").write_text(tomli_w.dumps(self._table()))
+        self._let_go(ROUNDS)
+        in_peace = Experiment.from_file(self.folder / "small.toml", {"engine": "simulation"}).run(self.folder / "peace")
+        self._parameters = np.load(in_peace.folder.model(0)).size
+        self._let_go(0)
+        try:
+            with self._started() as process:
+                self._besiege(process)
+                code = process.wait(PATIENCE)
+        except (TimeoutError, subprocess.TimeoutExpired, zmq.ZMQError, OSError, psutil.Error) as error:
+            self.problems.append(f"{type(error).__name__}: {error}; the end of the log: {self._log()[-2000:]}")
+            return
+        self._judge(code, in_peace.summary)
+
+    def _table(self) -> dict[str, Any]:
+        return {
+            "name": "siege",
+            "nodes": NODES,
+            "seed": 1,
+            "algorithm": {"name": "gated.py:Gated", "rounds": ROUNDS, "gate": str(self._gate)},
+            "topology": {"name": "regular", "degree": 3, "dynamic": True},
+            "dataset": {"name": "digits", "partition": {"name": "shards", "per_node": 2}},
+            "training": {"lr": 0.1, "batch_size": 16, "local_steps": 2},
+            "evaluation": {"every": 0, "average": False},
+            "simulation": {"batching": "off"},
+            **self.settings,
+        }
+
+    @contextmanager
+    def _started(self) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "shoal", "run", "small.toml", "--engine", "processes", "--out", "runs"]
+        with (self.folder / "out.log").open("wb") as log:
+            process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                yield process
+            finally:
+                process.kill()
+                process.wait()
+
+    def _besiege(self, process: subprocess.Popen[bytes]) -> None:
+        targets = [self._target(node, process) for node in range(NODES)]
+        supervisor = _listens_on(psutil.Process(process.pid), process)
+        self._let_go(1)
+        self._wait_for_round(0, process)
+        self.uss_before = [_uss(target.process) for target in targets]
+        began = time.monotonic()
+        context: zmq.Context[Any] = zmq.Context()
+        try:
+            self._speak_to_all(context, targets, supervisor, process)
+            context.destroy(linger=int(1000 * PATIENCE))  # and waits until all is sent
+        finally:
+            context.destroy(linger=0)
+        self.seconds = time.monotonic() - began
+        self._let_go(ROUNDS - 1)
+        self._wait_for_round(ROUNDS - 2, process)
+        self.uss_after = [_uss(target.process) for target in targets]
+        self._let_go(ROUNDS)
+
+    def _speak_to_all(
+        self, context: zmq.Context[Any], targets: list[_Target], supervisor: int, process: subprocess.Popen[bytes]
+    ) -> None:
+        """Round by round, each of them let go before."""
+        rounds = range(1, ROUNDS - 2)
+        lines = [_connected(context, zmq.PUSH, target.port) for target in targets]
+        control_line = _connected(context, zmq.DEALER, supervisor)
+        for said in _control_messages(0, targets[0].run):
+            control_line.send(control.encode(said))
+        for round in rounds:
+            self._let_go(round + 1)
+            for number in range(_share(self.messages, rounds, round)):
+                which = self._random.randrange(NODES)
+                if number % 20 == 0:
+                    self._speak_raw(supervisor if number % 100 == 0 else targets[which].port)
+                elif number % 10 == 1:
+                    control_line.send_multipart(self._control_message(targets[0].run))
+                    self.sent["control"] += 1
+                else:
+                    self._speak(lines[which], targets[which])
+            for number in range(_share(self.hoard, rounds, round)):
+                frames = self._model(FAR + number, self._random.randrange(NODES), targets[0].run)
+                lines[0].send_multipart([address(0), *frames])
+                self.sent["models of far rounds, to one node"] += 1
+            self._wait_for_round(round, process)
+            self.tell(f"round {round}: {sum(self.sent.values()):,} messages so far")
+
+    def _judge(self, code: int, in_peace: dict[str, Any]) -> None:
+        self.summary = summary = self._runs().read_summary()
+        if code or summary["status"] != "completed" or summary["lost"]:
+            self.problems.append(
+                f"exit code {code}, status {summary['status']}, lost: {summary['lost']}: {self._log()}"
+            )
+        if summary["digest"] != in_peace["digest"]:
+            self.problems.append("the models are not those that nodes find in peace")
+        if summary["messages_rejected"] < self.must_refuse:
+            self.problems.append(f"{summary['messages_rejected']} messages refused of {self.must_refuse} at the least")
+        room = Room(4 * self._parameters, NODES).size / MIB if self.hoard else 0.0
+        for node, (before, after) in enumerate(zip(self.uss_before, self.uss_after, strict=True)):
+            if after - before > self.grown_mib + room:
+                self.problems.append(f"node {node} has grown from {before:.1f} to {after:.1f} MiB")
+        if "Traceback" in (said := self._log() + self._runs().log.read_text()):
+            self.problems.append(f"something was raised: {said}")
+
+    # What strangers say.
+
+    def _speak(self, line: Any, target: _Target) -> None:
+        """One message to a node, over ZeroMQ."""
+        kind = self._random.choice(("nobody", "nobody", "nobody", "nobody", "knows the run", "knows the run"))
+        if kind == "nobody":
+            run = f"{self._random.getrandbits(64):0{RUN_LENGTH}x}"
+            _, frames = self._mutator.frames(self._model(self._random.randrange(ROUNDS), 1, run))
+            front = self._random.choice(
+                (address(target.id), address(target.id, 7), address(9), self._mutator.garbage(13))
+            )
+            said = [front, *frames] if self._random.random() < 0.9 else frames
+        else:
+            kind, said = self._insiders(target)
+        said = said or [b""]
+        self.must_refuse += _is_refused(said, target)
+        self.sent[kind] += 1
+        line.send_multipart(said)
+
+    def _insiders(self, target: _Target) -> tuple[str, Frames]:
+        """What needs the run's name, and is not for this node and moment."""
+        here, sender = address(target.id), self._random.randrange(NODES)
+        kind = self._random.choice(("another node's", "nobody's", "unknown kind", "past", "far ahead", "secure"))
+        if kind == "another node's":
+            return kind, [address(target.id + 1), *self._model(self._random.randrange(ROUNDS), sender, target.run)]
+        if kind == "nobody's":
+            return kind, [here, *self._model(self._random.randrange(ROUNDS), NODES + sender, target.run)]
+        if kind == "past":
+            return kind, [here, *self._model(0, sender, target.run)]
+        if kind == "far ahead":
+            return kind, [here, *self._model(FAR + self._random.randrange(10), sender, target.run)]
+        if kind == "secure":
+            payload = Payload({self._random.choice((SPEAKERS, OF)): np.zeros(3, np.uint8)})
+            said = Message(sender, self._random.choice((OPEN, OPENED, HELP)), FAR, payload, target.run)
+            return kind, [here, *map(bytes, said.frames())]
+        payload = Payload({"x": np.arange(50, dtype=np.float32), "y": np.zeros((3, 2), np.int8)}, {"a": 1, "b": "c"})
+        _, frames = self._mutator.frames(Message(sender, "fuzz", 3, payload, target.run).frames())
+        return kind, [here, *frames]
+
+    def _model(self, round: int, sender: NodeId, run: str) -> Frames:
+        payload = Payload({"params": np.full(self._parameters, 7, np.float32)})
+        return [bytes(frame) for frame in Message(sender, "model", round, payload, run).frames()]
+
+    def _control_message(self, run: str) -> Frames:
+        """What a stranger may say to the supervisor: in the name of a node, or of the network's process."""
+        node, name = self._random.randrange(-1, NODES + 1), self._random.choice((run, run, "0" * RUN_LENGTH))
+        data = control.encode(self._random.choice(_control_messages(node, name)))
+        if self._random.random() < 0.7:
+            _, data = self._mutator.packed(data)
+        return [data] if self._random.random() < 0.8 else [data, self._mutator.garbage(), b""]
+
+    def _speak_raw(self, port: int) -> None:
+        """Bytes on a connection that are not what ZeroMQ expects, from the first of them on or after a handshake."""
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+        ready = b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x04PUSH"
+        frames = self._random.choice(
+            (b"\x02" + b"\xff" * 8, b"\x02" + b"\x7f" + b"\xff" * 7, b"\x01\x05hello\x00\x00", b"\xff" * 20,
+             b"\x04\xff" + bytes(255), b"\x04\x05\x04PING", b"\x00\x05hel", b"\x03" + bytes(8) + b"\x00\x00")
+        )  # fmt: skip
+        said = self._random.choice(
+            (b"GET / HTTP/1.1\r\nHost: shoal\r\n\r\n", self._mutator.garbage(), greeting[: self._random.randrange(64)],
+             greeting + self._mutator.garbage(), greeting + ready + frames, greeting + ready + self._mutator.garbage())
+        )  # fmt: skip
+        self.sent["raw TCP"] += 1
+        with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as line:
+            line.sendall(said)
+
+    # The run.
+
+    def _let_go(self, rounds: int) -> None:
+        """Let nodes begin the first so many rounds."""
+        part = self._gate.with_name("gate.part")
+        part.write_text(str(rounds))
+        part.rename(self._gate)
+
+    def _target(self, node: NodeId, run: subprocess.Popen[bytes]) -> _Target:
+        file = self._gate.with_name(f"node-{node}")
+        # The simulation has left one as well, with its own process.
+        pid, name = _until(lambda: (said := file.read_text().split())[0] != str(os.getpid()) and said, run)
+        process = psutil.Process(int(pid))
+        return _Target(node, process, _listens_on(process, run), name)
+
+    def _runs(self) -> RunFolder:
+        return RunFolder(next((self.folder / "runs").glob("*/*/experiment.toml")).parent)
+
+    def _wait_for_round(self, round: int, process: subprocess.Popen[bytes]) -> None:
+        folder = self._runs()
+
+        def all_have() -> bool:
+            return all(any(isinstance(r, Round) and r.round >= round for r in folder.read(n)) for n in range(NODES))
+
+        _until(all_have, process)
+
+    def _log(self) -> str:
+        return (self.folder / "out.log").read_text(errors="replace")
+
+
+def _is_refused(frames: Frames, target: _Target) -> bool:
+    try:
+        ticket_of(frames[0], target.id)
+        return decode(frames[1:], target.run).sender >= NODES
+    except MessageError:
+        return True
+
+
+def _control_messages(node: NodeId, run: str) -> list[control.FromNode]:
+    """All in order but for who says it."""
+    return [
+        control.Hello(node, run, "tcp://127.0.0.1:1"),
+        control.Networked(run, "tcp://127.0.0.1:1"),
+        control.Began(node),
+        control.Alive(node, True),
+        control.Model(node, 1, 1.0),
+        control.Report(node, 10**6, 1),
+        control.Done(node),
+        control.Failed(node, run, "not me"),
+    ]
+
+
+def _connected(context: zmq.Context[Any], kind: int, port: int) -> Any:
+    line = context.socket(kind)
+    line.setsockopt(zmq.SNDTIMEO, int(1000 * PATIENCE))
+    line.connect(f"tcp://127.0.0.1:{port}")
+    return line
+
+
+def _share(total: int, rounds: range, round: int) -> int:
+    place = rounds.index(round)
+    return total * (place + 1) // len(rounds) - total * place // len(rounds)
+
+
+def _listens_on(process: psutil.Process, run: subprocess.Popen[bytes]) -> int:
+    def port() -> int | None:
+        lines = process.net_connections("tcp")
+        return next((line.laddr.port for line in lines if line.status == psutil.CONN_LISTEN), None)
+
+    return int(_until(port, run))
+
+
+def _uss(process: psutil.Process) -> float:
+    return float(process.memory_full_info().uss / MIB)
+
+
+def _until(condition: Callable[[], Any], run: subprocess.Popen[bytes]) -> Any:
+    """The first true value of `condition`, while the run lives."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and run.poll() is None:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise TimeoutError("the run has ended" if run.poll() is not None else f"it does not go on for {PATIENCE:g} s")
