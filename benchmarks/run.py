@@ -20,10 +20,13 @@ def main(short: bool) -> None:
         ["accuracy.py", *(["--short"] if short else [])],
         ["codec_costs.py"],
         ["sharing.py"],
+        ["secure.py", *(["--short"] if short else [])],
         ["sampler.py", *(["--short"] if short else [])],
         ["flows.py"],
         ["shaper.py", *(["--short"] if short else [])],
+        ["fuzz.py", *(["--codec", "100000", "--node", "2000"] if short else [])],
         ["agreement.py"],
+        ["sealed.py", *(["--short"] if short else [])],
         ["divshare.py", *(["--overhead"] if short else [])],
     ]
     for command in commands:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from shoal import schema
@@ -113,7 +112,7 @@ def test_more_nodes_than_memory_has_room_for_are_refused(
 def test_more_nodes_than_open_files_are_refused(small: Path) -> None:
     command = f"ulimit -n 80 && exec {sys.executable} -m shoal run {small} --engine processes --set nodes=40"
     done = subprocess.run(
-        ["bash", "-c", f"{command} --out {small.parent}/runs"], capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", f"{command} --out {small.parent}/runs"], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 2, done
     assert re.search(r"nodes = 40: about \d+ nodes .* by the limit of open files \(ulimit -n\)", done.stderr)
@@ -207,7 +206,7 @@ def test_progress_is_live_in_a_terminal(small: Path) -> None:
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
         shown = b""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while time.monotonic() < deadline:
             if not select.select([ours], [], [], 1.0)[0]:
                 continue
@@ -243,11 +242,11 @@ def test_a_simulation_that_is_stopped_writes_its_summary(number: signal.Signals,
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
     ) as process:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and psutil.Process(process.pid).cpu_times().user < 4:
-            time.sleep(0.1)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not any(f.stat().st_size for f in runs.rglob("nodes/*.jsonl")):
+            time.sleep(0.1)  # until it has begun
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == code, (out, err)
     assert "Traceback" not in err
     assert latest(runs).read_summary()["status"] == "interrupted"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -350,12 +349,13 @@ def test_a_slow_network_is_sent_less(tmp_path: Path) -> None:
 
 
 def test_nodes_that_are_processes_learn(tmp_path: Path) -> None:
-    described = dataclasses.replace(experiment(DivShare(60), nodes=4), engine="processes")
+    # Nobody waits for anybody: on a busy machine some may hear little.
+    described = experiment(DivShare(60), nodes=4, engine="processes", partition={"name": "iid"})
     run = described.run(tmp_path)
     assert run.status == "completed"
     assert run.summary["messages_rejected"] == 0
     assert 0 < run.summary["messages_sent"] <= 4 * 60 * 10 * 2
-    assert run.summary["accuracy"]["mean"] > 0.5
+    assert run.summary["accuracy"]["mean"] > 0.7
 
 
 def test_survivors_of_a_crash_learn(tmp_path: Path) -> None:

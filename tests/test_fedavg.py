@@ -7,11 +7,12 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+import leaping
 from conftest import Said
 from shoal.algorithms.fedavg import FedAvg
 from shoal.algorithms.server_optimizers import Adagrad, Adam, Average, Momentum, Yogi
@@ -371,19 +372,20 @@ def test_a_run_whose_server_dies_before_it_calls_anybody_ends_too(tmp_path: Path
 
 
 def wait(patience: float, answers: dict[float, list[int]], receives: int = 1) -> list[set[int]]:
-    """Who answered a server in each receive from clients 0 and 1; `answers` says who does at which second."""
+    """Who answered a server in each round, of clients 0 and 1; `answers` says who does at which second."""
 
     async def serve() -> list[set[int]]:
         mailbox, loop = Mailbox(), asyncio.get_running_loop()
         runtime = ProcessRuntime(2, None, mailbox, None, 1.0, patience, serves=True)  # type: ignore[arg-type]
         for seconds, clients in answers.items():
             for client in clients:
-                loop.call_later(seconds, mailbox.put, Message(client, "model", 0, Payload({})))
-        heard = [{m.sender for m in await runtime.receive(Filter("model", 0, (0, 1)))} for _ in range(receives)]
+                round = sum(client in others for earlier, others in answers.items() if earlier < seconds)
+                loop.call_later(seconds, mailbox.put, Message(client, "model", round, Payload({})))
+        heard = [{m.sender for m in await runtime.receive(Filter("model", r, (0, 1)))} for r in range(receives)]
         await runtime.end()
         return heard
 
-    return asyncio.run(serve())
+    return cast(list[set[int]], leaping.run(serve()))
 
 
 def test_a_server_waits_for_the_first_answer_as_long_as_it_takes() -> None:

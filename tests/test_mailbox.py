@@ -74,15 +74,74 @@ def test_other_rounds_kinds_and_senders_are_left_for_who_asks_for_them(other: Me
     assert found.messages == [other]
 
 
-def test_a_receive_takes_one_message_of_each_sender_and_leaves_the_second() -> None:
+def test_a_receive_for_a_round_takes_one_message_of_each_sender_and_drops_what_repeats_it() -> None:
     mailbox = Mailbox()
-    for _ in range(2):
-        mailbox.put(message(1))
+    first = message(1)
+    mailbox.put(first)
+    mailbox.put(message(1))  # before the first was asked for
     waiter, _ = ask(mailbox, "model", 0, 1, 2)
-    assert len(waiter.messages) == 1
+    assert (waiter.messages, mailbox.repeated) == ([first], 1)
+    mailbox.put(message(1))  # while others are waited for
+    mailbox.put(message(2))
+    assert (waiter.done, len(waiter.messages), mailbox.repeated) == (True, 2, 2)
+    mailbox.put(message(1))  # when the receive is over
+    again, _ = ask(mailbox, "model", 0, 1)
+    mailbox.put(message(1))  # and when somebody asks once more
+    assert (again.messages, mailbox.repeated) == ([], 4)
+    assert mailbox.collect("model") == []
+
+
+def test_what_repeats_a_round_is_not_taken_for_the_next() -> None:
+    mailbox = Mailbox()
+    for round in (0, 0, 1, 0, 1):
+        mailbox.put(message(1, round))
+    assert [m.round for r in range(3) for m in ask(mailbox, "model", r, 1)[0].messages] == [0, 1]
+    assert (mailbox.repeated, mailbox.late) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Filter("model"),
+        Filter("model", 0),
+        Filter("model", None, (1,)),
+        Filter("model", 0, (1, 2), first=True),
+        Filter("model", 0, (1,), more=True),
+    ],
+    ids=str,
+)
+def test_whoever_does_not_ask_for_one_of_each_and_a_round_gets_all_of_a_sender(wanted: Filter) -> None:
+    mailbox = Mailbox()
+    for _ in range(3):
+        mailbox.put(message(1))
+    assert [mailbox.ask(wanted, Woken()).done for _ in range(4)] == [True, True, True, False]
+    assert mailbox.repeated == 0
+
+
+def test_what_one_that_came_back_says_is_not_taken_for_what_it_said_before() -> None:
+    mailbox = Mailbox()
     mailbox.put(message(1))
-    assert len(waiter.messages) == 1
-    assert [ask(mailbox, "model", 0, 1)[0].done for _ in range(3)] == [True, True, False]
+    assert ask(mailbox, "model", 0, 1)[0].done
+    mailbox.lose(1)
+    mailbox.regain(1, 0)
+    mailbox.put(message(1))
+    assert ask(mailbox, "model", 0, 1)[0].done
+    assert mailbox.repeated == 0
+
+
+def test_what_repeats_a_round_of_long_ago_is_late() -> None:
+    mailbox = Mailbox()
+    rounds = Mailbox.REMEMBERED + 3
+    for round in range(rounds):
+        mailbox.put(message(1, round))
+        assert ask(mailbox, "model", round, 1)[0].done
+    for round in range(rounds):
+        mailbox.put(message(1, round))
+    assert (mailbox.late, mailbox.repeated) == (3, Mailbox.REMEMBERED)
+    mailbox.put(message(2, 2))  # who was never asked in that round is late as well
+    mailbox.put(message(1, 2, "other"))  # other kinds have rounds of their own
+    assert mailbox.late == 4
+    assert ask(mailbox, "other", 2, 1)[0].done
 
 
 def test_a_receive_from_anyone_takes_one_message_in_order_of_arrival() -> None:
@@ -154,7 +213,7 @@ def test_withdrawing_what_is_done_changes_nothing() -> None:
     mailbox.put(message(1))
     mailbox.withdraw(waiter)
     mailbox.put(message(1))
-    assert mailbox.late == 0
+    assert (mailbox.late, mailbox.repeated) == (0, 1)
 
 
 # Death
@@ -222,7 +281,7 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=40))
-def test_every_message_goes_to_one_receive_or_is_kept_or_is_counted_as_late(script: list[Any]) -> None:
+def test_every_message_goes_to_one_receive_or_is_kept_or_is_counted_as_late_or_repeated(script: list[Any]) -> None:
     mailbox = Mailbox()
     asked: list[tuple[Waiter, Woken, bool]] = []
     withdrawn: set[int] = set()
@@ -253,7 +312,7 @@ def test_every_message_goes_to_one_receive_or_is_kept_or_is_counted_as_late(scri
     while (rest := mailbox.ask(Filter("model"), Woken())).done:
         taken.extend(id(m) for m in rest.messages)
     assert len(set(taken)) == len(taken)
-    assert len(taken) + mailbox.late == put
+    assert len(taken) + mailbox.late + mailbox.repeated == put
 
 
 # The first of several

@@ -25,6 +25,7 @@ from shoal.message import (
     WIRE_VERSION,
     Message,
     Payload,
+    address,
     decode,
     framed,
 )
@@ -85,7 +86,7 @@ def test_decoding_inverts_encoding(message: Message) -> None:
 
 @given(messages)
 def test_a_message_is_as_long_as_its_frames(message: Message) -> None:
-    assert message.wire_size == sum(framed(len(frame)) for frame in frames_of(message))
+    assert message.wire_size == sum(framed(len(frame)) for frame in (address(9), *frames_of(message)))
 
 
 def test_the_header_is_what_the_format_says() -> None:
@@ -297,8 +298,8 @@ def test_wire_size_is_what_a_message_adds_to_a_connection(line: tuple[Any, Any, 
     push, pull, relay = line
 
     def send(message: Message) -> None:
-        push.send_multipart(message.frames())
-        decode(pull.recv_multipart())
+        push.send_multipart([address(9), *message.frames()])
+        decode(pull.recv_multipart()[1:])
 
     def bytes_array(size: int) -> Payload:
         return Payload({"x": np.zeros(size, np.uint8)})
@@ -319,7 +320,7 @@ def test_the_wire_size_of_many_messages_adds_up(line: tuple[Any, Any, Relay]) ->
     for count in (5, 6):
         before = relay.forward
         for _ in range(count):
-            push.send_multipart(model(300).frames())
+            push.send_multipart([address(9), *model(300).frames()])
         for _ in range(count):
             pull.recv_multipart()
         totals.append(relay.forward - before)

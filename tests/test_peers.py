@@ -27,7 +27,7 @@ from shoal.topologies.static import Full, Ring
 ENGINES = ["simulation", "processes"]
 PATIENCE: dict[str, Any] = {
     "simulation": {"batching": "off", "receive_timeout": 1.0},
-    "processes": {"receive_timeout": 1.0},
+    "processes": {"receive_timeout": 3.0},  # longer than a busy machine makes anybody wait
 }
 REGULAR = {"name": "regular", "degree": 3, "dynamic": True}
 
@@ -90,7 +90,9 @@ def test_when_the_sampler_dies_nodes_keep_their_last_peers_and_say_so(engine: st
     assert run.summary["rounds"] == 6
     said = events(run, "peer sampler lost")
     assert list(said) == list(range(8))
-    assert set(said.values()) == {"round 3: goes on with the peers of round 2"}
+    # Of a real death word may come before the last words: then round 2 is not known either.
+    lost = (3,) if engine == "simulation" else (2, 3)
+    assert set(said.values()) <= {f"round {round}: goes on with the peers of round {round - 1}" for round in lost}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

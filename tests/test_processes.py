@@ -25,32 +25,36 @@ import zmq
 
 from conftest import SMALL
 from shoal.experiment import Experiment
-from shoal.message import Message, Payload
-from shoal.records import End, Round, RunFolder
+from shoal.message import Message, Payload, address
+from shoal.records import End, Evaluation, Round, RunFolder
 
 NODES = 6
 ROUNDS = 4
-SLOW = textwrap.dedent(
+HELD = textwrap.dedent(
     '''
-    """D-PSGD that takes its time, so that a test can step in."""
+    """D-PSGD that takes its time, or stays in a round until a test lets it go on, so that the test can step in."""
 
     from dataclasses import dataclass
+    from pathlib import Path
 
     from shoal.algorithms.dpsgd import DPSGD
 
 
     @dataclass(frozen=True)
-    class Slow(DPSGD):
-        seconds: float = 0.4
+    class Held(DPSGD):
+        held: int = 0
+        seconds: float = 0.0
 
         async def run(self, node):
             train = node.train
 
-            async def slowly(params, steps=None):
+            async def when_let(params, steps=None):
                 await node.sleep(self.seconds)
+                while node.next_round >= self.held and not Path("go-on").exists():
+                    await node.sleep(0.02)
                 return await train(params, steps)
 
-            node.train = slowly
+            node.train = when_let
             await super().run(node)
     '''
 )
@@ -68,7 +72,7 @@ def zygotes() -> set[int]:
     return {p.pid for p in psutil.process_iter() if is_zygote(p)}
 
 
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     """The first true value of `condition`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -83,7 +87,7 @@ def _no_process_is_left() -> Iterator[None]:
     """After every test. Runs that others have on this machine are not ours to judge."""
     strangers = zygotes()
     yield
-    until(lambda: not any(_is_ours(pid) for pid in zygotes() - strangers), 30)
+    until(lambda: not any(_is_ours(pid) for pid in zygotes() - strangers))
 
 
 def _is_ours(pid: int) -> bool:
@@ -117,14 +121,18 @@ class Started:
         return until(lambda: (found := sorted(self.zygote.children(), key=lambda p: p.create_time())) and
                      len(found) == NODES and found)  # fmt: skip
 
-    def wait_for_round(self, round: int) -> None:
-        """Until every node has finished `round`."""
+    def wait_for_round(self, round: int, kind: type = Round) -> None:
+        """Until every node has finished `round`, or has another record of it."""
         folder = self.folder
-        until(lambda: all(any(isinstance(r, Round) and r.round >= round for r in folder.read(n)) for n in range(NODES)))
+        until(lambda: all(any(isinstance(r, kind) and r.round >= round for r in folder.read(n)) for n in range(NODES)))
+
+    def let_go(self) -> None:
+        """Have the nodes that are held go on."""
+        (self.root.parent / "go-on").touch()
 
     def end(self) -> tuple[int, str]:
         """The exit code and all that was said."""
-        out, _ = self.process.communicate(timeout=60)
+        out, _ = self.process.communicate(timeout=120)
         assert "Traceback" not in out or "fault on schedule" in out, out
         return self.process.returncode, out
 
@@ -134,11 +142,16 @@ class Started:
 
 
 @contextmanager
-def started(root: Path, *settings: str, slow: float | None = None) -> Iterator[Started]:
+def started(root: Path, *settings: str, held: int | None = None, slow: float | None = None) -> Iterator[Started]:
+    """Under way. Nodes stay in round `held` until they are let go, or take `slow` seconds more for each: a test that
+    steps in is late for those on a loaded machine."""
     root.mkdir(parents=True, exist_ok=True)
     (root / "small.toml").write_text(SMALL)
-    (root / "slow.py").write_text(SLOW)
-    given = [f"algorithm={{name='slow.py:Slow', rounds={ROUNDS}, seconds={slow}}}"] if slow is not None else []
+    (root / "held.py").write_text(HELD)
+    given = []
+    if held is not None or slow is not None:
+        stays, seconds = ROUNDS if held is None else held, slow or 0.0
+        given = [f"algorithm={{name='held.py:Held', rounds={ROUNDS}, held={stays}, seconds={seconds}}}"]
     command = [sys.executable, "-m", "shoal", "run", "small.toml", "--engine", "processes", "--out", "runs"]
     for setting in (*given, *settings):
         command += ["--set", setting]
@@ -219,9 +232,10 @@ def test_the_batched_simulation_gives_the_same_models_within_tolerance(undisturb
 
 
 def test_the_others_go_on_when_a_node_is_killed(tmp_path: Path) -> None:
-    with started(tmp_path, slow=0.3) as going:
+    with started(tmp_path, held=1) as going:
         going.wait_for_round(0)
         going.nodes[2].kill()
+        going.let_go()
         code, out = going.end()
     assert code == 3, out
     assert "node 2 was lost; its neighbours go on without it. killed by SIGKILL" in out
@@ -236,7 +250,6 @@ def test_the_others_go_on_when_a_node_is_killed(tmp_path: Path) -> None:
 
 def test_a_node_whose_code_raises_is_lost_with_its_traceback_shown(tmp_path: Path) -> None:
     with started(tmp_path, "fault=[{kind='raise', node=1, round=2}]") as going:
-        until(lambda: going.process.poll() is not None, 40)
         code, out = going.end()
     assert code == 3, out
     assert "Traceback (most recent call last)" in out
@@ -269,7 +282,6 @@ def test_a_run_whose_nodes_all_hang_ends(tmp_path: Path) -> None:
     faults = ", ".join(f"{{kind='hang', node={n}, round=1}}" for n in range(NODES))
     with started(tmp_path, f"fault=[{faults}]", "processes.receive_timeout=1") as going:
         going.wait_for_round(0)
-        until(lambda: going.process.poll() is not None, 30)
         code, out = going.end()
     assert code == 1, out
     assert going.summary["status"] == "failed"
@@ -278,10 +290,11 @@ def test_a_run_whose_nodes_all_hang_ends(tmp_path: Path) -> None:
 
 def test_a_sampler_that_is_stopped_does_not_keep_the_run_from_ending(tmp_path: Path) -> None:
     sampler = "topology={name='peer-sampler', graph={name='regular', degree=2, dynamic=true}}"
-    with started(tmp_path, sampler, "processes.receive_timeout=1", slow=0.3) as going:
+    with started(tmp_path, sampler, "processes.receive_timeout=1", held=1) as going:
         going.wait_for_round(0)
         last = max(going.zygote.children(), key=lambda process: (process.create_time(), process.pid))
         last.suspend()
+        going.let_go()
         code, out = going.end()
     assert code == 3, out
     assert list(going.summary["lost"]) == [str(NODES)]
@@ -291,7 +304,7 @@ def test_a_sampler_that_is_stopped_does_not_keep_the_run_from_ending(tmp_path: P
 
 
 def test_a_zygote_that_dies_ends_the_run(tmp_path: Path) -> None:
-    with started(tmp_path, slow=0.3) as going:
+    with started(tmp_path, held=1) as going:
         going.wait_for_round(0)
         going.zygote.kill()
         code, out = going.end()
@@ -302,18 +315,18 @@ def test_a_zygote_that_dies_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
-    with started(tmp_path, slow=0.3) as going:
+    with started(tmp_path, held=1) as going:
         going.wait_for_round(0)
         all_of_them = [going.zygote, *going.nodes]
         going.process.kill()
-        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in all_of_them), 30)
+        until(lambda: not any(is_zygote(p) for p in all_of_them))
 
 
 # Users who have had enough
 
 
 def test_ctrl_c_at_the_start_ends_the_run(tmp_path: Path) -> None:
-    with started(tmp_path) as going:
+    with started(tmp_path, held=0) as going:
         assert going.zygote.is_running()
         going.process.send_signal(signal.SIGINT)
         code, out = going.end()
@@ -323,8 +336,8 @@ def test_ctrl_c_at_the_start_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_stopped_keeps_what_it_has(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    with started(tmp_path, slow=0.4) as going:
-        going.wait_for_round(1)
+    with started(tmp_path, held=2) as going:
+        going.wait_for_round(1, Evaluation)
         going.process.send_signal(number)
         ended, out = going.end()
     assert ended == code, out
@@ -336,14 +349,13 @@ def test_a_run_that_is_stopped_keeps_what_it_has(number: signal.Signals, code: i
 
 
 def test_asking_twice_does_not_wait(tmp_path: Path) -> None:
-    with started(tmp_path, slow=0.4) as going:
+    with started(tmp_path, held=1) as going:
         going.wait_for_round(0)
         for node in going.nodes:
             node.suspend()  # they cannot leave on their own
         going.process.send_signal(signal.SIGINT)
         time.sleep(1.0)
         going.process.send_signal(signal.SIGINT)
-        until(lambda: going.process.poll() is not None, 30)
         code, out = going.end()
     assert going.summary["status"] == "interrupted", out
     assert code == 130, out
@@ -366,10 +378,11 @@ def test_garbage_on_a_nodes_port_is_dropped_and_counted(undisturbed: Started, tm
         [b"\xff" * 100_000, b"x"],
         [json.dumps({"kind": "model"}).encode()],
         [pickle.dumps({"kind": "model"})],
-        Message(1, "model", 1, model, "another run 1234").frames(),
-        [*Message(1, "model", 1, model).frames(), b"one frame more"],
+        Message(1, "model", 1, model).frames(),  # without an address
+        [address(0), *Message(1, "model", 1, model, "another run 1234").frames()],
+        [address(0), *Message(1, "model", 1, model).frames(), b"one frame more"],
     ]
-    with started(tmp_path, "processes.max_message_mib=0.1", slow=0.4) as going:
+    with started(tmp_path, "processes.max_message_mib=0.1", held=1) as going:
         port = listens_on(going.nodes[0])
         going.wait_for_round(0)
         with socket.create_connection(("127.0.0.1", port)) as raw:
@@ -382,9 +395,10 @@ def test_garbage_on_a_nodes_port_is_dropped_and_counted(undisturbed: Started, tm
             stranger.connect(f"tcp://127.0.0.1:{port}")
             for frames in foreign:
                 stranger.send_multipart(frames)
-            until(lambda: going.folder.node(0).read_text().count("message rejected") >= len(foreign), 30)
+            until(lambda: going.folder.node(0).read_text().count("message rejected") >= len(foreign))
             stranger.send(bytes(2**20))  # larger than allowed: the connection is cut
         context.destroy(linger=0)
+        going.let_go()
         code, out = going.end()
     assert code == 0, out
     summary = going.summary
@@ -395,7 +409,7 @@ def test_garbage_on_a_nodes_port_is_dropped_and_counted(undisturbed: Started, tm
 
 
 def test_strangers_at_the_supervisors_port_are_not_heard(undisturbed: Started, tmp_path: Path) -> None:
-    with started(tmp_path, slow=0.4) as going:
+    with started(tmp_path, held=1) as going:
         port = listens_on(psutil.Process(going.process.pid))
         going.wait_for_round(0)
         context = zmq.Context()
@@ -409,6 +423,7 @@ def test_strangers_at_the_supervisors_port_are_not_heard(undisturbed: Started, t
             stranger.send(msgspec.msgpack.encode({"type": "Failed", "node": 10**6, "text": "nobody"}))
             time.sleep(0.3)
         context.destroy(linger=0)
+        going.let_go()
         code, out = going.end()
     assert code == 0, out
     assert going.summary["digest"] == undisturbed.summary["digest"]
@@ -431,7 +446,7 @@ def test_models_larger_than_the_largest_message_are_refused(tmp_path: Path) -> N
 
 def test_a_node_that_dies_while_it_finishes_is_lost(tmp_path: Path) -> None:
     (tmp_path / "dies.py").write_text(
-        SLOW + textwrap.dedent(
+        HELD + textwrap.dedent(
             """
             class Dies(DPSGD):
                 async def run(self, node):

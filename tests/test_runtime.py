@@ -13,9 +13,9 @@ import zmq
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.errors import DeadlockError, ExperimentError, MessageError, NodeError
 from shoal.experiment import Experiment, Fault
-from shoal.message import Message, Payload
+from shoal.message import Message, Payload, address
 from shoal.network.links import Uniform
-from shoal.node import Node
+from shoal.node import REFUSALS_RECORDED, Node
 from shoal.processes import transport as transport_module
 from shoal.processes.transport import Transport
 from shoal.records import Event, Round
@@ -163,22 +163,30 @@ def test_nonsense_on_a_node_s_port_is_refused_and_the_node_goes_on() -> None:
         context: zmq.Context[Any] = zmq.Context()
         socket = context.socket(zmq.PUSH)
         socket.connect(arena.endpoints[0])
-        bad = [b"garbage"], [], said(sender=9).frames(), Message(1, "model", 0, Payload({}), "another run").frames()
+        foreign = Message(1, "model", 0, Payload({}), "another run")
+        empty = [b""], [address(0)], [address(0), b""]
+        bad = [b"garbage"], *empty, *addressed(0, said(sender=9), foreign), *addressed(1, said())
         for frames in bad:
-            socket.send_multipart(frames or [b""])
+            socket.send_multipart(frames)
         socket.close(linger=5000)
         context.term()
-        await runtime.sleep(0.1)
+        while len(arena.rejected) < len(bad):
+            await runtime.sleep(0.01)
         await runtime.send(0, said())
 
     async def receiver(runtime: Runtime) -> list[Message]:
-        return await runtime.receive(Filter("model"), 10)
+        return await runtime.receive(Filter("model"), 60)
 
     (message,) = arena.run({0: receiver, 1: stranger})[0]
     assert message.sender == 1
-    assert len(arena.rejected) == 4
+    assert len(arena.rejected) == 7
     assert any("there is no node 9" in why for why in arena.rejected)
     assert any("a message of run 'another run'" in why for why in arena.rejected)
+    assert any("a message for node 1, and this is node 0" in why for why in arena.rejected)
+
+
+def addressed(to: int, *messages: Message) -> list[list[Any]]:
+    return [[address(to), *message.frames()] for message in messages]
 
 
 def on_a_transport(body: Callable[[Transport], Coroutine[Any, Any, None]], **options: Any) -> Transport:
@@ -189,6 +197,7 @@ def on_a_transport(body: Callable[[Transport], Coroutine[Any, Any, None]], **opt
         given = {"connections": 8, "send_timeout": 10.0, **options}
         transport = Transport(
             context,
+            id=0,
             run="0" * 16,
             host="127.0.0.1",
             port=None,
@@ -199,7 +208,7 @@ def on_a_transport(body: Callable[[Transport], Coroutine[Any, Any, None]], **opt
         )
         transport.start(["tcp://127.0.0.1:9"] * 3)  # the port that discards, on which nobody listens
         try:
-            await asyncio.wait_for(body(transport), 20)
+            await asyncio.wait_for(body(transport), 60)
         finally:
             transport.close()
             context.destroy(linger=0)
@@ -387,6 +396,15 @@ def test_a_payload_that_the_sharing_refuses_is_left_out_counted_and_recorded() -
     (event,) = [r for r in fake.records if isinstance(r, Event)]
     assert event.what == "payload rejected"
     assert "from node 1: expected one float32 vector 'params' of 1 values" in event.detail
+
+
+def test_of_very_many_refusals_the_first_are_written_down_and_all_are_counted() -> None:
+    fake = FakeRuntime()
+    node = fake.node(nodes=3, params=np.zeros(1, np.float32))
+    for i in range(REFUSALS_RECORDED + 500):
+        node.refuse(1, f"nonsense {i}")
+    assert node.rejected == REFUSALS_RECORDED + 500
+    assert len(fake.records) == REFUSALS_RECORDED
 
 
 def test_what_is_received_is_in_ascending_order_of_sender() -> None:

@@ -300,8 +300,7 @@ class _Peer:
             try:
                 found[peer] = read(peer, payload)
             except MessageError as error:
-                self._node.rejected += 1
-                self._node.event("payload rejected", f"from node {peer}: {error}")
+                self._node.refuse(peer, str(error))
         return found
 
     def _update(self, peer: NodeId, payload: Payload) -> Update:
