@@ -21,6 +21,7 @@ from shoal.message import Payload
 from shoal.privacy import masks, shamir
 from shoal.privacy.circles import circle, connected
 from shoal.privacy.masks import KEY_BYTES, Keys, commitment
+from shoal.privacy.opening import _parts
 from shoal.privacy.ring import Ring
 from shoal.privacy.words import Gathering, Statement, ids, naming, rows, strings
 
@@ -284,6 +285,17 @@ def test_shares_that_cannot_be_are_refused(holders: int, threshold: int) -> None
         shamir.split(np.zeros(1, np.uint8), holders, threshold)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shares_are_tried_in_every_part_once_and_soon_without_any_one(count: int) -> None:
+    holders = [2, 3, 5, 7, 11, 13, 17]
+    parts = list(_parts(holders, count))
+    assert sorted(parts) == list(itertools.combinations(holders, count))
+    assert parts[0] == tuple(holders[:count])
+    if count < len(holders):
+        soon = parts[: 1 + count]
+        assert all(any(holder not in part for part in soon) for holder in holders)
+
+
 # Who masks with whom
 
 
@@ -328,10 +340,13 @@ def test_a_sum_takes_two_at_least_and_a_node_is_hidden_among_as_many_as_could_te
     assert gathering.masked
     assert 2 <= gathering.quorum <= count
     assert gathering.quorum >= threshold * count
-    for node in range(count):
-        holders = len(gathering.partners[node])
-        assert min(2, holders) <= gathering.shares_needed(node) <= holders
-        assert 1 <= gathering.links_needed(node) <= min(gathering.shares_needed(node), gathering.quorum - 1)
+    (holders,) = {len(partners) for partners in gathering.partners.values()}
+    assert min(2, holders) <= gathering.shares_needed <= holders
+    assert gathering.shares_needed >= threshold * holders
+    # Colluders are one fewer: of those in a sum, two are honest, and one of those that a node has masked with is.
+    colluders = gathering.shares_needed - 1
+    assert gathering.quorum - colluders >= 2
+    assert gathering.links_needed - colluders >= 1
     assert gathering.why_not(range(count)) is None
 
 
@@ -341,8 +356,8 @@ def test_sums_that_must_not_be_opened_are_known_with_the_reason() -> None:
     while len(order) < 8:
         order.append(next(p for p in gathering.partners[order[-1]] if p not in order[-2:]))
     assert gathering.why_not([0, 8]) == "some of them do not speak to the receiver in this round"
-    assert gathering.why_not(order[:1]) == "1 of 8 are in the sum, and it takes 2"
-    assert gathering.why_not(order[:2]) is None
+    assert gathering.why_not(order[:2]) == "2 of 8 are in the sum, and it takes 3"
+    assert gathering.why_not(order[:3]) is None
     assert gathering.why_not([order[0], order[1], order[4]]) == (
         "so many are missing that the masks of the others cancel in parts of the sum"
     )

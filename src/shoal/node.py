@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -210,7 +210,7 @@ class Node:
         self._generators: dict[str, np.random.Generator] = {}
         self._check = sharing.check if isinstance(sharing, Checks) else None
         self._confers = sharing if isinstance(sharing, Confers) else None
-        self._companies: dict[NodeId, tuple[int, Mapping[NodeId, float]]] = {}
+        self._companies: dict[NodeId, tuple[int, Collection[NodeId], Mapping[NodeId, float]]] = {}
         """What `accompany` said of each receiver, with the round that it is for."""
         self._params = _frozen(params)
         if isinstance(sharing, Joins):
@@ -276,18 +276,29 @@ class Node:
         """The neighbours in this round and their weights: from the graph, or from whoever samples peers."""
         return await self._finder.peers(self, round)
 
-    def company(self, receiver: NodeId, round: int) -> Mapping[NodeId, float]:
-        """All who speak to `receiver` in this round, and how much each counts there: by the graph, or as told."""
-        told, company = self._companies.get(receiver, (None, None))
-        if told == round and company is not None:
-            return company
+    def company(self, receiver: NodeId, round: int) -> Collection[NodeId]:
+        """All who speak to `receiver` in this round: by the graph, or as told."""
+        return self._company(receiver, round)[0]
+
+    def counts(self, receiver: NodeId, round: int) -> Mapping[NodeId, float]:
+        """How much they count there: by the graph all of them, or as told those that this node knows of."""
+        return self._company(receiver, round)[1]
+
+    def accompany(
+        self, receiver: NodeId, round: int, company: Collection[NodeId], counts: Mapping[NodeId, float]
+    ) -> None:
+        """Where no graph says so: all who speak to `receiver` in this round, and how much those of them count there of
+        whom this node has to know it: all for the receiver, and itself for one that speaks."""
+        self._companies[receiver] = round, company, counts
+
+    def _company(self, receiver: NodeId, round: int) -> tuple[Collection[NodeId], Mapping[NodeId, float]]:
+        told = self._companies.get(receiver)
+        if told is not None and told[0] == round:
+            return told[1:]
         if receiver >= self.nodes:
             raise NodeError(f"node {self.id} was not told who else speaks to node {receiver} in round {round}")
-        return self.mixing.peers(receiver, round).weights
-
-    def accompany(self, receiver: NodeId, round: int, company: Mapping[NodeId, float]) -> None:
-        """Where no graph says so: all who speak to `receiver` in this round, and how much each counts there."""
-        self._companies[receiver] = round, company
+        weights = self.mixing.peers(receiver, round).weights
+        return weights.keys(), weights
 
     def rewire(self, topology: Topology, weights: WeightScheme | None = None) -> None:
         """From now on `peers` follows this graph, with the experiment's weights or those of another scheme.

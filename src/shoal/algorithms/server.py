@@ -24,7 +24,7 @@ from shoal.topologies.graph import NodeId
 
 GLOBAL = "global"
 LAST = "last"
-COMPANY, WEIGHTS = "company", "weights"
+COMPANY, WEIGHT = "company", "weight"
 ASK, HERE = "is the server there", "the server is there"
 _FULL = Full()
 _answering: WeakSet[Node] = WeakSet()
@@ -40,16 +40,21 @@ def alive(node: Node) -> list[NodeId]:
 async def call(
     node: Node, clients: Iterable[NodeId], round: int, company: Mapping[NodeId, float] | None = None
 ) -> None:
-    """The server calls `clients` to a round, with its model. `company`: all that are called, and how much each counts;
-    they are told if their sharing has to know."""
+    """The server calls `clients` to a round, with its model. `company`: all that are called, and how much each counts.
+    If their sharing has to know, each is told who is called, and how much it counts itself."""
     if node.receive_timeout is not None and node not in _answering:
         _answering.add(node)
         node.background(_answer(node))
-    said = _FULL.outgoing(node.params, round)
-    if company is not None and isinstance(node.sharing, Confers):
-        node.accompany(node.id, round, company)
-        ids, weights = np.array(list(company), np.uint32), np.array(list(company.values()))
-        said = Payload({**said.arrays, COMPANY: ids, WEIGHTS: weights})
+    model = _FULL.outgoing(node.params, round)
+    if company is None or not isinstance(node.sharing, Confers):
+        await node.send(clients, model, round=round, kind=GLOBAL)
+        return
+    node.accompany(node.id, round, company.keys(), company)
+    arrays = Payload({**model.arrays, COMPANY: np.array(list(company), np.uint32)}).frozen().arrays
+
+    def said(client: NodeId) -> Payload:
+        return Payload(arrays, {WEIGHT: company[client]})
+
     await node.send(clients, said, round=round, kind=GLOBAL)
 
 
@@ -62,7 +67,9 @@ async def dismiss(node: Node, rounds: int) -> None:
 async def calls(node: Node) -> AsyncIterator[int]:
     """The rounds that the server calls this client to. In each, `node.params` is the model that came with the call.
 
-    Of several calls that have come, the last counts: who was too slow for a round does not train for it any more.
+    Of several calls that have come, the last counts: who was too slow for a round does not train for it any more. One
+    to a round that this client was called to before, or to an earlier one, is refused: it has come twice, or was
+    overtaken.
     Ends with the server's last model. Should the server die, or fall silent, it ends with the model of the latest call:
     that is what all have learnt together, where the client's own next step would be of its own data alone. Either is
     evaluated.
@@ -73,16 +80,22 @@ async def calls(node: Node) -> AsyncIterator[int]:
         _FULL.check(said, node.params)
         _company(said, node)
 
-    while (message := await _next_call(node, check)) is not None:
-        while (later := await node.receive(kind=GLOBAL, sender=node.server, timeout=0.0, check=check)) is not None:
-            message = later
+    while (heard := await _next_call(node, check)) is not None:
+        message: Message | None = None
+        while heard is not None:
+            if heard.round > latest or heard.payload.fields.get(LAST) is True:
+                message, latest = heard, max(latest, heard.round)
+            else:
+                node.reject(heard, f"a call to round {heard.round}, and this node has been called to round {latest}")
+            heard = await node.receive(kind=GLOBAL, sender=node.server, timeout=0.0, check=check)
+        if message is None:
+            continue
         node.params = message.payload.arrays["params"]
-        if (company := _company(message.payload, node)) is not None:
-            node.accompany(node.server, message.round, company)
         if message.payload.fields.get(LAST) is True:
             await node.evaluate(message.round)
             return
-        latest = message.round
+        if (told := _company(message.payload, node)) is not None:
+            node.accompany(node.server, latest, *told)
         async with node.round(latest):
             yield latest
     kept = f"the model that it was sent in round {latest}" if latest >= 0 else "the model that it began with"
@@ -91,18 +104,18 @@ async def calls(node: Node) -> AsyncIterator[int]:
     await node.evaluate(max(0, latest - 1))  # what a round begins with is what the one before ended with
 
 
-def _company(said: Payload, node: Node) -> dict[NodeId, float] | None:
-    """All that are called, and how much each counts; None where nobody has to know. Raises `MessageError`."""
+def _company(said: Payload, node: Node) -> tuple[list[NodeId], dict[NodeId, float]] | None:
+    """All that are called, and how much this node counts; None where nobody has to know. Raises `MessageError`."""
     if not isinstance(node.sharing, Confers) or said.fields.get(LAST) is True:
         return None
-    ids, weights = said.arrays.get(COMPANY), said.arrays.get(WEIGHTS)
+    ids, weight = said.arrays.get(COMPANY), said.fields.get(WEIGHT)
     if ids is None or ids.dtype != np.uint32 or ids.ndim != 1 or len(np.unique(ids)) != len(ids):
         raise MessageError(f"expected an array {COMPANY!r} of the nodes that are called")
-    if weights is None or weights.dtype != np.float64 or weights.shape != ids.shape or not (weights > 0).all():
-        raise MessageError(f"expected an array {WEIGHTS!r} of {len(ids)} weights above 0: each is hidden by the others")
-    if node.id not in ids or ids.max() >= node.nodes or weights.sum() > 1 + 1e-9:
-        raise MessageError("expected this node among those that are called, and weights whose sum is 1")
-    return dict(zip(ids.tolist(), weights.tolist(), strict=True))
+    if not isinstance(weight, float) or not 0 < weight <= 1:
+        raise MessageError(f"expected a field {WEIGHT!r}, how much this node counts, above 0 and at most 1")
+    if node.id not in ids or ids.max() >= node.nodes:
+        raise MessageError("expected this node among those that are called, and nobody but clients")
+    return ids.tolist(), {node.id: weight}
 
 
 async def _next_call(node: Node, check: Check) -> Message | None:

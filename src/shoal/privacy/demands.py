@@ -27,8 +27,8 @@ def _inner(inner: Sharing, whole: Whole) -> list[str]:
         return [f"sharing.inner.values: {NAME} encodes values itself, in whole numbers that can be added; leave it out"]
     if isinstance(inner, Selects) and not inner.common and speaks(whole.algorithm) == "server":
         return [
-            f"sharing.inner = {name!r}: those that speak to a node have to agree on coordinates with it, and a server "
-            "does not take part in that; use 'full' or 'random'"
+            f"sharing.inner = {name!r}: each node names its coordinates to those that speak to it, and a server does "
+            "not; use 'full' or 'random'"
         ]
     return []
 

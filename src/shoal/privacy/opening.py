@@ -36,6 +36,8 @@ from shoal.privacy.words import (
 )
 from shoal.topologies.graph import NodeId
 
+REASON = 200
+"""Characters of another node's reason that are written down."""
 TRIALS = 1000
 """How many parts of the shares of a secret are tried for one without a forged share."""
 
@@ -51,10 +53,11 @@ class ClosedError(Exception):
 
 
 def _parts(holders: list[int], count: int) -> Iterator[tuple[int, ...]]:
-    """Parts of `count` holders: first without any one, then without each in turn, each two, and so on."""
-    for left_out in range(len(holders) - count + 1):
-        for some in itertools.combinations(holders, left_out):
-            yield tuple(holder for holder in holders if holder not in some)[:count]
+    """All parts of `count` holders: first the foremost, then with one left out of those and the next put in, and so
+    on. So a single forged share is soon left out, whosever it is."""
+    for last in range(count - 1, len(holders)):
+        for others in itertools.combinations(holders[:last], count - 1):
+            yield (*others, holders[last])
 
 
 class Opening:
@@ -71,7 +74,8 @@ class Opening:
                 node.refuse(sender, str(error))
 
     async def open(self) -> Sum:
-        """Raises `ClosedError`: then nothing that was hidden has been shown."""
+        """Raises `ClosedError`: then no model shows. The seeds of some speakers' own masks may be out by then, but each
+        of their models is still under the masks of pairs."""
         speakers = self._consistent()
         if self._gathering.why_not(speakers) is None:
             speakers = self._hidden(speakers)
@@ -85,8 +89,8 @@ class Opening:
         answers = await self._node.receive_each(speakers, round=round, kind=OPENED)
         seeds: dict[NodeId, dict[NodeId, bytes]] = {}
         for speaker, answer in answers.items():
-            if (refused := answer.fields.get(REFUSED)) is not None:
-                raise ClosedError(f"node {speaker} does not take off its masks: {refused}")
+            if isinstance(refused := answer.fields.get(REFUSED), str):
+                raise ClosedError(f"node {speaker} does not take off its masks: {refused[:REASON]}")
             try:
                 seeds[speaker] = self._seeds(speaker, speakers, answer)
             except MessageError as error:
@@ -111,15 +115,20 @@ class Opening:
         }
         while any(unfit[one] & left for one in left):
             worst = max(left, key=lambda one: (len(unfit[one] & left), one))
-            others = ", ".join(map(str, sorted(unfit[worst] & left)))
-            self._node.refuse(worst, f"its masks do not fit those of {others}: another key, or another round")
+            others = unfit[worst] & left
+            named = ", ".join(map(str, sorted(others)))
+            if any(NO_SEAL not in (self._seal(worst, other), self._seal(other, worst)) for other in others):
+                self._node.refuse(worst, f"its masks do not fit those of {named}: another key, or another round")
+            else:  # nobody's fault, or not for the receiver to know
+                reason = f"node {worst} and {named} have not masked with each other: a key has not come"
+                self._node.event("left out of the sum", f"round {self._gathering.round}: {reason}")
             left.discard(worst)
         return sorted(left)
 
     def _hidden(self, speakers: list[NodeId]) -> list[NodeId]:
         """Those that have masked with enough of the others: the rest would not take off their masks."""
         left = set(speakers)
-        while bare := {one for one in left if len(self._masked_with(one) & left) < self._gathering.links_needed(one)}:
+        while bare := {one for one in left if len(self._masked_with(one) & left) < self._gathering.links_needed}:
             named = ", ".join(map(str, sorted(bare)))
             self._node.event("left out of the sum", f"round {self._gathering.round}: too few mask with {named}")
             left -= bare
@@ -184,7 +193,7 @@ class Opening:
 
     def _combined(self, one: NodeId, wanted: list[NodeId], shares: dict[int, shamir.Bytes]) -> dict[NodeId, bytes]:
         """A node's secrets. Shares may be forged: those that fit with what it committed itself to are not."""
-        needed = self._gathering.shares_needed(one)
+        needed = self._gathering.shares_needed
         for some in itertools.islice(_parts(sorted(shares), needed), TRIALS):
             secret = shamir.combine({holder: shares[holder] for holder in some})
             seeds = {other: bytes(row) for other, row in zip(wanted, secret, strict=True)}
@@ -194,8 +203,10 @@ class Opening:
                     self._name_forgers(one, secret, shares, some)
                 return seeds
         if len(shares) < needed:
-            raise ClosedError(f"node {one} died, and of the shares of its secrets {len(shares)} came, not {needed}")
-        raise ClosedError(f"node {one} died, and the shares of its secrets do not fit together: one is forged")
+            why = f"of the shares of its secrets {len(shares)} came, not {needed}"
+        else:
+            why = "the shares of its secrets do not fit together: one is forged"
+        raise ClosedError(f"node {one} did not take off its masks, and {why}")
 
     def _name_forgers(
         self, one: NodeId, secret: shamir.Bytes, shares: dict[int, shamir.Bytes], true: tuple[int, ...]

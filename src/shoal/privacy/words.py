@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,15 +12,18 @@ from numpy.typing import NDArray
 
 from shoal.errors import MessageError
 from shoal.message import Payload
+from shoal.privacy import masks, shamir
 from shoal.privacy.circles import circle, connected
-from shoal.privacy.masks import SEED_BYTES, TAG_BYTES
+from shoal.privacy.masks import SEED_BYTES, TAG_BYTES, Keys, commitment
 from shoal.privacy.ring import Words
 from shoal.topologies.graph import NodeId
 
 KEY = "secure-key"
 """A public key, for one whom this node masks with."""
-VOTE, SUPPORT = "secure-vote", "secure-support"
-"""The coordinates that a node would say, to a receiver; and those that all are to say to it."""
+AGAIN = "again"
+"""With a key: the other's has not come, and is asked for."""
+SUPPORT = "secure-support"
+"""The coordinates that a receiver wants to hear, to those that speak to it."""
 OPEN, OPENED = "secure-open", "secure-opened"
 """The receiver says whose words it has; each of them says what takes off its masks."""
 HELP, HELPED = "secure-help", "secure-helped"
@@ -41,8 +44,7 @@ class Gathering:
 
     receiver: NodeId
     round: int
-    weights: Mapping[NodeId, float]
-    """How much each counts at the receiver."""
+    company: Collection[NodeId]
     reach: int
     """With how many others each masks, if there are more."""
     threshold: float
@@ -51,33 +53,41 @@ class Gathering:
     @property
     def masked(self) -> bool:
         """Whether there is a sum to hide in."""
-        return len(self.weights) >= 2
+        return len(self.company) >= 2
 
     @cached_property
     def partners(self) -> dict[NodeId, tuple[NodeId, ...]]:
         """With whom each masks, in ascending order. They also hold the shares of its secrets."""
-        return circle(self.weights, self.reach, self.receiver, self.seed)
+        return circle(self.company, self.reach, self.receiver, self.seed)
+
+    @property
+    def holders(self) -> int:
+        """How many partners each has: all have equally many."""
+        return len(next(iter(self.partners.values())))
+
+    @property
+    def shares_needed(self) -> int:
+        """How many shares of a node's secrets suffice."""
+        return max(min(2, self.holders), math.ceil(self.threshold * self.holders))
+
+    @property
+    def links_needed(self) -> int:
+        """With how many others in a sum a node must have masked for its words to be hidden in it: with as many as it
+        takes to put its secrets together, so that fewer colluders leave one whose mask they do not know."""
+        return self.shares_needed
 
     @property
     def quorum(self) -> int:
-        """How many must be in a sum that is opened."""
-        return max(2, math.ceil(self.threshold * len(self.weights)))
-
-    def shares_needed(self, node: NodeId) -> int:
-        """How many shares of a node's secrets suffice."""
-        holders = len(self.partners[node])
-        return max(min(2, holders), math.ceil(self.threshold * holders))
-
-    def links_needed(self, node: NodeId) -> int:
-        """With how many others in a sum a node must have masked for its words to be hidden in it."""
-        return min(self.shares_needed(node), self.quorum - 1)
+        """How many must be in a sum that is opened. Two more than there may be colluders, who subtract their own: a
+        sum of what is left is then of two others at the least."""
+        return max(2, math.ceil(self.threshold * len(self.company)), 1 + self.shares_needed)
 
     def why_not(self, speakers: Collection[NodeId]) -> str | None:
         """Why a sum of these must not be opened; None where it may be."""
-        if not set(speakers) <= self.weights.keys():
+        if not set(speakers) <= set(self.company):
             return "some of them do not speak to the receiver in this round"
         if len(speakers) < self.quorum:
-            return f"{len(speakers)} of {len(self.weights)} are in the sum, and it takes {self.quorum}"
+            return f"{len(speakers)} of {len(self.company)} are in the sum, and it takes {self.quorum}"
         if not connected(self.partners, speakers):
             return "so many are missing that the masks of the others cancel in parts of the sum"
         return None
@@ -109,6 +119,29 @@ class Statement:
         if shares is None or shares.dtype != np.uint8 or shares.shape != (partners, length):
             raise MessageError(f"expected {partners} sealed shares {SHARES!r}, of {length} bytes each")
         return cls(payload.arrays[WORDS], [bytes(row) for row in seals], [bytes(row) for row in shares])
+
+
+def masked(words: Words, speaker: NodeId, gathering: Gathering, keys: Keys, maskers: Collection[NodeId]) -> Statement:
+    """What `speaker` says of its encoded model, which it masks in place: with `maskers`, of its partners."""
+    receiver, round, partners = gathering.receiver, gathering.round, gathering.partners[speaker]
+    secrets, pairs = [keys.own_seed(receiver, round)], {}
+    masks.add(words, secrets[0])
+    for partner in partners:
+        if partner not in maskers:
+            secrets.append(NO_SEAL)
+            continue
+        pair = pairs[partner] = keys.with_peer(partner, receiver, round)
+        (masks.add if speaker < partner else masks.subtract)(words, pair.seed)
+        secrets.append(pair.seed)
+    seals = [NO_SEAL if secret == NO_SEAL else commitment(secret, receiver, round) for secret in secrets]
+    shares = shamir.split(rows(secrets), gathering.holders, gathering.shares_needed)
+    sealed = [
+        pairs[holder].seal(share.tobytes(), from_lower=speaker < holder)
+        if holder in pairs
+        else bytes(share.size + TAG_BYTES)
+        for holder, share in zip(partners, shares, strict=True)
+    ]
+    return Statement(words, seals, sealed)
 
 
 def rows(parts: Sequence[bytes]) -> Bytes:
