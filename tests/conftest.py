@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -58,3 +62,45 @@ def shoal(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest
         return Said(int(ended.value.code or 0), *capfd.readouterr())
 
     return run
+
+
+# Real processes
+
+
+def is_zygote(process: psutil.Process) -> bool:
+    """The zygote, or a node: a fork keeps the command line."""
+    try:
+        return "shoal.processes.zygote" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def zygotes() -> set[int]:
+    return {p.pid for p in psutil.process_iter() if is_zygote(p)}
+
+
+def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s")
+
+
+@pytest.fixture
+def no_process_is_left() -> Iterator[None]:
+    """After every test. Runs that others have on this machine are not ours to judge."""
+    strangers = zygotes()
+    yield
+    until(lambda: not any(_is_ours(pid) for pid in zygotes() - strangers))
+
+
+def _is_ours(pid: int) -> bool:
+    """Started below this test, or an orphan: then nothing but zygotes is between it and the first process."""
+    try:
+        *parents, _ = psutil.Process(pid).parents()
+        return os.getpid() in [p.pid for p in parents] or all(is_zygote(p) for p in parents)
+    except psutil.NoSuchProcess:
+        return False

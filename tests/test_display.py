@@ -24,6 +24,11 @@ def running(**given: Any) -> Progress:
         (running(seconds=30, round=90, rounds=100, virtual_seconds=8.0, duration=32.0), pytest.approx(30 / 9)),
         (running(seconds=30, round=3, duration=40.0), 10),
         (running(seconds=50, round=3, duration=40.0), 0),
+        (running(seconds=4, duration=40.0), 36),  # from the start on
+        (running(seconds=4, round=0.5, rounds=2, duration=40.0), 36),
+        (running(seconds=0.0, duration=40.0), None),
+        (running(seconds=3, round=0.2, virtual_seconds=8.0, duration=32.0), 9),
+        (running(seconds=3, virtual_seconds=0.0, duration=32.0), None),
     ],
 )
 def test_the_time_left_is_by_the_rounds_or_by_the_clock_whichever_ends_the_run(

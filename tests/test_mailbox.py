@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -127,6 +129,45 @@ def test_what_one_that_came_back_says_is_not_taken_for_what_it_said_before() -> 
     mailbox.put(message(1))
     assert ask(mailbox, "model", 0, 1)[0].done
     assert mailbox.repeated == 0
+
+
+def test_a_round_that_is_asked_for_in_parts_is_remembered_as_a_whole() -> None:
+    mailbox = Mailbox()
+    for asked in ((1, 2), (3,), (4, 5)):
+        mailbox.put(message(asked[0]))
+        waiter, _ = ask(mailbox, "model", 0, *asked)
+        for sender in asked[1:]:
+            mailbox.put(message(sender))
+        assert waiter.done
+    for sender in range(1, 6):
+        mailbox.put(message(sender))
+    assert (mailbox.repeated, mailbox.collect("model")) == (5, [])
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["waited for", "early"])
+def test_who_was_heard_takes_little_memory(early: bool) -> None:
+    """There is a mailbox for every node of a simulation, and they may be ten thousand."""
+
+    def rounds_go_by(mailbox: Mailbox) -> None:
+        for round in range(2 * Mailbox.REMEMBERED):
+            senders = tuple(range(20))
+            for sender in senders if early else ():
+                mailbox.put(message(sender, round))
+            waiter, _ = ask(mailbox, "model", round, *senders)
+            for sender in senders if not early else ():
+                mailbox.put(message(sender, round))
+            assert waiter.done
+
+    rounds_go_by(Mailbox())  # what is only made once is there
+    mailbox = Mailbox()
+    tracemalloc.start()
+    try:
+        rounds_go_by(mailbox)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 8_000
 
 
 def test_what_repeats_a_round_of_long_ago_is_late() -> None:

@@ -501,8 +501,8 @@ def test_rates_are_those_of_the_links_and_latency_and_loss_those_of_the_routes(t
         messages = took[pair]
         seconds = sum(size for _, _, size in messages) * 8e-6 / (megabits * GOODPUT)
         for ended in (messages[-1][1], left[pair]):  # a loaded machine is late to see it; benchmarks look closer
-            assert 0.95 * seconds < ended - messages[0][0] < 3 * seconds
-    assert min(there - sent for sent, there, _ in took[2]) == pytest.approx(0.05, abs=0.01)
+            assert 0.95 * seconds < ended - messages[0][0] < 10 * seconds
+    assert 0.049 < min(there - sent for sent, there, _ in took[2]) < 0.15
     assert len(took[2]) == pytest.approx(140, abs=4 * math.sqrt(200 * 0.3 * 0.7))
     assert namespaces_held(os.getpid()) == {os.stat("/proc/self/ns/net").st_ino}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import signal
 import socket
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +22,12 @@ import psutil
 import pytest
 import zmq
 
-from conftest import SMALL
+from conftest import SMALL, is_zygote, until
 from shoal.experiment import Experiment
 from shoal.message import Message, Payload, address
 from shoal.records import End, Evaluation, Round, RunFolder
+
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
 NODES = 6
 ROUNDS = 4
@@ -60,50 +61,11 @@ HELD = textwrap.dedent(
 )
 
 
-def is_zygote(process: psutil.Process) -> bool:
-    """The zygote, or a node: a fork keeps the command line."""
-    try:
-        return "shoal.processes.zygote" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def zygotes() -> set[int]:
-    return {p.pid for p in psutil.process_iter() if is_zygote(p)}
-
-
-def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """The first true value of `condition`."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"not within {seconds} s")
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    """After every test. Runs that others have on this machine are not ours to judge."""
-    strangers = zygotes()
-    yield
-    until(lambda: not any(_is_ours(pid) for pid in zygotes() - strangers))
-
-
-def _is_ours(pid: int) -> bool:
-    """Started below this test, or an orphan: then nothing but zygotes is between it and the first process."""
-    try:
-        *parents, _ = psutil.Process(pid).parents()
-        return os.getpid() in [p.pid for p in parents] or all(is_zygote(p) for p in parents)
-    except psutil.NoSuchProcess:
-        return False
-
-
 @dataclass
 class Started:
     """A run under way, as `shoal run` of its own."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     root: Path
 
     @property
@@ -130,9 +92,15 @@ class Started:
         """Have the nodes that are held go on."""
         (self.root.parent / "go-on").touch()
 
+    @property
+    def said(self) -> str:
+        """All that it has said so far."""
+        return _output(self.root.parent).read_text()
+
     def end(self) -> tuple[int, str]:
         """The exit code and all that was said."""
-        out, _ = self.process.communicate(timeout=120)
+        self.process.wait(timeout=120)
+        out = self.said
         assert "Traceback" not in out or "fault on schedule" in out, out
         return self.process.returncode, out
 
@@ -155,14 +123,17 @@ def started(root: Path, *settings: str, held: int | None = None, slow: float | N
     command = [sys.executable, "-m", "shoal", "run", "small.toml", "--engine", "processes", "--out", "runs"]
     for setting in (*given, *settings):
         command += ["--set", setting]
-    process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with _output(root).open("wb") as output:
+        process = subprocess.Popen(command, cwd=root, stdout=output, stderr=subprocess.STDOUT)
     try:
         yield Started(process, root / "runs")
     finally:
         process.kill()
         process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+
+
+def _output(root: Path) -> Path:
+    return root / "out.log"
 
 
 def run(root: Path, *settings: str) -> tuple[int, str, Started]:

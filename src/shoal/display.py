@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -76,10 +77,12 @@ def describe(progress: Progress) -> str:
 
 
 def time_left(progress: Progress) -> float | None:
-    """Seconds to go at the pace so far; None while there is no pace to speak of."""
-    if not progress.done or progress.round < 1:
-        return None
-    return progress.seconds * (1 - progress.done) / progress.done
+    """Seconds to go at the pace so far; None while there is no pace to speak of.
+
+    Before a round is over only the clock has one.
+    """
+    done = progress.done if progress.round >= 1 else replace(progress, rounds=None).done
+    return progress.seconds * (1 - done) / done if done else None
 
 
 def size(count: float) -> str:

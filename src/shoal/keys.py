@@ -117,9 +117,8 @@ def check(folder: Path, nodes: Collection[NodeId] | None = None) -> list[str]:
     """What is wrong with the keys of `nodes`, or of all that are here; with none of it, they can seal a run."""
     problems: list[str] = []
     keys: dict[NodeId, bytes] = {}
-    _known(folder)
-    wanted = _known(folder) if nodes is None else sorted(nodes)
-    for node in wanted:
+    known = _known(folder)
+    for node in known if nodes is None else sorted(nodes):
         path = _file(folder, node, PUBLIC)
         public, _, wrong = _read(path)
         problems += wrong + _too_open(path)
@@ -179,15 +178,16 @@ def _write(path: Path, pair: KeyPair, force: bool) -> None:
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_secret else 0o644)
-        with os.fdopen(file, "w") as written:
-            written.write("\n".join([*lines, ""]))
-        if force:
-            os.replace(new, path)
-        else:
-            os.link(new, path)
-            new.unlink()
+        try:
+            with os.fdopen(file, "w") as written:
+                written.write("\n".join([*lines, ""]))
+            if force:
+                os.replace(new, path)
+            else:
+                os.link(new, path)
+        finally:
+            new.unlink(missing_ok=True)
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise LaunchError(f"keys: cannot write {str(path)!r}: {error.strerror}") from error
 
 

@@ -21,13 +21,17 @@ from shoal.network.faults import Happening
 from shoal.network.wiring import Presence
 from shoal.processes import control
 from shoal.processes.sealing import PATIENCE, Seal, speaker
-from shoal.processes.shaper import Due, Here, Left, Post, Told, decode_from_node, encode, identity
+from shoal.processes.shaper import Due, Here, Left, Post, Told, decode_from_node, encode
+from shoal.processes.transport import AT_ONCE
 from shoal.topologies.graph import NodeId
 
 LONGEST_POLL = 1.0
 REPORT_EVERY = 0.5
 SHORTEST = 1e-5
 """Seconds: no message leaves faster."""
+POSTS_AT_ONCE = 64 * AT_ONCE
+"""What is taken in before the model goes on, even in a flood. More than a thousand nodes send at a time: what is left
+for the next turn is late by the model."""
 BY_THE_SUPERVISOR = frozenset({"crash", "restart", "raise", "hang"})
 """What the supervisor does to nodes, and says when it is done."""
 
@@ -55,16 +59,19 @@ class NetworkProcess:
         """Those that listen, and since when."""
         self._untold: dict[NodeId, list[Told]] = {}
         """What those are told first that do not listen yet."""
+        self._routes: dict[NodeId, bytes] = {}
+        """By which name on the socket those that listen are reached."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = context
         self._run = start.run
         self._strangers = self._reported = 0
         self._stranger = ""
         self._report_at = 0.0
         self._seal = None if pair is None else Seal(context, pair, self._turn_away, time.monotonic, math.inf)
         self._nodes = context.socket(zmq.ROUTER)
-        self._nodes.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a node that is started again keeps its name
+        self._nodes.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a node that connects again keeps its name
         self._nodes.setsockopt(zmq.SNDHWM, 0)
-        self._nodes.setsockopt(zmq.RCVHWM, 0)
+        self._nodes.setsockopt(zmq.RCVHWM, AT_ONCE)  # of each; who has more to say waits, and nothing is lost
         self._nodes.setsockopt(zmq.BACKLOG, 4096)
         self._nodes.setsockopt(zmq.LINGER, 0)
         if self._seal is not None:
@@ -72,7 +79,7 @@ class NetworkProcess:
         self._nodes.bind("tcp://127.0.0.1:*")
         self._line = context.socket(zmq.DEALER)
         self._line.setsockopt(zmq.LINGER, 1000)
-        if self._seal is not None and start.key is not None:
+        if self._seal is not None:
             self._seal.reach(self._line, start.key)
         self._line.connect(start.control)
         endpoint = self._nodes.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
@@ -89,6 +96,7 @@ class NetworkProcess:
             # A node speaks after the supervisor has said that it is there: whoever is heard first knows less.
             posts = self._posts() if self._epoch < math.inf else []
             if not self._hear_supervisor():
+                self._close()
                 return 0
             if self._seal is not None:
                 self._seal.attend()
@@ -102,7 +110,7 @@ class NetworkProcess:
             self._catch_up(self._clock(), told)
             for node, said in told.items():
                 if node in self._here:
-                    self._nodes.send_multipart([identity(node), encode(said)])
+                    self._nodes.send_multipart([self._routes[node], encode(said)])
                 elif node not in self._dead:
                     self._untold[node] = said
 
@@ -128,12 +136,12 @@ class NetworkProcess:
     def _posts(self) -> list[tuple[NodeId, Post]]:
         """What has been sent, in order of time."""
         posts = []
-        while True:
+        for _ in range(POSTS_AT_ONCE):
             try:
                 name, frame = self._nodes.recv_multipart(zmq.NOBLOCK, copy=False)
-                sender, said = int(name.bytes[1:]), decode_from_node(frame.buffer)
-                if self._seal is not None and speaker(frame) != str(sender):
-                    raise MessageError(f"node {speaker(frame)} says that it is node {sender}")
+                # Anybody may choose any name for itself, and where links are sealed it is the key that counts.
+                sender = int(name.bytes[1:] if self._seal is None else speaker(frame))
+                said = decode_from_node(frame.buffer)
             except zmq.Again:
                 break
             except MessageError as error:
@@ -141,9 +149,11 @@ class NetworkProcess:
                 continue
             except control.REFUSALS:
                 continue  # a stranger on the port
+            if not 0 <= sender < self._size:
+                continue
             if isinstance(said, Here):
-                self._here[sender] = said.since
-            elif 0 <= sender < self._size and 0 <= said.to < self._size:
+                self._here[sender], self._routes[sender] = said.since, name.bytes
+            elif 0 <= said.to < self._size:
                 posts.append((sender, said))
         posts.sort(key=lambda sent: sent[1].since)
         return posts
@@ -192,9 +202,8 @@ class NetworkProcess:
                 return True
             if isinstance(said, control.Go):
                 self._epoch = said.epoch
-                for node, key in enumerate(said.keys):
-                    self._admit(node, key)
                 if self._seal is not None:
+                    self._seal.admit_all({str(node): key for node, key in enumerate(said.keys)})
                     self._seal.patience = PATIENCE
                 self._next = next(self._agenda, None)
             elif isinstance(said, control.Gone) and said.node not in self._dead:
@@ -203,25 +212,33 @@ class NetworkProcess:
                     del self._here[said.node]
                 self._attend(said.node, online=False)
             elif isinstance(said, control.Back) and said.node in self._dead:
-                self._admit(said.node, said.key)
+                if self._seal is not None and said.key is not None:
+                    self._seal.admit(str(said.node), said.key)
                 self._dead.discard(said.node)
                 self._attend(said.node, online=True)
             elif isinstance(said, control.Finish):
                 return False
 
-    def _admit(self, node: NodeId, key: bytes | None) -> None:
-        if self._seal is not None and key is not None:
-            self._seal.admit(str(node), key)
-
     def _turn_away(self, who: str) -> None:
         self._strangers += 1
         self._stranger = who
 
-    def _report_strangers(self) -> None:
-        """Not of each, lest many of them keep the supervisor busy."""
-        if self._strangers > self._reported and time.monotonic() > self._report_at:
+    def _report_strangers(self, over: bool = False) -> None:
+        """Not of each, lest many of them keep the supervisor busy; but when it is over, whether or not there are more:
+        the supervisor waits for that."""
+        if over or (self._strangers > self._reported and time.monotonic() > self._report_at):
             self._reported, self._report_at = self._strangers, time.monotonic() + REPORT_EVERY
             self._line.send(control.encode(control.Strangers(self._run, self._strangers, self._stranger)))
+
+    def _close(self) -> None:
+        if self._seal is not None:
+            self._seal.attend()
+            self._seal.settle()
+            self._report_strangers(over=True)
+            self._seal.close()
+        self._nodes.close()
+        self._line.close()
+        self._context.term()  # waits until that is said
 
     def _attend(self, node: NodeId, online: bool) -> None:
         self._now = max(self._now, self._clock())

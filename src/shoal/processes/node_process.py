@@ -127,8 +127,7 @@ async def _take_part(
     line.say(control.Hello(id, start.run, transport.endpoint))
     go = await line.go
     if seal is not None:
-        for node_id, key in enumerate(go.keys):
-            seal.admit(str(node_id), key)
+        seal.admit_all({str(node_id): key for node_id, key in enumerate(go.keys)})
         seal.patience = PATIENCE if start.keys is None and commons.conditions.restarts else 0.0
     if go.network is not None:
         shaper = Shaper(context, id, go.network, transport, mailbox.put, seal, go.network_key)

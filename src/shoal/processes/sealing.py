@@ -9,14 +9,15 @@ What comes off a link bears the name of the key's owner, which nobody else can p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from shoal.errors import MessageError
+from shoal.errors import LaunchError, MessageError
 from shoal.keys import KeyPair
 from shoal.topologies.graph import NodeId
 
@@ -26,11 +27,12 @@ DOMAIN = b"shoal"
 NETWORK = "network"
 """The name of the network's process."""
 PATIENCE = 5.0
-"""Seconds for which one with an unknown key waits where nodes are started again, each time with a new key."""
+"""Seconds for which one with an unknown key waits where nodes are given new keys when they are started: word of a key
+may come after its owner."""
 HANDSHAKE_SECONDS = 30.0
 """How long a greeting may take; then ZeroMQ hangs up."""
-MOST_WAITING = 1000
-"""Those whose key may yet be told; more are refused at once."""
+MOST_WAITING = 10_000
+"""Those whose key may yet be told. More get no answer: ZeroMQ hangs up after a while, and they knock again."""
 STEPS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 """What is watched to know of those that do not even get to show a key. Not what ZeroMQ says of errors in the protocol:
 where that is watched, libzmq 4.3 leaves a connection open, and stuck, whose bytes were changed on the way."""
@@ -49,6 +51,7 @@ class Seal:
     ) -> None:
         """`refuse` is told of every stranger; `now` is a clock."""
         self.pair = pair
+        self._context = context
         self._refuse = refuse
         self._now = now
         self.patience = patience
@@ -56,8 +59,9 @@ class Seal:
         self._owners: dict[bytes, str] = {}
         """Raw public keys, and whose they are."""
         self._keys: dict[str, bytes] = {}
-        self._waiting: list[tuple[float, list[bytes], bytes, str]] = []
-        """Requests that are not answered yet: since when, what the answer begins with, and whose they are."""
+        self._waiting: deque[tuple[float, list[bytes], bytes, str]] = deque()
+        """Requests that are not answered yet, the oldest first: since when, what the answer begins with, and whose they
+        are."""
         self._zap = context.socket(zmq.ROUTER)
         self._zap.setsockopt(zmq.LINGER, 0)
         self._zap.bind(ZAP)
@@ -77,35 +81,48 @@ class Seal:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_SECONDS * 1000))
         self._listening.append(socket)
-        monitor = socket.get_monitor_socket(STEPS)
+        # Without a limit: where one is reached ZeroMQ's thread waits for us, and we, to close the socket, for it.
+        steps = f"inproc://shoal.steps.{len(self._listening)}"
+        socket.monitor(steps, STEPS)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.setsockopt(zmq.RCVHWM, 0)
+        monitor.setsockopt(zmq.LINGER, 0)
+        monitor.connect(steps)
         self.sockets.append(monitor)
         self._doors[monitor] = _Door()
 
-    def reach(self, socket: zmq.Socket[bytes], key: bytes) -> None:
-        """Seal a socket that is about to be connected to the one with this public key, and nobody else."""
+    def reach(self, socket: zmq.Socket[bytes], key: bytes | None) -> None:
+        """Seal a socket that is about to be connected to the one with this public key, and nobody else.
+
+        Raises `LaunchError` where the key is not known: nothing is said in the clear for want of one.
+        """
+        if key is None:
+            raise LaunchError("links are sealed, and the key of one that is to be spoken to is not known")
         socket.setsockopt(zmq.CURVE_SERVERKEY, key)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self.pair.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.pair.secret)
 
     def admit(self, name: str, key: bytes) -> None:
         """Let the owner of this public key in, under this name, and with no other key."""
-        before = self._keys.get(name)
-        if before is not None:
-            self._owners.pop(z85.decode(before), None)
-        self._keys[name] = key
-        self._owners[z85.decode(key)] = name
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            self._decide(*request)
+        self.admit_all({name: key})
+
+    def admit_all(self, keys: Mapping[str, bytes]) -> None:
+        """As `admit`, for many."""
+        for name, key in keys.items():
+            before = self._keys.get(name)
+            if before is not None:
+                self._owners.pop(z85.decode(before), None)
+            self._keys[name] = key
+            self._owners[z85.decode(key)] = name
+        self._decide_again(len(self._waiting))
 
     def key(self, node: NodeId) -> bytes:
         return self._keys[str(node)]
 
     def attend(self) -> None:
         """Answer whoever knocks, and count those that could not even do that."""
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            self._decide(*request)
+        while self._waiting and self._now() - self._waiting[0][0] >= min(self.patience, HANDSHAKE_SECONDS):
+            self._decide_again(1)
         while not self._zap.closed:
             try:
                 frames = self._zap.recv_multipart(zmq.NOBLOCK)
@@ -128,10 +145,17 @@ class Seal:
         for own in self.sockets:
             own.close(linger=0)
 
+    def _decide_again(self, count: int) -> None:
+        """On the oldest requests of those that are not answered yet."""
+        for _ in range(count):
+            self._decide(*self._waiting.popleft())
+
     def _decide(self, since: float, envelope: list[bytes], key: bytes, address: str) -> None:
-        name = self._owners.get(key)
-        if name is None and self._now() < since + self.patience and len(self._waiting) < MOST_WAITING:
-            self._waiting.append((since, envelope, key, address))
+        name, waited = self._owners.get(key), self._now() - since
+        if name is None and waited < self.patience:
+            # Whom ZeroMQ has hung up on is not there any longer to hear of it, and asks anew.
+            if waited < HANDSHAKE_SECONDS and len(self._waiting) < MOST_WAITING:
+                self._waiting.append((since, envelope, key, address))
             return
         verdict = [b"400", b"not on the list", b""] if name is None else [b"200", b"", name.encode()]
         self._zap.send_multipart([*envelope, *verdict, b""])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import secrets
 import time
 from collections.abc import Callable
 from typing import TypeAlias
@@ -87,11 +88,13 @@ class Shaper:
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, identity(id))
+        # ZeroMQ gives a name to whoever takes it last. Where links are sealed nobody else can know this node's.
+        name = identity(id) if seal is None else identity(id) + secrets.token_bytes(16)
+        self._socket.setsockopt(zmq.IDENTITY, name)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
-        if seal is not None and key is not None:
+        if seal is not None:
             seal.reach(self._socket, key)
         self._socket.connect(network)
         self._socket.send(encode(Here(self._loop.time())))

@@ -41,7 +41,7 @@ class Supervised:
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 5000)
-        if seal is not None and key is not None:
+        if seal is not None:
             seal.reach(self._socket, key)
         self._socket.connect(endpoint)
         self._loop = asyncio.get_running_loop()

@@ -34,7 +34,8 @@ from shoal.operating_system import MIB, raise_file_limit
 from shoal.processes import control
 from shoal.processes.capacity import capacity
 from shoal.processes.namespaces import Namespaces
-from shoal.processes.sealing import NETWORK, Seal, speaker
+from shoal.processes.sealing import NETWORK, PATIENCE, Seal, speaker
+from shoal.processes.transport import AT_ONCE
 from shoal.processes.zygote_process import ZygoteProcess
 from shoal.progress import SHOW_EVERY, Listener, MeanScore, Nobody, Outcome, Progress, Status
 from shoal.records import Event, Lines, RunFolder
@@ -48,6 +49,8 @@ FINISH_SECONDS = 60.0
 """How long a node that is done may take, at the least, to write down the rest and leave."""
 STRANGERS_NOTICED = 5
 """Strangers at the supervisor's door that are spoken of one by one; more are only counted."""
+LAST_WORDS = 64 * AT_ONCE
+"""Messages among which those of one that has ended are looked for: each that speaks has its turn."""
 PULSES_MISSED = 5.0
 """Seconds on top of a peer's patience, for pulses that are late on a loaded machine."""
 
@@ -82,12 +85,15 @@ class Supervisor:
         self._network_key: bytes | None = None
         self._strangers = 0
         self._strangers_of_network = 0
+        self._network_reported = self._network_ended = False
         self._identities: dict[NodeId, bytes] = {}
         self._endpoints: dict[NodeId, str] = {}
         self._began: set[NodeId] = set()
         self._first_rounds: set[NodeId] = set()
         self._startup: float | None = None
         self._first_round: float | None = None
+        self._parameters = 0
+        """Of a model, once it is known."""
         self._learners = frozenset(range(experiment.nodes))
         self._pace = frozenset(experiment.paced_by)
         self._rounds = dict.fromkeys(range(experiment.size), 0)
@@ -167,14 +173,15 @@ class Supervisor:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, AT_ONCE)  # of each; who has more to say waits, and nothing is lost
         self._socket.setsockopt(zmq.BACKLOG, 4096)
         self._poller = zmq.Poller()
         if pair is not None:
-            self._seal = Seal(self._context, pair, self._turn_away, time.monotonic)
+            # Between what the zygote says of keys and our answers to those who knock, it may have started one more.
+            patience = 0.0 if experiment.processes.keys is not None else PATIENCE
+            self._seal = Seal(self._context, pair, self._turn_away, time.monotonic, patience)
             self._seal.listen(self._socket)
-            for node, key in self._keys.items():
-                self._seal.admit(str(node), key)
+            self._seal.admit_all({str(node): key for node, key in self._keys.items()})
             for socket in self._seal.sockets:
                 self._poller.register(socket, zmq.POLLIN)
         self._control = self._listen()
@@ -233,6 +240,7 @@ class Supervisor:
                     self._average_if_complete()
                 if not self._averages_to_test:
                     break
+        self._hear_network_out()
         if self._learners <= self._lost.keys():
             return "failed"
         return "incomplete" if self._lost else "completed"
@@ -313,6 +321,8 @@ class Supervisor:
         elif isinstance(said, control.NetworkExited):
             if self._phase != "finishing":
                 raise RunError(f"the process that models the network died; its last words are in {self._folder.log}")
+            self._hear_nodes(LAST_WORDS)
+            self._network_ended = True
         else:
             self._averages_to_test.popleft()
             self._test_average()
@@ -348,6 +358,7 @@ class Supervisor:
                 f"processes.max_message_mib = {largest:g}: a model of {parameters:,} parameters needs {needed:.3g}"
             )
         assert self._zygote is not None
+        self._parameters = parameters
         self._phase = "forking"
         spaces = self._namespaces
         self._start_nodes = control.Fork(
@@ -373,12 +384,13 @@ class Supervisor:
             )
         return sorted(node for nodes in self._experiment.placement.values() for node in nodes)
 
-    def _hear_nodes(self) -> None:
-        while True:
+    def _hear_nodes(self, at_most: int = AT_ONCE) -> None:
+        for _ in range(at_most):
             try:
                 name, frame, *rest = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
                 said = control.decode_from_node(frame.buffer)
                 self._check_speaker(said, frame)
+                self._check_model(said, rest)
             except zmq.Again:
                 return
             except MessageError as error:
@@ -408,10 +420,16 @@ class Supervisor:
         if (sender := speaker(frame)) != name:
             raise MessageError(f"{sender!r}, which says that it is {name!r}")
 
+    def _check_model(self, said: control.FromNode, rest: list[zmq.Frame]) -> None:
+        """A model comes whole, or not at all. Raises `MessageError`."""
+        if isinstance(said, control.Model) and [len(frame.buffer) for frame in rest] != [4 * self._parameters]:
+            raise MessageError(f"one that says that it is node {said.node}, with what is no model of this run")
+
     def _hear_of_strangers(self, said: control.Strangers) -> None:
-        if self._strangers_of_network < STRANGERS_NOTICED:
+        if said.count > self._strangers_of_network < STRANGERS_NOTICED:
             self._listener.notice(f"a stranger was refused by the network's process: {said.last}")
         self._strangers_of_network = said.count
+        self._network_reported = True
 
     def _welcome(self, identity: bytes, hello: control.Hello) -> None:
         self._identities[hello.node] = identity
@@ -588,7 +606,7 @@ class Supervisor:
         ended_well = code == 0 and node not in self._reasons
         if self._phase == "finishing" and (ended_well or self._signal is not None):
             return
-        self._hear_nodes()  # its last words may still be on the way
+        self._hear_nodes(LAST_WORDS)  # its own may still be on the way
         self._identities.pop(node, None)
         why = self._reasons.get(node) or (
             f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
@@ -664,6 +682,18 @@ class Supervisor:
             if time.monotonic() > STOP_SECONDS + max(told, *self._busy.values()):
                 break
             self._phase = "finishing"
+            self._poll()
+        self._hear_network_out()
+
+    def _hear_network_out(self) -> None:
+        """Have the network's process end, and say how many strangers it has turned away in all."""
+        if self._seal is None or self._network is None or self._network_ended:
+            return
+        self._network_reported = False
+        self._phase = "finishing"
+        self._tell_network(self._finish())
+        until = time.monotonic() + STOP_SECONDS
+        while not (self._network_reported and self._network_ended) and time.monotonic() < until:
             self._poll()
 
     def _end(self) -> None:

@@ -129,6 +129,9 @@ class Zygote:
 
         The supervisor knows the public one before anybody can knock with it; nobody but the child keeps the secret one.
         """
+        # It is freed here, not wiped: what is forked later may find earlier secrets in memory that nobody uses. All of
+        # these processes are one user's, who can read the memory of each. With a folder of keys no secret is ever here
+        # but that of the network's process.
         if said.key is None:
             return None
         pair = KeyPair.fresh()

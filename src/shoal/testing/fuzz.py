@@ -545,19 +545,19 @@ class Fuzzer:
         readers: Sequence[Reader] = ()
         with _alarm(self.patience) as wind, np.errstate(all="ignore"):
             for number, case in enumerate(cases):
+                wind(60 * self.patience)  # to make readers and messages: only what readers do has to be quick
                 if number % self.renewed_after == 0:
-                    wind(60 * self.patience)
                     readers = self.readers()
-                wind(self.patience)
-                self._try(readers, case)
+                self._try(readers, case, wind)
                 if len(self.failures) >= most_failures:
                     return
 
-    def _try(self, readers: Sequence[Reader], case: int) -> None:
+    def _try(self, readers: Sequence[Reader], case: int, wind: Callable[[float], None]) -> None:
         turn, which = divmod(case, len(readers))
         reader = readers[which]
         how, frames = reader.mutate(Mutator(self.seed * 2**40 + case), reader.samples[turn % len(reader.samples)])
         try:
+            wind(self.patience)
             reader.read(frames)
             self.good[reader.name] += 1
             refused = False
