@@ -300,7 +300,7 @@ def test_who_stops_a_run_by_the_clock_has_the_scores_of_the_models_that_were_kep
         assert run.summary["accuracy"] is not None
         for node in range(NODES):
             ticks = [r.tick for r in run.folder.read(node) if isinstance(r, Evaluation)]
-            assert ticks == list(range(1, len(ticks) + 1))
+            assert ticks == list(range(ticks[0], ticks[-1] + 1))  # the latest, and those before that there was time for
             assert len(ticks) > 2
         assert run.summary["averaged_model"] is None  # rather than that of a moment long past
 

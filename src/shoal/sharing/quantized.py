@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -17,7 +18,7 @@ from shoal.sharing.sharing import Member
 from shoal.topologies.graph import NodeId
 
 
-class WholeModel:
+class WholeModel(ABC):
     """Full sharing by a codec of values, of which a subclass says which and with what parameters.
 
     x_i ← w_ii x_i + Σ_j w_ij C(x_j): the own model is taken as it is. So rounding moves the mean of all models, by
@@ -26,8 +27,8 @@ class WholeModel:
 
     says_all: ClassVar[bool] = True  # see algorithms.demands.inexact
 
-    def codec(self) -> FloatCodec:
-        raise NotImplementedError
+    @abstractmethod
+    def codec(self) -> FloatCodec: ...
 
     def __post_init__(self) -> None:
         self._codec = codec = self.codec()
@@ -36,7 +37,7 @@ class WholeModel:
     def join(self, member: Member) -> None:
         self._member = member
 
-    def start(self, params: Params) -> None:
+    def start(self, params: Params) -> None:  # noqa: B027 - a subclass need not say more
         """Every model will do."""
 
     def outgoing(self, params: Params, round: int) -> Payload:

@@ -8,6 +8,7 @@ methods, and its model one flat vector: enough to put anybody's training code be
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Protocol
@@ -133,7 +134,7 @@ class Trainers(Protocol):
     def open(self, ground: Ground) -> Workshop: ...
 
 
-class BatchTrainer:
+class BatchTrainer(ABC):
     """A trainer that lacks only `learn` and `evaluate`: its batches are those that torch's would draw."""
 
     def __init__(self, ground: Ground, node: NodeId, training: Training, step_seconds: float) -> None:
@@ -142,9 +143,9 @@ class BatchTrainer:
         self._part = ground.part(node)
         self._batches = Batches(self._part, training.batch_size, generator(ground.seed, "training", node))
 
+    @abstractmethod
     def learn(self, params: Params, batches: Iterator[Samples]) -> Trained:
         """`params` after a step on each of `batches`."""
-        raise NotImplementedError
 
     @property
     def samples(self) -> int:
