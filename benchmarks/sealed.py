@@ -36,6 +36,9 @@ GIGABIT = 125e6
 """Bytes per second."""
 
 
+guards: set[asyncio.Task[None]] = set()
+
+
 async def _transport(id: int, pairs: list[KeyPair], deliver: Any) -> Transport:
     context: zmq.Context[Any] = zmq.Context()
     seal = Seal(context, pairs[id], print, time.monotonic) if pairs else None
@@ -55,9 +58,7 @@ async def _transport(id: int, pairs: list[KeyPair], deliver: Any) -> Transport:
     if seal is not None:
         for node, pair in enumerate(pairs):
             seal.admit(str(node), pair.public)
-        for socket in seal.sockets:
-            asyncio.get_running_loop().add_reader(socket.FD, seal.attend)
-        seal.attend()
+        guards.add(asyncio.create_task(seal.guard()))
     return transport
 
 

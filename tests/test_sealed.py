@@ -85,13 +85,8 @@ class Place:
         if self.seal is not None:
             for node, pair in enumerate(pairs):
                 self.seal.admit(str(node), pair.public)
-            self._guarding = asyncio.create_task(self._guard(self.seal))
+            self._guarding = asyncio.create_task(self.seal.guard())
         self.transport.start(endpoints)
-
-    async def _guard(self, seal: Seal) -> None:
-        while True:
-            seal.attend()
-            await asyncio.sleep(0.01)
 
     def close(self) -> None:
         if self._guarding is not None:

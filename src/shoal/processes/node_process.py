@@ -122,7 +122,7 @@ async def _take_part(
     line.on_gone = lose
     line.on_back = find
     line.on_stop = lambda stop: os._exit(0)
-    guard = None if seal is None else asyncio.create_task(_guard(seal))
+    guard = None if seal is None else asyncio.create_task(seal.guard())
     born = asyncio.get_running_loop().time()
     line.say(control.Hello(id, start.run, transport.endpoint))
     go = await line.go
@@ -259,16 +259,6 @@ def _seal(
 def _fail_with(runtime: ProcessRuntime, ended: asyncio.Task[None]) -> None:
     if not ended.cancelled() and (error := ended.exception()) is not None:
         runtime.fail(error)
-
-
-async def _guard(seal: Seal) -> None:
-    """Answer whoever knocks."""
-    loop = asyncio.get_running_loop()
-    for socket in seal.sockets:
-        loop.add_reader(socket.FD, seal.attend)
-    while True:
-        seal.attend()  # ZeroMQ signals once; and those that wait in vain are to be told
-        await asyncio.sleep(1.0)
 
 
 def _delay(commons: Commons, id: NodeId, mailbox: Mailbox) -> Delay | None:

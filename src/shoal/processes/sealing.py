@@ -9,8 +9,10 @@ What comes off a link bears the name of the key's owner, which nobody else can p
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -18,7 +20,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from shoal.errors import LaunchError, MessageError
-from shoal.keys import KeyPair
+from shoal.keys import KEY_BYTES, KeyPair
 from shoal.topologies.graph import NodeId
 
 ZAP = "inproc://zeromq.zap.01"
@@ -29,6 +31,8 @@ NETWORK = "network"
 PATIENCE = 5.0
 """Seconds for which one with an unknown key waits where nodes are given new keys when they are started: word of a key
 may come after its owner."""
+LOOK_AGAIN = 1.0
+"""Seconds until those that wait are looked at again."""
 HANDSHAKE_SECONDS = 30.0
 """How long a greeting may take; then ZeroMQ hangs up."""
 MOST_WAITING = 10_000
@@ -57,7 +61,8 @@ class Seal:
         self.patience = patience
         """Seconds for which one with an unknown key waits, in case word of the key is still on its way."""
         self._owners: dict[bytes, str] = {}
-        """Raw public keys, and whose they are."""
+        """Public keys as text, and whose they are. Who knocks shows 32 bytes, and these are converted rather than the
+        list: few knock, and each of a thousand nodes has a thousand keys on it."""
         self._keys: dict[str, bytes] = {}
         self._waiting: deque[tuple[float, list[bytes], bytes, str]] = deque()
         """Requests that are not answered yet, the oldest first: since when, what the answer begins with, and whose they
@@ -70,6 +75,8 @@ class Seal:
         """Refused by an answer, and not yet known to be gone."""
         self._doors: dict[zmq.Socket[Any], _Door] = {}
         self._where = ""
+        self._knock = asyncio.Event()
+        """Set when `guard` has to look."""
         self.sockets: list[zmq.Socket[Any]] = [self._zap]
         """What to wait for: when something comes on one of them, `attend`."""
 
@@ -111,13 +118,28 @@ class Seal:
         for name, key in keys.items():
             before = self._keys.get(name)
             if before is not None:
-                self._owners.pop(z85.decode(before), None)
+                self._owners.pop(before, None)
             self._keys[name] = key
-            self._owners[z85.decode(key)] = name
+            self._owners[key] = name
         self._decide_again(len(self._waiting))
+        self._knock.set()  # to answer may have swallowed the signal that others knock
 
     def key(self, node: NodeId) -> bytes:
         return self._keys[str(node)]
+
+    async def guard(self) -> None:
+        """Attend for good. Nothing is done while nobody knocks: a thousand nodes that looked once a second would take a
+        good part of a core."""
+        loop = asyncio.get_running_loop()
+        for socket in self.sockets:
+            loop.add_reader(socket.FD, self._knock.set)
+        while True:
+            self._knock.clear()
+            self.attend()
+            with suppress(TimeoutError):
+                # Those that wait in vain are to be told, though nobody else comes.
+                async with asyncio.timeout(LOOK_AGAIN if self._waiting else None):
+                    await self._knock.wait()
 
     def attend(self) -> None:
         """Answer whoever knocks, and count those that could not even do that."""
@@ -130,7 +152,8 @@ class Seal:
                 break
             # The route back, an empty frame, version, number, domain, address, identity, mechanism, key.
             route, (version, number, _, address, _, mechanism, *credentials) = frames[:2], frames[2:]
-            key = credentials[0] if mechanism == b"CURVE" and credentials else b""
+            shown = credentials[0] if mechanism == b"CURVE" and credentials else b""
+            key = z85.encode(shown) if len(shown) == KEY_BYTES else b""
             self._decide(self._now(), [*route, version, number], key, address.decode())
         self._watch()
 
@@ -161,8 +184,7 @@ class Seal:
         self._zap.send_multipart([*envelope, *verdict, b""])
         if name is None:
             self._told += 1
-            shown = z85.encode(key).decode() if len(key) == 32 else "of no kind"
-            self._refuse(f"one at {address} with the key {shown}, which is not on the list")
+            self._refuse(f"one at {address} with the key {key.decode() or 'of no kind'}, which is not on the list")
 
     def _watch(self, over: bool = False) -> None:
         for monitor, door in self._doors.items():
