@@ -1,11 +1,12 @@
 """What sealed links cost: CURVE against plain, side by side.
 
-    python benchmarks/sealed.py            # about three minutes
+    python benchmarks/sealed.py            # about four minutes
     python benchmarks/sealed.py --short    # one
 
-Messages are as long as GN-LeNet (359,336 bytes). Links: one process sends to another over the loopback as fast as it
-can, with the engine's own transport. Runs: 16 nodes, GN-LeNet, 5-regular, in rounds a second. Each pair is measured in
-turns, so that a busy machine slows both sides, and what is shown is the median of the ratios.
+Messages are as long as GN-LeNet (359,336 bytes). Links: one process sends to another as fast as it can, with the
+engine's own transport, over 1 Gbit/s that the kernel shapes (as root), and over the loopback, which only copies. Runs:
+16 nodes, GN-LeNet, 5-regular, in rounds a second, with 8 local steps, with 2, as the example has it, and with 1. Each
+pair is measured in turns, so that a busy machine slows both sides, and what is shown is the median of the ratios.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ import asyncio
 import multiprocessing
 import sys
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import zmq
 
 from measuring import Figure, median, shoal_run, show, step
+from shoal.errors import LaunchError
 from shoal.keys import KeyPair
 from shoal.message import RUN_LENGTH, Message, Payload
+from shoal.network.access import AccessLink
+from shoal.processes.namespaces import Namespaces, address, enter
 from shoal.processes.sealing import Seal
 from shoal.processes.transport import Transport
 
@@ -35,18 +40,20 @@ AHEAD = 20
 GIGABIT = 125e6
 """Bytes per second."""
 
-
 guards: set[asyncio.Task[None]] = set()
 
 
-async def _transport(id: int, pairs: list[KeyPair], deliver: Any) -> Transport:
+async def _transport(id: int, pairs: list[KeyPair], place: str | None, deliver: Any) -> Transport:
+    """Of node `id`, in a network namespace if there is one."""
+    if place is not None:
+        enter(place)  # ZeroMQ's threads are started later, and in it too
     context: zmq.Context[Any] = zmq.Context()
     seal = Seal(context, pairs[id], print, time.monotonic) if pairs else None
     transport = Transport(
         context,
         id=id,
         run="0" * RUN_LENGTH,
-        host="127.0.0.1",
+        host="127.0.0.1" if place is None else address(id),
         port=None,
         max_message_bytes=2**24,
         connections=8,
@@ -62,7 +69,7 @@ async def _transport(id: int, pairs: list[KeyPair], deliver: Any) -> Transport:
     return transport
 
 
-def _receive(pipe: Connection, pairs: list[KeyPair]) -> None:
+def _receive(pipe: Connection, pairs: list[KeyPair], place: str | None) -> None:
     """Node 1: says how long the messages took after the first, and what processor time."""
 
     async def run() -> None:
@@ -80,7 +87,7 @@ def _receive(pipe: Connection, pairs: list[KeyPair]) -> None:
             if len(times) > MESSAGES:
                 done.set()
 
-        transport = await _transport(1, pairs, deliver)
+        transport = await _transport(1, pairs, place, deliver)
         pipe.send(transport.endpoint)
         transport.start([pipe.recv(), transport.endpoint])
         await done.wait()
@@ -89,11 +96,11 @@ def _receive(pipe: Connection, pairs: list[KeyPair]) -> None:
     asyncio.run(run())
 
 
-def _send(pipe: Connection, pairs: list[KeyPair]) -> tuple[float, float, float]:
-    """Node 0: seconds for all messages, and processor seconds of the sender and of the receiver."""
+def _send(pipe: Connection, result: Connection, pairs: list[KeyPair], place: str | None) -> None:
+    """Node 0: says how many seconds all messages took, and processor seconds of the sender and of the receiver."""
 
     async def run() -> tuple[float, float, float]:
-        transport = await _transport(0, pairs, print)
+        transport = await _transport(0, pairs, place, print)
         other = pipe.recv()
         pipe.send(transport.endpoint)
         transport.start([transport.endpoint, other])
@@ -109,35 +116,61 @@ def _send(pipe: Connection, pairs: list[KeyPair]) -> tuple[float, float, float]:
         seconds, received = said
         return seconds, time.process_time() - began, received
 
-    return asyncio.run(run())
+    result.send(asyncio.run(run()))
 
 
-def link(sealed: bool) -> tuple[float, float]:
+def link(sealed: bool, places: Sequence[str | None] = (None, None)) -> tuple[float, float]:
     """Bytes per second from one process to another, and processor seconds for each message, on both sides."""
     pairs = [KeyPair.fresh() for _ in range(2)] if sealed else []
-    ours, theirs = multiprocessing.Pipe()
-    other = multiprocessing.get_context("fork").Process(target=_receive, args=(theirs, pairs))
-    other.start()
-    seconds, sending, receiving = _send(ours, pairs)
-    other.join()
+    (ours, theirs), (result, told) = multiprocessing.Pipe(), multiprocessing.Pipe()
+    fork = multiprocessing.get_context("fork").Process
+    sender = fork(target=_send, args=(ours, told, pairs, places[0]))
+    receiver = fork(target=_receive, args=(theirs, pairs, places[1]))
+    for end in (sender, receiver):
+        end.start()
+    seconds, sending, receiving = result.recv()
+    for end in (sender, receiver):
+        end.join()
     size = Message(0, "model", 0, Payload({"params": np.zeros(PARAMETERS, np.float32)})).wire_size
     return MESSAGES * size / seconds, (sending + receiving) / MESSAGES
 
 
 def links(repeats: int) -> list[Figure]:
-    plain, sealed = [], []
-    for _ in range(repeats):
-        plain.append(link(sealed=False))
-        sealed.append(link(sealed=True))
-    rates = [median([rate for rate, _ in each]) for each in (plain, sealed)]
-    cost = 1e3 * median([s - p for (_, s), (_, p) in zip(sealed, plain, strict=True)])
-    ratio = median([s / p for (s, _), (p, _) in zip(sealed, plain, strict=True)])
-    return [
-        Figure("one link, sealed / plain", ratio, "×", at_least=0.85,
-               note=f"bytes a second over the loopback: {rates[1] / 1e6:.0f} and {rates[0] / 1e6:.0f} MB/s"),
-        Figure("… against 1 Gbit/s", rates[1] / GIGABIT, "×", note="above 1, such a link would be slower"),
-        Figure("… processor time", cost, "ms", note="more, for each message, of sender and receiver together"),
-    ]  # fmt: skip
+    where, bare = "over the loopback", _side_by_side(repeats, [None, None])
+    figures = _link_figures("one link of 1 Gbit/s", "over a veth", _over_a_gigabit(max(3, repeats // 2)))
+    figures += _link_figures("one link that only copies", where, bare)
+    cost = 1e3 * median([sealed - plain for (_, plain), (_, sealed) in bare])
+    note = "more, for each message, of sender and receiver together"
+    return [*figures, Figure("… processor time", cost, "ms", note=note)]
+
+
+Measured: TypeAlias = list[tuple[tuple[float, float], tuple[float, float]]]
+"""What `link` says of a plain link and of a sealed one, in turns."""
+
+
+def _side_by_side(repeats: int, places: Sequence[str | None]) -> Measured:
+    return [(link(False, places), link(True, places)) for _ in range(repeats)]
+
+
+def _over_a_gigabit(repeats: int) -> Measured:
+    try:
+        namespaces = Namespaces([AccessLink(GIGABIT, GIGABIT)] * 2)
+    except LaunchError as error:
+        print(f"no link of 1 Gbit/s: {error}")
+        return []
+    try:
+        return _side_by_side(repeats, [namespaces.place(0), namespaces.place(1)])
+    finally:
+        namespaces.close()
+
+
+def _link_figures(what: str, where: str, measured: Measured) -> list[Figure]:
+    if not measured:
+        return []
+    plain, sealed = (median([each[side][0] for each in measured]) / 1e6 for side in (0, 1))
+    ratio = median([sealed / plain for (plain, _), (sealed, _) in measured])
+    note = f"bytes a second {where}: {sealed:.0f} and {plain:.0f} MB/s"
+    return [Figure(f"{what}, sealed / plain", ratio, "×", at_least=0.85, note=note)]
 
 
 def runs(repeats: int, rounds: int, local_steps: int) -> list[Figure]:
@@ -165,7 +198,7 @@ def main(short: bool) -> None:
     figures: list[Figure] = []
     with step("links"):
         figures += links(repeats=3 if short else 7)
-    for local_steps, rounds in ((8, 15),) if short else ((8, 15), (1, 60)):
+    for local_steps, rounds in ((2, 30),) if short else ((8, 15), (2, 40), (1, 60)):
         with step(f"runs with {local_steps} local steps"):
             figures += runs(1 if short else 3, rounds, local_steps)
     show("Sealed links, GN-LeNet", figures)
