@@ -23,6 +23,7 @@ from shoal.privacy.circles import circle, connected
 from shoal.privacy.masks import KEY_BYTES, Keys, commitment
 from shoal.privacy.opening import _parts
 from shoal.privacy.ring import Ring
+from shoal.privacy.wanted import Wanted
 from shoal.privacy.words import Gathering, Statement, ids, naming, rows, strings
 
 RUN = "0" * 16
@@ -402,3 +403,66 @@ def test_numbers_of_nodes_and_strings_of_bytes_come_back(nodes: set[int], parts:
 def test_nodes_named_twice_or_out_of_order_are_refused(order: list[int]) -> None:
     with pytest.raises(MessageError, match="increasing"):
         ids(Payload({"of": np.array(order, np.uint32)}), "of")
+
+
+# The coordinates that a receiver names
+
+
+def model(*values: float) -> Any:
+    return np.array(values, np.float32)
+
+
+def test_at_first_those_are_named_that_have_moved_most_here() -> None:
+    wanted = Wanted(model(0, 0, 10, 0), 2)
+    assert wanted.name(model(3, 1, 10, -2), 0).tolist() == [0, 3]
+
+
+def test_what_was_averaged_counts_from_the_average() -> None:
+    wanted = Wanted(np.zeros(3, np.float32), 1)
+    assert wanted.name(model(9, 4, 3), 0).tolist() == [0]
+    wanted.hear(model(5, 4, 3), np.array([0]), np.array([0.0]), 4)  # nothing has moved there
+    assert wanted.name(model(8, 4, 3), 1).tolist() == [1]
+    assert wanted.name(model(14, 4, 3), 1).tolist() == [0]  # a round after it was averaged; the others wait for two
+
+
+def test_what_moves_at_the_neighbours_alone_is_heard_of_again() -> None:
+    still = np.zeros(4, np.float32)
+    wanted = Wanted(still, 1)
+    wanted.name(still, 0)
+    wanted.hear(still, np.array([0, 1, 2]), np.array([1.0, 0.0, 3.0]), 4)
+    assert wanted.name(still, 1).tolist() == [2]
+    wanted.hear(still, np.array([2]), np.array([6.0]), 4)
+    # Half of what each of four moves by if their mean moves by 1; of 3, twice, half and then half of what is left.
+    assert wanted._pace.tolist() == [1.0, 0.0, 4.5, 0.0]
+
+
+def test_what_moves_slowly_gets_its_turn_and_seldom() -> None:
+    still, paces = np.zeros(2, np.float32), np.array([1.0, 4.0])
+    wanted, turns = Wanted(still, 1), list[int]()
+    wanted.name(still, 0)
+    wanted.hear(still, np.array([0, 1]), paces, 1)
+    for round in range(1, 41):
+        named = wanted.name(still, round)
+        turns += named.tolist()
+        wanted.hear(still, named, paces[named] * (round + 1), 1)
+    assert 8 <= turns.count(0) <= 16  # beside one that moves four times as fast: after two rounds it has its turn
+
+
+@given(st.data())
+def test_as_many_are_named_as_are_wanted_and_a_copy_names_the_same(data: Any) -> None:
+    size = data.draw(st.integers(1, 20))
+    count = data.draw(st.integers(1, size))
+    models = hnp.arrays(np.float32, size, elements=st.floats(-100, 100, width=32))
+    wanted = Wanted(data.draw(models), count)
+    for round in data.draw(st.lists(st.integers(0, 50), min_size=1, max_size=5, unique=True).map(sorted)):
+        named = wanted.name(data.draw(models), round)
+        assert named.size == count
+        assert np.all(np.diff(named) > 0)
+        if data.draw(st.booleans()):
+            wanted.hear(
+                data.draw(models), named, data.draw(models)[named].astype(np.float64), data.draw(st.integers(2, 9))
+            )
+        copy = Wanted(np.zeros(size, np.float32), count)
+        copy.restore(wanted.state())
+        after = data.draw(models)
+        assert copy.name(after, round + 1).tolist() == wanted.name(after, round + 1).tolist()

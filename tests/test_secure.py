@@ -519,7 +519,7 @@ def test_the_coordinates_are_those_that_have_changed_most_at_the_receiver() -> N
         assert np.flatnonzero(world.nodes[node].params).tolist() == [node, 31]
         np.testing.assert_allclose(world.nodes[node].params[[node, 31]], [1.0, 5.0], rtol=1e-6)
         # From now on a change counts from the average.
-        assert np.array_equal(sharing.inner._shared, world.nodes[node].params)
+        assert np.array_equal(sharing._wanted._averaged, world.nodes[node].params)
 
 
 def test_coordinates_of_a_sum_that_stays_closed_are_named_again() -> None:
@@ -528,7 +528,7 @@ def test_coordinates_of_a_sum_that_stays_closed_are_named_again() -> None:
     world.dies(4, after=8).run()  # four keys, and four times its coordinates
     for node, sharing in enumerate(sharings[:4]):
         assert not sharing.sums
-        assert not sharing.inner._shared.any()
+        assert not sharing._wanted._averaged.any()
         assert sharing._supports[node].tolist() == [node, 31]
 
 
@@ -1300,18 +1300,19 @@ def test_no_statement_is_left_over_and_farewells_go_to_those_who_wait() -> None:
         assert all(list(kept) == [2] for kept in sharing._answers._said.values())  # of the last round alone
 
 
-def test_what_is_kept_over_a_checkpoint_is_what_the_inner_sharing_keeps() -> None:
+def test_what_is_kept_over_a_checkpoint_is_what_the_next_coordinates_follow_from() -> None:
     assert Secure().state() == {}
+    Secure().restore({})
     one, other = Secure(inner=TopK(0.5)), Secure(inner=TopK(0.5))
     for sharing in (one, other):
         sharing.join(Member(0, 3, 0, ((4,),)))
         sharing.start(np.zeros(4, np.float32))
-    assert isinstance(one.inner, TopK)
-    one.inner.said(np.array([1, 2, 3, 4], np.float32), np.array([1, 3]))
+    model = np.array([1, 2, 3, 4], np.float32)
+    assert one._wanted is not None
+    assert other._wanted is not None
+    one._wanted.hear(model, one._wanted.name(model, 0), np.array([1.0, 2.0]), speakers=2)
     other.restore(one.state())
-    assert isinstance(other.inner, TopK)
-    assert other.inner._shared.tolist() == [0, 2, 0, 4]
-    Secure().restore({})
+    assert one._wanted.name(model, 1).tolist() == other._wanted.name(model, 1).tolist() == [0, 1]
 
 
 # A server that calls

@@ -19,7 +19,7 @@ must remember for this follows from its keys.
 This is against receivers and neighbours that want to know more than they are told, also together, and against words
 that are wrong or forged. One thing is trusted: that a receiver names the same speakers to all. One that tells some of
 them that a node is among them, and others that it is not, gets all its seeds. Of sparse models, a receiver names the
-coordinates that it wants to hear, and so its neighbours learn which of its own have changed most.
+coordinates that it wants to hear, and so its neighbours learn something of where its own have changed most.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from shoal.privacy.demands import misfits
 from shoal.privacy.exchange import Exchange
 from shoal.privacy.opening import ClosedError, Opening
 from shoal.privacy.ring import Ring
+from shoal.privacy.wanted import Wanted
 from shoal.privacy.words import BYE, PLAIN, SEALS, SUPPORT, WORDS, Gathering, masked
 from shoal.schema import Bounds, Nested
 from shoal.sharing.full import Full
@@ -62,9 +63,10 @@ class Secure:
     """Bonawitz et al. 2017: each node learns the weighted sum of its neighbours' models exactly, and none of them.
 
     Models are numbers of `bits` bits for values within ±`range`; a model that leaves it ends its node. `inner` says
-    which coordinates: "full" all, "random" those of its seed, "topk" those that have changed most at the receiver since
-    it last averaged them. This is not top-k sharing without masks: a receiver hears `fraction` of the coordinates from
-    all its neighbours, where without masks it hears of each neighbour those that have changed most there.
+    which coordinates: "full" all, "random" those of its seed, "topk" those that have probably changed most at the
+    receiver and its neighbours since it last averaged them. This is not top-k sharing without masks: a receiver hears
+    `fraction` of the coordinates from all its neighbours, where without masks it hears of each neighbour those that
+    have changed most there.
 
     Each of a receiver's neighbours masks with up to `partners` others, and `threshold` of the shares that these hold
     recover its secrets. A sum is opened if at least `threshold` of the neighbours are in it, and one more than it takes
@@ -94,6 +96,8 @@ class Secure:
         self._params: Params = np.empty(0, np.float32)
         self._supports: dict[NodeId, Positions] = {}
         """In the present round: the coordinates to say to each receiver, and those that this node hears."""
+        self._wanted: Wanted | None = None
+        """Names the coordinates that this node hears, where nodes do not select alike."""
         self._unnamed: set[NodeId] = set()
         """Receivers whose coordinates were waited for in vain, and have not come in time since."""
         self._gatherings: dict[NodeId, Gathering] = {}
@@ -110,6 +114,8 @@ class Secure:
         self.inner.start(params)
         self._size = params.size
         self._count = self.inner.select(params, 0).size if isinstance(self.inner, Selects) else params.size
+        if isinstance(self.inner, Selects) and not self.inner.common:
+            self._wanted = Wanted(params, self._count)
 
     def outgoing(self, params: Params, round: int) -> Callable[[NodeId], Payload]:
         if (value := self._ring.outside(params)) is not None:
@@ -138,17 +144,21 @@ class Secure:
         positions = opened.arrays.get(POSITIONS, slice(None))
         own = params[positions] * np.float64(1.0 - sum(weights.values()))
         merged[positions] = own + factor * opened.arrays[SUM]
-        if isinstance(self.inner, Selects):
-            self.inner.said(merged, opened.arrays[POSITIONS])  # what changes from now on counts for the next choice
+        if self._wanted is not None:
+            mean = opened.arrays[SUM] / sum(float(said.fields[WEIGHT]) for said in received.values())
+            self._wanted.hear(merged, opened.arrays[POSITIONS], mean, len(received))
         return merged
 
     def state(self) -> State:
         """Keys are not in it: nodes that go on from a checkpoint agree upon new ones."""
-        return {"inner": self.inner.state()} if isinstance(self.inner, Stateful) else {}
+        parts = {"inner": self.inner, "wanted": self._wanted}
+        return {name: part.state() for name, part in parts.items() if isinstance(part, Stateful)}
 
     def restore(self, state: State) -> None:
-        if isinstance(self.inner, Stateful):
-            self.inner.restore(state["inner"])
+        parts = {"inner": self.inner, "wanted": self._wanted}
+        for name, part in parts.items():
+            if isinstance(part, Stateful):
+                part.restore(state[name])
 
     def misfits(self, whole: Whole) -> list[str]:
         return misfits(self.inner, self.few, whole)
@@ -182,10 +192,10 @@ class Secure:
         self, node: Node, inner: Selects, to: Sequence[NodeId], round: int
     ) -> Sequence[NodeId]:
         """All who speak to a receiver say the same coordinates to it: those that it names."""
-        own = inner.select(self._params, round)
-        if inner.common:
-            self._supports = dict.fromkeys(to, own)
+        if self._wanted is None:
+            self._supports = dict.fromkeys(to, inner.select(self._params, round))
             return to
+        own = self._wanted.name(self._params, round)
         company = sorted(node.company(node.id, round)) if self._hears(node, round) else []
         await node.send(company, Payload({SUPPORT: _CODE.encode(own, self._size)}), round=round, kind=SUPPORT)
         named = await self._named(node, [r for r in to if r not in self._unnamed], round)
@@ -267,7 +277,7 @@ class Secure:
             words = sum((received[s].arrays[WORDS] for s in speakers), np.zeros(self._count, self._ring.dtype))
         arrays: dict[str, NDArray[Any]] = {SUM: self._ring.decode(words)}
         if isinstance(self.inner, Selects):
-            common = self.inner.common  # then nobody had to agree upon anything
+            common = self._wanted is None  # then nobody had to agree upon anything
             arrays[POSITIONS] = self.inner.select(node.params, round) if common else self._supports[node.id]
         counts = node.counts(node.id, round)
         for speaker in speakers:

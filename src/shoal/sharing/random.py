@@ -60,9 +60,6 @@ class Random:
     def select(self, params: Params, round: int) -> Positions:
         return drawn(self._seed(round), params.size, self._count)
 
-    def said(self, params: Params, positions: Positions) -> None:
-        """Nothing is kept."""
-
     def _seed(self, round: int) -> int:
         who = () if self.common else (self._member.id,)
         return derived_seed(self._member.seed, "random sharing", round, *who)

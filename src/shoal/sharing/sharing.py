@@ -80,7 +80,7 @@ class Joins(Protocol):
 class Selects(Protocol):
     """A sharing that says some coordinates of the model as they are: those that are not said are as the receiver's own.
 
-    Whoever wraps it may have others said in their place, and then tells it which.
+    Whoever wraps it may have others said in their place, and as many.
     """
 
     @property
@@ -90,8 +90,4 @@ class Selects(Protocol):
 
     def select(self, params: Params, round: int) -> Positions:
         """The coordinates to say, in increasing order; equally many every round."""
-        ...
-
-    def said(self, params: Params, positions: Positions) -> None:
-        """These coordinates of `params` were said."""
         ...

@@ -72,9 +72,6 @@ class TopK:
     def select(self, params: Params, round: int) -> Positions:
         return top_positions(params - self._shared, self._count)
 
-    def said(self, params: Params, positions: Positions) -> None:
-        self._shared[positions] = params[positions]
-
     def state(self) -> State:
         return {"shared": self._shared.copy()}
 
