@@ -28,6 +28,10 @@ from shoal.privacy.words import (
 )
 from shoal.topologies.graph import NodeId
 
+REMEMBERED = 16
+"""Rounds in which a receiver was spoken to: of more, the earliest are forgotten, and cannot be opened any longer. One
+whose sums stay closed never says that it needs them no more."""
+
 
 @dataclass(frozen=True)
 class Said:
@@ -48,7 +52,10 @@ class Answers:
 
     def remember(self, gathering: Gathering, partners: tuple[NodeId, ...]) -> None:
         """The node speaks to a receiver, and has masked with these."""
-        self._said.setdefault(gathering.receiver, {})[gathering.round] = Said(gathering, partners)
+        said = self._said.setdefault(gathering.receiver, {})
+        said[gathering.round] = Said(gathering, partners)
+        while len(said) > REMEMBERED:
+            del said[next(iter(said))]
 
     @property
     def receivers(self) -> Set[NodeId]:

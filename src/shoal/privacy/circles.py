@@ -1,8 +1,8 @@
 """Who of those that speak to one receiver mask with whom.
 
 With all others, where they are few. With many, each stands on a circle and masks with its nearest on both sides, so
-that the cost grows with their number and not with its square (Bell et al., "Secure single-server aggregation with
-(poly)logarithmic overhead", CCS 2020, draw such graphs at random; so is the order on the circle here).
+that masks and shares grow with their number and not with its square (Bell et al., "Secure single-server aggregation
+with (poly)logarithmic overhead", CCS 2020, draw such graphs at random; so is the order on the circle here).
 """
 
 from __future__ import annotations
@@ -10,16 +10,27 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 
 from shoal.topologies.graph import NodeId
 
 _PLACE = struct.Struct("<qQQ")
 
 
-def circle(company: Collection[NodeId], partners: int, receiver: NodeId, seed: int) -> dict[NodeId, tuple[NodeId, ...]]:
+def circle(
+    company: Collection[NodeId], partners: int, receiver: NodeId, seed: int
+) -> Mapping[NodeId, tuple[NodeId, ...]]:
     """For each of `company` its partners, in ascending order. Alike on all nodes; who is whose partner is mutual."""
     if len(company) - 1 <= partners:
         return {node: tuple(sorted(set(company) - {node})) for node in sorted(company)}
+    return _circle(tuple(sorted(company)), partners, receiver, seed)
+
+
+@lru_cache(maxsize=256)
+def _circle(
+    company: tuple[NodeId, ...], partners: int, receiver: NodeId, seed: int
+) -> Mapping[NodeId, tuple[NodeId, ...]]:
+    """Kept, since in a simulation all of `company` need it, and all of them in every round."""
     order = sorted(company, key=lambda node: hashlib.sha256(_PLACE.pack(seed, receiver, node)).digest())
     count, reach = len(order), partners // 2
     return {

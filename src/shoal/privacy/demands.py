@@ -9,6 +9,8 @@ from shoal.sharing.full import Full
 from shoal.sharing.sharing import Selects, Sharing
 
 NAME = "sharing = 'secure'"
+LOOKED_AT = 8
+"""Rounds of a graph that changes: where nobody has two neighbours in any of these, nobody ever will."""
 
 
 def misfits(inner: Sharing, few: str, whole: Whole) -> list[str]:
@@ -61,6 +63,12 @@ def _topology(few: str, whole: Whole) -> list[str]:
                 "two at the least, or few = 'plain'"
             ]
         return []
+    degree = whole.algorithm.options.get("degree", 2)
+    if to == "anyone" and few == "refuse" and degree < 2:
+        return [
+            f"algorithm.degree = {degree}: a node hears one model in a round, and that would show; {NAME} needs two at "
+            "the least, or few = 'plain'"
+        ]
     if to != "neighbours":
         return []
     if hasattr(find("topology", whole.topology.name), "finder"):
@@ -69,10 +77,12 @@ def _topology(few: str, whole: Whole) -> list[str]:
             f"to its peers, with whom {NAME} has to mask; use a graph that all nodes work out alike"
         ]
     graph = graph_of(whole)
-    if few == "plain" or graph is None or not graph.static:
+    if few == "plain" or graph is None:
         return []
-    lonely = [node for node in range(graph.nodes) if graph.degree(node, 0) < 2]
-    if not lonely:
+    rounds = range(1 if graph.static else LOOKED_AT)
+    heard = [max(graph.degree(node, round) for round in rounds) for node in range(graph.nodes)]
+    lonely = [node for node, most in enumerate(heard) if most < 2]
+    if not lonely or (not graph.static and len(lonely) < graph.nodes):
         return []
     some = ", ".join(map(str, lonely[:5])) + (" …" if len(lonely) > 5 else "")
     return [

@@ -20,7 +20,8 @@ class Ring:
 
     A value v is the whole number next to v · 2^(bits − 2) / range. One bit is the sign's; one is left free, so that a
     sum whose weights add up to 1 at most cannot wrap, not even with what rounding adds to each of up to 2^(bits − 2)
-    terms. A term is off by half of 2^−(bits − 2) of the range, at most.
+    terms. A term of 32 bits is off by half of 2^−30 of the range, at most; one of 64 by what its product in double
+    precision is off, at most 2^−53 of the range.
     """
 
     bits: Literal[32, 64]

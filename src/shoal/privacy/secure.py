@@ -98,8 +98,9 @@ class Secure:
         """In the present round: the coordinates to say to each receiver, and those that this node hears."""
         self._wanted: Wanted | None = None
         """Names the coordinates that this node hears, where nodes do not select alike."""
-        self._unnamed: set[NodeId] = set()
-        """Receivers whose coordinates were waited for in vain, and have not come in time since."""
+        self._unnamed: dict[NodeId, tuple[int, int]] = {}
+        """Receivers whose coordinates have not come of late: how often they were waited for, and the last round of
+        these."""
         self._gatherings: dict[NodeId, Gathering] = {}
         """Of the present round, by receiver: a large circle takes a while to work out."""
 
@@ -198,15 +199,25 @@ class Secure:
         own = self._wanted.name(self._params, round)
         company = sorted(node.company(node.id, round)) if self._hears(node, round) else []
         await node.send(company, Payload({SUPPORT: _CODE.encode(own, self._size)}), round=round, kind=SUPPORT)
-        named = await self._named(node, [r for r in to if r not in self._unnamed], round)
-        # To wait in every round for one that hangs would make this node's words late for all others.
-        named |= await self._named(node, [r for r in to if r in self._unnamed], round, timeout=0.0)
+        awaited = [receiver for receiver in to if self._is_awaited(receiver, round)]
+        named = await self._named(node, awaited, round)
+        named |= await self._named(node, [r for r in to if r not in awaited], round, timeout=0.0)
+        for receiver in named:
+            self._unnamed.pop(receiver, None)
+        for receiver in awaited:
+            if receiver not in named:
+                self._unnamed[receiver] = (self._unnamed.get(receiver, (0, 0))[0] + 1, round)
         # Who has not named any in time is not spoken to in this round.
-        self._unnamed = self._unnamed.difference(named).union(set(to).difference(named))
         self._supports = {receiver: self._positions(said) for receiver, said in sorted(named.items())}
         allowed = list(self._supports)
         self._supports[node.id] = own
         return allowed
+
+    def _is_awaited(self, receiver: NodeId, round: int) -> bool:
+        """To wait in every round for one that hangs would make this node's words late for all others. So one that does
+        not speak to this node either is waited for in the next round, then after two more, four, eight."""
+        times, latest = self._unnamed.get(receiver, (0, 0))
+        return not times or round - latest >= 2 ** (times - 1)
 
     async def _named(
         self, node: Node, by: Sequence[NodeId], round: int, timeout: float | None = None
@@ -257,6 +268,8 @@ class Secure:
         return self.few == "plain" or self._gathering(node, node.id, round).masked
 
     async def open(self, node: Node, received: Received, round: int) -> Received:
+        for sender in received:
+            self._unnamed.pop(sender, None)  # it does not hang
         gathering = self._gathering(node, node.id, round)
         hidden = {sender: said for sender, said in received.items() if PLAIN not in said.fields}
         opened = Received(received.peers)

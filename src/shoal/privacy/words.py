@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,7 +56,7 @@ class Gathering:
         return len(self.company) >= 2
 
     @cached_property
-    def partners(self) -> dict[NodeId, tuple[NodeId, ...]]:
+    def partners(self) -> Mapping[NodeId, tuple[NodeId, ...]]:
         """With whom each masks, in ascending order. They also hold the shares of its secrets."""
         return circle(self.company, self.reach, self.receiver, self.seed)
 
