@@ -1,11 +1,13 @@
 """All of Shoal that reads what comes off the network, as readers for a `Fuzzer`.
 
-Messages and control messages are read as nodes and the supervisor read them. For every sharing, every codec of
+Messages and control messages are read as nodes and the supervisor read them, and the network's model lets happen what
+it is told. For every sharing, every codec of
 positions and every codec of values there is a reader of payloads: what it does not refuse has to be merged, too.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -15,10 +17,14 @@ from shoal.components import find, registry
 from shoal.compression.compressors import Compressor, QuantizedCompressor, TopKCompressor
 from shoal.data.dataset import Data, Samples
 from shoal.data.local import NodeData
+from shoal.errors import MessageError
 from shoal.message import RUN_LENGTH, Message, Params, Payload, address, decode, framed, ticket_of
+from shoal.network.carrier import Carrier
+from shoal.network.links import Uniform
 from shoal.privacy.masks import SEED_BYTES, TAG_BYTES
 from shoal.privacy.words import OF, OWN, PAIRS, SEALS, SHARES, SPEAKERS, WORDS, Statement, ids, naming, rows, strings
 from shoal.processes import control, shaper
+from shoal.processes.network_process import Timetable, Word
 from shoal.sharing.sharing import Checks, Joins, Member, Sharing
 from shoal.testing import Mutator, Reader
 from shoal.testing.fuzz import Frames
@@ -31,11 +37,12 @@ SIZE = 149
 PARTNERS = 3
 """With whom a node masks its words, in secure aggregation."""
 ME, PEER = 0, 1
+NODES = 4
 
 
 def readers() -> list[Reader]:
     """A fresh reader of everything."""
-    return [*messages(), *control_messages(), *sharings(), *codecs(), *secure_words()]
+    return [*messages(), *control_messages(), *the_model(), *sharings(), *codecs(), *secure_words()]
 
 
 # Messages.
@@ -99,6 +106,40 @@ def control_messages() -> Iterator[Reader]:
     ):
         samples = [[control.encode(each)] for each in said]
         yield Reader(name, partial(_read_one, read), samples, _mutate_one, control.REFUSALS)
+
+
+def the_model() -> Iterator[Reader]:
+    """What the network's process is told, by one that is not to be trusted, and what becomes of others' messages."""
+    posts = (shaper.Here(1.0), shaper.Post(1, 2, 100, 1.0, True), shaper.Post(2, 3, 10**6, 0.5, False))
+    wiring = Uniform(latency=0.01, upload=8.0, download=8.0).build(NODES, seed=0).stages[0][1]
+    timetable = Timetable(Carrier(wiring, NODES, seed=0), iter(()))
+    timetable.begin(0.0)
+    samples = [[shaper.encode(post)] for post in posts]
+    yield Reader("posts, to the model", partial(_post, timetable, itertools.count(1)), samples, _mutate_one)
+
+
+def _post(timetable: Timetable, clock: Iterator[int], frames: Frames) -> None:
+    """A second passes, in which an honest node's message has to leave at its usual pace."""
+    now, told = float(next(clock)), Word()
+    try:
+        said = shaper.decode_from_node(frames[0])
+    except control.REFUSALS as error:
+        raise MessageError(str(error)) from error
+    finally:
+        timetable.catch_up(now, told)
+    believed = timetable.believes(said, now)
+    if believed and isinstance(said, shaper.Post) and 0 <= said.to < NODES:
+        timetable.take(PEER, said, told)
+    timetable.catch_up(now, told)
+    told.clear()
+    timetable.take(ME, shaper.Post(7, NODES - 1, 10_000, now, True), told)
+    timetable.catch_up(now + 0.5, told)
+    left = told[ME][None, 7]
+    assert isinstance(left, shaper.Left), left
+    assert left.got_out
+    assert 0.01 <= round(left.time - now, 6) <= 0.02, f"it took {left.time - now} s"
+    if not believed:
+        raise MessageError("that was at no time of the run")
 
 
 def _read_one(read: Callable[[bytes], object], frames: Frames) -> object:

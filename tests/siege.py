@@ -9,10 +9,14 @@ is seen in every round. Some strangers know nothing of the run, not even how to 
 makes their messages good ones as far as they go: for another node, of a node that there is not, of a kind that nobody
 waits for, of a round long past or far ahead. What links without seals cannot tell from a peer's own words is not among
 it: a message of the right kind and round in the name of a node that is waited for.
+
+In a run with a network they make up tickets, of which the network's process knows nothing, and tell it in the names of
+nodes what cannot be.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -36,9 +40,9 @@ from shoal.experiment import Experiment
 from shoal.message import RUN_LENGTH, Message, Payload, address, decode, ticket_of
 from shoal.operating_system import MIB
 from shoal.privacy.words import HELP, OF, OPEN, OPENED, SPEAKERS
-from shoal.processes import control
+from shoal.processes import control, shaper
 from shoal.records import Round, RunFolder
-from shoal.runtime import Room
+from shoal.room import Room
 from shoal.testing import Mutator
 from shoal.testing.fuzz import Frames
 from shoal.topologies.graph import NodeId
@@ -162,6 +166,7 @@ class Siege:
 
     def _besiege(self, process: subprocess.Popen[bytes]) -> None:
         targets = [self._target(node, process) for node in range(NODES)]
+        network = self._network_port(targets, process) if self._shaped else None
         supervisor = _listens_on(psutil.Process(process.pid), process)
         self._let_go(1)
         self._wait_for_round(0, process)
@@ -169,7 +174,7 @@ class Siege:
         began = time.monotonic()
         context: zmq.Context[Any] = zmq.Context()
         try:
-            self._speak_to_all(context, targets, supervisor, process)
+            self._speak_to_all(context, targets, supervisor, network, process)
             context.destroy(linger=int(1000 * PATIENCE))  # and waits until all is sent
         finally:
             context.destroy(linger=0)
@@ -180,7 +185,12 @@ class Siege:
         self._let_go(ROUNDS)
 
     def _speak_to_all(
-        self, context: zmq.Context[Any], targets: list[_Target], supervisor: int, process: subprocess.Popen[bytes]
+        self,
+        context: zmq.Context[Any],
+        targets: list[_Target],
+        supervisor: int,
+        network: int | None,
+        process: subprocess.Popen[bytes],
     ) -> None:
         """Round by round, each of them let go before."""
         rounds = range(1, ROUNDS - 2)
@@ -188,6 +198,7 @@ class Siege:
         control_line = _connected(context, zmq.DEALER, supervisor)
         for said in _control_messages(0, targets[0].run):
             control_line.send(control.encode(said))
+        network_line = None if network is None else _connected(context, zmq.DEALER, network, name=b"n00")
         for round in rounds:
             self._let_go(round + 1)
             for number in range(_share(self.messages, rounds, round)):
@@ -197,11 +208,14 @@ class Siege:
                 elif number % 10 == 1:
                     control_line.send_multipart(self._control_message(targets[0].run))
                     self.sent["control"] += 1
+                elif number % 10 == 2 and network_line is not None:
+                    network_line.send(self._impossible_post())
+                    self.sent["posts"] += 1
                 else:
                     self._speak(lines[which], targets[which])
             for number in range(_share(self.hoard, rounds, round)):
                 frames = self._model(FAR + number, self._random.randrange(NODES), targets[0].run)
-                lines[0].send_multipart([address(0), *frames])
+                lines[0].send_multipart([self._address(0), *frames])
                 self.sent["models of far rounds, to one node"] += 1
             self._wait_for_round(round, process)
             self.tell(f"round {round}: {sum(self.sent.values()):,} messages so far")
@@ -238,16 +252,19 @@ class Siege:
         else:
             kind, said = self._insiders(target)
         said = said or [b""]
-        self.must_refuse += _is_refused(said, target)
+        self.must_refuse += _is_refused(said, target, self._shaped)
         self.sent[kind] += 1
         line.send_multipart(said)
 
     def _insiders(self, target: _Target) -> tuple[str, Frames]:
         """What needs the run's name, and is not for this node and moment."""
-        here, sender = address(target.id), self._random.randrange(NODES)
+        here, sender = self._address(target.id), self._random.randrange(NODES)
         kind = self._random.choice(("another node's", "nobody's", "unknown kind", "past", "far ahead", "secure"))
         if kind == "another node's":
-            return kind, [address(target.id + 1), *self._model(self._random.randrange(ROUNDS), sender, target.run)]
+            return kind, [
+                self._address(target.id + 1),
+                *self._model(self._random.randrange(ROUNDS), sender, target.run),
+            ]
         if kind == "nobody's":
             return kind, [here, *self._model(self._random.randrange(ROUNDS), NODES + sender, target.run)]
         if kind == "past":
@@ -262,6 +279,10 @@ class Siege:
         _, frames = self._mutator.frames(Message(sender, "fuzz", 3, payload, target.run).frames())
         return kind, [here, *frames]
 
+    def _address(self, to: NodeId) -> bytes:
+        """Where all messages have tickets, with one that is made up: lower than any of a node's."""
+        return address(to, self._random.getrandbits(32) if self._shaped else None)
+
     def _model(self, round: int, sender: NodeId, run: str) -> Frames:
         payload = Payload({"params": np.full(self._parameters, 7, np.float32)})
         return [bytes(frame) for frame in Message(sender, "model", round, payload, run).frames()]
@@ -273,6 +294,16 @@ class Siege:
         if self._random.random() < 0.7:
             _, data = self._mutator.packed(data)
         return [data] if self._random.random() < 0.8 else [data, self._mutator.garbage(), b""]
+
+    def _impossible_post(self) -> bytes:
+        """Of a message that was sent before the run, or is not sent yet, or is of no size, in the name of node 0."""
+        now, size, when = time.monotonic(), self._random.choice((0, 100, 2**40)), self._random.randrange(5)
+        since = (math.nan, math.inf, -math.inf, now + PATIENCE + 100.0 * self._random.random(), 0.0)[when]
+        if self._random.random() < 0.2:
+            since, size = now, -1 - size
+        return shaper.encode(
+            shaper.Post(self._random.getrandbits(32), self._random.randrange(NODES), size, since, bool(when % 2))
+        )
 
     def _speak_raw(self, port: int) -> None:
         """Bytes on a connection that are not what ZeroMQ expects, from the first of them on or after a handshake."""
@@ -292,6 +323,10 @@ class Siege:
 
     # The run.
 
+    @property
+    def _shaped(self) -> bool:
+        return "network" in self.settings
+
     def _let_go(self, rounds: int) -> None:
         """Let nodes begin the first so many rounds."""
         part = self._gate.with_name("gate.part")
@@ -304,6 +339,16 @@ class Siege:
         pid, name = _until(lambda: (said := file.read_text().split())[0] != str(os.getpid()) and said, run)
         process = psutil.Process(int(pid))
         return _Target(node, process, _listens_on(process, run), name)
+
+    def _network_port(self, targets: list[_Target], run: subprocess.Popen[bytes]) -> int:
+        """Of the one process beside nodes and supervisor that listens."""
+        nodes = {target.process.pid for target in targets}
+
+        def listening() -> list[psutil.Process]:
+            others = (p for p in psutil.Process(run.pid).children(recursive=True) if p.pid not in nodes)
+            return [p for p in others if any(c.status == psutil.CONN_LISTEN for c in p.net_connections("tcp"))]
+
+        return _listens_on(_until(listening, run)[0], run)
 
     def _runs(self) -> RunFolder:
         return RunFolder(next((self.folder / "runs").glob("*/*/experiment.toml")).parent)
@@ -320,9 +365,10 @@ class Siege:
         return (self.folder / "out.log").read_text(errors="replace")
 
 
-def _is_refused(frames: Frames, target: _Target) -> bool:
+def _is_refused(frames: Frames, target: _Target, shaped: bool) -> bool:
     try:
-        ticket_of(frames[0], target.id)
+        if ticket_of(frames[0], target.id) is None and shaped:
+            return True
         return decode(frames[1:], target.run).sender >= NODES
     except MessageError:
         return True
@@ -342,8 +388,10 @@ def _control_messages(node: NodeId, run: str) -> list[control.FromNode]:
     ]
 
 
-def _connected(context: zmq.Context[Any], kind: int, port: int) -> Any:
+def _connected(context: zmq.Context[Any], kind: int, port: int, name: bytes = b"") -> Any:
     line = context.socket(kind)
+    if name:
+        line.setsockopt(zmq.IDENTITY, name)
     line.setsockopt(zmq.SNDTIMEO, int(1000 * PATIENCE))
     line.connect(f"tcp://127.0.0.1:{port}")
     return line

@@ -248,10 +248,23 @@ def test_a_flood_of_messages_does_not_keep_a_node_from_its_work() -> None:
     assert max(after - before for before, after in itertools.pairwise(at_work)) <= 2 * AT_ONCE
 
 
-@pytest.mark.parametrize(("sharing", "messages", "hoard"), [("full", 1_000, 3_000), ("secure", 500, 0)])
-def test_a_run_under_siege_goes_on_as_in_peace(sharing: str, messages: int, hoard: int, tmp_path: Path) -> None:
+LINKS = {"name": "uniform", "latency": 0.01, "upload": 100}
+
+
+@pytest.mark.parametrize(
+    ("settings", "messages", "hoard"),
+    [
+        ({"sharing": {"name": "full"}}, 1_000, 3_000),
+        ({"sharing": {"name": "secure"}}, 500, 0),
+        ({"network": LINKS}, 1_000, 3_000),
+    ],
+    ids=["full", "secure", "with a network"],
+)
+def test_a_run_under_siege_goes_on_as_in_peace(
+    settings: dict[str, Any], messages: int, hoard: int, tmp_path: Path
+) -> None:
     # A node may come to own some MiB that it shared before. What is hoarded is 55 MiB, and its room is 11.
-    siege = Siege(tmp_path, messages, seed=1, settings={"sharing": {"name": sharing}}, hoard=hoard, grown_mib=16.0)
+    siege = Siege(tmp_path, messages, seed=1, settings=settings, hoard=hoard, grown_mib=16.0)
     siege.run()
     assert not siege.problems, "\n".join(siege.problems)
     assert siege.sent.total() == messages + hoard

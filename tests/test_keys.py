@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,8 @@ from shoal.errors import LaunchError
 from shoal.keys import KeyPair, check, demand, listed, make, read_pair, read_public
 
 NODES = 3
+SOMEBODY = 12_345
+"""A user who is neither root nor anybody else."""
 
 
 @pytest.fixture
@@ -142,6 +144,23 @@ def spoil(keys: Path, what: str) -> None:
         public.chmod(0o666)
     elif what == "folder for all to change":
         keys.chmod(0o777)
+    elif what == "a link to nothing":
+        public.unlink()
+        public.symlink_to("nowhere")
+    elif what == "a link to itself":
+        public.unlink()
+        public.symlink_to(public.name)
+    elif what == "a pipe":
+        secret.unlink()
+        os.mkfifo(secret, 0o600)
+    elif what == "a folder":
+        public.unlink()
+        public.mkdir(mode=0o700)
+    elif what == "a link to where all may write":
+        (open_to_all := keys.parent / "open to all").mkdir()
+        open_to_all.chmod(0o777)
+        public.rename(open_to_all / "one.key")
+        public.symlink_to(open_to_all / "one.key")
 
 
 def public_of(path: Path) -> str:
@@ -165,6 +184,11 @@ SPOILT = {
     "secret in public": "node-1.key' holds a secret key",
     "list for all to change": "node-1.key' has mode 0666: others may write to it, and let strangers in",
     "folder for all to change": "keys' has mode 0777: others may write to it, and let strangers in",
+    "a link to nothing": "node-1.key' is a link to nothing; remove it, or make both anew with --force",
+    "a link to itself": "node-1.key' cannot be read: ",
+    "a pipe": "node-1.key_secret' is no regular file; remove it",
+    "a folder": "node-1.key' is no regular file; remove it",
+    "a link to where all may write": "open to all' has mode 0777: others may write to it, and let strangers in",
 }
 
 
@@ -179,7 +203,7 @@ def test_what_is_wrong_is_found_and_named_and_keeps_a_run_from_starting(keys: Pa
 
 
 @pytest.mark.parametrize(
-    "what", ["secret missing", "cut", "binary", "no pair", "secret for all", "secret for the group"]
+    "what", ["secret missing", "cut", "binary", "no pair", "secret for all", "secret for the group", "a pipe"]
 )
 def test_a_node_does_not_read_a_secret_that_is_none(keys: Path, what: str) -> None:
     spoil(keys, what)
@@ -194,6 +218,69 @@ def test_a_list_with_a_hole_is_no_list(keys: Path, what: str) -> None:
     with pytest.raises(LaunchError) as refused:
         read_public(keys, range(NODES))
     assert SPOILT[what] in str(refused.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("name", ["", "node-1.key", "node-1.key_secret"])
+def test_what_belongs_to_another_user_is_not_trusted(keys: Path, name: str) -> None:
+    os.chown(keys / name, SOMEBODY, -1)
+    (problem,) = check(keys)
+    assert f"{str(keys / name)!r} belongs to the user with the number {SOMEBODY}" in problem
+    with pytest.raises(LaunchError, match="links cannot be sealed"):
+        demand(keys, range(NODES))
+
+
+@pytest.fixture
+def nobody(keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As one who is not root, who owns the keys, in the folder that holds theirs."""
+    monkeypatch.chdir(keys.parent)
+    if os.geteuid() != 0:
+        yield
+        return
+    keys.parent.chmod(0o755)  # those above do not matter to one who is there already
+    for path in (keys, *keys.iterdir()):
+        os.chown(path, SOMEBODY, -1)
+    os.seteuid(SOMEBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_folder_that_may_be_listed_and_not_entered_is_named() -> None:
+    folder = Path("keys")
+    assert check(folder) == []
+    folder.chmod(0o400)
+    for look in (check, listed, lambda folder: demand(folder, range(NODES)), lambda folder: make(folder, NODES)):
+        with pytest.raises(LaunchError, match="the folder 'keys'") as refused:
+            look(folder)
+        assert "Permission denied" in str(refused.value)
+        assert "makes one" not in str(refused.value)
+    for read in (lambda: read_pair(folder, 0), lambda: read_public(folder, [0])):
+        with pytest.raises(LaunchError, match="cannot be read: Permission denied"):
+            read()
+    folder.chmod(0o700)
+
+
+def test_a_pair_that_is_not_the_one_on_the_list_is_refused(keys: Path) -> None:
+    listed_key = read_public(keys, [1])[1]
+    assert read_pair(keys, 1, listed_key).public == listed_key
+    make(keys, NODES, force=True)
+    with pytest.raises(LaunchError, match=r"node-1\.key_secret' is not the one that the run began with"):
+        read_pair(keys, 1, listed_key)
+
+
+@pytest.mark.parametrize("end", ["key", "key_secret"])
+def test_nothing_is_made_in_the_place_of_a_link_to_nothing_but_by_force(keys: Path, end: str) -> None:
+    (link := keys / f"node-1.{end}").unlink()
+    link.symlink_to("nowhere")
+    before = {path.name for path in keys.iterdir()}
+    with pytest.raises(LaunchError, match=rf"node-1\.{end}' is a link to nothing; remove it"):
+        make(keys, NODES + 1)
+    assert {path.name for path in keys.iterdir()} == before
+    make(keys, NODES, force=True)
+    assert check(keys) == []
 
 
 def test_keys_of_nodes_that_are_not_there_are_missed(keys: Path) -> None:
@@ -247,3 +334,21 @@ def test_the_command_says_what_is_wrong_and_how_to_mend_it(shoal: Callable[..., 
     assert shoal("keys", "check", "nowhere").code == 2
     for wrong in ("0", "-1", "many", "1.5"):
         assert shoal("keys", "make", "keys", "--nodes", wrong).code == 2
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(shoal: Callable[..., Said]) -> None:
+    for command in ("make", "check"):
+        said = shoal("keys", command, "[/b]", "--nodes", 2)
+        assert said.code == 0, said.err
+        assert said.out.strip().endswith("[/b]")
+
+
+def test_a_narrow_terminal_does_not_hide_whose_key_is_bad(
+    shoal: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shoal("keys", "make", "keys", "--nodes", 3)
+    (tmp_path / "keys" / "node-1.key").write_text("nothing")
+    lines = shoal("keys", "list", "keys").out.splitlines()
+    assert [line.split()[0] for line in lines if line.strip().endswith("here")] == ["0", "1", "2"]
+    assert public_of(tmp_path / "keys" / "node-2.key") in "".join(lines)

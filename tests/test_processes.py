@@ -400,6 +400,79 @@ def test_strangers_at_the_supervisors_port_are_not_heard(undisturbed: Started, t
     assert going.summary["digest"] == undisturbed.summary["digest"]
 
 
+def test_what_is_too_large_is_taken_in_by_neither_the_supervisor_nor_the_network(tmp_path: Path) -> None:
+    shaped = ("network={name='uniform', latency=0.001}", "processes.max_message_mib=2")
+    with started(tmp_path, *shaped, held=1) as going:
+        going.wait_for_round(0)
+        network = min(going.zygote.children(), key=lambda p: p.create_time())
+        doors = [(psutil.Process(going.process.pid), 2 * 2**20 + 1), (network, 2**16 + 1)]
+        context = zmq.Context()
+        for process, size in doors:
+            with context.socket(zmq.DEALER) as stranger:
+                left = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                stranger.connect(f"tcp://127.0.0.1:{listens_on(process)}")
+                stranger.send(bytes(size))
+                assert left.poll(120_000), "it was hung up on before all of it was there"
+                stranger.disable_monitor()
+        context.destroy(linger=0)
+        going.let_go()
+        code, out = going.end()
+    assert code == 0, out
+
+
+# Nodes that are started, and do not say that they listen
+
+MUTE = textwrap.dedent(
+    '''
+    """D-PSGD of which node 2 does not say that it listens, once the file "began" is there. The supervisor waits for
+    long, but not for that one alone."""
+
+    from pathlib import Path
+
+    from shoal.algorithms.dpsgd import DPSGD
+    from shoal.processes import control
+    from shoal.processes.supervised import Supervised
+    from shoal.processes.supervisor import Supervisor
+
+    say = Supervised.say
+
+
+    def mutely(self, said, params=None):
+        if isinstance(said, control.Hello) and said.node == 2:
+            if Path("began").exists():
+                return
+            Path("began").touch()
+        say(self, said, params)
+
+
+    Supervised.say = mutely
+    Supervisor._patience_at_start = property(lambda self: 0.5 if self._starts.nodes == {2} else 600.0)
+
+
+    class Mute(DPSGD):
+        pass
+    '''
+)
+
+
+def test_a_node_that_never_says_that_it_listens_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "mute.py").write_text(MUTE)
+    (tmp_path / "began").touch()
+    code, out, _ = run(tmp_path, "algorithm={name='mute.py:Mute', rounds=2}")
+    assert code == 2, out
+    assert "node 2 could not start: it did not say in 0.5 s that it listens" in out
+
+
+def test_a_node_that_is_started_again_and_never_says_that_it_listens_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "mute.py").write_text(MUTE)
+    crash = "fault=[{kind='crash', node=2, time=1.0}, {kind='restart', node=2, time=1.5}]"
+    code, out, done = run(tmp_path, "algorithm={name='mute.py:Mute', rounds=20}", "device={step_seconds=0.1}", crash)
+    assert code == 3, out
+    assert "it did not say in 0.5 s that it listens" in out
+    assert ends(done.folder) == {0, 1, 3, 4, 5}
+    assert done.summary["status"] == "incomplete"
+
+
 # What the user should be told
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from shoal.message import Message, Payload
-from shoal.runtime import Filter, Mailbox, Room
+from shoal.message import Message, Payload, Scalar
+from shoal.room import Room
+from shoal.runtime import Filter, Mailbox
 
 MODEL = 40_000
 """Bytes."""
@@ -16,8 +21,15 @@ NODES = 6
 FAR = 10**9
 
 
-def model(sender: int = 1, round: int = 0, kind: str = "model", size: int = MODEL) -> Message:
-    return Message(sender, kind, round, Payload({"params": np.zeros(size // 4, np.float32)}))
+@cache
+def zeros(size: int) -> NDArray[np.float32]:
+    return np.zeros(size // 4, np.float32)
+
+
+def model(
+    sender: int = 1, round: int = 0, kind: str = "model", size: int = MODEL, fields: dict[str, Scalar] | None = None
+) -> Message:
+    return Message(sender, kind, round, Payload({"params": zeros(size)}, fields or {}))
 
 
 def mailbox() -> Mailbox:
@@ -95,6 +107,121 @@ def test_a_node_that_sends_long_messages_has_room_for_those_of_others() -> None:
     assert all(asked(modest, sender, 0) for sender in range(NODES)), "the next message of each is kept, however long"
 
 
+# The next and the newest
+
+
+def collect(mailbox: Mailbox) -> None:
+    mailbox.collect("model")
+
+
+def receive_any(mailbox: Mailbox) -> None:
+    mailbox.withdraw(mailbox.ask(Filter("model"), lambda: None))
+
+
+def receive_a_round(mailbox: Mailbox) -> None:
+    mailbox.withdraw(mailbox.ask(Filter("model", 0, (NODES,)), lambda: None))  # of nobody who speaks here
+
+
+def nothing(mailbox: Mailbox) -> None:
+    """The node is busy with its first training."""
+
+
+def overflowing(before: Callable[[Mailbox], None]) -> Mailbox:
+    """After 300 rounds of five senders, the last of whom says a hundred times as much as the others."""
+    full = mailbox()
+    before(full)
+    for round in range(300):
+        for sender in range(1, 5):
+            full.put(model(sender, round))
+        for _ in range(100):
+            full.put(model(5, round, size=MODEL // 10))
+    assert full.dropped > 10_000
+    return full
+
+
+@pytest.mark.parametrize("before", [nothing, collect, receive_any])
+def test_of_what_is_collected_the_newest_of_each_is_kept(before: Callable[[Mailbox], None]) -> None:
+    newest: dict[int, int] = {}
+    for message in overflowing(before).collect("model"):
+        newest[message.sender] = max(message.round, newest.get(message.sender, -1))
+    assert newest == dict.fromkeys(range(1, 6), 299)
+
+
+@pytest.mark.parametrize("before", [nothing, receive_a_round])
+def test_of_what_is_received_by_rounds_the_next_of_each_are_kept(before: Callable[[Mailbox], None]) -> None:
+    full = overflowing(before)
+    assert all(asked(full, sender, round) for round in range(10) for sender in range(1, 5))
+    assert asked(full, 5, 0)
+
+
+def test_of_what_is_asked_for_in_both_ways_both_are_kept() -> None:
+    full = mailbox()
+    receive_a_round(full)
+    collect(full)
+    for round in range(1_000):
+        full.put(model(1, round))
+    assert full.dropped > 500
+    rounds = [message.round for message in full.collect("model")]
+    assert rounds == sorted(rounds)
+    assert {*range(100), *range(900, 1_000)} <= set(rounds)
+
+
+@pytest.mark.parametrize("before", [collect, receive_any])
+def test_of_messages_of_one_round_that_are_collected_the_last_to_come_are_kept(
+    before: Callable[[Mailbox], None],
+) -> None:
+    full = mailbox()
+    before(full)
+    for number in range(1_000):
+        full.put(model(1, 0, fields={"number": number}))
+    numbers = [message.payload.fields["number"] for message in full.collect("model")]
+    assert full.dropped > 500
+    assert numbers == list(range(1_000 - len(numbers), 1_000))
+
+
+@pytest.mark.parametrize("before", [nothing, collect])
+def test_of_what_is_collected_in_parts_the_newest_of_each_part_is_kept(before: Callable[[Mailbox], None]) -> None:
+    """As those of models that are sent in fragments, of which some come seldom."""
+    full = mailbox()
+    before(full)
+    for round in range(1_000):
+        for part in range(5, 10) if round == 400 else [round % 5]:
+            full.put(model(1, round, fields={"part": part}))
+    newest: dict[Scalar, int] = {}
+    for message in full.collect("model"):
+        newest[message.payload.fields["part"]] = message.round
+    assert full.dropped > 500
+    assert newest == {**{part: 995 + part for part in range(5)}, **dict.fromkeys(range(5, 10), 400)}
+
+
+# How much
+
+
+def test_who_fills_a_mailbox_leaves_the_others_what_each_may_have_where_many_are_ahead() -> None:
+    nodes, usual = 600, 2**22
+    full = Mailbox(Room(usual, nodes))
+    for round in range(Room.AHEAD):
+        for sender in range(1, nodes):
+            full.put(model(sender, round, size=usual))
+    for number in range(1_000):
+        full.put(model(0, FAR + number, size=usual))
+    assert full.dropped > 500
+    assert all(asked(full, sender, round) for round in range(Room.AHEAD) for sender in range(1, nodes))
+
+
+def test_who_fills_a_mailbox_with_short_messages_leaves_room_for_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Mailbox, "LIMIT", 1_000)
+    monkeypatch.setattr(Room, "MOST", 1_000, raising=False)
+    full = Mailbox(Room(100 * MODEL, NODES))
+    for number in range(3_000):
+        full.put(model(1, FAR + number, size=0))
+    full.put(model(2, 0))
+    assert asked(full, 2, 0)
+    assert len(full.collect("model")) <= 1_000
+
+
 def test_what_is_claimed_makes_room_again() -> None:
     ordinary = mailbox()
     for round in range(1_000):
@@ -115,21 +242,44 @@ messages = st.lists(
     st.tuples(st.integers(0, 3), st.sampled_from(["model", "other"]), st.integers(0, 9), st.integers(0, 10 * MODEL)),
     max_size=60,
 )
+kinds = st.sets(st.sampled_from(["model", "other"]))
 
 
-@given(messages, st.integers(0, 3 * MODEL), st.sets(st.sampled_from(["model", "other"])))
-def test_what_is_kept_fits_is_in_order_and_has_the_next_of_everybody(
-    script: list[tuple[int, str, int, int]], usual: int, kinds: set[str]
+@given(messages, st.integers(0, 3 * MODEL), kinds, kinds)
+def test_what_is_kept_fits_is_in_order_and_has_something_of_everybody(
+    script: list[tuple[int, str, int, int]], usual: int, by_round: set[str], any_round: set[str]
 ) -> None:
-    small = Room(usual, 1)
+    small = Room(usual, 4)
     small.SPARE, small.BESIDE = 2, 0  # type: ignore[misc]
     put = [model(sender, round, kind, size) for sender, kind, round, size in script]
-    kept = small.kept(put, kinds)
+    kept = small.kept(put, by_round, any_round)
     places = [next(place for place, each in enumerate(put) if each is message) for message in kept]
     assert places == sorted(places)
-    first = {}
-    for message in sorted(put, key=lambda m: (m.kind not in kinds, m.round)):
-        first.setdefault(message.sender, message)
-    assert all(any(message is each for each in kept) for message in first.values())
-    beside = [message for message in kept if not any(message is each for each in first.values())]
+    assert {message.sender for message in kept} == {message.sender for message in put}
+    known = by_round | any_round
+    asked_for = {message.sender for message in put if message.kind in known}
+    assert {message.sender for message in kept if message.kind in known} == asked_for
+    largest = {message.sender: message for message in sorted(kept, key=lambda m: m.wire_size)}
+    beside = [message for message in kept if message is not largest[message.sender]]
     assert sum(message.wire_size + Room.EACH for message in beside) <= small.size or len(kept) == len(put)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, MODEL)), max_size=100),
+    kinds,
+    kinds,
+)
+def test_of_usual_messages_those_that_are_asked_for_first_are_kept_of_everybody(
+    script: list[tuple[int, int, int]], by_round: set[str], any_round: set[str]
+) -> None:
+    small = Room(MODEL, 4)
+    small.SPARE = 0  # type: ignore[misc]
+    put = [model(sender, round, size=size) for sender, round, size in script]
+    kept = small.kept(put, by_round, any_round)
+    unknown = "model" not in by_round | any_round
+    for sender in range(4):
+        rising = sorted((message for message in put if message.sender == sender), key=lambda m: m.round)
+        if rising and ("model" in by_round or unknown):
+            assert any(message is rising[0] for message in kept)
+        if rising and ("model" in any_round or unknown):
+            assert any(message is rising[-1] for message in kept)

@@ -458,6 +458,35 @@ def test_one_whose_key_is_still_on_its_way_waits_and_is_let_in_under_its_new_key
     in_time(body)
 
 
+def test_two_that_exchange_their_keys_are_both_let_in() -> None:
+    async def body() -> None:
+        async with places(count=3) as (receiver, *senders):
+            assert receiver.seal is not None
+            pairs = [sender.seal.pair for sender in senders if sender.seal is not None]
+            receiver.seal.admit_all({"1": pairs[1].public, "2": pairs[0].public})
+            for name, pair in ((2, pairs[0]), (1, pairs[1])):
+                with knocking(receiver.transport.endpoint, pair, receiver.seal.pair.public) as push:
+                    push.send_multipart([address(0), *said(name).frames()])
+                    await soon(lambda: [m.sender for m in receiver.came][-1:] == [name])  # noqa: B023
+            assert receiver.rejected == receiver.strangers == []
+
+    in_time(body)
+
+
+def test_who_guards_no_longer_leaves_nobody_at_the_door() -> None:
+    async def body() -> None:
+        async with places() as (place, _):
+            assert place.seal is not None
+            assert place._guarding is not None
+            await asyncio.sleep(0)
+            loop, doors = asyncio.get_running_loop(), [socket.FD for socket in place.seal.sockets]
+            place._guarding.cancel()
+            await asyncio.wait([place._guarding])
+            assert [loop.remove_reader(door) for door in doors] == [False] * len(doors)
+
+    in_time(body)
+
+
 def test_one_whose_key_nobody_comes_to_know_is_refused_in_the_end() -> None:
     async def body() -> None:
         async with places(patience=0.3) as (receiver, _):
@@ -506,8 +535,9 @@ def test_a_sealed_run_learns_what_a_plain_one_does_and_counts_strangers_at_every
         assert summary[key] == simulated[key]
 
 
-def test_a_node_that_is_started_again_comes_back_into_a_sealed_run_with_a_new_key(tmp_path: Path) -> None:
-    experiment = Experiment(
+def restarting(**processes: Any) -> Experiment:
+    """A sealed run in which node 2 dies, and is started again."""
+    return Experiment(
         nodes=4,
         seed=1,
         engine="processes",
@@ -517,10 +547,13 @@ def test_a_node_that_is_started_again_comes_back_into_a_sealed_run_with_a_new_ke
         training={"batch_size": 8, "local_steps": 1},
         device={"step_seconds": 0.3},
         evaluation={"every": 0, "average": False, "samples": 20},
-        processes={"sealed": True},
+        processes={"sealed": True, **processes},
         fault=Faults().crash(2).at(2.0).restart(2).at(2.5).schedule,
     )
-    run = experiment.run(tmp_path)
+
+
+def test_a_node_that_is_started_again_comes_back_into_a_sealed_run_with_a_new_key(tmp_path: Path) -> None:
+    run = restarting().run(tmp_path)
     assert run.summary["status"] == "completed"
     events = [record.what for record in run.folder.read(2) if isinstance(record, Event)]
     assert "rejoined" in events
@@ -542,6 +575,37 @@ def test_keys_that_cannot_seal_a_run_end_it_before_anything_is_started(tmp_path:
     assert "others may read this secret" in str(refused.value)
     assert "node-3.key' is missing" in str(refused.value)
     assert not list(tmp_path.rglob("nodes.log"))
+
+
+def test_keys_that_change_while_a_run_starts_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = Supervisor._fork
+
+    def late(supervisor: Supervisor, parameters: int) -> None:
+        make(tmp_path / "keys", 4, force=True)
+        fork(supervisor, parameters)
+
+    make(tmp_path / "keys", 4)
+    monkeypatch.setattr(Supervisor, "_fork", late)
+    with pytest.raises(LaunchError, match=r"node \d could not start: .*not those that the run began with") as refused:
+        small(keys=tmp_path / "keys").run(tmp_path)
+    assert "shoal keys check" in str(refused.value)
+
+
+def test_a_node_that_is_started_again_after_its_keys_have_changed_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restart = Supervisor._restart
+
+    def late(supervisor: Supervisor, nodes: list[int]) -> None:
+        make(tmp_path / "keys", 4, force=True)
+        restart(supervisor, nodes)
+
+    make(tmp_path / "keys", 4)
+    monkeypatch.setattr(Supervisor, "_restart", late)
+    summary = restarting(keys=tmp_path / "keys").run(tmp_path).summary
+    assert summary["status"] == "incomplete"
+    assert summary["lost"].keys() == {"2"}
+    assert "not those that the run began with" in summary["lost"]["2"]
 
 
 def test_without_curve_nothing_is_sent_in_the_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -715,6 +779,111 @@ def test_what_is_no_model_is_dropped_and_counted(supervisor: Any, rest: list[byt
     assert averaged.mean.tobytes() == good
 
 
+NOWHERE = [
+    "", "garbage", "tcp://", "tcp://:1", "tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://127.0.0.1:0", "tcp://127.0.0.1:*",
+    "tcp://127.0.0.1:65536", "tcp://127.0.0.1:99999999", "tcp://127.0.0.1:-1", "tcp://127.0.0.1:01", "tcp://127.0.0.1:１",
+    "tcp://127.0.0.1:1\n", "tcp://127.0.0.2:1", "tcp://eth0;127.0.0.1:1", "ipc://x:1", "inproc://127.0.0.1:1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", NOWHERE)
+def test_who_says_that_it_listens_where_nobody_can_is_turned_away_and_counted(supervisor: Any, where: str) -> None:
+    supervisor._identities.clear()
+    supervisor._starts.expect(range(4), time.monotonic())
+    lies: list[Any] = [control.Hello(0, supervisor._run, where), control.Networked(supervisor._run, where)]
+    true = control.Hello(0, supervisor._run, "tcp://127.0.0.1:65535")
+    supervisor._socket = from_socket(*[[b"0", control.encode(said)] for said in (*lies, true)])
+    supervisor._hear_nodes()
+    assert supervisor._strangers == len(lies)
+    assert supervisor._endpoints == {0: true.endpoint}
+    assert supervisor._network is None
+
+
+@pytest.mark.parametrize(
+    ("processes", "spaces", "where"),
+    [
+        ({"host": "0.0.0.0", "announce": "ten.example"}, None, "tcp://ten.example:1"),
+        ({"host": "[::1]"}, None, "tcp://[::1]:1"),
+        ({"shaping": "kernel"}, object(), "tcp://10.0.0.3:1"),
+    ],
+    ids=["announced", "IPv6", "namespaces"],
+)
+def test_nodes_listen_where_the_run_has_them_listen(tmp_path: Path, processes: Any, spaces: Any, where: str) -> None:
+    supervisor: Any = Supervisor(small(**processes, sealed=False), RunFolder.create(tmp_path, "supervised"))
+    supervisor._namespaces = spaces
+    supervisor._starts.expect(range(4), time.monotonic())
+    hellos = [control.Hello(2, supervisor._run, each) for each in ("tcp://127.0.0.1:1", where)]
+    hellos += [control.Hello(nobody, supervisor._run, where) for nobody in (-5, 4, 2**60)]
+    supervisor._socket = from_socket(*[[b"2", control.encode(hello)] for hello in hellos])
+    supervisor._hear_nodes()
+    assert supervisor._endpoints == {2: where}
+    assert supervisor._strangers == 1
+
+
+def test_only_the_last_report_of_the_networks_is_taken_for_the_last(supervisor: Any) -> None:
+    supervisor._network = b"network"
+    for report, is_last in (
+        (control.Strangers(supervisor._run, 1, "one"), False),
+        (control.Strangers(supervisor._run, 3, "another", over=True), True),
+    ):
+        supervisor._hear_of_strangers(report)
+        assert supervisor._network_reported is is_last
+    assert supervisor._strangers_of_network == 3
+
+
+# Patience with those that are started
+
+
+@pytest.fixture
+def starting(supervisor: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A supervisor with a clock of its own that waits for nodes 0 to 3, and what it says to the zygote."""
+    supervisor.clock = 1000.0
+    monkeypatch.setattr("shoal.processes.supervisor.time.monotonic", lambda: supervisor.clock)
+    supervisor._identities.clear()
+    supervisor.said = []
+    supervisor._zygote = SimpleNamespace(say=supervisor.said.append)
+    supervisor._phase = "forking"
+    supervisor._starts.expect(range(4), time.monotonic())
+
+    def passes(seconds: float, step: float = 0.1) -> None:
+        for _ in range(round(seconds / step)):
+            supervisor.clock += step
+            supervisor._give_up_on_those_that_do_not_start()
+
+    supervisor.passes = passes
+    supervisor.hello = lambda node: supervisor._welcome(b"", control.Hello(node, supervisor._run, "tcp://127.0.0.1:1"))
+    supervisor.passes(0.1)
+    return supervisor
+
+
+def test_every_node_that_says_that_it_listens_gives_the_others_more_time(starting: Any) -> None:
+    patience = starting._patience_at_start
+    assert patience >= 60.0
+    for node in (0, 1, 2):
+        starting.passes(patience - 1.0)
+        starting.hello(node)
+    starting.passes(patience - 1.0)
+    assert starting.said == []
+    starting.passes(2.0)
+    assert starting.said == [control.Kill([3])]
+    assert "did not say" in starting._reasons[3]
+
+
+def test_time_in_which_the_supervisor_itself_was_kept_from_its_work_does_not_count(starting: Any) -> None:
+    starting.passes(100_000.0, step=10_000.0)
+    assert starting.said == []
+
+
+def test_nodes_that_are_started_later_do_not_prolong_the_wait_for_earlier_ones(starting: Any) -> None:
+    starting.hello(0)
+    for _ in range(2):
+        starting.passes(starting._patience_at_start / 2 + 1.0)
+        starting._identities.pop(0, None)
+        starting._starts.expect([0], starting.clock)  # again and again, as where nodes come and go
+        starting.hello(0)
+    assert starting.said == [control.Kill([1, 2, 3])]
+
+
 def test_a_flood_does_not_keep_the_supervisor_or_the_network_from_the_rest(supervisor: Any) -> None:
     flood = from_socket(*[[b"x", b"garbage"]] * 20_000)
     supervisor._socket = flood
@@ -784,11 +953,11 @@ def test_the_network_reports_all_strangers_at_the_end_whenever_they_came() -> No
         knock()
         first = network.heard()
         assert isinstance(first, control.Strangers)
-        assert first.count == 1
+        assert (first.count, first.over) == (1, False)
         knock()  # within the time in which no other report would be made
         last = network.finish()
         assert isinstance(last, control.Strangers)
-        assert last.count == 2
+        assert (last.count, last.over) == (2, True)
 
 
 def test_a_node_that_takes_the_name_of_another_at_the_network_neither_hears_nor_speaks_for_it() -> None:

@@ -235,7 +235,7 @@ def _run(parsed: argparse.Namespace) -> int:
         metric, x = metric_of([done.folder]), axis_of([done.folder])
         path = done.folder.path / f"{metric.replace(' ', '-')}.png"
         metric_plot([done.folder], path, metric, x)
-        screen.print(f"{metric} by {x}: {path}", highlight=False, soft_wrap=True)
+        screen.print(f"{metric} by {x}: {path}", highlight=False, markup=False, soft_wrap=True)
     if done.summary.get("signal") is not None:
         return 128 + int(done.summary["signal"])
     return EXIT_CODES[done.status]
@@ -275,7 +275,7 @@ def _plot(parsed: argparse.Namespace) -> int:
     path = parsed.out or Path(f"{metric.replace(' ', '-')}.png")
     with _drawing(path):
         metric_plot(folders, path, metric, x)
-    console().print(f"{metric} by {x}: {path}", highlight=False, soft_wrap=True)
+    console().print(f"{metric} by {x}: {path}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -335,13 +335,13 @@ def _topology(parsed: argparse.Namespace) -> int:
             mixing = Commons(experiment).mixing
         else:
             mixing = Mixing(topology.build(experiment.nodes, experiment.seed), experiment.weights)
-    screen.print(str(measure(mixing, parsed.round)), highlight=False, soft_wrap=True)
+    screen.print(str(measure(mixing, parsed.round)), highlight=False, markup=False, soft_wrap=True)
     if parsed.out is not None:
         from shoal.topologies.drawing import draw
 
         with _drawing(parsed.out):
             draw(mixing, parsed.out, parsed.round)
-        screen.print(f"drawn to {parsed.out}", highlight=False, soft_wrap=True)
+        screen.print(f"drawn to {parsed.out}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -398,8 +398,9 @@ def _keys_list(parsed: argparse.Namespace) -> int:
     from shoal.keys import listed
 
     table = Table(box=None, padding=(0, 2))
-    for heading in ("node", "public key", "secret key"):
-        table.add_column(heading, no_wrap=True)
+    table.add_column("node", no_wrap=True)
+    table.add_column("public key", overflow="fold")  # or what is wrong with it, which may be long
+    table.add_column("secret key", no_wrap=True)
     for node, public, is_here in listed(parsed.folder):
         table.add_row(str(node), Text(public), "here" if is_here else "elsewhere")
     console().print(table, highlight=False)
@@ -416,7 +417,8 @@ def _keys_check(parsed: argparse.Namespace) -> int:
         problems = [f"there are no keys in {str(parsed.folder)!r}; 'shoal keys make' makes them"]
     if problems:
         raise ExperimentError(problems, f"keys in {parsed.folder}")
-    console().print(f"the keys of {count} nodes are in order: {parsed.folder}", highlight=False, soft_wrap=True)
+    said = f"the keys of {count} nodes are in order: {parsed.folder}"
+    console().print(said, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

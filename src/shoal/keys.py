@@ -30,6 +30,8 @@ from shoal.topologies.graph import NodeId
 PUBLIC = ".key"
 SECRET = ".key_secret"
 KEY_BYTES = 32
+ROOT = 0
+"""The number of the user who may change everybody's files anyway."""
 NAME = re.compile(r"node-(0|[1-9]\d*)\.key(_secret)?")
 
 
@@ -60,8 +62,11 @@ def make(folder: Path, nodes: int, force: bool = False) -> tuple[list[NodeId], l
         found = _nodes(folder)
     except OSError as error:
         raise LaunchError(f"keys: cannot write to the folder {str(folder)!r}: {error.strerror}") from error
-    kept = [] if force else [node for node in range(nodes) if _file(folder, node, SECRET).exists()]
+    kept = [] if force else [node for node in range(nodes) if _is_there(folder, node, SECRET)]
     made = [node for node in range(nodes) if node not in kept]
+    for path in [] if force else [_file(folder, node, kind) for node in range(nodes) for kind in (PUBLIC, SECRET)]:
+        if path.is_symlink() and not os.path.exists(path):
+            raise LaunchError(f"keys: nothing was made: {_dangling(path)}")
     foreign = [] if force else [node for node in made if node in found]
     if foreign:
         raise LaunchError(
@@ -73,18 +78,24 @@ def make(folder: Path, nodes: int, force: bool = False) -> tuple[list[NodeId], l
         _write(_file(folder, node, SECRET), pair, force)
         _write(_file(folder, node, PUBLIC), pair, force)
     for node in kept:
-        if not _file(folder, node, PUBLIC).exists():
+        if not _is_there(folder, node, PUBLIC):
             _write(_file(folder, node, PUBLIC), read_pair(folder, node), force)
     return made, kept
 
 
-def read_pair(folder: Path, node: NodeId) -> KeyPair:
-    """A node's own keys. Raises `LaunchError` where they are missing, malformed, or not its own secret any longer."""
+def read_pair(folder: Path, node: NodeId, listed: bytes | None = None) -> KeyPair:
+    """A node's own keys. Raises `LaunchError` where they are missing, malformed, or not its own secret any longer; and
+    where others know the node by another public key, which is `listed`."""
     path = _file(folder, node, SECRET)
     public, secret, problems = _read(path)
     problems += _too_open(path)
     if public is None or secret is None or problems:
         raise LaunchError(_complaint(folder, problems))
+    if listed is not None and public != listed:
+        raise LaunchError(
+            f"keys: the pair in {str(path)!r} is not the one that the run began with, and nobody would let its owner "
+            "in; leave the keys alone while a run lasts, and start it again"
+        )
     return KeyPair(public, secret)
 
 
@@ -109,7 +120,7 @@ def listed(folder: Path) -> list[tuple[NodeId, str, bool]]:
     for node in _known(folder):
         public, _, problems = _read(_file(folder, node, PUBLIC))
         shown = problems[0] if public is None else public.decode()
-        found.append((node, shown, _file(folder, node, SECRET).exists()))
+        found.append((node, shown, _is_there(folder, node, SECRET)))
     return found
 
 
@@ -132,7 +143,7 @@ def check(folder: Path, nodes: Collection[NodeId] | None = None) -> list[str]:
                 f"{str(path)!r} does not belong to {_file(folder, node, PUBLIC).name!r}: their public keys differ; "
                 "copy the right one here, or make both anew with --force"
             )
-    return _too_open(folder) + problems + _shared(keys)
+    return list(dict.fromkeys(_too_open(folder) + problems)) + _shared(keys)
 
 
 def demand(folder: Path, nodes: Collection[NodeId]) -> None:
@@ -151,19 +162,26 @@ def _complaint(folder: Path, problems: list[str]) -> str:
 def _known(folder: Path) -> list[NodeId]:
     try:
         return sorted(_nodes(folder))
-    except OSError as error:
+    except FileNotFoundError as error:
         raise LaunchError(
             f"keys: the folder {str(folder)!r} cannot be read: {error.strerror}; 'shoal keys make' makes one"
         ) from error
+    except OSError as error:
+        raise LaunchError(f"keys: the folder {str(folder)!r} cannot be read: {error.strerror}") from error
 
 
 def _nodes(folder: Path) -> set[NodeId]:
-    """Those of whom there is a key of either kind."""
+    """Those of whom there is a key of either kind. Raises `OSError` where the folder may not be listed and entered."""
+    os.stat(os.path.join(folder, "."))
     return {int(match[1]) for entry in os.listdir(folder) if (match := NAME.fullmatch(entry))}
 
 
 def _file(folder: Path, node: NodeId, suffix: str) -> Path:
     return folder / f"node-{node}{suffix}"
+
+
+def _is_there(folder: Path, node: NodeId, suffix: str) -> bool:
+    return os.path.exists(_file(folder, node, suffix))  # unlike Path's, it raises nothing where that cannot be seen
 
 
 def _write(path: Path, pair: KeyPair, force: bool) -> None:
@@ -194,10 +212,13 @@ def _write(path: Path, pair: KeyPair, force: bool) -> None:
 def _read(path: Path) -> tuple[bytes | None, bytes | None, list[str]]:
     """The public key and the secret one, if it is a secret file; or what is wrong."""
     wants_secret = path.suffix == SECRET
-    if not path.exists():
-        return None, None, [f"{str(path)!r} is missing; 'shoal keys make' makes what is missing"]
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe may take for ever
+            return None, None, [f"{str(path)!r} is no regular file; remove it, and copy the certificate here"]
         public, secret = zmq.auth.load_certificate(path)
+    except FileNotFoundError:
+        missing = f"{str(path)!r} is missing; 'shoal keys make' makes what is missing"
+        return None, None, [_dangling(path) if path.is_symlink() else missing]
     except OSError as error:
         return None, None, [f"{str(path)!r} cannot be read: {error.strerror}"]
     except (ValueError, IndexError):
@@ -218,6 +239,10 @@ def _malformed(path: Path, why: str) -> str:
     return f"{str(path)!r} is no certificate of ZeroMQ: {why}; copy it here again, or make it anew with --force"
 
 
+def _dangling(path: Path) -> str:
+    return f"{str(path)!r} is a link to nothing; remove it, or make both anew with --force"
+
+
 def _is_key(text: bytes) -> bool:
     try:
         return len(z85.decode(text)) == KEY_BYTES
@@ -226,15 +251,28 @@ def _is_key(text: bytes) -> bool:
 
 
 def _too_open(path: Path) -> list[str]:
-    """Whether others may read a secret, or change who is let in."""
-    if not path.exists():
-        return []
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if path.suffix == SECRET and mode & 0o077:
-        return [f"{str(path)!r} has mode {mode:04o}: others may read this secret; chmod 600 it, or make it anew"]
-    if mode & 0o022:
-        return [f"{str(path)!r} has mode {mode:04o}: others may write to it, and let strangers in; chmod go-w it"]
-    return []
+    """Whether others may read a secret, or change who is let in: by a file or folder, or by that which a link leads
+    to."""
+    try:
+        status = path.stat()
+    except OSError:
+        return []  # nobody reads it, which `_read` speaks of
+    problems = _too_open(path.resolve().parent) if path.is_symlink() else []
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid not in (os.geteuid(), ROOT):
+        problems.append(
+            f"{str(path)!r} belongs to the user with the number {status.st_uid}, who may change it, and let strangers "
+            "in; chown it, or use keys of your own"
+        )
+    elif path.suffix == SECRET and mode & 0o077:
+        problems.append(
+            f"{str(path)!r} has mode {mode:04o}: others may read this secret; chmod 600 it, or make it anew"
+        )
+    elif mode & 0o022:
+        problems.append(
+            f"{str(path)!r} has mode {mode:04o}: others may write to it, and let strangers in; chmod go-w it"
+        )
+    return problems
 
 
 def _shared(keys: dict[NodeId, bytes]) -> list[str]:

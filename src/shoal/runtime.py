@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from shoal.message import Message
+from shoal.room import Room
 from shoal.topologies.graph import NodeId
 
 R = TypeVar("R", covariant=True)
@@ -153,85 +154,11 @@ class Waiter:
         return bool(self.messages) if self._missing is None else not self._missing
 
 
-class Room:
-    """How much of what has come and nobody has asked for yet is kept in memory, and what goes when it is more.
-
-    There is room for `AHEAD` usual messages of each node, and of some nodes more, so that those who are ahead of their
-    time find it, wherever they are in the graph. A usual message is as long as the model, or as the longest that the
-    node has sent itself. When that is exceeded, those who have taken most of it lose what is asked for last, if ever:
-    first messages of kinds that nobody has asked for so far, then those of the furthest rounds. So whoever fills a
-    mailbox, with rounds far ahead or with words that nobody knows, takes nothing from the others; and each keeps one.
-    """
-
-    AHEAD = 2
-    SPARE = 64
-    """So many nodes more."""
-    BESIDE = 2**16
-    """Bytes of small messages beside each large one."""
-    EACH = 2**13
-    """Bytes of memory that a message may take, however short it is."""
-
-    def __init__(self, usual: int, nodes: int) -> None:
-        self._usual = usual
-        self._nodes = nodes
-        self._taken = 0
-        """By all that was put in since there was last a look at what is left."""
-
-    def expect(self, size: int) -> None:
-        """Messages of so many bytes are usual here."""
-        self._usual = max(self._usual, size)
-
-    @property
-    def size(self) -> int:
-        return (self._nodes + self.SPARE) * self.AHEAD * (self._usual + self.BESIDE)
-
-    def seems_full(self, message: Message) -> bool:
-        """Whether it may be too much with one more; `kept` has the answer."""
-        self._taken += self._cost(message)
-        return self._taken > self.size
-
-    def kept(self, unclaimed: Sequence[Message], kinds: Collection[str]) -> list[Message]:
-        """Those that stay, in order; `kinds` are those that were asked for so far."""
-        sizes: dict[NodeId, int] = {}
-        for message in unclaimed:
-            sizes[message.sender] = sizes.get(message.sender, 0) + self._cost(message)
-        self._taken = sum(sizes.values())
-        if self._taken <= self.size:
-            return list(unclaimed)
-        share = self._share(sorted(sizes.values()))
-        taken = dict.fromkeys(sizes, 0)
-        kept = set()
-        for place in sorted(range(len(unclaimed)), key=lambda p: (unclaimed[p].kind not in kinds, unclaimed[p].round)):
-            message = unclaimed[place]
-            cost = self._cost(message)
-            if not taken[message.sender] or taken[message.sender] + cost <= share:
-                taken[message.sender] += cost
-                kept.add(place)
-        self._taken = sum(taken.values())
-        return [message for place, message in enumerate(unclaimed) if place in kept]
-
-    def _share(self, sizes: list[int]) -> int:
-        """What each may have, if nobody is to have more than that: all have less, or there is some room left then.
-
-        That is an eighth, lest all be looked through for every message that comes.
-        """
-        left = self.size * 7 // 8
-        for place, size in enumerate(sizes):
-            share = left // (len(sizes) - place)
-            if size > share:
-                return share
-            left -= size
-        return sizes[-1]
-
-    def _cost(self, message: Message) -> int:
-        return message.wire_size + self.EACH
-
-
 class Mailbox:
     """The messages of one node that nobody has asked for yet, and the receives that wait for more."""
 
     LIMIT = 100_000
-    """How many unclaimed messages are kept; more are dropped and counted in `dropped`."""
+    """How many unclaimed messages are kept where there is no `Room`; more are dropped and counted in `dropped`."""
     REMEMBERED = 16
     """Of how many rounds, each of one kind, it is known who was heard; what comes for those before them is late."""
 
@@ -260,8 +187,8 @@ class Mailbox:
         """Those of the receive that was over last."""
         self._over: dict[str, int] = {}
         """The latest round of a kind that is no longer remembered."""
-        self._kinds: set[str] = set()
-        """All that was asked for so far."""
+        self._any_round: set[str] = set()
+        """The kinds that were asked for without a round."""
 
     def put(self, message: Message) -> None:
         """Deliver a message; wakes the receive that it completes."""
@@ -278,20 +205,21 @@ class Mailbox:
                 return
         if self._is_over(message) or (self._given_up and self._is_late(message)):
             self.late += 1
-        elif len(self._unclaimed) >= self.LIMIT:
+        elif self.room is None and len(self._unclaimed) >= self.LIMIT:
             self.dropped += 1
         else:
             self._unclaimed.append(message)
             if self.room is not None and self.room.seems_full(message):
-                kept = self.room.kept(self._unclaimed, self._kinds)
+                kept = self.room.kept(self._unclaimed, self._asked, self._any_round)
                 self.dropped += len(self._unclaimed) - len(kept)
                 self._unclaimed = kept
 
     def ask(self, wanted: Filter, wake: Callable[[], None]) -> Waiter:
         """Claim what is here. If the waiter is not `done` by then, `wake` is called once when it is."""
         waiter = Waiter(wanted, wake)
-        self._kinds.add(wanted.kind)
-        if wanted.round is not None and wanted.round > self._asked.get(wanted.kind, -1):
+        if wanted.round is None:
+            self._any_round.add(wanted.kind)
+        elif wanted.round > self._asked.get(wanted.kind, -1):
             self._asked[wanted.kind] = wanted.round
             if self._given_up and self._unclaimed:
                 kept = [m for m in self._unclaimed if not self._is_late(m)]
@@ -313,7 +241,7 @@ class Mailbox:
 
     def collect(self, kind: str) -> list[Message]:
         """Claim all that is here of this kind."""
-        self._kinds.add(kind)
+        self._any_round.add(kind)
         found = [m for m in self._unclaimed if m.kind == kind]
         if found:
             self._unclaimed = [m for m in self._unclaimed if m.kind != kind]

@@ -38,6 +38,8 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     """The supervisor's public key, where links are sealed."""
     keys: str | None = None
     """The folder with the nodes' own keys; where there is none, each gets a new pair when it is started."""
+    listed: list[bytes] = []
+    """The public keys of all nodes, where they are in a folder: no node starts with another, which nobody lets in."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -101,6 +103,9 @@ class AverageDone(msgspec.Struct, frozen=True, tag=True):
 
 # Node to supervisor.
 
+UNFIT_KEYS = 3
+"""The exit code of a node that has no keys to speak to the supervisor with."""
+
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
     node: NodeId
@@ -121,6 +126,8 @@ class Strangers(msgspec.Struct, frozen=True, tag=True):
     run: str
     count: int
     last: str
+    over: bool = False
+    """Whether this is the last word of it."""
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):

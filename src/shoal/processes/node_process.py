@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import math
 import os
+import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
@@ -30,7 +31,8 @@ from shoal.processes.supervised import Later, Supervised, Watcher
 from shoal.processes.transport import Transport
 from shoal.records import End, Evaluation, Event, Lines, RunFolder
 from shoal.rejoining import rejoin, welcome
-from shoal.runtime import Mailbox, Room
+from shoal.room import Room
+from shoal.runtime import Mailbox
 from shoal.topologies.graph import NodeId
 
 BEATS = 6
@@ -43,6 +45,12 @@ REJECTIONS_RECORDED = 20
 
 def live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork, pair: KeyPair | None = None) -> int:
     """From fork to exit; returns the exit code. `pair` are the node's keys, unless it has them in a folder."""
+    try:
+        if start.keys is not None:
+            pair = read_pair(Path(start.keys), id, start.listed[id])
+    except LaunchError as error:
+        print(f"node {id}: {error}", file=sys.stderr)  # to the run's nodes.log; the supervisor would not let it in
+        return control.UNFIT_KEYS
     try:
         if start.namespaces:
             enter(start.namespaces[id])  # before there is a socket, or a thread that would make one
@@ -58,7 +66,8 @@ async def _live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork,
     context.set(zmq.MAX_SOCKETS, 2 * commons.experiment.size + 128)
     lines = Lines(RunFolder(Path(start.folder)).node(id))
     strangers = _Rejections(lines, "stranger refused")
-    seal = _seal(commons, id, start, pair, context, strangers)
+    assert (pair is None) == (start.key is None)
+    seal = None if pair is None else Seal(context, pair, strangers, asyncio.get_running_loop().time, math.inf)
     line = Supervised(context, start.control, seal, start.key)
     try:
         await _take_part(commons, id, slots, start, context, line, lines, seal, strangers)
@@ -130,7 +139,8 @@ async def _take_part(
         seal.admit_all({str(node_id): key for node_id, key in enumerate(go.keys)})
         seal.patience = PATIENCE if start.keys is None and commons.conditions.restarts else 0.0
     if go.network is not None:
-        shaper = Shaper(context, id, go.network, transport, mailbox.put, seal, go.network_key)
+        room = Room(commons.initial.nbytes, experiment.size)
+        shaper = Shaper(context, id, go.network, transport, mailbox.put, seal, go.network_key, room)
         transport.redeem = shaper.take
     transport.start(go.endpoints)
     serves = id >= experiment.nodes
@@ -223,7 +233,7 @@ async def _take_part(
         bytes_sent=node.bytes_sent,
         messages_sent=node.messages_sent,
         bad_messages=node.rejected + rejected.count,
-        late_messages=mailbox.late + mailbox.dropped,
+        late_messages=mailbox.late + mailbox.dropped + (0 if shaper is None else shaper.dropped),
         repeated_messages=mailbox.repeated,
         unsent_messages=transport.unsent,
         strangers=strangers.count,
@@ -237,23 +247,6 @@ async def _take_part(
     if guard is not None:
         guard.cancel()
     transport.close()
-
-
-def _seal(
-    commons: Commons,
-    id: NodeId,
-    start: control.Fork,
-    pair: KeyPair | None,
-    context: zmq.Context[zmq.Socket[bytes]],
-    strangers: _Rejections,
-) -> Seal | None:
-    """What seals the node's links, if they are."""
-    if start.key is None:
-        return None
-    if start.keys is not None:
-        pair = read_pair(Path(start.keys), id)
-    assert pair is not None
-    return Seal(context, pair, strangers, asyncio.get_running_loop().time, patience=math.inf)
 
 
 def _fail_with(runtime: ProcessRuntime, ended: asyncio.Task[None]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import zmq
@@ -77,6 +77,8 @@ class Seal:
         self._where = ""
         self._knock = asyncio.Event()
         """Set when `guard` has to look."""
+        self._leave = ExitStack()
+        """What ends `guard`: done once, and while the sockets are open. Afterwards their numbers may be others'."""
         self.sockets: list[zmq.Socket[Any]] = [self._zap]
         """What to wait for: when something comes on one of them, `attend`."""
 
@@ -117,8 +119,8 @@ class Seal:
         """As `admit`, for many."""
         for name, key in keys.items():
             before = self._keys.get(name)
-            if before is not None:
-                self._owners.pop(before, None)
+            if before is not None and self._owners.get(before) == name:  # else it is another's by now
+                del self._owners[before]
             self._keys[name] = key
             self._owners[key] = name
         self._decide_again(len(self._waiting))
@@ -132,14 +134,18 @@ class Seal:
         good part of a core."""
         loop = asyncio.get_running_loop()
         for socket in self.sockets:
-            loop.add_reader(socket.FD, self._knock.set)
-        while True:
-            self._knock.clear()
-            self.attend()
-            with suppress(TimeoutError):
-                # Those that wait in vain are to be told, though nobody else comes.
-                async with asyncio.timeout(LOOK_AGAIN if self._waiting else None):
-                    await self._knock.wait()
+            loop.add_reader(door := int(socket.FD), self._knock.set)
+            self._leave.callback(loop.remove_reader, door)
+        try:
+            while True:
+                self._knock.clear()
+                self.attend()
+                with suppress(TimeoutError):
+                    # Those that wait in vain are to be told, though nobody else comes.
+                    async with asyncio.timeout(LOOK_AGAIN if self._waiting else None):
+                        await self._knock.wait()
+        finally:
+            self._leave.close()
 
     def attend(self) -> None:
         """Answer whoever knocks, and count those that could not even do that."""
@@ -162,6 +168,7 @@ class Seal:
         self._watch(over=True)
 
     def close(self) -> None:
+        self._leave.close()
         for socket in self._listening:
             if not socket.closed:
                 socket.disable_monitor()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import secrets
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 import zmq
@@ -21,8 +22,12 @@ from shoal.message import Message
 from shoal.processes.sealing import Seal
 from shoal.processes.transport import Transport
 from shoal.rejoining import REJOINING
+from shoal.room import Room
 from shoal.topologies.graph import NodeId
 
+TOLD_AHEAD = 100_000
+"""Of so many messages of a sender it is remembered when they are due though they are not here yet. That is more than
+sockets hold between two nodes: what was told before was given up by its sender, or never sent."""
 PROMPT = 0.02
 """Seconds: a message that a task hands over so soon after its last one had left follows it without a gap. What it takes
 to learn that the last one has left is the shaper's time, not the node's."""
@@ -40,7 +45,7 @@ class Post(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     ticket: int
     to: NodeId
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=0)]
     since: float
     """When, on the machine's monotonic clock."""
     waits: bool
@@ -61,6 +66,7 @@ class Due(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sender: NodeId
     ticket: int
     time: float | None
+    """Infinite as long as all that is known is that the message is on its way."""
 
 
 FromNode: TypeAlias = Here | Post
@@ -82,10 +88,14 @@ class Shaper:
         deliver: Callable[[Message], None],
         seal: Seal | None = None,
         key: bytes | None = None,
+        room: Room | None = None,
     ) -> None:
-        """`key` is that of the network's process, where links are sealed."""
+        """`key` is that of the network's process, where links are sealed. `room` is for what it has not told of."""
         self._transport = transport
         self._deliver = deliver
+        self._room = room
+        self.dropped = 0
+        """Messages that the network did not tell of, and for which there was no room."""
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.DEALER)
         # ZeroMQ gives a name to whoever takes it last. Where links are sealed nobody else can know this node's.
@@ -104,8 +114,10 @@ class Shaper:
         self._left: tuple[asyncio.Task[object] | None, float] = (None, 0.0)
         """Which task's message left last, and when."""
         self._here: dict[tuple[NodeId, int], Message] = {}
-        """Messages of which nothing is known yet."""
-        self._told: dict[tuple[NodeId, int], float | None] = {}
+        """Messages of which nothing is known yet, and maybe never will be: anybody can make up a ticket."""
+        self._under_way: dict[tuple[NodeId, int], Message] = {}
+        """Messages that are here, and in the model on their way; how many these are is the model's business."""
+        self._told = _Told()
         """When messages are due that are not here yet."""
         self._waiting: list[tuple[float, int, tuple[NodeId, int], Message]] = []
         """Messages that are here and not yet due: a heap."""
@@ -140,10 +152,15 @@ class Shaper:
     def take(self, message: Message, ticket: int) -> None:
         """A message has come over the machine."""
         key = message.sender, ticket
-        if key not in self._told:
-            self._here[key] = message
-        elif (due := self._told.pop(key)) is not None:
-            self._keep(key, message, due)
+        if key in self._told:
+            self._place(key, message, self._told.pop(key))
+            return
+        self._here[key] = message
+        if self._room is not None and self._room.seems_full(message):
+            self._drain()  # word of some of them may have come
+            kept = set(map(id, self._room.kept(list(self._here.values()), ())))
+            self.dropped += len(self._here) - len(kept)
+            self._here = {key: message for key, message in self._here.items() if id(message) in kept}
 
     def lose(self, node: NodeId, at: float) -> None:
         """`node` has died: what it sent arrives, but nobody counts on it because it asked for that before.
@@ -159,6 +176,8 @@ class Shaper:
             self._timer.cancel()
 
     def _post(self, to: NodeId, message: Message, since: float, waits: bool) -> int:
+        if self._room is not None:
+            self._room.expect(message.wire_size)  # what this node says, others say to it
         self._tickets += 1
         self._socket.send(encode(Post(self._tickets, to, message.wire_size, since, waits)))
         self._loop.call_soon(self._drain)  # sending may have swallowed the signal that something has come
@@ -178,15 +197,22 @@ class Shaper:
 
     def _hear(self, said: Due) -> None:
         key = said.sender, said.ticket
-        if (message := self._here.pop(key, None)) is not None:
-            if said.time is not None:
-                self._keep(key, message, said.time)
+        message = self._under_way.pop(key, None) or self._here.pop(key, None)
+        if message is not None:
+            self._place(key, message, said.time)
         elif said.time is not None or key in self._told:
-            self._told[key] = said.time
+            self._told.note(key, said.time)
         elif any(key == waiting for _, _, waiting, _ in self._waiting):
             self._lost.add(key)
         else:
-            self._told[key] = None
+            self._told.note(key, None)
+
+    def _place(self, key: tuple[NodeId, int], message: Message, due: float | None) -> None:
+        """Keep a message until it is due, if it ever is."""
+        if due == math.inf:
+            self._under_way[key] = message
+        elif due is not None:
+            self._keep(key, message, due)
 
     def _keep(self, key: tuple[NodeId, int], message: Message, due: float) -> None:
         self._arrivals += 1
@@ -206,6 +232,28 @@ class Shaper:
                 self._deliver(message)
         if self._waiting:
             self._timer = self._loop.call_at(self._waiting[0][0], self._hand_over)
+
+
+class _Told:
+    """When messages are due that are not here yet: by sender and ticket, and the last `TOLD_AHEAD` of each sender."""
+
+    def __init__(self) -> None:
+        self._times: dict[NodeId, dict[int, float | None]] = {}
+
+    def __contains__(self, key: tuple[NodeId, int]) -> bool:
+        sender, ticket = key
+        return ticket in self._times.get(sender, ())
+
+    def note(self, key: tuple[NodeId, int], due: float | None) -> None:
+        sender, ticket = key
+        times = self._times.setdefault(sender, {})
+        times[ticket] = due
+        if len(times) > TOLD_AHEAD:
+            del times[next(iter(times))]
+
+    def pop(self, key: tuple[NodeId, int]) -> float | None:
+        sender, ticket = key
+        return self._times[sender].pop(ticket)
 
 
 def identity(node: NodeId) -> bytes:

@@ -7,6 +7,7 @@ should the supervisor itself be killed, the kernel ends the zygote, and with it 
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import signal
 import socket
@@ -33,8 +34,9 @@ from shoal.network.wiring import Presence
 from shoal.operating_system import MIB, raise_file_limit
 from shoal.processes import control
 from shoal.processes.capacity import capacity
-from shoal.processes.namespaces import Namespaces
+from shoal.processes.namespaces import Namespaces, address
 from shoal.processes.sealing import NETWORK, PATIENCE, Seal, speaker
+from shoal.processes.starts import Starts
 from shoal.processes.transport import AT_ONCE
 from shoal.processes.zygote_process import ZygoteProcess
 from shoal.progress import SHOW_EVERY, Listener, MeanScore, Nobody, Outcome, Progress, Status
@@ -43,8 +45,11 @@ from shoal.topologies.graph import NodeId
 
 STOP_SECONDS = 10.0
 """How long nodes may take to leave when they are told to."""
-HERE_TOO = {HERE, "127.0.0.1", socket.gethostname()}
+LOOPBACK = "127.0.0.1"
+HERE_TOO = {HERE, LOOPBACK, socket.gethostname()}
 """The names of this machine in a mapping."""
+START_SECONDS = 60.0
+"""How long it may take, at the least, until the next one of the nodes that are started says that it listens."""
 FINISH_SECONDS = 60.0
 """How long a node that is done may take, at the least, to write down the rest and leave."""
 STRANGERS_NOTICED = 5
@@ -53,6 +58,9 @@ LAST_WORDS = 64 * AT_ONCE
 """Messages among which those of one that has ended are looked for: each that speaks has its turn."""
 PULSES_MISSED = 5.0
 """Seconds on top of a peer's patience, for pulses that are late on a loaded machine."""
+LONGEST_WORDS = 2**20
+"""Bytes: what nodes may say, at the least, however small models are. A traceback is the longest."""
+ENDPOINT = re.compile(r"tcp://(.+):([1-9][0-9]{0,4})")
 
 
 class Supervisor:
@@ -120,10 +128,9 @@ class Supervisor:
         self._next: Occurrence | None = None
         self._away = [0] * experiment.size
         """For how many reasons each node is offline."""
-        self._expected: set[NodeId] = set()
-        """Those that are being started again."""
+        self._starts = Starts()
         self._returned: list[NodeId] = []
-        """Those among them that listen, and wait for the others."""
+        """Those that were started again and listen, and wait for the others."""
         self._to_restart: set[NodeId] = set()
         """Those that were killed, to be started again, and are not dead yet."""
         self._slow: dict[NodeId, control.Strike] = {}
@@ -174,6 +181,7 @@ class Supervisor:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, AT_ONCE)  # of each; who has more to say waits, and nothing is lost
+        self._socket.setsockopt(zmq.MAXMSGSIZE, max(LONGEST_WORDS, int(experiment.processes.max_message_mib * MIB)))
         self._socket.setsockopt(zmq.BACKLOG, 4096)
         self._poller = zmq.Poller()
         if pair is not None:
@@ -210,7 +218,7 @@ class Supervisor:
         if self._conditions.access is not None:
             self._namespaces = Namespaces(self._conditions.access)
             return self._namespaces.listen(self._socket)
-        self._socket.bind("tcp://127.0.0.1:*")
+        self._socket.bind(f"tcp://{LOOPBACK}:*")
         bound: bytes = self._socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
         return bound.decode().rstrip("\0")
 
@@ -223,6 +231,7 @@ class Supervisor:
                 self._stop()
                 return "interrupted"
             self._follow_agenda()
+            self._give_up_on_those_that_do_not_start()
             self._give_up_on_the_hung()
             if finishing is None and self._phase == "running" and self._all_done():
                 finishing = time.monotonic()
@@ -245,6 +254,19 @@ class Supervisor:
             return "failed"
         return "incomplete" if self._lost else "completed"
 
+    def _give_up_on_those_that_do_not_start(self) -> None:
+        assert self._zygote is not None
+        patience = self._patience_at_start
+        if overdue := self._starts.overdue(time.monotonic(), patience):
+            for node in overdue:
+                why = f"it did not say in {patience:g} s that it listens; see {self._folder.log}"
+                self._reasons.setdefault(node, why)
+            self._zygote.say(control.Kill(sorted(overdue)))
+
+    @property
+    def _patience_at_start(self) -> float:
+        return max(START_SECONDS, self._patience)
+
     def _give_up_on_the_hung(self) -> None:
         """End the nodes that learn when none of those that are left has been busy for a while: nothing will wake them.
 
@@ -252,7 +274,7 @@ class Supervisor:
         """
         working = set(range(self._experiment.size)) - self._done - self._exited
         learning = working & self._learners
-        if self._phase == "running" and learning and not self._expected:
+        if self._phase == "running" and learning and not self._starts.nodes:
             if self._are_away_for_good(learning):
                 self._end_after(0.0, PULSES_MISSED, learning, "offline, and nobody comes back")
             silent = time.monotonic() - max(self._busy[node] for node in working)
@@ -370,8 +392,10 @@ class Supervisor:
             namespaces=[] if spaces is None else [spaces.place(node) for node in range(experiment.size)],
             key=None if self._seal is None else self._seal.pair.public,
             keys=None if experiment.processes.keys is None else str(experiment.processes.keys),
+            listed=[self._keys[node] for node in sorted(self._keys)],
         )
         self._zygote.say(self._start_nodes)
+        self._starts.expect(self._here, time.monotonic())
 
     def _nodes_here(self) -> list[NodeId]:
         """The nodes that the mapping puts on this machine: so far, all of them."""
@@ -391,6 +415,7 @@ class Supervisor:
                 said = control.decode_from_node(frame.buffer)
                 self._check_speaker(said, frame)
                 self._check_model(said, rest)
+                self._check_endpoint(said)
             except zmq.Again:
                 return
             except MessageError as error:
@@ -407,7 +432,7 @@ class Supervisor:
                     self._network, self._network_endpoint = identity, said.endpoint
                     self._go_if_all_listen()
             elif isinstance(said, control.Hello):
-                if said.run == self._run and said.node in self._rounds and said.node not in self._identities:
+                if said.run == self._run and said.node in self._starts.nodes:
                     self._welcome(identity, said)
             elif self._identities.get(said.node) == identity or self._fails_before_hello(said):
                 self._hear_node(said, rest)
@@ -425,17 +450,30 @@ class Supervisor:
         if isinstance(said, control.Model) and [len(frame.buffer) for frame in rest] != [4 * self._parameters]:
             raise MessageError(f"one that says that it is node {said.node}, with what is no model of this run")
 
+    def _check_endpoint(self, said: control.FromNode) -> None:
+        """Others connect to where a node says that it listens. Raises `MessageError` where it cannot."""
+        plan = self._experiment.processes
+        if isinstance(said, control.Networked):
+            host = LOOPBACK
+        elif isinstance(said, control.Hello) and said.node in self._rounds:
+            host = address(said.node) if self._namespaces is not None else plan.announce or plan.host
+        else:
+            return
+        match = ENDPOINT.fullmatch(said.endpoint)
+        if match is None or match[1] != host or int(match[2]) > 65535:
+            raise MessageError(f"one that says that it listens at {said.endpoint[:100]!r}")
+
     def _hear_of_strangers(self, said: control.Strangers) -> None:
         if said.count > self._strangers_of_network < STRANGERS_NOTICED:
             self._listener.notice(f"a stranger was refused by the network's process: {said.last}")
         self._strangers_of_network = said.count
-        self._network_reported = True
+        self._network_reported = said.over
 
     def _welcome(self, identity: bytes, hello: control.Hello) -> None:
         self._identities[hello.node] = identity
         self._endpoints[hello.node] = hello.endpoint
-        if hello.node in self._expected:
-            self._expected.discard(hello.node)
+        self._starts.settle(hello.node)
+        if self._phase in ("running", "finishing"):
             self._returned.append(hello.node)
             self._welcome_back()
         else:
@@ -476,7 +514,7 @@ class Supervisor:
 
         Those that are started together begin together, so that each knows where the others are.
         """
-        if self._expected:
+        if self._starts.nodes:
             return
         returned, self._returned = self._returned, []
         for node in returned:
@@ -549,8 +587,8 @@ class Supervisor:
             self._reasons.pop(node, None)
             self._awaited.add(node)
             self._busy[node] = time.monotonic()
-        self._expected.update(nodes)
         if nodes:
+            self._starts.expect(nodes, time.monotonic())
             self._zygote.say(msgspec.structs.replace(self._start_nodes, nodes=nodes, again=True, network=False))
 
     def _write(self, node: NodeId, happening: Happening) -> None:
@@ -608,9 +646,7 @@ class Supervisor:
             return
         self._hear_nodes(LAST_WORDS)  # its own may still be on the way
         self._identities.pop(node, None)
-        why = self._reasons.get(node) or (
-            f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        )
+        why = self._reasons.get(node) or self._explained(code)
         if self._phase not in ("running", "finishing"):
             raise LaunchError(f"node {node} could not start: {why.strip()}")
         self._lost[node] = why.strip().splitlines()[-1]
@@ -620,13 +656,27 @@ class Supervisor:
         self._tell_all(gone)
         self._awaited.discard(node)
         self._average_if_complete()
+        is_awaited = node in self._starts.nodes or node in self._returned
+        self._starts.settle(node)
+        self._returned = [other for other in self._returned if other != node]
         if node in self._to_restart:
             self._to_restart.discard(node)
             self._restart([node])
-        elif node in self._expected or node in self._returned:
-            self._expected.discard(node)
-            self._returned = [other for other in self._returned if other != node]
+        elif is_awaited:
             self._welcome_back()
+
+    def _explained(self, code: int) -> str:
+        """Why a node has ended that did not say so itself."""
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        keys = self._experiment.processes.keys
+        if code == control.UNFIT_KEYS and keys is not None:
+            return (
+                f"its keys in {str(keys)!r} are not those that the run began with, or "
+                "cannot be used any longer: leave them alone while it lasts; look at them with 'shoal keys check', and "
+                f"start it again ({self._folder.log} says more)"
+            )
+        return f"exited with code {code}"
 
     def _average_if_complete(self) -> None:
         if self._signal is not None or (self._conditions.timed and self._phase == "running"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -30,6 +30,10 @@ NOWHERE = ""
 """The endpoint of a peer that has died."""
 AT_ONCE = 256
 """Messages that are taken in before others have their turn: a flood must not keep the node from its work."""
+LATE_RECEIPTS = 1000
+"""Receipts that wait until a peer takes them; of more the last ones. Who waits for so many does not read them."""
+NO_ADDRESS = (zmq.EINVAL, zmq.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO)
+"""What ZeroMQ says of an endpoint that it cannot connect to, ever."""
 LINGER_MS = 30_000
 """How long a closed connection still tries to deliver what was handed to it."""
 SLOWEST = 12_500.0
@@ -75,8 +79,9 @@ class Transport:
         self._tickets = time.monotonic_ns()  # higher than all of a node that died and had the same id
         self._receipts: dict[int, tuple[NodeId, asyncio.Future[bool]]] = {}
         """The tickets of what was transmitted: to whom, and whether it is there."""
-        self._late: set[asyncio.Task[bool]] = set()
-        """Receipts that could not be sent at once."""
+        self._late: dict[NodeId, tuple[asyncio.Task[None], deque[int]]] = {}
+        """The tickets of receipts that could not be sent at once, and who sees to that: one task for each peer, for a
+        peer that reads none of them would have the node do nothing else."""
         self._turn: asyncio.Handle | None = None
         """When more messages have come than are taken in at once."""
         self._inbox = context.socket(zmq.PULL)
@@ -153,6 +158,8 @@ class Transport:
         socket = self._open.pop(node, None)
         if socket is not None:
             socket.close(linger=0)
+        if node in self._late and self._endpoints[node] != NOWHERE:  # else they wait for where it listens
+            self._late.pop(node)[0].cancel()
         if node < len(self._endpoints):
             self._endpoints[node] = endpoint
         for to, receipt in self._receipts.values():
@@ -163,7 +170,7 @@ class Transport:
         asyncio.get_running_loop().remove_reader(self._inbox.FD)
         if self._turn is not None:
             self._turn.cancel()
-        for task in self._late:
+        for task, _ in self._late.values():
             task.cancel()
         self._inbox.close()
         for socket in self._open.values():
@@ -177,9 +184,13 @@ class Transport:
             if len(self._open) >= self._connections:
                 self._open.popitem(last=False)[1].close(linger=LINGER_MS)
             socket = self._context.socket(zmq.PUSH)
-            if self._seal is not None:
-                self._seal.reach(socket, self._seal.key(to))
-            socket.connect(self._endpoints[to])
+            try:
+                if self._seal is not None:
+                    self._seal.reach(socket, self._seal.key(to))
+                socket.connect(self._endpoints[to])
+            except BaseException:
+                socket.close(linger=0)  # or it would hold a place for good
+                raise
             self._open[to] = socket
         self._open.move_to_end(to)
         return socket
@@ -214,11 +225,32 @@ class Transport:
         return False
 
     def _acknowledge(self, sender: NodeId, ticket: int) -> None:
-        frames = [zmq.Frame(address(sender, ticket), copy=True), zmq.Frame(self._name, copy=True)]
-        if not self._try(sender, frames):
-            task = asyncio.get_running_loop().create_task(self._insist(sender, frames))
-            self._late.add(task)
-            task.add_done_callback(self._late.discard)
+        if sender in self._late:
+            self._late[sender][1].append(ticket)  # after those before it
+            return
+        try:
+            sent = self._try(sender, self._receipt(sender, ticket))
+        except zmq.ZMQError as error:
+            if error.errno not in NO_ADDRESS:
+                raise
+            return  # it listens nowhere, and gets none
+        if not sent and sender not in self._gone and sender not in self._stalled:
+            tickets = deque([ticket], maxlen=LATE_RECEIPTS)
+            self._late[sender] = asyncio.get_running_loop().create_task(self._catch_up(sender, tickets)), tickets
+
+    async def _catch_up(self, to: NodeId, tickets: deque[int]) -> None:
+        """Send the receipts that are late, and those that are by then, until the peer takes no more."""
+        try:
+            while tickets:
+                frames = self._receipt(to, tickets.popleft())
+                if not self._try(to, frames) and not await self._insist(to, frames):
+                    return
+        finally:
+            if to in self._late and self._late[to][1] is tickets:  # else the peer has moved, and there are others
+                del self._late[to]
+
+    def _receipt(self, to: NodeId, ticket: int) -> list[zmq.Frame]:
+        return [zmq.Frame(address(to, ticket), copy=True), zmq.Frame(self._name, copy=True)]
 
     def _settle(self, ticket: int, sender: str | None) -> None:
         """The receipt for a ticket has come; maybe nobody waits for it any longer."""
@@ -230,15 +262,26 @@ class Transport:
         receipt.set_result(True)
 
     def _drain(self) -> None:
-        """Take in all that has come. ZeroMQ signals once for many messages, so stop only when there are none."""
-        receive, run = self._inbox.recv, self._run
+        """Take in all that has come. ZeroMQ signals once for many messages, so stop only when there are none: after so
+        many that others should have their turn, or when something is raised, go on in the next one."""
         if self._turn is not None:
             self._turn.cancel()
+            self._turn = None
+        is_empty = False
+        try:
+            is_empty = self._take_in()
+        finally:
+            if not is_empty and not self._inbox.closed:
+                self._turn = asyncio.get_running_loop().call_soon(self._drain)
+
+    def _take_in(self) -> bool:
+        """Some hundreds of messages; whether there are no more."""
+        receive, run = self._inbox.recv, self._run
         for _ in range(AT_ONCE):
             try:
                 frames = [receive(NOBLOCK, copy=False)]
             except zmq.Again:
-                return
+                return True
             while frames[-1].more:
                 frames.append(receive(NOBLOCK, copy=False))  # the parts of a message come all at once
             try:
@@ -264,7 +307,7 @@ class Transport:
             else:
                 self._acknowledge(message.sender, ticket)
                 self._deliver(message)
-        self._turn = asyncio.get_running_loop().call_soon(self._drain)  # when others have had theirs
+        return False
 
 
 def _frames(message: Message) -> list[zmq.Frame]:
