@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 from shoal.errors import MessageError
 from shoal.message import Payload
-from shoal.privacy import masks, shamir
+from shoal.privacy import circles, masks, shamir
 from shoal.privacy.circles import circle, connected
 from shoal.privacy.masks import KEY_BYTES, Keys, commitment
 from shoal.privacy.opening import _parts
@@ -315,6 +315,19 @@ def test_partners_are_mutual_and_all_are_linked(company: set[int], reach: int, r
     assert connected(partners, company)
 
 
+def test_a_circle_is_worked_out_once_for_all_who_stand_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[int]()
+    once = circles._circle
+    monkeypatch.setattr(circles, "_latest", {})
+    monkeypatch.setattr(circles, "_circle", lambda *asked: made.append(asked[2]) or once(*asked))
+    for _ in range(3):  # each of these goes through all receivers
+        for receiver in range(1000):
+            circle(range(20), 4, receiver, 7)
+    assert made == list(range(1000))
+    for company, partners, seed in ((range(21), 4, 7), (range(20), 6, 7), (range(20), 4, 8)):
+        assert circle(company, partners, 0, seed) == once(company, partners, 0, seed)
+
+
 def test_the_order_on_the_circle_is_another_for_every_receiver() -> None:
     assert len({tuple(circle(range(30), 4, receiver, 0).values()) for receiver in range(5)}) == 5
 
@@ -446,6 +459,14 @@ def test_what_moves_slowly_gets_its_turn_and_seldom() -> None:
         turns += named.tolist()
         wanted.hear(still, named, paces[named] * (round + 1), 1)
     assert 8 <= turns.count(0) <= 16  # beside one that moves four times as fast: after two rounds it has its turn
+
+
+def test_what_is_heard_twice_in_a_round_leaves_numbers() -> None:
+    wanted = Wanted(np.zeros(3, np.float32), 1)
+    for _ in range(2):
+        wanted.name(np.zeros(3, np.float32), 0)
+        wanted.hear(np.zeros(3, np.float32), np.array([0, 1]), np.array([1.0, 0.0]), 2)
+    assert np.isfinite(wanted._pace).all()
 
 
 @given(st.data())

@@ -229,6 +229,29 @@ def test_a_node_whose_code_raises_is_lost_with_its_traceback_shown(tmp_path: Pat
     assert ends(going.folder) == {0, 2, 3, 4, 5}
 
 
+def test_of_an_error_that_is_longer_than_any_message_the_end_is_shown_and_all_is_in_the_log(tmp_path: Path) -> None:
+    (tmp_path / "wordy.py").write_text(
+        textwrap.dedent(
+            """
+            from shoal.algorithms.dpsgd import DPSGD
+
+
+            class Wordy(DPSGD):
+                async def run(self, node):
+                    if node.id == 1:
+                        raise ValueError("begin" + 3 * 2**20 * "x" + "end")
+                    await super().run(node)
+            """
+        )
+    )
+    code, out, done = run(tmp_path, "algorithm={name='wordy.py:Wordy', rounds=2}", "processes.max_message_mib=1")
+    assert code == 3, out[-1000:]
+    assert done.summary["lost"]["1"].endswith("xend")
+    assert len(done.summary["lost"]["1"]) < 2**14
+    log = done.folder.log.read_text()
+    assert "begin" + 3 * 2**20 * "x" + "end" in log
+
+
 def test_a_run_that_loses_every_node_has_failed(tmp_path: Path) -> None:
     faults = ", ".join(f"{{kind='crash', node={n}, round=1}}" for n in range(NODES))
     code, out, done = run(tmp_path, f"fault=[{faults}]")
@@ -446,7 +469,15 @@ MUTE = textwrap.dedent(
 
 
     Supervised.say = mutely
-    Supervisor._patience_at_start = property(lambda self: 0.5 if self._starts.nodes == {2} else 600.0)
+    from_the_start = Path("began").exists()
+
+
+    def patience(self):
+        mute = self._starts.nodes == {2} and (from_the_start or self._phase == "running")
+        return 0.5 if mute else 600.0
+
+
+    Supervisor._patience_at_start = property(patience)
 
 
     class Mute(DPSGD):

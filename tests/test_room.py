@@ -230,6 +230,22 @@ def test_what_is_claimed_makes_room_again() -> None:
     assert ordinary.dropped == 0
 
 
+def test_a_room_that_is_nearly_full_is_not_looked_through_for_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[int]()
+    kept = Room.kept
+    monkeypatch.setattr(Room, "kept", lambda room, *given: looks.append(1) or kept(room, *given))
+    room = Room(MODEL, NODES)
+    nearly_full = Mailbox(room)
+    size = model(size=0).wire_size + Room.EACH
+    for number in range(room.size // size - 12):  # one model has room beside them, which takes as much as six
+        nearly_full.put(model(2, FAR + number, size=0))
+    for round in range(1_000):
+        nearly_full.put(model(1, round))
+        assert asked(nearly_full, 1, round)
+    assert 0 < len(looks) < 100
+    assert nearly_full.dropped == 0
+
+
 def test_without_room_nothing_is_dropped() -> None:
     unlimited = Mailbox()
     for number in range(1_000):

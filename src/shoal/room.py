@@ -66,6 +66,8 @@ class Room:
         sizes = {sender: sum(costs[place] for place in own) for sender, own in places.items()}
         self._taken = sum(sizes.values())
         if self._taken <= self.size:
+            # Lest all be looked through for every message that comes and is claimed at once. A sixteenth more may come.
+            self._taken = min(self._taken, self.size * 15 // 16)
             return list(unclaimed)
         share = self._share(sorted(sizes.values()))
         kept = set()

@@ -9,28 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Collection, Mapping
-from functools import lru_cache
+from collections.abc import Collection, Hashable, Mapping
+from typing import TypeAlias
 
 from shoal.topologies.graph import NodeId
 
 _PLACE = struct.Struct("<qQQ")
+_Circle: TypeAlias = Mapping[NodeId, tuple[NodeId, ...]]
+_latest: dict[NodeId, tuple[Hashable, _Circle]] = {}
+"""The last circle around each receiver, and what it is of. In a simulation all who stand on it need it, in every
+round."""
 
 
-def circle(
-    company: Collection[NodeId], partners: int, receiver: NodeId, seed: int
-) -> Mapping[NodeId, tuple[NodeId, ...]]:
+def circle(company: Collection[NodeId], partners: int, receiver: NodeId, seed: int) -> _Circle:
     """For each of `company` its partners, in ascending order. Alike on all nodes; who is whose partner is mutual."""
     if len(company) - 1 <= partners:
         return {node: tuple(sorted(set(company) - {node})) for node in sorted(company)}
-    return _circle(tuple(sorted(company)), partners, receiver, seed)
+    asked = tuple(sorted(company)), partners, seed
+    if receiver not in _latest or _latest[receiver][0] != asked:
+        _latest[receiver] = asked, _circle(company, partners, receiver, seed)
+    return _latest[receiver][1]
 
 
-@lru_cache(maxsize=256)
-def _circle(
-    company: tuple[NodeId, ...], partners: int, receiver: NodeId, seed: int
-) -> Mapping[NodeId, tuple[NodeId, ...]]:
-    """Kept, since in a simulation all of `company` need it, and all of them in every round."""
+def _circle(company: Collection[NodeId], partners: int, receiver: NodeId, seed: int) -> _Circle:
     order = sorted(company, key=lambda node: hashlib.sha256(_PLACE.pack(seed, receiver, node)).digest())
     count, reach = len(order), partners // 2
     return {

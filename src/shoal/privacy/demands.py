@@ -6,6 +6,7 @@ from shoal.algorithms.demands import graph_of
 from shoal.components import Whole, find, speaks, sums
 from shoal.compression.floats import Float32
 from shoal.sharing.full import Full
+from shoal.sharing.random import Random
 from shoal.sharing.sharing import Selects, Sharing
 
 NAME = "sharing = 'secure'"
@@ -27,6 +28,10 @@ def _inner(inner: Sharing, whole: Whole) -> list[str]:
         ]
     if isinstance(inner, Selects) and not isinstance(getattr(inner, "values", Float32()), Float32):
         return [f"sharing.inner.values: {NAME} encodes values itself, in whole numbers that can be added; leave it out"]
+    if isinstance(inner, Random) and not inner.common:
+        return [
+            "sharing.inner.common = false: all who speak to a receiver have to say the same coordinates; leave it out"
+        ]
     if isinstance(inner, Selects) and not inner.common and speaks(whole.algorithm) == "server":
         return [
             f"sharing.inner = {name!r}: each node names its coordinates to those that speak to it, and a server does "
@@ -80,8 +85,8 @@ def _topology(few: str, whole: Whole) -> list[str]:
     if few == "plain" or graph is None:
         return []
     rounds = range(1 if graph.static else LOOKED_AT)
-    heard = [max(graph.degree(node, round) for round in rounds) for node in range(graph.nodes)]
-    lonely = [node for node, most in enumerate(heard) if most < 2]
+    by_round = [[graph.degree(node, round) for node in range(graph.nodes)] for round in rounds]
+    lonely = [node for node, degrees in enumerate(zip(*by_round, strict=True)) if max(degrees) < 2]
     if not lonely or (not graph.static and len(lonely) < graph.nodes):
         return []
     some = ", ".join(map(str, lonely[:5])) + (" …" if len(lonely) > 5 else "")

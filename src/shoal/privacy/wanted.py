@@ -50,7 +50,8 @@ class Wanted:
 
     def hear(self, params: Params, positions: Positions, mean: NDArray[np.float64], speakers: int) -> None:
         """These coordinates were averaged in the round in which they were last named, and are as in `params` now."""
-        moved = np.abs(mean - self._mean[positions]) / (self._round - self._heard[positions])
+        rounds = np.maximum(1, self._round - self._heard[positions])  # though it were heard twice in one
+        moved = np.abs(mean - self._mean[positions]) / rounds
         self._pace[positions] += LATEST * (math.sqrt(speakers) * moved - self._pace[positions])
         self._mean[positions] = mean
         self._averaged[positions] = params[positions]

@@ -40,6 +40,8 @@ BEATS = 6
 LEAVE_SECONDS = 7.0
 """How long a node that is stopped goes on to test models that it kept, the latest first; that one it tests anyway."""
 REJECTIONS_RECORDED = 20
+LAST_WORDS = 2**13
+"""Characters of an error that a node tells the supervisor; of more the last, which say what it was."""
 """Bad messages, and strangers, that are recorded one by one; more are only counted."""
 
 
@@ -73,6 +75,9 @@ async def _live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork,
         await _take_part(commons, id, slots, start, context, line, lines, seal, strangers)
     except Exception as error:
         text = str(error) if isinstance(error, LaunchError) else traceback.format_exc()
+        if len(text) > LAST_WORDS:
+            print(f"node {id}: {text}", file=sys.stderr)  # to the run's nodes.log
+            text = f"… {text[-LAST_WORDS:]}"
         line.say(control.Failed(id, start.run, text))
         line.close()
         if seal is not None:
