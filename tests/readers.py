@@ -112,7 +112,9 @@ def the_model() -> Iterator[Reader]:
     """What the network's process is told, by one that is not to be trusted, and what becomes of others' messages."""
     posts = (shaper.Here(1.0), shaper.Post(1, 2, 100, 1.0, True), shaper.Post(2, 3, 10**6, 0.5, False))
     wiring = Uniform(latency=0.01, upload=8.0, download=8.0).build(NODES, seed=0).stages[0][1]
-    timetable = Timetable(Carrier(wiring, NODES, seed=0), iter(()))
+    carrier = Carrier(wiring, NODES, seed=0)
+    carrier.load()  # else the first message has to wait while it is compiled
+    timetable = Timetable(carrier, iter(()))
     timetable.begin(0.0)
     samples = [[shaper.encode(post)] for post in posts]
     yield Reader("posts, to the model", partial(_post, timetable, itertools.count(1)), samples, _mutate_one)
