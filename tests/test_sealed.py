@@ -831,59 +831,6 @@ def test_only_the_last_report_of_the_networks_is_taken_for_the_last(supervisor: 
     assert supervisor._strangers_of_network == 3
 
 
-# Patience with those that are started
-
-
-@pytest.fixture
-def starting(supervisor: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A supervisor with a clock of its own that waits for nodes 0 to 3, and what it says to the zygote."""
-    supervisor.clock = 1000.0
-    monkeypatch.setattr("shoal.processes.supervisor.time.monotonic", lambda: supervisor.clock)
-    supervisor._identities.clear()
-    supervisor.said = []
-    supervisor._zygote = SimpleNamespace(say=supervisor.said.append)
-    supervisor._phase = "forking"
-    supervisor._starts.expect(range(4), time.monotonic())
-
-    def passes(seconds: float, step: float = 0.1) -> None:
-        for _ in range(round(seconds / step)):
-            supervisor.clock += step
-            supervisor._give_up_on_those_that_do_not_start()
-
-    supervisor.passes = passes
-    supervisor.hello = lambda node: supervisor._welcome(b"", control.Hello(node, supervisor._run, "tcp://127.0.0.1:1"))
-    supervisor.passes(0.1)
-    return supervisor
-
-
-def test_every_node_that_says_that_it_listens_gives_the_others_more_time(starting: Any) -> None:
-    patience = starting._patience_at_start
-    assert patience >= 60.0
-    for node in (0, 1, 2):
-        starting.passes(patience - 1.0)
-        starting.hello(node)
-    starting.passes(patience - 1.0)
-    assert starting.said == []
-    starting.passes(2.0)
-    assert starting.said == [control.Kill([3])]
-    assert "did not say" in starting._reasons[3]
-
-
-def test_time_in_which_the_supervisor_itself_was_kept_from_its_work_does_not_count(starting: Any) -> None:
-    starting.passes(100_000.0, step=10_000.0)
-    assert starting.said == []
-
-
-def test_nodes_that_are_started_later_do_not_prolong_the_wait_for_earlier_ones(starting: Any) -> None:
-    starting.hello(0)
-    for _ in range(2):
-        starting.passes(starting._patience_at_start / 2 + 1.0)
-        starting._identities.pop(0, None)
-        starting._starts.expect([0], starting.clock)  # again and again, as where nodes come and go
-        starting.hello(0)
-    assert starting.said == [control.Kill([1, 2, 3])]
-
-
 def test_a_flood_does_not_keep_the_supervisor_or_the_network_from_the_rest(supervisor: Any) -> None:
     flood = from_socket(*[[b"x", b"garbage"]] * 20_000)
     supervisor._socket = flood
