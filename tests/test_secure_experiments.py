@@ -1,0 +1,298 @@
+"""Secure aggregation in whole runs: with a server that calls, on both engines, and what does not go with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from shoal.algorithms.fedavg import FedAvg
+from shoal.commons import Commons
+from shoal.errors import ExperimentError, NodeError
+from shoal.experiment import Experiment
+from shoal.message import Message, Payload
+from shoal.node import Node
+from shoal.privacy.secure import Secure
+from shoal.records import Event
+from shoal.sharing.full import Full
+from shoal.testing import FakeRuntime, Faults
+from together import Together, witnesses
+
+# A server that calls
+
+
+def call(round: int = 0, last: bool = False, **arrays: Any) -> Message:
+    given: dict[str, Any] = {
+        "params": np.ones(4, np.float32),
+        "company": np.array([0, 1, 2], np.uint32),
+        "weight": 0.5,
+    }
+    made = {k: v for k, v in {**given, **arrays}.items() if v is not None}
+    fields = {k: v for k, v in made.items() if not isinstance(v, np.ndarray)}
+    sent = {k: v for k, v in made.items() if isinstance(v, np.ndarray)}
+    return Message(3, "global", round, Payload(sent, {**fields, "last": True} if last else fields))
+
+
+WEIGHT = "expected a field 'weight', how much this node counts, above 0 and at most 1"
+AMONG = "expected this node among those that are called, and nobody but clients"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "why"),
+    [
+        ({"company": None}, "expected an array 'company' of the nodes that are called"),
+        ({"company": np.array([0, 1, 2], np.int64)}, "expected an array 'company' of the nodes that are called"),
+        ({"company": np.array([0, 1, 1], np.uint32)}, "expected an array 'company' of the nodes that are called"),
+        ({"company": np.array([[0, 1, 2]], np.uint32)}, "expected an array 'company' of the nodes that are called"),
+        *(({"weight": wrong}, WEIGHT) for wrong in (None, 1, "much", 0.0, -0.5, 1.5, math.nan)),
+        ({"company": np.array([1, 2, 4], np.uint32)}, AMONG),
+        ({"company": np.array([0, 1, 3], np.uint32)}, AMONG),
+        ({"company": np.empty(0, np.uint32)}, AMONG),
+    ],
+)  # fmt: skip
+def test_a_call_that_does_not_say_who_else_is_called_is_refused(arrays: Any, why: str) -> None:
+    fake = FakeRuntime(call(0, **arrays), call(1, last=True, company=None, weight=None))
+    node = fake.node(0, nodes=3, params=np.zeros(4), sharing=Secure(), services={"algorithm": 3})
+    fake.run(FedAvg(2).run(node))
+    ((what, detail),) = [(r.what, r.detail) for r in fake.records if isinstance(r, Event)]
+    assert what == "payload rejected"
+    assert detail.startswith(f"from node 3: {why}")
+    assert not any(message.kind == "model" for _, message in fake.sent)
+    assert (node.params == 1).all()
+
+
+def test_a_node_that_was_not_told_its_company_does_not_guess_it() -> None:
+    node = FakeRuntime().node(0, nodes=3, params=np.zeros(4), sharing=Secure(), services={"algorithm": 3})
+    with pytest.raises(NodeError, match="node 0 was not told who else speaks to node 3 in round 0"):
+        node.company(3, 0)
+    node.accompany(3, 0, [0, 1], {0: 0.25})
+    assert node.company(3, 0) == [0, 1]
+    assert node.counts(3, 0) == {0: 0.25}
+    with pytest.raises(NodeError, match="in round 1"):
+        node.company(3, 1)
+    assert node.company(1, 0) == {0, 2}  # by the graph
+    assert node.counts(1, 0) == {0: 1 / 3, 2: 1 / 3}
+
+
+def test_clients_are_told_how_much_they_count_themselves_and_of_the_others_who_they_are() -> None:
+    with mock.patch.object(Node, "samples", property(lambda node: node.id + 1)):
+        world = Together(FedAvg(1), witnesses(5)).run()
+    told = {to: m.payload for to, m in world.sent if m.kind == "global" and "last" not in m.payload.fields}
+    assert [told[client].fields for client in range(4)] == [{"weight": n / 10} for n in (1, 2, 3, 4)]
+    for said in told.values():
+        assert sorted(said.arrays) == ["company", "params"]
+        assert said.arrays["company"].tolist() == [0, 1, 2, 3]
+    assert world.check_sums() == 1
+
+
+def test_a_call_that_comes_again_or_late_is_refused_and_not_trained_for() -> None:
+    fake = FakeRuntime(call(1))
+    fake.deliver(call(1), at=1.0)
+    fake.deliver(call(0), at=2.0)
+    for late in (call(3), call(2), call(3, last=True, company=None, weight=None)):
+        fake.deliver(late, at=3.0)
+    node = fake.node(0, nodes=3, params=np.zeros(4), sharing=Full(), services={"algorithm": 3})
+    fake.run(FedAvg(4).run(node))
+    rejected = [r.detail for r in fake.records if isinstance(r, Event) and r.what == "payload rejected"]
+    assert rejected == [
+        "from node 3: a call to round 1, and this node has been called to round 1",
+        "from node 3: a call to round 0, and this node has been called to round 1",
+        "from node 3: a call to round 2, and this node has been called to round 3",
+    ]
+    assert [message.round for _, message in fake.sent if message.kind == "model"] == [1]
+
+
+# Experiments
+
+
+def experiment(**changed: Any) -> Experiment:
+    given: dict[str, Any] = {
+        "nodes": 6,
+        "seed": 4,
+        "algorithm": {"name": "dpsgd", "rounds": 3},
+        "sharing": {"name": "secure"},
+        "topology": {"name": "regular", "degree": 4},
+        "partition": {"name": "dirichlet", "alpha": 1.0},
+        "model": {"name": "logistic"},
+        "training": {"lr": 0.1, "batch_size": 16},
+        "evaluation": {"every": 0},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**given, **changed})
+
+
+def models_of(run: Any, nodes: Collection[int]) -> Any:
+    return np.stack([np.load(run.folder.model(node)) for node in nodes])
+
+
+def events_of(run: Any, node: int) -> list[tuple[str, str]]:
+    return [(r.what, r.detail) for r in run.folder.read(node) if isinstance(r, Event)]
+
+
+TOPK = {"name": "secure", "inner": {"name": "topk", "fraction": 0.2}}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"topology": {"name": "regular", "degree": 3, "dynamic": True}, "sharing": TOPK},
+        {"algorithm": {"name": "el-local", "rounds": 3, "peers": 2}},
+        {"algorithm": {"name": "fedavg", "rounds": 3, "fraction": 0.5}},
+    ],
+    ids=["topk on a dynamic graph", "el-local", "fedavg"],
+)
+def test_both_engines_give_the_same_models_and_bytes(changed: Any, tmp_path: Path) -> None:
+    runs = [experiment(engine=engine, **changed).run(tmp_path) for engine in ("simulation", "processes")]
+    for run in runs:
+        assert run.status == "completed"
+        assert run.summary["messages_rejected"] == 0
+    assert runs[0].summary["digest"] == runs[1].summary["digest"]
+    assert runs[0].summary["bytes_sent"] == runs[1].summary["bytes_sent"]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"name": "dpsgd"}, {"name": "el-oracle", "degree": 3}, {"name": "qg-dsgdm"}, {"name": "fedavg", "fraction": 0.7}],
+    ids=lambda algorithm: algorithm["name"],
+)
+def test_it_learns_what_full_sharing_learns(algorithm: Any, tmp_path: Path) -> None:
+    some = {"algorithm": {**algorithm, "rounds": 3}}
+    runs = [experiment(sharing={"name": name}, **some).run(tmp_path) for name in ("full", "secure")]
+    nodes = range(experiment(**some).size)
+    plain, hidden = (models_of(run, nodes) for run in runs)
+    assert np.abs(plain).max() > 0.1
+    np.testing.assert_allclose(hidden, plain, atol=64 * 2.0**-18)
+
+
+def test_a_process_that_is_killed_in_the_last_round_does_not_stop_the_others(tmp_path: Path) -> None:
+    faults = Faults().crash(2, round=2)
+    runs = [
+        experiment(engine=engine, fault=faults.schedule, topology={"name": "full"}).run(tmp_path)
+        for engine in ("simulation", "processes")
+    ]
+    for run in runs:
+        assert list(run.summary["lost"]) == ["2"]
+        for node in (0, 1, 3, 4, 5):
+            assert not any(what == "sum not opened" for what, _ in events_of(run, node))
+    # It dies before it says anything in that round: the same are in the sums of both.
+    survivors = (0, 1, 3, 4, 5)
+    assert np.array_equal(models_of(runs[0], survivors), models_of(runs[1], survivors))
+
+
+@pytest.mark.parametrize("time", [0.5, 1.01, 1.06, 1.1, 1.14, 1.2, 1.25, 3.3])
+def test_one_that_dies_amid_its_messages_leaves_sums_that_can_be_opened(time: float, tmp_path: Path) -> None:
+    run = experiment(
+        topology={"name": "full"},
+        network={"name": "uniform", "latency": 0.02, "upload": 0.5},
+        device={"step_seconds": 1.0},
+        fault=Faults().crash(2).at(time).schedule,
+        evaluation={"every": 0, "average": False, "samples": 10},
+    ).run(tmp_path)
+    assert list(run.summary["lost"]) == ["2"]
+    assert np.isfinite(models_of(run, (0, 1, 3, 4, 5))).all()
+    for node in (0, 1, 3, 4, 5):
+        assert not any(what == "sum not opened" for what, _ in events_of(run, node))
+
+
+def test_a_model_outside_the_range_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match=r"expected within ±0\.0001: it would garble the sum; set a larger sharing"):
+        experiment(sharing={"name": "secure", "range": 0.0001}).run(tmp_path)
+
+
+RESTARTS = (
+    "sharing = 'secure': a node that comes back is given a model in the clear, by whoever is furthest on; leave out "
+    "restarts (faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"sharing": {"name": "secure", "inner": {"name": "choco"}}},
+         "sharing.inner = 'choco': masks cancel only in a sum of models, coordinate by coordinate, and this says "
+         "something else; use 'full', 'random' or 'topk'"),
+        ({"sharing": {"name": "secure", "inner": {"name": "secure"}}},
+         "sharing.inner = 'secure': masks cancel only in a sum of models, coordinate by coordinate, and this says "
+         "something else; use 'full', 'random' or 'topk'"),
+        ({"sharing": {"name": "secure", "inner": {"name": "topk", "values": {"name": "int8"}}}},
+         "sharing.inner.values: sharing = 'secure' encodes values itself, in whole numbers that can be added; "
+         "leave it out"),
+        ({"sharing": {"name": "secure", "inner": {"name": "random", "common": False}}},
+         "sharing.inner.common = false: all who speak to a receiver have to say the same coordinates; leave it out"),
+        ({"sharing": {"name": "secure", "partners": 5}},
+         "sharing: partners = 5: expected an even number, half of them on each side"),
+        ({"sharing": {"name": "secure", "range": 1e-300}},
+         "sharing.range = 1e-300: expected number at least 5.42101e-20 and at most 1.84467e+19"),
+        ({"sharing": {"name": "secure", "range": math.inf}},
+         "sharing.range = inf: expected number at least 5.42101e-20 and at most 1.84467e+19"),
+        ({"algorithm": {"name": "gossip"}},
+         "sharing = 'secure': it gives the weighted sum of all neighbours' models of a round, and algorithm = "
+         "'gossip' asks for more; use 'dpsgd', 'el-oracle', 'el-local', 'qg-dsgdm' or 'fedavg'"),
+        ({"topology": {"name": "peer-sampler"}},
+         "topology = 'peer-sampler': nodes find their peers by talking, so nobody knows who else speaks to its peers, "
+         "with whom sharing = 'secure' has to mask; use a graph that all nodes work out alike"),
+        ({"topology": {"name": "ring"}, "nodes": 2},
+         "topology = 'ring': fewer than two speak to 2 of the nodes (0, 1), so a model would show; sharing = 'secure' "
+         "needs two at the least, or few = 'plain'"),
+        ({"topology": {"name": "star"}, "nodes": 8},
+         "topology = 'star': fewer than two speak to 7 of the nodes (1, 2, 3, 4, 5 …), so a model would show; "
+         "sharing = 'secure' needs two at the least, or few = 'plain'"),
+        ({"topology": {"name": "regular", "degree": 1, "dynamic": True}, "nodes": 4},
+         "topology = 'regular': fewer than two speak to 4 of the nodes (0, 1, 2, 3), so a model would show; sharing = "
+         "'secure' needs two at the least, or few = 'plain'"),
+        ({"algorithm": {"name": "el-oracle", "rounds": 2, "degree": 1}},
+         "algorithm.degree = 1: a node hears one model in a round, and that would show; sharing = 'secure' needs two "
+         "at the least, or few = 'plain'"),
+        ({"algorithm": {"name": "fedavg", "fraction": 0.1}},
+         "algorithm.fraction = 0.1 calls one client, whose model the server would see; sharing = 'secure' needs two "
+         "at the least, or few = 'plain'"),
+        ({"algorithm": {"name": "fedavg"}, "sharing": TOPK},
+         "sharing.inner = 'topk': each node names its coordinates to those that speak to it, and a server does "
+         "not; use 'full' or 'random'"),
+        ({"fault": Faults().crash(1).at(3.0).until(5.0).schedule}, RESTARTS),
+        ({"fault": Faults().crash(1).at(3.0).lasting(5.0).schedule}, RESTARTS),
+        ({"fault": Faults().crash(1).at(3.0).restart(1).at(5.0).schedule}, RESTARTS),
+        ({"fault": Faults().crash().every(9.0).lasting(5.0).schedule}, RESTARTS),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_it_is_refused_with_what_to_do(changed: Any, problem: str) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        experiment(**changed)
+    assert problem in refused.value.problems
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"fault": Faults().crash(1).at(3.0).schedule},
+        {"fault": Faults().crash(1, round=2).schedule},
+        {"topology": {"name": "star"}, "sharing": {"name": "secure", "few": "plain"}},
+        {"algorithm": {"name": "fedavg", "fraction": 0.1}, "sharing": {"name": "secure", "few": "plain"}},
+        {"algorithm": {"name": "fedavg"}, "sharing": {"name": "secure", "inner": {"name": "random"}}},
+        {"topology": {"name": "regular", "degree": 2, "dynamic": True}},
+        {"topology": {"name": "regular", "degree": 1, "dynamic": True}, "sharing": {"name": "secure", "few": "plain"}},
+        {"algorithm": {"name": "el-oracle", "rounds": 2, "degree": 1}, "sharing": {"name": "secure", "few": "plain"}},
+        {"algorithm": {"name": "el-local", "rounds": 2, "peers": 1}},
+    ],
+)
+def test_what_goes_with_it_is_taken(changed: Any) -> None:
+    experiment(**changed)
+
+
+@pytest.mark.parametrize("other", [{"name": "full"}, {"name": "secure", "range": 8.0}], ids=["full", "another range"])
+def test_all_nodes_have_to_share_alike(other: Any) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        Commons(experiment(group=[{"nodes": "0-2", "sharing": other}]))
+    assert any(
+        problem.endswith(
+            "does not understand { name = 'secure', inner = 'full', bits = 32, range = 64.0, threshold = 0.5, partners "
+            "= 8, few = 'refuse' }, which other nodes use: masks cancel only where all nodes use secure aggregation, "
+            "and alike; let all nodes use one sharing"
+        )
+        for problem in refused.value.problems
+    )
