@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from measuring import Figure, shoal_run_in, show, step
-from shoal.analysis.plots import metric_plot
-from shoal.records import RunFolder
+from shoal.results.plots import metric_plot
+from shoal.results.records import RunFolder
 
 SETTINGS = {
     "nodes": 16,

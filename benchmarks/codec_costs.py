@@ -25,8 +25,8 @@ from measuring import Figure, show
 from shoal.compression.floats import QSGD, BFloat16, Blosc2, Float16, Float32, FloatCodec, Int8, Zfp, Zstd
 from shoal.compression.indices import Bitmap, EliasDelta, EliasGamma, GolombRice, IndexCodec, Positions, Raw
 from shoal.compression.sparse import share_of, top_positions
-from shoal.message import Params
 from shoal.models.networks import GnLenet
+from shoal.types import Params
 
 INDEX_CODECS: list[IndexCodec] = [GolombRice(), EliasGamma(), EliasDelta(), Bitmap(), Raw()]
 

@@ -20,11 +20,11 @@ from shoal.data import Data
 from shoal.data.cifar import Cifar10
 from shoal.models.flat import initial_module
 from shoal.models.networks import GnLenet
-from shoal.training import Learner, Training
+from shoal.training.trainer import Learner, Training
 
 READY = """
 import time
-import numpy, shoal.schema
+import numpy, shoal.experiment.schema
 started = time.perf_counter()
 from shoal.data.cifar import Cifar10
 data = Cifar10().load(0)

@@ -29,8 +29,8 @@ from rich.table import Table
 
 from measuring import Figure, show, step
 from shoal import Experiment
-from shoal.analysis.timing import Standing, best, curve, side_by_side
-from shoal.records import RunFolder
+from shoal.results.records import RunFolder
+from shoal.results.timing import Standing, best, curve, side_by_side
 from shoal.topologies import TopologyWarning
 
 PAPER = 3.9

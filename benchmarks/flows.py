@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from measuring import Figure, median, script, show, step
-from shoal.network.flows import Flows
+from shoal.environment.network.flows import Flows
 
 CAPACITY = 12.5e6
 """100 Mbit/s."""
@@ -94,7 +94,7 @@ def growth() -> list[Figure]:
 
 def first_use() -> list[Figure]:
     program = (
-        "import time; began = time.perf_counter(); import numpy; from shoal.network.flows import Flows; "
+        "import time; began = time.perf_counter(); import numpy; from shoal.environment.network.flows import Flows; "
         "flows = Flows(numpy.ones(1)); flow = flows.start(0.0, (0,), 1.0, 1.0); flows.rate(flow); flows.next_time(); "
         "flows.remaining(0.5, flow); flows.set_capacity(0.5, 0, 2.0); flows.advance(0.6); flows.cancel(0.6, flow); "
         "print(time.perf_counter() - began)"

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from measuring import ROOT, Figure, median, show
-from shoal.operating_system import give_memory_back, memory
+from shoal.engines.operating_system import give_memory_back, memory
 from shoal.testing import Fuzzer
 
 sys.path.append(str(ROOT / "tests"))  # which do a part of this

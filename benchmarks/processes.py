@@ -16,7 +16,7 @@ import time
 import psutil
 
 from measuring import Figure, median, script, shoal_run, show, step
-from shoal.processes.slots import usable_cores
+from shoal.engines.processes.slots import usable_cores
 
 EXAMPLE = "thousand-processes.toml"
 QUIET = {"evaluation.nodes": 0, "evaluation.average": False, "dataset.samples": 2048}

@@ -23,13 +23,13 @@ import numpy as np
 import zmq
 
 from measuring import Figure, median, shoal_run, show, step
+from shoal.engines.processes.keys import KeyPair
+from shoal.engines.processes.namespaces import Namespaces, address, enter
+from shoal.engines.processes.sealing import Seal
+from shoal.engines.processes.transport import Transport
+from shoal.environment.network.access import AccessLink
 from shoal.errors import LaunchError
-from shoal.keys import KeyPair
 from shoal.message import RUN_LENGTH, Message, Payload
-from shoal.network.access import AccessLink
-from shoal.processes.namespaces import Namespaces, address, enter
-from shoal.processes.sealing import Seal
-from shoal.processes.transport import Transport
 
 EXAMPLE = "thousand-processes.toml"
 QUIET = {"evaluation.nodes": 0, "evaluation.average": False, "dataset.samples": 2048, "nodes": 16}

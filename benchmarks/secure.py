@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from measuring import Figure, median, shoal_run, shoal_run_in, show, step
 from shoal.data.store import at_hand
-from shoal.privacy import masks, shamir
-from shoal.privacy.ring import Ring
-from shoal.privacy.secure import Secure
-from shoal.privacy.words import rows
+from shoal.sharing.secure import masks, shamir
+from shoal.sharing.secure.fixed_point import Ring
+from shoal.sharing.secure.messages import rows
+from shoal.sharing.secure.secure import Secure
 
 SECURE, PLAIN = "secure-aggregation.toml", "secure-aggregation-plain.toml"
 PARAMETERS = 89_834

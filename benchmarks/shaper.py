@@ -16,7 +16,7 @@ from typing import Any
 
 from measuring import Figure, show, step
 from shoal import Experiment
-from shoal.records import Event, RunFolder
+from shoal.results.records import Event, RunFolder
 
 PROBE = str(Path(__file__).resolve().parent / "probe.py") + ":Probe"
 MEGABITS = (1.0, 5.0, 20.0, 60.0, 100.0, 200.0)

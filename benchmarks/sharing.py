@@ -16,15 +16,16 @@ import numpy as np
 import torch
 
 from measuring import Figure, median, shoal_run, show, step
-from shoal.components import Component
 from shoal.compression.compressors import drawn
 from shoal.data.dataset import Data, Samples
 from shoal.data.local import NodeData
 from shoal.experiment import Experiment
-from shoal.message import Message, Params
+from shoal.experiment.registry import Component
+from shoal.message import Message
 from shoal.models.flat import FlatModule, initial_parameters
 from shoal.models.networks import GnLenet
 from shoal.sharing.sharing import Checks, Joins, Member, Sharing
+from shoal.types import Params
 
 NEIGHBOURS = 5
 ROUNDS = 30

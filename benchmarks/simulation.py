@@ -18,13 +18,13 @@ import torch
 from torch.func import functional_call, grad, vmap
 
 from measuring import EXAMPLES, Figure, median, show, step
-from shoal.commons import Commons
+from shoal.engines.simulation.compute import STACK
+from shoal.engines.simulation.engine import Simulation
 from shoal.experiment import Experiment
-from shoal.records import RunFolder
-from shoal.simulation.compute import STACK
-from shoal.simulation.engine import Simulation
+from shoal.experiment.setup import Commons
+from shoal.results.records import RunFolder
 from shoal.topologies.measures import matrix
-from shoal.training import Batches
+from shoal.training.trainer import Batches
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Records are written where no disk is measured with them: 10,000 files take a disk 0.2 to 5 s."""

@@ -70,7 +70,7 @@ def shoal(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest
 def is_zygote(process: psutil.Process) -> bool:
     """The zygote, or a node: a fork keeps the command line."""
     try:
-        return "shoal.processes.zygote" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+        return "shoal.engines.processes.zygote" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

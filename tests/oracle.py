@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from shoal.algorithms.dpsgd import DPSGD
-from shoal.commons import Commons
+from shoal.engines.simulation.engine import World
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Commons
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.randomness import generator
-from shoal.simulation.engine import World
 from shoal.testing import FakeRuntime, Faults
-from shoal.training import Batches
+from shoal.training.trainer import Batches
 
 STEPS, BATCH, RATE = 2, 16, 0.2
 CRASH = Faults().crash(2, round=2).schedule

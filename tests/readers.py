@@ -13,22 +13,35 @@ from functools import partial
 
 import numpy as np
 
-from shoal.components import find, registry
 from shoal.compression.compressors import Compressor, QuantizedCompressor, TopKCompressor
 from shoal.data.dataset import Data, Samples
 from shoal.data.local import NodeData
+from shoal.engines.processes import control, shaper
+from shoal.engines.processes.network_process import Timetable, Word
+from shoal.environment.network.links import Uniform
+from shoal.environment.network.model import Carrier
 from shoal.errors import MessageError
-from shoal.message import RUN_LENGTH, Message, Params, Payload, address, decode, framed, ticket_of
-from shoal.network.carrier import Carrier
-from shoal.network.links import Uniform
-from shoal.privacy.masks import SEED_BYTES, TAG_BYTES
-from shoal.privacy.words import OF, OWN, PAIRS, SEALS, SHARES, SPEAKERS, WORDS, Statement, ids, naming, rows, strings
-from shoal.processes import control, shaper
-from shoal.processes.network_process import Timetable, Word
+from shoal.experiment.registry import find, registry
+from shoal.message import RUN_LENGTH, Message, Payload, address, decode, framed, ticket_of
+from shoal.sharing.secure.masks import SEED_BYTES, TAG_BYTES
+from shoal.sharing.secure.messages import (
+    OF,
+    OWN,
+    PAIRS,
+    SEALS,
+    SHARES,
+    SPEAKERS,
+    WORDS,
+    Statement,
+    ids,
+    naming,
+    rows,
+    strings,
+)
 from shoal.sharing.sharing import Checks, Joins, Member, Sharing
 from shoal.testing import Mutator, Reader
 from shoal.testing.fuzz import Frames
-from shoal.topologies.graph import NodeId
+from shoal.types import NodeId, Params
 
 RUN = "r" * RUN_LENGTH
 SHAPES = ((12, 8), (8,), (8, 5), (5,))

@@ -35,17 +35,17 @@ import psutil
 import tomli_w
 import zmq
 
+from shoal.engines.operating_system import MIB
+from shoal.engines.processes import control, shaper
 from shoal.errors import MessageError
 from shoal.experiment import Experiment
 from shoal.message import RUN_LENGTH, Message, Payload, address, decode, ticket_of
-from shoal.operating_system import MIB
-from shoal.privacy.words import HELP, OF, OPEN, OPENED, SPEAKERS
-from shoal.processes import control, shaper
-from shoal.records import Round, RunFolder
-from shoal.room import Room
+from shoal.message_budget import Room
+from shoal.results.records import Round, RunFolder
+from shoal.sharing.secure.messages import HELP, OF, OPEN, OPENED, SPEAKERS
 from shoal.testing import Mutator
 from shoal.testing.fuzz import Frames
-from shoal.topologies.graph import NodeId
+from shoal.types import NodeId
 
 NODES = 6
 ROUNDS = 12

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from oracle import experiment, survives_a_crash, survives_a_hang
 from shoal.algorithms.adpsgd import ADPSGD, ANSWER, ASK, DONE, HERE, REQUEST, bipartition
-from shoal.commons import Commons
 from shoal.errors import DeadlockError, ExperimentError
+from shoal.experiment.setup import Commons
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.records import Event
+from shoal.results.records import Event
 from shoal.testing import FakeRuntime
 from shoal.topologies import TopologyWarning
 from shoal.topologies.given import Edges

@@ -104,7 +104,15 @@ def test_no_draw_comes_from_a_global_generator() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["shoal", "shoal.cli", "shoal.experiment", "shoal.processes.supervisor", "shoal.testing", "shoal.running"]
+    "module",
+    [
+        "shoal",
+        "shoal.cli",
+        "shoal.experiment",
+        "shoal.engines.processes.coordinator",
+        "shoal.testing",
+        "shoal.experiment.running",
+    ],
 )
 def test_importing_does_not_import_torch(module: str) -> None:
     program = (

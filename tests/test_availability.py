@@ -15,10 +15,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from shoal.commons import Commons
+from shoal.environment.availability import HORIZON, Always, Attendance, DayNight, FedScale, Intervals, Schedule
 from shoal.errors import DataError, ExperimentError
 from shoal.experiment import Experiment
-from shoal.network.availability import HORIZON, Always, Attendance, DayNight, FedScale, Intervals, Schedule
+from shoal.experiment.setup import Commons
 
 SECONDS = st.integers(0, 3000).map(lambda tenths: tenths / 10)
 TIMES = st.one_of(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import ALGORITHMS
-from shoal.components import REGISTRIES, components
 from shoal.experiment import Experiment
+from shoal.experiment.registry import REGISTRIES, components
 from shoal.sharing import SHARINGS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

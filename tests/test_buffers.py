@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from shoal.data.dataset import Data, Samples
+from shoal.engines.simulation.engine import Simulation
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.models.flat import Buffers, FlatModule, changed_by, initial_module
-from shoal.records import RunFolder
-from shoal.simulation.engine import Simulation
-from shoal.training import Batches, Evaluate, Learner, TorchTrainer, Train, Training
+from shoal.results.records import RunFolder
+from shoal.training.trainer import Batches, Evaluate, Learner, TorchTrainer, Train, Training
 
 BATCH, STEPS, CLASSES = 5, 3, 3
 rng = np.random.default_rng(0)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.network.carrier import Carrier, Connection, News, Occurrence, Parcel
-from shoal.network.faults import Happening
-from shoal.network.links import Uniform
-from shoal.network.wiring import MEGABIT, Direct, Presence, Route, Stage, Wiring
+from shoal.environment.faults import Happening
+from shoal.environment.network.links import Uniform
+from shoal.environment.network.model import Carrier, Connection, News, Occurrence, Parcel
+from shoal.environment.network.network import MEGABIT, Direct, Presence, Route, Stage, Wiring
 
 NODES = 4
 MEGABYTE = 1_000_000

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal import schema
-from shoal.components import REGISTRIES, components
-from shoal.records import RunFolder
+from shoal.experiment import schema
+from shoal.experiment.registry import REGISTRIES, components
+from shoal.results.records import RunFolder
 
 ENGINES = ("simulation", "processes")
 
@@ -103,7 +103,7 @@ def test_ports_beyond_the_last_are_refused(shoal: Callable, small: Path) -> None
 def test_more_nodes_than_memory_has_room_for_are_refused(
     shoal: Callable, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.processes.capacity.available_memory", lambda: 660 * 2**20)
+    monkeypatch.setattr("shoal.engines.processes.capacity.available_memory", lambda: 660 * 2**20)
     said = shoal("run", small, "--engine", "processes")
     assert_refused(said, "nodes = 6: about", "fit on this machine, by free memory")
     assert 0 < int(re.search(r"about (\d+) nodes", said.err)[1]) < 6  # type: ignore[index]

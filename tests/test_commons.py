@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shoal.commons import _in_shared_memory
+from shoal.experiment.setup import _in_shared_memory
 
 Array = NDArray[Any]
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shoal.algorithms.dpsgd import DPSGD
-from shoal.commons import Commons
 from shoal.compression import COMPRESSORS, VALUES
 from shoal.compression.compressors import (
     Compressor,
@@ -34,7 +33,8 @@ from shoal.compression.floats import QSGD, BFloat16, Float16, Float32, Int8, Zst
 from shoal.compression.indices import Bitmap, EliasGamma, GolombRice, Raw
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
-from shoal.message import Message, Params, Payload, decode
+from shoal.experiment.setup import Commons
+from shoal.message import Message, Payload, decode
 from shoal.node import Node
 from shoal.randomness import derived_seed, generator
 from shoal.sharing import quantized
@@ -48,7 +48,8 @@ from shoal.sharing.sharing import Member
 from shoal.sharing.topk import TopK
 from shoal.state import Stateful
 from shoal.testing import Faults, check_sharing
-from shoal.training import TorchTrainer
+from shoal.training.trainer import TorchTrainer
+from shoal.types import Params
 
 GN_LENET = 89_834
 SEED = 5

@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal.algorithms.dpsgd import DPSGD
+from shoal.environment.faults import Fault
 from shoal.errors import DeadlockError, ExperimentError, NodeError
 from shoal.experiment import Experiment
-from shoal.network.faults import Fault
 from shoal.node import Node
-from shoal.records import Average, End, Evaluation, Event, Round
+from shoal.results.records import Average, End, Evaluation, Event, Round
 from shoal.testing import Faults
 
 NODES = 4

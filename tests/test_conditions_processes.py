@@ -19,21 +19,21 @@ import zmq
 import leaping
 from conftest import is_zygote, until
 from leaping import LeapingLoop
-from shoal.commons import Commons
+from shoal.engines.processes import control
+from shoal.engines.processes.coordinator import Supervisor
+from shoal.engines.processes.coordinator_link import Later
+from shoal.engines.processes.network_process import NetworkProcess
+from shoal.engines.processes.node_process import _look_at_the_last, _tick
+from shoal.engines.processes.runtime import ProcessRuntime
+from shoal.engines.processes.shaper import Due, Here, Left, Post, Shaper, decode_told, encode, identity
+from shoal.engines.processes.slots import Slots
+from shoal.engines.processes.transport import Transport
+from shoal.environment.devices import Speed
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Commons
+from shoal.mailbox import Mailbox
 from shoal.message import Message, Payload
-from shoal.network.devices import Speed
-from shoal.processes import control
-from shoal.processes.network_process import NetworkProcess
-from shoal.processes.node_process import _look_at_the_last, _tick
-from shoal.processes.process_runtime import ProcessRuntime
-from shoal.processes.shaper import Due, Here, Left, Post, Shaper, decode_told, encode, identity
-from shoal.processes.slots import Slots
-from shoal.processes.supervised import Later
-from shoal.processes.supervisor import Supervisor
-from shoal.processes.transport import Transport
-from shoal.records import Average, End, Evaluation, Event, Round, RunFolder
-from shoal.runtime import Mailbox
+from shoal.results.records import Average, End, Evaluation, Event, Round, RunFolder
 from shoal.testing import Faults
 from test_processes import NODES, Started, started
 

@@ -13,11 +13,11 @@ from shoal.algorithms.d2 import D2
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.algorithms.gradient_tracking import GradientTracking
 from shoal.algorithms.qg_dsgdm import QGDSGDm
+from shoal.engines.simulation.engine import Simulation
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.message import Message, Payload
-from shoal.records import RunFolder
-from shoal.simulation.engine import Simulation
+from shoal.results.records import RunFolder
 from shoal.testing import FakeRuntime, Faults
 from shoal.topologies.graph import Mixing
 from shoal.topologies.measures import matrix, smallest_eigenvalue

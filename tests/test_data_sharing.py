@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.commons import Commons
 from shoal.data.dataset import Data, Samples
 from shoal.data.local import NodeData
+from shoal.engines.simulation.batching import pick
+from shoal.engines.simulation.compute import Stacked
+from shoal.engines.simulation.engine import Simulation
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Commons
 from shoal.message import Payload
 from shoal.randomness import generator
-from shoal.records import RunFolder
+from shoal.results.records import RunFolder
 from shoal.sharing.data import DataSharing
 from shoal.sharing.sharing import Member
-from shoal.simulation.compute import Stacked
-from shoal.simulation.engine import Simulation
-from shoal.simulation.measure import pick
 from shoal.testing import check_sharing
-from shoal.training import TorchTrainer, Train
+from shoal.training.trainer import TorchTrainer, Train
 
 MODEL = np.zeros(3, np.float32)
 

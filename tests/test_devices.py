@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.commons import Commons
+from shoal.environment.devices import SIMULATED_STEP, Constant, Device, FedScale, Lognormal, Speed
 from shoal.errors import DataError, ExperimentError
 from shoal.experiment import Experiment
-from shoal.network.devices import SIMULATED_STEP, Constant, Device, FedScale, Lognormal, Speed
+from shoal.experiment.setup import Commons
 
 CAPACITIES = {
     432802: {"computation": 162.0, "communication": 5648.1},
@@ -196,7 +196,7 @@ def test_a_file_is_read_once_for_all_nodes(capacities: Path, monkeypatch: pytest
         read.append(place)
         return CAPACITIES
 
-    monkeypatch.setattr("shoal.network.fedscale.read_pickle", reads)
+    monkeypatch.setattr("shoal.environment.fedscale.read_pickle", reads)
     groups = [{"nodes": "0-1", "training": {"lr": 0.5}}]
     Commons(experiment({"device": {"name": "fedscale", "path": str(capacities)}, "group": groups}))
     assert read == [str(capacities)]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal.display import describe, time_left
-from shoal.progress import Progress
+from shoal.cli.display import describe, time_left
+from shoal.results.progress import Progress
 
 
 def running(**given: Any) -> Progress:

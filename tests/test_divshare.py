@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from oracle import experiment, survives_a_crash
 from shoal.algorithms.divshare import DivShare
-from shoal.algorithms.fragments import Fragments, cut
+from shoal.algorithms.support.fragments import Fragments, cut
+from shoal.engines.simulation.engine import World
 from shoal.errors import ExperimentError
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.simulation.engine import World
 from shoal.testing import FakeRuntime
 from shoal.topologies.static import Full, Ring
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from shoal.algorithms.dpsgd import DPSGD
-from shoal.commons import Commons
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Commons
 from shoal.message import Message, Payload
 from shoal.randomness import generator
-from shoal.training import Batches
+from shoal.training.trainer import Batches
 
 ROUNDS, STEPS, BATCH, RATE = 5, 2, 16, 0.2
 

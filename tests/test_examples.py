@@ -13,8 +13,8 @@ from shoal.data import store
 from shoal.data.publishers import PUBLISHERS
 from shoal.errors import DataError
 from shoal.experiment import Experiment
-from shoal.progress import leading
-from shoal.records import Event
+from shoal.results.progress import leading
+from shoal.results.records import Event
 
 REAL = Path(os.environ.get("SHOAL_DATA") or Path(__file__).parent.parent / "../shared/data").resolve()
 CACHE = os.environ.get("SHOAL_CACHE")

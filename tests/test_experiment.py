@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.algorithms.dpsgd import DPSGD
-from shoal.commons import Commons
 from shoal.data.partitions import Dirichlet
 from shoal.errors import ExperimentError, TopologyError
 from shoal.experiment import Experiment, parse_override, parse_overrides
+from shoal.experiment.setup import Commons
 from shoal.topologies.regular import Regular
-from shoal.training import Training
+from shoal.training.trainer import Training
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.toml"))
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.environment.faults import Fault, Happening, Interference, misfits, timetable
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
-from shoal.network.faults import Fault, Happening, Interference, misfits, timetable
 from shoal.testing import Faults
 
 NODES = 8

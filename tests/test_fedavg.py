@@ -15,18 +15,18 @@ import pytest
 import leaping
 from conftest import Said
 from shoal.algorithms.fedavg import FedAvg
-from shoal.algorithms.server_optimizers import Adagrad, Adam, Average, Momentum, Yogi
-from shoal.commons import Commons
+from shoal.algorithms.support.server_optimizers import Adagrad, Adam, Average, Momentum, Yogi
+from shoal.engines.processes.runtime import ProcessRuntime
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Commons
+from shoal.mailbox import Filter, Mailbox
 from shoal.message import Message, Payload
-from shoal.processes.process_runtime import ProcessRuntime
 from shoal.randomness import generator
-from shoal.records import Evaluation, Event, Round, RunFolder
-from shoal.runtime import Filter, Mailbox
+from shoal.results.records import Evaluation, Event, Round, RunFolder
 from shoal.sharing.full import Full
 from shoal.testing import FakeRuntime, Faults
-from shoal.training import Batches
+from shoal.training.trainer import Batches
 from test_dpsgd import gradient
 
 NODES, ROUNDS, STEPS, BATCH, RATE = 5, 4, 2, 16, 0.2

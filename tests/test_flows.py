@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.network.flows import Flows
+from shoal.environment.network.flows import Flows
 
 INFINITE = math.inf
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.algorithms.fragments import Fragments, cut
+from shoal.algorithms.support.fragments import Fragments, cut
 from shoal.errors import MessageError
 from shoal.message import Payload
 

@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from readers import RUN, readers
 from readers import messages as message_readers
 from shoal.algorithms import ALGORITHMS
+from shoal.engines.operating_system import give_memory_back, memory
+from shoal.engines.processes import control, shaper
+from shoal.engines.processes.transport import AT_ONCE, Transport
+from shoal.engines.simulation.world import SimulatedRuntime
 from shoal.errors import MessageError
 from shoal.experiment import Experiment
 from shoal.message import Message, decode
-from shoal.operating_system import give_memory_back, memory
-from shoal.processes import control, shaper
-from shoal.processes.transport import AT_ONCE, Transport
-from shoal.simulation.world import SimulatedRuntime
 from shoal.testing import Fuzzer, Mutator, Reader
 from shoal.testing.fuzz import Frames
 from siege import Siege

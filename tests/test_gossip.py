@@ -11,8 +11,8 @@ import pytest
 
 from oracle import experiment, survives_a_crash
 from shoal.algorithms.gossip import OLDEST, Gossip
-from shoal.commons import Commons
 from shoal.errors import ExperimentError
+from shoal.experiment.setup import Commons
 from shoal.message import Message, Payload
 from shoal.testing import FakeRuntime, Faults
 from shoal.topologies.static import Full, Ring

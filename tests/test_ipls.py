@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oracle import Shoal, experiment, models_of, same_in_both_engines
 from shoal.algorithms.ipls import IPLS, PARTIAL, RESULT, UPDATE, table
-from shoal.commons import Commons
+from shoal.experiment.setup import Commons
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.testing import FakeRuntime, Faults
@@ -50,7 +50,7 @@ def test_everybody_holds_the_mean_of_all(nodes: int, partitions: int | None, per
 def test_the_mean_may_be_weighted_by_sample_counts(tmp_path: Path) -> None:
     described = experiment(IPLS(ROUNDS, 4, weights="samples"), partition={"name": "dirichlet", "alpha": 0.1})
     shoal = Shoal(described)
-    counts = [len(part) for part in shoal.commons.parts]
+    counts = [len(part) for part in shoal.experiment.setup.parts]
     assert max(counts) > 2 * min(counts)
     np.testing.assert_allclose(models_of(described.run(tmp_path)), federated(shoal, counts), atol=2e-5)
 

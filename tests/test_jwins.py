@@ -16,10 +16,11 @@ from shoal.compression.floats import Float16
 from shoal.compression.indices import Raw
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
-from shoal.message import Params, Payload
+from shoal.message import Payload
 from shoal.sharing.jwins import INEXACT, JWINS, _Wavelets
 from shoal.sharing.sharing import Member
 from shoal.testing import check_sharing
+from shoal.types import Params
 
 
 def started(sharing: JWINS, params: Params, id: int = 0) -> JWINS:

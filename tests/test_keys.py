@@ -12,8 +12,8 @@ import zmq
 import zmq.auth
 
 from conftest import Said
+from shoal.engines.processes.keys import KeyPair, check, demand, listed, make, read_pair, read_public
 from shoal.errors import LaunchError
-from shoal.keys import KeyPair, check, demand, listed, make, read_pair, read_public
 
 NODES = 3
 SOMEBODY = 12_345

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.network import Presence, Route, Wired, Wiring
-from shoal.network.kollaps import Description, Kollaps, Link, LinkEvent, Service, ServiceEvent, read, write
-from shoal.network.wiring import MEGABIT
+from shoal.environment.network import Presence, Route, Wired, Wiring
+from shoal.environment.network.kollaps import Description, Kollaps, Link, LinkEvent, Service, ServiceEvent, read, write
+from shoal.environment.network.network import MEGABIT
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "networks" / "two-sites.xml"
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.mailbox import Filter, Mailbox, Waiter
 from shoal.message import Message, Payload
-from shoal.runtime import Filter, Mailbox, Waiter
 
 
 def message(sender: int = 1, round: int = 0, kind: str = "model") -> Message:

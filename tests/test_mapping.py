@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 
 from shoal.errors import ExperimentError, LaunchError
 from shoal.experiment import Experiment
-from shoal.mapping import Explicit, Linear, by_machine, node_ids, spelt_ids
+from shoal.experiment.mapping import Explicit, Linear, by_machine
+from shoal.types import format_node_ids, parse_node_ids
 
 
 @given(st.sets(st.integers(0, 60), min_size=1))
 def test_spelling_nodes_and_reading_them_are_inverse(ids: set[int]) -> None:
-    assert node_ids(spelt_ids(ids), 61) == sorted(ids)
+    assert parse_node_ids(format_node_ids(ids), 61) == sorted(ids)
 
 
 def test_many_nodes_are_spelt_in_few_words() -> None:
-    assert spelt_ids([0, 1, 2, 5, 7, 9, 10], most=2) == "0-2, 5 and 3 more"
-    assert spelt_ids([0, 1, 2, 5], most=2) == "0-2, 5"
+    assert format_node_ids([0, 1, 2, 5, 7, 9, 10], most=2) == "0-2, 5 and 3 more"
+    assert format_node_ids([0, 1, 2, 5], most=2) == "0-2, 5"
 
 
 @given(st.integers(1, 100), st.integers(1, 12))

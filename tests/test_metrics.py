@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.analysis.summary import fairness
 from shoal.data.dataset import Data, Samples, Task
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
-from shoal.metrics import BY_TASK, Metrics
 from shoal.models.flat import FlatModule
-from shoal.progress import MeanScore, leading
-from shoal.training import Learner, TorchTrainer, Training
+from shoal.results.progress import MeanScore, leading
+from shoal.results.summary import fairness
+from shoal.training.metrics import BY_TASK, Metrics
+from shoal.training.trainer import Learner, TorchTrainer, Training
 
 # Six classes, four samples: ranks of the right class 1, 2, 6 and 1.
 OUTPUTS = torch.tensor(

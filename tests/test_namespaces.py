@@ -25,21 +25,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import leaping
-from shoal.conditions import conditions, speeds_of
+from shoal.engines.processes.delay import Delay
+from shoal.engines.processes.namespaces import Namespaces, address, enter
+from shoal.engines.processes.transport import NOWHERE, Transport
+from shoal.engines.rejoining import ASK
+from shoal.environment.network.access import AccessLink, access_links
+from shoal.environment.network.links import Uniform, star
+from shoal.environment.network.model import Connection
+from shoal.environment.network.network import MEGABIT, Wired
 from shoal.errors import ExperimentError, LaunchError
 from shoal.experiment import Experiment
+from shoal.experiment.environment import conditions, speeds_of
+from shoal.mailbox import Filter
 from shoal.message import Message, Payload
 from shoal.message import address as envelope
-from shoal.network.access import AccessLink, access_links
-from shoal.network.carrier import Connection
-from shoal.network.links import Uniform, star
-from shoal.network.wiring import MEGABIT, Wired
-from shoal.processes.delay import Delay
-from shoal.processes.namespaces import Namespaces, address, enter
-from shoal.processes.transport import NOWHERE, Transport
-from shoal.records import Event
-from shoal.rejoining import ASK
-from shoal.runtime import Filter, Runtime
+from shoal.results.records import Event
+from shoal.runtime import Runtime
 from shoal.testing import SocketArena
 
 ROOT = Path(__file__).parent.parent

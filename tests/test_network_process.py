@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import zmq
 
-from shoal.network.carrier import Carrier
-from shoal.network.links import Uniform
-from shoal.processes.network_process import NetworkProcess, Timetable, Word
-from shoal.processes.shaper import Due, Here, Left, Post, decode_from_node, decode_told, encode, identity
+from shoal.engines.processes.network_process import NetworkProcess, Timetable, Word
+from shoal.engines.processes.shaper import Due, Here, Left, Post, decode_from_node, decode_told, encode, identity
+from shoal.environment.network.links import Uniform
+from shoal.environment.network.model import Carrier
 from test_conditions_processes import network  # noqa: F401 - a fixture
 
 LONG = 60_000

@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import Said
-from shoal.components import Component, find
-from shoal.conditions import conditions, speeds_of
+from shoal.environment.network import NETWORKS, Route, Wiring
+from shoal.environment.network.links import Ideal, Uniform, star
+from shoal.environment.network.matrix import Matrix, read
+from shoal.environment.network.network import MEGABIT, Wired, capacity
+from shoal.environment.network.published import BANDWIDTHS, REGIONS, DivShareStragglers, TenRegions
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
-from shoal.network import NETWORKS, Route, Wiring
-from shoal.network.links import Ideal, Uniform, star
-from shoal.network.matrix import Matrix, read
-from shoal.network.setups import BANDWIDTHS, REGIONS, DivShareStragglers, TenRegions
-from shoal.network.wiring import MEGABIT, Wired, capacity
+from shoal.experiment.environment import conditions, speeds_of
+from shoal.experiment.registry import Component, find
 
 ROOT = Path(__file__).parent.parent
 REAL = Path(os.environ.get("SHOAL_DATA") or ROOT / "../shared/data") / "latency"

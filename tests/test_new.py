@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from shoal.cli import main
-from shoal.components import find
+from shoal.cli.scaffold import FILES, KINDS, LONGEST_NAME, write_all, write_plugin
 from shoal.errors import ExperimentError
-from shoal.scaffold import FILES, KINDS, LONGEST_NAME, write_all, write_plugin
+from shoal.experiment.registry import find
 from shoal.testing import check_sharing
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"

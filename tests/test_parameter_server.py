@@ -12,15 +12,15 @@ import pytest
 
 from conftest import Said
 from shoal.algorithms.parameter_server import ParameterServer
-from shoal.algorithms.server_optimizers import Average, Momentum
-from shoal.commons import Commons
+from shoal.algorithms.support.server_optimizers import Average, Momentum
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Commons
 from shoal.message import Message, Payload
 from shoal.randomness import generator
-from shoal.records import Evaluation, Event, Round, RunFolder
+from shoal.results.records import Evaluation, Event, Round, RunFolder
 from shoal.testing import FakeRuntime, Faults
-from shoal.training import Batches
+from shoal.training.trainer import Batches
 from test_dpsgd import gradient
 
 NODES, ROUNDS, BATCH, RATE = 4, 5, 16, 0.2

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from shoal.algorithms.dpsgd import DPSGD
+from shoal.engines.simulation.engine import Simulation
 from shoal.errors import NodeError
 from shoal.experiment import Experiment
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.peers.central import NEIGHBOURS, REACHED, PeerSampler, Told
-from shoal.peers.gossip import AHEAD, ANSWER, ASK, LEAD, PUSH, GossipSampler
-from shoal.records import End, Event, Round, RunFolder
-from shoal.simulation.engine import Simulation
+from shoal.results.records import End, Event, Round, RunFolder
 from shoal.testing import FakeRuntime
 from shoal.topologies.measures import measure_overlay
 from shoal.topologies.regular import Regular
+from shoal.topologies.sampling.central import NEIGHBOURS, REACHED, PeerSampler, Told
+from shoal.topologies.sampling.gossip import AHEAD, ANSWER, ASK, LEAD, PUSH, GossipSampler
 from shoal.topologies.static import Full, Ring
 
 ENGINES = ["simulation", "processes"]

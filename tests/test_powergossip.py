@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
-from shoal.message import Params, Payload
+from shoal.message import Payload
 from shoal.randomness import generator
 from shoal.sharing.powergossip import STEPS, PowerGossip
 from shoal.sharing.sharing import Member
 from shoal.testing import check_sharing
+from shoal.types import Params
 
 SHAPES = ((6, 2, 2), (6,), (5, 8), (5,))
 

@@ -18,13 +18,14 @@ from hypothesis.extra import numpy as hnp
 
 from shoal.errors import MessageError
 from shoal.message import Payload
-from shoal.privacy import circles, masks, shamir
-from shoal.privacy.circles import circle, connected
-from shoal.privacy.masks import KEY_BYTES, Keys, commitment
-from shoal.privacy.opening import _parts
-from shoal.privacy.ring import Ring
-from shoal.privacy.wanted import Wanted
-from shoal.privacy.words import Gathering, Statement, ids, naming, rows, strings
+from shoal.sharing.secure import mask_graph as circles
+from shoal.sharing.secure import masks, shamir
+from shoal.sharing.secure.coordinates import Wanted
+from shoal.sharing.secure.fixed_point import Ring
+from shoal.sharing.secure.mask_graph import circle, connected
+from shoal.sharing.secure.masks import KEY_BYTES, Keys, commitment
+from shoal.sharing.secure.messages import Gathering, Statement, ids, naming, rows, strings
+from shoal.sharing.secure.unmasking import _parts
 
 RUN = "0" * 16
 RINGS = st.builds(Ring, st.sampled_from([32, 64]), st.sampled_from([1.0, 3.7, 64.0, 1000.0]))

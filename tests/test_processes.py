@@ -25,7 +25,7 @@ import zmq
 from conftest import SMALL, is_zygote, until
 from shoal.experiment import Experiment
 from shoal.message import Message, Payload, address
-from shoal.records import End, Evaluation, Round, RunFolder
+from shoal.results.records import End, Evaluation, Round, RunFolder
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
@@ -527,7 +527,7 @@ def test_a_node_that_dies_while_it_finishes_is_lost(tmp_path: Path) -> None:
                 async def run(self, node):
                     await super().run(node)
                     if node.id == 1:
-                        import os, shoal.processes.node_process as process
+                        import os, shoal.engines.processes.node_process as process
                         process.memory = lambda: os.kill(os.getpid(), 9)
             """
         )

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import SMALL
-from shoal.analysis.summary import statistics, summarize
 from shoal.errors import LaunchError
 from shoal.experiment import Experiment
-from shoal.progress import Outcome
-from shoal.records import Average, End, Evaluation, Event, Lines, Record, Round, RunFolder, decode, encode
-from shoal.running import Run
+from shoal.experiment.running import Run
+from shoal.results.progress import Outcome
+from shoal.results.records import Average, End, Evaluation, Event, Lines, Record, Round, RunFolder, decode, encode
+from shoal.results.summary import statistics, summarize
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import ALGORITHMS
+from shoal.engines.rejoining import ANSWER, ASK, MODEL, PATIENCE, WANT, rejoin, welcome
 from shoal.experiment import Experiment
 from shoal.message import Message, Payload
-from shoal.records import Event, Round
-from shoal.rejoining import ANSWER, ASK, MODEL, PATIENCE, WANT, rejoin, welcome
+from shoal.results.records import Event, Round
 from shoal.testing import FakeRuntime, Faults
 
 NODES = 6

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from shoal.mailbox import Filter, Mailbox
 from shoal.message import Message, Payload, Scalar
-from shoal.room import Room
-from shoal.runtime import Filter, Mailbox
+from shoal.message_budget import Room
 
 MODEL = 40_000
 """Bytes."""

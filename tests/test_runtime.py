@@ -11,15 +11,16 @@ import pytest
 import zmq
 
 from shoal.algorithms.dpsgd import DPSGD
+from shoal.engines.processes import transport as transport_module
+from shoal.engines.processes.transport import Transport
+from shoal.environment.network.links import Uniform
 from shoal.errors import DeadlockError, ExperimentError, MessageError, NodeError
 from shoal.experiment import Experiment, Fault
+from shoal.mailbox import Filter
 from shoal.message import Message, Payload, address
-from shoal.network.links import Uniform
 from shoal.node import REFUSALS_RECORDED, Node
-from shoal.processes import transport as transport_module
-from shoal.processes.transport import Transport
-from shoal.records import Event, Round
-from shoal.runtime import Filter, Runtime
+from shoal.results.records import Event, Round
+from shoal.runtime import Runtime
 from shoal.sharing.full import Full
 from shoal.testing import FakeRuntime, Faults, SimulatedArena, SocketArena, check_runtime
 from shoal.testing.arenas import Body

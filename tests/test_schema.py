@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import schema
 from shoal.errors import TopologyError
-from shoal.schema import Bounds
+from shoal.experiment import schema
+from shoal.types import Bounds
 
 if TYPE_CHECKING:
     from nowhere import Thing  # type: ignore[import-not-found]

@@ -25,20 +25,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import until
-from shoal.commons import Commons
+from shoal.engines.processes import control, sealing
+from shoal.engines.processes.coordinator import Supervisor
+from shoal.engines.processes.coordinator_link import Supervised
+from shoal.engines.processes.keys import KeyPair, make
+from shoal.engines.processes.network_process import NetworkProcess
+from shoal.engines.processes.sealing import Seal, _Door, speaker
+from shoal.engines.processes.shaper import Here, Post, Shaper, decode_told, encode, identity
+from shoal.engines.processes.transport import Transport
 from shoal.errors import ExperimentError, LaunchError, MessageError
 from shoal.experiment import Experiment
-from shoal.keys import KeyPair, make
+from shoal.experiment.setup import Commons
+from shoal.mailbox import Filter, Mailbox
 from shoal.message import RUN_LENGTH, Message, Payload, address
-from shoal.processes import control, sealing
-from shoal.processes.network_process import NetworkProcess
-from shoal.processes.sealing import Seal, _Door, speaker
-from shoal.processes.shaper import Here, Post, Shaper, decode_told, encode, identity
-from shoal.processes.supervised import Supervised
-from shoal.processes.supervisor import Supervisor
-from shoal.processes.transport import Transport
-from shoal.records import Event, RunFolder
-from shoal.runtime import Filter, Mailbox
+from shoal.results.records import Event, RunFolder
 from shoal.testing import Faults
 from test_processes import NODES, ROUNDS, Started, listens_on, started
 

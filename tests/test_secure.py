@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.algorithms.el_local import ELLocal
 from shoal.algorithms.fedavg import FedAvg
+from shoal.engines.simulation.kernel import park
+from shoal.environment.network.links import Uniform
 from shoal.errors import PrivacyError
 from shoal.message import Message, Payload
-from shoal.network.links import Uniform
 from shoal.node import Node
-from shoal.privacy import shamir
-from shoal.privacy.answering import Answers
-from shoal.privacy.exchange import Exchange
-from shoal.privacy.masks import Keys, commitment
-from shoal.privacy.ring import Ring
-from shoal.privacy.secure import Secure
-from shoal.privacy.words import Gathering, naming, rows
 from shoal.sharing.full import Full
 from shoal.sharing.random import Random
+from shoal.sharing.secure import shamir
+from shoal.sharing.secure.fixed_point import Ring
+from shoal.sharing.secure.key_exchange import Exchange
+from shoal.sharing.secure.masks import Keys, commitment
+from shoal.sharing.secure.messages import Gathering, naming, rows
+from shoal.sharing.secure.responder import Answers
+from shoal.sharing.secure.secure import Secure
 from shoal.sharing.sharing import Member
 from shoal.sharing.topk import TopK
-from shoal.simulation.kernel import park
 from shoal.topologies.static import Full as FullGraph
 from test_privacy_parts import unevenness
 from together import RUN, Drawn, Peers, Together, Witnessed, audience, witnesses

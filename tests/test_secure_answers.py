@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from shoal.algorithms.dpsgd import DPSGD
-from shoal.network.links import Uniform
-from shoal.privacy import masks, shamir
-from shoal.privacy.answering import REMEMBERED
-from shoal.privacy.masks import SEED_BYTES, commitment
-from shoal.privacy.ring import Ring
-from shoal.privacy.words import Gathering, Statement, masked
+from shoal.environment.network.links import Uniform
+from shoal.sharing.secure import masks, shamir
+from shoal.sharing.secure.fixed_point import Ring
+from shoal.sharing.secure.masks import SEED_BYTES, commitment
+from shoal.sharing.secure.messages import Gathering, Statement, masked
+from shoal.sharing.secure.responder import REMEMBERED
 from shoal.topologies.static import Full as FullGraph
 from test_privacy_parts import unevenness
 from together import Peers, Together, audience, witnesses

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from shoal.algorithms.fedavg import FedAvg
-from shoal.commons import Commons
 from shoal.errors import ExperimentError, NodeError
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Commons
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.privacy.secure import Secure
-from shoal.records import Event
+from shoal.results.records import Event
 from shoal.sharing.full import Full
+from shoal.sharing.secure.secure import Secure
 from shoal.testing import FakeRuntime, Faults
 from together import Together, witnesses
 

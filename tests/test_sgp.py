@@ -12,7 +12,7 @@ from oracle import Shoal, agrees, altered, experiment, play, same_in_both_engine
 from shoal.algorithms.sgp import SGP
 from shoal.errors import ExperimentError
 from shoal.message import Message, Payload
-from shoal.records import Event
+from shoal.results.records import Event
 from shoal.testing import FakeRuntime
 from shoal.topologies.random_out import RandomOut
 from shoal.topologies.static import Full, Ring, Star

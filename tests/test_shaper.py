@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import zmq
 
+from shoal.engines.processes import shaper as shaper_module
+from shoal.engines.processes.shaper import Due, Shaper, encode
+from shoal.engines.processes.transport import Transport
 from shoal.message import Message, Payload
-from shoal.processes import shaper as shaper_module
-from shoal.processes.shaper import Due, Shaper, encode
-from shoal.processes.transport import Transport
-from shoal.room import Room
+from shoal.message_budget import Room
 
 LONG = 60.0
 """Seconds for what takes a moment on a machine that has time."""

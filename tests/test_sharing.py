@@ -17,10 +17,11 @@ from shoal.compression.compressors import QuantizedCompressor, RandomCompressor,
 from shoal.compression.floats import BFloat16, Int8
 from shoal.compression.indices import Bitmap
 from shoal.errors import MessageError
-from shoal.message import Params, Payload
+from shoal.message import Payload
 from shoal.sharing import SHARINGS
 from shoal.sharing.full import Full
 from shoal.testing import check_sharing
+from shoal.types import Params
 
 # Each name of the registry, with tables as an experiment spells them, and whether it promises an average.
 CASES: dict[str, list[tuple[dict[str, Any], bool]]] = {

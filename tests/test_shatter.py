@@ -19,11 +19,11 @@ from oracle import (
     survives_a_crash,
     survives_a_hang,
 )
-from shoal.algorithms.fragments import cut
 from shoal.algorithms.shatter import Shatter
+from shoal.algorithms.support.fragments import cut
 from shoal.errors import ExperimentError
 from shoal.message import Message
-from shoal.records import Round
+from shoal.results.records import Round
 from shoal.testing import FakeRuntime, Faults
 from shoal.topologies.regular import Regular
 from shoal.topologies.static import Ring

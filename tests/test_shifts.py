@@ -15,7 +15,7 @@ from shoal.data.shifts import Noise, Noisy, Rotation, Turned
 from shoal.errors import DataError, ExperimentError, ShoalError
 from shoal.experiment import Experiment
 from shoal.randomness import generator
-from shoal.trainers.networks import NetworkWorkshop
+from shoal.training.torch_factory import NetworkWorkshop
 
 IMAGES = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4)
 NUMBERS = torch.tensor([5, 9])
@@ -151,7 +151,7 @@ def test_both_engines_see_the_same(partition: dict[str, Any], tmp_path: Path) ->
 
 
 def test_other_trainers_are_shown_what_torch_sees() -> None:
-    from shoal.commons import Commons
+    from shoal.experiment.setup import Commons
 
     commons = Commons(experiment(partition=SHIFTED[0]))
     assert isinstance(commons.workshop, NetworkWorkshop)

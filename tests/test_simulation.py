@@ -17,15 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.algorithms.dpsgd import DPSGD
+from shoal.engines.simulation import batching as measure
+from shoal.engines.simulation.kernel import Crash, Kernel, Task, park
+from shoal.environment.network.links import Uniform
 from shoal.errors import DeadlockError, NodeError
 from shoal.experiment import Experiment
+from shoal.mailbox import Filter
 from shoal.message import Message, Payload
-from shoal.network.links import Uniform
 from shoal.node import Node
-from shoal.records import Average, End, Event, Round
-from shoal.runtime import Filter, Runtime
-from shoal.simulation import measure
-from shoal.simulation.kernel import Crash, Kernel, Task, park
+from shoal.results.records import Average, End, Event, Round
+from shoal.runtime import Runtime
 from shoal.testing import Faults, SimulatedArena
 
 NODES = 6
@@ -421,7 +422,7 @@ def test_so_do_groups_that_train_differently(tmp_path: Path) -> None:
 
 def test_stacks_are_cut_to_a_size_without_changing_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = models_of(experiment(simulation={"batching": "vmap"}).run(tmp_path))
-    monkeypatch.setattr("shoal.simulation.compute.STACK", 4)
+    monkeypatch.setattr("shoal.engines.simulation.compute.STACK", 4)
     np.testing.assert_allclose(models_of(experiment(simulation={"batching": "vmap"}).run(tmp_path)), whole, atol=1e-5)
 
 

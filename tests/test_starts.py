@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from shoal.engines.processes import control
+from shoal.engines.processes.coordinator import Supervisor
+from shoal.engines.processes.start_monitor import LONGEST_LOOK, Starts
 from shoal.experiment import Experiment
-from shoal.processes import control
-from shoal.processes.starts import LONGEST_LOOK, Starts
-from shoal.processes.supervisor import Supervisor
-from shoal.records import RunFolder
+from shoal.results.records import RunFolder
 
 PATIENCE = 60.0
 

@@ -11,19 +11,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from shoal.components import rebuilt, spelt
+from shoal.engines.simulation.engine import Simulation
 from shoal.experiment import Experiment
+from shoal.experiment.registry import rebuilt, spelt
 from shoal.node import Node
-from shoal.peers.central import PeerSampler
 from shoal.randomness import generator
-from shoal.records import Round, RunFolder
-from shoal.simulation.engine import Simulation
+from shoal.results.records import Round, RunFolder
 from shoal.state import generator_state, restore_generator
 from shoal.topologies.files import File
 from shoal.topologies.given import Edges
 from shoal.topologies.regular import Regular
+from shoal.topologies.sampling.central import PeerSampler
 from shoal.topologies.static import Full, Ring
-from shoal.training import _as_tensors
+from shoal.training.trainer import _as_tensors
 
 
 @dataclass(frozen=True)

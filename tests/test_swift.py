@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from oracle import Shoal, agrees, experiment, survives_a_crash, survives_a_hang
 from shoal.algorithms.swift import BROADCAST, SWIFT, coefficients
-from shoal.commons import Commons
 from shoal.errors import ExperimentError
+from shoal.experiment.setup import Commons
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.testing import FakeRuntime
@@ -41,7 +41,7 @@ def test_all_models_follow_the_paper(skipped: int, queue: Any, tmp_path: Path) -
     network = {"name": "uniform", "latency": 1e-4}  # what is said in a round comes in this round
     described = experiment(SWIFT(6, skipped, queue), IRREGULAR, network=network)
     shoal = Shoal(described)
-    w, x = matrix(shoal.commons.mixing.graph), shoal.start
+    w, x = matrix(shoal.experiment.setup.mixing.graph), shoal.start
     for r in range(6):
         x = (w if (r + 1) % (skipped + 1) == 0 else np.eye(8)) @ x + shoal.steps(x)
     run = agrees(described, x, tmp_path)

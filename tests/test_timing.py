@@ -14,9 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Said
-from shoal.analysis.plots import axis_of, labels
-from shoal.analysis.summary import summarize
-from shoal.analysis.timing import (
+from shoal.errors import DataError, ExperimentError
+from shoal.experiment import Experiment
+from shoal.results.plots import axis_of, labels
+from shoal.results.progress import Outcome
+from shoal.results.records import Average, End, Evaluation, Event, Lines, Record, Round, RunFolder, decode, encode
+from shoal.results.summary import summarize
+from shoal.results.timing import (
     Curve,
     Evaluations,
     Standing,
@@ -28,10 +32,6 @@ from shoal.analysis.timing import (
     side_by_side,
     time_to,
 )
-from shoal.errors import DataError, ExperimentError
-from shoal.experiment import Experiment
-from shoal.progress import Outcome
-from shoal.records import Average, End, Evaluation, Event, Lines, Record, Round, RunFolder, decode, encode
 
 
 def end(time: float, sent: int = 0) -> End:

@@ -11,12 +11,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from shoal.commons import Commons
 from shoal.errors import ExperimentError, NodeError, ShoalError
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Commons
 from shoal.state import Stateful
-from shoal.trainers.workshop import Ground
-from shoal.training import Batches
+from shoal.training.factory import Ground
+from shoal.training.trainer import Batches
 
 ROOT = Path(__file__).parent.parent
 HAS_FLOWER = importlib.util.find_spec("flwr") is not None

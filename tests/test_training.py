@@ -15,7 +15,7 @@ from torch import nn
 from shoal.data.dataset import Data, Samples
 from shoal.errors import ExperimentError, NodeError
 from shoal.models.flat import FlatModule
-from shoal.training import ELEMENTWISE, Batches, Learner, TorchTrainer, Train, Training
+from shoal.training.trainer import ELEMENTWISE, Batches, Learner, TorchTrainer, Train, Training
 
 CLASSES = 3
 BATCH = 5

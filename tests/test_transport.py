@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import zmq
 
+from shoal.engines.processes import transport as transport_module
+from shoal.engines.processes.transport import Transport
 from shoal.message import RUN_LENGTH, Message, Payload, address
-from shoal.processes import transport as transport_module
-from shoal.processes.transport import Transport
 
 RUN = "r" * RUN_LENGTH
 LONG = 60.0

@@ -11,21 +11,21 @@ from unittest import mock
 import numpy as np
 
 from shoal.algorithms.dpsgd import DPSGD
-from shoal.commons import _conferring
+from shoal.engines.simulation.kernel import park
+from shoal.engines.simulation.world import World
+from shoal.environment.network.links import Uniform
+from shoal.environment.network.model import Carrier
+from shoal.experiment.setup import _conferring
 from shoal.message import RUN_LENGTH, Message, Payload
-from shoal.network.carrier import Carrier
-from shoal.network.links import Uniform
 from shoal.node import Confers, Node
-from shoal.privacy import secure
-from shoal.privacy.masks import Keys
-from shoal.privacy.opening import Opening, Sum
-from shoal.privacy.ring import Ring
-from shoal.privacy.secure import Secure
-from shoal.privacy.words import Gathering, Statement, naming, rows
-from shoal.records import Event, Record
+from shoal.results.records import Event, Record
 from shoal.sharing.full import Full
-from shoal.simulation.kernel import park
-from shoal.simulation.world import World
+from shoal.sharing.secure import secure
+from shoal.sharing.secure.fixed_point import Ring
+from shoal.sharing.secure.masks import Keys
+from shoal.sharing.secure.messages import Gathering, Statement, naming, rows
+from shoal.sharing.secure.secure import Secure
+from shoal.sharing.secure.unmasking import Opening, Sum
 from shoal.testing import FakeRuntime
 from shoal.topologies.graph import Links, Topology
 

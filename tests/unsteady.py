@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from shoal.engines.simulation.engine import World
 from shoal.message import Message
 from shoal.node import Node
-from shoal.simulation.engine import World
 from shoal.testing import FakeRuntime
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from shoal.errors import ShoalError
 from shoal.experiment import Experiment
-from shoal.message import Message, Params, Payload
+from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.schema import Bounds
-from shoal.topologies.graph import NodeId, Peers
+from shoal.topologies.graph import Peers
+from shoal.types import Bounds, NodeId, Params
 
 __all__ = ["Bounds", "Experiment", "Message", "Node", "NodeId", "Params", "Payload", "Peers", "ShoalError"]

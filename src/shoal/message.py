@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import MessageError
-from shoal.topologies.graph import NodeId
+from shoal.types import NodeId
 
 WIRE_VERSION = 2
 DTYPES = ("<f4", "<f8", "<f2", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1")
@@ -37,7 +37,6 @@ MAX_NAME = 64
 MAX_HEADER_BYTES = 64 * 1024
 RUN_LENGTH = 16
 
-Params: TypeAlias = NDArray[np.float32]
 Scalar: TypeAlias = bool | int | float | str
 
 _Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]

@@ -10,16 +10,18 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from shoal.components import rebuilt, spelt
 from shoal.errors import MessageError, NodeError
-from shoal.message import Message, Params, Payload
+from shoal.experiment.registry import rebuilt, spelt
+from shoal.mailbox import Filter
+from shoal.message import Message, Payload
 from shoal.randomness import generator
-from shoal.records import Evaluation, Event, Record, Round
-from shoal.runtime import Filter, Runtime
+from shoal.results.records import Evaluation, Event, Record, Round
+from shoal.runtime import Runtime
 from shoal.sharing.sharing import Checks, Joins, Member, Outgoing, Sharing
 from shoal.state import State, Stateful, generator_state, restore_generator
-from shoal.topologies.graph import Mixing, NodeId, Peers, Topology, WeightScheme
-from shoal.training import Evaluate, Train, Trainer
+from shoal.topologies.graph import Mixing, Peers, Topology, WeightScheme
+from shoal.training.trainer import Evaluate, Train, Trainer
+from shoal.types import NodeId, Params
 
 
 class Observer(Protocol):

@@ -15,9 +15,9 @@ class Algorithm(Protocol):
 
     An algorithm may also have
     - `async def serve(self, node)`: the life of one more node, a server (see `shoal.node.Serves`);
-    - `speaks`, one of `shoal.components.Speaks`: to whom, and whether by `node.sharing`. It tells which sharings go
+    - `speaks`, one of `Speaks`: to whom, and whether by `node.sharing`. It tells which sharings go
       with the algorithm; "neighbours" when it is not said;
-    - `misfits(whole)`: what of an experiment does not go with it (see `shoal.components.Particular`).
+    - `misfits(whole)`: what of an experiment does not go with it (see `shoal.experiment.registry.Particular`).
     """
 
     async def run(self, node: Node) -> None: ...

@@ -9,14 +9,14 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from shoal.algorithms.demands import changes, directed, graph_of
-from shoal.algorithms.vectors import check_vectors
-from shoal.components import Speaks, Whole
+from shoal.algorithms.support.requirements import changes, directed, graph_of
+from shoal.algorithms.support.vectors import check_vectors
 from shoal.errors import MessageError
+from shoal.experiment.registry import Speaks, Whole
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.schema import Bounds
-from shoal.topologies.graph import Graph, Mixing, NodeId, TopologyWarning, once
+from shoal.topologies.graph import Graph, Mixing, TopologyWarning, once
+from shoal.types import Bounds, NodeId
 
 REQUEST, ANSWER, DONE = "average", "half the difference", "done"
 ASK, HERE = "are you there", "here"

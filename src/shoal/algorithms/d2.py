@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from shoal.algorithms.demands import changes, directed, graph_of, inexact, unlike_plain_sgd
-from shoal.algorithms.presence import Epochs, epoch_of
-from shoal.algorithms.vectors import halved
-from shoal.components import Whole
-from shoal.message import Params, Payload
+from shoal.algorithms.support.presence import Epochs, epoch_of
+from shoal.algorithms.support.requirements import changes, directed, graph_of, inexact, unlike_plain_sgd
+from shoal.algorithms.support.vectors import halved
+from shoal.experiment.registry import Whole
+from shoal.message import Payload
 from shoal.node import Node
-from shoal.schema import Bounds
 from shoal.topologies.graph import Graph, Mixing
+from shoal.types import Bounds, Params
 
 LEAST = -1 / 3
 """The smallest eigenvalue of W has to be above this."""

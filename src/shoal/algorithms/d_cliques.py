@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from shoal.algorithms.vectors import average, check_vectors
+from shoal.algorithms.support.vectors import average, check_vectors
 from shoal.message import Payload
 from shoal.node import Node
-from shoal.schema import Bounds
 from shoal.topologies.dcliques import Between, CliqueGraph, DCliques
+from shoal.types import Bounds
 
 STEP = "step"
 

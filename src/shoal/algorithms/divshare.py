@@ -13,13 +13,12 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.algorithms.fragments import NUMBER, VALUES, Fragments, cut
-from shoal.algorithms.outqueue import UNSENT, OutQueue
-from shoal.components import Speaks, Whole
-from shoal.message import Message, Params
+from shoal.algorithms.support.fragments import NUMBER, VALUES, Fragments, cut
+from shoal.algorithms.support.send_queue import UNSENT, OutQueue
+from shoal.experiment.registry import Speaks, Whole
+from shoal.message import Message
 from shoal.node import Node
-from shoal.schema import Bounds
-from shoal.topologies.graph import NodeId
+from shoal.types import Bounds, NodeId, Params
 
 FRAGMENT = "fragment"
 OUTGOING = "outgoing"

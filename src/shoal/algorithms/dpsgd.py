@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from shoal.node import Node
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 
 @dataclass(frozen=True)

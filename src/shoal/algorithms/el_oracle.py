@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from shoal.algorithms.demands import unbuildable
-from shoal.components import Speaks, Whole
+from shoal.algorithms.support.requirements import unbuildable
+from shoal.experiment.registry import Speaks, Whole
 from shoal.node import Node
-from shoal.schema import Bounds
 from shoal.topologies.regular import Regular
+from shoal.types import Bounds
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from shoal.algorithms.server import alive, call, calls, dismiss
-from shoal.algorithms.server_optimizers import Average, ServerOptimizer
-from shoal.components import Speaks
+from shoal.algorithms.support.server import alive, call, calls, dismiss
+from shoal.algorithms.support.server_optimizers import Average, ServerOptimizer
 from shoal.errors import MessageError
+from shoal.experiment.registry import Speaks
 from shoal.message import Payload
 from shoal.node import Node
-from shoal.schema import Bounds, Nested
-from shoal.topologies.graph import NodeId
+from shoal.types import Bounds, Nested, NodeId
 
 JOIN = "join"
 SAMPLES = "samples"
@@ -30,7 +29,7 @@ class FedAvg:
 
     Clients answer by the experiment's sharing. One that dies or keeps silent is passed over, and counts no more in the
     average than if it had not been drawn. At the end all hold the server's model; how clients end without a server is
-    said in `shoal.algorithms.server.calls`.
+    said in `shoal.algorithms.support.server.calls`.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100

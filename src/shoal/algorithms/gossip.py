@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from shoal.components import Speaks
 from shoal.errors import MessageError
+from shoal.experiment.registry import Speaks
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.schema import Bounds
 from shoal.sharing.sharing import Outgoing
-from shoal.topologies.graph import NodeId
+from shoal.types import Bounds, NodeId
 
 OLDEST = 2**53
 """No model is as old: ages up to here are exact as numbers of any kind."""

@@ -13,13 +13,13 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from shoal.algorithms.demands import unlike_plain_sgd
-from shoal.algorithms.presence import Epochs, epoch_of
-from shoal.algorithms.vectors import average, check_vectors, halved
-from shoal.components import Speaks, Whole
+from shoal.algorithms.support.presence import Epochs, epoch_of
+from shoal.algorithms.support.requirements import unlike_plain_sgd
+from shoal.algorithms.support.vectors import average, check_vectors, halved
+from shoal.experiment.registry import Speaks, Whole
 from shoal.message import Payload
 from shoal.node import Node
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 TRACKED = "tracked"
 

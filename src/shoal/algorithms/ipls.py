@@ -12,12 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.components import Speaks
 from shoal.errors import MessageError
-from shoal.message import Params, Payload, Scalar
+from shoal.experiment.registry import Speaks
+from shoal.message import Payload, Scalar
 from shoal.node import Node
-from shoal.schema import Bounds
-from shoal.topologies.graph import NodeId
+from shoal.types import Bounds, NodeId, Params
 
 UPDATE = "ipls-update"
 PARTIAL = "ipls-partial"

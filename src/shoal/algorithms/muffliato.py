@@ -12,14 +12,14 @@ from typing import Annotated
 
 import numpy as np
 
-from shoal.algorithms.demands import changes, directed, graph_of, inexact
-from shoal.components import Whole
+from shoal.algorithms.support.requirements import changes, directed, graph_of, inexact
 from shoal.errors import TopologyError
-from shoal.message import Params, Payload
+from shoal.experiment.registry import Whole
+from shoal.message import Payload
 from shoal.node import Node
-from shoal.schema import Bounds
 from shoal.sharing.sharing import Checks
 from shoal.topologies.graph import Mixing, once
+from shoal.types import Bounds, Params
 
 EXCHANGE = "exchange {}"
 """The kind of the messages of this exchange in a round. Their rounds are the node's, for by these it is known who is

@@ -8,13 +8,12 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from shoal.algorithms.server import alive, call, calls, dismiss
-from shoal.algorithms.server_optimizers import Average, ServerOptimizer
-from shoal.components import Speaks
+from shoal.algorithms.support.server import alive, call, calls, dismiss
+from shoal.algorithms.support.server_optimizers import Average, ServerOptimizer
+from shoal.experiment.registry import Speaks
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.schema import Bounds, Nested
-from shoal.topologies.graph import NodeId
+from shoal.types import Bounds, Nested, NodeId
 
 PATIENCE = 10
 """How often running an asynchronous server waits for anybody at all, before it gives up on those that train."""

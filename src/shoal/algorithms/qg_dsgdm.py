@@ -11,10 +11,10 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from shoal.algorithms.demands import unlike_plain_sgd
-from shoal.components import Whole
+from shoal.algorithms.support.requirements import unlike_plain_sgd
+from shoal.experiment.registry import Whole
 from shoal.node import Node
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 
 @dataclass(frozen=True)

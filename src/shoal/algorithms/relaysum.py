@@ -13,15 +13,15 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from shoal.algorithms.demands import directed, graph_of
-from shoal.algorithms.presence import Listener
-from shoal.algorithms.vectors import check_vectors
-from shoal.components import Speaks, Whole
+from shoal.algorithms.support.presence import Listener
+from shoal.algorithms.support.requirements import directed, graph_of
+from shoal.algorithms.support.vectors import check_vectors
 from shoal.errors import MessageError
-from shoal.message import Params, Payload
+from shoal.experiment.registry import Speaks, Whole
+from shoal.message import Payload
 from shoal.node import Node
-from shoal.schema import Bounds
-from shoal.topologies.graph import Graph, NodeId
+from shoal.topologies.graph import Graph
+from shoal.types import Bounds, NodeId, Params
 
 RELAY = "relay"
 

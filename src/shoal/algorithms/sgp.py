@@ -13,14 +13,14 @@ from typing import Annotated, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.algorithms.presence import Listener
-from shoal.algorithms.vectors import check_vectors
-from shoal.components import Speaks
+from shoal.algorithms.support.presence import Listener
+from shoal.algorithms.support.vectors import check_vectors
 from shoal.errors import MessageError
+from shoal.experiment.registry import Speaks
 from shoal.message import Payload
 from shoal.node import Check, Node
-from shoal.schema import Bounds
-from shoal.topologies.graph import NodeId, Peers
+from shoal.topologies.graph import Peers
+from shoal.types import Bounds, NodeId
 
 PUSH = "push"
 SILENCE = "silence"

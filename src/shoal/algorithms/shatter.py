@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar
 
-from shoal.algorithms.demands import unbuildable
-from shoal.algorithms.fragments import VALUES, cut
-from shoal.algorithms.presence import Listener
-from shoal.components import Speaks, Whole
-from shoal.message import Params
+from shoal.algorithms.support.fragments import VALUES, cut
+from shoal.algorithms.support.presence import Listener
+from shoal.algorithms.support.requirements import unbuildable
+from shoal.experiment.registry import Speaks, Whole
 from shoal.node import Node
-from shoal.schema import Bounds
 from shoal.topologies.regular import Regular
+from shoal.types import Bounds, Params
 
 CHUNK = "chunk {}"
 """The kind of the messages that carry this chunk. Their rounds are the node's, for by these it is known who is back."""

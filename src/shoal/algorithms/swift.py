@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from shoal.algorithms.demands import changes, directed, graph_of
-from shoal.algorithms.vectors import average, check_vectors
-from shoal.components import Speaks, Whole
-from shoal.message import Params, Payload
+from shoal.algorithms.support.requirements import changes, directed, graph_of
+from shoal.algorithms.support.vectors import average, check_vectors
+from shoal.experiment.registry import Speaks, Whole
+from shoal.message import Payload
 from shoal.node import Node
-from shoal.schema import Bounds
-from shoal.topologies.graph import Graph, Mixing, NodeId, once
+from shoal.topologies.graph import Graph, Mixing, once
+from shoal.types import Bounds, NodeId, Params
 
 BROADCAST = "broadcast"
 

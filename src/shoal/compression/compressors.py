@@ -26,8 +26,8 @@ from shoal.compression.floats import Float32, FloatCodec, Int8, given
 from shoal.compression.indices import GolombRice, IndexCodec, Positions
 from shoal.compression.sparse import share_of, top_positions
 from shoal.errors import MessageError
-from shoal.message import Params, Payload
-from shoal.schema import Bounds, Nested
+from shoal.message import Payload
+from shoal.types import Bounds, Nested, Params
 
 Fraction: TypeAlias = Annotated[float, Bounds(above=0, at_most=1)]
 Values: TypeAlias = Annotated[FloatCodec, Nested("values")]

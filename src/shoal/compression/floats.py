@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from shoal.compression.bits import pack, packed_size, unpack
 from shoal.errors import MessageError
-from shoal.message import Params
-from shoal.schema import Bounds
+from shoal.types import Bounds, Params
 
 FLOAT32_MAX = np.finfo(np.float32).max
 FLOAT16_MAX = np.finfo(np.float16).max

@@ -25,7 +25,7 @@ from shoal.data.decoded import Arrays, decoded
 from shoal.data.store import UNREADABLE
 from shoal.errors import DataError
 from shoal.randomness import generator
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 VERSION = 1
 AT_ONCE = 1 << 22  # values that are looked at together

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shoal.data.dataset import Data, Samples
 from shoal.errors import DataError
 from shoal.randomness import generator
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 CLASSES = 10
 SIDE = 8

@@ -24,7 +24,7 @@ from shoal.data.decoded import Arrays, cache_folder, decoded
 from shoal.data.growing import Growing
 from shoal.errors import DataError
 from shoal.randomness import generator
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 VERSION = 1
 BATCH = 256

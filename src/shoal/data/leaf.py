@@ -39,7 +39,7 @@ from shoal.data.decoded import Arrays, decoded
 from shoal.data.growing import Growing
 from shoal.data.store import data_folder, located
 from shoal.errors import DataError
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 VERSION = 2
 CHUNK = 1 << 16

@@ -25,7 +25,7 @@ from shoal.data.decoded import Arrays, decoded
 from shoal.data.store import UNREADABLE, located
 from shoal.errors import DataError
 from shoal.randomness import generator
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 VERSION = 1
 COLUMNS = ("userId", "movieId", "rating")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from shoal.data.dataset import Indices, Samples
 from shoal.errors import DataError
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 NOBODY = -1
 

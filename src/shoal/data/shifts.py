@@ -19,7 +19,7 @@ from shoal.data.dataset import ByOwner, Indices, Partition, Shift
 from shoal.data.partitions import Iid
 from shoal.errors import DataError
 from shoal.randomness import generator
-from shoal.schema import Bounds, Nested
+from shoal.types import Bounds, Nested
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shoal.data.dataset import Data, Samples
 from shoal.randomness import generator
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 DISTANCE = 5.0
 PATCHES = 4

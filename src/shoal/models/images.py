@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 if TYPE_CHECKING:
     from torch import nn  # torch takes seconds to import; who only names a model need not wait for it

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 if TYPE_CHECKING:
     from torch import nn  # torch takes seconds to import; who only names a model need not wait for it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from shoal.schema import Bounds
+from shoal.types import Bounds
 
 if TYPE_CHECKING:
     from torch import nn

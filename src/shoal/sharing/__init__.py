@@ -17,7 +17,7 @@ SHARINGS: dict[str, str] = {
     "jwins": "shoal.sharing.jwins:JWINS",
     "powergossip": "shoal.sharing.powergossip:PowerGossip",
     "data": "shoal.sharing.data:DataSharing",
-    "secure": "shoal.privacy.secure:Secure",
+    "secure": "shoal.sharing.secure.secure:Secure",
 }
 
 __all__ = ["SHARINGS", "Checks", "Joins", "Member", "Outgoing", "Selects", "Sharing"]

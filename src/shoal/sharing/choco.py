@@ -16,17 +16,16 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.components import Whole
 from shoal.compression.compressors import Compressor, Part, TopKCompressor
 from shoal.compression.floats import FLOAT32_MAX
 from shoal.errors import MessageError
-from shoal.message import Params, Payload
-from shoal.schema import Bounds, Nested
-from shoal.sharing.heard import Heard
-from shoal.sharing.lasting import without_lasting_neighbours
+from shoal.experiment.registry import Whole
+from shoal.message import Payload
+from shoal.sharing.payload_cache import Heard
+from shoal.sharing.requirements import without_lasting_neighbours
 from shoal.sharing.sharing import Member, Outgoing
 from shoal.state import State
-from shoal.topologies.graph import NodeId
+from shoal.types import Bounds, Nested, NodeId, Params
 
 
 @dataclass

@@ -12,13 +12,12 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from shoal.components import Whole, speaks
 from shoal.data.dataset import Samples
 from shoal.errors import MessageError
-from shoal.message import Params, Payload
-from shoal.schema import Bounds
+from shoal.experiment.registry import Whole, speaks
+from shoal.message import Payload
 from shoal.sharing.sharing import Member
-from shoal.topologies.graph import NodeId
+from shoal.types import Bounds, NodeId, Params
 
 GENEROUS = 16
 """A neighbour may send so many times the samples that this node sends: groups of nodes may be set to other numbers."""

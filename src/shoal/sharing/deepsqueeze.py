@@ -12,15 +12,14 @@ from typing import Annotated
 
 import numpy as np
 
-from shoal.components import Whole
 from shoal.compression.compressors import Compressor, Part, QuantizedCompressor
-from shoal.message import Params, Payload
-from shoal.schema import Bounds, Nested
-from shoal.sharing.heard import Heard
-from shoal.sharing.lasting import without_neighbours
+from shoal.experiment.registry import Whole
+from shoal.message import Payload
+from shoal.sharing.payload_cache import Heard
+from shoal.sharing.requirements import without_neighbours
 from shoal.sharing.sharing import Member
 from shoal.state import State
-from shoal.topologies.graph import NodeId
+from shoal.types import Bounds, Nested, NodeId, Params
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from shoal.errors import MessageError
-from shoal.message import Params, Payload
-from shoal.topologies.graph import NodeId
+from shoal.message import Payload
+from shoal.types import NodeId, Params
 
 BLOCK = 2**14
 """Values merged at a time: a buffer as large as the model would cost a node its page faults in every round."""

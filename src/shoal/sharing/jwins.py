@@ -16,12 +16,12 @@ from shoal.compression.compressors import Fraction, Indices, Part, SparseCode, V
 from shoal.compression.floats import Float32
 from shoal.compression.indices import GolombRice
 from shoal.compression.sparse import top_positions
-from shoal.message import Params, Payload
-from shoal.schema import Bounds, nearest
-from shoal.sharing.heard import Heard, change
+from shoal.experiment.schema import nearest
+from shoal.message import Payload
+from shoal.sharing.payload_cache import Heard, change
 from shoal.sharing.sharing import Member
 from shoal.state import State
-from shoal.topologies.graph import NodeId
+from shoal.types import Bounds, NodeId, Params
 
 INEXACT = frozenset({"dmey"})
 """Wavelets of PyWavelets whose filters are cut off, so that the transform does not invert."""

@@ -14,15 +14,14 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.components import Whole, find
 from shoal.errors import MessageError
-from shoal.message import Params, Payload
+from shoal.experiment.registry import Whole, find
+from shoal.message import Payload
 from shoal.randomness import generator
-from shoal.schema import Bounds
-from shoal.sharing.lasting import without_neighbours
+from shoal.sharing.requirements import without_neighbours
 from shoal.sharing.sharing import Member
 from shoal.state import State
-from shoal.topologies.graph import NodeId
+from shoal.types import Bounds, NodeId, Params
 
 Matrix: TypeAlias = NDArray[np.float32]
 

@@ -10,12 +10,11 @@ from typing import Annotated, ClassVar
 from shoal.compression import floats
 from shoal.compression.compressors import sealed
 from shoal.compression.floats import FloatCodec
-from shoal.message import Params, Payload
-from shoal.schema import Bounds
+from shoal.message import Payload
 from shoal.sharing.full import Full
-from shoal.sharing.heard import Heard
+from shoal.sharing.payload_cache import Heard
 from shoal.sharing.sharing import Member
-from shoal.topologies.graph import NodeId
+from shoal.types import Bounds, NodeId, Params
 
 
 class WholeModel(ABC):

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from shoal.compression.compressors import DrawnCode, Fraction, Part, Values, drawn, kept
 from shoal.compression.floats import Float32
 from shoal.compression.indices import Positions
-from shoal.message import Params, Payload
+from shoal.message import Payload
 from shoal.randomness import derived_seed
-from shoal.sharing.heard import Heard, fill_in
+from shoal.sharing.payload_cache import Heard, fill_in
 from shoal.sharing.sharing import Member
-from shoal.topologies.graph import NodeId
+from shoal.types import NodeId, Params
 
 
 @dataclass

@@ -15,9 +15,9 @@ import numpy as np
 
 from shoal.compression.indices import Positions
 from shoal.data.dataset import LocalData
-from shoal.message import Params, Payload
+from shoal.message import Payload
 from shoal.randomness import generator
-from shoal.topologies.graph import NodeId
+from shoal.types import NodeId, Params
 
 Outgoing: TypeAlias = Payload | Callable[[NodeId], Payload]
 """One payload for every peer, or a function that says for a peer what to tell it."""

@@ -16,11 +16,11 @@ from shoal.compression.compressors import Fraction, Indices, Part, SparseCode, V
 from shoal.compression.floats import Float32
 from shoal.compression.indices import GolombRice, Positions
 from shoal.compression.sparse import top_positions
-from shoal.message import Params, Payload
-from shoal.sharing.heard import Heard, fill_in
+from shoal.message import Payload
+from shoal.sharing.payload_cache import Heard, fill_in
 from shoal.sharing.sharing import Member
 from shoal.state import State
-from shoal.topologies.graph import NodeId
+from shoal.types import NodeId, Params
 
 
 @dataclass

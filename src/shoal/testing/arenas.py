@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from shoal.environment.network.model import Carrier
+from shoal.environment.network.network import Network
+from shoal.mailbox import Mailbox
 from shoal.message import RUN_LENGTH
-from shoal.network.carrier import Carrier
-from shoal.network.wiring import Network
-from shoal.runtime import Mailbox, Runtime
-from shoal.topologies.graph import NodeId
+from shoal.runtime import Runtime
+from shoal.types import NodeId
 
 if TYPE_CHECKING:  # the engines import torch; who only tests a topology need not wait for it
-    from shoal.processes.transport import Transport
-    from shoal.simulation.world import World
+    from shoal.engines.processes.transport import Transport
+    from shoal.engines.simulation.world import World
 
 Body: TypeAlias = Callable[[Runtime], Coroutine[Any, Any, Any]]
 """What a node does, given its runtime."""
@@ -43,7 +44,7 @@ class SimulatedArena:
         self._world: World | None = None
 
     def run(self, bodies: Mapping[NodeId, Body]) -> dict[NodeId, Any]:
-        from shoal.simulation.world import World
+        from shoal.engines.simulation.world import World
 
         nodes = len(bodies)
         wired = None if self._network is None else self._network.build(nodes, seed=0)
@@ -92,8 +93,8 @@ class SocketArena:
     async def _run(self, bodies: Mapping[NodeId, Body]) -> dict[NodeId, Any]:
         import zmq
 
-        from shoal.processes.process_runtime import ProcessRuntime
-        from shoal.processes.slots import Slots
+        from shoal.engines.processes.runtime import ProcessRuntime
+        from shoal.engines.processes.slots import Slots
 
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._places = [self._place(context, id) for id in range(len(bodies))]
@@ -131,7 +132,7 @@ class SocketArena:
             context.destroy(linger=0)
 
     def _place(self, context: Any, id: NodeId) -> tuple[Transport, Mailbox]:
-        from shoal.processes.transport import Transport
+        from shoal.engines.processes.transport import Transport
 
         mailbox = Mailbox()
         transport = Transport(

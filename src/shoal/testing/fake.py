@@ -19,17 +19,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from shoal.engines.simulation.kernel import Kernel, Task, park
 from shoal.errors import DeadlockError
-from shoal.message import RUN_LENGTH, Message, Params
+from shoal.mailbox import Filter, Mailbox
+from shoal.message import RUN_LENGTH, Message
 from shoal.node import Node, Schedule
-from shoal.records import Record
-from shoal.runtime import Filter, Mailbox, Work
+from shoal.results.records import Record
+from shoal.runtime import Work
 from shoal.sharing.full import Full
 from shoal.sharing.sharing import Sharing
-from shoal.simulation.kernel import Kernel, Task, park
-from shoal.topologies.graph import Mixing, NodeId, Topology
+from shoal.topologies.graph import Mixing, Topology
 from shoal.topologies.static import Ring
-from shoal.training import Trained
+from shoal.training.trainer import Trained
+from shoal.types import NodeId, Params
 
 R = TypeVar("R")
 

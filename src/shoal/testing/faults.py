@@ -11,8 +11,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shoal.network.faults import Fault, What
-from shoal.topologies.graph import NodeId
+from shoal.environment.faults import Fault, What
+from shoal.types import NodeId
 
 Nodes: TypeAlias = NodeId | str
 """A node, or several as in "0-3, 8"."""

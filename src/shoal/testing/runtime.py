@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from shoal.mailbox import Filter
 from shoal.message import Message, Payload
-from shoal.runtime import Filter, Runtime
+from shoal.runtime import Runtime
 from shoal.testing.arenas import Arena
-from shoal.topologies.graph import NodeId
+from shoal.types import NodeId
 
 A_WHILE = 0.15
 """Seconds that something is waited for which must not come, or which others must not wait for."""

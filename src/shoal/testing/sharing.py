@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import MessageError
-from shoal.message import DTYPES, MAX_ARRAYS, Message, Params, Payload, decode
+from shoal.message import DTYPES, MAX_ARRAYS, Message, Payload, decode
 from shoal.randomness import generator
 from shoal.sharing.sharing import Checks, Joins, Member, Sharing
 from shoal.state import Stateful
-from shoal.topologies.graph import NodeId
+from shoal.types import NodeId, Params
 
 NODES = 4
 ROUNDS = 3

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 
-from shoal.topologies.graph import Graph, Links, Mixing, NodeId, Topology
+from shoal.topologies.graph import Graph, Links, Mixing, Topology
+from shoal.types import NodeId
 
 TOLERANCE = 1e-12
 

@@ -6,17 +6,8 @@ an experiment names it, so that `import shoal` stays quick.
 
 from __future__ import annotations
 
-from shoal.topologies.graph import (
-    FromLabels,
-    Graph,
-    Links,
-    Mixing,
-    NodeId,
-    Peers,
-    Topology,
-    TopologyWarning,
-    WeightScheme,
-)
+from shoal.topologies.graph import FromLabels, Graph, Links, Mixing, Peers, Topology, TopologyWarning, WeightScheme
+from shoal.types import NodeId
 
 TOPOLOGIES: dict[str, str] = {
     "ring": "shoal.topologies.static:Ring",
@@ -35,8 +26,8 @@ TOPOLOGIES: dict[str, str] = {
     "file": "shoal.topologies.files:File",
     "networkx": "shoal.topologies.given:NetworkX",
     "edges": "shoal.topologies.given:Edges",
-    "peer-sampler": "shoal.peers.central:PeerSampler",
-    "gossip-sampler": "shoal.peers.gossip:GossipSampler",
+    "peer-sampler": "shoal.topologies.sampling.central:PeerSampler",
+    "gossip-sampler": "shoal.topologies.sampling.gossip:GossipSampler",
 }
 
 __all__ = [

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from shoal.errors import TopologyError
 from shoal.randomness import generator
-from shoal.schema import Bounds
-from shoal.topologies.graph import Links, NodeId
+from shoal.topologies.graph import Links
 from shoal.topologies.static import Edge, StaticGraph
+from shoal.types import Bounds, NodeId
 
 Between: TypeAlias = Literal["ring", "fractal", "small-world", "full"]
 Clique: TypeAlias = tuple[NodeId, ...]

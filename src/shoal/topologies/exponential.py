@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.topologies.graph import Links, NodeId
+from shoal.topologies.graph import Links
 from shoal.topologies.static import Layout, StaticGraph
+from shoal.types import NodeId
 
 
 def hops(nodes: int) -> list[int]:

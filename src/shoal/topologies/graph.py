@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-NodeId: TypeAlias = int
+from shoal.types import NodeId
+
 WeightScheme: TypeAlias = Literal["metropolis-hastings", "uniform"]
 Found = TypeVar("Found")
 

@@ -18,8 +18,9 @@ import scipy.sparse.linalg
 import scipy.special
 
 from shoal.randomness import generator
-from shoal.topologies.graph import Graph, Mixing, NodeId
+from shoal.topologies.graph import Graph, Mixing
 from shoal.topologies.static import components
+from shoal.types import NodeId
 
 EXACT_DIAMETER = 5_000
 """Nodes up to which every pair is looked at."""

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from shoal.errors import TopologyError
 from shoal.randomness import derived_seed
-from shoal.schema import Bounds
 from shoal.topologies.static import StaticGraph, undirected
+from shoal.types import Bounds
 
 DRAWS = 200
 """How often a connected small world is tried for."""

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from shoal.errors import TopologyError
 from shoal.randomness import generator
-from shoal.schema import Bounds
-from shoal.topologies.graph import Links, NodeId
+from shoal.topologies.graph import Links
 from shoal.topologies.regular import REMEMBERED_ROUNDS
 from shoal.topologies.static import Layout
+from shoal.types import Bounds, NodeId
 
 Words: TypeAlias = NDArray[np.uint64]
 

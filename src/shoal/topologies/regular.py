@@ -11,10 +11,10 @@ import numpy as np
 
 from shoal.errors import TopologyError
 from shoal.randomness import derived_seed, generator
-from shoal.schema import Bounds
-from shoal.topologies.graph import Links, NodeId
+from shoal.topologies.graph import Links
 from shoal.topologies.permutation import Permutation
 from shoal.topologies.static import Edge, Layout, StaticGraph, undirected
+from shoal.types import Bounds, NodeId
 
 REMEMBERED_ROUNDS = 3
 SHUFFLED = 256

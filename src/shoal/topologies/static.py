@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from shoal.errors import TopologyError
-from shoal.schema import Bounds
-from shoal.topologies.graph import Graph, Links, NodeId, TopologyWarning
+from shoal.topologies.graph import Graph, Links, TopologyWarning
+from shoal.types import Bounds, NodeId
 
 Edge: TypeAlias = tuple[NodeId, NodeId]
 Layout: TypeAlias = Literal["circle", "grid", "radial", "spring"]

@@ -25,9 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import MessageError, TopologyError
-from shoal.schema import Bounds
 from shoal.state import State
-from shoal.topologies.graph import NodeId
+from shoal.types import Bounds, NodeId
 
 Numbers: TypeAlias = NDArray[np.uint32]
 

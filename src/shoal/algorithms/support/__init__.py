@@ -1,0 +1,1 @@
+"""What several algorithms share: retries, rejoining, servers, fragments, requirements of an experiment."""

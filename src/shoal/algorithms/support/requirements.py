@@ -1,0 +1,71 @@
+"""What algorithms demand of the experiment that they are in, for their `misfits`."""
+
+from __future__ import annotations
+
+from shoal.errors import TopologyError
+from shoal.experiment.registry import Whole, find
+from shoal.topologies.graph import Graph, Topology
+
+
+def graph_of(whole: Whole) -> Graph | None:
+    """The experiment's graph. None where it is made from labels, or found by talking, or cannot be made at all."""
+    cls = find("topology", whole.topology.name)
+    if hasattr(cls, "finder") or hasattr(cls, "build_from"):
+        return None
+    try:
+        graph: Graph = whole.topology.build().build(whole.nodes, whole.seed)
+    except TopologyError:  # said by whoever makes it for the run
+        return None
+    return graph
+
+
+def changes(whole: Whole) -> bool:
+    """Whether nodes may have other neighbours in another round."""
+    graph = graph_of(whole)
+    return hasattr(find("topology", whole.topology.name), "finder") or (graph is not None and not graph.static)
+
+
+def directed(graph: Graph) -> bool:
+    """Whether in round 0 somebody sends to one that it does not hear from."""
+    return any(links.to != links.of for links in (graph.links(node, 0) for node in range(graph.nodes)))
+
+
+def inexact(whole: Whole, needs: str) -> list[str]:
+    """A sharing that averages by another W in each round, for what diverges then.
+
+    It is one that leaves out some coordinates, or some of each difference, so that a model is not its row of Wx. A
+    sharing that says whole models, rounded at most, has `says_all = True` in its class; others are taken not to.
+    """
+    if getattr(find("sharing", whole.sharing.name), "says_all", False):
+        return []
+    return [
+        f"sharing = {whole.sharing.name!r}: {needs} diverges unless whole models are averaged; "
+        "use sharing = 'full', or 'float16', 'int8' or 'qsgd', which only round"
+    ]
+
+
+def unlike_plain_sgd(whole: Whole) -> list[str]:
+    """What makes a local step more than the sum of −η times gradients: momentum, or moments of any kind."""
+    training, name = whole.training, whole.algorithm.name
+    problems = []
+    if training.optimizer.lower() != "sgd":
+        problems.append(
+            f"training.optimizer = {training.optimizer!r}: {name!r} compares the gradients of rounds, which only "
+            "plain SGD shows; use optimizer = 'sgd'"
+        )
+    if training.momentum or training.options.get("momentum"):
+        momentum = training.momentum or training.options["momentum"]
+        problems.append(
+            f"training.momentum = {momentum:g}: {name!r} compares the gradients of rounds, which only plain SGD "
+            "shows; leave the momentum out"
+        )
+    return problems
+
+
+def unbuildable(key: str, topology: Topology, whole: Whole) -> list[str]:
+    """Why an algorithm's own graph cannot be made on these nodes."""
+    try:
+        topology.build(whole.nodes, whole.seed)
+    except TopologyError as error:
+        return [f"algorithm.{key}: {error}"]
+    return []

@@ -1,0 +1,220 @@
+"""What a person sees: live progress, and the table of a run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from shoal.results.progress import Progress, leading
+from shoal.results.timing import rises
+
+PLAIN_EVERY = 2.0
+"""Seconds between lines where the output is not a terminal."""
+
+
+class Display:
+    """A listener that shows progress: one live line in a terminal, plain lines elsewhere.
+
+    It has no thread of its own: engines may fork while it shows.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._printed = -PLAIN_EVERY
+        self._line = ""
+        self._phase = ""
+
+    def __enter__(self) -> Display:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def progress(self, progress: Progress) -> None:
+        if self._live is not None:
+            self._live.update(_bar(progress), refresh=True)
+        elif progress.phase != self._phase or time.monotonic() - self._printed >= PLAIN_EVERY:
+            line = describe(progress)
+            if line != self._line:
+                self._console.print(line, highlight=False, soft_wrap=True)
+            self._printed, self._line, self._phase = time.monotonic(), line, progress.phase
+
+    def notice(self, text: str) -> None:
+        self._console.print(f"[yellow]![/yellow] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def describe(progress: Progress) -> str:
+    """One line of plain text."""
+    if progress.phase != "running":
+        return f"{progress.phase} {progress.nodes} nodes"
+    of = f"/{progress.rounds}" if progress.rounds else ""
+    parts = [f"round {int(progress.round)}{of}"]
+    if progress.score is not None:
+        parts.append("{} {:.3f}".format(*progress.score))
+    parts.append(f"{size(progress.bytes_sent)} sent")
+    parts.append(f"{progress.alive}/{progress.nodes} nodes")
+    if progress.virtual_seconds is not None:
+        parts.append(f"virtual {duration(progress.virtual_seconds)}")
+    parts.append(f"{duration(progress.seconds)} gone")
+    left = time_left(progress)
+    if left is not None:
+        parts.append(f"{duration(left)} left")
+    return " · ".join(parts)
+
+
+def time_left(progress: Progress) -> float | None:
+    """Seconds to go at the pace so far; None while there is no pace to speak of.
+
+    Before a round is over only the clock has one.
+    """
+    done = progress.done if progress.round >= 1 else replace(progress, rounds=None).done
+    return progress.seconds * (1 - done) / done if done else None
+
+
+def size(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def summary_table(summary: Mapping[str, Any], title: str) -> Table:
+    """The summary of a run, for a person."""
+    table = Table(title=Text(title), title_justify="left", show_header=False, box=None, padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    for key, value in _rows(summary):
+        table.add_row(key, value)
+    return table
+
+
+def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    times, memory = summary["time"], summary["memory"]
+    rows = [
+        ("status", _status(summary)),
+        ("engine", f"{summary['engine']}, {summary['nodes']} nodes, seed {summary['seed']}"),
+        ("rounds", str(summary["rounds"])),
+        *_scores(summary),
+        ("test loss", _spread(summary["loss"])),
+        *_timing(summary),
+    ]
+    if summary["averaged_model"] is not None:
+        scores = {name: score for name, score in summary["averaged_model"].items() if name != "round"}
+        if (name := leading(scores)) is not None:
+            rows.append(("averaged model", f"{name} {_number(scores[name], '.4f')}"))
+        rows.append(("consensus distance", _number(summary["consensus_distance"], ".4g")))
+    sent = summary["bytes_sent"]
+    rows.append(
+        (
+            "sent",
+            f"{size(sent['total'])} in {summary['messages_sent']:,} messages, {size(sent['per_node_mean'])} a node",
+        )
+    )
+    clock = duration(times["wall_s"])
+    if times["startup_s"] is not None:
+        clock += f" after {duration(times['startup_s'])} of start-up"
+    if times["virtual_s"] is not None:
+        clock += f"; virtual {duration(times['virtual_s'])}"
+    rows.append(("time", clock))
+    if times["total_cpu_s"] is not None:
+        rows.append(
+            ("processor", f"{duration(times['total_cpu_s'])}, of it {duration(times['train_cpu_s'] or 0.0)} training")
+        )
+    if memory["uss_mean_mib"] is not None:
+        rows.append(
+            ("memory", f"{memory['uss_mean_mib']:.1f} MiB private a node, {memory['pss_total_mib']:.0f} MiB in all")
+        )
+    for name in ("messages_rejected", "messages_late", "messages_repeated", "messages_unsent", "strangers"):
+        if summary.get(name):
+            rows.append((name.replace("_", " "), f"{summary[name]:,}"))
+    rows.append(("digest", summary["digest"][:16] if summary["digest"] else "no final models"))
+    return rows
+
+
+def _status(summary: Mapping[str, Any]) -> str:
+    colour = {"completed": "green", "incomplete": "yellow", "interrupted": "yellow"}.get(summary["status"], "red")
+    shown = f"[{colour}]{summary['status']}[/{colour}]"
+    lost = summary["lost"]
+    if lost:
+        some = "; ".join(f"node {node}: {escape(why)}" for node, why in list(lost.items())[:5])
+        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        shown += f" ({len(lost)} lost: {some}{more})"
+    return shown
+
+
+def _scores(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was measured beside the loss, the leading one first and how the worst nodes fare by it after it."""
+    found = {name: spread for name, spread in summary["metrics"].items() if not name.startswith("class ")}
+    first = leading(found)
+    if first is None:
+        return [("accuracy", _spread(None))]
+    rows = [(first, _spread(found[first]))] if first != "loss" else []
+    ends = summary["fairness"][first]
+    worst = ends["lowest_10_percent" if rises(first) else "highest_10_percent"]
+    if summary["nodes"] > 1 and worst is not None:
+        rows.append(("worst tenth", f"{first} {worst:.4f}"))
+    return rows + [(name, _spread(found[name])) for name in sorted(found) if name not in (first, "loss")]
+
+
+def _timing(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How good the nodes were at best, and when they got to the target; summaries of old have neither."""
+    virtual = summary["time"]["virtual_s"] is not None
+    rows = []
+    if (best := summary.get("best")) is not None:
+        rows.append(("best", f"{best['metric']} {best['mean']:.4f} at {_moment(best['seconds'], virtual)}"))
+    if (target := summary.get("time_to_target")) is not None:
+        name = f"time to {target['metric'] or 'target'} {target['target']:g}"
+        seconds = target["seconds"]
+        rows.append((name, "not reached" if seconds is None else _moment(seconds, virtual)))
+    return rows
+
+
+def _moment(seconds: float, virtual: bool) -> str:
+    shown = f"{seconds:.4g} s" if seconds < 60 else duration(seconds)
+    return f"virtual {shown}" if virtual else shown
+
+
+def _spread(statistics: Mapping[str, Any] | None) -> str:
+    if statistics is None:
+        return "not evaluated"
+    if statistics["mean"] is None:
+        return "not finite: training diverged; try a smaller training.lr"
+    return "{mean:.4f} ± {std:.4f}, from {min:.4f} to {max:.4f}".format(**statistics)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "not finite" if value is None else format(value, form)
+
+
+def _bar(progress: Progress) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    done = progress.done if progress.phase == "running" else None
+    grid.add_row(ProgressBar(total=1, completed=done or 0, width=30, pulse=done is None), describe(progress))
+    return grid
+
+
+def console(stderr: bool = False) -> Console:
+    return Console(stderr=stderr, soft_wrap=not sys.stdout.isatty())

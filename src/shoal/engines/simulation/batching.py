@@ -1,0 +1,135 @@
+"""Which way to compute is fastest for a model: measured once, and remembered.
+
+Stacking changes the last bits of the numbers, so the choice is part of what a run replays: it is written into the
+run's experiment.toml, and remembered per model and machine, so that a second run does not pick otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+
+from shoal.engines.simulation.compute import STACK
+from shoal.errors import ExperimentError
+from shoal.experiment import Batching, Experiment
+from shoal.experiment.registry import find
+from shoal.experiment.setup import Commons
+from shoal.training.torch_factory import NetworkWorkshop
+from shoal.training.trainer import Learner
+
+SECONDS = 0.3
+"""How long each way is tried."""
+
+
+def pick(experiment: Experiment, commons: Commons) -> Batching:
+    """What the experiment says, or what was measured."""
+    asked = experiment.simulation.batching
+    if _adds_data(experiment):
+        if asked == "pool":
+            raise ExperimentError(
+                [
+                    "simulation.batching = 'pool': its workers would not see the samples that nodes are sent with "
+                    "this sharing; use 'off' or 'vmap'"
+                ],
+                experiment.name,
+            )
+        return "off" if asked == "auto" else asked  # nodes with samples of their own are not stacked
+    if asked != "auto":
+        return asked
+    if not isinstance(commons.workshop, NetworkWorkshop):
+        return "off"  # other people's training code: nothing is known of it
+    learner = commons.workshop.learner(experiment.training)
+    key = _key(experiment, commons)
+    known = _remembered()
+    if key not in known:
+        known[key] = _measure(experiment, commons, learner)
+        _remember(known)
+    return known[key]
+
+
+def _adds_data(experiment: Experiment) -> bool:
+    """Whether what some node hears changes what it trains on."""
+    nodes = range(experiment.nodes) if experiment.group else range(1)
+    names = {experiment.settings(node).sharing.name for node in nodes}
+    return any(getattr(find("sharing", name), "adds_data", False) for name in names)
+
+
+def _measure(experiment: Experiment, commons: Commons, learner: Learner) -> Batching:
+    cores = min(experiment.simulation.workers or os.cpu_count() or 1, experiment.nodes)
+    alone = _seconds(lambda: learner.train(commons.initial, {}, _batches(commons, learner, 1)[0]))
+    best = alone
+    way: Batching = "off"
+    if cores > 1 and alone > 1e-3:  # below that, the pool's own cost shows
+        best, way = alone / cores, "pool"
+    if learner.stackable and experiment.nodes > 1:
+        count = min(experiment.nodes, STACK)
+        batches = _batches(commons, learner, count)
+        stacked = _seconds(lambda: learner.train_stacked([commons.initial] * count, [{}] * count, batches)) / count
+        if stacked < best:
+            way = "vmap"
+    return way
+
+
+def _batches(commons: Commons, learner: Learner, count: int) -> Any:
+    shape = (learner.training.local_steps, learner.training.batch_size)
+    return np.stack([np.resize(commons.parts[i % len(commons.parts)], shape) for i in range(count)])
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """The least time that `work` took, in a few tries after a first that does not count."""
+    work()
+    times: list[float] = []
+    while not times or (sum(times) < SECONDS and len(times) < 20):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _key(experiment: Experiment, commons: Commons) -> str:
+    """What the outcome depends on."""
+    import torch
+
+    facts = [
+        experiment.model.table(),
+        commons.data.shape,
+        repr(experiment.training),
+        min(experiment.nodes, STACK),
+        experiment.simulation.workers,
+        os.cpu_count(),
+        platform.processor() or platform.machine(),
+        torch.__version__,
+    ]
+    return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
+
+
+def _file() -> Path:
+    return Path(platformdirs.user_cache_dir("shoal")) / "batching.json"
+
+
+def _remembered() -> dict[str, Batching]:
+    try:
+        known = json.loads(_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return {k: v for k, v in known.items() if v in ("vmap", "pool", "off")} if isinstance(known, dict) else {}
+
+
+def _remember(known: dict[str, Batching]) -> None:
+    """Where the cache folder cannot be written, the next run measures again."""
+    try:
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        scratch = _file().with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(known))
+        scratch.replace(_file())
+    except OSError:
+        return

@@ -1,0 +1,399 @@
+"""The simulation: all nodes of an experiment in one process, under a virtual clock."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import math
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from functools import partial
+
+from shoal.engines.averaging import Averaged, Averages
+from shoal.engines.operating_system import processor_seconds
+from shoal.engines.rejoining import rejoin, welcome
+from shoal.engines.simulation.batching import pick
+from shoal.engines.simulation.compute import Computer, OneByOne, Pool, Stacked
+from shoal.engines.simulation.kernel import Crash, park
+from shoal.engines.simulation.world import SimulatedRuntime, World
+from shoal.environment.faults import Fault, Happening
+from shoal.environment.network.model import Occurrence
+from shoal.environment.network.network import Presence
+from shoal.errors import NodeError, ShoalError
+from shoal.experiment import Experiment
+from shoal.experiment.setup import Commons
+from shoal.message import RUN_LENGTH
+from shoal.node import Node
+from shoal.results.progress import SHOW_EVERY, Listener, MeanScore, Nobody, Outcome, Progress, Status, leading_score
+from shoal.results.records import Average, End, Evaluation, Event, Lines, ManyLines, Record, RunFolder
+from shoal.training.trainer import Evaluate
+from shoal.types import NodeId, Params
+
+__all__ = ["Simulation", "World"]
+
+
+class _Watcher:
+    """The observer of one simulated node."""
+
+    def __init__(self, simulation: Simulation, id: NodeId, faults: list[Fault]) -> None:
+        self._simulation = simulation
+        self._id = id
+        self._faults = faults
+
+    def record(self, record: Record) -> None:
+        simulation = self._simulation
+        simulation.lines.write(self._id, record)
+        if isinstance(record, Evaluation):
+            simulation.score.add(record.tick or record.round, leading_score(record.scores))
+
+    def model(self, round: int, params: Params) -> None:
+        self._simulation.averages.add(self._id, round, params)
+        self._simulation.average_if_complete()
+
+    async def before_round(self, round: int) -> None:
+        if self._id in self._simulation.experiment.paced_by:
+            self._simulation.rounds_begun += 1
+        if self._simulation.rounds_begun % 64 == 0:
+            self._simulation.show()
+        if self._faults and self._faults[0].due(round):
+            fault = self._faults.pop(0)
+            self.record(Event("fault", self._simulation.world.kernel.now, f"{fault.kind} at round {round}"))
+            if fault.kind == "crash":
+                raise Crash
+            if fault.kind == "raise":
+                raise NodeError(f"fault on schedule: node {self._id} raises at round {round}")
+            self._simulation.world.runtimes[self._id].hang()
+            await park()  # nobody resumes it
+
+    def postpone(self, round: int, params: Params) -> bool:
+        return False  # the virtual clock stands still meanwhile
+
+
+class Simulation:
+    """One run of an experiment."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        listener: Listener | None = None,
+        commanded: float | None = None,
+    ) -> None:
+        self._commanded = time.time() if commanded is None else commanded
+        self.experiment = experiment
+        self.folder = folder
+        self.listener: Listener = listener or Nobody()
+        self.lines = ManyLines(folder, experiment.size)
+        self.averages = Averages()
+        self.score = MeanScore()
+        self.rounds_begun = 0
+        self.lost: dict[NodeId, str] = {}
+        self._averages_file = Lines(folder.averages)
+        self._alive = set(range(experiment.size))
+        self._learning = set(range(experiment.nodes))
+        self._awaited = set(range(experiment.nodes))
+        """Nodes whose models are still to come."""
+        self._last_end = 0.0  # the kernel's clock goes on to the last timeout, needed or not
+        self._shown = 0.0
+        self._started = time.monotonic()
+        self.listener.progress(self._progress("loading"))
+        self.commons = Commons(experiment)
+        self._conditions = self.commons.conditions
+        self._agenda: Iterator[Occurrence] = self._conditions.agenda() if self._conditions.eventful else iter(())
+        self._remedies = self._conditions.remedies()
+        self._next_remedy = next(self._remedies, math.inf)
+        self.world = World(
+            experiment.size,
+            self._conditions.carrier(),
+            learners=experiment.nodes,
+            eventful=self._conditions.eventful,
+        )
+        self._ticks = 0
+        self.nodes = [self._node(i) for i in range(experiment.size)]
+        self.batching = pick(experiment, self.commons)
+
+    def run(self) -> Outcome:
+        """To the end, or to the error that ends it; what was recorded is on disk either way."""
+        experiment = self.experiment
+        cpu = processor_seconds()
+        self.world.computer = self._computer(self.batching)
+        startup = time.time() - self._commanded
+        self._started = time.monotonic()
+        thresholds = gc.get_threshold()
+        status: Status = "failed"
+        number: int | None = None
+        try:
+            for node in self.nodes:
+                self._start(node)
+            self._await_occurrence()
+            self._await_tick()
+            if experiment.duration is not None:
+                self.world.kernel.haunt(experiment.duration, self._time_is_up)
+            # Nodes live as long as the run, and their messages are no garbage either: do not look through them often.
+            gc.freeze()
+            gc.set_threshold(100_000, *thresholds[1:])
+            self.world.kernel.run()
+            self.world.raise_if_stuck(self._offline_for_good())
+            ended = self._last_end
+            if experiment.evaluation.seconds is not None:
+                self._look_at_all(ended)
+            self._finish_services()
+            self._last_end = ended
+            hung = {r.id: "hung: it waits for nothing that could come" for r in self.world.runtimes if r.running}
+            self.lost.update(hung)
+            self._awaited -= hung.keys()
+            self.average_if_complete()
+            status = "incomplete" if self.lost else "completed"
+        except KeyboardInterrupt as stop:
+            status = "interrupted"
+            number = stop.args[0] if stop.args else signal.SIGINT
+        except ShoalError:
+            raise
+        except Exception as error:
+            who = next((r.id for r in self.world.runtimes if r.runs(self.world.kernel.current)), None)
+            raise NodeError(f"node {who} raised:\n{traceback.format_exc()}") from error
+        finally:
+            gc.unfreeze()
+            gc.set_threshold(*thresholds)
+            self.lines.flush()
+            self._averages_file.close()
+            self.world.computer.close()
+            for runtime in self.world.runtimes:
+                runtime.stop()
+            wall = time.monotonic() - self._started
+        if experiment.nodes <= len([node for node in self.lost if node < experiment.nodes]):
+            status = "failed"
+        self.show(force=True)
+        return Outcome(
+            status,
+            wall_s=wall,
+            startup_s=startup,
+            virtual_s=self.world.kernel.now if status == "interrupted" else self._last_end,
+            lost=dict(sorted(self.lost.items())),
+            facts={
+                "batching": self.batching,
+                "signal": number,
+                "train_cpu_s": sum(n.trainer.cpu_seconds for n in self.nodes),
+                "total_cpu_s": processor_seconds() - cpu,
+            },
+        )
+
+    def average_if_complete(self) -> None:
+        for averaged in self.averages.complete(self._awaited):
+            self._write_average(averaged, self.world.kernel.now)
+
+    def _write_average(self, averaged: Averaged, time: float, tick: int | None = None) -> None:
+        scores = self.commons.evaluate(averaged.mean)
+        self._averages_file.write(
+            Average(averaged.round, time, averaged.nodes, averaged.consensus_distance, scores, tick)
+        )
+
+    def show(self, force: bool = False) -> None:
+        now = time.monotonic()
+        if force or now - self._shown >= SHOW_EVERY:
+            self._shown = now
+            self.lines.flush_if_due()
+            self.listener.progress(self._progress("running"))
+
+    def _progress(self, phase: str) -> Progress:
+        nodes = getattr(self, "nodes", [])
+        pace = self.experiment.paced_by
+        under_way = len(pace) if len(self._alive) == self.experiment.size else len(self._alive.intersection(pace))
+        return Progress(
+            phase,
+            nodes=self.experiment.size,
+            alive=len(self._alive),
+            seconds=time.monotonic() - self._started,
+            round=max(0, self.rounds_begun - under_way) / len(pace),
+            rounds=self.experiment.algorithm.options.get("rounds"),
+            score=self.score.mean,
+            bytes_sent=sum(node.bytes_sent for node in nodes),
+            virtual_seconds=self.world.kernel.now if nodes else None,
+            duration=self.experiment.duration,
+        )
+
+    def _node(self, id: NodeId) -> Node:
+        return self.commons.node(
+            id,
+            self.world.runtimes[id],
+            _Watcher(self, id, self.experiment.faults(id)),
+            "0" * RUN_LENGTH,
+            self.experiment.simulation.receive_timeout,
+        )
+
+    def _computer(self, batching: str) -> Computer:
+        if batching == "vmap":
+            return Stacked()
+        if batching == "pool":
+            workers = min(self.experiment.simulation.workers or os.cpu_count() or 1, self.experiment.nodes)
+            return Pool([node.trainer for node in self.nodes], workers, self.commons.initial.size)  # type: ignore[misc]
+        return OneByOne()
+
+    def _start(self, node: Node, again: bool = False) -> None:
+        """Let a node live, for the first time or after a crash."""
+        runtime = self.world.runtimes[node.id]
+        runtime.start(self._relive(node) if again else self.commons.live(node), partial(self._ended, node))
+        if self._conditions.restarts and not again:
+            runtime.background(welcome(node))
+
+    async def _relive(self, node: Node) -> None:
+        learners = self.world.runtimes[: self.experiment.nodes]
+        if await rejoin(node, [r.id for r in learners if r.running and r.id != node.id]):
+            await self.commons.live(node)
+
+    # What happens by the clock
+
+    def _await_occurrence(self) -> None:
+        occurrence = next(self._agenda, None)
+        if occurrence is not None:
+            self.world.kernel.haunt(occurrence.time, partial(self._occur, occurrence))
+
+    def _occur(self, occurrence: Occurrence) -> None:
+        if not self._learning or self._is_over():
+            return
+        if isinstance(occurrence, Presence):
+            self._attend(occurrence)
+        elif isinstance(occurrence, Happening):
+            self._strike(occurrence)
+        else:
+            self.world.occur(occurrence)
+        self._await_occurrence()
+
+    def _is_over(self) -> bool:
+        """Whether nobody can go on any more, whatever the clock brings: the kernel ends, and who is stuck is said."""
+        now, duration = self.world.kernel.now, self.experiment.duration
+        if (duration is not None and now < duration) or not self.world.stuck:
+            return False
+        while self._next_remedy < now:
+            self._next_remedy = next(self._remedies, math.inf)
+        suspended = [r.id for r in self.world.runtimes if r.suspended and not r.hung]
+        return self._next_remedy == math.inf and not any(self._conditions.returns(node, now) for node in suspended)
+
+    def _offline_for_good(self) -> list[NodeId]:
+        now = self.world.kernel.now
+        return [r.id for r in self.world.runtimes if r.away and not self._conditions.returns(r.id, now)]
+
+    def _attend(self, presence: Presence) -> None:
+        runtime = self.world.runtimes[presence.node]
+        self.world.occur(presence)
+        if presence.online:
+            runtime.come_online()
+        else:
+            runtime.go_offline()
+
+    def _strike(self, happening: Happening) -> None:
+        kernel, world = self.world.kernel, self.world
+        for node in happening.nodes if happening.kind in ("crash", "restart", "hang", "raise", "slow") else ():
+            if world.runtimes[node].running or happening.kind == "restart":
+                self.lines.write(node, Event("fault", kernel.now, str(happening)))
+        if happening.kind == "restart":
+            for node in happening.nodes:
+                self._restart(node)
+        elif happening.kind == "crash":
+            for node in happening.nodes:
+                world.runtimes[node].crash()
+        elif happening.kind == "hang":
+            for node in happening.nodes:
+                world.runtimes[node].hang()
+        elif happening.kind == "raise":
+            raise NodeError(f"fault on schedule: {happening} at {kernel.now:g} s")
+        else:
+            self.listener.notice(f"at {kernel.now:g} s: {happening}")
+            world.occur(happening)
+            if happening.kind == "slow" and happening.what != "network":
+                for node in happening.nodes:
+                    world.runtimes[node].slow_down(happening.value)
+
+    def _restart(self, id: NodeId) -> None:
+        """A node that crashed begins again, with nothing but its data."""
+        if id not in self.lost or not self.world.runtimes[id].dead:
+            return
+        self.world.occur(Happening(self.world.kernel.now, "restart", (id,)))
+        runtime = SimulatedRuntime(self.world, id)
+        runtime.succeed(self.world.runtimes[id])
+        self.world.runtimes[id] = runtime
+        for other in self.world.runtimes:
+            if other.id != id and (other.id < self.experiment.nodes or other.dead):
+                runtime.mailbox.lose(other.id)  # those that learn, until they have answered
+        self.nodes[id] = self._node(id)
+        del self.lost[id]
+        self._alive.add(id)
+        self._awaited.add(id)
+        self._learning.add(id)
+        self.listener.notice(f"node {id} was started again")
+        self._start(self.nodes[id], again=True)
+
+    def _time_is_up(self) -> None:
+        for runtime in self.world.runtimes[: self.experiment.nodes]:
+            if not runtime.hung:
+                runtime.finish()
+
+    def _await_tick(self) -> None:
+        seconds = self.experiment.evaluation.seconds
+        if seconds is not None:
+            self.world.kernel.haunt((self._ticks + 1) * seconds, self._tick)
+
+    def _tick(self) -> None:
+        if self._learning and not self._is_over():
+            self._look_at_all(self.world.kernel.now)
+            self._await_tick()
+
+    def _look_at_all(self, time: float) -> None:
+        """Test every node's model as it is now, and their average."""
+        self._ticks += 1
+        there = [node for node in self.nodes[: self.experiment.nodes] if node.id in self._alive]
+        tested = [node for node in there if node.schedule.evaluated]
+        works = [Evaluate(node.trainer, node.params) for node in tested]
+        at_once = self.world.computer.at_once
+        scores = [s for i in range(0, len(works), at_once) for s in self.world.computer.run(works[i : i + at_once])]
+        for node, found in zip(tested, scores, strict=True):
+            record = Evaluation(max(0, node.next_round - 1), time, found, self._ticks)
+            self.lines.write(node.id, record)
+            self.score.add(self._ticks, leading_score(found))
+        if self.experiment.evaluation.average and "algorithm" not in self.experiment.services:
+            averages = Averages()
+            for node in there:
+                averages.add(node.id, self._ticks, node.params)
+            for averaged in averages.complete(set()):
+                self._write_average(averaged, time, self._ticks)
+
+    def _ended(self, node: Node, crashed: bool) -> None:
+        self._last_end = self.world.kernel.now
+        self._awaited.discard(node.id)
+        if crashed:
+            self.world.occur(Happening(self.world.kernel.now, "crash", (node.id,)))
+            self._alive.discard(node.id)
+            self.lost[node.id] = "crashed on schedule"
+            self.listener.notice(self.experiment.farewell(node.id, "crashed"))
+        self.average_if_complete()
+        if not crashed:
+            self._keep(node)
+        self._learning.discard(node.id)
+        if not self._learning:
+            self._finish_services()
+
+    def _finish_services(self) -> None:
+        """Nobody is left to be served: those that learn have ended, or hang. One that hangs itself does not finish."""
+        for id in self.experiment.services.values():
+            if not self.world.runtimes[id].hung:
+                self.world.runtimes[id].finish()
+
+    def _keep(self, node: Node) -> None:
+        """Write down how a node ended, and what it learnt."""
+        mailbox = self.world.runtimes[node.id].mailbox
+        end = End(
+            self.world.kernel.now,
+            digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
+            bytes_sent=node.bytes_sent,
+            messages_sent=node.messages_sent,
+            bad_messages=node.rejected,
+            late_messages=mailbox.late + mailbox.dropped,
+            repeated_messages=mailbox.repeated,
+            train_cpu_s=node.trainer.cpu_seconds,
+        )
+        self.lines.write(node.id, end)
+        if self.experiment.checkpoint.final:
+            self.folder.save_model(node.id, node.params)

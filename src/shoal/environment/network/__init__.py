@@ -1,0 +1,16 @@
+"""What links cost: how long messages take from node to node, which get lost, and when nodes come and go."""
+
+from __future__ import annotations
+
+from shoal.environment.network.network import Network, Presence, Route, Wired, Wiring
+
+NETWORKS: dict[str, str] = {
+    "ideal": "shoal.environment.network.links:Ideal",
+    "uniform": "shoal.environment.network.links:Uniform",
+    "matrix": "shoal.environment.network.matrix:Matrix",
+    "kollaps": "shoal.environment.network.kollaps:Kollaps",
+    "divshare-stragglers": "shoal.environment.network.published:DivShareStragglers",
+    "ten-regions": "shoal.environment.network.published:TenRegions",
+}
+
+__all__ = ["NETWORKS", "Network", "Presence", "Route", "Wired", "Wiring"]

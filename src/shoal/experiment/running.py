@@ -1,0 +1,79 @@
+"""Running an experiment, in whichever engine, from its folder to its summary."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from shoal.experiment import Experiment
+from shoal.results.progress import Listener, Outcome, Status
+from shoal.results.records import RunFolder
+from shoal.results.summary import summarize, write_metrics
+from shoal.types import format_node_ids
+
+VERSIONED = ("shoal", "torch", "numpy", "pyzmq", "msgspec")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended."""
+
+    folder: RunFolder
+    summary: dict[str, Any]
+
+    @property
+    def status(self) -> str:
+        return str(self.summary["status"])
+
+
+def run(experiment: Experiment, out: Path, listener: Listener | None = None, commanded: float | None = None) -> Run:
+    """Run `experiment` below the folder `out`. Errors of the run are raised after its summary is written.
+
+    `commanded` is when the user asked for it, on the clock of `time.time`; now, when not given.
+    """
+    commanded = time.time() if commanded is None else commanded
+    folder = RunFolder.create(out, experiment.name)
+    _write_experiment(folder, experiment.table())
+    placement = {machine: format_node_ids(nodes) for machine, nodes in experiment.placement.items()}
+    folder.mapping.write_bytes(msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n")
+    try:
+        outcome = _engine(experiment, folder, listener, commanded)
+    except BaseException as error:
+        status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        _finish(folder, experiment, Outcome(status, wall_s=time.time() - commanded, startup_s=None))
+        raise
+    return Run(folder, _finish(folder, experiment, outcome))
+
+
+def _engine(experiment: Experiment, folder: RunFolder, listener: Listener | None, commanded: float) -> Outcome:
+    if experiment.engine == "simulation":
+        from shoal.engines.simulation.engine import Simulation
+
+        simulation = Simulation(experiment, folder, listener, commanded)
+        table = experiment.table()
+        table["simulation"]["batching"] = simulation.batching  # as it was measured, so that a replay does the same
+        _write_experiment(folder, table)
+        return simulation.run()
+    from shoal.engines.processes.coordinator import Supervisor
+
+    return Supervisor(experiment, folder, listener, commanded).run()
+
+
+def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
+    pace = experiment.paced_by
+    summary = summarize(folder, experiment.engine, experiment.nodes, experiment.seed, outcome, experiment.size, pace)
+    write_metrics(folder, experiment.size)
+    return summary
+
+
+def _write_experiment(folder: RunFolder, table: dict[str, Any]) -> None:
+    versions = {name: importlib.metadata.version(name) for name in VERSIONED}
+    made_with = {"python": platform.python_version(), **versions}
+    folder.experiment.write_text(tomli_w.dumps({**table, "versions": made_with}))

@@ -1,0 +1,245 @@
+"""Plain data to typed objects: every problem found at once, each with its place.
+
+The parameters of a component are those of its constructor; their types and bounds are its annotations:
+
+    @dataclass(frozen=True)
+    class Regular:
+        degree: Annotated[int, Bounds(at_least=1)] = 5
+
+`convert` turns what TOML or Python gave into what the annotation says, and writes what is wrong into a list
+of problems instead of raising, so that a user sees all of them in one go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import keyword
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from shoal.errors import ShoalError
+from shoal.types import Bounds, Nested
+
+REQUIRED: Any = inspect.Parameter.empty
+INVALID: Any = object()  # what convert returns after it has noted a problem
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a constructor."""
+
+    name: str
+    hint: Any
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is REQUIRED
+
+    @property
+    def nested(self) -> str | None:
+        """The kind of component that this parameter is."""
+        return next((a.kind for a in typing.get_args(self.hint)[1:] if isinstance(a, Nested)), None)
+
+    def __str__(self) -> str:
+        shown = f"{self.name}: {describe(self.hint)}"
+        return shown if self.required else f"{shown} = {self.default!r}"
+
+
+def parameters(cls: type) -> dict[str, Parameter]:
+    """The parameters that `cls(...)` takes, as they are spelt, with their annotations resolved.
+
+    One with a word of Python for a name ends in an underscore there, and is spelt without: `from_`.
+
+    Raises ValueError when an annotation cannot be resolved: it names something that is imported for type checks only.
+    """
+    owner: Any = cls if dataclasses.is_dataclass(cls) else cls.__init__  # type: ignore[misc]
+    try:
+        hints = typing.get_type_hints(owner, include_extras=True)
+    except NameError as error:
+        raise ValueError(f"annotations of {cls.__name__} cannot be resolved: {error}; import what they name") from error
+    fields = {f.name: f for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+    found = {}
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            continue
+        default = parameter.default
+        if name in fields and (make := fields[name].default_factory) is not dataclasses.MISSING:
+            default = make()
+        hint = hints.get(name, Any)
+        spelt = name[:-1] if keyword.iskeyword(name.removesuffix("_")) else name
+        found[spelt] = Parameter(spelt, hint.type if isinstance(hint, dataclasses.InitVar) else hint, default)
+    return found
+
+
+def build(cls: type, table: object, place: str, problems: list[str]) -> Any:
+    """`cls(**table)` with every value converted and every wrong key, type and range noted."""
+    values = arguments(cls, table, place, problems)
+    if values is INVALID:
+        return INVALID
+    try:
+        return cls(**{f"{key}_" if keyword.iskeyword(key) else key: value for key, value in values.items()})
+    except Exception as error:  # a plug-in's constructor raises what it likes
+        expected = isinstance(error, ValueError | TypeError | ShoalError)
+        problems.append(f"{place}: {error}" if expected else f"{place}: {type(error).__name__}: {error}")
+        return INVALID
+
+
+def arguments(cls: type, table: object, place: str, problems: list[str]) -> Any:
+    """The converted constructor arguments in `table`, or INVALID after noting what is wrong."""
+    if not isinstance(table, Mapping):
+        problems.append(f"{place} = {table!r}: expected a table")
+        return INVALID
+    try:
+        known = parameters(cls)
+    except ValueError as error:
+        problems.append(f"{place}: {error}")
+        return INVALID
+    before = len(problems)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            problems.append(f"{join(place, key)}: unknown key{nearest(key, known)}")
+            continue
+        values[key] = convert(value, known[key].hint, join(place, key), problems)
+    for key, parameter in known.items():
+        if parameter.required and key not in table:
+            problems.append(f"{join(place, key)}: missing; expected {describe(parameter.hint)}")
+    return values if len(problems) == before else INVALID
+
+
+def convert(value: Any, hint: Any, place: str, problems: list[str]) -> Any:
+    """`value` as `hint` describes it, or INVALID after noting what is wrong."""
+    before = len(problems)
+    converted = _convert(value, hint, place, problems)
+    if converted is INVALID and len(problems) == before:
+        problems.append(f"{place} = {value!r}: expected {describe(hint)}{_nearest_choice(value, hint)}")
+    return converted
+
+
+def _convert(value: Any, hint: Any, place: str, problems: list[str]) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        if any(isinstance(a, Nested) for a in args[1:]):
+            return value  # built already
+        converted = _convert(value, args[0], place, problems)
+        limits = [a for a in args[1:] if isinstance(a, Bounds)]
+        if isinstance(converted, int | float) and not all(b.allows(converted) for b in limits):
+            return INVALID
+        return converted
+    if hint is Any:
+        return value
+    if origin is Literal:
+        return value if value in args and type(value) in {type(a) for a in args} else INVALID
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(value, args, place, problems)
+    if hint is type(None):
+        return None if value is None else INVALID
+    if hint is bool:
+        return value if isinstance(value, bool) else INVALID
+    if hint is int:
+        return value if isinstance(value, int) and not isinstance(value, bool) else INVALID
+    if hint is float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return INVALID
+        return float(value)
+    if hint is str:
+        return value if isinstance(value, str) else INVALID
+    if hint is Path:
+        return Path(value) if isinstance(value, str | Path) else INVALID
+    if origin in (tuple, list):
+        return _convert_sequence(value, hint, place, problems)
+    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        if not isinstance(value, Mapping):
+            return INVALID
+        items = {k: convert(v, args[1], join(place, str(k)), problems) for k, v in value.items()}
+        return INVALID if any(v is INVALID for v in items.values()) else items
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else build(hint, value, place, problems)  # type: ignore[arg-type]
+    if isinstance(hint, type):
+        return value if isinstance(value, hint) else INVALID
+    problems.append(f"{place}: an experiment cannot spell a parameter of type {hint!r}; leave it to its default")
+    return INVALID
+
+
+def _convert_union(value: Any, args: tuple[Any, ...], place: str, problems: list[str]) -> Any:
+    for option in args:
+        attempt: list[str] = []
+        converted = _convert(value, option, place, attempt)
+        if converted is not INVALID and not attempt:
+            return converted
+    tables = [option for option in args if dataclasses.is_dataclass(option)]
+    if isinstance(value, Mapping) and len(tables) == 1:
+        return _convert(value, tables[0], place, problems)  # say what is wrong inside the table
+    return INVALID
+
+
+def _convert_sequence(value: Any, hint: Any, place: str, problems: list[str]) -> Any:
+    if not isinstance(value, list | tuple):
+        return INVALID
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and args[-1] is not Ellipsis:
+        if len(value) != len(args):
+            return INVALID
+        inner: Iterable[Any] = args
+    else:
+        inner = [args[0]] * len(value)
+    items = [convert(v, h, f"{place}[{i}]", problems) for i, (v, h) in enumerate(zip(value, inner, strict=True))]
+    return INVALID if any(item is INVALID for item in items) else origin(items)
+
+
+def describe(hint: Any) -> str:
+    """A hint in the words of an experiment file."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        if nested := [a.kind for a in args[1:] if isinstance(a, Nested)]:
+            return f"one of 'shoal list {nested[0]}'"
+        limits = [str(a) for a in args[1:] if isinstance(a, Bounds)]
+        return " ".join([describe(args[0]), *limits])
+    if origin is Literal:
+        return "one of " + ", ".join(repr(a) for a in args)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(describe(a) for a in args if a is not type(None))
+    if origin in (tuple, list):
+        if origin is tuple and args[-1] is not Ellipsis:
+            return "[" + ", ".join(describe(a) for a in args) + "]"
+        return f"a list of {describe(args[0])}"
+    if origin is not None or dataclasses.is_dataclass(hint):
+        return "a table"
+    words = {
+        int: "integer",
+        float: "number",
+        str: "string",
+        Path: "path of a file",
+        bool: "true or false",
+        Any: "any value",
+    }
+    return words.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The hint to append to 'unknown …': the closest right name, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; expected one of {', '.join(names)}" if names else "; nothing is expected here"
+
+
+def _nearest_choice(value: Any, hint: Any) -> str:
+    choices = [a for a in typing.get_args(hint) if isinstance(a, str)]
+    if not isinstance(value, str) or typing.get_origin(hint) is not Literal:
+        return ""
+    close = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def join(place: str, key: str) -> str:
+    return f"{place}.{key}" if place else key

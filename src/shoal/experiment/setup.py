@@ -1,0 +1,291 @@
+"""What all nodes of an experiment have in common: the data and who holds what, the model, the graph.
+
+Built once per process that hosts nodes; after that nobody writes to it, so that forked nodes share its memory.
+Each node is then made from it by `Commons.node`, in whatever engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.algorithms import Algorithm
+from shoal.data.dataset import ByOwner, Data, Dataset, Indices, Partition, Samples, Shift, Shifts
+from shoal.errors import DataError, ExperimentError, MessageError
+from shoal.experiment import Experiment
+from shoal.experiment.environment import conditions, speeds_of
+from shoal.experiment.registry import Component, registry
+from shoal.message import Payload
+from shoal.node import Confers, Finds, Fronts, Node, Observer, Schedule, Serves
+from shoal.randomness import generator
+from shoal.runtime import Runtime
+from shoal.sharing.sharing import Checks, Joins, Member, Sharing
+from shoal.topologies.graph import FromLabels, Mixing, Topology, WeightScheme
+from shoal.training.factory import Ground, Trainers, Workshop
+from shoal.training.metrics import TRAINERS, Metrics
+from shoal.types import NodeId, Params
+
+
+class Commons:
+    """Everything that is built before the first node is.
+
+    With `shared`, the data is put where forked processes share it without so much as a page table of their own.
+    """
+
+    def __init__(self, experiment: Experiment, shared: bool = False) -> None:
+        self.experiment = experiment
+        dataset: Dataset = experiment.dataset.build()
+        self.data: Data = dataset.load(experiment.seed)
+        if shared:
+            self.data = replace(self.data, train=_shared(self.data.train), test=_shared(self.data.test))
+        partition: Partition | ByOwner = experiment.partition.build()
+        rng = generator(experiment.seed, "partition")
+        self.parts, tests = _split(partition, self.data, experiment.nodes, rng)
+        self._mixings: dict[tuple[str, WeightScheme], Mixing] = {}
+        self.topology: Topology = experiment.topology.build()
+        self.mixing = self.mixing_on(self.topology)
+        plan = experiment.evaluation
+        kept = _kept(len(self.data.test), plan.samples, experiment.seed)
+        metrics = Metrics(self.data, plan.metrics)
+        if plan.metric is not None and experiment.trainer.name in TRAINERS:
+            metrics.check(plan.metric)
+        trainers: Trainers = experiment.trainer.build()
+        self.workshop: Workshop = trainers.open(
+            Ground(
+                experiment.seed,
+                self.data,
+                self.parts,
+                _own_tests(plan.data, tests, kept, experiment),
+                _shifts(partition, self.data, experiment),
+                self.data.test if kept is None else self.data.test[kept],
+                metrics,
+                experiment.model,
+                experiment.training,
+            )
+        )
+        self.initial: Params = self.workshop.initial
+        self.speeds = speeds_of(experiment)
+        """How fast each node is, by its id; those that serve come last."""
+        self.conditions = conditions(experiment, self.speeds)
+        self._evaluated = _evaluated_nodes(experiment)
+        self._try_sharings()
+
+    def mixing_on(self, topology: Topology, weights: WeightScheme | None = None) -> Mixing:
+        """The graph of a topology on these nodes, with weights; one for all nodes that ask for the same."""
+        experiment = self.experiment
+        while isinstance(topology, Fronts):
+            topology = topology.behind
+        key = (repr(topology), weights or experiment.weights)
+        if key not in self._mixings:
+            if isinstance(topology, FromLabels):
+                graph = topology.build_from(self.label_counts(), experiment.seed)
+            else:
+                graph = topology.build(experiment.nodes, experiment.seed)
+            self._mixings[key] = Mixing(graph, key[1])
+        return self._mixings[key]
+
+    def label_counts(self) -> NDArray[np.int64]:
+        """How many training samples of each class each node holds: nodes × classes."""
+        labels, classes = self.data.labels, self.data.classes
+        return np.stack([np.bincount(labels[part], minlength=classes) for part in self.parts])
+
+    def warm_up(self) -> None:
+        """Do once what every node would do otherwise."""
+        for node in range(self.experiment.nodes):
+            self.workshop.warm_up(node, self.experiment.settings(node).training)
+
+    def live(self, node: Node) -> Coroutine[Any, Any, None]:
+        """What `node` does, from its beginning to its end: learn, or serve those that do."""
+        life = self._life(node)
+        return life if not isinstance(node.sharing, Confers) else _conferring(life, node, node.sharing)
+
+    def _life(self, node: Node) -> Coroutine[Any, Any, None]:
+        experiment = self.experiment
+        for kind, id in experiment.services.items():
+            if id == node.id:
+                served: Serves = self.topology if kind == "topology" else experiment.algorithm.build()  # type: ignore[assignment]
+                return served.serve(node)
+        algorithm: Algorithm = experiment.settings(node.id).algorithm.build()
+        return algorithm.run(node)
+
+    def node(self, id: NodeId, runtime: Runtime, observer: Observer, run: str, receive_timeout: float | None) -> Node:
+        """Node `id`, ready to live."""
+        experiment = self.experiment
+        settings = experiment.settings(id)
+        learns = id < experiment.nodes
+        trainer = self.workshop.trainer(id, settings.training, self.speeds[id].simulated_step)
+        return Node(
+            id,
+            nodes=experiment.nodes,
+            seed=experiment.seed,
+            params=self.initial,
+            runtime=runtime,
+            trainer=trainer,
+            sharing=settings.sharing.build(),
+            mixing=self.mixing,
+            schedule=self._schedule(id),
+            observer=observer,
+            run=run,
+            receive_timeout=receive_timeout,
+            finder=self.topology.finder() if learns and isinstance(self.topology, Finds) else None,
+            mixings=self.mixing_on,
+            services=experiment.services,
+            shapes=self.workshop.shapes,
+        )
+
+    def _schedule(self, id: NodeId) -> Schedule:
+        """A server is tested as its clients are; then there is no average of many models to look at."""
+        plan, services = self.experiment.evaluation, self.experiment.services
+        tested = id in self._evaluated or (id == services.get("algorithm") and bool(self._evaluated))
+        averaged = plan.average and "algorithm" not in services
+        return Schedule(plan.every, tested, averaged, by_time=plan.seconds is not None)
+
+    def _try_sharings(self) -> None:
+        """Start every sharing once, and have each hear what the others say, so that one that does not fit the model,
+        and two that do not understand each other, are refused before anything runs."""
+        experiment = self.experiment
+        nodes = range(experiment.size) if experiment.group else range(1)
+        used = {repr(c): c for c in (experiment.settings(n).sharing for n in nodes if n not in self._samplers)}
+        started: list[tuple[Component, Sharing]] = []
+        for component in used.values():
+            sharing: Sharing = component.build()
+            if isinstance(sharing, Joins):
+                sharing.join(Member(0, experiment.nodes, experiment.seed, self.workshop.shapes))
+            try:
+                sharing.start(self.initial)
+            except ValueError as error:
+                raise ExperimentError([f"sharing = {component.name!r}: {error}"], experiment.name) from error
+            if component.name in registry("sharing"):  # a plug-in may mean not to be understood
+                started.append((component, sharing))
+        problems = [
+            f"sharing = {_described(hears)} does not understand {_described(speaks)}, which other nodes use: {why}; "
+            "let all nodes use one sharing"
+            for (speaks, one), (hears, other) in itertools.permutations(started, 2)
+            if (why := self._misunderstood(one, other)) is not None
+        ]
+        if problems:
+            raise ExperimentError(problems, experiment.name)
+
+    @property
+    def _samplers(self) -> frozenset[NodeId]:
+        """The nodes that say nothing by a sharing."""
+        return frozenset(id for kind, id in self.experiment.services.items() if kind == "topology")
+
+    def _misunderstood(self, speaks: Sharing, hears: Sharing) -> str | None:
+        """Why one sharing would refuse what another says."""
+        said = speaks.outgoing(self.initial, 0)
+        try:
+            if isinstance(hears, Checks):
+                hears.check(said if isinstance(said, Payload) else said(1), self.initial)
+        except MessageError as error:
+            return str(error)
+        return None
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        """Scores of any parameters on the experiment's test data."""
+        return self.workshop.evaluate(params)
+
+
+async def _conferring(life: Coroutine[Any, Any, None], node: Node, sharing: Confers) -> None:
+    node.background(sharing.attend(node))
+    await life
+    await sharing.part(node)
+
+
+def _described(component: Component) -> str:
+    given = {key: value for key, value in component.options.items() if value is not None}
+    spelt = {key: _described(value) if isinstance(value, Component) else repr(value) for key, value in given.items()}
+    options = "".join(f", {key} = {value}" for key, value in spelt.items())
+    return f"{{ name = {component.name!r}{options} }}" if options else repr(component.name)
+
+
+def _split(
+    partition: Partition | ByOwner, data: Data, nodes: int, rng: np.random.Generator
+) -> tuple[list[Indices], list[Indices] | None]:
+    """What each node holds of the training samples and, where samples have owners, of the test samples."""
+    if isinstance(partition, ByOwner):
+        return partition.split_owned(data.train, data.test, nodes, rng)
+    labels = data.labels if getattr(partition, "by_class", False) else _numbered(data)
+    return partition.split(labels, nodes, rng), None
+
+
+def _numbered(data: Data) -> NDArray[np.int64]:
+    """Something to divide, for partitions that do not look at classes."""
+    return data.train.y if data.task == "classification" else np.zeros(len(data.train), np.int64)
+
+
+def _own_tests(
+    which: str, tests: list[Indices] | None, kept: Indices | None, experiment: Experiment
+) -> list[Indices] | None:
+    """The test samples of each node, as numbers among those that are kept; None when all are tested on all."""
+    if which == "all":
+        return None
+    if tests is None:
+        raise ExperimentError(
+            [
+                f"evaluation.data = 'own': with partition {experiment.partition.name!r} nodes have no test samples of "
+                "their own; use 'natural', or evaluation.data = 'all'"
+            ],
+            experiment.name,
+        )
+    if not any(map(len, tests)):
+        raise ExperimentError(
+            [
+                "evaluation.data = 'own': no test sample of this data set is of a user that a node holds; "
+                "use evaluation.data = 'all'"
+            ],
+            experiment.name,
+        )
+    if kept is None:
+        return tests
+    return [np.flatnonzero(np.isin(kept, own)) for own in tests]
+
+
+def _shifts(partition: Partition | ByOwner, data: Data, experiment: Experiment) -> list[Shift | None] | None:
+    """How each node sees its inputs; None when all see them as they are."""
+    if not isinstance(partition, Shifts):
+        return None
+    if data.sizes:
+        raise DataError(f"partition {experiment.partition.name!r}: inputs of this data set are ids, not measurements")
+    return partition.shifts(experiment.nodes, data.shape, generator(experiment.seed, "shifts"))
+
+
+def _evaluated_nodes(experiment: Experiment) -> frozenset[NodeId]:
+    wanted = experiment.evaluation.nodes
+    if wanted is None or wanted >= experiment.nodes:
+        return frozenset(range(experiment.nodes))
+    drawn = generator(experiment.seed, "evaluated nodes").choice(experiment.nodes, wanted, replace=False)
+    return frozenset(int(n) for n in drawn)
+
+
+def _shared(samples: Samples) -> Samples:
+    return Samples(_in_shared_memory(samples.x), _in_shared_memory(samples.y), samples.owner)
+
+
+def _in_shared_memory(array: NDArray[Any]) -> NDArray[Any]:
+    if _is_mapped(array):
+        return array  # pages of a file: all processes share them as it is
+    copy = np.frombuffer(mmap.mmap(-1, max(1, array.nbytes)), array.dtype, array.size).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _is_mapped(array: NDArray[Any]) -> bool:
+    """Whether the values lie in mapped memory. A copy of a `np.memmap` is one by its class, and does not."""
+    owner: object = array
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return isinstance(owner, mmap.mmap)
+
+
+def _kept(samples: int, count: int | None, seed: int) -> Indices | None:
+    """Which test samples are looked at; None for all of them."""
+    if count is None or count >= samples:
+        return None
+    return np.sort(generator(seed, "test samples").choice(samples, count, replace=False))

@@ -1,0 +1,96 @@
+"""What secure aggregation demands of the experiment that it is in."""
+
+from __future__ import annotations
+
+from shoal.algorithms.support.requirements import graph_of
+from shoal.compression.floats import Float32
+from shoal.experiment.registry import Whole, find, speaks, sums
+from shoal.sharing.full import Full
+from shoal.sharing.random import Random
+from shoal.sharing.sharing import Selects, Sharing
+
+NAME = "sharing = 'secure'"
+LOOKED_AT = 8
+"""Rounds of a graph that changes: where nobody has two neighbours in any of these, nobody ever will."""
+
+
+def misfits(inner: Sharing, few: str, whole: Whole) -> list[str]:
+    return [*_inner(inner, whole), *_algorithm(whole), *_topology(few, whole), *_faults(whole)]
+
+
+def _inner(inner: Sharing, whole: Whole) -> list[str]:
+    options = whole.sharing.options.get("inner")
+    name = getattr(options, "name", "full")
+    if not isinstance(inner, Full | Selects):
+        return [
+            f"sharing.inner = {name!r}: masks cancel only in a sum of models, coordinate by coordinate, and this says "
+            "something else; use 'full', 'random' or 'topk'"
+        ]
+    if isinstance(inner, Selects) and not isinstance(getattr(inner, "values", Float32()), Float32):
+        return [f"sharing.inner.values: {NAME} encodes values itself, in whole numbers that can be added; leave it out"]
+    if isinstance(inner, Random) and not inner.common:
+        return [
+            "sharing.inner.common = false: all who speak to a receiver have to say the same coordinates; leave it out"
+        ]
+    if isinstance(inner, Selects) and not inner.common and speaks(whole.algorithm) == "server":
+        return [
+            f"sharing.inner = {name!r}: each node names its coordinates to those that speak to it, and a server does "
+            "not; use 'full' or 'random'"
+        ]
+    return []
+
+
+def _algorithm(whole: Whole) -> list[str]:
+    if sums(whole.algorithm):
+        return []
+    return [
+        f"{NAME}: it gives the weighted sum of all neighbours' models of a round, and algorithm = "
+        f"{whole.algorithm.name!r} asks for more; use 'dpsgd', 'el-oracle', 'el-local', 'qg-dsgdm' or 'fedavg'"
+    ]
+
+
+def _faults(whole: Whole) -> list[str]:
+    if not whole.restarts:
+        return []
+    return [
+        f"{NAME}: a node that comes back is given a model in the clear, by whoever is furthest on; leave out restarts "
+        "(faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
+    ]
+
+
+def _topology(few: str, whole: Whole) -> list[str]:
+    to = speaks(whole.algorithm)
+    if to == "server":
+        fraction = whole.algorithm.options.get("fraction", 1.0)
+        if few == "refuse" and max(1, round(fraction * whole.nodes)) < 2:
+            return [
+                f"algorithm.fraction = {fraction:g} calls one client, whose model the server would see; {NAME} needs "
+                "two at the least, or few = 'plain'"
+            ]
+        return []
+    degree = whole.algorithm.options.get("degree", 2)
+    if to == "anyone" and few == "refuse" and degree < 2:
+        return [
+            f"algorithm.degree = {degree}: a node hears one model in a round, and that would show; {NAME} needs two at "
+            "the least, or few = 'plain'"
+        ]
+    if to != "neighbours":
+        return []
+    if hasattr(find("topology", whole.topology.name), "finder"):
+        return [
+            f"topology = {whole.topology.name!r}: nodes find their peers by talking, so nobody knows who else speaks "
+            f"to its peers, with whom {NAME} has to mask; use a graph that all nodes work out alike"
+        ]
+    graph = graph_of(whole)
+    if few == "plain" or graph is None:
+        return []
+    rounds = range(1 if graph.static else LOOKED_AT)
+    by_round = [[graph.degree(node, round) for node in range(graph.nodes)] for round in rounds]
+    lonely = [node for node, degrees in enumerate(zip(*by_round, strict=True)) if max(degrees) < 2]
+    if not lonely or (not graph.static and len(lonely) < graph.nodes):
+        return []
+    some = ", ".join(map(str, lonely[:5])) + (" …" if len(lonely) > 5 else "")
+    return [
+        f"topology = {whole.topology.name!r}: fewer than two speak to {len(lonely)} of the nodes ({some}), so a model "
+        f"would show; {NAME} needs two at the least, or few = 'plain'"
+    ]
