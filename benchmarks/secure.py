@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from measuring import Figure, median, shoal_run, shoal_run_in, show, step
 from shoal.data.store import at_hand
 from shoal.sharing.secure import masks, shamir
-from shoal.sharing.secure.fixed_point import Ring
+from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.messages import rows
 from shoal.sharing.secure.secure import Secure
 
@@ -146,7 +146,7 @@ def accuracy(seeds: int, settings: dict[str, Any] | None = None) -> list[Figure]
 
 def costs() -> list[Figure]:
     rng = np.random.default_rng(0)
-    ring = Ring(Secure.bits, Secure.range)
+    ring = FixedPoint(Secure.bits, Secure.range)
     model, target = rng.standard_normal(PARAMETERS, np.float32), np.empty(PARAMETERS, np.float32)
     words, total = ring.encode(model, 1 / 6), np.zeros(PARAMETERS, ring.dtype)
     one, other = masks.Keys("run"), masks.Keys("run")
@@ -207,7 +207,7 @@ def _fastest(work: Callable[[], object]) -> float:
 
 def errors() -> list[Figure]:
     rng = np.random.default_rng(0)
-    ring = Ring(Secure.bits, Secure.range)
+    ring = FixedPoint(Secure.bits, Secure.range)
     models = rng.uniform(-ring.range, ring.range, (NEIGHBOURS, PARAMETERS)).astype(np.float32)
     weight = 1 / (1 + NEIGHBOURS)
     total = np.zeros(PARAMETERS, ring.dtype)

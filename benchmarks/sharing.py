@@ -24,7 +24,7 @@ from shoal.experiment.registry import Component
 from shoal.message import Message
 from shoal.models.flat import FlatModule, initial_parameters
 from shoal.models.networks import GnLenet
-from shoal.sharing.sharing import Checks, Joins, Member, Sharing
+from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing
 from shoal.types import Params
 
 NEIGHBOURS = 5
@@ -60,8 +60,8 @@ class Talk:
         self.sharings: list[Sharing] = [component.build() for _ in self.models]
         shapes = tuple(slot.shape for slot in flat.layout)
         for node, sharing in enumerate(self.sharings):
-            if isinstance(sharing, Joins):
-                sharing.join(Member(node, NEIGHBOURS + 1, 0, shapes, _data(node)))
+            if isinstance(sharing, NodeAware):
+                sharing.join(NodeInfo(node, NEIGHBOURS + 1, 0, shapes, _data(node)))
             sharing.start(self._initial)
 
     def round(self, round: int) -> tuple[float, float, int]:
@@ -84,7 +84,7 @@ class Talk:
         for node, (sharing, model) in enumerate(zip(self.sharings, self.models, strict=True)):
             heard = {peer: _to(payloads[peer], node).frozen() for peer in range(len(self.models)) if peer != node}
             started = time.perf_counter()
-            if isinstance(sharing, Checks):
+            if isinstance(sharing, PayloadChecker):
                 for payload in heard.values():
                     sharing.check(payload, model)
             merged.append(sharing.merge(model, heard, dict.fromkeys(heard, weights)))

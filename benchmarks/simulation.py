@@ -21,7 +21,7 @@ from measuring import EXAMPLES, Figure, median, show, step
 from shoal.engines.simulation.compute import STACK
 from shoal.engines.simulation.engine import Simulation
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.results.records import RunFolder
 from shoal.topologies.measures import matrix
 from shoal.training.trainer import Batches
@@ -54,12 +54,12 @@ def simulated(nodes: int, rounds: int) -> float:
 
 def bare(nodes: int, rounds: int) -> float:
     """Seconds per node and round of the training and the mixing alone."""
-    commons = Commons(experiment(nodes, rounds))
-    module, flat = commons.workshop.flat.module, commons.workshop.flat
-    inputs, targets = torch.from_numpy(commons.data.train.x.copy()), torch.from_numpy(commons.data.train.y.copy())
-    streams = [Batches(part, 16, np.random.default_rng(i)) for i, part in enumerate(commons.parts)]
-    weights = matrix(commons.mixing, 0).astype(np.float32).tocsr()
-    models = np.tile(commons.initial, (nodes, 1))
+    setup = Setup(experiment(nodes, rounds))
+    module, flat = setup.trainer_factory.flat.module, setup.trainer_factory.flat
+    inputs, targets = torch.from_numpy(setup.data.train.x.copy()), torch.from_numpy(setup.data.train.y.copy())
+    streams = [Batches(part, 16, np.random.default_rng(i)) for i, part in enumerate(setup.parts)]
+    weights = matrix(setup.mixing, 0).astype(np.float32).tocsr()
+    models = np.tile(setup.initial, (nodes, 1))
 
     def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(functional_call(module, parameters, (x,)), y)

@@ -17,7 +17,7 @@ import numpy as np
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.engines.simulation.engine import World
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.randomness import generator
@@ -58,14 +58,14 @@ class Shoal:
     """All nodes of an experiment, as a matrix."""
 
     def __init__(self, described: Experiment) -> None:
-        self.commons = Commons(described)
+        self.setup = Setup(described)
         self.nodes = described.nodes
-        self.start = np.tile(self.commons.initial.astype(np.float64), (self.nodes, 1))
+        self.start = np.tile(self.setup.initial.astype(np.float64), (self.nodes, 1))
         self._rngs = [generator(described.seed, "training", node) for node in range(self.nodes)]
-        self._streams = [Batches(p, BATCH, rng) for p, rng in zip(self.commons.parts, self._rngs, strict=True)]
+        self._streams = [Batches(p, BATCH, rng) for p, rng in zip(self.setup.parts, self._rngs, strict=True)]
 
     def steps(self, models: Any) -> Any:
-        data, trained = self.commons.data.train, models.copy()
+        data, trained = self.setup.data.train, models.copy()
         for node, stream in enumerate(self._streams):
             for batch in stream.take(STEPS):
                 trained[node] -= RATE * gradient(trained[node], data.x[batch].astype(np.float64), data.y[batch])
@@ -74,7 +74,7 @@ class Shoal:
 
     def adjacency(self, round: int = 0, graph: Any = None) -> Any:
         """Row i: whom i hears from."""
-        graph = graph or self.commons.mixing.graph
+        graph = graph or self.setup.mixing.graph
         heard = np.zeros((self.nodes, self.nodes))
         for node in range(self.nodes):
             heard[node, list(graph.links(node, round).of)] = 1
@@ -131,7 +131,7 @@ def _survivors_learn(described: Experiment, folder: Path) -> None:
     assert run.summary["status"] == "incomplete"
     assert len(models) == described.nodes - 1
     assert np.isfinite(models).all()
-    before = Commons(described).evaluate(Commons(described).initial)
+    before = Setup(described).evaluate(Setup(described).initial)
     assert run.summary["loss"]["mean"] < 0.75 * before["loss"]
     plain = dataclasses.replace(described, algorithm=DPSGD(described.algorithm.options["rounds"])).run(folder)
     assert run.summary["loss"]["mean"] < 1.25 * plain.summary["loss"]["mean"]
@@ -159,7 +159,7 @@ def play(
         runtime.start(algorithm.run(node))
     if lost is not None:
         world.kernel.at(2.5, world.runtimes[lost].stop)
-        world.kernel.at(2.5, partial(world.lose, lost))
+        world.kernel.at(2.5, partial(world.mark_failed, lost))
     world.kernel.run()
     world.raise_if_stuck()
     return [node for node in nodes if node.id != lost]

@@ -19,7 +19,7 @@ from shoal.data.local import NodeData
 from shoal.engines.processes import control, shaper
 from shoal.engines.processes.network_process import Timetable, Word
 from shoal.environment.network.links import Uniform
-from shoal.environment.network.model import Carrier
+from shoal.environment.network.model import NetworkModel
 from shoal.errors import MessageError
 from shoal.experiment.registry import find, registry
 from shoal.message import RUN_LENGTH, Message, Payload, address, decode, framed, ticket_of
@@ -38,7 +38,7 @@ from shoal.sharing.secure.messages import (
     rows,
     strings,
 )
-from shoal.sharing.sharing import Checks, Joins, Member, Sharing
+from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing
 from shoal.testing import Mutator, Reader
 from shoal.testing.fuzz import Frames
 from shoal.types import NodeId, Params
@@ -124,10 +124,10 @@ def control_messages() -> Iterator[Reader]:
 def the_model() -> Iterator[Reader]:
     """What the network's process is told, by one that is not to be trusted, and what becomes of others' messages."""
     posts = (shaper.Here(1.0), shaper.Post(1, 2, 100, 1.0, True), shaper.Post(2, 3, 10**6, 0.5, False))
-    wiring = Uniform(latency=0.01, upload=8.0, download=8.0).build(NODES, seed=0).stages[0][1]
-    carrier = Carrier(wiring, NODES, seed=0)
-    carrier.load()  # else the first message has to wait while it is compiled
-    timetable = Timetable(carrier, iter(()))
+    network_state = Uniform(latency=0.01, upload=8.0, download=8.0).build(NODES, seed=0).stages[0][1]
+    network_model = NetworkModel(network_state, NODES, seed=0)
+    network_model.load()  # else the first message has to wait while it is compiled
+    timetable = Timetable(network_model, iter(()))
     timetable.begin(0.0)
     samples = [[shaper.encode(post)] for post in posts]
     yield Reader("posts, to the model", partial(_post, timetable, itertools.count(1)), samples, _mutate_one)
@@ -187,7 +187,7 @@ def _said(sharing: Sharing, params: Params, round: int) -> Payload:
 
 def _hear(sharing: Sharing, params: Params, name: str, frames: Frames) -> None:
     payload = decode(frames, RUN).payload
-    assert isinstance(sharing, Checks), f"{name} checks nothing"
+    assert isinstance(sharing, PayloadChecker), f"{name} checks nothing"
     sharing.check(payload, params)
     if name != "secure":  # it merges what was opened, not what was said
         merged = sharing.merge(params, {PEER: payload}, {PEER: 0.5})
@@ -196,10 +196,10 @@ def _hear(sharing: Sharing, params: Params, name: str, frames: Frames) -> None:
 
 
 def _joined(sharing: Sharing, id: NodeId) -> Sharing:
-    if isinstance(sharing, Joins):
+    if isinstance(sharing, NodeAware):
         samples = Samples(np.arange(24, dtype=np.float32).reshape(12, 2), np.arange(12) % 5)
         data = NodeData(Data(samples, samples, 5), np.arange(6) + 6 * id)
-        sharing.join(Member(id, 2, 1, SHAPES, data))
+        sharing.join(NodeInfo(id, 2, 1, SHAPES, data))
     sharing.start(_model(2))
     return sharing
 

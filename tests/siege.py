@@ -40,7 +40,7 @@ from shoal.engines.processes import control, shaper
 from shoal.errors import MessageError
 from shoal.experiment import Experiment
 from shoal.message import RUN_LENGTH, Message, Payload, address, decode, ticket_of
-from shoal.message_budget import Room
+from shoal.message_budget import MessageBudget
 from shoal.results.records import Round, RunFolder
 from shoal.sharing.secure.messages import HELP, OF, OPEN, OPENED, SPEAKERS
 from shoal.testing import Mutator
@@ -167,14 +167,14 @@ class Siege:
     def _besiege(self, process: subprocess.Popen[bytes]) -> None:
         targets = [self._target(node, process) for node in range(NODES)]
         network = self._network_port(targets, process) if self._shaped else None
-        supervisor = _listens_on(psutil.Process(process.pid), process)
+        coordinator = _listens_on(psutil.Process(process.pid), process)
         self._let_go(1)
         self._wait_for_round(0, process)
         self.uss_before = [_uss(target.process) for target in targets]
         began = time.monotonic()
         context: zmq.Context[Any] = zmq.Context()
         try:
-            self._speak_to_all(context, targets, supervisor, network, process)
+            self._speak_to_all(context, targets, coordinator, network, process)
             context.destroy(linger=int(1000 * PATIENCE))  # and waits until all is sent
         finally:
             context.destroy(linger=0)
@@ -188,14 +188,14 @@ class Siege:
         self,
         context: zmq.Context[Any],
         targets: list[_Target],
-        supervisor: int,
+        coordinator: int,
         network: int | None,
         process: subprocess.Popen[bytes],
     ) -> None:
         """Round by round, each of them let go before."""
         rounds = range(1, ROUNDS - 2)
         lines = [_connected(context, zmq.PUSH, target.port) for target in targets]
-        control_line = _connected(context, zmq.DEALER, supervisor)
+        control_line = _connected(context, zmq.DEALER, coordinator)
         for said in _control_messages(0, targets[0].run):
             control_line.send(control.encode(said))
         network_line = None if network is None else _connected(context, zmq.DEALER, network, name=b"n00")
@@ -204,7 +204,7 @@ class Siege:
             for number in range(_share(self.messages, rounds, round)):
                 which = self._random.randrange(NODES)
                 if number % 20 == 0:
-                    self._speak_raw(supervisor if number % 100 == 0 else targets[which].port)
+                    self._speak_raw(coordinator if number % 100 == 0 else targets[which].port)
                 elif number % 10 == 1:
                     control_line.send_multipart(self._control_message(targets[0].run))
                     self.sent["control"] += 1
@@ -230,9 +230,9 @@ class Siege:
             self.problems.append("the models are not those that nodes find in peace")
         if summary["messages_rejected"] < self.must_refuse:
             self.problems.append(f"{summary['messages_rejected']} messages refused of {self.must_refuse} at the least")
-        room = Room(4 * self._parameters, NODES).size / MIB if self.hoard else 0.0
+        budget = MessageBudget(4 * self._parameters, NODES).size / MIB if self.hoard else 0.0
         for node, (before, after) in enumerate(zip(self.uss_before, self.uss_after, strict=True)):
-            if after - before > self.grown_mib + room:
+            if after - before > self.grown_mib + budget:
                 self.problems.append(f"node {node} has grown from {before:.1f} to {after:.1f} MiB")
         if "Traceback" in (said := self._log() + self._runs().log.read_text()):
             self.problems.append(f"something was raised: {said}")

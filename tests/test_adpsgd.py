@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from oracle import experiment, survives_a_crash, survives_a_hang
 from shoal.algorithms.adpsgd import ADPSGD, ANSWER, ASK, DONE, HERE, REQUEST, bipartition
 from shoal.errors import DeadlockError, ExperimentError
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.results.records import Event
@@ -110,7 +110,7 @@ def test_an_answer_that_was_given_up_on_still_counts() -> None:
 
 
 def test_a_neighbour_that_dies_costs_no_more_than_time() -> None:
-    fake = FakeRuntime().lose(1, at=4.0)
+    fake = FakeRuntime().mark_failed(1, at=4.0)
     node = active(fake, rounds=3)
     assert (node.params.tolist(), node.now()) == ([64, 0], 6.0)
     assert len(said(fake, REQUEST)) == 1
@@ -217,7 +217,7 @@ def test_it_answers_until_those_that_ask_are_done() -> None:
     assert node.now() == 9.0
     with pytest.raises(DeadlockError, match="'done' from any of 0"):
         passive(FakeRuntime())
-    assert passive(FakeRuntime().lose(0, at=3.0)).now() == 3.0
+    assert passive(FakeRuntime().mark_failed(0, at=3.0)).now() == 3.0
 
 
 def test_who_only_is_slow_is_waited_for_and_who_is_not_there_is_not() -> None:
@@ -415,7 +415,7 @@ def learns(described: Any, folder: Path) -> Any:
     run = described.run(folder)
     assert run.summary["status"] == "completed"
     assert run.summary["rounds"] == 40
-    before = Commons(described).evaluate(Commons(described).initial)
+    before = Setup(described).evaluate(Setup(described).initial)
     assert run.summary["loss"]["mean"] < 0.5 * before["loss"]
     return run
 
@@ -451,5 +451,5 @@ def test_survivors_of_a_hang_learn(tmp_path: Path) -> None:
 def test_what_was_evaluated_last_is_what_a_node_ends_with(tmp_path: Path) -> None:
     described = experiment(ADPSGD(5), Tree(), nodes=5, group=({"nodes": "0", "device": {"step_seconds": 9.0}},))
     run = described.run(tmp_path)
-    scores = [Commons(described).evaluate(np.load(run.folder.model(node)))["accuracy"] for node in range(5)]
+    scores = [Setup(described).evaluate(np.load(run.folder.model(node)))["accuracy"] for node in range(5)]
     assert run.summary["accuracy"]["mean"] == pytest.approx(np.mean(scores), abs=1e-6)

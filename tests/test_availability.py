@@ -15,10 +15,18 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from shoal.environment.availability import HORIZON, Always, Attendance, DayNight, FedScale, Intervals, Schedule
+from shoal.environment.availability import (
+    HORIZON,
+    Always,
+    AvailabilitySchedule,
+    DayNight,
+    FedScale,
+    Intervals,
+    Schedule,
+)
 from shoal.errors import DataError, ExperimentError
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 
 SECONDS = st.integers(0, 3000).map(lambda tenths: tenths / 10)
 TIMES = st.one_of(
@@ -45,24 +53,24 @@ class Alone:
         return self.schedule.next_change(time)
 
 
-def assert_agreeing(attendance: Attendance, node: int, time: float, between: float) -> None:
+def assert_agreeing(availability_schedule: AvailabilitySchedule, node: int, time: float, between: float) -> None:
     """`next_change` is after `time`; all is the same until just before it, and other at it."""
     for _ in range(5):
-        now, change = attendance.online(node, time), attendance.next_change(node, time)
+        now, change = availability_schedule.online(node, time), availability_schedule.next_change(node, time)
         assert change > time
         if change == math.inf:
             later = (time + 1, 2 * time, 1e7, HORIZON, 1e12)
-            assert all(attendance.online(node, t) == now for t in later if t >= time)
+            assert all(availability_schedule.online(node, t) == now for t in later if t >= time)
             return
-        assert attendance.online(node, change) != now
+        assert availability_schedule.online(node, change) != now
         before = math.nextafter(change, 0)
         for t in (before, max(time, min(before, time + between * (change - time)))):
-            assert attendance.online(node, t) == now
-            assert attendance.next_change(node, t) == change
+            assert availability_schedule.online(node, t) == now
+            assert availability_schedule.next_change(node, t) == change
         time = change
 
 
-def attendance_of(folder: Path, clients: dict[Any, Any], nodes: int = 1) -> Attendance:
+def attendance_of(folder: Path, clients: dict[Any, Any], nodes: int = 1) -> AvailabilitySchedule:
     (folder / "trace.json").write_text(json.dumps(clients))
     return FedScale(folder / "trace.json", order="file").build(nodes, seed=0)
 
@@ -130,21 +138,23 @@ def written(folder: Path, text: str) -> Path:
 )
 def test_lines_of_a_file_are_merged_whatever_their_order(header: str, tmp_path: Path) -> None:
     path = written(tmp_path, header + "2,10,20\n0,30,40\n\n2, 5, 10 # touches\n2,15,25\n0,1.5,2\n3,7,inf\n")
-    attendance = Intervals(path).build(4, seed=0)
+    availability_schedule = Intervals(path).build(4, seed=0)
     for node, changes in {0: [1.5, 2, 30, 40], 1: [], 2: [5, 25], 3: [7], 4: []}.items():
         found, time = [], 0.0
-        while (time := attendance.next_change(node, time)) < math.inf:
+        while (time := availability_schedule.next_change(node, time)) < math.inf:
             found.append(time)
         assert found == changes, node
-        assert attendance.online(node, 1e5) == (node in (1, 3, 4))
+        assert availability_schedule.online(node, 1e5) == (node in (1, 3, 4))
 
 
 def test_a_file_begins_anew_after_its_period(tmp_path: Path) -> None:
-    attendance = Intervals(written(tmp_path, "0,0,10\n0,50,60\n1,0,60\n2,20,inf\n"), period=60).build(3, seed=0)
-    assert attendance.next_change(0, 55) == 70  # online over the end of the period
-    assert attendance.next_change(0, 70) == 110
-    assert attendance.next_change(1, 1e6) == math.inf
-    assert [attendance.next_change(2, t) for t in (0, 20, 60)] == [20, 60, 80]
+    availability_schedule = Intervals(written(tmp_path, "0,0,10\n0,50,60\n1,0,60\n2,20,inf\n"), period=60).build(
+        3, seed=0
+    )
+    assert availability_schedule.next_change(0, 55) == 70  # online over the end of the period
+    assert availability_schedule.next_change(0, 70) == 110
+    assert availability_schedule.next_change(1, 1e6) == math.inf
+    assert [availability_schedule.next_change(2, t) for t in (0, 20, 60)] == [20, 60, 80]
 
 
 @pytest.mark.parametrize(
@@ -189,23 +199,23 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_client_is_online_from_active_to_inactive_and_again_every_finish_time(tmp_path: Path) -> None:
-    attendance = attendance_of(tmp_path, {"7": client([10, 40], [20, 60])})
+    availability_schedule = attendance_of(tmp_path, {"7": client([10, 40], [20, 60])})
     for start in (0, 100, 1_000_000):
-        assert [attendance.online(0, start + t) for t in (0, 10, 19, 20, 40, 59, 60, 99)] == [
+        assert [availability_schedule.online(0, start + t) for t in (0, 10, 19, 20, 40, 59, 60, 99)] == [
             False, True, True, False, True, True, False, False,
         ]  # fmt: skip
-        assert [attendance.next_change(0, start + t) for t in (0, 10, 20, 40, 60)] == [
+        assert [availability_schedule.next_change(0, start + t) for t in (0, 10, 20, 40, 60)] == [
             start + t for t in (10, 20, 40, 60, 110)
         ]
 
 
 def test_nothing_changes_any_more_after_thirty_years(tmp_path: Path) -> None:
-    attendance = attendance_of(tmp_path, {"7": client([10], [60])})
-    assert attendance.next_change(0, HORIZON - 45) == HORIZON - 40
-    assert attendance.next_change(0, HORIZON - 40) == math.inf
+    availability_schedule = attendance_of(tmp_path, {"7": client([10], [60])})
+    assert availability_schedule.next_change(0, HORIZON - 45) == HORIZON - 40
+    assert availability_schedule.next_change(0, HORIZON - 40) == math.inf
     for time in (HORIZON - 40, HORIZON, HORIZON + 10, 1e300):
-        assert not attendance.online(0, time)
-        assert attendance.next_change(0, time) == math.inf
+        assert not availability_schedule.online(0, time)
+        assert availability_schedule.next_change(0, time) == math.inf
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -225,9 +235,11 @@ def test_nodes_take_clients_from_the_seed_and_none_again_before_all_were(tmp_pat
     attendance_of(tmp_path, clients)
     taken = {}
     for seed in (0, 1):
-        attendance = FedScale(tmp_path / "trace.json").build(25, seed)
+        availability_schedule = FedScale(tmp_path / "trace.json").build(25, seed)
         taken[seed] = [
-            int(t) if not attendance.online(n, 0) else 0 for n in range(25) for t in [attendance.next_change(n, 0)]
+            int(t) if not availability_schedule.online(n, 0) else 0
+            for n in range(25)
+            for t in [availability_schedule.next_change(n, 0)]
         ]
         assert sorted(taken[seed][:20]) == list(range(20))
         assert taken[seed][20:] == taken[seed][:5]
@@ -239,9 +251,9 @@ def test_nodes_take_clients_from_the_seed_and_none_again_before_all_were(tmp_pat
 def test_a_client_that_is_never_online_is_allowed_and_told_of(tmp_path: Path) -> None:
     clients = {"a": client([], []), "b": client([5], [6]), "c": client([200], [300]), "d": client([7], [7])}
     with pytest.warns(UserWarning, match=r"trace.json: 3 of the nodes are never online: 0, 2, 3$"):
-        attendance = attendance_of(tmp_path, clients, nodes=4)
-    assert [attendance.next_change(node, 0) for node in range(4)] == [math.inf, 5, math.inf, math.inf]
-    assert not any(attendance.online(node, 0) for node in range(4))
+        availability_schedule = attendance_of(tmp_path, clients, nodes=4)
+    assert [availability_schedule.next_change(node, 0) for node in range(4)] == [math.inf, 5, math.inf, math.inf]
+    assert not any(availability_schedule.online(node, 0) for node in range(4))
 
 
 @pytest.mark.parametrize(
@@ -324,33 +336,33 @@ def test_days_and_nights_are_constant_until_they_flip(
 @pytest.mark.parametrize("start", [0, 997 * 3600])
 def test_the_share_that_is_online_is_what_the_sine_says(same: bool, start: float) -> None:
     nodes = 3000
-    attendance = DayNight(phases=1, same_hours=same).build(nodes, seed=1)
+    availability_schedule = DayNight(phases=1, same_hours=same).build(nodes, seed=1)
     for time in np.arange(0, 3600, 300):
-        share = np.mean([attendance.online(node, start + float(time)) for node in range(nodes)])
+        share = np.mean([availability_schedule.online(node, start + float(time)) for node in range(nodes)])
         expected = 0.45 + 0.35 * math.sin(2 * math.pi * time / 3600)
         assert share == pytest.approx(expected, abs=4 * math.sqrt(0.25 / nodes)), time
 
 
 def test_time_zones_have_their_days_one_after_another() -> None:
     nodes = 2000
-    attendance = DayNight(phases=2).build(nodes, seed=1)
-    together = [np.mean([attendance.online(node, t) for node in range(nodes)]) for t in (0, 900, 1800, 2700)]
+    availability_schedule = DayNight(phases=2).build(nodes, seed=1)
+    together = [np.mean([availability_schedule.online(node, t) for node in range(nodes)]) for t in (0, 900, 1800, 2700)]
     assert together == pytest.approx([0.45] * 4, abs=4 * math.sqrt(0.25 / nodes))
 
 
 def test_every_node_comes_and_goes_at_leisure() -> None:
-    attendance = DayNight().build(200, seed=5)
+    availability_schedule = DayNight().build(200, seed=5)
     lengths: list[float] = []
     most = 0.0
     for node in range(200):
         time, changes = 0.0, [0.0]
-        while (time := attendance.next_change(node, time)) < 50 * 3600:
+        while (time := availability_schedule.next_change(node, time)) < 50 * 3600:
             changes.append(time)
         spans = np.diff(changes)
         lengths.extend(spans[1:])
         most = max(most, spans.max())
         assert 30 < len(changes) <= 150
-        online = sum(spans[0 if attendance.online(node, 0) else 1 :: 2])
+        online = sum(spans[0 if availability_schedule.online(node, 0) else 1 :: 2])
         assert 0.4 < online / changes[-1] < 0.5  # nobody is there more than others
     assert most < 4 * 3600  # nobody is away, or there, for days
     assert np.mean(np.array(lengths) < 36) < 0.01  # one in a hundred is shorter than a hundredth of the period
@@ -359,14 +371,16 @@ def test_every_node_comes_and_goes_at_leisure() -> None:
 
 def test_nodes_that_keep_their_hours_repeat_them_and_some_never_come() -> None:
     with pytest.warns(UserWarning, match=r"availability 'day-night': \d+ of the nodes are never online: (\d+, ){5}…"):
-        attendance = DayNight(same_hours=True).build(300, seed=1)
+        availability_schedule = DayNight(same_hours=True).build(300, seed=1)
     absent = [
-        node for node in range(300) if attendance.next_change(node, 0) == math.inf and not attendance.online(node, 0)
+        node
+        for node in range(300)
+        if availability_schedule.next_change(node, 0) == math.inf and not availability_schedule.online(node, 0)
     ]
     assert 0.1 < len(absent) / 300 < 0.3
     for node in range(50):
         for time in (0.5, 1234.5, 3000.0):
-            assert attendance.online(node, time) == attendance.online(node, time + 3600 * 1000)
+            assert availability_schedule.online(node, time) == availability_schedule.online(node, time + 3600 * 1000)
 
 
 def test_a_node_keeps_its_hours_when_others_join() -> None:
@@ -382,22 +396,26 @@ def test_a_node_keeps_its_hours_when_others_join() -> None:
 def test_everybody_is_online_unless_an_experiment_says_otherwise(tmp_path: Path) -> None:
     experiment = Experiment(nodes=2)
     assert experiment.availability.build() == Always()
-    assert Commons(experiment).conditions.attendance is None
+    assert Setup(experiment).environment.availability_schedule is None
     written(tmp_path, "1,0,10\n")
     table = {"nodes": 2, "availability": {"name": "intervals", "path": "shifts.csv", "period": 30}}
     found = Experiment.from_table(table, base=tmp_path)
-    again = Experiment.from_table(found.table(), base=Path(os.sep))
+    again = Experiment.from_table(found.to_table(), base=Path(os.sep))
     assert again == found
-    attendance = Commons(again).conditions.attendance
-    assert attendance is not None
-    assert [attendance.next_change(node, 0) for node in range(2)] == [math.inf, 10]
+    availability_schedule = Setup(again).environment.availability_schedule
+    assert availability_schedule is not None
+    assert [availability_schedule.next_change(node, 0) for node in range(2)] == [math.inf, 10]
 
 
 def test_a_server_is_always_online() -> None:
     experiment = Experiment(nodes=2, algorithm={"name": "fedavg"}, availability=DayNight())
-    attendance = Commons(experiment).conditions.attendance
-    assert attendance is not None
-    assert (experiment.size, attendance.online(2, 0), attendance.next_change(2, 0)) == (3, True, math.inf)
+    availability_schedule = Setup(experiment).environment.availability_schedule
+    assert availability_schedule is not None
+    assert (experiment.size, availability_schedule.online(2, 0), availability_schedule.next_change(2, 0)) == (
+        3,
+        True,
+        math.inf,
+    )
 
 
 @pytest.mark.parametrize(

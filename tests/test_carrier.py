@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.environment.faults import Happening
+from shoal.environment.faults import FaultEvent
 from shoal.environment.network.links import Uniform
-from shoal.environment.network.model import Carrier, Connection, News, Occurrence, Parcel
-from shoal.environment.network.network import MEGABIT, Direct, Presence, Route, Stage, Wiring
+from shoal.environment.network.model import Connection, Delivery, DeliveryUpdate, EnvironmentEvent, NetworkModel
+from shoal.environment.network.network import MEGABIT, AvailabilityChange, Direct, NetworkChange, NetworkState, Route
 
 NODES = 4
 MEGABYTE = 1_000_000
 """Takes a second over 8 Mbit/s."""
 
 
-def uniform(**options: Any) -> Wiring:
-    wired = Uniform(**{"latency": 0.0, **options}).build(NODES, seed=0)
-    return wired.stages[0][1]
+def uniform(**options: Any) -> NetworkState:
+    timeline = Uniform(**{"latency": 0.0, **options}).build(NODES, seed=0)
+    return timeline.stages[0][1]
 
 
 class Road:
@@ -41,50 +41,50 @@ class Road:
         return (0,) if node == 0 else ()
 
 
-def sent(*times: float, size: int = MEGABYTE, way: tuple[int, int] = (0, 1)) -> list[tuple[float, Parcel]]:
-    return [(time, Parcel(*way, size, i)) for i, time in enumerate(times)]
+def sent(*times: float, size: int = MEGABYTE, way: tuple[int, int] = (0, 1)) -> list[tuple[float, Delivery]]:
+    return [(time, Delivery(*way, size, i)) for i, time in enumerate(times)]
 
 
-def carried(
-    wiring: Wiring,
-    posts: Iterable[tuple[float, Parcel]],
-    occurrences: Sequence[tuple[float, Occurrence]] = (),
+def needs_network_model(
+    network_state: NetworkState,
+    posts: Iterable[tuple[float, Delivery]],
+    occurrences: Sequence[tuple[float, EnvironmentEvent]] = (),
     *,
     seed: int = 0,
     connections: Sequence[Connection] = (),
-) -> list[News]:
+) -> list[DeliveryUpdate]:
     """All that becomes of messages; what occurs at a time comes before what is sent at it."""
-    carrier = Carrier(wiring, NODES, seed, connections)
-    news: list[News] = []
-    calls: list[tuple[float, Occurrence | Parcel]] = sorted([*occurrences, *posts], key=lambda call: call[0])
+    network_model = NetworkModel(network_state, NODES, seed, connections)
+    news: list[DeliveryUpdate] = []
+    calls: list[tuple[float, EnvironmentEvent | Delivery]] = sorted([*occurrences, *posts], key=lambda call: call[0])
     for time, call in calls:
-        while (due := carrier.next_time()) <= time:
-            news += carrier.advance(due)
-        if isinstance(call, Parcel):
-            carrier.post(time, call)
+        while (due := network_model.next_time()) <= time:
+            news += network_model.advance(due)
+        if isinstance(call, Delivery):
+            network_model.post(time, call)
         else:
-            carrier.occur(time, call)
-    while (due := carrier.next_time()) < math.inf:
-        news += carrier.advance(due)
-    assert carrier.idle
+            network_model.apply_event(time, call)
+    while (due := network_model.next_time()) < math.inf:
+        news += network_model.advance(due)
+    assert network_model.idle
     return news
 
 
-def fates(news: Iterable[News], fate: str) -> dict[int, float]:
+def fates(news: Iterable[DeliveryUpdate], fate: str) -> dict[int, float]:
     """When each message had this fate."""
-    return {parcel.content: pytest.approx(time, rel=1e-9) for time, found, parcel in news if found == fate}
+    return {delivery.content: pytest.approx(time, rel=1e-9) for time, found, delivery in news if found == fate}
 
 
 def arrivals(*arguments: Any, **options: Any) -> dict[int, float]:
-    return fates(carried(*arguments, **options), "arrived")
+    return fates(needs_network_model(*arguments, **options), "arrived")
 
 
-def happens(time: float, kind: Any, *nodes: int, **details: Any) -> tuple[float, Occurrence]:
-    return time, Happening(time, kind, nodes, **details)
+def happens(time: float, kind: Any, *nodes: int, **details: Any) -> tuple[float, EnvironmentEvent]:
+    return time, FaultEvent(time, kind, nodes, **details)
 
 
-def attends(time: float, node: int, online: bool) -> tuple[float, Occurrence]:
-    return time, Presence(time, node, online)
+def attends(time: float, node: int, online: bool) -> tuple[float, EnvironmentEvent]:
+    return time, AvailabilityChange(time, node, online)
 
 
 # When messages arrive
@@ -96,12 +96,12 @@ def test_without_links_a_message_takes_the_latency_alone_however_many_there_are(
 
 
 def test_a_message_takes_its_size_over_the_bandwidth_and_then_the_latency() -> None:
-    news = carried(uniform(latency=0.25, upload=8), sent(1.0))
+    news = needs_network_model(uniform(latency=0.25, upload=8), sent(1.0))
     assert fates(news, "left") == {0: 2.0}
     assert fates(news, "travels") == {0: 2.0}
     assert fates(news, "arrived") == {0: 2.25}
-    ((_, _, parcel),) = [said for said in news if said[1] == "travels"]
-    assert parcel.due == pytest.approx(2.25)
+    ((_, _, delivery),) = [said for said in news if said[1] == "travels"]
+    assert delivery.due == pytest.approx(2.25)
 
 
 def test_messages_of_one_pair_go_one_after_another() -> None:
@@ -110,7 +110,7 @@ def test_messages_of_one_pair_go_one_after_another() -> None:
 
 def test_those_to_two_receivers_share_the_sender_s_link_and_those_of_two_senders_the_receiver_s() -> None:
     for limit, (one, other) in (("upload", ((0, 1), (0, 2))), ("download", ((1, 0), (2, 0)))):
-        posts = [(0.0, Parcel(*one, MEGABYTE, 0)), (0.0, Parcel(*other, 2 * MEGABYTE, 1))]
+        posts = [(0.0, Delivery(*one, MEGABYTE, 0)), (0.0, Delivery(*other, 2 * MEGABYTE, 1))]
         # Both at half the rate until the first is done at 2 s; what is left of the other takes a second more.
         assert arrivals(uniform(**{limit: 8}), posts) == {0: 2.0, 1: 3.0}
 
@@ -120,7 +120,7 @@ def test_messages_to_oneself_take_no_time() -> None:
 
 
 def test_a_network_without_a_way_loses_messages_and_they_do_not_get_out() -> None:
-    news = carried(Road(MEGABYTE), sent(1.0, way=(0, 3)))
+    news = needs_network_model(Road(MEGABYTE), sent(1.0, way=(0, 3)))
     assert fates(news, "lost") == {0: 1.0}
     assert not fates(news, "left")
 
@@ -128,25 +128,25 @@ def test_a_network_without_a_way_loses_messages_and_they_do_not_get_out() -> Non
 def test_devices_limit_and_divide_a_node_s_own_links() -> None:
     connections = [Connection(bandwidth=8.0), Connection(slowdown=4.0), Connection(4.0, 2.0), Connection(800.0, 0.5)]
     posts = [
-        (0.0, Parcel(0, 3, MEGABYTE, 0)),  # the phone's 8, not the network's 16 Mbit/s
-        (10.0, Parcel(1, 3, MEGABYTE, 1)),  # 16 / 4
-        (20.0, Parcel(3, 2, MEGABYTE, 2)),  # 4 / 2
+        (0.0, Delivery(0, 3, MEGABYTE, 0)),  # the phone's 8, not the network's 16 Mbit/s
+        (10.0, Delivery(1, 3, MEGABYTE, 1)),  # 16 / 4
+        (20.0, Delivery(3, 2, MEGABYTE, 2)),  # 4 / 2
     ]
-    wiring = uniform(upload=16, download=16)
-    assert arrivals(wiring, posts, connections=connections) == {0: 1.0, 1: 12.0, 2: 24.0}
+    network_state = uniform(upload=16, download=16)
+    assert arrivals(network_state, posts, connections=connections) == {0: 1.0, 1: 12.0, 2: 24.0}
     fast = [Connection(slowdown=0.5)] * NODES
-    assert arrivals(wiring, sent(0.0), connections=fast) == {0: 0.25}
+    assert arrivals(network_state, sent(0.0), connections=fast) == {0: 0.25}
 
 
 def test_a_slow_network_divides_the_node_s_own_links_from_that_moment_on_and_computing_does_not() -> None:
-    wiring = uniform(latency=0.25, upload=8)
+    network_state = uniform(latency=0.25, upload=8)
     slow = happens(0.5, "slow", 0, value=4.0, what="network")
-    assert arrivals(wiring, sent(0.0), [slow]) == {0: 0.5 + 0.5 * 4 + 0.25}
+    assert arrivals(network_state, sent(0.0), [slow]) == {0: 0.5 + 0.5 * 4 + 0.25}
     again = happens(1.5, "slow", 0, value=1.0, what="network")
-    assert arrivals(wiring, sent(0.0), [slow, again]) == {0: 1.5 + 0.25 + 0.25}
-    assert arrivals(wiring, sent(0.0), [happens(0.5, "slow", 0, value=0.5)]) == {0: 0.5 + 0.25 + 0.25}
+    assert arrivals(network_state, sent(0.0), [slow, again]) == {0: 1.5 + 0.25 + 0.25}
+    assert arrivals(network_state, sent(0.0), [happens(0.5, "slow", 0, value=0.5)]) == {0: 0.5 + 0.25 + 0.25}
     for other in (happens(0.5, "slow", 0, value=4.0, what="compute"), happens(0.5, "slow", 1, value=4.0)):
-        assert arrivals(wiring, sent(0.0), [other]) == {0: 1.25}
+        assert arrivals(network_state, sent(0.0), [other]) == {0: 1.25}
 
 
 def test_one_of_two_who_share_a_link_may_be_slow() -> None:
@@ -159,16 +159,16 @@ def test_one_of_two_who_share_a_link_may_be_slow() -> None:
 
 def test_jitter_has_the_right_mean_and_deviation() -> None:
     many = 4000
-    news = carried(uniform(latency=1.0, jitter=0.1), sent(*(10.0 * i for i in range(many))))
-    took = np.array([time - 10.0 * parcel.content for time, fate, parcel in news if fate == "arrived"])
+    news = needs_network_model(uniform(latency=1.0, jitter=0.1), sent(*(10.0 * i for i in range(many))))
+    took = np.array([time - 10.0 * delivery.content for time, fate, delivery in news if fate == "arrived"])
     assert len(took) == many
     assert abs(took.mean() - 1.0) < 5 * 0.1 / math.sqrt(many)
     assert abs(took.std() - 0.1) < 5 * 0.1 / math.sqrt(2 * many)
 
 
 def test_jitter_never_reorders_two_nodes_messages_nor_makes_them_early() -> None:
-    news = carried(uniform(latency=0.1, jitter=1.0), sent(*(0.01 * i for i in range(300))))
-    arrived = [(time, parcel.content) for time, fate, parcel in news if fate == "arrived"]
+    news = needs_network_model(uniform(latency=0.1, jitter=1.0), sent(*(0.01 * i for i in range(300))))
+    arrived = [(time, delivery.content) for time, fate, delivery in news if fate == "arrived"]
     assert [number for _, number in arrived] == list(range(300))
     assert all(time >= 0.01 * number for time, number in arrived)
 
@@ -177,7 +177,7 @@ def test_jitter_never_reorders_two_nodes_messages_nor_makes_them_early() -> None
 def test_losses_and_drops_are_within_the_error_of_a_binomial_and_independent(loss: float, drop: float) -> None:
     many = 4000
     faults = [happens(0.0, "drop", 0, value=drop)] if drop else []
-    news = carried(uniform(latency=0.1, loss=loss), sent(*(float(i) for i in range(many))), faults)
+    news = needs_network_model(uniform(latency=0.1, loss=loss), sent(*(float(i) for i in range(many))), faults)
     lost, expected = len(fates(news, "lost")), 1 - (1 - loss) * (1 - drop)
     assert abs(lost - many * expected) <= 4.5 * math.sqrt(many * expected * (1 - expected))
     assert len(fates(news, "arrived")) == many - lost
@@ -186,8 +186,8 @@ def test_losses_and_drops_are_within_the_error_of_a_binomial_and_independent(los
 
 def test_a_lost_message_takes_its_bandwidth() -> None:
     drop = [happens(0.0, "drop", 0, others=(1,), value=1.0)]
-    posts = [(0.0, Parcel(0, 1, MEGABYTE, 0)), (0.0, Parcel(0, 2, MEGABYTE, 1))]
-    news = carried(uniform(upload=8), posts, drop)
+    posts = [(0.0, Delivery(0, 1, MEGABYTE, 0)), (0.0, Delivery(0, 2, MEGABYTE, 1))]
+    news = needs_network_model(uniform(upload=8), posts, drop)
     assert fates(news, "lost") == {0: 2.0}
     assert fates(news, "arrived") == {1: 2.0}
 
@@ -196,43 +196,43 @@ def test_a_lost_message_takes_its_bandwidth() -> None:
 
 
 def test_what_is_held_leaves_and_waits_and_is_released_in_order() -> None:
-    wiring = uniform(latency=0.1, upload=8)
+    network_state = uniform(latency=0.1, upload=8)
     hold = [happens(0.5, "hold", 0), happens(5.0, "release", 0)]
-    news = carried(wiring, sent(0.0, 1.0, 1.5, 5.5), hold)
+    news = needs_network_model(network_state, sent(0.0, 1.0, 1.5, 5.5), hold)
     assert fates(news, "left") == {0: 1.0, 1: 1.0, 2: 1.5, 3: 8.0}
     assert fates(news, "arrived") == {0: 1.1, 1: 6.1, 2: 7.1, 3: 8.1}  # the first was under way
 
 
 def test_a_partition_loses_all_that_is_under_way_also_if_it_is_mended_before_it_would_arrive() -> None:
-    wiring = uniform(latency=1.0, upload=8)
+    network_state = uniform(latency=1.0, upload=8)
     cut = [happens(1.5, "partition", 0, others=(1,)), happens(1.75, "repair", 0, others=(1,))]
-    others = [(0.0, Parcel(0, 2, MEGABYTE // 2, "to another"))]
-    news = carried(wiring, sent(0.0, 0.0, 0.0, 1.6, 2.0), cut)
+    others = [(0.0, Delivery(0, 2, MEGABYTE // 2, "to another"))]
+    news = needs_network_model(network_state, sent(0.0, 0.0, 0.0, 1.6, 2.0), cut)
     # Travelling, flowing, waiting its turn; sent during the cut; sent after it.
     assert fates(news, "lost") == {0: 1.5, 1: 1.5, 2: 1.5, 3: 1.6}
     assert fates(news, "arrived") == {4: 4.0}
     assert set(fates(news, "left")) == {0, 4}
-    assert fates(carried(wiring, others, cut), "arrived") == {"to another": 1.5}
+    assert fates(needs_network_model(network_state, others, cut), "arrived") == {"to another": 1.5}
 
 
 def test_a_partition_loses_what_is_held() -> None:
     faults = [happens(0.0, "hold", 0), happens(1.0, "partition", 0, others=(1,)), happens(2.0, "release", 0)]
-    assert fates(carried(uniform(latency=0.1), sent(0.5), faults), "lost") == {0: 1.0}
+    assert fates(needs_network_model(uniform(latency=0.1), sent(0.5), faults), "lost") == {0: 1.0}
 
 
 # Nodes that come and go
 
 
 def test_what_is_under_way_to_a_node_is_lost_when_it_goes_also_if_it_is_back_in_a_moment() -> None:
-    wiring = uniform(latency=1.0, upload=8)
-    news = carried(wiring, sent(0.0, 0.0, 0.0, 1.7), [attends(1.5, 1, False), attends(1.6, 1, True)])
+    network_state = uniform(latency=1.0, upload=8)
+    news = needs_network_model(network_state, sent(0.0, 0.0, 0.0, 1.7), [attends(1.5, 1, False), attends(1.6, 1, True)])
     assert fates(news, "lost") == {0: 1.5, 1: 1.5, 2: 1.5}
     assert fates(news, "arrived") == {3: 3.7}
 
 
 def test_of_a_node_that_goes_what_has_left_arrives_and_what_has_not_is_lost() -> None:
-    wiring = uniform(latency=1.0, upload=8)
-    news = carried(wiring, sent(0.0, 0.0, 0.0), [attends(1.5, 0, False)])
+    network_state = uniform(latency=1.0, upload=8)
+    news = needs_network_model(network_state, sent(0.0, 0.0, 0.0), [attends(1.5, 0, False)])
     assert fates(news, "arrived") == {0: 2.0}
     assert fates(news, "lost") == {1: 1.5, 2: 1.5}
     assert set(fates(news, "left")) == {0}
@@ -245,7 +245,7 @@ def test_what_waits_at_the_network_has_left_and_outlives_its_sender_s_absence() 
 
 def test_nothing_gets_to_or_from_a_node_before_it_is_back_for_every_reason() -> None:
     away = [attends(1.0, 1, False), happens(2.0, "crash", 1), attends(3.0, 1, True), happens(4.0, "restart", 1)]
-    news = carried(uniform(latency=0.1), [*sent(1.5, 3.5, 4.5), (3.6, Parcel(1, 0, 9, "from it"))], away)
+    news = needs_network_model(uniform(latency=0.1), [*sent(1.5, 3.5, 4.5), (3.6, Delivery(1, 0, 9, "from it"))], away)
     assert fates(news, "lost") == {0: 1.5, 1: 3.5, "from it": 3.6}
     assert fates(news, "arrived") == {2: 4.6}
 
@@ -255,20 +255,20 @@ def test_nothing_gets_to_or_from_a_node_before_it_is_back_for_every_reason() -> 
 
 def test_a_change_in_the_midst_of_a_message_carries_the_rest_over_the_new_way() -> None:
     slower = uniform(latency=0.5, upload=8, download=4)
-    assert arrivals(uniform(upload=8), sent(0.0), [(0.25, Stage(0.25, slower))]) == {0: 0.25 + 0.75 * 2 + 0.5}
-    at_once = (0.25, Stage(0.25, uniform(latency=0.5)))
+    assert arrivals(uniform(upload=8), sent(0.0), [(0.25, NetworkChange(0.25, slower))]) == {0: 0.25 + 0.75 * 2 + 0.5}
+    at_once = (0.25, NetworkChange(0.25, uniform(latency=0.5)))
     assert arrivals(uniform(upload=8), sent(0.0, 0.0), [at_once]) == {0: 0.75, 1: 0.75}
 
 
 def test_a_change_to_a_way_without_links_or_to_none_frees_those_that_wait() -> None:
-    without = (0.25, Stage(0.25, Direct()))
+    without = (0.25, NetworkChange(0.25, Direct()))
     assert arrivals(Road(MEGABYTE), sent(0.0, 0.0, way=(1, 2)), [without]) == {0: 0.25, 1: 0.25}
 
     class Cut(Road):
         def route(self, sender: int, receiver: int) -> None:
             return None
 
-    news = carried(Road(MEGABYTE), sent(0.0, 0.0), [(0.25, Stage(0.25, Cut(MEGABYTE)))])
+    news = needs_network_model(Road(MEGABYTE), sent(0.0, 0.0), [(0.25, NetworkChange(0.25, Cut(MEGABYTE)))])
     assert fates(news, "lost") == {0: 0.25, 1: 0.25}
 
 
@@ -276,19 +276,19 @@ def test_shares_follow_the_round_trip_times_of_the_new_network() -> None:
     near = [{"from": "0", "to": "2", "latency": 0.1}]
     before = uniform(latency=0.1, upload=8)
     after = uniform(latency=0.3, upload=8, links=tuple(near))
-    posts = [(0.0, Parcel(0, 1, MEGABYTE, 0)), (0.0, Parcel(0, 2, MEGABYTE, 1))]
+    posts = [(0.0, Delivery(0, 1, MEGABYTE, 0)), (0.0, Delivery(0, 2, MEGABYTE, 1))]
     # From 1 s on the one with a third of the round-trip time gets three quarters of the link: its half in 2/3 s.
-    news = carried(before, posts, [(1.0, Stage(1.0, after))])
+    news = needs_network_model(before, posts, [(1.0, NetworkChange(1.0, after))])
     assert fates(news, "left") == {1: 1.0 + 0.5 / 0.75, 0: 2.0}
 
 
 def test_what_stands_still_on_a_link_that_carries_nothing_goes_on_when_it_does() -> None:
-    carrier = Carrier(Road(0.0), NODES, 0)
-    carrier.post(0.0, Parcel(1, 2, MEGABYTE))
-    assert carrier.idle
-    carrier.occur(5.0, Stage(5.0, Road(MEGABYTE)))
-    assert not carrier.idle
-    assert carrier.next_time() == pytest.approx(6.0)
+    network_model = NetworkModel(Road(0.0), NODES, 0)
+    network_model.post(0.0, Delivery(1, 2, MEGABYTE))
+    assert network_model.idle
+    network_model.apply_event(5.0, NetworkChange(5.0, Road(MEGABYTE)))
+    assert not network_model.idle
+    assert network_model.next_time() == pytest.approx(6.0)
 
 
 # Whatever happens
@@ -305,8 +305,8 @@ WIRINGS = {
 
 
 @st.composite
-def occurrences(draw: st.DrawFn) -> list[tuple[float, Occurrence]]:
-    found: list[tuple[float, Occurrence]] = []
+def occurrences(draw: st.DrawFn) -> list[tuple[float, EnvironmentEvent]]:
+    found: list[tuple[float, EnvironmentEvent]] = []
     for _ in range(draw(st.integers(0, 3))):  # who goes comes back
         node, (gone, back) = draw(IDS), sorted((draw(TIMES), draw(TIMES)))
         found += [attends(gone, node, False), attends(back, node, True)]
@@ -333,18 +333,18 @@ def test_every_message_ends_once_as_arrived_or_lost_in_order_of_time_and_the_sam
     networks: tuple[str, ...],
     later: list[tuple[float, int]],
     posts: list[tuple[float, int, int, int]],
-    faults: list[tuple[float, Occurrence]],
+    faults: list[tuple[float, EnvironmentEvent]],
 ) -> None:
     start, *_ = networks
     known = (*networks, "direct")  # links have the same numbers in all of them, or there are none
     stages = [(time, known[which % len(known)]) for time, which in later] + [(4.0, start)]  # in the end all goes on
 
     def run() -> list[tuple[float, str, int]]:
-        parcels = [(time, Parcel(a, b, size, i)) for i, (time, a, b, size) in enumerate(posts)]
-        changes = [(time, Stage(time, WIRINGS[kind]())) for time, kind in stages]
+        deliveries = [(time, Delivery(a, b, size, i)) for i, (time, a, b, size) in enumerate(posts)]
+        changes = [(time, NetworkChange(time, WIRINGS[kind]())) for time, kind in stages]
         return [
-            (time, fate, parcel.content)
-            for time, fate, parcel in carried(WIRINGS[start](), parcels, [*faults, *changes], seed=3)
+            (time, fate, delivery.content)
+            for time, fate, delivery in needs_network_model(WIRINGS[start](), deliveries, [*faults, *changes], seed=3)
         ]
 
     news = run()

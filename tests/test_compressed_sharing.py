@@ -33,18 +33,18 @@ from shoal.compression.floats import QSGD, BFloat16, Float16, Float32, Int8, Zst
 from shoal.compression.indices import Bitmap, EliasGamma, GolombRice, Raw
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload, decode
 from shoal.node import Node
 from shoal.randomness import derived_seed, generator
 from shoal.sharing import quantized
 from shoal.sharing.choco import CHOCO
 from shoal.sharing.deepsqueeze import DeepSqueeze
-from shoal.sharing.full import Full
+from shoal.sharing.full import FullSharing
 from shoal.sharing.jwins import JWINS
 from shoal.sharing.powergossip import PowerGossip
 from shoal.sharing.random import Random
-from shoal.sharing.sharing import Member
+from shoal.sharing.sharing import NodeInfo
 from shoal.sharing.topk import TopK
 from shoal.state import Stateful
 from shoal.testing import Faults, check_sharing
@@ -167,11 +167,11 @@ def ring(nodes: int) -> Matrix:
     return (identity + np.roll(identity, 1, 0) + np.roll(identity, -1, 0)) / 3
 
 
-def follow(commons: Commons, mix: Mix, rounds: int = 4) -> Matrix:
+def follow(setup: Setup, mix: Mix, rounds: int = 4) -> Matrix:
     """All models after the last round: trained as nodes train, mixed as `mix` does."""
-    nodes, learner = commons.experiment.nodes, commons.workshop.learner(commons.experiment.training)
-    trainers = [TorchTrainer(learner, commons.parts[i], generator(SEED, "training", i), 0.0) for i in range(nodes)]
-    models = np.tile(commons.initial.astype(np.float64), (nodes, 1))
+    nodes, learner = setup.experiment.nodes, setup.trainer_factory.learner(setup.experiment.training)
+    trainers = [TorchTrainer(learner, setup.parts[i], generator(SEED, "training", i), 0.0) for i in range(nodes)]
+    models = np.tile(setup.initial.astype(np.float64), (nodes, 1))
     for r in range(rounds):
         trained = [trainer.train(m.astype(np.float32)).params for trainer, m in zip(trainers, models, strict=True)]
         models = mix(np.stack(trained).astype(np.float64), ring(nodes), r)
@@ -187,10 +187,10 @@ def test_a_run_follows_the_paper(name: str, tmp_path: Path) -> None:
     sharing, reference = REFERENCES[name]
     simulated = experiment(sharing=sharing)
     run = simulated.run(tmp_path)
-    models, commons = models_of(run), Commons(simulated)
-    initial = np.tile(commons.initial.astype(np.float64), (4, 1))
-    np.testing.assert_allclose(models, follow(commons, reference(initial)), atol=2e-5)
-    assert np.abs(models - follow(commons, full)).max() > 4e-5  # it is no full sharing
+    models, setup = models_of(run), Setup(simulated)
+    initial = np.tile(setup.initial.astype(np.float64), (4, 1))
+    np.testing.assert_allclose(models, follow(setup, reference(initial)), atol=2e-5)
+    assert np.abs(models - follow(setup, full)).max() > 4e-5  # it is no full sharing
     if name in ("topk", "choco"):  # the others cross the wire below
         real = dataclasses.replace(simulated, engine="processes").run(tmp_path)
         assert np.array_equal(models_of(real), models)
@@ -230,8 +230,8 @@ class Talk:
         self.nodes, self.size = self.models.shape
         self.sharings = [make() for _ in self.models]
         for id, sharing in enumerate(self.sharings):
-            if not isinstance(sharing, Full):
-                sharing.join(Member(id, self.nodes, seed, ((self.size,),)))
+            if not isinstance(sharing, FullSharing):
+                sharing.join(NodeInfo(id, self.nodes, seed, ((self.size,),)))
             sharing.start(frozen(self.models[0] * 0))
 
     def round(self, r: int, lost: Collection[tuple[int, int]] = (), dead: Collection[int] = ()) -> Matrix:
@@ -358,7 +358,7 @@ def drifts(make: Callable[[], Any], rounds: int, lost: Collection[int] = ()) -> 
     start = random_models(4, 12).astype(np.float32)
     nodes, models = [make() for _ in start], [frozen(model.copy()) for model in start]
     for id, node in enumerate(nodes):
-        node.join(Member(id, 4, SEED, ((12,),)))
+        node.join(NodeInfo(id, 4, SEED, ((12,),)))
         node.start(frozen(start[0] * 0))
     found, mean = [], start.astype(np.float64).mean(0)
     for r in range(rounds):
@@ -561,7 +561,7 @@ def test_what_is_kept_can_be_restored_in_the_middle_of_trouble(name: str) -> Non
 def test_a_restored_deepsqueeze_has_said_nothing_yet() -> None:
     spoken, fresh = DeepSqueeze(), DeepSqueeze()
     heard = payload_of(spoken)
-    fresh.join(Member(0, 4, SEED, ((100,),)))
+    fresh.join(NodeInfo(0, 4, SEED, ((100,),)))
     fresh.start(frozen(np.zeros(100, np.float32)))
     merged = []
     for sharing in (spoken, fresh):
@@ -602,11 +602,11 @@ def test_a_state_does_not_change_when_its_owner_goes_on() -> None:
 def test_a_message_takes_its_share_of_a_full_one(make: Callable[[], Any], share: float) -> None:
     model = frozen(generator(SEED, "test").standard_normal(GN_LENET, np.float32))
     sharing = make()
-    sharing.join(Member(0, 4, SEED, (model.shape,)))
+    sharing.join(NodeInfo(0, 4, SEED, (model.shape,)))
     sharing.start(frozen(model * 0))
     payload = sharing.outgoing(model, 0)
     assert payload.frozen() is payload  # it is sent without a copy
-    whole = Message(0, "model", 0, Full().outgoing(model, 0)).wire_size
+    whole = Message(0, "model", 0, FullSharing().outgoing(model, 0)).wire_size
     assert Message(0, "model", 0, payload).wire_size == pytest.approx(share * whole, rel=0.01)
 
 
@@ -668,7 +668,7 @@ def test_a_diverged_model_is_shown_as_diverged() -> None:
 
 
 def payload_of(sharing: Any, size: int = 100) -> Payload:
-    sharing.join(Member(0, 4, SEED, ((size,),)))
+    sharing.join(NodeInfo(0, 4, SEED, ((size,),)))
     sharing.start(frozen(np.zeros(size, np.float32)))
     said = sharing.outgoing(frozen(np.random.default_rng(0).standard_normal(size).astype(np.float32)), 0)
     assert isinstance(said, Payload)
@@ -791,7 +791,7 @@ def test_whatever_is_sent_is_merged_or_refused(data: st.DataObject) -> None:
     rng = np.random.default_rng(0)
     start = frozen((np.clip(rng.standard_normal(100), -3, 3) * scale).astype(np.float32))
     for id, sharing in enumerate(sharings):
-        sharing.join(Member(id, 2, SEED, ((8, 10), (20,))))
+        sharing.join(NodeInfo(id, 2, SEED, ((8, 10), (20,))))
         sharing.start(frozen(np.zeros(100, np.float32)))
     model = start
     with np.errstate(all="ignore"):
@@ -819,7 +819,7 @@ def test_large_values_of_other_signs_are_averaged(make: Callable[[], Any]) -> No
     one, other = (frozen(np.full(4, sign * 2e38, np.float32)) for sign in (1, -1))
     sharings = [make(), make()]
     for id, sharing in enumerate(sharings):
-        sharing.join(Member(id, 2, SEED, ((4,),)))
+        sharing.join(NodeInfo(id, 2, SEED, ((4,),)))
         sharing.start(frozen(np.zeros(4, np.float32)))
     sharings[0].outgoing(one, 0)
     merged = sharings[0].merge(one, {1: sharings[1].outgoing(other, 0)}, {1: 0.5})
@@ -930,7 +930,7 @@ def test_deepsqueeze_goes_with_graphs_that_change() -> None:
 def test_a_fraction_that_keeps_nothing_is_refused_with_the_smallest_that_does(sharing: dict[str, Any]) -> None:
     why = f"sharing = '{sharing['name']}': fraction = 0.001 keeps none of the model's 650 parameters; .* is 0.001539"
     with pytest.raises(ExperimentError, match=why):
-        Commons(experiment(sharing=sharing))
+        Setup(experiment(sharing=sharing))
     with pytest.raises(ValueError, match="keeps none"):
         Random(0.1).start(np.zeros(9, np.float32))
 
@@ -950,7 +950,7 @@ def test_every_codec_and_compressor_can_be_named_in_an_experiment() -> None:
         described = experiment(sharing={"name": "choco", "compressor": compressor})
         assert isinstance(described.sharing.build(), CHOCO)
     spelt = experiment(sharing=CHOCO(0.2, QuantizedCompressor(QSGD(3))))
-    assert spelt.sharing.table()["compressor"] == {
+    assert spelt.sharing.to_table()["compressor"] == {
         "name": "quantized",
         "values": {"name": "qsgd", "levels": 3, "bucket": 512},
     }

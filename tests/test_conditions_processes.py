@@ -20,8 +20,8 @@ import leaping
 from conftest import is_zygote, until
 from leaping import LeapingLoop
 from shoal.engines.processes import control
-from shoal.engines.processes.coordinator import Supervisor
-from shoal.engines.processes.coordinator_link import Later
+from shoal.engines.processes.coordinator import Coordinator
+from shoal.engines.processes.coordinator_link import DeferredEvaluations
 from shoal.engines.processes.network_process import NetworkProcess
 from shoal.engines.processes.node_process import _look_at_the_last, _tick
 from shoal.engines.processes.runtime import ProcessRuntime
@@ -30,7 +30,7 @@ from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.transport import Transport
 from shoal.environment.devices import Speed
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.mailbox import Mailbox
 from shoal.message import Message, Payload
 from shoal.results.records import Average, End, Evaluation, Event, Round, RunFolder
@@ -216,14 +216,14 @@ def test_one_that_hangs_does_not_wake_when_it_comes_online() -> None:
 @pytest.fixture
 def network() -> Iterator[tuple[Callable[[int], Any], float]]:
     """Sockets of nodes to a network in a thread of its own, which has just begun, and when."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as supervisor:
-        port = supervisor.bind_to_random_port("tcp://127.0.0.1")
-        process = NetworkProcess(Commons(experiment()), control.Fork([], f"tcp://127.0.0.1:{port}", "run", ""))
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as coordinator:
+        port = coordinator.bind_to_random_port("tcp://127.0.0.1")
+        process = NetworkProcess(Setup(experiment()), control.Fork([], f"tcp://127.0.0.1:{port}", "run", ""))
         thread = threading.Thread(target=process.serve)
         thread.start()
-        line, hello = supervisor.recv_multipart()
+        line, hello = coordinator.recv_multipart()
         epoch = time.monotonic()
-        supervisor.send_multipart([line, control.encode(control.Go([], epoch))])
+        coordinator.send_multipart([line, control.encode(control.Go([], epoch))])
         nodes = []
 
         def node(id: int) -> Any:
@@ -235,7 +235,7 @@ def network() -> Iterator[tuple[Callable[[int], Any], float]]:
             return socket
 
         yield node, epoch
-        supervisor.send_multipart([line, control.encode(control.Finish())])
+        coordinator.send_multipart([line, control.encode(control.Finish())])
         thread.join(60)
         for socket in nodes:
             socket.close()
@@ -342,7 +342,7 @@ def test_a_node_that_begins_late_makes_up_for_the_looks_before_that() -> None:
 
 
 def test_a_node_that_hears_late_of_the_end_has_looked_no_later_than_the_others(tmp_path: Path) -> None:
-    later = Later(RunFolder.create(tmp_path, "late"))
+    later = DeferredEvaluations(RunFolder.create(tmp_path, "late"))
     for tick in (1, 2, 3, 4):
         later.keep(0, tick * 0.5, np.full(3, tick, np.float32), tick)
     watcher = SimpleNamespace(ticks=4, later=later)
@@ -360,17 +360,17 @@ def late(tmp_path: Path) -> Any:
 
     def make(**changed: Any) -> tuple[Any, dict[str, list[Any]]]:
         said: dict[str, list[Any]] = {}
-        supervisor: Any = Supervisor(experiment(**changed), RunFolder.create(tmp_path, "late"))
-        supervisor._network = b"network"
-        supervisor._zygote = SimpleNamespace(say=lambda what: said.setdefault("zygote", []).append(what))
-        supervisor._socket = SimpleNamespace(
+        coordinator: Any = Coordinator(experiment(**changed), RunFolder.create(tmp_path, "late"))
+        coordinator._network = b"network"
+        coordinator._zygote = SimpleNamespace(say=lambda what: said.setdefault("zygote", []).append(what))
+        coordinator._socket = SimpleNamespace(
             send_multipart=lambda frames: said.setdefault(frames[0].decode(), []).append(
                 control.decode_to_node(frames[1])
             )
         )
         for node in range(NODES):
-            supervisor._welcome(str(node).encode(), control.Hello(node, supervisor._run, "tcp://127.0.0.1:9"))
-        return supervisor, said
+            coordinator._welcome(str(node).encode(), control.Hello(node, coordinator._run, "tcp://127.0.0.1:9"))
+        return coordinator, said
 
     return make
 
@@ -384,12 +384,12 @@ def test_who_is_offline_at_first_is_told_so_with_the_start(late: Any, tmp_path: 
 
 def test_one_that_is_being_killed_is_struck_no_more(late: Any) -> None:
     faults = Faults().crash(2).at(1.0).slow("1-2", factor=2.0, what="compute").at(1.1).hang(2).at(1.2)
-    supervisor, said = late(fault=faults.schedule)
-    supervisor._epoch -= 5.0
-    supervisor._follow_agenda()
+    coordinator, said = late(fault=faults.schedule)
+    coordinator._epoch -= 5.0
+    coordinator._follow_agenda()
     assert [what for what in said["2"] if isinstance(what, control.Strike)] == []
     assert [what.kind for what in said["1"] if isinstance(what, control.Strike)] == ["slow"]
-    assert supervisor._slow.keys() == {1, 2}, "it is slow if it comes back"
+    assert coordinator._slow.keys() == {1, 2}, "it is slow if it comes back"
 
 
 @pytest.mark.parametrize(("late_by", "comes_back"), [(1.0, False), (1.6, True), (2.1, False)])
@@ -397,19 +397,19 @@ def test_who_crashes_again_before_it_is_dead_stays_dead_until_it_restarts_again(
     late: Any, late_by: float, comes_back: bool
 ) -> None:
     faults = Faults().crash(2).at(1.0).until(1.5).crash(2).at(2.0).until(2.5)
-    supervisor, _ = late(fault=faults.schedule)
-    supervisor._epoch -= late_by
-    supervisor._follow_agenda()
-    assert (2 in supervisor._to_restart) == comes_back
+    coordinator, _ = late(fault=faults.schedule)
+    coordinator._epoch -= late_by
+    coordinator._follow_agenda()
+    assert (2 in coordinator._to_restart) == comes_back
 
 
 def test_models_of_moments_after_the_last_are_not_averaged(late: Any) -> None:
-    supervisor, _ = late(evaluation={"seconds": 0.5, "samples": 20})
+    coordinator, _ = late(evaluation={"seconds": 0.5, "samples": 20})
     model = [zmq.Frame(np.zeros(3, np.float32).tobytes())]
-    supervisor._last_tick = 2
+    coordinator._last_tick = 2
     for tick in (1, 2, 3):
-        supervisor._hear_node(control.Model(0, 0, 0.5 * tick, tick), model)
-    assert [averaged.round for averaged in supervisor._averages.complete({0})] == [1, 2]
+        coordinator._hear_node(control.Model(0, 0, 0.5 * tick, tick), model)
+    assert [averaged.round for averaged in coordinator._averages.complete({0})] == [1, 2]
 
 
 def test_a_network_process_that_dies_ends_the_run_with_a_clear_error(tmp_path: Path) -> None:

@@ -183,7 +183,9 @@ def test_the_death_of_one_that_only_serves_changes_nothing(algorithm: Any) -> No
         names = ("params",) if isinstance(algorithm, D2) else ("x", "y")
         kind = "model" if isinstance(algorithm, D2) else "tracked"
         said = Payload(dict.fromkeys(names, np.ones(2, np.float32)))
-        fake = FakeRuntime(*[Message(peer, kind, r, said) for peer in (1, 2) for r in range(4)]).lose(*dead, at=2.5)
+        fake = FakeRuntime(*[Message(peer, kind, r, said) for peer in (1, 2) for r in range(4)]).mark_failed(
+            *dead, at=2.5
+        )
         node = fake.node(nodes=3, params=np.zeros(2, np.float32), train=halfway_to_two, services={"topology": 3})
         fake.run(algorithm.run(node))
         return node.params.tolist()

@@ -18,12 +18,12 @@ from shoal.engines.simulation.compute import Stacked
 from shoal.engines.simulation.engine import Simulation
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.message import Payload
 from shoal.randomness import generator
 from shoal.results.records import RunFolder
 from shoal.sharing.data import DataSharing
-from shoal.sharing.sharing import Member
+from shoal.sharing.sharing import NodeInfo
 from shoal.testing import check_sharing
 from shoal.training.trainer import TorchTrainer, Train
 
@@ -40,7 +40,7 @@ def common(count: int = 30) -> Samples:
 def joined(samples: int, held: list[int], id: int = 0) -> tuple[DataSharing, NodeData]:
     data = NodeData(Data(common(), common(), 5), np.array(held, np.int64))
     sharing = DataSharing(samples)
-    sharing.join(Member(id, 4, 7, ((3,),), data))
+    sharing.join(NodeInfo(id, 4, 7, ((3,),), data))
     sharing.start(MODEL)
     return sharing, data
 
@@ -156,7 +156,7 @@ def test_samples_that_are_added_are_moved_a_few_times_at_most() -> None:
 
 def test_a_node_whose_trainer_shows_no_data_says_nothing_and_takes_nothing() -> None:
     sharing = DataSharing()
-    sharing.join(Member(0, 2, 0, ((3,),)))
+    sharing.join(NodeInfo(0, 2, 0, ((3,),)))
     nothing = sharing.outgoing(MODEL, 0)
     assert nothing.arrays["y"].size == 0
     sharing.check(nothing, MODEL)
@@ -206,7 +206,7 @@ def test_nodes_learn_what_the_others_hold_in_both_engines(tmp_path: Path) -> Non
 
 def test_no_node_keeps_a_sample_twice_and_all_come_to_hold_nearly_all(tmp_path: Path) -> None:
     simulation = simulated(experiment(sharing={"name": "data", "samples": 400}), tmp_path)
-    total = len(simulation.commons.data.train)
+    total = len(simulation.setup.data.train)
     for node in simulation.nodes:
         data = node.trainer.data  # type: ignore[attr-defined]
         held = data.drawn(10 * total, np.random.default_rng(0))
@@ -226,23 +226,23 @@ def test_with_stacking_nodes_that_were_sent_samples_train_alone_and_alike(tmp_pa
 
 
 def test_works_of_nodes_with_added_samples_are_not_stacked() -> None:
-    commons = Commons(experiment())
-    trainers = [_trainer(commons, node) for node in range(3)]
-    works = [Train(trainer, commons.initial) for trainer in trainers]
+    setup = Setup(experiment())
+    trainers = [_trainer(setup, node) for node in range(3)]
+    works = [Train(trainer, setup.initial) for trainer in trainers]
     assert len({work.together for work in works}) == 1
     others = trainers[1].data.drawn(20, np.random.default_rng(0))
     assert trainers[0].data.add(others) == 20
     assert len({work.together for work in works}) == 2
-    alone = [_trainer(commons, node) for node in range(3)]
+    alone = [_trainer(setup, node) for node in range(3)]
     alone[0].data.add(others)
-    expected = [trainer.train(commons.initial) for trainer in alone]
+    expected = [trainer.train(setup.initial) for trainer in alone]
     for found, wanted in zip(Stacked().run(works), expected, strict=True):
         np.testing.assert_allclose(found.params, wanted.params, atol=1e-4)
 
 
-def _trainer(commons: Commons, node: int) -> TorchTrainer:
+def _trainer(setup: Setup, node: int) -> TorchTrainer:
     return TorchTrainer(
-        commons.workshop.learner(commons.experiment.training), commons.parts[node], generator(1, "t", node), 0.01
+        setup.trainer_factory.learner(setup.experiment.training), setup.parts[node], generator(1, "t", node), 0.01
     )
 
 
@@ -256,18 +256,18 @@ def _trainer(commons: Commons, node: int) -> TorchTrainer:
 )
 def test_a_pool_is_never_picked_and_refused_when_asked_for(grouped: dict[str, Any]) -> None:
     described = experiment(**grouped)
-    commons = Commons(described)
-    assert pick(described, commons) == "off"
+    setup = Setup(described)
+    assert pick(described, setup) == "off"
     for way in ("off", "vmap"):
-        assert pick(dataclasses.replace(described, simulation={"batching": way}), commons) == way  # type: ignore[arg-type]
+        assert pick(dataclasses.replace(described, simulation={"batching": way}), setup) == way  # type: ignore[arg-type]
     pooled = dataclasses.replace(described, simulation={"batching": "pool"})  # type: ignore[arg-type]
     with pytest.raises(ExperimentError, match=r"simulation.batching = 'pool': .* use 'off' or 'vmap'"):
-        pick(pooled, commons)
+        pick(pooled, setup)
 
 
 def test_other_sharings_may_have_a_pool() -> None:
     described = experiment(sharing={"name": "full"}, simulation={"batching": "pool"})
-    assert pick(described, Commons(described)) == "pool"
+    assert pick(described, Setup(described)) == "pool"
 
 
 def test_a_node_restored_holds_what_it_was_sent(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shoal.environment.devices import SIMULATED_STEP, Constant, Device, FedScale, Lognormal, Speed
 from shoal.errors import DataError, ExperimentError
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 
 CAPACITIES = {
     432802: {"computation": 162.0, "communication": 5648.1},
@@ -150,8 +150,8 @@ def test_the_name_of_a_device_may_be_left_out() -> None:
     for device in ({"step_seconds": 0.02}, {"name": "constant", "step_seconds": 0.02}, Constant(0.02)):
         found = experiment({"device": device})
         assert found.device.build() == Constant(0.02)
-        assert Experiment.from_table(found.table()) == found
-    assert experiment({"device": {"slowdown": 2}}).table()["device"] == {
+        assert Experiment.from_table(found.to_table()) == found
+    assert experiment({"device": {"slowdown": 2}}).to_table()["device"] == {
         "name": "constant", "slowdown": 2.0, "network_slowdown": 1.0,
     }  # fmt: skip
 
@@ -171,7 +171,7 @@ def test_groups_change_single_keys_or_the_whole_device(capacities: Path) -> None
         },
         capacities.parent,
     )
-    speeds = Commons(found).speeds
+    speeds = Setup(found).speeds
     assert speeds == [
         Speed(0.1, 5, network_slowdown=2),
         Speed(0.5, 5, network_slowdown=2),
@@ -179,13 +179,13 @@ def test_groups_change_single_keys_or_the_whole_device(capacities: Path) -> None
         FedScale(capacities).speed(3, 0, 10),
         Speed(0.02, network_slowdown=2),  # the server: of no group
     ]
-    assert Experiment.from_table(found.table()) == found
+    assert Experiment.from_table(found.to_table()) == found
 
 
 def test_the_device_in_the_documentation_works(tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "devices.md").read_text()
     (tmp_path / "ageing.py").write_text(page.partition("```python\n")[2].partition("```")[0])
-    speeds = Commons(experiment({"device": {"name": "ageing.py:Ageing", "step_seconds": 2}}, tmp_path)).speeds
+    speeds = Setup(experiment({"device": {"name": "ageing.py:Ageing", "step_seconds": 2}}, tmp_path)).speeds
     assert [speed.simulated_step for speed in speeds] == pytest.approx([2, 2.2, 2.42, 2.662])
 
 
@@ -198,7 +198,7 @@ def test_a_file_is_read_once_for_all_nodes(capacities: Path, monkeypatch: pytest
 
     monkeypatch.setattr("shoal.environment.fedscale.read_pickle", reads)
     groups = [{"nodes": "0-1", "training": {"lr": 0.5}}]
-    Commons(experiment({"device": {"name": "fedscale", "path": str(capacities)}, "group": groups}))
+    Setup(experiment({"device": {"name": "fedscale", "path": str(capacities)}, "group": groups}))
     assert read == [str(capacities)]
 
 

@@ -117,11 +117,11 @@ def test_the_trained_model_is_sent_before_it_is_averaged() -> None:
     fake = FakeRuntime(*(fragment(1, number, model(1)) for number in range(4)))
     node = make(fake, train=lambda params: params + 1)
     fake.run(DivShare(2, QUARTERS).run(node))
-    rebuilt = np.full(SIZE, np.nan, np.float32)
+    from_table = np.full(SIZE, np.nan, np.float32)
     for _, message in fake.sent:
         if message.round == 0:
-            rebuilt[FRAGMENTS.positions[int(message.payload.fields["fragment"])]] = message.payload.arrays["values"]
-    assert np.array_equal(rebuilt, model(0) + 1)
+            from_table[FRAGMENTS.positions[int(message.payload.fields["fragment"])]] = message.payload.arrays["values"]
+    assert np.array_equal(from_table, model(0) + 1)
 
 
 def test_a_message_carries_a_number_and_values_and_nothing_else() -> None:
@@ -265,7 +265,7 @@ def test_fragments_to_a_few_bring_all_to_one_model_within_the_bounds_of_the_firs
 
 
 def test_the_dead_are_not_sent_to() -> None:
-    fake = FakeRuntime().lose(1, 2, 3, at=2.5)
+    fake = FakeRuntime().mark_failed(1, 2, 3, at=2.5)
     fake.run(DivShare(4, QUARTERS, degree=7).run(make(fake)))
     assert {to for to, _ in sent_in(fake, 1)} == set(range(1, 9))
     assert Counter(number for _, number in sent_in(fake, 2)) == dict.fromkeys(range(4), 5)
@@ -273,7 +273,7 @@ def test_the_dead_are_not_sent_to() -> None:
 
 
 def test_a_node_that_is_left_alone_goes_on() -> None:
-    fake = FakeRuntime().lose(1)
+    fake = FakeRuntime().mark_failed(1)
     node = make(fake, 2, train=lambda params: params + 1)
     fake.run(DivShare(2, QUARTERS).run(node))
     assert fake.sent == []

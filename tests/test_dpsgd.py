@@ -11,7 +11,7 @@ import pytest
 
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
 from shoal.randomness import generator
 from shoal.training.trainer import Batches
@@ -32,12 +32,12 @@ def gradient(params: Any, x: Any, y: Any) -> Any:
     return np.concatenate([(error.T @ x).ravel(), error.sum(0)])
 
 
-def follow(commons: Commons, matrices: list[Any], overlap: bool) -> Any:
+def follow(setup: Setup, matrices: list[Any], overlap: bool) -> Any:
     """All models after the last round, in double precision."""
-    experiment, data = commons.experiment, commons.data.train
+    experiment, data = setup.experiment, setup.data.train
     generators = [generator(experiment.seed, "training", node) for node in range(experiment.nodes)]
-    streams = [Batches(part, BATCH, rng) for part, rng in zip(commons.parts, generators, strict=True)]
-    models = np.tile(commons.initial.astype(np.float64), (experiment.nodes, 1))
+    streams = [Batches(part, BATCH, rng) for part, rng in zip(setup.parts, generators, strict=True)]
+    models = np.tile(setup.initial.astype(np.float64), (experiment.nodes, 1))
     for w in matrices:
         trained = models.copy()
         for node, stream in enumerate(streams):
@@ -60,9 +60,9 @@ def one_peer(nodes: int) -> list[Any]:
     return [(identity + np.roll(identity, -hops[r % len(hops)], 1)) / 2 for r in range(ROUNDS)]
 
 
-def linked(commons: Commons) -> list[Any]:
+def linked(setup: Setup) -> list[Any]:
     """Metropolis-Hastings weights from the adjacency of any undirected graph."""
-    nodes, graph = commons.experiment.nodes, commons.mixing.graph
+    nodes, graph = setup.experiment.nodes, setup.mixing.graph
     matrices = []
     for r in range(ROUNDS):
         adjacency = np.zeros((nodes, nodes))
@@ -126,11 +126,11 @@ def test_all_models_follow_the_matrix(topology: dict[str, Any], batching: str, o
         topology=topology, algorithm=DPSGD(ROUNDS, overlap), simulation={"batching": batching, "workers": 1}
     )
     models = models_of(described.run(tmp_path), 8)
-    commons = Commons(described)
+    setup = Setup(described)
     matrices = {"ring": ring, "one-peer-exponential": one_peer}.get(topology["name"])
-    expected = follow(commons, matrices(8) if matrices else linked(commons), overlap)
+    expected = follow(setup, matrices(8) if matrices else linked(setup), overlap)
     assert np.ptp(models, axis=0).max() > 1e-3  # nodes differ: the graph matters
-    assert np.abs(expected - commons.initial).max() > 0.1
+    assert np.abs(expected - setup.initial).max() > 0.1
     np.testing.assert_allclose(models, expected, atol=2e-5)
 
 
@@ -139,7 +139,7 @@ def test_processes_follow_it_too_and_agree_with_the_simulation_to_the_bit(tmp_pa
     real = dataclasses.replace(simulated, engine="processes")
     runs = [each.run(tmp_path) for each in (simulated, real)]
     models = [models_of(run, 4) for run in runs]
-    np.testing.assert_allclose(models[1], follow(Commons(real), ring(4), overlap=False), atol=2e-5)
+    np.testing.assert_allclose(models[1], follow(Setup(real), ring(4), overlap=False), atol=2e-5)
     assert np.array_equal(models[0], models[1])
     assert runs[0].summary["digest"] == runs[1].summary["digest"]
     for counted in ("bytes_sent", "messages_sent", "rounds", "accuracy", "status"):
@@ -162,4 +162,4 @@ def test_with_equal_weights_of_all_every_node_holds_the_mean(tmp_path: Path) -> 
 def test_a_lone_node_is_plain_sgd(tmp_path: Path) -> None:
     described = experiment(nodes=1)
     models = models_of(described.run(tmp_path), 1)
-    np.testing.assert_allclose(models, follow(Commons(described), [np.eye(1)] * ROUNDS, overlap=False), atol=2e-5)
+    np.testing.assert_allclose(models, follow(Setup(described), [np.eye(1)] * ROUNDS, overlap=False), atol=2e-5)

@@ -18,7 +18,7 @@ from shoal.algorithms.dpsgd import DPSGD
 from shoal.data.partitions import Dirichlet
 from shoal.errors import ExperimentError, TopologyError
 from shoal.experiment import Experiment, parse_override, parse_overrides
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.topologies.regular import Regular
 from shoal.training.trainer import Training
 
@@ -231,13 +231,13 @@ def test_sharings_that_do_not_understand_each_other_are_refused(sharing: Any, gr
     small = {"nodes": 4, "dataset": {"name": "digits"}, "model": {"name": "logistic"}, "sharing": sharing}
     experiment = Experiment.from_table({**small, "group": [{"nodes": "1", "sharing": group}]})
     with pytest.raises(ExperimentError, match=f"{hears}.* does not understand .*which other nodes use"):
-        Commons(experiment)
+        Setup(experiment)
 
 
 def test_sharings_that_understand_each_other_may_differ() -> None:
     small = {"nodes": 4, "dataset": {"name": "digits"}, "model": {"name": "logistic"}}
     sharing = {"sharing": {"name": "random", "fraction": 0.2}, "group": [{"nodes": "1", "sharing": {"fraction": 0.5}}]}
-    Commons(Experiment.from_table({**small, **sharing}))
+    Setup(Experiment.from_table({**small, **sharing}))
 
 
 def test_the_later_of_two_groups_overrides_the_earlier() -> None:
@@ -322,7 +322,7 @@ def test_a_plugin_file_is_found_beside_the_experiment(tmp_path: Path, monkeypatc
     experiment = Experiment.from_file(tmp_path / "e.toml")
     assert experiment.algorithm.build().alpha == 0.2
     assert experiment.algorithm.name == f"{tmp_path / 'plugins' / 'mine.py'}:Mine", "absolute, for nodes elsewhere"
-    assert Experiment.from_table(experiment.table()) == experiment
+    assert Experiment.from_table(experiment.to_table()) == experiment
 
 
 def test_a_plugin_in_a_module_is_found_by_its_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,7 +464,7 @@ tables = st.fixed_dictionaries(
 @given(tables)
 def test_an_experiment_survives_its_table_and_its_toml(table: dict[str, Any]) -> None:
     experiment = Experiment.from_table(table)
-    assert Experiment.from_table(experiment.table()) == experiment
+    assert Experiment.from_table(experiment.to_table()) == experiment
     assert Experiment.from_table(tomllib.loads(experiment.toml())) == experiment
     assert dataclasses.replace(experiment) == experiment
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.environment.faults import Fault, Happening, Interference, misfits, timetable
+from shoal.environment.faults import Fault, FaultEvent, Interference, incompatibilities, timetable
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.testing import Faults
@@ -35,7 +35,7 @@ def problems(*faults: dict[str, Any], **more: Any) -> tuple[str, ...]:
     return refused.value.problems
 
 
-def happenings(*faults: dict[str, Any], seed: int = 0, **more: Any) -> Iterator[Happening]:
+def happenings(*faults: dict[str, Any], seed: int = 0, **more: Any) -> Iterator[FaultEvent]:
     described = experiment(*faults, **more)
     return timetable(described.fault, NODES, described.size, seed)
 
@@ -289,7 +289,7 @@ SCHEDULES = st.lists(tables(), max_size=5)
 def test_faults_survive_their_toml(schedule: list[dict[str, Any]]) -> None:
     described = experiment(*schedule)
     assert Experiment.from_table(tomllib.loads(described.toml())) == described
-    assert [fault.table() for fault in described.fault] == schedule
+    assert [fault.to_table() for fault in described.fault] == schedule
 
 
 # The timetable
@@ -299,22 +299,22 @@ def test_what_happens_at_a_time_ends_at_another() -> None:
     ends = {"time": 1.0, "until": 4.0, "nodes": "0, 2-3"}
     named, others = (0, 2, 3), (1, 4, 5, 6, 7)
     for fault, first, last in (
-        ({"kind": "crash"}, Happening(1.0, "crash", named), Happening(4.0, "restart", named)),
+        ({"kind": "crash"}, FaultEvent(1.0, "crash", named), FaultEvent(4.0, "restart", named)),
         (
             {"kind": "partition", "oneway": True},
-            Happening(1.0, "partition", named, others, oneway=True),
-            Happening(4.0, "repair", named, others, oneway=True),
+            FaultEvent(1.0, "partition", named, others, oneway=True),
+            FaultEvent(4.0, "repair", named, others, oneway=True),
         ),
-        ({"kind": "hold"}, Happening(1.0, "hold", named, others), Happening(4.0, "release", named, others)),
+        ({"kind": "hold"}, FaultEvent(1.0, "hold", named, others), FaultEvent(4.0, "release", named, others)),
         (
             {"kind": "slow", "factor": 2.5, "what": "network"},
-            Happening(1.0, "slow", named, value=2.5, what="network"),
-            Happening(4.0, "slow", named, value=1.0, what="network"),
+            FaultEvent(1.0, "slow", named, value=2.5, what="network"),
+            FaultEvent(4.0, "slow", named, value=1.0, what="network"),
         ),
         (
             {"kind": "drop", "probability": 0.25, "others": "5"},
-            Happening(1.0, "drop", named, (5,), 0.25),
-            Happening(4.0, "drop", named, (5,), 0.0),
+            FaultEvent(1.0, "drop", named, (5,), 0.25),
+            FaultEvent(4.0, "drop", named, (5,), 0.0),
         ),
     ):
         assert list(happenings(ends | fault)) == [first, last]
@@ -347,7 +347,7 @@ def test_what_happens_at_the_same_time_happens_in_the_order_of_the_file() -> Non
 @given(SCHEDULES, st.integers(0, 2**63 - 1))
 def test_a_timetable_is_in_order_and_the_same_again(schedule: list[dict[str, Any]], seed: int) -> None:
     faults = [Fault(**table) for table in schedule]
-    assert misfits(faults, NODES, NODES) == []
+    assert incompatibilities(faults, NODES, NODES) == []
     table = list(timetable(faults, NODES, NODES, seed))
     assert table == list(timetable(faults, NODES, NODES, seed))
     assert [h.time for h in table] == sorted(h.time for h in table)
@@ -364,7 +364,7 @@ def test_what_a_fault_draws_does_not_depend_on_faults_by_round_nor_on_later_ones
 ) -> None:
     faults = [Fault(**table) for table in schedule if table["kind"] != "raise"]
     more = [Fault("crash", 3, 5), *faults, Fault("raise", every=3.0, count=9)]
-    others = [happening for happening in timetable(more, NODES, NODES, seed) if happening.kind != "raise"]
+    others = [fault_event for fault_event in timetable(more, NODES, NODES, seed) if fault_event.kind != "raise"]
     assert others == list(timetable(faults, NODES, NODES, seed))
 
 
@@ -372,13 +372,13 @@ def test_what_a_fault_draws_does_not_depend_on_faults_by_round_nor_on_later_ones
 @given(st.lists(tables(st.just("crash")), min_size=2, max_size=5), st.integers(0, 2**63 - 1))
 def test_nodes_crash_when_up_and_come_back_when_down(schedule: list[dict[str, Any]], seed: int) -> None:
     down: set[int] = set()
-    for happening in timetable([Fault(**table) for table in schedule], NODES, NODES, seed):
-        if happening.kind == "crash":
-            assert down.isdisjoint(happening.nodes)
-            down.update(happening.nodes)
-        elif happening.kind == "restart":
-            assert down.issuperset(happening.nodes)
-            down.difference_update(happening.nodes)
+    for fault_event in timetable([Fault(**table) for table in schedule], NODES, NODES, seed):
+        if fault_event.kind == "crash":
+            assert down.isdisjoint(fault_event.nodes)
+            down.update(fault_event.nodes)
+        elif fault_event.kind == "restart":
+            assert down.issuperset(fault_event.nodes)
+            down.difference_update(fault_event.nodes)
 
 
 def test_the_first_of_two_ends_brings_a_node_back() -> None:
@@ -399,7 +399,7 @@ def test_each_fault_draws_for_itself_from_the_seed() -> None:
 
 
 def test_a_restart_by_itself_names_all_its_nodes_since_they_may_have_crashed_by_round() -> None:
-    assert list(happenings({**CRASH, "round": 9}, RESTART)) == [Happening(30.0, "restart", (3,))]
+    assert list(happenings({**CRASH, "round": 9}, RESTART)) == [FaultEvent(30.0, "restart", (3,))]
     drawn = {"kind": "restart", "node": 3, "every": 9.0, "count": 2}
     assert [h.nodes for h in happenings({**CRASH, "round": 9}, drawn)] == [(3,), (3,)]
 
@@ -446,10 +446,10 @@ def test_strikes_are_drawn_between_limits() -> None:
 
 
 def test_a_drawn_partition_cuts_one_node_off_from_everybody_else() -> None:
-    for happening in happenings({"kind": "partition", "nodes": "2-3", "every": 1.0, "count": 20}, **SERVED):
-        (node,) = happening.nodes
+    for fault_event in happenings({"kind": "partition", "nodes": "2-3", "every": 1.0, "count": 20}, **SERVED):
+        (node,) = fault_event.nodes
         assert node in (2, 3)
-        assert happening.others == tuple(other for other in range(NODES + 1) if other != node)
+        assert fault_event.others == tuple(other for other in range(NODES + 1) if other != node)
 
 
 def test_any_node_is_any_that_learns_and_is_not_on_the_other_side() -> None:
@@ -467,38 +467,38 @@ def test_drawn_repairs_without_nodes_undo_everything() -> None:
 @pytest.mark.parametrize(
     ("happening", "sentence"),
     [
-        (Happening(1.0, "crash", (3,)), "node 3 crashes"),
-        (Happening(1.0, "crash", (0, 1, 3)), "nodes 0-1, 3 crash"),
-        (Happening(1.0, "raise", (3,)), "node 3 raises"),
-        (Happening(1.0, "hang", (3, 4)), "nodes 3-4 hang"),
-        (Happening(1.0, "restart", (3,)), "node 3 restarts"),
-        (Happening(1.0, "partition", (0, 1), (4, 5)), "nodes 0-1 are cut off from 4-5"),
-        (Happening(1.0, "partition", (0,), (4, 5)), "node 0 is cut off from 4-5"),
-        (Happening(1.0, "partition", (0,), (4, 5), oneway=True), "node 0 no longer reaches 4-5"),
-        (Happening(1.0, "partition", (0,)), "node 0 is cut off from everybody else"),
-        (Happening(1.0, "partition", (0, 1), (0, 1)), "all nodes are cut off from each other"),
-        (Happening(1.0, "repair", (0,), (4, 5)), "node 0 and 4-5 reach each other again"),
-        (Happening(1.0, "repair", (0,), (4, 5), oneway=True), "node 0 reaches 4-5 again"),
-        (Happening(1.0, "repair", ()), "all nodes reach each other again"),
-        (Happening(1.0, "hold", (0, 1), (4, 5)), "messages between nodes 0-1 and 4-5 are held"),
-        (Happening(1.0, "hold", (0,), (4,), oneway=True), "messages from node 0 to 4 are held"),
-        (Happening(1.0, "release", ()), "messages between all nodes are released"),
-        (Happening(1.0, "slow", (3,), value=2.5), "node 3 computes and communicates 2.5 times as slowly"),
-        (Happening(1.0, "slow", (3, 4), value=4.0, what="network"), "nodes 3-4 communicate 4 times as slowly"),
-        (Happening(1.0, "slow", (3,), value=1.0, what="compute"), "node 3 computes at full speed again"),
-        (Happening(1.0, "drop", (3,), (4, 5), 0.05), "5 % of messages between node 3 and 4-5 are dropped"),
-        (Happening(1.0, "drop", (3,), (4, 5), 0.0), "messages between node 3 and 4-5 are no longer dropped"),
+        (FaultEvent(1.0, "crash", (3,)), "node 3 crashes"),
+        (FaultEvent(1.0, "crash", (0, 1, 3)), "nodes 0-1, 3 crash"),
+        (FaultEvent(1.0, "raise", (3,)), "node 3 raises"),
+        (FaultEvent(1.0, "hang", (3, 4)), "nodes 3-4 hang"),
+        (FaultEvent(1.0, "restart", (3,)), "node 3 restarts"),
+        (FaultEvent(1.0, "partition", (0, 1), (4, 5)), "nodes 0-1 are cut off from 4-5"),
+        (FaultEvent(1.0, "partition", (0,), (4, 5)), "node 0 is cut off from 4-5"),
+        (FaultEvent(1.0, "partition", (0,), (4, 5), oneway=True), "node 0 no longer reaches 4-5"),
+        (FaultEvent(1.0, "partition", (0,)), "node 0 is cut off from everybody else"),
+        (FaultEvent(1.0, "partition", (0, 1), (0, 1)), "all nodes are cut off from each other"),
+        (FaultEvent(1.0, "repair", (0,), (4, 5)), "node 0 and 4-5 reach each other again"),
+        (FaultEvent(1.0, "repair", (0,), (4, 5), oneway=True), "node 0 reaches 4-5 again"),
+        (FaultEvent(1.0, "repair", ()), "all nodes reach each other again"),
+        (FaultEvent(1.0, "hold", (0, 1), (4, 5)), "messages between nodes 0-1 and 4-5 are held"),
+        (FaultEvent(1.0, "hold", (0,), (4,), oneway=True), "messages from node 0 to 4 are held"),
+        (FaultEvent(1.0, "release", ()), "messages between all nodes are released"),
+        (FaultEvent(1.0, "slow", (3,), value=2.5), "node 3 computes and communicates 2.5 times as slowly"),
+        (FaultEvent(1.0, "slow", (3, 4), value=4.0, what="network"), "nodes 3-4 communicate 4 times as slowly"),
+        (FaultEvent(1.0, "slow", (3,), value=1.0, what="compute"), "node 3 computes at full speed again"),
+        (FaultEvent(1.0, "drop", (3,), (4, 5), 0.05), "5 % of messages between node 3 and 4-5 are dropped"),
+        (FaultEvent(1.0, "drop", (3,), (4, 5), 0.0), "messages between node 3 and 4-5 are no longer dropped"),
     ],
 )  # fmt: skip
-def test_what_happens_is_said_in_a_sentence(happening: Happening, sentence: str) -> None:
-    assert str(happening) == sentence
+def test_what_happens_is_said_in_a_sentence(fault_event: FaultEvent, sentence: str) -> None:
+    assert str(fault_event) == sentence
 
 
 # What stands between nodes
 
 SIDES = st.sets(st.integers(0, NODES - 1))
 INTERFERENCES = st.builds(
-    lambda kind, nodes, others, probability, oneway: Happening(
+    lambda kind, nodes, others, probability, oneway: FaultEvent(
         0.0, kind, tuple(sorted(nodes)), tuple(sorted(others)), probability if kind == "drop" else 0.0, oneway=oneway
     ),
     st.sampled_from(["partition", "repair", "hold", "release", "drop"]),
@@ -506,28 +506,28 @@ INTERFERENCES = st.builds(
 )  # fmt: skip
 
 
-def named(happening: Happening) -> set[tuple[int, int]]:
+def named(fault_event: FaultEvent) -> set[tuple[int, int]]:
     """The pairs of a sender and a receiver that a happening is about."""
     everybody = range(NODES)
-    nodes = happening.nodes or everybody
-    others = happening.others or [n for n in everybody if not happening.nodes or n not in happening.nodes]
+    nodes = fault_event.nodes or everybody
+    others = fault_event.others or [n for n in everybody if not fault_event.nodes or n not in fault_event.nodes]
     pairs = {(a, b) for a in nodes for b in others}
-    return {(a, b) for a, b in pairs | (set() if happening.oneway else {(b, a) for a, b in pairs}) if a != b}
+    return {(a, b) for a, b in pairs | (set() if fault_event.oneway else {(b, a) for a, b in pairs}) if a != b}
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(INTERFERENCES, max_size=12))
-def test_what_stands_between_two_nodes_is_what_was_last_said_of_them(happened: list[Happening]) -> None:
+def test_what_stands_between_two_nodes_is_what_was_last_said_of_them(happened: list[FaultEvent]) -> None:
     interference = Interference(NODES)
     cut: set[tuple[int, int]] = set()
     held: set[tuple[int, int]] = set()
     drop: dict[tuple[int, int], float] = {}
-    for happening in happened:
-        pairs = named(happening)
-        if happening.kind in ("repair", "release"):
-            assert interference.undoes(happening) == bool(pairs & (cut if happening.kind == "repair" else held))
-        interference.apply(happening)
-        match happening.kind:
+    for fault_event in happened:
+        pairs = named(fault_event)
+        if fault_event.kind in ("repair", "release"):
+            assert interference.undoes(fault_event) == bool(pairs & (cut if fault_event.kind == "repair" else held))
+        interference.apply(fault_event)
+        match fault_event.kind:
             case "partition":
                 cut |= pairs
             case "repair":
@@ -537,7 +537,7 @@ def test_what_stands_between_two_nodes_is_what_was_last_said_of_them(happened: l
             case "release":
                 held -= pairs
             case "drop":
-                drop.update(dict.fromkeys(pairs, happening.value))
+                drop.update(dict.fromkeys(pairs, fault_event.value))
     for pair in itertools.product(range(NODES), repeat=2):
         assert interference.cut(*pair) is (pair in cut)
         assert interference.held(*pair) is (pair in held)
@@ -547,14 +547,14 @@ def test_what_stands_between_two_nodes_is_what_was_last_said_of_them(happened: l
 @settings(max_examples=100, deadline=None)
 @given(st.lists(INTERFERENCES, max_size=6), INTERFERENCES)
 def test_a_repair_undoes_all_that_it_names_of_whatever_partitions_and_nothing_else(
-    happened: list[Happening], last: Happening
+    happened: list[FaultEvent], last: FaultEvent
 ) -> None:
     interference = Interference(NODES)
-    for happening in happened:
-        interference.apply(happening)
+    for fault_event in happened:
+        interference.apply(fault_event)
     pairs = list(itertools.product(range(NODES), repeat=2))
     before = {pair: interference.cut(*pair) for pair in pairs}
-    interference.apply(Happening(1.0, "repair", last.nodes, last.others, oneway=last.oneway))
+    interference.apply(FaultEvent(1.0, "repair", last.nodes, last.others, oneway=last.oneway))
     assert {pair: interference.cut(*pair) for pair in pairs} == {
         pair: cut and pair not in named(last) for pair, cut in before.items()
     }
@@ -563,7 +563,7 @@ def test_a_repair_undoes_all_that_it_names_of_whatever_partitions_and_nothing_el
 def test_nothing_stands_between_nodes_at_first_nor_after_a_crash() -> None:
     interference = Interference(NODES)
     for kind in ("crash", "restart", "hang", "raise", "slow", "repair", "release"):
-        interference.apply(Happening(0.0, kind, (1,), (2,), 3.0))  # type: ignore[arg-type]
+        interference.apply(FaultEvent(0.0, kind, (1,), (2,), 3.0))  # type: ignore[arg-type]
     assert not interference.cut(1, 2)
     assert not interference.held(1, 2)
     assert interference.drop(1, 2) == 0.0
@@ -571,12 +571,12 @@ def test_nothing_stands_between_nodes_at_first_nor_after_a_crash() -> None:
 
 def test_a_repair_has_nothing_to_undo_between_a_node_and_itself() -> None:
     interference = Interference(3)
-    interference.apply(Happening(0.0, "partition", ()))
-    assert not interference.undoes(Happening(0.0, "repair", (0,), (0,)))
+    interference.apply(FaultEvent(0.0, "partition", ()))
+    assert not interference.undoes(FaultEvent(0.0, "repair", (0,), (0,)))
     for pair in ((0, 1), (0, 2), (1, 2)):
-        assert interference.undoes(Happening(0.0, "repair", ()))
-        interference.apply(Happening(0.0, "repair", pair[:1], pair[1:]))
-    assert not interference.undoes(Happening(0.0, "repair", ()))
+        assert interference.undoes(FaultEvent(0.0, "repair", ()))
+        interference.apply(FaultEvent(0.0, "repair", pair[:1], pair[1:]))
+    assert not interference.undoes(FaultEvent(0.0, "repair", ()))
 
 
 def test_the_same_partition_again_and_again_takes_no_more_room() -> None:
@@ -584,8 +584,8 @@ def test_the_same_partition_again_and_again_takes_no_more_room() -> None:
     tracemalloc.start()
     try:
         for _ in range(1000):
-            interference.apply(Happening(0.0, "partition", (0, 1), (2, 3)))
-            interference.apply(Happening(0.0, "repair", (2,), (1,)))
+            interference.apply(FaultEvent(0.0, "partition", (0, 1), (2, 3)))
+            interference.apply(FaultEvent(0.0, "repair", (2,), (1,)))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -598,8 +598,8 @@ def test_a_few_partitions_of_many_nodes_take_little_room() -> None:
     nodes = 20_000
     interference = Interference(nodes)  # a matrix of all pairs would be 400 MB
     for first in range(5):
-        interference.apply(Happening(0.0, "partition", tuple(range(first, 100)), tuple(range(100, nodes))))
-    interference.apply(Happening(0.0, "drop", (), (), 0.5))
+        interference.apply(FaultEvent(0.0, "partition", tuple(range(first, 100)), tuple(range(100, nodes))))
+    interference.apply(FaultEvent(0.0, "drop", (), (), 0.5))
     assert interference.cut(3, nodes - 1)
     assert not interference.cut(3, 4)
     assert interference.drop(nodes - 2, nodes - 1) == 0.5
@@ -667,12 +667,12 @@ def test_every_snippet_of_the_page_is_an_experiment_and_every_kind_has_one() -> 
 
 def test_crashes_are_drawn_until_nobody_is_left_to_crash() -> None:
     faults = [Fault("crash", nodes="1, 2", every=1.0), Fault("slow", node=0, time=1e6, factor=2.0)]
-    struck = [happening.nodes for happening in timetable(faults, 4, 4, 0)]
+    struck = [fault_event.nodes for fault_event in timetable(faults, 4, 4, 0)]
     assert sorted(struck[:-1]) == [(1,), (2,)]
     assert struck[-1] == (0,)
 
 
 def test_those_that_restart_are_crashed_again_and_again() -> None:
     drawn = timetable([Fault("crash", nodes="1", every=1.0, lasting=0.1)], 4, 4, 0)
-    kinds = [happening.kind for happening in itertools.islice(drawn, 100)]
+    kinds = [fault_event.kind for fault_event in itertools.islice(drawn, 100)]
     assert kinds == ["crash", "restart"] * 50

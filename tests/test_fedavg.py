@@ -15,16 +15,16 @@ import pytest
 import leaping
 from conftest import Said
 from shoal.algorithms.fedavg import FedAvg
-from shoal.algorithms.support.server_optimizers import Adagrad, Adam, Average, Momentum, Yogi
+from shoal.algorithms.support.server_optimizers import Adagrad, Adam, Momentum, ServerSGD, Yogi
 from shoal.engines.processes.runtime import ProcessRuntime
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.mailbox import Filter, Mailbox
 from shoal.message import Message, Payload
 from shoal.randomness import generator
 from shoal.results.records import Evaluation, Event, Round, RunFolder
-from shoal.sharing.full import Full
+from shoal.sharing.full import FullSharing
 from shoal.testing import FakeRuntime, Faults
 from shoal.training.trainer import Batches
 from test_dpsgd import gradient
@@ -40,12 +40,12 @@ def follow(
     described: Experiment, fraction: float = 1.0, server: Any = None, dead: Any = (), since: int = ROUNDS
 ) -> Any:
     """The server's model after the last round, in double precision; clients in `dead` are so from a round on."""
-    commons, training = Commons(described), described.training
-    data = commons.data.train
+    setup, training = Setup(described), described.training
+    data = setup.data.train
     generators = [generator(described.seed, "training", node) for node in range(NODES)]
-    streams = [Batches(part, BATCH, rng) for part, rng in zip(commons.parts, generators, strict=True)]
+    streams = [Batches(part, BATCH, rng) for part, rng in zip(setup.parts, generators, strict=True)]
     drawing = generator(described.seed, "clients", SERVER)
-    x = commons.initial.astype(np.float64)
+    x = setup.initial.astype(np.float64)
     m, v = np.zeros_like(x), np.full_like(x, getattr(server, "tau", 0.0) ** 2)
     for r in range(ROUNDS):
         alive = [c for c in range(NODES) if c not in dead or r <= since]  # it dies when it has been called
@@ -54,7 +54,7 @@ def follow(
         for client in drawn:
             if client in dead and r >= since:
                 continue
-            held, local = len(commons.parts[client]), x.copy()
+            held, local = len(setup.parts[client]), x.copy()
             epochs = training.local_epochs
             for batch in streams[client].take(STEPS if epochs is None else math.ceil(epochs * held / BATCH)):
                 slope = gradient(local, data.x[batch].astype(np.float64), data.y[batch])
@@ -113,8 +113,8 @@ def in_both(described: Experiment, root: Path) -> list[Any]:
 @pytest.mark.parametrize(
     "server",
     [
-        Average(),
-        Average(lr=0.5),
+        ServerSGD(),
+        ServerSGD(lr=0.5),
         Momentum(momentum=0.7),
         Adam(lr=0.05, tau=0.01),
         Yogi(lr=0.05, tau=0.01),
@@ -126,7 +126,7 @@ def test_the_server_s_model_follows_the_paper(server: Any, fraction: float, tmp_
     described = experiment(FedAvg(ROUNDS, fraction, server))
     expected = follow(described, fraction, server)
     models = models_of(described.run(tmp_path))
-    assert np.abs(expected - Commons(described).initial).max() > 0.05
+    assert np.abs(expected - Setup(described).initial).max() > 0.05
     np.testing.assert_allclose(models, np.tile(expected, (NODES + 1, 1)), atol=5e-5)
 
 
@@ -142,13 +142,13 @@ def test_fedprox_holds_clients_near_the_server_s_model(more: dict[str, Any], tmp
     model, expected = models_of(described.run(tmp_path))[SERVER], follow(described)
     np.testing.assert_allclose(model, expected, atol=5e-5)
     free = follow(experiment(training={k: v for k, v in training.items() if k != "proximal"}))
-    start = Commons(described).initial
+    start = Setup(described).initial
     assert np.linalg.norm(expected - start) < 0.97 * np.linalg.norm(free - start)
 
 
 def test_who_holds_more_trains_longer_with_local_epochs(tmp_path: Path) -> None:
     described = experiment(FedAvg(ROUNDS, 0.6), training={"local_epochs": 1})
-    assert len({len(part) for part in Commons(described).parts}) > 1
+    assert len({len(part) for part in Setup(described).parts}) > 1
     np.testing.assert_allclose(models_of(described.run(tmp_path))[SERVER], follow(described, 0.6), atol=5e-5)
 
 
@@ -193,7 +193,7 @@ def test_the_server_is_evaluated_on_schedule_and_the_clients_at_the_end(tmp_path
 
 
 def test_clients_answer_by_what_the_sharing_says_to_the_server() -> None:
-    class Addressed(Full):
+    class Addressed(FullSharing):
         def outgoing(self, params: Any, round: int) -> Any:
             return lambda peer: Payload({"params": params}, {"to": peer})
 
@@ -223,7 +223,7 @@ def test_the_server_s_optimizer_is_a_word_or_a_table() -> None:
     table = Experiment.from_table({"algorithm": {"name": "fedavg", "server": {"name": "adam", "lr": 0.5}}})
     assert word.algorithm.build().server == Yogi()
     assert table.algorithm.build().server == Adam(lr=0.5)
-    assert Experiment.from_table(table.table()) == table
+    assert Experiment.from_table(table.to_table()) == table
     with pytest.raises(ExperimentError, match=r"algorithm\.server\.name = 'adm'.*did you mean 'adam'"):
         Experiment.from_table({"algorithm": {"name": "fedavg", "server": "adm"}})
     with pytest.raises(ExperimentError, match=r"algorithm\.server\.momentum: unknown key"):
@@ -280,7 +280,7 @@ def test_a_client_that_is_too_slow_for_a_round_is_in_time_for_another(tmp_path: 
 
 
 def test_the_model_stays_when_nobody_answers() -> None:
-    fake = FakeRuntime(join(0, 4), join(1, 4)).lose(0, 1, at=0.0)
+    fake = FakeRuntime(join(0, 4), join(1, 4)).mark_failed(0, 1, at=0.0)
     node = fake.node(2, nodes=2, params=np.arange(3, dtype=np.float32), services=SERVICES)
     fake.run(FedAvg(2).serve(node))
     assert [(e.what, e.detail) for e in fake.records if isinstance(e, Event)] == [
@@ -365,7 +365,7 @@ def test_clients_keep_what_they_were_sent_last_when_the_server_dies(
 def test_a_run_whose_server_dies_before_it_calls_anybody_ends_too(tmp_path: Path) -> None:
     run = experiment(fault=Faults().crash(SERVER, round=0).schedule).run(tmp_path)
     assert (run.status, run.summary["events"]["server lost"]) == ("incomplete", NODES)
-    assert np.array_equal(np.load(run.folder.model(0)), Commons(experiment()).initial)
+    assert np.array_equal(np.load(run.folder.model(0)), Setup(experiment()).initial)
 
 
 # How long a server waits: it does not train, and learns from the answers what is usual

@@ -12,7 +12,7 @@ import pytest
 from oracle import experiment, survives_a_crash
 from shoal.algorithms.gossip import OLDEST, Gossip
 from shoal.errors import ExperimentError
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
 from shoal.testing import FakeRuntime, Faults
 from shoal.topologies.static import Full, Ring
@@ -128,7 +128,7 @@ def test_the_age_of_the_oldest_model_stays_one_that_peers_take() -> None:
 
 
 def test_nothing_is_said_to_the_dead() -> None:
-    fake = FakeRuntime().lose(1, at=5.0).lose(2, at=11.0)
+    fake = FakeRuntime().mark_failed(1, at=5.0).mark_failed(2, at=11.0)
     node = fake.node(nodes=3, params=np.zeros(2, np.float32), topology=Ring())
     fake.run(Gossip(40, period=0.5).run(node))
     late = {to for (to, _), at in zip(fake.sent, fake.sent_at, strict=True) if at > 5.0}
@@ -155,7 +155,7 @@ def test_nodes_that_are_processes_learn_on_a_real_clock(tmp_path: Path) -> None:
     run = described.run(tmp_path)
     assert run.summary["status"] == "completed"
     assert run.summary["messages_sent"] == 4 * 60
-    before = Commons(described).evaluate(Commons(described).initial)
+    before = Setup(described).evaluate(Setup(described).initial)
     assert run.summary["loss"]["mean"] < 0.75 * before["loss"]
 
 

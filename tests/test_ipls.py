@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oracle import Shoal, experiment, models_of, same_in_both_engines
 from shoal.algorithms.ipls import IPLS, PARTIAL, RESULT, UPDATE, table
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.testing import FakeRuntime, Faults
@@ -167,8 +167,8 @@ def test_survivors_agree_again_and_learn(
     assert run.summary["status"] == "incomplete"
     assert len(models) == 6 - len(faults.schedule) == 6 - len(run.summary["lost"])
     assert np.ptp(models, axis=0).max() == 0
-    commons = Commons(described)
-    assert run.summary["loss"]["mean"] < 0.75 * commons.evaluate(commons.initial)["loss"]
+    setup = Setup(described)
+    assert run.summary["loss"]["mean"] < 0.75 * setup.evaluate(setup.initial)["loss"]
 
 
 @pytest.mark.parametrize("engine", ["simulation", "processes"])

@@ -18,13 +18,13 @@ from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
 from shoal.message import Payload
 from shoal.sharing.jwins import INEXACT, JWINS, _Wavelets
-from shoal.sharing.sharing import Member
+from shoal.sharing.sharing import NodeInfo
 from shoal.testing import check_sharing
 from shoal.types import Params
 
 
 def started(sharing: JWINS, params: Params, id: int = 0) -> JWINS:
-    sharing.join(Member(id, 4, 7, (params.shape,)))
+    sharing.join(NodeInfo(id, 4, 7, (params.shape,)))
     sharing.start(params)
     return sharing
 
@@ -284,4 +284,4 @@ def test_what_makes_no_sense_is_refused_when_the_experiment_is_loaded(options: d
 def test_codecs_are_named_in_the_experiment() -> None:
     described = experiment(sharing={"name": "jwins", "values": "float16", "indices": {"name": "raw"}})
     assert described.sharing.build() == JWINS(values=Float16(), indices=Raw())
-    assert Experiment.from_table(described.table()).sharing == described.sharing
+    assert Experiment.from_table(described.to_table()).sharing == described.sharing

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.environment.network import Presence, Route, Wired, Wiring
+from shoal.environment.network import AvailabilityChange, NetworkState, NetworkTimeline, Route
 from shoal.environment.network.kollaps import Description, Kollaps, Link, LinkEvent, Service, ServiceEvent, read, write
 from shoal.environment.network.network import MEGABIT
 
@@ -37,8 +37,8 @@ def text(services: str = SERVICES, bridges: str = BRIDGES, links: str = LINKS, d
 
 
 @pytest.fixture
-def built(tmp_path: Path) -> Callable[..., Wired]:
-    def build(nodes: int, seed: int = 0, options: dict[str, Any] | None = None, **sections: str) -> Wired:
+def built(tmp_path: Path) -> Callable[..., NetworkTimeline]:
+    def build(nodes: int, seed: int = 0, options: dict[str, Any] | None = None, **sections: str) -> NetworkTimeline:
         file = tmp_path / "net.xml"
         file.write_text(text(**sections))
         return Kollaps(file, **(options or {})).build(nodes, seed)
@@ -46,13 +46,13 @@ def built(tmp_path: Path) -> Callable[..., Wired]:
     return build
 
 
-def route(network: Wiring, sender: int, receiver: int) -> Route:
+def route(network: NetworkState, sender: int, receiver: int) -> Route:
     found = network.route(sender, receiver)
     assert found is not None
     return found
 
 
-def bandwidth(network: Wiring, sender: int, receiver: int) -> float:
+def bandwidth(network: NetworkState, sender: int, receiver: int) -> float:
     """Mbit/s, for a flow that has the way for itself."""
     return float(min(network.capacities[list(route(network, sender, receiver).links)])) / MEGABIT
 
@@ -60,7 +60,7 @@ def bandwidth(network: Wiring, sender: int, receiver: int) -> float:
 # The collapse
 
 
-def test_a_way_has_the_sum_of_latencies_and_the_least_bandwidth(built: Callable[..., Wired]) -> None:
+def test_a_way_has_the_sum_of_latencies_and_the_least_bandwidth(built: Callable[..., NetworkTimeline]) -> None:
     ((_, network),) = built(4).stages
     there, back = route(network, 0, 2), route(network, 2, 0)
     assert there.latency == back.latency == pytest.approx(0.016)
@@ -72,7 +72,7 @@ def test_a_way_has_the_sum_of_latencies_and_the_least_bandwidth(built: Callable[
     assert route(network, 0, 1).loss == pytest.approx(1 - 0.9 * 0.9)
 
 
-def test_replicas_have_a_link_each_and_share_those_between_bridges(built: Callable[..., Wired]) -> None:
+def test_replicas_have_a_link_each_and_share_those_between_bridges(built: Callable[..., NetworkTimeline]) -> None:
     ((_, network),) = built(4).stages
     one, other = route(network, 0, 2).links, route(network, 1, 3).links
     assert len(one) == len(other) == 3
@@ -83,7 +83,7 @@ def test_replicas_have_a_link_each_and_share_those_between_bridges(built: Callab
     assert one[2] in network.access(2)
 
 
-def test_replicas_may_share_their_link(built: Callable[..., Wired]) -> None:
+def test_replicas_may_share_their_link(built: Callable[..., NetworkTimeline]) -> None:
     services = SERVICES.replace('name="client"', 'name="client" share="true"')
     ((_, network),) = built(4, services=services).stages
     one, other = route(network, 0, 2), route(network, 1, 3)
@@ -94,7 +94,7 @@ def test_replicas_may_share_their_link(built: Callable[..., Wired]) -> None:
     assert route(network, 0, 1).latency == 0  # on their side of the link
 
 
-def test_a_link_that_replicas_share_changes_as_one(built: Callable[..., Wired]) -> None:
+def test_a_link_that_replicas_share_changes_as_one(built: Callable[..., NetworkTimeline]) -> None:
     services = SERVICES.replace('name="client"', 'name="client" share="true"')
     dynamic = '<schedule origin="client" dest="left" time="1" latency="50" upload="2Mbps" download="3Mbps" drop="0"/>'
     (_, after) = (network for _, network in built(4, services=services, dynamic=dynamic).stages)
@@ -104,7 +104,7 @@ def test_a_link_that_replicas_share_changes_as_one(built: Callable[..., Wired]) 
     assert route(after, 0, 1).latency == 0
 
 
-def test_a_link_without_a_download_is_one_way(built: Callable[..., Wired]) -> None:
+def test_a_link_without_a_download_is_one_way(built: Callable[..., NetworkTimeline]) -> None:
     links = '<link origin="client" dest="server" latency="1" upload="1Mbps"/>'
     ((_, network),) = built(4, links=links).stages
     assert len(route(network, 0, 2).links) == 1
@@ -112,7 +112,9 @@ def test_a_link_without_a_download_is_one_way(built: Callable[..., Wired]) -> No
     assert network.route(0, 1) is None
 
 
-def test_the_shortest_way_is_that_of_the_fewest_links_or_of_the_least_latency(built: Callable[..., Wired]) -> None:
+def test_the_shortest_way_is_that_of_the_fewest_links_or_of_the_least_latency(
+    built: Callable[..., NetworkTimeline],
+) -> None:
     links = LINKS + '<link origin="client" dest="right" latency="100" upload="9Mbps" download="9Mbps"/>'
     by_hops = built(4, links=links).stages[0][1]
     by_latency = built(4, links=links, options={"by": "latency"}).stages[0][1]
@@ -194,7 +196,7 @@ def test_a_thousand_nodes_round_bridges_are_ready_within_a_second(tmp_path: Path
 # Who is a node
 
 
-def test_nodes_are_replicas_in_the_order_of_the_file_but_for_supervisors(built: Callable[..., Wired]) -> None:
+def test_nodes_are_replicas_in_the_order_of_the_file_but_for_supervisors(built: Callable[..., NetworkTimeline]) -> None:
     services = '<service name="dashboard" supervisor="true" port="8088"/>' + SERVICES
     ((_, network),) = built(3, services=services).stages
     assert len(route(network, 0, 1).links) == 2
@@ -213,7 +215,7 @@ def test_nodes_are_replicas_in_the_order_of_the_file_but_for_supervisors(built: 
     ],
 )
 def test_nodes_that_cannot_be_had_are_refused(
-    built: Callable[..., Wired], nodes: int, options: dict[str, Any], sections: dict[str, str], problem: str
+    built: Callable[..., NetworkTimeline], nodes: int, options: dict[str, Any], sections: dict[str, str], problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):
         built(nodes, options=options, **sections)
@@ -222,15 +224,17 @@ def test_nodes_that_cannot_be_had_are_refused(
 # Schedules
 
 
-def test_a_link_gets_new_properties_in_one_direction_or_with_a_download_in_both(built: Callable[..., Wired]) -> None:
+def test_a_link_gets_new_properties_in_one_direction_or_with_a_download_in_both(
+    built: Callable[..., NetworkTimeline],
+) -> None:
     dynamic = """
     <schedule origin="left" dest="right" time="10" upload="5Mbps" latency="40"/>
     <schedule origin="left" dest="right" time="20.5" upload="6Mbps" download="7Mbps" drop="0.5" jitter="0"/>
     <schedule origin="right" dest="left" time="10" upload="8Mbps"/>
     """
-    wired = built(4, dynamic=dynamic)
-    assert [start for start, _ in wired.stages] == [0, 10, 20.5]
-    before, then, after = (network for _, network in wired.stages)
+    timeline = built(4, dynamic=dynamic)
+    assert [start for start, _ in timeline.stages] == [0, 10, 20.5]
+    before, then, after = (network for _, network in timeline.stages)
     assert [bandwidth(n, 0, 2) for n in (before, then, after)] == [20, 5, 6]
     assert [float(n.capacities[route(n, 2, 0).links[1]]) / MEGABIT for n in (before, then, after)] == [30, 8, 7]
     assert [route(n, 0, 2).latency for n in (before, then, after)] == pytest.approx([0.016, 0.046, 0.046])
@@ -241,7 +245,9 @@ def test_a_link_gets_new_properties_in_one_direction_or_with_a_download_in_both(
 
 
 @pytest.mark.parametrize(("gone", "back"), [("leave", "join"), ("disconnect", "reconnect")])
-def test_no_way_leads_over_a_link_that_left_until_it_joins(built: Callable[..., Wired], gone: str, back: str) -> None:
+def test_no_way_leads_over_a_link_that_left_until_it_joins(
+    built: Callable[..., NetworkTimeline], gone: str, back: str
+) -> None:
     ends = 'origin="right" dest="left"'
     dynamic = f'<schedule {ends} time="1" action="{gone}"/><schedule {ends} time="2" action="{back}"/>'
     before, without, after = (network for _, network in built(4, dynamic=dynamic).stages)
@@ -251,7 +257,7 @@ def test_no_way_leads_over_a_link_that_left_until_it_joins(built: Callable[..., 
     assert route(after, 0, 2) == route(before, 0, 2)
 
 
-def test_a_bridge_may_leave(built: Callable[..., Wired]) -> None:
+def test_a_bridge_may_leave(built: Callable[..., NetworkTimeline]) -> None:
     dynamic = '<schedule name="left" time="1" action="leave"/><schedule name="left" time="2" action="join"/>'
     _, without, after = (network for _, network in built(4, dynamic=dynamic).stages)
     assert without.route(0, 1) is None
@@ -259,7 +265,7 @@ def test_a_bridge_may_leave(built: Callable[..., Wired]) -> None:
     assert after.route(0, 1) is not None
 
 
-def test_a_new_link_joins(built: Callable[..., Wired]) -> None:
+def test_a_new_link_joins(built: Callable[..., NetworkTimeline]) -> None:
     dynamic = (
         '<schedule origin="client" dest="right" time="3" action="join" latency="2" upload="3Mbps" download="4Mbps"/>'
     )
@@ -272,18 +278,24 @@ def test_a_new_link_joins(built: Callable[..., Wired]) -> None:
     assert route(before, 2, 3) == route(after, 2, 3)
 
 
-def test_replicas_that_leave_are_the_first_that_are_there_and_the_network_stays(built: Callable[..., Wired]) -> None:
+def test_replicas_that_leave_are_the_first_that_are_there_and_the_network_stays(
+    built: Callable[..., NetworkTimeline],
+) -> None:
     dynamic = """
     <schedule name="server" time="30" action="crash" amount="2"/>
     <schedule name="client" time="10" action="leave"/>
     """
-    wired = built(4, dynamic=dynamic)
-    assert list(wired.presences) == [Presence(10, 0, False), Presence(30, 2, False), Presence(30, 3, False)]
-    assert len(wired.stages) == 1
+    timeline = built(4, dynamic=dynamic)
+    assert list(timeline.availability_changes) == [
+        AvailabilityChange(10, 0, False),
+        AvailabilityChange(30, 2, False),
+        AvailabilityChange(30, 3, False),
+    ]
+    assert len(timeline.stages) == 1
 
 
 def test_a_service_that_joins_is_absent_before_and_has_as_many_replicas_as_are_there_at_once(
-    built: Callable[..., Wired],
+    built: Callable[..., NetworkTimeline],
 ) -> None:
     dynamic = """
     <schedule name="client" time="0" action="join" amount="2"/>
@@ -291,9 +303,14 @@ def test_a_service_that_joins_is_absent_before_and_has_as_many_replicas_as_are_t
     <schedule name="client" time="8" action="leave"/>
     <schedule name="client" time="9" action="join"/>
     """
-    wired = built(5, dynamic=dynamic)
-    expected = [Presence(0, 2, False), Presence(5, 2, True), Presence(8, 0, False), Presence(9, 0, True)]
-    assert list(wired.presences) == expected
+    timeline = built(5, dynamic=dynamic)
+    expected = [
+        AvailabilityChange(0, 2, False),
+        AvailabilityChange(5, 2, True),
+        AvailabilityChange(8, 0, False),
+        AvailabilityChange(9, 0, True),
+    ]
+    assert list(timeline.availability_changes) == expected
     late = (
         "5 replicas of 'client', 'server', and there are 6 nodes.*; 'client' join by schedule, so none are there before"
     )
@@ -301,32 +318,32 @@ def test_a_service_that_joins_is_absent_before_and_has_as_many_replicas_as_are_t
         built(6, dynamic=dynamic)
     services = SERVICES.replace('name="client"', 'name="client" reuse="false"')
     fresh = built(6, dynamic=dynamic, services=services)
-    assert list(fresh.presences) == [
-        Presence(0, 2, False), Presence(0, 3, False), Presence(5, 2, True), Presence(8, 0, False), Presence(9, 3, True),
+    assert list(fresh.availability_changes) == [
+        AvailabilityChange(0, 2, False), AvailabilityChange(0, 3, False), AvailabilityChange(5, 2, True), AvailabilityChange(8, 0, False), AvailabilityChange(9, 3, True),
     ]  # fmt: skip
 
 
-def test_a_replica_that_is_disconnected_is_there_and_reaches_nobody(built: Callable[..., Wired]) -> None:
+def test_a_replica_that_is_disconnected_is_there_and_reaches_nobody(built: Callable[..., NetworkTimeline]) -> None:
     dynamic = """
     <schedule name="client" time="10" action="disconnect"/>
     <schedule name="client" time="20" action="reconnect"/>
     """
-    wired = built(4, dynamic=dynamic)
-    assert not wired.presences
-    before, without, after = (network for _, network in wired.stages)
+    timeline = built(4, dynamic=dynamic)
+    assert not timeline.availability_changes
+    before, without, after = (network for _, network in timeline.stages)
     assert without.route(0, 2) is without.route(2, 0) is without.route(1, 0) is None
     assert route(without, 1, 2) == route(before, 1, 2)
     assert route(after, 0, 2) == route(before, 0, 2)
 
 
-def test_replicas_may_be_drawn_from_the_seed(built: Callable[..., Wired]) -> None:
+def test_replicas_may_be_drawn_from_the_seed(built: Callable[..., NetworkTimeline]) -> None:
     services = SERVICES.replace('replicas="2"', 'replicas="50"')
     dynamic = '<schedule name="client" time="1" action="leave" amount="10"/>'
 
     def gone(seed: int, draw: bool) -> set[int]:
-        wired = built(100, seed, {"draw": draw}, services=services, dynamic=dynamic)
-        assert all(not presence.online for presence in wired.presences)
-        return {presence.node for presence in wired.presences}
+        timeline = built(100, seed, {"draw": draw}, services=services, dynamic=dynamic)
+        assert all(not presence.online for presence in timeline.availability_changes)
+        return {presence.node for presence in timeline.availability_changes}
 
     assert gone(0, False) == gone(1, False) == set(range(10))
     assert gone(0, True) == gone(0, True) != gone(1, True)
@@ -349,7 +366,7 @@ def test_a_schedule_is_refused_or_as_many_are_there_as_it_says(
     file = tmp_path_factory.getbasetemp() / "schedule.xml"
     write(Description((Service("s", 4), Service("t", 9)), (), (Link("s", "t", 1.0, 1.0, 1.0),), events), file)
     try:
-        wired = Kollaps(file, services=("s",)).build(1, 0)
+        timeline = Kollaps(file, services=("s",)).build(1, 0)
     except ValueError:
         return
     everything = Kollaps(file).build(9 + _ever(events), 0)
@@ -358,11 +375,11 @@ def test_a_schedule_is_refused_or_as_many_are_there_as_it_says(
     for at in sorted({0.0, *(event.time for event in events)}):
         for event in (e for e in events if e.time == at):
             present += {"join": event.amount, "leave": -event.amount, "crash": -event.amount}.get(event.action, 0)
-        online.update({p.node: p.online for p in everything.presences if p.time == at})
+        online.update({p.node: p.online for p in everything.availability_changes if p.time == at})
         assert sum(online.values()) == present
-    times = [p.time for p in everything.presences]
+    times = [p.time for p in everything.availability_changes]
     assert times == sorted(times)
-    assert [start for start, _ in wired.stages] == sorted({start for start, _ in wired.stages})
+    assert [start for start, _ in timeline.stages] == sorted({start for start, _ in timeline.stages})
 
 
 def _ever(events: tuple[ServiceEvent, ...]) -> int:
@@ -429,9 +446,9 @@ def test_the_example_is_read_as_it_is_meant(tmp_path: Path) -> None:
     write(description, tmp_path / "again.xml")
     assert read(tmp_path / "again.xml") == description
     assert 'upload="50Mbps"' in (tmp_path / "again.xml").read_text()  # Kollaps reads integers
-    wired = Kollaps(EXAMPLE).build(16, 0)
-    assert [start for start, _ in wired.stages] == [0, 2, 6]
-    assert [bandwidth(network, 0, 15) for _, network in wired.stages] == [20, 5, 20]
+    timeline = Kollaps(EXAMPLE).build(16, 0)
+    assert [start for start, _ in timeline.stages] == [0, 2, 6]
+    assert [bandwidth(network, 0, 15) for _, network in timeline.stages] == [20, 5, 20]
 
 
 @pytest.mark.parametrize(
@@ -448,7 +465,7 @@ def test_what_only_kollaps_needs_is_not_looked_at(tmp_path: Path) -> None:
     file = tmp_path / "net.xml"
     services = '<service name="a" image="x:1" command="[\'b\', \'0\']" supervisor="true" port="80" ip="10.0.0.1"/>'
     file.write_text("<!-- a file -->" + text(services=services + SERVICES, dynamic=">"))
-    assert read(file).services[0] == Service("a", supervisor=True, image="x:1", command="['b', '0']")
+    assert read(file).services[0] == Service("a", coordinator=True, image="x:1", command="['b', '0']")
 
 
 def one_link(more: str = "", upload: str = "1Mbps", ends: str = 'origin="client" dest="left"') -> str:
@@ -556,6 +573,8 @@ def test_a_file_that_declares_a_document_type_is_refused(tmp_path: Path, declare
         (SCHEDULE + SCHEDULE.replace('"1"', '"2"').replace("leave", "join"), r":9: leave of 1 .*none are there before"),
     ],
 )
-def test_a_schedule_that_cannot_come_true_is_refused(built: Callable[..., Wired], dynamic: str, problem: str) -> None:
+def test_a_schedule_that_cannot_come_true_is_refused(
+    built: Callable[..., NetworkTimeline], dynamic: str, problem: str
+) -> None:
     with pytest.raises(ValueError, match=r"net\.xml" + problem):
         built(2, dynamic=dynamic, options={"services": ("server",)})

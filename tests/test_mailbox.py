@@ -124,8 +124,8 @@ def test_what_one_that_came_back_says_is_not_taken_for_what_it_said_before() -> 
     mailbox = Mailbox()
     mailbox.put(message(1))
     assert ask(mailbox, "model", 0, 1)[0].done
-    mailbox.lose(1)
-    mailbox.regain(1, 0)
+    mailbox.mark_failed(1)
+    mailbox.mark_rejoined(1, 0)
     mailbox.put(message(1))
     assert ask(mailbox, "model", 0, 1)[0].done
     assert mailbox.repeated == 0
@@ -264,7 +264,7 @@ def test_a_receive_goes_on_without_the_dead() -> None:
     mailbox = Mailbox()
     waiter, woken = ask(mailbox, "model", 0, 1, 2)
     mailbox.put(message(1))
-    mailbox.lose(2)
+    mailbox.mark_failed(2)
     assert (waiter.done, woken.times) == (True, 1)
     assert [m.sender for m in waiter.messages] == [1]
     assert mailbox.gone == {2}
@@ -273,14 +273,14 @@ def test_a_receive_goes_on_without_the_dead() -> None:
 def test_a_receive_that_others_still_owe_goes_on_waiting() -> None:
     mailbox = Mailbox()
     waiter, woken = ask(mailbox, "model", 0, 1, 2)
-    mailbox.lose(2)
+    mailbox.mark_failed(2)
     assert (waiter.done, woken.times, waiter.missing) == (False, 0, [1])
 
 
 def test_the_dead_are_not_waited_for_but_their_last_words_are_heard() -> None:
     mailbox = Mailbox()
     mailbox.put(message(2, round=0))
-    mailbox.lose(2)
+    mailbox.mark_failed(2)
     assert [m.sender for m in ask(mailbox, "model", 0, 2)[0].messages] == [2]
     gone, _ = ask(mailbox, "model", 1, 2)
     assert gone.done
@@ -290,7 +290,7 @@ def test_the_dead_are_not_waited_for_but_their_last_words_are_heard() -> None:
 def test_a_receive_from_anyone_does_not_end_with_a_death() -> None:
     mailbox = Mailbox()
     waiter, woken = ask(mailbox)
-    mailbox.lose(2)
+    mailbox.mark_failed(2)
     assert (waiter.done, woken.times) == (False, 0)
 
 
@@ -336,7 +336,7 @@ def test_every_message_goes_to_one_receive_or_is_kept_or_is_counted_as_late_or_r
             waiter = mailbox.ask(Filter("model", details[0], details[1]), woken)
             asked.append((waiter, woken, waiter.done))
         elif step == "lose":
-            mailbox.lose(details[0])
+            mailbox.mark_failed(details[0])
         elif mailbox.waiting:
             waiter = mailbox.waiting[details[0] % len(mailbox.waiting)]
             withdrawn.add(id(waiter))
@@ -373,8 +373,8 @@ def test_a_wait_for_the_first_of_several_ends_when_all_of_them_have_died() -> No
     mailbox = Mailbox()
     woken = Woken()
     waiter = mailbox.ask(Filter("model", None, (1, 2), first=True), woken)
-    mailbox.lose(1)
+    mailbox.mark_failed(1)
     assert not waiter.done
-    mailbox.lose(2)
+    mailbox.mark_failed(2)
     assert (waiter.done, woken.times, waiter.messages) == (True, 1, [])
     assert mailbox.ask(Filter("model", None, (), first=True), woken).done

@@ -77,7 +77,7 @@ def test_the_mapping_is_written_beside_the_run_s_records(tmp_path: Path) -> None
     )
     run = experiment.run(tmp_path)
     assert json.loads((run.folder.path / "mapping.json").read_text()) == {"a": "0-1", "b": "2-3"}
-    assert Experiment.from_table(experiment.table()).placement == experiment.placement
+    assert Experiment.from_table(experiment.to_table()).placement == experiment.placement
 
 
 def test_a_launcher_refuses_nodes_of_another_machine_before_it_starts_any(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_noise_is_drawn_anew_each_round_and_by_each_node() -> None:
 
 
 def test_without_noise_or_neighbours_nothing_is_lost() -> None:
-    fake = FakeRuntime().lose(1, 2)
+    fake = FakeRuntime().mark_failed(1, 2)
     node = fake.node(nodes=3, params=np.ones(4, np.float32), train=lambda params: params + 1)
     fake.run(Muffliato(2, 0.0, 3).run(node))
     assert node.params.tolist() == [3.0] * 4

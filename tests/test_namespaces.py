@@ -32,10 +32,10 @@ from shoal.engines.rejoining import ASK
 from shoal.environment.network.access import AccessLink, access_links
 from shoal.environment.network.links import Uniform, star
 from shoal.environment.network.model import Connection
-from shoal.environment.network.network import MEGABIT, Wired
+from shoal.environment.network.network import MEGABIT, NetworkTimeline
 from shoal.errors import ExperimentError, LaunchError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import conditions, speeds_of
+from shoal.experiment.environment import build_environment, speeds_of
 from shoal.mailbox import Filter
 from shoal.message import Message, Payload
 from shoal.message import address as envelope
@@ -72,9 +72,11 @@ BANDWIDTHS = st.floats(0.1, 1000.0)
 def test_a_node_s_link_is_the_network_s_or_its_device_s_and_slower_as_the_device_is(
     nodes: list[tuple[float, float, float, float]],
 ) -> None:
-    wiring = star([Uniform(upload=up, download=down) for up, down, _, _ in nodes])
+    network_state = star([Uniform(upload=up, download=down) for up, down, _, _ in nodes])
     links = access_links(
-        Wired([(0.0, wiring)]), len(nodes), [Connection(device, slowdown) for _, _, device, slowdown in nodes]
+        NetworkTimeline([(0.0, network_state)]),
+        len(nodes),
+        [Connection(device, slowdown) for _, _, device, slowdown in nodes],
     )
     for link, (up, down, device, slowdown) in zip(links, nodes, strict=True):
         assert link.upload == pytest.approx(min(up, device) * MEGABIT / slowdown)
@@ -87,7 +89,7 @@ def described(**changed: Any) -> Experiment:
 
 
 def links_of(experiment: Experiment) -> tuple[AccessLink, ...] | None:
-    return conditions(experiment, speeds_of(experiment)).access
+    return build_environment(experiment, speeds_of(experiment)).access
 
 
 def test_networks_of_access_links_only_are_shaped_by_the_kernel_and_not_by_the_model() -> None:
@@ -98,13 +100,13 @@ def test_networks_of_access_links_only_are_shaped_by_the_kernel_and_not_by_the_m
         network={"name": "uniform", "upload": 8, "links": [{"from": "0", "to": "1", "latency": 0.1, "loss": 0.1}]}
     )
     assert links_of(far) == (AccessLink(upload=MEGABIT * 8),) * 4
-    assert not conditions(far, speeds_of(far)).carried
-    assert conditions(far, speeds_of(far)).timed
+    assert not build_environment(far, speeds_of(far)).needs_network_model
+    assert build_environment(far, speeds_of(far)).timed
 
 
 def test_the_model_shapes_messages_unless_the_kernel_is_asked_to() -> None:
     modelled = described(processes={}, network={"name": "uniform"})
-    assert conditions(modelled, speeds_of(modelled)).carried
+    assert build_environment(modelled, speeds_of(modelled)).needs_network_model
     assert links_of(modelled) is None
     assert links_of(described(engine="simulation", network={"name": "ten-regions"})) is None
 
@@ -209,8 +211,8 @@ def on_a_delay(network: Uniform, body: Callable[[Delay], Coroutine[Any, Any, Non
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        wiring = network.build(3, 0).stages[0][1]
-        await body(Delay(wiring, 2, seed=1, deliver=lambda message: came.append((loop.time(), message))))
+        network_state = network.build(3, 0).stages[0][1]
+        await body(Delay(network_state, 2, seed=1, deliver=lambda message: came.append((loop.time(), message))))
 
     leaping.run(run())
     return came
@@ -251,7 +253,7 @@ def test_who_has_died_is_not_counted_on_because_it_asked_before() -> None:
         for sender in (0, 1):
             delay.take(said(sender, kind=ASK))
             delay.take(said(sender))
-        delay.lose(0)
+        delay.mark_failed(0)
         await asyncio.sleep(0.05)
 
     came = on_a_delay(Uniform(latency=0.01), body)
@@ -315,7 +317,7 @@ def test_transmit_waits_until_the_peer_has_read_the_message() -> None:
 def test_transmit_ends_when_the_peer_dies_or_starts_anew_elsewhere() -> None:
     async def body() -> None:
         async with transports() as (one, other, _, _):
-            for end in (lambda: one.move(1, other.endpoint), lambda: one.lose(1)):
+            for end in (lambda: one.move(1, other.endpoint), lambda: one.mark_failed(1)):
                 transmitting = asyncio.create_task(one.transmit(1, said()))
                 await asyncio.sleep(0.05)
                 assert not transmitting.done()
@@ -400,7 +402,7 @@ def test_transmit_to_a_node_that_has_died_is_false_in_an_arena_too() -> None:
 
     async def sender(runtime: Runtime) -> list[bool]:
         before = await runtime.transmit(1, said())
-        arena.lose(1)
+        arena.mark_failed(1)
         return [before, await runtime.transmit(1, said())]
 
     async def dies(runtime: Runtime) -> None:
@@ -536,9 +538,9 @@ def test_nothing_of_the_network_is_left_when_a_run_is_ended(tmp_path: Path, end:
     assert not set(Path("/tmp").glob("shoal-*")) - folders
 
 
-def own_namespaces(supervisor: int, home: int) -> list[int]:
+def own_namespaces(coordinator: int, home: int) -> list[int]:
     """Those of the nodes, once all four have entered theirs."""
-    below = [p.pid for p in psutil.Process(supervisor).children(recursive=True) if p.is_running()]
+    below = [p.pid for p in psutil.Process(coordinator).children(recursive=True) if p.is_running()]
     found = [inode for pid in below for inode in namespaces_held(pid) if inode != home]
     return found if len(found) == 4 else []
 

@@ -14,7 +14,7 @@ import zmq
 from shoal.engines.processes.network_process import NetworkProcess, Timetable, Word
 from shoal.engines.processes.shaper import Due, Here, Left, Post, decode_from_node, decode_told, encode, identity
 from shoal.environment.network.links import Uniform
-from shoal.environment.network.model import Carrier
+from shoal.environment.network.model import NetworkModel
 from test_conditions_processes import network  # noqa: F401 - a fixture
 
 LONG = 60_000
@@ -23,7 +23,7 @@ LONG = 60_000
 
 def empty(links: Uniform = Uniform()) -> Timetable:  # noqa: B008 - frozen
     """Of three nodes, before the run begins."""
-    return Timetable(Carrier(links.build(3, seed=0).stages[0][1], 3, seed=0), iter(()))
+    return Timetable(NetworkModel(links.build(3, seed=0).stages[0][1], 3, seed=0), iter(()))
 
 
 def left_at(node: Any, ticket: int) -> float:

@@ -18,37 +18,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import Said
-from shoal.environment.network import NETWORKS, Route, Wiring
+from shoal.environment.network import NETWORKS, NetworkState, Route
 from shoal.environment.network.links import Ideal, Uniform, star
 from shoal.environment.network.matrix import Matrix, read
-from shoal.environment.network.network import MEGABIT, Wired, capacity
+from shoal.environment.network.network import MEGABIT, NetworkTimeline, capacity
 from shoal.environment.network.published import BANDWIDTHS, REGIONS, DivShareStragglers, TenRegions
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import conditions, speeds_of
+from shoal.experiment.environment import build_environment, speeds_of
 from shoal.experiment.registry import Component, find
 
 ROOT = Path(__file__).parent.parent
 REAL = Path(os.environ.get("SHOAL_DATA") or ROOT / "../shared/data") / "latency"
 
 
-def wiring(network: Any, nodes: int, seed: int = 0) -> Wiring:
+def network_state(network: Any, nodes: int, seed: int = 0) -> NetworkState:
     """A network that never changes."""
-    wired = network.build(nodes, seed)
-    assert isinstance(wired, Wired)
-    ((start, only),) = wired.stages
+    timeline = network.build(nodes, seed)
+    assert isinstance(timeline, NetworkTimeline)
+    ((start, only),) = timeline.stages
     assert start == 0
-    assert not wired.presences
+    assert not timeline.availability_changes
     return only
 
 
-def route(network: Wiring, sender: int, receiver: int) -> Route:
+def route(network: NetworkState, sender: int, receiver: int) -> Route:
     found = network.route(sender, receiver)
     assert found is not None
     return found
 
 
-def bandwidth(network: Wiring, sender: int, receiver: int) -> float:
+def bandwidth(network: NetworkState, sender: int, receiver: int) -> float:
     """Mbit/s, for a flow that has the way for itself."""
     return float(min(network.capacities[list(route(network, sender, receiver).links)])) / MEGABIT
 
@@ -61,7 +61,7 @@ def test_an_ideal_network_is_none() -> None:
 
 
 def test_all_nodes_of_a_uniform_network_have_the_link_that_is_given() -> None:
-    network = wiring(Uniform(latency=0.02, jitter=0.003, upload=8, download=16, loss=0.25), 3)
+    network = network_state(Uniform(latency=0.02, jitter=0.003, upload=8, download=16, loss=0.25), 3)
     assert network.capacities.tolist() == [1e6, 2e6] * 3
     there = route(network, 0, 2)
     assert (there.links, there.latency, there.jitter) == ((0, 5), 0.02, 0.003)
@@ -70,7 +70,7 @@ def test_all_nodes_of_a_uniform_network_have_the_link_that_is_given() -> None:
 
 
 def test_without_a_bandwidth_nothing_limits_a_link() -> None:
-    assert np.isinf(wiring(Uniform(), 2).capacities).all()
+    assert np.isinf(network_state(Uniform(), 2).capacities).all()
     assert capacity([0, 1]).tolist() == [math.inf, 125_000]
 
 
@@ -104,7 +104,7 @@ def test_a_star_is_symmetric_but_for_its_bandwidths_and_two_like_nodes_have_what
 
 
 def test_a_node_reaches_itself_over_no_link() -> None:
-    assert route(wiring(Uniform(), 2), 1, 1) == Route()
+    assert route(network_state(Uniform(), 2), 1, 1) == Route()
 
 
 def test_single_links_differ_as_the_table_says_and_the_later_one_holds() -> None:
@@ -113,7 +113,7 @@ def test_single_links_differ_as_the_table_says_and_the_later_one_holds() -> None
         {"from": "3", "to": "0", "latency": 0.75, "oneway": True},
         {"from": "2", "to": "3", "loss": 1.0, "jitter": 0.25},
     )
-    network = wiring(Uniform(latency=0.01, upload=10, download=20, links=links), 5)
+    network = network_state(Uniform(latency=0.01, upload=10, download=20, links=links), 5)
     assert [route(network, a, b).latency for a, b in [(0, 2), (2, 0), (1, 3), (0, 3), (3, 0), (0, 1), (4, 0)]] == [
         0.5, 0.5, 0.5, 0.5, 0.75, 0.01, 0.01,
     ]  # fmt: skip
@@ -159,7 +159,7 @@ def test_links_survive_the_spelling_of_an_experiment() -> None:
     told = Experiment(nodes=2, network=network)
     again = Experiment.from_table(tomllib.loads(told.toml()))
     assert again == told
-    assert route(wiring(again.network.build(), 2), 0, 1).latency == 0.5
+    assert route(network_state(again.network.build(), 2), 0, 1).latency == 0.5
 
 
 # Matrices
@@ -198,7 +198,7 @@ SQUARE = [[0.0, 10.0, 30.0], [12.0, 0.0, 20.0], [34.0, 22.0, 0.0]]
 def test_a_matrix_is_read_whatever_stands_between_its_numbers_and_around_them(
     text: str, written: Callable[[str], Path]
 ) -> None:
-    network = wiring(Matrix(written(text), round_trip=False), 3)
+    network = network_state(Matrix(written(text), round_trip=False), 3)
     for a, b in [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]:
         assert route(network, a, b).latency == pytest.approx(SQUARE[a][b] / 1000)
 
@@ -206,7 +206,7 @@ def test_a_matrix_is_read_whatever_stands_between_its_numbers_and_around_them(
 def test_a_matrix_may_be_compressed_in_seconds_and_of_round_trips(tmp_path: Path) -> None:
     file = tmp_path / "latency.gz"
     file.write_bytes(gzip.compress(b"0 0.5\n0.5 0\n"))
-    network = wiring(Matrix(file, unit="s", jitter=0.1, loss=0.01, upload=5, download=6), 2)
+    network = network_state(Matrix(file, unit="s", jitter=0.1, loss=0.01, upload=5, download=6), 2)
     assert route(network, 0, 1) == Route((0, 3), 0.25, pytest.approx(0.025), 0.01)  # type: ignore[arg-type]
     assert bandwidth(network, 0, 1) == 5
 
@@ -233,16 +233,16 @@ def test_what_is_written_is_what_is_read(
 
 def test_what_is_missing_is_the_shortest_way_or_the_mean_or_refused(written: Callable[[str], Path]) -> None:
     file = written("0,10,-1\n20,0,30\n,40,0\n")
-    path = wiring(Matrix(file, round_trip=False), 3)
+    path = network_state(Matrix(file, round_trip=False), 3)
     assert route(path, 0, 2).latency == pytest.approx(0.040)
     assert route(path, 2, 0).latency == pytest.approx(0.060)
     assert route(path, 0, 1).latency == pytest.approx(0.010)
-    mean = wiring(Matrix(file, missing="mean", round_trip=False), 3)
+    mean = network_state(Matrix(file, missing="mean", round_trip=False), 3)
     assert route(mean, 0, 2).latency == pytest.approx((10 + 30) / 2 / 1000)
     assert route(mean, 2, 0).latency == pytest.approx((40 + 20) / 2 / 1000)
     with pytest.raises(ValueError, match=r"latency\.csv:1: row 1, column 3: nothing is known here; give it"):
         Matrix(file, missing="refuse").build(3, 0)
-    assert route(wiring(Matrix(file, missing="refuse"), 2), 0, 1).latency == pytest.approx(0.005)
+    assert route(network_state(Matrix(file, missing="refuse"), 2), 0, 1).latency == pytest.approx(0.005)
 
 
 @pytest.mark.parametrize("missing", ["path", "mean"])
@@ -258,7 +258,7 @@ def test_nodes_are_at_the_first_sites_or_at_drawn_ones_or_go_round_them(written:
     file = written("\n".join(",".join(map(str, row)) for row in cells))
 
     def latencies(matrix: Matrix, nodes: int, seed: int = 0) -> list[float]:
-        network = wiring(matrix, nodes, seed)
+        network = network_state(matrix, nodes, seed)
         return [round(route(network, 0, j).latency * 1000, 6) for j in range(1, nodes)]
 
     first = Matrix(file, round_trip=False)
@@ -274,7 +274,7 @@ def test_nodes_are_at_the_first_sites_or_at_drawn_ones_or_go_round_them(written:
 def test_a_matrix_of_bandwidths_has_links_between_sites_that_their_nodes_share(tmp_path: Path) -> None:
     (tmp_path / "ms").write_text("0 10\n10 0\n")
     (tmp_path / "mbps").write_text("- 8\n4 -\n")
-    network = wiring(Matrix(tmp_path / "ms", bandwidth=tmp_path / "mbps", upload=100), 4)
+    network = network_state(Matrix(tmp_path / "ms", bandwidth=tmp_path / "mbps", upload=100), 4)
     assert bandwidth(network, 0, 1) == bandwidth(network, 2, 3) == 8
     assert bandwidth(network, 1, 0) == 4
     assert bandwidth(network, 0, 2) == 100  # at one site
@@ -286,7 +286,7 @@ def test_a_bandwidth_that_is_not_known_is_the_mean_or_refused(tmp_path: Path) ->
     (tmp_path / "ms").write_text("0 1 1\n1 0 1\n1 1 0\n")
     (tmp_path / "mbps").write_text("0 2 0\n2 0 4\n6 8 0\n")
     files: dict[str, Any] = {"latency": tmp_path / "ms", "bandwidth": tmp_path / "mbps"}
-    assert bandwidth(wiring(Matrix(**files), 3), 0, 2) == pytest.approx(3)
+    assert bandwidth(network_state(Matrix(**files), 3), 0, 2) == pytest.approx(3)
     with pytest.raises(ValueError, match=r"mbps:1: row 1, column 3: expected a bandwidth above 0"):
         Matrix(**files, missing="refuse").build(3, 0)
     (tmp_path / "mbps").write_text("0 2\n2 0\n")
@@ -329,7 +329,7 @@ def real(name: str) -> Path:
 
 def test_measured_latencies_between_227_sites() -> None:
     file = real("devos50-227.csv")
-    network = wiring(Matrix(file), 227)
+    network = network_state(Matrix(file), 227)
     raw = np.loadtxt(file, delimiter=",")
     rng = np.random.default_rng(0)
     known = 0
@@ -345,7 +345,7 @@ def test_measured_latencies_between_227_sites() -> None:
 def test_planetlab_is_symmetric_and_ready_within_a_second() -> None:
     file = real("planetlab/PlanetLabData_1.gz")
     begun = time.process_time()
-    network = wiring(Matrix(file), 490)
+    network = network_state(Matrix(file), 490)
     assert time.process_time() - begun < 1
     assert route(network, 0, 1).latency == pytest.approx(0.175e-3 / 2)
     assert route(network, 3, 400).latency == route(network, 400, 3).latency
@@ -355,25 +355,25 @@ def test_planetlab_is_symmetric_and_ready_within_a_second() -> None:
 
 
 def test_divshare_has_seven_slow_nodes_of_sixty() -> None:
-    network = wiring(DivShareStragglers(), 60)
+    network = network_state(DivShareStragglers(), 60)
     assert [bandwidth(network, node, 59) for node in range(8)] == [12, 12, 12, 13, 10, 13, 11, 60]
     assert [bandwidth(network, 59, node) for node in range(8)] == [12, 12, 12, 13, 10, 13, 11, 60]
     assert bandwidth(network, 30, 40) == 60
     assert route(network, 0, 59).latency == 0.002
-    fast = wiring(DivShareStragglers(stragglers=False), 60)
+    fast = network_state(DivShareStragglers(stragglers=False), 60)
     assert set(fast.capacities.tolist()) == {60 * MEGABIT}
 
 
 @given(st.integers(2, 500))
 def test_of_any_number_of_nodes_the_same_share_is_slow(nodes: int) -> None:
-    slow = np.count_nonzero(wiring(DivShareStragglers(), nodes).capacities[::2] < 60 * MEGABIT)
+    slow = np.count_nonzero(network_state(DivShareStragglers(), nodes).capacities[::2] < 60 * MEGABIT)
     assert slow >= 1
     assert abs(slow - nodes * 7 / 60) <= max(0.5, 1 - nodes * 7 / 60)
 
 
 def test_regions_have_the_published_bandwidths() -> None:
     assert [len(row) for row in BANDWIDTHS] == list(range(len(REGIONS) - 1, 0, -1))
-    network = wiring(TenRegions(), 60)
+    network = network_state(TenRegions(), 60)
     named = {name: 6 * i for i, name in enumerate(REGIONS)}
     for one, other, megabits in [
         ("Cape Town", "Tokyo", 26), ("Mumbai", "Bahrain", 336), ("Stockholm", "Milan", 405), ("Ohio", "Oregon", 105),
@@ -386,10 +386,10 @@ def test_regions_have_the_published_bandwidths() -> None:
 
 
 def test_nodes_of_two_regions_share_the_link_between_them_unless_told_otherwise() -> None:
-    def between(network: Wiring, sender: int, receiver: int) -> int:
+    def between(network: NetworkState, sender: int, receiver: int) -> int:
         return route(network, sender, receiver).links[1]
 
-    shared, apart = wiring(TenRegions(), 60), wiring(TenRegions(shared=False, within=9), 60)
+    shared, apart = network_state(TenRegions(), 60), network_state(TenRegions(shared=False, within=9), 60)
     assert between(shared, 0, 6) == between(shared, 5, 11) != between(shared, 6, 0)
     assert between(apart, 0, 6) != between(apart, 5, 11)
     assert bandwidth(apart, 0, 6) == bandwidth(apart, 5, 11) == 26
@@ -454,15 +454,15 @@ def test_groups_may_have_connections_of_their_own() -> None:
         network={"name": "uniform", "latency": 0.01, "upload": 8.0},
         group=[{"nodes": "1", "network": {"latency": 0.03, "upload": 4.0}}],
     )
-    wired = conditions(described, speeds_of(described)).wired
-    assert wired is not None
-    wiring = wired.stages[0][1]
-    assert [wiring.capacities[wiring.access(node)[0]] for node in range(3)] == [1e6, 5e5, 1e6]
-    assert [wiring.route(0, to).latency for to in (1, 2)] == pytest.approx([0.02, 0.01])  # type: ignore[union-attr]
+    timeline = build_environment(described, speeds_of(described)).timeline
+    assert timeline is not None
+    network_state = timeline.stages[0][1]
+    assert [network_state.capacities[network_state.access(node)[0]] for node in range(3)] == [1e6, 5e5, 1e6]
+    assert [network_state.route(0, to).latency for to in (1, 2)] == pytest.approx([0.02, 0.01])  # type: ignore[union-attr]
 
 
 def test_connections_of_groups_go_with_a_uniform_network_only() -> None:
     own = [{"nodes": "1", "network": {"name": "uniform", "latency": 0.1}}]
     described = Experiment(nodes=60, network={"name": "ten-regions"}, group=own)
     with pytest.raises(ExperimentError, match="which only goes with 'uniform'"):
-        conditions(described, speeds_of(described))
+        build_environment(described, speeds_of(described))

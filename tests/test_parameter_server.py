@@ -12,10 +12,10 @@ import pytest
 
 from conftest import Said
 from shoal.algorithms.parameter_server import ParameterServer
-from shoal.algorithms.support.server_optimizers import Average, Momentum
+from shoal.algorithms.support.server_optimizers import Momentum, ServerSGD
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
 from shoal.randomness import generator
 from shoal.results.records import Evaluation, Event, Round, RunFolder
@@ -31,11 +31,11 @@ SLOW = [{"nodes": "0", "device": {"step_seconds": 0.1}}]
 
 def follow(described: Experiment, momentum: float = 0.0, without: Any = (), since: int = ROUNDS) -> Any:
     """The server's model after synchronous rounds of one local step: x ← x − η · mean of gradients, with momentum."""
-    commons = Commons(described)
-    data = commons.data.train
+    setup = Setup(described)
+    data = setup.data.train
     generators = [generator(described.seed, "training", node) for node in range(NODES)]
-    streams = [Batches(part, BATCH, rng) for part, rng in zip(commons.parts, generators, strict=True)]
-    x = commons.initial.astype(np.float64)
+    streams = [Batches(part, BATCH, rng) for part, rng in zip(setup.parts, generators, strict=True)]
+    x = setup.initial.astype(np.float64)
     velocity = np.zeros_like(x)
     for r in range(ROUNDS):
         slopes = []
@@ -81,11 +81,11 @@ def in_both(described: Experiment, root: Path) -> list[Any]:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
 def test_the_model_follows_the_mean_of_the_gradients(momentum: float, tmp_path: Path) -> None:
-    server = Momentum(momentum=momentum) if momentum else Average()
+    server = Momentum(momentum=momentum) if momentum else ServerSGD()
     described = experiment(ParameterServer(ROUNDS, server=server))
     run = described.run(tmp_path)
     expected = follow(described, momentum)
-    assert np.abs(expected - Commons(described).initial).max() > 0.05
+    assert np.abs(expected - Setup(described).initial).max() > 0.05
     for node in range(NODES + 1):
         np.testing.assert_allclose(model_of(run, node), expected, atol=2e-5)
     assert run.summary["messages_sent"] == 2 * NODES * ROUNDS + NODES
@@ -215,7 +215,7 @@ def test_nobody_is_held_back_by_a_slow_worker_that_was_given_no_more_time(tmp_pa
 
 
 def test_a_server_whose_workers_have_all_died_ends_and_says_so() -> None:
-    fake = FakeRuntime(Message(0, "model", 0, Payload({"params": np.ones(3, np.float32)}))).lose(0, 1, at=1.0)
+    fake = FakeRuntime(Message(0, "model", 0, Payload({"params": np.ones(3, np.float32)}))).mark_failed(0, 1, at=1.0)
     node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2})
     fake.run(ParameterServer(50, True).serve(node))
     assert [e.what for e in fake.records if isinstance(e, Event)] == ["nobody left", "staleness"]
@@ -243,8 +243,8 @@ def test_what_a_worker_pushed_before_it_died_counts_once_and_it_is_called_again(
 
     async def dies_and_returns() -> None:
         await node.sleep(1.0)
-        fake.mailbox.lose(1)
-        node.regain(1, 0)
+        fake.mailbox.mark_failed(1)
+        node.mark_rejoined(1, 0)
 
     async def body() -> None:
         node.background(dies_and_returns())

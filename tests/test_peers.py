@@ -207,9 +207,9 @@ def neighbours(round: int, **changed: Any) -> Message:
 
 def test_peers_kept_from_another_round_are_not_waited_for_twice() -> None:
     fake = FakeRuntime(neighbours(0), Message(1, "model", 0, Payload({"params": np.ones(4, np.float32)})))
-    fake.lose(3, at=0.5)
+    fake.mark_failed(3, at=0.5)
     node = fake.node(nodes=3, params=np.zeros(4, np.float32), services={"topology": 3}, receive_timeout=5.0)
-    node._finder = Told()
+    node._discovery = Told()
     fake.deliver(*(Message(1, "model", r, Payload({"params": np.ones(4, np.float32)})) for r in (1, 2)))
     fake.run(DPSGD(rounds=3).run(node))
     assert fake.now() == pytest.approx(3 + 5)  # three trainings, and node 2 waited for in round 0 alone
@@ -276,7 +276,7 @@ def mixed(tmp_path: Path, nodes: int, rounds: int, **changed: Any) -> Simulation
 
 def views(simulation: Simulation) -> Mapping[int, Any]:
     alive = [n for n in simulation.nodes if n.id not in simulation.lost]
-    return {node.id: node._finder.known for node in alive}  # type: ignore[attr-defined]
+    return {node.id: node._discovery.known for node in alive}  # type: ignore[attr-defined]
 
 
 def test_links_found_by_gossip_keep_the_mean_and_bring_all_models_together(tmp_path: Path) -> None:
@@ -327,11 +327,11 @@ def test_gossip_that_makes_no_sense_is_refused_and_counted() -> None:
     ]
     fake = FakeRuntime(*strange, *(Message(p, ANSWER, 2, Payload({}, {"yes": True})) for p in (1, 2)))
     node = fake.node(nodes=3, params=np.zeros(4, np.float32), topology=Ring())
-    finder = GossipSampler(degree=2).finder()
+    discovery = GossipSampler(degree=2).discovery()
 
     async def three_rounds() -> None:
         async for r in node.rounds(3):
-            peers = await finder.peers(node, r)
+            peers = await discovery.peers(node, r)
             assert peers.to == (1, 2)
             await node.sleep(1.0)
 
@@ -343,16 +343,16 @@ def test_links_far_ahead_are_not_granted_and_not_remembered() -> None:
     rounds = [2, 2, 2, 10**6, 10**9, AHEAD + LEAD - 1, AHEAD + LEAD + 1]
     fake = FakeRuntime(*(Message(1 + place % 2, ASK, wanted, Payload({})) for place, wanted in enumerate(rounds)))
     node = fake.node(nodes=3, params=np.zeros(4, np.float32), topology=Ring())
-    finder = GossipSampler(degree=1).finder()
+    discovery = GossipSampler(degree=1).discovery()
 
     async def first_round() -> None:
-        await finder.peers(node, 0)
+        await discovery.peers(node, 0)
         await node.sleep(1.0)
 
     fake.run(first_round())
     answers = [(to, m.round, m.payload.fields["yes"]) for to, m in fake.sent if m.kind == ANSWER]
     assert [yes for _, _, yes in answers] == [True, False, True, False, False, True, False]
-    assert set(finder.state()["links"]) == {"0", "2", str(AHEAD + LEAD - 1)}
+    assert set(discovery.state()["links"]) == {"0", "2", str(AHEAD + LEAD - 1)}
 
 
 def test_exchanges_are_no_rounds_and_gossip_does_not_end_before_them(tmp_path: Path) -> None:
@@ -382,31 +382,31 @@ def _count_links(node: Node, linked: list[int]) -> None:
 def test_one_that_no_longer_answers_costs_its_patience_once() -> None:
     fake = FakeRuntime()
     node = fake.node(nodes=3, params=np.zeros(4, np.float32), topology=Ring())
-    finder = GossipSampler(degree=2, patience=10.0).finder()
+    discovery = GossipSampler(degree=2, patience=10.0).discovery()
     for wanted in range(2, 8):
         fake.deliver(Message(1, ANSWER, wanted, Payload({}, {"yes": True})))  # and node 2 never says a word
 
     async def rounds() -> list[tuple[int, ...]]:
-        return [(await finder.peers(node, r)).to for r in range(8)]
+        return [(await discovery.peers(node, r)).to for r in range(8)]
 
     found = fake.run(rounds())
     assert found == [(1, 2)] * 2 + [(1,)] * 6
     assert fake.now() == 10.0
-    assert finder.known == (1,)
+    assert discovery.known == (1,)
 
 
 def test_one_that_fell_silent_counts_again_when_it_is_heard() -> None:
     fake = FakeRuntime()
     node = fake.node(nodes=3, params=np.zeros(4, np.float32), topology=Ring())
     node.silent = frozenset({2})
-    finder = GossipSampler(degree=2).finder()
+    discovery = GossipSampler(degree=2).discovery()
     fake.deliver(Message(1, ANSWER, 2, Payload({}, {"yes": True})), Message(2, ASK, 2, Payload({})))
 
     async def rounds() -> Any:
         for r in range(2):
-            await finder.peers(node, r)
+            await discovery.peers(node, r)
             await node.sleep(1.0)
-        return await finder.peers(node, 2)
+        return await discovery.peers(node, 2)
 
     assert fake.run(rounds()).weights.keys() == {1, 2}
 
@@ -414,12 +414,12 @@ def test_one_that_fell_silent_counts_again_when_it_is_heard() -> None:
 def test_what_gossip_keeps_is_restored() -> None:
     fake = FakeRuntime()
     node = fake.node(nodes=3, params=np.zeros(4, np.float32), topology=Ring())
-    finder, anew = GossipSampler(degree=1).finder(), GossipSampler(degree=1).finder()
-    fake.run(finder.peers(node, 0))
-    anew.restore(finder.state())
-    assert anew.state() == finder.state()
-    assert anew.known == finder.known
-    assert fake.run(anew.peers(node, 0)) == fake.run(finder.peers(node, 0))
+    discovery, anew = GossipSampler(degree=1).discovery(), GossipSampler(degree=1).discovery()
+    fake.run(discovery.peers(node, 0))
+    anew.restore(discovery.state())
+    assert anew.state() == discovery.state()
+    assert anew.known == discovery.known
+    assert fake.run(anew.peers(node, 0)) == fake.run(discovery.peers(node, 0))
 
 
 # Changed by the algorithm
@@ -494,5 +494,5 @@ def test_samplers_that_cannot_be_are_refused(topology: dict[str, Any], words: st
 
 def test_a_sampler_in_python_is_spelt_as_in_a_file() -> None:
     made = experiment(topology=PeerSampler(Regular(degree=3, dynamic=True)))
-    assert made.table()["topology"] == {"name": "peer-sampler", "graph": REGULAR, "weights": "metropolis-hastings"}
-    assert Experiment.from_table(made.table()).topology == made.topology
+    assert made.to_table()["topology"] == {"name": "peer-sampler", "graph": REGULAR, "weights": "metropolis-hastings"}
+    assert Experiment.from_table(made.to_table()).topology == made.topology

@@ -21,14 +21,14 @@ from shoal.message import Payload
 from shoal.sharing.secure import mask_graph as circles
 from shoal.sharing.secure import masks, shamir
 from shoal.sharing.secure.coordinates import Wanted
-from shoal.sharing.secure.fixed_point import Ring
+from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.mask_graph import circle, connected
 from shoal.sharing.secure.masks import KEY_BYTES, Keys, commitment
 from shoal.sharing.secure.messages import Gathering, Statement, ids, naming, rows, strings
 from shoal.sharing.secure.unmasking import _parts
 
 RUN = "0" * 16
-RINGS = st.builds(Ring, st.sampled_from([32, 64]), st.sampled_from([1.0, 3.7, 64.0, 1000.0]))
+RINGS = st.builds(FixedPoint, st.sampled_from([32, 64]), st.sampled_from([1.0, 3.7, 64.0, 1000.0]))
 
 
 def unevenness(symbols: Any, kinds: int) -> float:
@@ -44,7 +44,7 @@ def unevenness(symbols: Any, kinds: int) -> float:
 
 
 @st.composite
-def models(draw: Any) -> tuple[Ring, Any, Any]:
+def models(draw: Any) -> tuple[FixedPoint, Any, Any]:
     """A ring, models within its range, and weights that add up to 1 at most."""
     ring = draw(RINGS)
     count, size = draw(st.integers(1, 12)), draw(st.integers(1, 20))
@@ -72,7 +72,7 @@ def test_a_sum_is_near_that_of_the_numbers_and_the_same_in_any_order(drawn: Any,
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 1000])
 def test_a_sum_of_weights_of_1_does_not_wrap_at_the_very_end_of_the_range(bits: Any, sign: int, count: int) -> None:
-    ring = Ring(bits, 8.0)
+    ring = FixedPoint(bits, 8.0)
     end = np.full(3, sign * 8.0, np.float32)
     total = sum((ring.encode(end, 1 / count) for _ in range(count)), np.zeros(3, ring.dtype))
     np.testing.assert_allclose(ring.decode(total), end, rtol=1e-6)
@@ -84,12 +84,12 @@ def test_a_sum_of_weights_of_1_does_not_wrap_at_the_very_end_of_the_range(bits: 
      (-math.inf, -math.inf), (math.nan, math.nan)],
 )  # fmt: skip
 def test_what_cannot_be_encoded_is_named(value: float, outside: float | None) -> None:
-    found = Ring(32, 8.0).outside(np.array([1.0, value, -2.0], np.float32))
+    found = FixedPoint(32, 8.0).outside(np.array([1.0, value, -2.0], np.float32))
     assert found is None if outside is None else found == pytest.approx(outside, nan_ok=True)
 
 
 def test_of_several_that_cannot_be_encoded_the_farthest_is_named_and_of_nothing_nothing() -> None:
-    ring = Ring(32, 8.0)
+    ring = FixedPoint(32, 8.0)
     assert ring.outside(np.array([9.0, -10.0], np.float32)) == -10.0
     assert np.isnan(ring.outside(np.array([9.0, math.nan, -10.0], np.float32)) or 0.0)
     assert ring.outside(np.empty(0, np.float32)) is None
@@ -101,7 +101,7 @@ def test_of_several_that_cannot_be_encoded_the_farthest_is_named_and_of_nothing_
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 16383, 16384, 16385, 40000])
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_mask_is_the_key_stream_of_aes_in_counter_mode(count: int, bits: Any) -> None:
-    seed, dtype = bytes(range(16)), Ring(bits, 1.0).dtype
+    seed, dtype = bytes(range(16)), FixedPoint(bits, 1.0).dtype
     stream = Cipher(AES(seed), CTR(bytes(16))).encryptor().update(bytes(count * dtype.itemsize))
     assert masks.mask(seed, count, dtype).tobytes() == stream
 

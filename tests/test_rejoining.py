@@ -185,7 +185,7 @@ def said(sender: int, kind: str, round: Any = None, values: Any = None) -> Messa
 
 def returning(fake: FakeRuntime, **options: Any) -> Any:
     for other in (0, 2, 3):
-        fake.mailbox.lose(other)
+        fake.mailbox.mark_failed(other)
     return fake.node(1, nodes=4, params=np.zeros(2, np.float32), **options)
 
 
@@ -239,7 +239,7 @@ def test_of_two_on_their_way_back_the_higher_one_waits_and_the_lower_one_tells_i
 def test_a_node_counts_on_one_that_comes_back_from_its_next_round_on_and_gives_it_its_model() -> None:
     fake = FakeRuntime().deliver(said(2, ASK), at=1.0).deliver(said(2, WANT), at=2.0)
     node = fake.node(1, nodes=4, params=np.ones(2, np.float32))
-    fake.mailbox.lose(2)
+    fake.mailbox.mark_failed(2)
 
     async def body() -> None:
         node.background(welcome(node))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shoal.mailbox import Filter, Mailbox
 from shoal.message import Message, Payload, Scalar
-from shoal.message_budget import Room
+from shoal.message_budget import MessageBudget
 
 MODEL = 40_000
 """Bytes."""
@@ -33,7 +33,7 @@ def model(
 
 
 def mailbox() -> Mailbox:
-    return Mailbox(Room(MODEL, NODES))
+    return Mailbox(MessageBudget(MODEL, NODES))
 
 
 def taken_by(mailbox: Mailbox, kind: str) -> int:
@@ -50,7 +50,7 @@ def test_what_nobody_asks_for_does_not_fill_the_memory(kind: str, first: int) ->
     for number in range(2_000):  # 80 MB
         full.put(model(1, first + number, kind))
     kept = full.collect(kind)
-    assert sum(message.wire_size for message in kept) <= Room(MODEL, NODES).size < 2**24
+    assert sum(message.wire_size for message in kept) <= MessageBudget(MODEL, NODES).size < 2**24
     assert full.dropped == 2_000 - len(kept) > 0
 
 
@@ -58,7 +58,7 @@ def test_many_small_messages_do_not_fill_it_either() -> None:
     full = mailbox()
     for number in range(20_000):
         full.put(model(1, FAR + number, size=0))
-    assert len(full.collect("model")) * Room.EACH <= Room(MODEL, NODES).size
+    assert len(full.collect("model")) * MessageBudget.EACH <= MessageBudget(MODEL, NODES).size
     assert full.dropped > 0
 
 
@@ -86,8 +86,8 @@ def test_who_fills_a_mailbox_is_still_heard_in_the_rounds_that_come() -> None:
 
 
 def test_all_nodes_may_be_ahead_by_a_round() -> None:
-    everybody = Mailbox(Room(MODEL, 500))
-    for round in range(Room.AHEAD):
+    everybody = Mailbox(MessageBudget(MODEL, 500))
+    for round in range(MessageBudget.AHEAD):
         for sender in range(500):
             everybody.put(model(sender, round))
     assert everybody.dropped == 0
@@ -96,10 +96,10 @@ def test_all_nodes_may_be_ahead_by_a_round() -> None:
 def test_a_node_that_sends_long_messages_has_room_for_those_of_others() -> None:
     long = 100 * MODEL
     modest, talkative = mailbox(), mailbox()
-    assert talkative.room is not None
-    talkative.room.expect(long)
+    assert talkative.budget is not None
+    talkative.budget.expect(long)
     for each in (modest, talkative):
-        for round in range(Room.AHEAD):
+        for round in range(MessageBudget.AHEAD):
             for sender in range(NODES):
                 each.put(model(sender, round, size=long))
     assert modest.dropped > 0
@@ -199,22 +199,22 @@ def test_of_what_is_collected_in_parts_the_newest_of_each_part_is_kept(before: C
 
 def test_who_fills_a_mailbox_leaves_the_others_what_each_may_have_where_many_are_ahead() -> None:
     nodes, usual = 600, 2**22
-    full = Mailbox(Room(usual, nodes))
-    for round in range(Room.AHEAD):
+    full = Mailbox(MessageBudget(usual, nodes))
+    for round in range(MessageBudget.AHEAD):
         for sender in range(1, nodes):
             full.put(model(sender, round, size=usual))
     for number in range(1_000):
         full.put(model(0, FAR + number, size=usual))
     assert full.dropped > 500
-    assert all(asked(full, sender, round) for round in range(Room.AHEAD) for sender in range(1, nodes))
+    assert all(asked(full, sender, round) for round in range(MessageBudget.AHEAD) for sender in range(1, nodes))
 
 
 def test_who_fills_a_mailbox_with_short_messages_leaves_room_for_those_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Mailbox, "LIMIT", 1_000)
-    monkeypatch.setattr(Room, "MOST", 1_000, raising=False)
-    full = Mailbox(Room(100 * MODEL, NODES))
+    monkeypatch.setattr(MessageBudget, "MOST", 1_000, raising=False)
+    full = Mailbox(MessageBudget(100 * MODEL, NODES))
     for number in range(3_000):
         full.put(model(1, FAR + number, size=0))
     full.put(model(2, 0))
@@ -232,12 +232,12 @@ def test_what_is_claimed_makes_room_again() -> None:
 
 def test_a_room_that_is_nearly_full_is_not_looked_through_for_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = list[int]()
-    kept = Room.kept
-    monkeypatch.setattr(Room, "kept", lambda room, *given: looks.append(1) or kept(room, *given))
-    room = Room(MODEL, NODES)
-    nearly_full = Mailbox(room)
-    size = model(size=0).wire_size + Room.EACH
-    for number in range(room.size // size - 12):  # one model has room beside them, which takes as much as six
+    kept = MessageBudget.kept
+    monkeypatch.setattr(MessageBudget, "kept", lambda budget, *given: looks.append(1) or kept(budget, *given))
+    budget = MessageBudget(MODEL, NODES)
+    nearly_full = Mailbox(budget)
+    size = model(size=0).wire_size + MessageBudget.EACH
+    for number in range(budget.size // size - 12):  # one model has room beside them, which takes as much as six
         nearly_full.put(model(2, FAR + number, size=0))
     for round in range(1_000):
         nearly_full.put(model(1, round))
@@ -265,7 +265,7 @@ kinds = st.sets(st.sampled_from(["model", "other"]))
 def test_what_is_kept_fits_is_in_order_and_has_something_of_everybody(
     script: list[tuple[int, str, int, int]], usual: int, by_round: set[str], any_round: set[str]
 ) -> None:
-    small = Room(usual, 4)
+    small = MessageBudget(usual, 4)
     small.SPARE, small.BESIDE = 2, 0  # type: ignore[misc]
     put = [model(sender, round, kind, size) for sender, kind, round, size in script]
     kept = small.kept(put, by_round, any_round)
@@ -277,7 +277,7 @@ def test_what_is_kept_fits_is_in_order_and_has_something_of_everybody(
     assert {message.sender for message in kept if message.kind in known} == asked_for
     largest = {message.sender: message for message in sorted(kept, key=lambda m: m.wire_size)}
     beside = [message for message in kept if message is not largest[message.sender]]
-    assert sum(message.wire_size + Room.EACH for message in beside) <= small.size or len(kept) == len(put)
+    assert sum(message.wire_size + MessageBudget.EACH for message in beside) <= small.size or len(kept) == len(put)
 
 
 @given(
@@ -288,7 +288,7 @@ def test_what_is_kept_fits_is_in_order_and_has_something_of_everybody(
 def test_of_usual_messages_those_that_are_asked_for_first_are_kept_of_everybody(
     script: list[tuple[int, int, int]], by_round: set[str], any_round: set[str]
 ) -> None:
-    small = Room(MODEL, 4)
+    small = MessageBudget(MODEL, 4)
     small.SPARE = 0  # type: ignore[misc]
     put = [model(sender, round, size=size) for sender, round, size in script]
     kept = small.kept(put, by_round, any_round)

@@ -21,7 +21,7 @@ from shoal.message import Message, Payload, address
 from shoal.node import REFUSALS_RECORDED, Node
 from shoal.results.records import Event, Round
 from shoal.runtime import Runtime
-from shoal.sharing.full import Full
+from shoal.sharing.full import FullSharing
 from shoal.testing import FakeRuntime, Faults, SimulatedArena, SocketArena, check_runtime
 from shoal.testing.arenas import Body
 from shoal.topologies.static import Star
@@ -220,7 +220,7 @@ def on_a_transport(body: Callable[[Transport], Coroutine[Any, Any, None]], **opt
 
 def test_a_peer_that_dies_while_its_queue_is_full_does_not_fail_who_sends_to_it() -> None:
     async def body(transport: Transport) -> None:
-        asyncio.get_running_loop().call_later(0.2, transport.lose, 1)
+        asyncio.get_running_loop().call_later(0.2, transport.mark_failed, 1)
         for _ in range(5000):
             await transport.send(1, said())
 
@@ -241,7 +241,7 @@ def test_a_connection_that_is_closed_for_another_does_not_fail_who_waits_to_send
         await asyncio.sleep(0.2)
         await transport.send(2, said())
         await asyncio.sleep(0.1)
-        transport.lose(1)
+        transport.mark_failed(1)
         await flooding
 
     on_a_transport(body, connections=1)
@@ -320,7 +320,7 @@ def test_the_dead_of_a_script_are_not_waited_for() -> None:
         received = await runtime.receive(Filter("model", 0, (1, 2)))
         return [m.sender for m in received], runtime.now()
 
-    fake = FakeRuntime(said(1)).lose(2, at=4.0)
+    fake = FakeRuntime(said(1)).mark_failed(2, at=4.0)
     assert fake.run(body(fake)) == ([1], 4.0)
     assert 2 in fake.gone()
 
@@ -376,7 +376,7 @@ def test_each_peer_may_be_told_something_else() -> None:
 
 
 def test_nothing_is_sent_to_the_dead() -> None:
-    fake = FakeRuntime().lose(2)
+    fake = FakeRuntime().mark_failed(2)
     node = fake.node(nodes=4, params=np.ones(2, np.float32))
 
     async def body() -> None:
@@ -436,7 +436,7 @@ def test_a_model_of_another_size_or_type_is_refused(wrong: Any) -> None:
 
 
 def test_a_model_cannot_be_written_into() -> None:
-    node: Node = FakeRuntime().node(nodes=2, params=np.zeros(2, np.float32), sharing=Full())
+    node: Node = FakeRuntime().node(nodes=2, params=np.zeros(2, np.float32), sharing=FullSharing())
     with pytest.raises(ValueError, match="read-only"):
         node.params += 1
     node.params = node.params + 1

@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 
 from conftest import until
 from shoal.engines.processes import control, sealing
-from shoal.engines.processes.coordinator import Supervisor
-from shoal.engines.processes.coordinator_link import Supervised
+from shoal.engines.processes.coordinator import Coordinator
+from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.keys import KeyPair, make
 from shoal.engines.processes.network_process import NetworkProcess
 from shoal.engines.processes.sealing import Seal, _Door, speaker
@@ -35,7 +35,7 @@ from shoal.engines.processes.shaper import Here, Post, Shaper, decode_told, enco
 from shoal.engines.processes.transport import Transport
 from shoal.errors import ExperimentError, LaunchError, MessageError
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.mailbox import Filter, Mailbox
 from shoal.message import RUN_LENGTH, Message, Payload, address
 from shoal.results.records import Event, RunFolder
@@ -578,14 +578,14 @@ def test_keys_that_cannot_seal_a_run_end_it_before_anything_is_started(tmp_path:
 
 
 def test_keys_that_change_while_a_run_starts_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fork = Supervisor._fork
+    fork = Coordinator._fork
 
-    def late(supervisor: Supervisor, parameters: int) -> None:
+    def late(coordinator: Coordinator, parameters: int) -> None:
         make(tmp_path / "keys", 4, force=True)
-        fork(supervisor, parameters)
+        fork(coordinator, parameters)
 
     make(tmp_path / "keys", 4)
-    monkeypatch.setattr(Supervisor, "_fork", late)
+    monkeypatch.setattr(Coordinator, "_fork", late)
     with pytest.raises(LaunchError, match=r"node \d could not start: .*not those that the run began with") as refused:
         small(keys=tmp_path / "keys").run(tmp_path)
     assert "shoal keys check" in str(refused.value)
@@ -594,14 +594,14 @@ def test_keys_that_change_while_a_run_starts_end_it(tmp_path: Path, monkeypatch:
 def test_a_node_that_is_started_again_after_its_keys_have_changed_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restart = Supervisor._restart
+    restart = Coordinator._restart
 
-    def late(supervisor: Supervisor, nodes: list[int]) -> None:
+    def late(coordinator: Coordinator, nodes: list[int]) -> None:
         make(tmp_path / "keys", 4, force=True)
-        restart(supervisor, nodes)
+        restart(coordinator, nodes)
 
     make(tmp_path / "keys", 4)
-    monkeypatch.setattr(Supervisor, "_restart", late)
+    monkeypatch.setattr(Coordinator, "_restart", late)
     summary = restarting(keys=tmp_path / "keys").run(tmp_path).summary
     assert summary["status"] == "incomplete"
     assert summary["lost"].keys() == {"2"}
@@ -635,7 +635,7 @@ def test_a_supervisor_that_hears_of_a_key_after_its_owner_has_knocked_lets_it_in
 
     monkeypatch.setattr(Seal, "attend", late)
     quick = {"model": {"name": "mlp"}, "algorithm": {"name": "dpsgd", "rounds": 1}, "evaluation": {"samples": 20}}
-    summary = Experiment.from_table({**small().table(), **quick}).run(tmp_path).summary
+    summary = Experiment.from_table({**small().to_table(), **quick}).run(tmp_path).summary
     assert (summary["status"], summary["strangers"]) == ("completed", 0)
 
 
@@ -710,7 +710,7 @@ def test_without_the_other_ones_key_a_sealed_process_says_nothing() -> None:
     async def body() -> None:
         async with places() as (place, _):
             for connect in (
-                lambda: Supervised(place.context, "tcp://127.0.0.1:9", place.seal, None),
+                lambda: CoordinatorLink(place.context, "tcp://127.0.0.1:9", place.seal, None),
                 lambda: Shaper(place.context, 0, "tcp://127.0.0.1:9", place.transport, print, place.seal, None),
             ):
                 with pytest.raises(LaunchError, match="links are sealed"):
@@ -723,12 +723,12 @@ def test_without_the_other_ones_key_a_sealed_process_says_nothing() -> None:
 
 
 @pytest.fixture
-def supervisor(tmp_path: Path) -> Any:
+def coordinator(tmp_path: Path) -> Any:
     """One whose nodes have a model of three parameters, and have all said that they listen, under names "0" to "3"."""
-    supervisor: Any = Supervisor(small(), RunFolder.create(tmp_path, "supervised"))
-    supervisor._parameters = 3
-    supervisor._identities = {node: b"%d" % node for node in range(4)}
-    return supervisor
+    coordinator: Any = Coordinator(small(), RunFolder.create(tmp_path, "supervised"))
+    coordinator._parameters = 3
+    coordinator._identities = {node: b"%d" % node for node in range(4)}
+    return coordinator
 
 
 def from_socket(*messages: list[bytes]) -> Any:
@@ -743,39 +743,43 @@ def from_socket(*messages: list[bytes]) -> Any:
     return SimpleNamespace(recv_multipart=receive)
 
 
-def test_a_node_cannot_speak_for_another_to_the_supervisor(supervisor: Any) -> None:
+def test_a_node_cannot_speak_for_another_to_the_supervisor(coordinator: Any) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as door, zmq.Context() as other:
         pairs = [KeyPair.fresh() for _ in range(2)]
-        supervisor._seal = Seal(context, KeyPair.fresh(), supervisor._turn_away, time.monotonic)
-        supervisor._seal.listen(door)
-        supervisor._seal.admit_all({str(node): pair.public for node, pair in enumerate(pairs)})
-        supervisor._socket = door
+        coordinator._seal = Seal(context, KeyPair.fresh(), coordinator._turn_away, time.monotonic)
+        coordinator._seal.listen(door)
+        coordinator._seal.admit_all({str(node): pair.public for node, pair in enumerate(pairs)})
+        coordinator._socket = door
         port = door.bind_to_random_port("tcp://127.0.0.1")
         with other.socket(zmq.DEALER) as liar:
             liar.setsockopt(zmq.IDENTITY, b"0")
-            reach(liar, pairs[1], supervisor._seal.pair.public)
+            reach(liar, pairs[1], coordinator._seal.pair.public)
             liar.connect(f"tcp://127.0.0.1:{port}")
-            lies = [control.Done(0), control.Failed(0, supervisor._run, ""), control.Strangers(supervisor._run, 9, "")]
-            supervisor._network = b"0"
+            lies = [
+                control.Done(0),
+                control.Failed(0, coordinator._run, ""),
+                control.Strangers(coordinator._run, 9, ""),
+            ]
+            coordinator._network = b"0"
             for lie in lies:
                 liar.send(control.encode(lie))
-            supervisor._identities[1] = b"0"
+            coordinator._identities[1] = b"0"
             liar.send(control.encode(control.Done(1)))
-            until(lambda: supervisor._seal.attend() or supervisor._hear_nodes() or supervisor._done)
-        assert supervisor._done == {1}
-        assert supervisor._reasons == {}
-        assert (supervisor._strangers, supervisor._strangers_of_network) == (len(lies), 0)
-        supervisor._seal.close()
+            until(lambda: coordinator._seal.attend() or coordinator._hear_nodes() or coordinator._done)
+        assert coordinator._done == {1}
+        assert coordinator._reasons == {}
+        assert (coordinator._strangers, coordinator._strangers_of_network) == (len(lies), 0)
+        coordinator._seal.close()
 
 
 @pytest.mark.parametrize("rest", [[], [b""], [b"x" * 11], [b"x" * 16], [b"x" * 12, b""]], ids=repr)
-def test_what_is_no_model_is_dropped_and_counted(supervisor: Any, rest: list[bytes]) -> None:
+def test_what_is_no_model_is_dropped_and_counted(coordinator: Any, rest: list[bytes]) -> None:
     said = control.encode(control.Model(0, 0, 0.0))
     good = np.arange(3, dtype=np.float32).tobytes()
-    supervisor._socket = from_socket([b"0", said, *rest], [b"0", said, good])
-    supervisor._hear_nodes()
-    assert supervisor._strangers == 1
-    (averaged,) = supervisor._averages.complete({0})
+    coordinator._socket = from_socket([b"0", said, *rest], [b"0", said, good])
+    coordinator._hear_nodes()
+    assert coordinator._strangers == 1
+    (averaged,) = coordinator._averages.complete({0})
     assert averaged.mean.tobytes() == good
 
 
@@ -787,16 +791,16 @@ NOWHERE = [
 
 
 @pytest.mark.parametrize("where", NOWHERE)
-def test_who_says_that_it_listens_where_nobody_can_is_turned_away_and_counted(supervisor: Any, where: str) -> None:
-    supervisor._identities.clear()
-    supervisor._starts.expect(range(4), time.monotonic())
-    lies: list[Any] = [control.Hello(0, supervisor._run, where), control.Networked(supervisor._run, where)]
-    true = control.Hello(0, supervisor._run, "tcp://127.0.0.1:65535")
-    supervisor._socket = from_socket(*[[b"0", control.encode(said)] for said in (*lies, true)])
-    supervisor._hear_nodes()
-    assert supervisor._strangers == len(lies)
-    assert supervisor._endpoints == {0: true.endpoint}
-    assert supervisor._network is None
+def test_who_says_that_it_listens_where_nobody_can_is_turned_away_and_counted(coordinator: Any, where: str) -> None:
+    coordinator._identities.clear()
+    coordinator._starts.expect(range(4), time.monotonic())
+    lies: list[Any] = [control.Hello(0, coordinator._run, where), control.Networked(coordinator._run, where)]
+    true = control.Hello(0, coordinator._run, "tcp://127.0.0.1:65535")
+    coordinator._socket = from_socket(*[[b"0", control.encode(said)] for said in (*lies, true)])
+    coordinator._hear_nodes()
+    assert coordinator._strangers == len(lies)
+    assert coordinator._endpoints == {0: true.endpoint}
+    assert coordinator._network is None
 
 
 @pytest.mark.parametrize(
@@ -809,32 +813,32 @@ def test_who_says_that_it_listens_where_nobody_can_is_turned_away_and_counted(su
     ids=["announced", "IPv6", "namespaces"],
 )
 def test_nodes_listen_where_the_run_has_them_listen(tmp_path: Path, processes: Any, spaces: Any, where: str) -> None:
-    supervisor: Any = Supervisor(small(**processes, sealed=False), RunFolder.create(tmp_path, "supervised"))
-    supervisor._namespaces = spaces
-    supervisor._starts.expect(range(4), time.monotonic())
-    hellos = [control.Hello(2, supervisor._run, each) for each in ("tcp://127.0.0.1:1", where)]
-    hellos += [control.Hello(nobody, supervisor._run, where) for nobody in (-5, 4, 2**60)]
-    supervisor._socket = from_socket(*[[b"2", control.encode(hello)] for hello in hellos])
-    supervisor._hear_nodes()
-    assert supervisor._endpoints == {2: where}
-    assert supervisor._strangers == 1
+    coordinator: Any = Coordinator(small(**processes, sealed=False), RunFolder.create(tmp_path, "supervised"))
+    coordinator._namespaces = spaces
+    coordinator._starts.expect(range(4), time.monotonic())
+    hellos = [control.Hello(2, coordinator._run, each) for each in ("tcp://127.0.0.1:1", where)]
+    hellos += [control.Hello(nobody, coordinator._run, where) for nobody in (-5, 4, 2**60)]
+    coordinator._socket = from_socket(*[[b"2", control.encode(hello)] for hello in hellos])
+    coordinator._hear_nodes()
+    assert coordinator._endpoints == {2: where}
+    assert coordinator._strangers == 1
 
 
-def test_only_the_last_report_of_the_networks_is_taken_for_the_last(supervisor: Any) -> None:
-    supervisor._network = b"network"
+def test_only_the_last_report_of_the_networks_is_taken_for_the_last(coordinator: Any) -> None:
+    coordinator._network = b"network"
     for report, is_last in (
-        (control.Strangers(supervisor._run, 1, "one"), False),
-        (control.Strangers(supervisor._run, 3, "another", over=True), True),
+        (control.Strangers(coordinator._run, 1, "one"), False),
+        (control.Strangers(coordinator._run, 3, "another", over=True), True),
     ):
-        supervisor._hear_of_strangers(report)
-        assert supervisor._network_reported is is_last
-    assert supervisor._strangers_of_network == 3
+        coordinator._hear_of_strangers(report)
+        assert coordinator._network_reported is is_last
+    assert coordinator._strangers_of_network == 3
 
 
-def test_a_flood_does_not_keep_the_supervisor_or_the_network_from_the_rest(supervisor: Any) -> None:
+def test_a_flood_does_not_keep_the_supervisor_or_the_network_from_the_rest(coordinator: Any) -> None:
     flood = from_socket(*[[b"x", b"garbage"]] * 20_000)
-    supervisor._socket = flood
-    supervisor._hear_nodes()
+    coordinator._socket = flood
+    coordinator._hear_nodes()
     assert flood.recv_multipart(), "there is more, for another turn"
     network: Any = SimpleNamespace(_nodes=flood, _seal=None, _size=4)
     assert NetworkProcess._posts(network) == []
@@ -860,8 +864,8 @@ class Network:
         start = control.Fork([], f"tcp://127.0.0.1:{port}", RUN, "", key=seal.pair.public)
         self.pair = KeyPair.fresh()
         seal.admit(sealing.NETWORK, self.pair.public)
-        commons = Commons(Experiment.from_table({**small().table(), "network": {"name": "uniform", "latency": 0.001}}))
-        process = NetworkProcess(commons, start, self.pair)
+        setup = Setup(Experiment.from_table({**small().to_table(), "network": {"name": "uniform", "latency": 0.001}}))
+        process = NetworkProcess(setup, start, self.pair)
         self._thread = threading.Thread(target=process.serve, daemon=True)
         self._thread.start()
         until(lambda: seal.attend() or self._supervisor.poll(0))

@@ -25,13 +25,13 @@ from shoal.node import Node
 from shoal.sharing.full import Full
 from shoal.sharing.random import Random
 from shoal.sharing.secure import shamir
-from shoal.sharing.secure.fixed_point import Ring
+from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.key_exchange import Exchange
 from shoal.sharing.secure.masks import Keys, commitment
 from shoal.sharing.secure.messages import Gathering, naming, rows
 from shoal.sharing.secure.responder import Answers
 from shoal.sharing.secure.secure import Secure
-from shoal.sharing.sharing import Member
+from shoal.sharing.sharing import NodeInfo
 from shoal.sharing.topk import TopK
 from shoal.topologies.static import Full as FullGraph
 from test_privacy_parts import unevenness
@@ -563,7 +563,7 @@ def test_one_that_nobody_masks_with_is_left_out_and_stays_hidden() -> None:
     assert world.sharings[0].sums[0].speakers == (1, 3, 4)
     assert world.check_sums() == 1
     words, model = world.sharings[0].heard[0][2].arrays["words"], world.sharings[2].models[0]
-    assert not np.array_equal(words, Ring(32, 64.0).encode(model, 0.2))
+    assert not np.array_equal(words, FixedPoint(32, 64.0).encode(model, 0.2))
 
 
 # What is handed out
@@ -739,7 +739,7 @@ def test_a_model_outside_the_range_ends_its_node_before_anything_is_sent() -> No
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_model_that_is_not_finite_ends_its_node(value: float) -> None:
     sharing = Secure()
-    sharing.join(Member(4, 5, 0, ((2,),)))
+    sharing.join(NodeInfo(4, 5, 0, ((2,),)))
     with pytest.raises(PrivacyError, match=r"node 4, round 7: a parameter is -?(nan|inf), expected a finite number"):
         sharing.outgoing(np.array([0.0, value], np.float32), 7)
 
@@ -803,7 +803,7 @@ def test_what_is_kept_over_a_checkpoint_is_what_the_next_coordinates_follow_from
     Secure().restore({})
     one, other = Secure(inner=TopK(0.5)), Secure(inner=TopK(0.5))
     for sharing in (one, other):
-        sharing.join(Member(0, 3, 0, ((4,),)))
+        sharing.join(NodeInfo(0, 3, 0, ((4,),)))
         sharing.start(np.zeros(4, np.float32))
     model = np.array([1, 2, 3, 4], np.float32)
     assert one._wanted is not None

@@ -12,7 +12,7 @@ import pytest
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.environment.network.links import Uniform
 from shoal.sharing.secure import masks, shamir
-from shoal.sharing.secure.fixed_point import Ring
+from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.masks import SEED_BYTES, commitment
 from shoal.sharing.secure.messages import Gathering, Statement, masked
 from shoal.sharing.secure.responder import REMEMBERED
@@ -33,7 +33,7 @@ def test_a_speaker_takes_off_its_own_mask_and_those_with_the_absent_and_no_other
     words = np.array(statement.words)
     masks.subtract(words, own)
     masks.subtract(words, pair.tobytes())
-    encoded = Ring(32, 64.0).encode(peers.model, 0.2)
+    encoded = FixedPoint(32, 64.0).encode(peers.model, 0.2)
     assert not np.array_equal(words, encoded)  # masked with 2 and 4 still
     for present in (2, 4):
         masks.subtract(words, peers.keys[present].with_peer(1, 0, 0).seed)
@@ -196,7 +196,7 @@ def test_the_receiver_and_enough_holders_of_shares_see_a_model_and_this_is_what_
     words = np.array(peers.statement().words)
     for secret in secrets:
         masks.subtract(words, secret.tobytes())
-    assert np.array_equal(words, Ring(32, 64.0).encode(peers.model, 1 / 7))
+    assert np.array_equal(words, FixedPoint(32, 64.0).encode(peers.model, 1 / 7))
 
 
 def test_the_receiver_and_one_holder_fewer_learn_nothing_of_any_seed() -> None:
@@ -219,7 +219,7 @@ def test_the_receiver_and_one_holder_fewer_learn_nothing_of_any_seed() -> None:
     words = np.array(peers.statement().words)
     for holder in (2, 4):
         masks.subtract(words, peers.keys[holder].with_peer(1, 0, 0).seed)
-    assert not np.array_equal(words, Ring(32, 64.0).encode(peers.model, 1 / 7))
+    assert not np.array_equal(words, FixedPoint(32, 64.0).encode(peers.model, 1 / 7))
 
 
 @pytest.mark.parametrize("threshold", [0.1, 0.5, 0.75, 1.0])
@@ -247,7 +247,7 @@ def test_even_all_others_do_not_see_words_that_were_in_no_sum_but_by_their_share
     words = np.array(peers.statement().words)
     for keys in peers.keys.values():
         masks.subtract(words, keys.with_peer(1, 0, 0).seed)
-    encoded = Ring(32, 64.0).encode(peers.model, 0.2)
+    encoded = FixedPoint(32, 64.0).encode(peers.model, 0.2)
     assert not np.array_equal(words, encoded)
     masks.subtract(words, peers.sharing._exchange.keys(peers.node).own_seed(0, 0))
     assert np.array_equal(words, encoded)
@@ -264,7 +264,7 @@ def test_late_words_stay_hidden_though_the_masks_with_their_speaker_were_given_a
     words = np.array(late.arrays["words"])
     for answer in answers:
         masks.add(words, answer.payload.arrays["pairs"].tobytes())  # node 4, the higher one, has subtracted them
-    encoded = Ring(32, 64.0).encode(world.sharings[4].models[0], 0.2)
+    encoded = FixedPoint(32, 64.0).encode(world.sharings[4].models[0], 0.2)
     assert not np.array_equal(words, encoded)
     masks.subtract(words, world.sharings[4]._exchange._keys.own_seed(0, 0))
     assert np.array_equal(words, encoded)

@@ -14,11 +14,11 @@ import pytest
 from shoal.algorithms.fedavg import FedAvg
 from shoal.errors import ExperimentError, NodeError
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.results.records import Event
-from shoal.sharing.full import Full
+from shoal.sharing.full import FullSharing
 from shoal.sharing.secure.secure import Secure
 from shoal.testing import FakeRuntime, Faults
 from together import Together, witnesses
@@ -96,7 +96,7 @@ def test_a_call_that_comes_again_or_late_is_refused_and_not_trained_for() -> Non
     fake.deliver(call(0), at=2.0)
     for late in (call(3), call(2), call(3, last=True, company=None, weight=None)):
         fake.deliver(late, at=3.0)
-    node = fake.node(0, nodes=3, params=np.zeros(4), sharing=Full(), services={"algorithm": 3})
+    node = fake.node(0, nodes=3, params=np.zeros(4), sharing=FullSharing(), services={"algorithm": 3})
     fake.run(FedAvg(4).run(node))
     rejected = [r.detail for r in fake.records if isinstance(r, Event) and r.what == "payload rejected"]
     assert rejected == [
@@ -287,7 +287,7 @@ def test_what_goes_with_it_is_taken(changed: Any) -> None:
 @pytest.mark.parametrize("other", [{"name": "full"}, {"name": "secure", "range": 8.0}], ids=["full", "another range"])
 def test_all_nodes_have_to_share_alike(other: Any) -> None:
     with pytest.raises(ExperimentError) as refused:
-        Commons(experiment(group=[{"nodes": "0-2", "sharing": other}]))
+        Setup(experiment(group=[{"nodes": "0-2", "sharing": other}]))
     assert any(
         problem.endswith(
             "does not understand { name = 'secure', inner = 'full', bits = 32, range = 64.0, threshold = 0.5, partners "

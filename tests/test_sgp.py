@@ -76,7 +76,7 @@ def test_sums_and_weights_of_all_are_kept_in_every_round() -> None:
 
 
 def test_nothing_is_given_to_the_dead() -> None:
-    fake = FakeRuntime().lose(1)
+    fake = FakeRuntime().mark_failed(1)
     push = Message(2, "push", 0, Payload({"x": np.full(3, 4.0, np.float32)}, {"w": 0.5}))
     node = fake.deliver(push).node(nodes=3, params=np.full(3, 2.0, np.float32), topology=Ring())
     fake.run(SGP(1).run(node))

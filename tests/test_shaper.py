@@ -15,7 +15,7 @@ from shoal.engines.processes import shaper as shaper_module
 from shoal.engines.processes.shaper import Due, Shaper, encode
 from shoal.engines.processes.transport import Transport
 from shoal.message import Message, Payload
-from shoal.message_budget import Room
+from shoal.message_budget import MessageBudget
 
 LONG = 60.0
 """Seconds for what takes a moment on a machine that has time."""
@@ -36,12 +36,12 @@ def held(shaper: Shaper) -> int:
 class Place:
     """A node's shaper, and what the network says to it."""
 
-    def __init__(self, context: zmq.Context[Any], room: Room) -> None:
+    def __init__(self, context: zmq.Context[Any], budget: MessageBudget) -> None:
         self.came: list[Message] = []
         self._network = context.socket(zmq.ROUTER)
         port = self._network.bind_to_random_port("tcp://127.0.0.1")
         endpoint = f"tcp://127.0.0.1:{port}"
-        self.shaper = Shaper(context, 0, endpoint, cast(Transport, None), self.came.append, room=room)
+        self.shaper = Shaper(context, 0, endpoint, cast(Transport, None), self.came.append, budget=budget)
         self._name: bytes | None = None
 
     def tell(self, *words: Due) -> None:
@@ -58,7 +58,7 @@ class Place:
 def on_a_shaper(body: Callable[[Place], Coroutine[Any, Any, None]], usual: int = VALUES.nbytes) -> None:
     async def run() -> None:
         with zmq.Context() as context:
-            place = Place(context, Room(usual, NODES))
+            place = Place(context, MessageBudget(usual, NODES))
             try:
                 await body(place)
             finally:
@@ -69,7 +69,7 @@ def on_a_shaper(body: Callable[[Place], Coroutine[Any, Any, None]], usual: int =
 
 
 def test_of_what_is_never_posted_no_more_is_kept_than_a_mailbox_would_keep() -> None:
-    size, flood = Room(VALUES.nbytes, NODES).size, 1000
+    size, flood = MessageBudget(VALUES.nbytes, NODES).size, 1000
 
     async def body(place: Place) -> None:
         shaper = place.shaper
@@ -103,7 +103,7 @@ def test_however_much_is_on_its_way_in_the_model_nothing_of_it_is_dropped(word_f
             if not word_first:
                 place.tell(*(Due(1, ticket, math.inf) for ticket in tickets))
                 await place.until(lambda: not shaper._here)
-        assert held(shaper) > 2 * Room(VALUES.nbytes, NODES).size
+        assert held(shaper) > 2 * MessageBudget(VALUES.nbytes, NODES).size
         place.tell(*(Due(1, ticket, 0.0) for ticket in range(count)))
         await place.until(lambda: len(place.came) == count)
         assert [message.round for message in place.came] == list(range(count))
@@ -139,7 +139,7 @@ def test_what_comes_twice_with_one_ticket_is_not_kept_for_ever() -> None:
         place.tell(*(Due(1, ticket, 0.0) for ticket in range(count)))
         await place.until(lambda: place.came and not shaper._under_way)
         await asyncio.sleep(0.05)
-        assert held(shaper) <= Room(VALUES.nbytes, NODES).size
+        assert held(shaper) <= MessageBudget(VALUES.nbytes, NODES).size
 
     on_a_shaper(body)
 

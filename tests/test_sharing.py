@@ -19,7 +19,7 @@ from shoal.compression.indices import Bitmap
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.sharing import SHARINGS
-from shoal.sharing.full import Full
+from shoal.sharing.full import FullSharing
 from shoal.testing import check_sharing
 from shoal.types import Params
 
@@ -73,14 +73,14 @@ def test_full_sharing_merges_the_weighted_average(models: list[Params], data: st
     )
     weights = [share / sum(shares) for share in shares]
     received = {peer: Payload({"params": model}) for peer, model in enumerate(others)}
-    merged = Full().merge(own, received, dict(enumerate(weights[1:])))
+    merged = FullSharing().merge(own, received, dict(enumerate(weights[1:])))
     expected = np.average(np.stack(models).astype(np.float64), axis=0, weights=weights)
     np.testing.assert_allclose(merged, expected, atol=1e-3)
 
 
 def test_full_sharing_says_the_model_itself_without_a_copy() -> None:
     params = np.ones(4, np.float32)
-    assert Full().outgoing(params, 0).arrays["params"] is params
+    assert FullSharing().outgoing(params, 0).arrays["params"] is params
 
 
 @pytest.mark.parametrize(
@@ -95,20 +95,20 @@ def test_full_sharing_says_the_model_itself_without_a_copy() -> None:
 )
 def test_full_sharing_refuses_what_it_cannot_merge_and_says_what_it_expects(arrays: dict[str, Any]) -> None:
     with pytest.raises(MessageError, match="expected one float32 vector 'params' of 4 values"):
-        Full().check(Payload(arrays), np.zeros(4, np.float32))
+        FullSharing().check(Payload(arrays), np.zeros(4, np.float32))
 
 
 # The suite catches
 
 
-class WritesIntoItsModel(Full):
+class WritesIntoItsModel(FullSharing):
     def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
         params.flags.writeable = True
         params *= 2
         return super().merge(params, received, weights)
 
 
-class WritesIntoPayloads(Full):
+class WritesIntoPayloads(FullSharing):
     def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
         merged = super().merge(params, received, weights)
         for payload in received.values():
@@ -124,22 +124,22 @@ class CopiesFirst(WritesIntoPayloads):
         return Payload({"params": params.copy()})
 
 
-class GivesItsModelBack(Full):
+class GivesItsModelBack(FullSharing):
     def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
         return params
 
 
-class GivesDoubles(Full):
+class GivesDoubles(FullSharing):
     def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
         return super().merge(params, received, weights).astype(np.float64)  # type: ignore[return-value]
 
 
-class GivesAMatrix(Full):
+class GivesAMatrix(FullSharing):
     def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
         return super().merge(params, received, weights).reshape(1, -1)
 
 
-class DependsOnOrder(Full):
+class DependsOnOrder(FullSharing):
     def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
         merged = super().merge(params, received, weights)
         for payload in received.values():
@@ -147,69 +147,69 @@ class DependsOnOrder(Full):
         return merged
 
 
-class DependsOnChance(Full):
+class DependsOnChance(FullSharing):
     chance = itertools.count()
 
     def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
         return super().merge(params, received, weights) + np.float32(next(self.chance) * 1e-5)
 
 
-class SaysWhatItLikes(Full):
+class SaysWhatItLikes(FullSharing):
     chance = itertools.count()
 
     def outgoing(self, params: Params, round: int) -> Payload:
         return Payload({"params": params}, {"mood": next(self.chance)})
 
 
-class SaysSomethingToEach(Full):
+class SaysSomethingToEach(FullSharing):
     """Not wrong: a function of the peer is as good as one payload."""
 
     def outgoing(self, params: Params, round: int) -> Any:
         return lambda peer: Payload({"params": params}, {"to": peer})
 
 
-class SaysComplexNumbers(Full):
+class SaysComplexNumbers(FullSharing):
     def outgoing(self, params: Params, round: int) -> Payload:
         return Payload({"params": params.astype(np.complex64)})
 
 
-class SaysAnArray(Full):
+class SaysAnArray(FullSharing):
     def outgoing(self, params: Params, round: int) -> Any:
         return lambda peer: params
 
 
-class SaysAList(Full):
+class SaysAList(FullSharing):
     def outgoing(self, params: Params, round: int) -> Payload:
         return Payload({"params": params}, {"sizes": [1, 2]})  # type: ignore[dict-item]
 
 
-class SaysALongName(Full):
+class SaysALongName(FullSharing):
     def outgoing(self, params: Params, round: int) -> Payload:
         return Payload({"params": params, "p" * 65: params})
 
 
-class Shrinks(Full):
+class Shrinks(FullSharing):
     def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
         merged = super().merge(params, received, weights)
         return merged * np.float32(0.9) if received else merged
 
 
-class ForgetsItselfWhenAlone(Full):
+class ForgetsItselfWhenAlone(FullSharing):
     def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
         return super().merge(params, received, weights) if received else np.zeros_like(params)
 
 
-class ChecksNothing(Full):
+class ChecksNothing(FullSharing):
     def check(self, payload: Payload, params: Params) -> None:
         """Anything goes."""
 
 
-class ChecksWithTheWrongError(Full):
+class ChecksWithTheWrongError(FullSharing):
     def check(self, payload: Payload, params: Params) -> None:
         payload.arrays["params"]
 
 
-class NeedsAFieldItDoesNotCheck(Full):
+class NeedsAFieldItDoesNotCheck(FullSharing):
     def outgoing(self, params: Params, round: int) -> Payload:
         return Payload({"params": params}, {"scale": 1.0})
 
@@ -218,20 +218,20 @@ class NeedsAFieldItDoesNotCheck(Full):
         return super().merge(params, scaled, weights)
 
 
-class NeedsNumbersItDoesNotCheck(Full):
+class NeedsNumbersItDoesNotCheck(FullSharing):
     def merge(self, params: Params, received: Mapping[int, Payload], weights: Mapping[int, float]) -> Params:
         for payload in received.values():
             int(payload.arrays["params"].sum())
         return super().merge(params, received, weights)
 
 
-class SpeaksOfNumbersItDoesNotCheck(Full):
+class SpeaksOfNumbersItDoesNotCheck(FullSharing):
     def outgoing(self, params: Params, round: int) -> Payload:
         int(params.sum())
         return super().outgoing(params, round)
 
 
-class RemembersWhatItSaid(Full):
+class RemembersWhatItSaid(FullSharing):
     def start(self, params: Params) -> None:
         self.last = params.copy()
 
@@ -240,7 +240,7 @@ class RemembersWhatItSaid(Full):
         return Payload({"params": self.last})
 
 
-class RemembersWhatItHeard(Full):
+class RemembersWhatItHeard(FullSharing):
     def start(self, params: Params) -> None:
         self.times = 0
 
@@ -284,14 +284,14 @@ class RestoresAPart(RemembersWhatItHeard):
         (RestoresAPart, "restored from its state.. merges to another model, .* must keep all that it depends on"),
     ],
 )
-def test_the_suite_catches_a_sharing_that(sharing: type[Full], said: str) -> None:
+def test_the_suite_catches_a_sharing_that(sharing: type[FullSharing], said: str) -> None:
     averages = not issubclass(sharing, RemembersWhatItSaid | RemembersWhatItHeard)
     with pytest.raises(AssertionError, match=said):
         check_sharing(sharing, averages=averages)
 
 
 def test_the_suite_catches_a_maker_that_gives_one_instance_twice() -> None:
-    one = Full()
+    one = FullSharing()
     with pytest.raises(AssertionError, match="a fresh one"):
         check_sharing(lambda: one)
 

@@ -74,7 +74,7 @@ def test_no_node_is_sent_a_whole_model_by_one_sender() -> None:
 
 
 def test_a_chunk_that_does_not_come_is_not_counted() -> None:
-    fake = FakeRuntime().lose(1)
+    fake = FakeRuntime().mark_failed(1)
     chunks = cut(((6,),), 2, 0)
     for c, value in ((0, 4.0), (1, 10.0)):
         fake.deliver(Message(2, f"chunk {c}", 0, chunks.payload(np.full(6, value, np.float32), c)))

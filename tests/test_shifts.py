@@ -15,7 +15,7 @@ from shoal.data.shifts import Noise, Noisy, Rotation, Turned
 from shoal.errors import DataError, ExperimentError, ShoalError
 from shoal.experiment import Experiment
 from shoal.randomness import generator
-from shoal.training.torch_factory import NetworkWorkshop
+from shoal.training.torch_factory import TorchTrainerFactory
 
 IMAGES = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4)
 NUMBERS = torch.tensor([5, 9])
@@ -127,8 +127,8 @@ def test_an_experiment_spells_both() -> None:
     found = Experiment.from_table(
         {"dataset": {"name": "digits", "partition": {"name": "noise", "sigma": 0.5, "of": {"name": "shards"}}}}
     )
-    assert found.partition.table()["of"] == {"name": "shards", "per_node": 2}
-    assert Experiment.from_table(found.table()) == found
+    assert found.partition.to_table()["of"] == {"name": "shards", "per_node": 2}
+    assert Experiment.from_table(found.to_table()) == found
     with pytest.raises(ExperimentError, match=r"dataset\.partition\.of"):
         Experiment.from_table({"dataset": {"name": "digits", "partition": {"name": "noise", "of": "shard"}}})
 
@@ -151,12 +151,12 @@ def test_both_engines_see_the_same(partition: dict[str, Any], tmp_path: Path) ->
 
 
 def test_other_trainers_are_shown_what_torch_sees() -> None:
-    from shoal.experiment.setup import Commons
+    from shoal.experiment.setup import Setup
 
-    commons = Commons(experiment(partition=SHIFTED[0]))
-    assert isinstance(commons.workshop, NetworkWorkshop)
-    ground = commons.workshop._ground
-    part = ground.part(1)[:3]
-    x = torch.from_numpy(ground.data.train.x[part].copy())
-    assert np.array_equal(ground.batch(1, part).x, torch.rot90(x, 1, (2, 3)).numpy())
-    assert np.array_equal(ground.batch(0, part).x, x.numpy())
+    setup = Setup(experiment(partition=SHIFTED[0]))
+    assert isinstance(setup.trainer_factory, TorchTrainerFactory)
+    trainer_inputs = setup.trainer_factory._trainer_inputs
+    part = trainer_inputs.part(1)[:3]
+    x = torch.from_numpy(trainer_inputs.data.train.x[part].copy())
+    assert np.array_equal(trainer_inputs.batch(1, part).x, torch.rot90(x, 1, (2, 3)).numpy())
+    assert np.array_equal(trainer_inputs.batch(0, part).x, x.numpy())

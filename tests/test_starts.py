@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.engines.processes import control
-from shoal.engines.processes.coordinator import Supervisor
+from shoal.engines.processes.coordinator import Coordinator
 from shoal.engines.processes.start_monitor import LONGEST_LOOK, Starts
 from shoal.experiment import Experiment
 from shoal.results.records import RunFolder
@@ -95,11 +95,11 @@ def test_a_supervisor_ends_those_that_do_not_start_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = Experiment(name="starting", nodes=4, algorithm={"name": "dpsgd", "rounds": 1}, engine="processes")
-    supervisor: Any = Supervisor(experiment, RunFolder.create(tmp_path, "starting"))
-    assert supervisor._patience_at_start >= PATIENCE
+    coordinator: Any = Coordinator(experiment, RunFolder.create(tmp_path, "starting"))
+    assert coordinator._patience_at_start >= PATIENCE
     said: list[Any] = []
-    supervisor._zygote = SimpleNamespace(say=said.append)
-    monkeypatch.setattr(supervisor._starts, "overdue", lambda now, patience: {3, 1})
-    supervisor._give_up_on_those_that_do_not_start()
+    coordinator._zygote = SimpleNamespace(say=said.append)
+    monkeypatch.setattr(coordinator._starts, "overdue", lambda now, patience: {3, 1})
+    coordinator._give_up_on_those_that_do_not_start()
     assert said == [control.Kill([1, 3])]
-    assert all("did not say" in supervisor._reasons[node] for node in (1, 3))
+    assert all("did not say" in coordinator._reasons[node] for node in (1, 3))

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.engines.simulation.engine import Simulation
 from shoal.experiment import Experiment
-from shoal.experiment.registry import rebuilt, spelt
+from shoal.experiment.registry import from_table, to_table
 from shoal.node import Node
 from shoal.randomness import generator
 from shoal.results.records import Round, RunFolder
@@ -170,7 +170,7 @@ def test_a_node_that_was_rewired_is_restored_to_the_graph_it_had(topology: Any, 
 
 def test_a_graph_that_was_rewired_to_is_rebuilt_from_plain_data() -> None:
     for topology in (Regular(3, dynamic=True), Edges(((0, 1), (1, 2))), File(Path("graph.txt")), PeerSampler(Ring())):
-        assert rebuilt("topology", over_the_disk(spelt("topology", topology))) == topology
+        assert from_table("topology", over_the_disk(to_table("topology", topology))) == topology
 
 
 @pytest.mark.parametrize("network", [{"name": "ideal"}, {"name": "uniform", "latency": 0.01}], ids=lambda n: n["name"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oracle import Shoal, agrees, experiment, survives_a_crash, survives_a_hang
 from shoal.algorithms.swift import BROADCAST, SWIFT, coefficients
 from shoal.errors import ExperimentError
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.testing import FakeRuntime
@@ -77,7 +77,7 @@ def test_a_model_that_another_has_overtaken_is_forgotten() -> None:
 
 
 def test_the_weight_of_the_dead_stays_with_the_node() -> None:
-    fake = FakeRuntime(model(1, 9), model(4, 12)).lose(4, at=0.5)
+    fake = FakeRuntime(model(1, 9), model(4, 12)).mark_failed(4, at=0.5)
     np.testing.assert_allclose(run(fake, SWIFT(1)).params, (3 + 9 + 3) / 3 + 100)
 
 
@@ -248,7 +248,7 @@ def test_models_agree_without_training_whoever_dies(seed: int, nodes: int, skipp
 def test_both_engines_come_to_the_end_and_learn(tmp_path: Path) -> None:
     training = {"lr": 0.2, "batch_size": 16, "local_steps": 10}
     described = experiment(SWIFT(20), nodes=4, partition={"name": "iid"}, training=training)
-    before = Commons(described).evaluate(Commons(described).initial)
+    before = Setup(described).evaluate(Setup(described).initial)
     for engine in ("simulation", "processes"):
         done = dataclasses.replace(described, engine=engine).run(tmp_path)  # type: ignore[arg-type]
         assert done.summary["status"] == "completed"

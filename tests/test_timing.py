@@ -357,8 +357,8 @@ def test_an_experiment_spells_its_duration_and_its_target() -> None:
     experiment = Experiment.from_table(table)
     assert experiment.duration == 60.0
     assert (experiment.evaluation.seconds, experiment.evaluation.target) == (5.0, 0.8)
-    assert Experiment.from_table(experiment.table()) == experiment
-    assert "duration" not in Experiment().table()
+    assert Experiment.from_table(experiment.to_table()) == experiment
+    assert "duration" not in Experiment().to_table()
     with pytest.raises(ExperimentError, match="duration = 0: expected number above 0"):
         Experiment(duration=0)
 

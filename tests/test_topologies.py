@@ -293,7 +293,7 @@ def test_a_keyed_permutation_permutes_and_inverts(
     size: int, keys: tuple[int, int, int, int], data: st.DataObject
 ) -> None:
     permutation = Permutation(size, keys)
-    table = permutation.table()
+    table = permutation.to_table()
     assert sorted(table.tolist()) == list(range(size))
     x = data.draw(st.integers(0, size - 1))
     assert permutation.forward(x) == table[x]

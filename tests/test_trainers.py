@@ -13,9 +13,9 @@ import pytest
 
 from shoal.errors import ExperimentError, NodeError, ShoalError
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.state import Stateful
-from shoal.training.factory import Ground
+from shoal.training.factory import TrainerInputs
 from shoal.training.trainer import Batches
 
 ROOT = Path(__file__).parent.parent
@@ -54,17 +54,17 @@ def the_same_on_both_engines(make: Any, folder: Path, **changed: Any) -> Any:
 def test_a_scikit_trainer_does_what_partial_fit_does() -> None:
     from sklearn.linear_model import SGDClassifier
 
-    commons = Commons(scikit())
-    trainer = commons.workshop.trainer(1, commons.experiment.training, 0.5)
-    trained = trainer.train(commons.initial)
-    train, part = commons.data.train, commons.parts[1]
+    setup = Setup(scikit())
+    trainer = setup.trainer_factory.trainer(1, setup.experiment.training, 0.5)
+    trained = trainer.train(setup.initial)
+    train, part = setup.data.train, setup.parts[1]
     from shoal.randomness import generator
 
     plain = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.05, shuffle=False)
     for batch in Batches(part, 8, generator(3, "training", 1)).take(2):
         plain.partial_fit(train.x[batch].astype(np.float64), train.y[batch], classes=np.arange(10))
     assert np.allclose(trained.params, np.concatenate([plain.coef_.ravel(), plain.intercept_]), atol=1e-6)
-    test = commons.data.test
+    test = setup.data.test
     scores = trainer.evaluate(trained.params)
     assert scores["accuracy"] == pytest.approx(plain.score(test.x, test.y))
     margins = np.where(np.eye(10)[test.y] > 0, 1, -1) * plain.decision_function(test.x)
@@ -75,10 +75,10 @@ def test_a_scikit_trainer_does_what_partial_fit_does() -> None:
 
 def test_two_classes_have_one_row() -> None:
     table = {"name": "synthetic", "classes": 2, "shape": [2, 3], "samples": 200, "noise": 0.1}
-    commons = Commons(scikit(dataset=table, partition={"name": "iid"}, trainer={"name": "scikit", "loss": "hinge"}))
-    assert commons.workshop.shapes == ((1, 6), (1,))
-    trainer = commons.workshop.trainer(0, commons.experiment.training, 0.0)
-    params = trainer.train(commons.initial, 20).params
+    setup = Setup(scikit(dataset=table, partition={"name": "iid"}, trainer={"name": "scikit", "loss": "hinge"}))
+    assert setup.trainer_factory.shapes == ((1, 6), (1,))
+    trainer = setup.trainer_factory.trainer(0, setup.experiment.training, 0.0)
+    params = trainer.train(setup.initial, 20).params
     assert trainer.evaluate(params)["accuracy"] == 1.0
 
 
@@ -93,9 +93,9 @@ def test_scikit_gives_the_same_on_both_engines(changed: dict[str, Any], tmp_path
 
 
 def test_scikit_goes_on_from_its_state() -> None:
-    commons = Commons(scikit())
-    one, other = (commons.workshop.trainer(0, commons.experiment.training, 0.0) for _ in range(2))
-    params = one.train(commons.initial).params
+    setup = Setup(scikit())
+    one, other = (setup.trainer_factory.trainer(0, setup.experiment.training, 0.0) for _ in range(2))
+    params = one.train(setup.initial).params
     assert isinstance(one, Stateful)
     assert isinstance(other, Stateful)
     other.restore(one.state())
@@ -103,9 +103,9 @@ def test_scikit_goes_on_from_its_state() -> None:
 
 
 def test_scikit_refuses_what_it_would_not_look_at() -> None:
-    commons = Commons(scikit(training={"momentum": 0.9}))
+    setup = Setup(scikit(training={"momentum": 0.9}))
     with pytest.raises(ExperimentError, match=r"training\.momentum = 0\.9: trainer 'scikit' does not look at it"):
-        commons.warm_up()
+        setup.warm_up()
 
 
 # Flower
@@ -188,13 +188,13 @@ def flower(base: Path, name: str = "client_fn", **changed: Any) -> Experiment:
 
 @pytest.mark.parametrize("name", ["client_fn", "by_cid", "Client"])
 def test_clients_are_made_by_the_names_of_their_parameters(name: str, folder: Path) -> None:
-    commons = Commons(flower(folder, name))
-    assert commons.initial.tolist() == [0.0, 0.0, 0.0, 5.0, 0.0, 0.0]
-    assert commons.workshop.shapes == ((3, 1), (), (2,))
-    trainer = commons.workshop.trainer(1, commons.experiment.training, 0.5)
+    setup = Setup(flower(folder, name))
+    assert setup.initial.tolist() == [0.0, 0.0, 0.0, 5.0, 0.0, 0.0]
+    assert setup.trainer_factory.shapes == ((3, 1), (), (2,))
+    trainer = setup.trainer_factory.trainer(1, setup.experiment.training, 0.5)
     assert trainer.samples == 11, "known before it trains"
-    assert commons.workshop.client(1).told == [], "and the client has not been asked"  # type: ignore[attr-defined]
-    trained = trainer.train(commons.initial, 2)
+    assert setup.trainer_factory.client(1).told == [], "and the client has not been asked"  # type: ignore[attr-defined]
+    trained = trainer.train(setup.initial, 2)
     assert trained.params.dtype == np.float32
     assert trained.params[3] == 7.0, "two fits"
     assert trained.loss > 0
@@ -202,27 +202,30 @@ def test_clients_are_made_by_the_names_of_their_parameters(name: str, folder: Pa
     assert trainer.steps(None) == 1
     scores = trainer.evaluate(trained.params)
     assert scores.keys() == {"loss", "mae"}
-    assert scores["loss"] < trainer.evaluate(commons.initial)["loss"]
+    assert scores["loss"] < trainer.evaluate(setup.initial)["loss"]
 
 
 def test_clients_may_write_into_the_samples_they_are_given(folder: Path) -> None:
-    with mock.patch.object(Ground, "batch", autospec=True, side_effect=Ground.batch) as batch:
-        commons = Commons(flower(folder, "Scales"))
+    with mock.patch.object(TrainerInputs, "batch", autospec=True, side_effect=TrainerInputs.batch) as batch:
+        setup = Setup(flower(folder, "Scales"))
     assert batch.call_count == 1, "inputs and targets of client 0 at once"
-    kept, ground = commons.data.train.y.copy(), commons.workshop.ground  # type: ignore[attr-defined]
-    given = commons.workshop.client(1).given  # type: ignore[attr-defined]
-    samples, tests = ground.batch(1, ground.part(1)), ground.test_batch(1, ground.part_of_test(1))
+    kept, trainer_inputs = setup.data.train.y.copy(), setup.trainer_factory.trainer_inputs  # type: ignore[attr-defined]
+    given = setup.trainer_factory.client(1).given  # type: ignore[attr-defined]
+    samples, tests = (
+        trainer_inputs.batch(1, trainer_inputs.part(1)),
+        trainer_inputs.test_batch(1, trainer_inputs.part_of_test(1)),
+    )
     for array, own in zip(given, (samples.x, samples.y, tests.x, tests.y), strict=True):
         assert np.array_equal(array, 2 * own)
-    assert np.array_equal(commons.data.train.y, kept)
+    assert np.array_equal(setup.data.train.y, kept)
 
 
 def test_clients_test_any_model_together(folder: Path) -> None:
-    commons = Commons(flower(folder))
-    trainers = [commons.workshop.trainer(n, commons.experiment.training, 0.0) for n in range(4)]
-    assert trainers[2].evaluate(commons.initial) == {}, "it has no test samples"
-    losses = [trainers[n].evaluate(commons.initial)["loss"] for n in (0, 1, 3)]
-    assert commons.evaluate(commons.initial)["loss"] == pytest.approx(np.average(losses, weights=[10, 11, 13]))
+    setup = Setup(flower(folder))
+    trainers = [setup.trainer_factory.trainer(n, setup.experiment.training, 0.0) for n in range(4)]
+    assert trainers[2].evaluate(setup.initial) == {}, "it has no test samples"
+    losses = [trainers[n].evaluate(setup.initial)["loss"] for n in (0, 1, 3)]
+    assert setup.evaluate(setup.initial)["loss"] == pytest.approx(np.average(losses, weights=[10, 11, 13]))
 
 
 def test_flower_gives_the_same_on_both_engines(folder: Path) -> None:
@@ -258,13 +261,13 @@ def test_flower_with_a_server(folder: Path) -> None:
 )
 def test_clients_that_cannot_be_used_are_refused(client: str, said: str, folder: Path) -> None:
     with pytest.raises(ExperimentError, match=re.escape(said)):
-        Commons(flower(folder, trainer={"name": "flower", "client": client}))
+        Setup(flower(folder, trainer={"name": "flower", "client": client}))
 
 
 def test_a_client_that_changes_its_shapes_is_named(folder: Path) -> None:
-    commons = Commons(flower(folder, "Other"))
+    setup = Setup(flower(folder, "Other"))
     with pytest.raises(NodeError, match=r"client 1: its fit gave arrays of shapes \(\(9,\),\)"):
-        commons.workshop.trainer(1, commons.experiment.training, 0.0).train(commons.initial)
+        setup.trainer_factory.trainer(1, setup.experiment.training, 0.0).train(setup.initial)
 
 
 def test_training_is_the_clients_own_affair(folder: Path) -> None:

@@ -156,14 +156,14 @@ def test_nodes_trained_together_are_trained_as_each_alone(name: str, keep_state:
     training = Training(**{**vars(OPTIMIZERS[name]), "keep_state": keep_state})
     alone = [trainer(training, node) for node in range(4)]
     learner = alone[0].learner
-    together = [trainer(training, node, learner) for node in range(4)]
+    batch_key = [trainer(training, node, learner) for node in range(4)]
     models = [learner.flat.read() + np.float32(0.1 * node) for node in range(4)]
     apart, stacked = list(models), list(models)
     for _ in range(3):
         apart = [one.train(params).params for one, params in zip(alone, apart, strict=True)]
-        works = [Train(one, params) for one, params in zip(together, stacked, strict=True)]
-        assert len({work.together for work in works}) == 1
-        stacked = [trained.params for trained in Train.run_together(works)]
+        works = [Train(one, params) for one, params in zip(batch_key, stacked, strict=True)]
+        assert len({work.batch_key for work in works}) == 1
+        stacked = [trained.params for trained in Train.run_batch(works)]
     np.testing.assert_allclose(stacked, apart, rtol=1e-4, atol=1e-4)
 
 
@@ -171,12 +171,12 @@ def test_nodes_at_different_steps_of_their_optimizers_are_not_trained_together()
     first = trainer(OPTIMIZERS["adam"])
     second = trainer(OPTIMIZERS["adam"], 1, first.learner)
     params = first.learner.flat.read()
-    assert Train(first, params).together == Train(second, params).together
+    assert Train(first, params).batch_key == Train(second, params).batch_key
     first.train(params)
-    assert Train(first, params).together != Train(second, params).together
+    assert Train(first, params).batch_key != Train(second, params).batch_key
     second.train(params)
-    assert Train(first, params).together == Train(second, params).together
-    assert Train(first, params, steps=5).together != Train(second, params).together
+    assert Train(first, params).batch_key == Train(second, params).batch_key
+    assert Train(first, params, steps=5).batch_key != Train(second, params).batch_key
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_the_root_of_no_error_has_no_slope() -> None:
     exact = np.zeros(7, np.float32)
     batch = np.arange(4)[None]
     alone = learner.train(exact, {}, batch)[0]
-    together = learner.train_stacked([exact, exact], [{}, {}], np.stack([batch, batch]))[0]
-    for trained in (alone, *together):
+    batch_key = learner.train_stacked([exact, exact], [{}, {}], np.stack([batch, batch]))[0]
+    for trained in (alone, *batch_key):
         assert np.array_equal(trained.params, exact)
         assert trained.loss == pytest.approx(0.0, abs=1e-5)
 
@@ -267,8 +267,8 @@ def test_padding_counts_for_nothing_and_a_batch_of_it_changes_nothing(loss: str)
     expected = nn.functional.nll_loss(outputs[targets != 0], targets[targets != 0]).item()
     some, nothing = np.array([[0, 1]]), np.array([[2, 3]])
     alone = [learner.train(params, {}, batch)[0] for batch in (some, nothing)]
-    together = learner.train_stacked([params, params], [{}, {}], np.stack([some, nothing]))[0]
-    for trained, empty in (alone, together):
+    batch_key = learner.train_stacked([params, params], [{}, {}], np.stack([some, nothing]))[0]
+    for trained, empty in (alone, batch_key):
         assert trained.loss == pytest.approx(expected, rel=1e-5)
         assert not np.array_equal(trained.params, params)
         assert empty.loss == 0.0
@@ -420,8 +420,8 @@ def test_the_proximal_term_holds_when_nodes_are_stacked() -> None:
     learner = Learner(FlatModule(module()), with_batches(Training("sgd", lr=0.1, proximal=0.7)), DATA)
     start = learner.flat.read()
     alone = [trainer(learner.training, node, learner).train(start).params for node in range(3)]
-    together = TorchTrainer.train_together([(trainer(learner.training, n, learner), start) for n in range(3)], None)
-    for one, other in zip(alone, together, strict=True):
+    batch_key = TorchTrainer.train_batch([(trainer(learner.training, n, learner), start) for n in range(3)], None)
+    for one, other in zip(alone, batch_key, strict=True):
         np.testing.assert_allclose(one, other.params, atol=1e-6)
 
 

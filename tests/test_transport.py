@@ -150,7 +150,7 @@ def test_a_peer_that_reads_no_receipts_takes_one_task_and_little_memory() -> Non
             _, tickets = place.transport._late[PEER]
             assert len(tickets) <= transport_module.LATE_RECEIPTS
             assert tickets[-1] == flood - 1
-            place.transport.lose(PEER)
+            place.transport.mark_failed(PEER)
             await soon(lambda: len(asyncio.all_tasks()) == before)
             assert not place.transport._late
 

@@ -14,14 +14,14 @@ from shoal.algorithms.dpsgd import DPSGD
 from shoal.engines.simulation.kernel import park
 from shoal.engines.simulation.world import World
 from shoal.environment.network.links import Uniform
-from shoal.environment.network.model import Carrier
-from shoal.experiment.setup import _conferring
+from shoal.environment.network.model import NetworkModel
+from shoal.experiment.setup import _interacting
 from shoal.message import RUN_LENGTH, Message, Payload
-from shoal.node import Confers, Node
+from shoal.node import InteractiveSharing, Node
 from shoal.results.records import Event, Record
-from shoal.sharing.full import Full
+from shoal.sharing.full import FullSharing
 from shoal.sharing.secure import secure
-from shoal.sharing.secure.fixed_point import Ring
+from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.masks import Keys
 from shoal.sharing.secure.messages import Gathering, Statement, naming, rows
 from shoal.sharing.secure.secure import Secure
@@ -117,9 +117,9 @@ class Together:
         self.algorithm, self.sharings = algorithm, sharings
         served = hasattr(algorithm, "serve")
         self.learners = len(sharings) - served
-        wired = None if network is None else network.build(len(sharings), seed)
-        carrier = None if wired is None else Carrier(wired.stages[0][1], len(sharings), seed)
-        self.world = World(len(sharings), carrier, learners=self.learners)
+        timeline = None if network is None else network.build(len(sharings), seed)
+        network_model = None if timeline is None else NetworkModel(timeline.stages[0][1], len(sharings), seed)
+        self.world = World(len(sharings), network_model, learners=self.learners)
         self.sent: list[tuple[int, Message]] = []
         self.nodes: list[Node] = []
         self.records: list[list[Record]] = []
@@ -184,7 +184,7 @@ class Together:
     def expected(self, receiver: int, round: int, speakers: Collection[int]) -> Any:
         """The sum of the encodings of what `speakers` had to say, without any mask."""
         sharing = self.sharings[receiver]
-        ring = Ring(sharing.bits, sharing.range)
+        ring = FixedPoint(sharing.bits, sharing.range)
         weights, positions = sharing.companies[round], sharing.positions[round]
         models = {speaker: self.sharings[speaker].models[round][positions] for speaker in speakers}
         return sum(ring.encode(model, weights[speaker]) for speaker, model in models.items())
@@ -209,7 +209,7 @@ class Together:
 
     async def _live(self, node: Node) -> None:
         life = self.algorithm.serve(node) if node.id == self.learners else self.algorithm.run(node)
-        await (_conferring(life, node, node.sharing) if isinstance(node.sharing, Confers) else life)
+        await (_interacting(life, node, node.sharing) if isinstance(node.sharing, InteractiveSharing) else life)
 
 
 # One receiver, and all others speak to it
@@ -238,7 +238,7 @@ class AudienceGraph:
 def audience(speakers: list[Any], rounds: int = 1, **more: Any) -> Together:
     """Node 0 hears `speakers`, which are nodes 1, 2, …"""
     options = {key: getattr(speakers[0], key) for key in ("bits", "range", "threshold", "partners", "few")}
-    receiver = Witnessed(**options, inner=more.pop("inner", Full()))
+    receiver = Witnessed(**options, inner=more.pop("inner", FullSharing()))
     return Together(DPSGD(rounds), [receiver, *speakers], topology=Audience(), **more)
 
 

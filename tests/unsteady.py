@@ -99,4 +99,6 @@ class Unsteady:
         runtime.stop()
         for other in self.world.runtimes:
             if not other.dead:
-                self.world.kernel.at(self.world.kernel.now + 6 * self.rng.random(), partial(other.mailbox.lose, node))
+                self.world.kernel.at(
+                    self.world.kernel.now + 6 * self.rng.random(), partial(other.mailbox.mark_failed, node)
+                )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from shoal.message import Message
-from shoal.message_budget import Room
+from shoal.message_budget import MessageBudget
 from shoal.types import NodeId
 
 
@@ -92,13 +92,13 @@ class Mailbox:
     """The messages of one node that nobody has asked for yet, and the receives that wait for more."""
 
     LIMIT = 100_000
-    """How many unclaimed messages are kept where there is no `Room`; more are dropped and counted in `dropped`."""
+    """How many unclaimed messages are kept where there is no `MessageBudget`; more are dropped and counted in `dropped`."""
     REMEMBERED = 16
     """Of how many rounds, each of one kind, it is known who was heard; what comes for those before them is late."""
 
-    def __init__(self, room: Room | None = None) -> None:
-        """Without `room` for what nobody has asked for, there is a limit to its number only."""
-        self.room = room
+    def __init__(self, budget: MessageBudget | None = None) -> None:
+        """Without `budget` for what nobody has asked for, there is a limit to its number only."""
+        self.budget = budget
         self.gone: set[NodeId] = set()
         self.late = 0
         """Messages that came after the receive that wanted them had given up."""
@@ -139,12 +139,12 @@ class Mailbox:
                 return
         if self._is_over(message) or (self._given_up and self._is_late(message)):
             self.late += 1
-        elif self.room is None and len(self._unclaimed) >= self.LIMIT:
+        elif self.budget is None and len(self._unclaimed) >= self.LIMIT:
             self.dropped += 1
         else:
             self._unclaimed.append(message)
-            if self.room is not None and self.room.seems_full(message):
-                kept = self.room.kept(self._unclaimed, self._asked, self._any_round)
+            if self.budget is not None and self.budget.seems_full(message):
+                kept = self.budget.kept(self._unclaimed, self._asked, self._any_round)
                 self.dropped += len(self._unclaimed) - len(kept)
                 self._unclaimed = kept
 
@@ -187,7 +187,7 @@ class Mailbox:
             self._end(waiter)
             self._give_up(waiter, waiter.missing)
 
-    def lose(self, node: NodeId) -> None:
+    def mark_failed(self, node: NodeId) -> None:
         """`node` has died: nobody waits for it any longer."""
         self.gone.add(node)
         self._back.pop(node, None)
@@ -197,7 +197,7 @@ class Mailbox:
                 self._end(waiter)
                 waiter.wake()
 
-    def regain(self, node: NodeId, round: int) -> None:
+    def mark_rejoined(self, node: NodeId, round: int) -> None:
         """`node` is back: it is waited for again from `round` on."""
         self.gone.discard(node)
         self._back[node] = round

@@ -10,7 +10,7 @@ from shoal.message import Message, Scalar
 from shoal.types import NodeId
 
 
-class Room:
+class MessageBudget:
     """How much of what has come and nobody has asked for yet is kept in memory, and what goes when it is more.
 
     There is room for `AHEAD` usual messages of each node, and of some nodes more, so that those who are ahead of their

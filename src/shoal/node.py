@@ -11,13 +11,13 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from shoal.errors import MessageError, NodeError
-from shoal.experiment.registry import rebuilt, spelt
+from shoal.experiment.registry import from_table, to_table
 from shoal.mailbox import Filter
 from shoal.message import Message, Payload
 from shoal.randomness import generator
 from shoal.results.records import Evaluation, Event, Record, Round
 from shoal.runtime import Runtime
-from shoal.sharing.sharing import Checks, Joins, Member, Outgoing, Sharing
+from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, Sharing
 from shoal.state import State, Stateful, generator_state, restore_generator
 from shoal.topologies.graph import Mixing, Peers, Topology, WeightScheme
 from shoal.training.trainer import Evaluate, Train, Trainer
@@ -61,29 +61,29 @@ class Schedule:
         return last or (self.every > 0 and (round + 1) % self.every == 0)
 
 
-class Finder(Protocol):
+class PeerDiscovery(Protocol):
     """How one node finds its peers; made anew for every node. May keep a state (`shoal.state.Stateful`)."""
 
     async def peers(self, node: Node, round: int) -> Peers: ...
 
 
 @runtime_checkable
-class Finds(Protocol):
+class DiscoveryTopology(Protocol):
     """A topology whose nodes find their peers by talking, where others work them out from the seed alone."""
 
-    def finder(self) -> Finder: ...
+    def discovery(self) -> PeerDiscovery: ...
 
 
 @runtime_checkable
-class Fronts(Protocol):
+class TopologyWrapper(Protocol):
     """A topology that hands out another's graph, such as a sampler: the graph is made from the one behind it."""
 
     @property
-    def behind(self) -> Topology: ...
+    def inner(self) -> Topology: ...
 
 
 @runtime_checkable
-class Serves(Protocol):
+class ServiceProvider(Protocol):
     """An algorithm or a topology that needs a node of its own beside those that learn: a server, a peer sampler.
 
     That node has no data. It lives in `serve`, and is ended when the last of the learning nodes has ended.
@@ -93,7 +93,7 @@ class Serves(Protocol):
 
 
 @runtime_checkable
-class Confers(Protocol):
+class InteractiveSharing(Protocol):
     """A sharing that has words of its own for the sharings of other nodes, beside payloads: keys, say.
 
     The node calls these around what its algorithm does with messages of kind "model"; the algorithm does not notice.
@@ -120,7 +120,7 @@ class Confers(Protocol):
         ...
 
 
-class OnGraph:
+class GraphPeers:
     """The finder of nodes that know the graph."""
 
     def __init__(self, mixing: Mixing) -> None:
@@ -130,7 +130,7 @@ class OnGraph:
         return self.mixing.peers(node.id, round)
 
 
-Mixings: TypeAlias = Callable[[Topology, WeightScheme | None], Mixing]
+MixingFactory: TypeAlias = Callable[[Topology, WeightScheme | None], Mixing]
 """What a topology is on the nodes of this run; weighted as the experiment says, or by the scheme that is named."""
 
 Check: TypeAlias = Callable[[Payload], object]
@@ -170,8 +170,8 @@ class Node:
         observer: Observer,
         run: str,
         receive_timeout: float | None = None,
-        finder: Finder | None = None,
-        mixings: Mixings | None = None,
+        discovery: PeerDiscovery | None = None,
+        mixings: MixingFactory | None = None,
         services: Mapping[str, NodeId] | None = None,
         shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
@@ -203,21 +203,21 @@ class Node:
         self._back: dict[NodeId, int] = {}
         """From which round on those that came back are waited for."""
         self._rewired: tuple[Topology, WeightScheme | None] | None = None
-        self._finder: Finder = finder or OnGraph(mixing)
+        self._discovery: PeerDiscovery = discovery or GraphPeers(mixing)
         self._mixings = mixings
         self.schedule = schedule
         self._observer = observer
         self._run = run
         self._loss: float | None = None
         self._generators: dict[str, np.random.Generator] = {}
-        self._check = sharing.check if isinstance(sharing, Checks) else None
-        self._confers = sharing if isinstance(sharing, Confers) else None
+        self._check = sharing.check if isinstance(sharing, PayloadChecker) else None
+        self._interactive = sharing if isinstance(sharing, InteractiveSharing) else None
         self._companies: dict[NodeId, tuple[int, Collection[NodeId], Mapping[NodeId, float]]] = {}
         """What `accompany` said of each receiver, with the round that it is for."""
         self._params = _frozen(params)
-        if isinstance(sharing, Joins):
+        if isinstance(sharing, NodeAware):
             data = getattr(trainer, "data", None)
-            sharing.join(Member(id, nodes, seed, self.shapes, data))
+            sharing.join(NodeInfo(id, nodes, seed, self.shapes, data))
         sharing.start(self._params)
 
     @property
@@ -276,7 +276,7 @@ class Node:
 
     async def peers(self, round: int) -> Peers:
         """The neighbours in this round and their weights: from the graph, or from whoever samples peers."""
-        return await self._finder.peers(self, round)
+        return await self._discovery.peers(self, round)
 
     def company(self, receiver: NodeId, round: int) -> Collection[NodeId]:
         """All who speak to `receiver` in this round: by the graph, or as told."""
@@ -310,14 +310,14 @@ class Node:
         if self._mixings is None:
             raise NodeError(f"node {self.id} cannot be rewired here: nobody builds graphs for it")
         self.mixing = self._mixings(topology, weights)
-        self._finder = OnGraph(self.mixing)
+        self._discovery = GraphPeers(self.mixing)
         self._rewired = topology, weights
 
     async def send(self, to: Peers | Iterable[NodeId], outgoing: Outgoing, *, round: int, kind: str = MODEL) -> None:
         """Say `outgoing` to each of `to`. Peers that are known to be gone are passed over."""
         recipients = to.to if isinstance(to, Peers) else to
-        if self._confers is not None and kind == MODEL:
-            recipients = await self._confers.prepare(self, tuple(recipients), round)
+        if self._interactive is not None and kind == MODEL:
+            recipients = await self._interactive.prepare(self, tuple(recipients), round)
         gone = self.runtime.gone()
         common = Message(self.id, kind, round, outgoing.frozen(), self._run) if isinstance(outgoing, Payload) else None
         for peer in recipients:
@@ -366,9 +366,9 @@ class Node:
         Nonsense is what the sharing refuses, in messages of kind "model", and what `check` does; it is counted.
         """
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
-        confers = self._confers if kind == MODEL else None
-        if confers is not None:
-            senders = tuple(confers.expected(self, senders, round))
+        interactive = self._interactive if kind == MODEL else None
+        if interactive is not None:
+            senders = tuple(interactive.expected(self, senders, round))
         patience = self.receive_timeout if timeout is None else timeout
         messages = await self.runtime.receive(Filter(kind, round, senders), patience)
         self.silent = frozenset()
@@ -379,7 +379,7 @@ class Node:
         for message in messages:
             if self._accepts(message, check):
                 received[message.sender] = message.payload
-        return received if confers is None else await confers.open(self, received, round)
+        return received if interactive is None else await interactive.open(self, received, round)
 
     async def receive_first(
         self, peers: Iterable[NodeId], *, kind: str = MODEL, timeout: float | None = None
@@ -432,11 +432,11 @@ class Node:
         self._next_round = round
         self.params = params
 
-    def regain(self, peer: NodeId, round: int) -> None:
+    def mark_rejoined(self, peer: NodeId, round: int) -> None:
         """`peer`, which had died, is sent to again at once, and waited for from `round` on."""
         self.returns[peer] = self.returns.get(peer, 0) + 1
         self._back[peer] = round
-        self.runtime.regain(peer, round)
+        self.runtime.mark_rejoined(peer, round)
 
     def full_model(self, payload: Payload) -> Params:
         """The model that `payload` holds whole. Raises `MessageError` for anything else."""
@@ -490,7 +490,7 @@ class Node:
     def state(self) -> State:
         """All that the next round depends on: the model, and what algorithm, trainer, sharing, finder and generators
         keep. It is whole between rounds, when no message is under way."""
-        parts = {"trainer": self.trainer, "sharing": self.sharing, "finder": self._finder}
+        parts = {"trainer": self.trainer, "sharing": self.sharing, "finder": self._discovery}
         return {
             "round": self._next_round,
             "params": self._params,
@@ -510,8 +510,8 @@ class Node:
         for purpose, words in state["generators"].items():
             restore_generator(self.rng(purpose), words)
         if (rewired := state["rewired"]) is not None:
-            self.rewire(rebuilt("topology", rewired["topology"]), rewired["weights"])
-        parts = {"trainer": self.trainer, "sharing": self.sharing, "finder": self._finder}
+            self.rewire(from_table("topology", rewired["topology"]), rewired["weights"])
+        parts = {"trainer": self.trainer, "sharing": self.sharing, "finder": self._discovery}
         for name, part in parts.items():
             if isinstance(part, Stateful):
                 part.restore(state[name])
@@ -519,7 +519,7 @@ class Node:
     def _spelt(self, topology: Topology, weights: WeightScheme | None) -> State:
         """What `rewire` was given, as plain data."""
         try:
-            return {"topology": spelt("topology", topology), "weights": weights}
+            return {"topology": to_table("topology", topology), "weights": weights}
         except ValueError as error:
             raise NodeError(f"node {self.id} was rewired to a graph that cannot be written down: {error}") from error
 

@@ -24,14 +24,14 @@ class Work(Protocol[R]):
         ...
 
     @property
-    def together(self) -> Hashable:
-        """Works with an equal value may be handed to `run_together` in one call."""
+    def batch_key(self) -> Hashable:
+        """Works with an equal value may be handed to `run_batch` in one call."""
         ...
 
     def run(self) -> R: ...
 
     @staticmethod
-    def run_together(works: Sequence[Any]) -> list[Any]:
+    def run_batch(works: Sequence[Any]) -> list[Any]:
         """The results of all works, in order; within float tolerance those of `run`."""
         ...
 
@@ -72,6 +72,6 @@ class Runtime(Protocol):
         """The nodes known to have died."""
         ...
 
-    def regain(self, node: NodeId, round: int) -> None:
+    def mark_rejoined(self, node: NodeId, round: int) -> None:
         """`node` has come back: from `round` on it is waited for again."""
         ...

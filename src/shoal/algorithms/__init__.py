@@ -14,10 +14,10 @@ class Algorithm(Protocol):
     `asyncio` or threads in here: the node offers a clock, generators and background tasks that work in every engine.
 
     An algorithm may also have
-    - `async def serve(self, node)`: the life of one more node, a server (see `shoal.node.Serves`);
+    - `async def serve(self, node)`: the life of one more node, a server (see `shoal.node.ServiceProvider`);
     - `speaks`, one of `Speaks`: to whom, and whether by `node.sharing`. It tells which sharings go
       with the algorithm; "neighbours" when it is not said;
-    - `misfits(whole)`: what of an experiment does not go with it (see `shoal.experiment.registry.Particular`).
+    - `incompatibilities(whole)`: what of an experiment does not go with it (see `shoal.experiment.registry.Constrained`).
     """
 
     async def run(self, node: Node) -> None: ...
@@ -44,4 +44,4 @@ ALGORITHMS: dict[str, str] = {
     "parameter-server": "shoal.algorithms.parameter_server:ParameterServer",
 }
 
-__all__ = ["ALGORITHMS", "Algorithm"]
+__all__ = ["ALGORITHMS", "Algorithm", "Node", "Protocol"]

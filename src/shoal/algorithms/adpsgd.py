@@ -12,7 +12,7 @@ import numpy as np
 from shoal.algorithms.support.requirements import changes, directed, graph_of
 from shoal.algorithms.support.vectors import check_vectors
 from shoal.errors import MessageError
-from shoal.experiment.registry import Speaks, Whole
+from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.topologies.graph import Graph, Mixing, TopologyWarning, once
@@ -115,11 +115,11 @@ class ADPSGD:
             in_vain.update({peer: 0 if peer in here else in_vain[peer] + 1 for peer in waiting})
             asked += 1
 
-    def misfits(self, whole: Whole) -> list[str]:
-        graph = graph_of(whole)
-        if changes(whole) or (graph is not None and directed(graph)):
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        graph = graph_of(experiment)
+        if changes(experiment) or (graph is not None and directed(graph)):
             return [
-                f"topology = {whole.topology.name!r}: 'adpsgd' averages in pairs over links that stay as they are and "
+                f"topology = {experiment.topology.name!r}: 'adpsgd' averages in pairs over links that stay as they are and "
                 "go both ways; use a graph like topology = { name = 'ring' } or { name = 'regular' } without dynamic"
             ]
         sides = None if graph is None else bipartition(graph)
@@ -127,12 +127,12 @@ class ADPSGD:
             return []
         if self.bipartite == "require":
             return [
-                f"topology = {whole.topology.name!r}: the graph is not bipartite, {sides.dropped} of {sides.links} "
+                f"topology = {experiment.topology.name!r}: the graph is not bipartite, {sides.dropped} of {sides.links} "
                 "links stand in the way; use algorithm.bipartite = 'make' to leave them out, or a bipartite "
                 "graph such as a ring of an even number of nodes, a grid or a tree"
             ]
         warnings.warn(
-            f"'adpsgd' needs a bipartite graph, which topology {whole.topology.name!r} is not: {sides.dropped} of its "
+            f"'adpsgd' needs a bipartite graph, which topology {experiment.topology.name!r} is not: {sides.dropped} of its "
             f"{sides.links} links are left out",
             TopologyWarning,
             stacklevel=2,

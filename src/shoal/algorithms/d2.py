@@ -11,7 +11,7 @@ from typing import Annotated
 from shoal.algorithms.support.presence import Epochs, epoch_of
 from shoal.algorithms.support.requirements import changes, directed, graph_of, inexact, unlike_plain_sgd
 from shoal.algorithms.support.vectors import halved
-from shoal.experiment.registry import Whole
+from shoal.experiment.registry import ExperimentView
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.topologies.graph import Graph, Mixing
@@ -59,16 +59,16 @@ class D2:
             node.params = node.sharing.merge(ahead, received, halved(weights) if self.lazy else weights)
             node.memory["before"] = before = [x, u]
 
-    def misfits(self, whole: Whole) -> list[str]:
-        problems = unlike_plain_sgd(whole) + inexact(whole, "'d2'")
-        graph = graph_of(whole)
-        at = f"topology = {whole.topology.name!r}"
-        if changes(whole) or (graph is not None and directed(graph)):
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        problems = unlike_plain_sgd(experiment) + inexact(experiment, "'d2'")
+        graph = graph_of(experiment)
+        at = f"topology = {experiment.topology.name!r}"
+        if changes(experiment) or (graph is not None and directed(graph)):
             problems.append(
                 f"{at}: 'd2' diverges where links change or go one way; use an undirected graph that stays as it is, "
                 "or algorithm = 'gradient-tracking'"
             )
-        elif graph is not None and not self.lazy and (least := _smallest_eigenvalue(graph, whole)) <= LEAST + 1e-5:
+        elif graph is not None and not self.lazy and (least := _smallest_eigenvalue(graph, experiment)) <= LEAST + 1e-5:
             problems.append(
                 f"{at}: the smallest eigenvalue of its mixing matrix is {least:.3g}, and 'd2' diverges unless it is "
                 "above -1/3; use algorithm.lazy = true or another graph"
@@ -76,10 +76,10 @@ class D2:
         return problems
 
 
-def _smallest_eigenvalue(graph: Graph, whole: Whole) -> float:
+def _smallest_eigenvalue(graph: Graph, experiment: ExperimentView) -> float:
     from shoal.topologies.measures import matrix, smallest_eigenvalue  # scipy takes its time
 
-    return smallest_eigenvalue(matrix(Mixing(graph, whole.weights), 0))
+    return smallest_eigenvalue(matrix(Mixing(graph, experiment.weights), 0))
 
 
 def _check(payload: Payload) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shoal.algorithms.support.fragments import NUMBER, VALUES, Fragments, cut
 from shoal.algorithms.support.send_queue import UNSENT, OutQueue
-from shoal.experiment.registry import Speaks, Whole
+from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.message import Message
 from shoal.node import Node
 from shoal.types import Bounds, NodeId, Params
@@ -63,10 +63,10 @@ class DivShare:
         """How many fragments a model is cut into."""
         return max(1, int(1 / self.fraction + 1e-9))  # 1/(1/93) is a little less than 93
 
-    def misfits(self, whole: Whole) -> list[str]:
-        if self.peers == "all" and self.degree is not None and self.degree >= whole.nodes:
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        if self.peers == "all" and self.degree is not None and self.degree >= experiment.nodes:
             return [
-                f"algorithm.degree = {self.degree}: each of {whole.nodes} nodes has {whole.nodes - 1} others to send a "
+                f"algorithm.degree = {self.degree}: each of {experiment.nodes} nodes has {experiment.nodes - 1} others to send a "
                 "fragment to; use a smaller degree, or leave it out"
             ]
         return []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from shoal.algorithms.support.requirements import unbuildable
-from shoal.experiment.registry import Speaks, Whole
+from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.node import Node
 from shoal.topologies.random_out import RandomOut
 from shoal.types import Bounds
@@ -40,5 +40,5 @@ class ELLocal:
             received = await node.receive_each(peers, round=r)
             node.params = node.sharing.merge(node.params, received, node.weights(received))
 
-    def misfits(self, whole: Whole) -> list[str]:
-        return unbuildable("peers", RandomOut(self.peers), whole)
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        return unbuildable("peers", RandomOut(self.peers), experiment)

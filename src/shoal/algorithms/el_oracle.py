@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from shoal.algorithms.support.requirements import unbuildable
-from shoal.experiment.registry import Speaks, Whole
+from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.node import Node
 from shoal.topologies.regular import Regular
 from shoal.types import Bounds
@@ -39,8 +39,8 @@ class ELOracle:
             received = await node.receive_each(peers, round=r)
             node.params = node.sharing.merge(node.params, received, node.weights(received))
 
-    def misfits(self, whole: Whole) -> list[str]:
-        return unbuildable("degree", self._graph(), whole)
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        return unbuildable("degree", self._graph(), experiment)
 
     def _graph(self) -> Regular:
         return Regular(self.degree, dynamic=True)

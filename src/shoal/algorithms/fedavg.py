@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from shoal.algorithms.support.server import alive, call, calls, dismiss
-from shoal.algorithms.support.server_optimizers import Average, ServerOptimizer
+from shoal.algorithms.support.server_optimizers import ServerOptimizer, ServerSGD
 from shoal.errors import MessageError
 from shoal.experiment.registry import Speaks
 from shoal.message import Payload
@@ -35,7 +35,7 @@ class FedAvg:
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     fraction: Annotated[float, Bounds(above=0, at_most=1)] = 1.0
     """Of the clients that are alive: how many are called, one at the least."""
-    server: Annotated[ServerOptimizer, Nested("server-optimizer")] = field(default_factory=Average)
+    server: Annotated[ServerOptimizer, Nested("server-optimizer")] = field(default_factory=ServerSGD)
 
     speaks: ClassVar[Speaks] = "server"
     sums: ClassVar[bool] = True

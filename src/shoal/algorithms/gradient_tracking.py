@@ -16,7 +16,7 @@ import numpy as np
 from shoal.algorithms.support.presence import Epochs, epoch_of
 from shoal.algorithms.support.requirements import unlike_plain_sgd
 from shoal.algorithms.support.vectors import average, check_vectors, halved
-from shoal.experiment.registry import Speaks, Whole
+from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.types import Bounds
@@ -65,8 +65,8 @@ class GradientTracking:
             before = d
             node.memory.update(mixed=mixed, before=before)
 
-    def misfits(self, whole: Whole) -> list[str]:
-        return unlike_plain_sgd(whole)
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        return unlike_plain_sgd(experiment)
 
 
 def _check(payload: Payload, size: int) -> None:

@@ -14,10 +14,10 @@ import numpy as np
 
 from shoal.algorithms.support.requirements import changes, directed, graph_of, inexact
 from shoal.errors import TopologyError
-from shoal.experiment.registry import Whole
+from shoal.experiment.registry import ExperimentView
 from shoal.message import Payload
 from shoal.node import Node
-from shoal.sharing.sharing import Checks
+from shoal.sharing.sharing import PayloadChecker
 from shoal.topologies.graph import Mixing, once
 from shoal.types import Bounds, Params
 
@@ -61,7 +61,7 @@ class Muffliato:
         """This node's row of Wx, in exchange k of round r."""
 
         def check(said: Payload) -> None:
-            if isinstance(node.sharing, Checks):
+            if isinstance(node.sharing, PayloadChecker):
                 node.sharing.check(said, x)
 
         number, kind = r * self.gossip + k, EXCHANGE.format(k)
@@ -70,17 +70,17 @@ class Muffliato:
         received = await node.receive_each(peers, round=r, kind=kind, check=check)
         return node.sharing.merge(x, received, node.weights(received))
 
-    def misfits(self, whole: Whole) -> list[str]:
-        graph = graph_of(whole)
-        at = f"topology = {whole.topology.name!r}"
-        if self.accelerated and (changes(whole) or (graph is not None and directed(graph))):
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        graph = graph_of(experiment)
+        at = f"topology = {experiment.topology.name!r}"
+        if self.accelerated and (changes(experiment) or (graph is not None and directed(graph))):
             return [
                 f"{at}: acceleration needs an undirected graph that stays as it is; use such a graph or "
                 "algorithm.accelerated = false"
             ]
-        if graph is not None and graph.static and _gap(Mixing(graph, whole.weights)) == 0.0:
+        if graph is not None and graph.static and _gap(Mixing(graph, experiment.weights)) == 0.0:
             return [f"{at}: {APART}"]
-        return inexact(whole, "acceleration") if self.accelerated else []
+        return inexact(experiment, "acceleration") if self.accelerated else []
 
 
 APART = "its spectral gap is 0: some nodes never hear of others, and noise would not average away; connect the graph"

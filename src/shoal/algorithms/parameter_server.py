@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from shoal.algorithms.support.server import alive, call, calls, dismiss
-from shoal.algorithms.support.server_optimizers import Average, ServerOptimizer
+from shoal.algorithms.support.server_optimizers import ServerOptimizer, ServerSGD
 from shoal.experiment.registry import Speaks
 from shoal.message import Message, Payload
 from shoal.node import Node
@@ -44,7 +44,7 @@ class ParameterServer:
     staleness: Annotated[int, Bounds(at_least=0)] | None = None
     """How many iterations the fastest asynchronous worker may be ahead of the slowest before it has to wait: stale
     synchronous parallel (Ho et al. 2013). No limit when not given."""
-    server: Annotated[ServerOptimizer, Nested("server-optimizer")] = field(default_factory=Average)
+    server: Annotated[ServerOptimizer, Nested("server-optimizer")] = field(default_factory=ServerSGD)
 
     speaks: ClassVar[Speaks] = "itself"  # a sharing that remembers models would not know what to make of steps
 

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from shoal.algorithms.support.requirements import unlike_plain_sgd
-from shoal.experiment.registry import Whole
+from shoal.experiment.registry import ExperimentView
 from shoal.node import Node
 from shoal.types import Bounds
 
@@ -43,5 +43,5 @@ class QGDSGDm:
             node.params = node.sharing.merge(half, received, node.weights(received))
             node.memory["m"] = m = self.mu * m + (1 - self.mu) * (x - node.params)
 
-    def misfits(self, whole: Whole) -> list[str]:
-        return unlike_plain_sgd(whole)
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        return unlike_plain_sgd(experiment)

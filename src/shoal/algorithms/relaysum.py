@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from shoal.algorithms.support.presence import Listener
+from shoal.algorithms.support.presence import PeerMonitor
 from shoal.algorithms.support.requirements import directed, graph_of
 from shoal.algorithms.support.vectors import check_vectors
 from shoal.errors import MessageError
-from shoal.experiment.registry import Speaks, Whole
+from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.topologies.graph import Graph
@@ -46,7 +46,7 @@ class RelaySum:
         first, n = node.memory.setdefault("first", node.params), node.nodes
         check = partial(_check, size=first.size, nodes=n)
         heard = _remembered(node.memory.get("heard", {}))
-        reach, listener = _reach(node.mixing.graph, node.id), Listener(node)
+        reach, listener = _reach(node.mixing.graph, node.id), PeerMonitor(node)
         async for r in node.rounds(self.rounds):
             half = await node.train(node.params)
             neighbours = await node.peers(r)
@@ -59,12 +59,12 @@ class RelaySum:
             node.params = total / np.float32(max(1, n - missing))
             node.memory["heard"] = {str(j): [m.arrays["sum"], m.fields["count"]] for j, m in heard.items()}
 
-    def misfits(self, whole: Whole) -> list[str]:
-        graph = graph_of(whole)
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        graph = graph_of(experiment)
         if graph is not None and _is_tree(graph):
             return []
         return [
-            f"topology = {whole.topology.name!r}: 'relaysum' relays sums along a tree, a connected graph without "
+            f"topology = {experiment.topology.name!r}: 'relaysum' relays sums along a tree, a connected graph without "
             "circles that stays as it is; use topology = { name = 'tree' }, { name = 'star' }, "
             "or { name = 'grid', rows = 1 } for a chain"
         ]

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.algorithms.support.presence import Listener
+from shoal.algorithms.support.presence import PeerMonitor
 from shoal.algorithms.support.vectors import check_vectors
 from shoal.errors import MessageError
 from shoal.experiment.registry import Speaks
@@ -75,7 +75,7 @@ class _Silence:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._listener = Listener(node)
+        self._listener = PeerMonitor(node)
         self._known: dict[NodeId, tuple[int, int]] = {k: (r, s) for k, r, s in node.memory.get("silence", [])}
         """Of those that were missed at any time: the round of the latest news, and 1 for silent or 0 for heard."""
 

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Annotated, ClassVar
 
 from shoal.algorithms.support.fragments import VALUES, cut
-from shoal.algorithms.support.presence import Listener
+from shoal.algorithms.support.presence import PeerMonitor
 from shoal.algorithms.support.requirements import unbuildable
-from shoal.experiment.registry import Speaks, Whole
+from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.node import Node
 from shoal.topologies.regular import Regular
 from shoal.types import Bounds, Params
@@ -45,7 +45,7 @@ class Shatter:
     async def run(self, node: Node) -> None:
         node.rewire(self._graph(), "uniform")
         chunks = cut(node.shapes, self.virtual_nodes, node.seed)
-        listener = Listener(node)
+        listener = PeerMonitor(node)
         async for r in node.rounds(self.rounds):
             trained = await node.train(node.params)
             peers = [await node.peers(r * self.virtual_nodes + c) for c in range(self.virtual_nodes)]
@@ -58,8 +58,8 @@ class Shatter:
                 received[c] = [said.arrays[VALUES] for said in heard.values()]
             node.params = chunks.average(trained, received)
 
-    def misfits(self, whole: Whole) -> list[str]:
-        return unbuildable("degree", self._graph(), whole)
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        return unbuildable("degree", self._graph(), experiment)
 
     def _graph(self) -> Regular:
         return Regular(self.degree, dynamic=True)

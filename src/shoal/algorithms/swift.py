@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from shoal.algorithms.support.requirements import changes, directed, graph_of
 from shoal.algorithms.support.vectors import average, check_vectors
-from shoal.experiment.registry import Speaks, Whole
+from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.topologies.graph import Graph, Mixing, once
@@ -61,12 +61,12 @@ class SWIFT:
             node.params = mixed + step
         await node.send(weights, Payload({"params": node.params}), round=self.rounds, kind=BROADCAST)
 
-    def misfits(self, whole: Whole) -> list[str]:
-        graph = graph_of(whole)
-        if not changes(whole) and (graph is None or not directed(graph)):
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        graph = graph_of(experiment)
+        if not changes(experiment) and (graph is None or not directed(graph)):
             return []
         return [
-            f"topology = {whole.topology.name!r}: 'swift' averages with what lasting neighbours said, over links that "
+            f"topology = {experiment.topology.name!r}: 'swift' averages with what lasting neighbours said, over links that "
             "go both ways; use a graph like topology = { name = 'ring' } or { name = 'regular' } without dynamic"
         ]
 

@@ -103,18 +103,18 @@ class Holdings:
 def holdings(file: Path, settings: Sequence[str] = ()) -> Holdings:
     """As a run of the experiment would divide its data."""
     from shoal.experiment import Experiment, parse_overrides
-    from shoal.experiment.setup import Commons
+    from shoal.experiment.setup import Setup
 
     with warnings.catch_warnings(), Display(console()) as display:
         warnings.showwarning = lambda message, *_, **__: display.notice(str(message))
         experiment = Experiment.from_file(file, parse_overrides(settings))
-        commons = Commons(experiment)
-    if commons.data.task != "classification":
+        setup = Setup(experiment)
+    if setup.data.task != "classification":
         raise DataError(
-            f"dataset {experiment.dataset.name!r}: a {commons.data.task} task has no classes to draw; data sets of "
+            f"dataset {experiment.dataset.name!r}: a {setup.data.task} task has no classes to draw; data sets of "
             "classes have, such as cifar10"
         )
-    return Holdings(f"{experiment.dataset.name}, {experiment.partition.name}", commons.label_counts())
+    return Holdings(f"{experiment.dataset.name}, {experiment.partition.name}", setup.label_counts())
 
 
 def draw(holdings: Holdings, out: Path) -> int:

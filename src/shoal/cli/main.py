@@ -306,11 +306,11 @@ def _list(parsed: argparse.Namespace) -> int:
 
 def _listed(parameter: Any) -> str:
     """A parameter and its default as an experiment would spell it."""
-    from shoal.experiment.registry import spelling
+    from shoal.experiment.registry import component_name
 
     if parameter.nested is None or parameter.required or parameter.default is None:
         return str(parameter)
-    return str(dataclasses.replace(parameter, default=spelling(parameter.nested, parameter.default)))
+    return str(dataclasses.replace(parameter, default=component_name(parameter.nested, parameter.default)))
 
 
 def _topology(parsed: argparse.Namespace) -> int:
@@ -331,9 +331,9 @@ def _topology(parsed: argparse.Namespace) -> int:
         warnings.showwarning = lambda message, *_, **__: display.notice(str(message))
         topology = experiment.topology.build()
         if isinstance(topology, FromLabels):
-            from shoal.experiment.setup import Commons
+            from shoal.experiment.setup import Setup
 
-            mixing = Commons(experiment).mixing
+            mixing = Setup(experiment).mixing
         else:
             mixing = Mixing(topology.build(experiment.nodes, experiment.seed), experiment.weights)
     screen.print(str(measure(mixing, parsed.round)), highlight=False, markup=False, soft_wrap=True)

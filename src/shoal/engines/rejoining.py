@@ -65,7 +65,7 @@ async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
     answers = await _answers(node, {node.server} if led else set(others))
     for peer, round in answers.items():
         if peer < node.nodes:
-            node.regain(peer, round)
+            node.mark_rejoined(peer, round)
     giver = next(iter(answers), None) if led else await _take_over(node, answers)
     if giver is None:
         node.event("not rejoined", "nobody answered: the others have ended, or cannot be reached")
@@ -109,7 +109,7 @@ async def _take_over(node: Node, answers: dict[NodeId, int]) -> NodeId | None:
 async def _count_on(node: Node, peer: NodeId) -> None:
     """Send to `peer`, and wait for it, from the next round on, and let it know."""
     round = node.next_round + 1
-    node.regain(peer, round)
+    node.mark_rejoined(peer, round)
     await node.send([peer], Payload({}, {"round": round}), round=0, kind=ANSWER)
 
 

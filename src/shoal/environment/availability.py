@@ -41,7 +41,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 """The step whose multiples, from 1 back to 0, are spread the most evenly."""
 
 
-class Attendance(Protocol):
+class AvailabilitySchedule(Protocol):
     """When the nodes of a run are online."""
 
     def online(self, node: NodeId, time: float) -> bool: ...
@@ -54,7 +54,7 @@ class Attendance(Protocol):
 class Availability(Protocol):
     """A recipe for an attendance; its parameters are those of its constructor."""
 
-    def build(self, nodes: int, seed: int) -> Attendance | None:
+    def build(self, nodes: int, seed: int) -> AvailabilitySchedule | None:
         """On nodes 0 to nodes − 1, those that learn. None: everybody, always.
 
         Raises `DataError`, which names the file and the place in it, for a trace that cannot be used.
@@ -81,11 +81,11 @@ class FedScale:
     path: Path
     order: Order = "drawn"
 
-    def build(self, nodes: int, seed: int) -> Attendance:
+    def build(self, nodes: int, seed: int) -> AvailabilitySchedule:
         clients = Clients(self.path)
         found = [_trace(clients.of(node, seed, self.order)) for node in range(nodes)]
         _report_absent([node for node, schedule in enumerate(found) if not schedule.intervals], str(self.path))
-        return _Attendance(dict(enumerate(found)))
+        return _AvailabilitySchedule(dict(enumerate(found)))
 
 
 def _trace(client: Client) -> Schedule:
@@ -114,12 +114,12 @@ class Intervals:
     path: Path
     period: Annotated[float, Bounds(at_least=SHORTEST_PERIOD)] | None = None
 
-    def build(self, nodes: int, seed: int) -> Attendance:
+    def build(self, nodes: int, seed: int) -> AvailabilitySchedule:
         period = math.inf if self.period is None else self.period
         found: dict[NodeId, list[Interval]] = {}
         for node, interval in _Table(self.path, nodes, period).rows():
             found.setdefault(node, []).append(interval)
-        return _Attendance({node: Schedule(intervals, period) for node, intervals in found.items()})
+        return _AvailabilitySchedule({node: Schedule(intervals, period) for node, intervals in found.items()})
 
 
 class _Table:
@@ -197,11 +197,11 @@ class DayNight:
         if self.low >= self.high:
             raise ValueError(f"low = {self.low:g}, high = {self.high:g}: expected low below high")
 
-    def build(self, nodes: int, seed: int) -> Attendance:
+    def build(self, nodes: int, seed: int) -> AvailabilitySchedule:
         hours = [self._hours(node, seed) for node in range(nodes)]
         if self.same_hours:
             _report_absent([n for n, own in enumerate(hours) if own.threshold >= self.high], "availability 'day-night'")
-        return _Attendance(dict(enumerate(hours)))
+        return _AvailabilitySchedule(dict(enumerate(hours)))
 
     def _hours(self, node: NodeId, seed: int) -> Hours:
         rng = generator(seed, "availability", node)
@@ -226,7 +226,7 @@ class _Timetable(Protocol):
 
 
 @dataclass(frozen=True)
-class _Attendance:
+class _AvailabilitySchedule:
     """A timetable for each node; those without one are always online."""
 
     timetables: Mapping[NodeId, _Timetable]

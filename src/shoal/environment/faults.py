@@ -1,7 +1,7 @@
 """Faults on schedule: what strikes whom and when, and the timetable that follows from it.
 
 A `Fault` is one `[[fault]]` table of an experiment. Those by `round` strike a node when it starts that round, and the
-node's observer looks for them. All others strike by the clock: `timetable` turns them into `Happening`s in order of
+node's observer looks for them. All others strike by the clock: `timetable` turns them into `FaultEvent`s in order of
 time, the same ones in every process that reads it with the same seed. `Interference` keeps what of them stands
 between nodes.
 """
@@ -123,13 +123,13 @@ class Fault:
         """Whether it strikes a node that starts `round`, if it has not yet."""
         return self.round is not None and self.round <= round
 
-    def table(self) -> dict[str, Any]:
+    def to_table(self) -> dict[str, Any]:
         """What is given."""
         return {f.name: value for f in dataclasses.fields(self) if (value := getattr(self, f.name)) is not None}
 
 
 @dataclass(frozen=True)
-class Happening:
+class FaultEvent:
     """Something that is done to nodes at a time, in seconds since the start of the run."""
 
     time: float
@@ -176,7 +176,7 @@ class Happening:
         return f"{messages} are {'held' if self.kind == 'hold' else 'released'}"
 
 
-def timetable(faults: Sequence[Fault], nodes: int, size: int, seed: int) -> Iterator[Happening]:
+def timetable(faults: Sequence[Fault], nodes: int, size: int, seed: int) -> Iterator[FaultEvent]:
     """What the clock brings, in order of time and, within a time, in the order of the file. It may be endless.
 
     `size` counts the nodes with those that serve: the last `size - nodes`. The faults are those of an experiment,
@@ -187,22 +187,22 @@ def timetable(faults: Sequence[Fault], nodes: int, size: int, seed: int) -> Iter
     down: set[NodeId] = set()
     timed = [fault for fault in faults if fault.round is None]
     for_good = () if any(fault.revives for fault in timed) else down
-    for i, happening in _merged(dict(enumerate(timed)), nodes, size, seed, for_good):
-        struck = happening.nodes
-        if happening.kind == "crash":
+    for i, fault_event in _merged(dict(enumerate(timed)), nodes, size, seed, for_good):
+        struck = fault_event.nodes
+        if fault_event.kind == "crash":
             struck = tuple(node for node in struck if node not in down)
             down.update(struck)
-        elif happening.kind == "restart":
+        elif fault_event.kind == "restart":
             if timed[i].kind == "crash":
                 struck = tuple(node for node in struck if node in down)
             down.difference_update(struck)
         if struck:
-            yield dataclasses.replace(happening, nodes=struck)
+            yield dataclasses.replace(fault_event, nodes=struck)
 
 
 def _merged(
     faults: Mapping[int, Fault], nodes: int, size: int, seed: int, for_good: Collection[NodeId] = ()
-) -> Iterator[tuple[int, Happening]]:
+) -> Iterator[tuple[int, FaultEvent]]:
     """What faults by the clock do, each with the number of its fault. Those down `for_good` are not crashed again."""
     schedules = [zip(itertools.repeat(i), _schedule(f, i, nodes, size, seed, for_good)) for i, f in faults.items()]
     return heapq.merge(*schedules, key=lambda numbered: numbered[1].time)
@@ -210,13 +210,13 @@ def _merged(
 
 def _schedule(
     fault: Fault, index: int, nodes: int, size: int, seed: int, for_good: Collection[NodeId]
-) -> Iterator[Happening]:
+) -> Iterator[FaultEvent]:
     """What one fault by the clock does, and undoes, in order of time."""
-    ends: list[tuple[float, int, Happening]] = []
+    ends: list[tuple[float, int, FaultEvent]] = []
     for order, (start, end, struck) in enumerate(_strikes(fault, index, nodes, size, seed, for_good)):
         while ends and ends[0][0] <= start:
             yield heapq.heappop(ends)[-1]
-        strike = Happening(
+        strike = FaultEvent(
             start,
             fault.kind,
             struck or tuple(range(size)),
@@ -298,17 +298,17 @@ class Interference:
         self._holds: _Pairs | None = None
         self._drops: _Pairs | None = None
 
-    def apply(self, happening: Happening) -> None:
+    def apply(self, fault_event: FaultEvent) -> None:
         """Let it happen. What is not between nodes, such as a crash, changes nothing.
 
         A happening without nodes is between all of them, and one without others between its nodes and all others.
         """
-        if happening.kind in ("partition", "repair"):
-            self._cuts = self._changed(self._cuts, happening, happening.kind == "partition", np.bool_)
-        elif happening.kind in ("hold", "release"):
-            self._holds = self._changed(self._holds, happening, happening.kind == "hold", np.bool_)
-        elif happening.kind == "drop":
-            self._drops = self._changed(self._drops, happening, happening.value, np.float64)
+        if fault_event.kind in ("partition", "repair"):
+            self._cuts = self._changed(self._cuts, fault_event, fault_event.kind == "partition", np.bool_)
+        elif fault_event.kind in ("hold", "release"):
+            self._holds = self._changed(self._holds, fault_event, fault_event.kind == "hold", np.bool_)
+        elif fault_event.kind == "drop":
+            self._drops = self._changed(self._drops, fault_event, fault_event.value, np.float64)
 
     def cut(self, sender: NodeId, receiver: NodeId) -> bool:
         """Whether no message gets through."""
@@ -322,28 +322,28 @@ class Interference:
         """The probability that a message is dropped."""
         return 0.0 if self._drops is None or sender == receiver else self._drops.value(sender, receiver)
 
-    def undoes(self, happening: Happening) -> bool:
+    def undoes(self, fault_event: FaultEvent) -> bool:
         """Whether a repair or a release has anything to undo."""
-        pairs = self._cuts if happening.kind == "repair" else self._holds
-        return pairs is not None and any(pairs.any_of(*sides) for sides in self._sides(happening))
+        pairs = self._cuts if fault_event.kind == "repair" else self._holds
+        return pairs is not None and any(pairs.any_of(*sides) for sides in self._sides(fault_event))
 
-    def _changed(self, pairs: _Pairs | None, happening: Happening, value: float, kind: DTypeLike) -> _Pairs | None:
+    def _changed(self, pairs: _Pairs | None, fault_event: FaultEvent, value: float, kind: DTypeLike) -> _Pairs | None:
         if pairs is None:
             if not value:
                 return None
             pairs = _Pairs(self._size, kind)
-        for senders, receivers in self._sides(happening):
+        for senders, receivers in self._sides(fault_event):
             pairs.fill(senders, receivers, value)
         return pairs
 
-    def _sides(self, happening: Happening) -> Iterator[tuple[Collection[NodeId], Collection[NodeId]]]:
+    def _sides(self, fault_event: FaultEvent) -> Iterator[tuple[Collection[NodeId], Collection[NodeId]]]:
         """Senders and receivers that are meant, in one or both directions."""
-        nodes = frozenset(happening.nodes or range(self._size))
-        others: Collection[NodeId] = frozenset(happening.others)
+        nodes = frozenset(fault_event.nodes or range(self._size))
+        others: Collection[NodeId] = frozenset(fault_event.others)
         if not others:
-            others = [node for node in range(self._size) if not happening.nodes or node not in nodes]
+            others = [node for node in range(self._size) if not fault_event.nodes or node not in nodes]
         yield nodes, others
-        if not happening.oneway:
+        if not fault_event.oneway:
             yield others, nodes
 
 
@@ -406,7 +406,7 @@ class _Pairs:
 # What makes no sense
 
 
-def misfits(faults: Sequence[Fault], nodes: int, size: int) -> list[str]:
+def incompatibilities(faults: Sequence[Fault], nodes: int, size: int) -> list[str]:
     """What is wrong with the faults of an experiment, each with its place: "fault[1].until = 5.0: …".
 
     `size` counts the nodes with those that serve. What is between faults is looked at when each is right by itself.
@@ -415,7 +415,10 @@ def misfits(faults: Sequence[Fault], nodes: int, size: int) -> list[str]:
     known = schema.parameters(Fault)
     for i, fault in enumerate(faults):
         before = len(problems)
-        for key, value in fault.table().items():  # types and ranges: one that was made in Python has not been seen yet
+        for (
+            key,
+            value,
+        ) in fault.to_table().items():  # types and ranges: one that was made in Python has not been seen yet
             schema.convert(value, known[key].hint, f"fault[{i}].{key}", problems)
         if len(problems) == before:
             said = (*_misplaced_keys(fault), *_wrong_times(fault), *_wrong_nodes(fault, nodes, size))
@@ -425,7 +428,7 @@ def misfits(faults: Sequence[Fault], nodes: int, size: int) -> list[str]:
 
 def _misplaced_keys(fault: Fault) -> Iterator[str]:
     own = _OWN[fault.kind]
-    for key, value in fault.table().items():
+    for key, value in fault.to_table().items():
         if key not in _COMMON | own:
             kinds = ", ".join(repr(kind) for kind, keys in _OWN.items() if key in keys)
             yield f"{key} = {value!r}: kind = {fault.kind!r} has no such key; remove it (it goes with {kinds})"
@@ -530,19 +533,19 @@ def _in_vain(faults: Sequence[Fault], nodes: int, size: int) -> Iterator[str]:
     interference = Interference(size)
     by_round = {n for fault in faults if fault.kind == "crash" and fault.round is not None for n in fault.ids(size)}
     down: set[NodeId] = set()
-    for i, happening in _merged(fixed, nodes, size, 0):
+    for i, fault_event in _merged(fixed, nodes, size, 0):
         if (undone := _UNDONE.get(faults[i].kind)) is not None:
-            perhaps = [f for f in drawn if f.kind == undone and (f.after or 0.0) < happening.time]
-            place = f"fault[{i}].time = {happening.time!r}"
+            perhaps = [f for f in drawn if f.kind == undone and (f.after or 0.0) < fault_event.time]
+            place = f"fault[{i}].time = {fault_event.time!r}"
             if undone == "crash":
-                up = set(happening.nodes).difference(down, by_round, *(_pool(f, nodes, size) for f in perhaps))
+                up = set(fault_event.nodes).difference(down, by_round, *(_pool(f, nodes, size) for f in perhaps))
                 if up:
                     yield f"{place}: node {min(up)} is not down by then; let it crash before, or leave it out"
-            elif not perhaps and not interference.undoes(happening):
+            elif not perhaps and not interference.undoes(fault_event):
                 done = "cut" if undone == "partition" else "held"
                 yield f"{place}: nothing that it names is {done} by then; add a {undone} before, or remove this"
-        if happening.kind == "crash":
-            down.update(happening.nodes)
-        elif happening.kind == "restart":
-            down.difference_update(happening.nodes)
-        interference.apply(happening)
+        if fault_event.kind == "crash":
+            down.update(fault_event.nodes)
+        elif fault_event.kind == "restart":
+            down.difference_update(fault_event.nodes)
+        interference.apply(fault_event)

@@ -7,28 +7,33 @@ import math
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from shoal.environment.availability import Attendance
-from shoal.environment.network.model import Occurrence
-from shoal.environment.network.network import Presence, Stage, Wired
+from shoal.environment.availability import AvailabilitySchedule
+from shoal.environment.network.model import EnvironmentEvent
+from shoal.environment.network.network import AvailabilityChange, NetworkChange, NetworkTimeline
 from shoal.types import NodeId
 
 
-def agenda(
-    wired: Wired | None, attendance: Attendance | None, nodes: int, faults: Iterator[Occurrence]
-) -> Iterator[Occurrence]:
+def events(
+    timeline: NetworkTimeline | None,
+    availability_schedule: AvailabilitySchedule | None,
+    nodes: int,
+    faults: Iterator[EnvironmentEvent],
+) -> Iterator[EnvironmentEvent]:
     """All of it in order of time, and it may be endless. What changes links comes before what strikes nodes."""
-    stages: Sequence[Occurrence] = [Stage(time, wiring) for time, wiring in wired.stages[1:]] if wired else []
-    presences: Sequence[Occurrence] = wired.presences if wired else []
-    comings = [_comings(attendance, node) for node in range(nodes)] if attendance else []
-    return heapq.merge(stages, presences, *comings, faults, key=attrgetter("time"))
+    stages: Sequence[EnvironmentEvent] = (
+        [NetworkChange(time, network_state) for time, network_state in timeline.stages[1:]] if timeline else []
+    )
+    availability_changes: Sequence[EnvironmentEvent] = timeline.availability_changes if timeline else []
+    comings = [_comings(availability_schedule, node) for node in range(nodes)] if availability_schedule else []
+    return heapq.merge(stages, availability_changes, *comings, faults, key=attrgetter("time"))
 
 
-def _comings(attendance: Attendance, node: NodeId) -> Iterator[Presence]:
+def _comings(availability_schedule: AvailabilitySchedule, node: NodeId) -> Iterator[AvailabilityChange]:
     """When a node goes, and when it comes back. It is there when the run begins, if only for a moment."""
     online, time = True, 0.0
-    if not attendance.online(node, time):
+    if not availability_schedule.online(node, time):
         online = False
-        yield Presence(time, node, online)
-    while (time := attendance.next_change(node, time)) != math.inf:
+        yield AvailabilityChange(time, node, online)
+    while (time := availability_schedule.next_change(node, time)) != math.inf:
         online = not online
-        yield Presence(time, node, online)
+        yield AvailabilityChange(time, node, online)

@@ -8,14 +8,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shoal.environment.availability import Attendance, Availability
+from shoal.environment.availability import Availability, AvailabilitySchedule
 from shoal.environment.devices import Device, Speed
 from shoal.environment.faults import timetable
 from shoal.environment.network.access import AccessLink, access_links
 from shoal.environment.network.links import Uniform, star
-from shoal.environment.network.model import Carrier, Connection, Occurrence
-from shoal.environment.network.network import Direct, Network, Wired
-from shoal.environment.schedule import agenda
+from shoal.environment.network.model import Connection, EnvironmentEvent, NetworkModel
+from shoal.environment.network.network import Direct, Network, NetworkTimeline
+from shoal.environment.schedule import events
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.types import NodeId, format_node_ids
@@ -25,13 +25,13 @@ REMEDIES = frozenset({"crash", "raise", "hang", "restart", "hold", "release"})
 
 
 @dataclass(frozen=True)
-class Conditions:
+class Environment:
     """What surrounds the nodes of a run, the same in every process that works it out."""
 
     experiment: Experiment
-    wired: Wired | None
+    timeline: NetworkTimeline | None
     """None: messages take no time."""
-    attendance: Attendance | None
+    availability_schedule: AvailabilitySchedule | None
     """None: everybody is online, always."""
     connections: tuple[Connection, ...]
     paced: bool
@@ -43,40 +43,40 @@ class Conditions:
     def eventful(self) -> bool:
         """Whether nodes come and go, or anything else happens by the clock."""
         return bool(
-            self.attendance is not None
+            self.availability_schedule is not None
             or self.experiment.timed_faults
-            or (self.wired is not None and (self.wired.presences or len(self.wired.stages) > 1))
+            or (self.timeline is not None and (self.timeline.availability_changes or len(self.timeline.stages) > 1))
         )
 
     @property
     def timed(self) -> bool:
         """Whether it matters when things happen, so that no time may be lost by testing models."""
         plan = self.experiment
-        shaped = self.carried or self.access is not None
+        shaped = self.needs_network_model or self.access is not None
         return shaped or plan.duration is not None or plan.evaluation.seconds is not None or self.paced
 
     @property
-    def carried(self) -> bool:
+    def needs_network_model(self) -> bool:
         """Whether messages need a carrier."""
-        return self.access is None and (self.wired is not None or self.eventful)
+        return self.access is None and (self.timeline is not None or self.eventful)
 
     @property
     def restarts(self) -> bool:
         """Whether nodes that died may come back."""
         return self.experiment.restarts
 
-    def carrier(self) -> Carrier | None:
+    def network_model(self) -> NetworkModel | None:
         """A new carrier, if messages need one."""
-        if not self.carried:
+        if not self.needs_network_model:
             return None
-        wiring = self.wired.stages[0][1] if self.wired is not None else Direct()
-        return Carrier(wiring, self.experiment.size, self.experiment.seed, self.connections)
+        network_state = self.timeline.stages[0][1] if self.timeline is not None else Direct()
+        return NetworkModel(network_state, self.experiment.size, self.experiment.seed, self.connections)
 
-    def agenda(self) -> Iterator[Occurrence]:
+    def events(self) -> Iterator[EnvironmentEvent]:
         """What happens by the clock, from the beginning."""
         experiment = self.experiment
         faults = timetable(experiment.timed_faults, experiment.nodes, experiment.size, experiment.seed)
-        return agenda(self.wired, self.attendance, experiment.nodes, faults)
+        return events(self.timeline, self.availability_schedule, experiment.nodes, faults)
 
     def remedies(self) -> Iterator[float]:
         """When the clock brings something that can set nodes going which wait for each other, in order of time.
@@ -86,22 +86,24 @@ class Conditions:
         """
         plan = self.experiment
         faults = [f if f.kind in REMEDIES else replace(f, time=None, every=None) for f in plan.timed_faults]
-        stages = self.wired.stages[1:] if self.wired is not None else ()
+        stages = self.timeline.stages[1:] if self.timeline is not None else ()
         changes = (time for time, _ in stages)
         return heapq.merge(changes, (h.time for h in timetable(faults, plan.nodes, plan.size, plan.seed)))
 
     def returns(self, node: NodeId, time: float) -> bool:
         """Whether a node that is offline is ever online again, as far as network and availability know."""
-        last = next((p for p in reversed(self.wired.presences if self.wired else ()) if p.node == node), None)
+        last = next(
+            (p for p in reversed(self.timeline.availability_changes if self.timeline else ()) if p.node == node), None
+        )
         if last is not None and not last.online and last.time <= time:
             return False
-        attendance = self.attendance
-        if attendance is None or node >= self.experiment.nodes:
+        availability_schedule = self.availability_schedule
+        if availability_schedule is None or node >= self.experiment.nodes:
             return True
-        return attendance.online(node, time) or attendance.next_change(node, time) < math.inf
+        return availability_schedule.online(node, time) or availability_schedule.next_change(node, time) < math.inf
 
 
-def conditions(experiment: Experiment, speeds: Sequence[Speed]) -> Conditions:
+def build_environment(experiment: Experiment, speeds: Sequence[Speed]) -> Environment:
     """Those of nodes that are so fast.
 
     Raises `ExperimentError` for a network or an availability that cannot be built on these nodes.
@@ -112,28 +114,30 @@ def conditions(experiment: Experiment, speeds: Sequence[Speed]) -> Conditions:
         Connection(math.inf if speed.bandwidth is None else speed.bandwidth, speed.network_slowdown) for speed in speeds
     )
     problems: list[str] = []
-    wired: Wired | None = None
-    attendance: Attendance | None = None
+    timeline: NetworkTimeline | None = None
+    availability_schedule: AvailabilitySchedule | None = None
     try:
-        wired = _wired(experiment)
-        if wired is None and limited:
-            wired = Uniform(latency=0.0).build(experiment.size, experiment.seed)
+        timeline = _timeline(experiment)
+        if timeline is None and limited:
+            timeline = Uniform(latency=0.0).build(experiment.size, experiment.seed)
     except ValueError as error:
         problems.append(f"network = {experiment.network.name!r}: {error}")
     try:
-        attendance = availability.build(experiment.nodes, experiment.seed)
+        availability_schedule = availability.build(experiment.nodes, experiment.seed)
     except ValueError as error:
         problems.append(f"availability = {experiment.availability.name!r}: {error}")
     if not problems:
-        problems += _without_effect(experiment, wired, connections)
+        problems += _without_effect(experiment, timeline, connections)
     if problems:
         raise ExperimentError(problems, experiment.name)
     paced = any(speed.step_seconds is not None or speed.slowdown != 1.0 for speed in speeds)
-    access = _access(experiment, wired, connections)
-    return Conditions(experiment, wired, attendance, connections, paced, access)
+    access = _access(experiment, timeline, connections)
+    return Environment(experiment, timeline, availability_schedule, connections, paced, access)
 
 
-def _without_effect(experiment: Experiment, wired: Wired | None, connections: Sequence[Connection]) -> list[str]:
+def _without_effect(
+    experiment: Experiment, timeline: NetworkTimeline | None, connections: Sequence[Connection]
+) -> list[str]:
     """What is to make messages slow at nodes whose own links nothing limits, so that there is nothing to divide."""
     size = experiment.size
     slowed = {"device: network_slowdown": [i for i in range(size) if connections[i].slowdown != 1.0]}
@@ -142,7 +146,7 @@ def _without_effect(experiment: Experiment, wired: Wired | None, connections: Se
             slowed[f"fault[{number}]: what = 'network'"] = list(fault.ids(size) or range(experiment.nodes))
     if not any(slowed.values()):
         return []
-    limited = _limited(wired, connections)
+    limited = _limited(timeline, connections)
     return [
         f"{what} has no effect on {_named(unlimited)}: in network = {experiment.network.name!r} nothing "
         "limits their own links; give them an upload and a download there, or use a network like "
@@ -156,32 +160,32 @@ def _named(nodes: Sequence[NodeId]) -> str:
     return f"node{'s' if len(nodes) > 1 else ''} {format_node_ids(nodes, most=8)}"
 
 
-def _limited(wired: Wired | None, connections: Sequence[Connection]) -> set[NodeId]:
+def _limited(timeline: NetworkTimeline | None, connections: Sequence[Connection]) -> set[NodeId]:
     """The nodes that have a link of their own with a bandwidth, at some time."""
     limited = {node for node, connection in enumerate(connections) if connection.bandwidth < math.inf}
-    for _, wiring in wired.stages if wired is not None else ():
-        carries = wiring.capacities
+    for _, network_state in timeline.stages if timeline is not None else ():
+        carries = network_state.capacities
         limited.update(
             node
             for node in range(len(connections))
-            if node not in limited and any(carries[link] < math.inf for link in wiring.access(node))
+            if node not in limited and any(carries[link] < math.inf for link in network_state.access(node))
         )
     return limited
 
 
 def _access(
-    experiment: Experiment, wired: Wired | None, connections: Sequence[Connection]
+    experiment: Experiment, timeline: NetworkTimeline | None, connections: Sequence[Connection]
 ) -> tuple[AccessLink, ...] | None:
     if experiment.engine != "processes" or experiment.processes.shaping != "kernel":
         return None
     try:
-        return access_links(wired or Wired([(0.0, Direct())]), experiment.size, connections)
+        return access_links(timeline or NetworkTimeline([(0.0, Direct())]), experiment.size, connections)
     except ValueError as error:
         said = f"network = {experiment.network.name!r}: {error}; use processes.shaping = 'model'"
         raise ExperimentError([said], experiment.name) from None
 
 
-def _wired(experiment: Experiment) -> Wired | None:
+def _timeline(experiment: Experiment) -> NetworkTimeline | None:
     """The network on all nodes; some may have connections of their own, where all are round one switch."""
     network: Network = experiment.network.build()
     others = [group for group in experiment.group if group.network is not None]
@@ -193,7 +197,7 @@ def _wired(experiment: Experiment) -> Wired | None:
         raise ValueError("groups have a network of their own, which only goes with 'uniform'; describe it as 'kollaps'")
     if any(one.links != network.links for one in each):
         raise ValueError("groups say 'links' of their own; say them in the network of all nodes")
-    return Wired([(0.0, star(each, network.links))])
+    return NetworkTimeline([(0.0, star(each, network.links))])
 
 
 def speeds_of(experiment: Experiment) -> list[Speed]:

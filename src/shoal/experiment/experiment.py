@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import tomli_w
 
 from shoal.environment.faults import Fault as Fault
-from shoal.environment.faults import misfits
+from shoal.environment.faults import incompatibilities
 from shoal.errors import ExperimentError
 from shoal.experiment import schema
 from shoal.experiment.mapping import Machine, Placing, by_machine
-from shoal.experiment.registry import REGISTRIES, Component, Particular, find, registry, speaks, spelling
+from shoal.experiment.registry import REGISTRIES, Component, Constrained, component_name, find, registry, speaks
 from shoal.topologies.graph import WeightScheme
 from shoal.training import metrics
 from shoal.training.trainer import Training
@@ -200,7 +200,7 @@ class Experiment:
             raise ExperimentError(problems, self.name if isinstance(self.name, str) else "experiment")
         for key, value in resolved.items():
             object.__setattr__(self, key, value)
-        problems = _misfits(self)
+        problems = _incompatibilities(self)
         if problems:
             raise ExperimentError(problems, self.name)
 
@@ -247,19 +247,19 @@ class Experiment:
         except ExperimentError as error:
             raise ExperimentError(list(error.problems), source) from None
 
-    def table(self) -> dict[str, Any]:
+    def to_table(self) -> dict[str, Any]:
         """The experiment as plain data: what `from_table` reads."""
         table: dict[str, Any] = {k: getattr(self, k) for k in ("name", "nodes", "seed", "engine", "duration")}
-        table["algorithm"] = self.algorithm.table()
-        table["sharing"] = self.sharing.table()
-        table["topology"] = {**self.topology.table(), "weights": self.weights}
-        table["dataset"] = {**self.dataset.table(), "partition": self.partition.table()}
-        table["model"] = self.model.table()
-        table["network"] = self.network.table()
-        table["device"] = self.device.table()
-        table["availability"] = self.availability.table()
-        table["mapping"] = self.mapping.table()
-        table["trainer"] = self.trainer.table()
+        table["algorithm"] = self.algorithm.to_table()
+        table["sharing"] = self.sharing.to_table()
+        table["topology"] = {**self.topology.to_table(), "weights": self.weights}
+        table["dataset"] = {**self.dataset.to_table(), "partition": self.partition.to_table()}
+        table["model"] = self.model.to_table()
+        table["network"] = self.network.to_table()
+        table["device"] = self.device.to_table()
+        table["availability"] = self.availability.to_table()
+        table["mapping"] = self.mapping.to_table()
+        table["trainer"] = self.trainer.to_table()
         for key in ("training", "evaluation", "simulation", "processes", "checkpoint"):
             table[key] = dataclasses.asdict(getattr(self, key))
         table["group"] = [dataclasses.asdict(g) for g in self.group]
@@ -268,7 +268,7 @@ class Experiment:
         return plain
 
     def toml(self) -> str:
-        return tomli_w.dumps(self.table())
+        return tomli_w.dumps(self.to_table())
 
     def settings(self, node: NodeId) -> NodeSettings:
         """What holds for `node`, with the overrides of its groups."""
@@ -330,7 +330,7 @@ class Experiment:
         """Whether nodes that died may come back."""
         return any(fault.revives for fault in self.fault)
 
-    def farewell(self, node: NodeId, fate: str) -> str:
+    def describe_failure(self, node: NodeId, fate: str) -> str:
         """What people are told when a node is lost."""
         for kind, id in self.services.items():
             if id == node:
@@ -398,12 +398,12 @@ def _check_together(resolved: Mapping[str, Any], base: Path, problems: list[str]
         except ValueError as error:
             problems.append(f"group[{i}].{error}")
             misspelt.append((i,))
-    whole = _WithDefaults(resolved, base)
+    view = _WithDefaults(resolved, base)
     for together in sorted({*members.values(), *misspelt}):
         found: list[str] = []
-        _node_settings(whole, {i: groups[i] for i in together}, base, found)
+        _node_settings(view, {i: groups[i] for i in together}, base, found)
         problems.extend(p for p in found if p not in problems)
-    problems.extend(misfits(resolved.get("fault", ()), nodes, nodes + len(_serving(resolved))))
+    problems.extend(incompatibilities(resolved.get("fault", ()), nodes, nodes + len(_serving(resolved))))
     if not problems and "mapping" in resolved:
         try:
             _placed(resolved["mapping"], nodes, tuple(groups.values()))
@@ -440,12 +440,12 @@ def _serving(components: Mapping[str, Any]) -> list[str]:
     return [k for k, c in found.items() if isinstance(c, Component) and hasattr(find(k, c.name), "serve")]
 
 
-def _misfits(experiment: Experiment) -> list[str]:
+def _incompatibilities(experiment: Experiment) -> list[str]:
     """What single components find wrong with the experiment that they are in, each said once."""
     nodes = range(experiment.nodes) if experiment.group else range(1)
     problems: dict[str, None] = dict.fromkeys(_mixtures(experiment))
     for settings in {id(s): s for s in map(experiment.settings, nodes)}.values():
-        whole = _Seen(
+        view = _Seen(
             experiment.nodes,
             experiment.seed,
             settings.algorithm,
@@ -455,15 +455,13 @@ def _misfits(experiment: Experiment) -> list[str]:
             settings.training,
             experiment.restarts,
         )
-        if whole.sharing.name != "full" and speaks(whole.algorithm) == "itself":
-            said = (
-                f"sharing = {whole.sharing.name!r}: {whole.algorithm.name!r} says more than a model, in its own words"
-            )
+        if view.sharing.name != "full" and speaks(view.algorithm) == "itself":
+            said = f"sharing = {view.sharing.name!r}: {view.algorithm.name!r} says more than a model, in its own words"
             problems[f"{said}; use sharing = 'full' or another algorithm"] = None
-        for component in (whole.algorithm, whole.sharing, whole.topology):
+        for component in (view.algorithm, view.sharing, view.topology):
             instance = component.build()
-            if isinstance(instance, Particular):
-                problems.update(dict.fromkeys(instance.misfits(whole)))
+            if isinstance(instance, Constrained):
+                problems.update(dict.fromkeys(instance.incompatibilities(view)))
     return list(problems)
 
 
@@ -576,11 +574,11 @@ class _WithDefaults:
             setattr(self, key, value)
 
 
-def _node_settings(whole: Any, groups: Mapping[int, Group], base: Path, problems: list[str]) -> NodeSettings | None:
+def _node_settings(view: Any, groups: Mapping[int, Group], base: Path, problems: list[str]) -> NodeSettings | None:
     """What holds for a node in these groups, each of which overrides those before it."""
     values: dict[str, Any] = {}
     for key in GROUP_KEYS:
-        value = getattr(whole, key)
+        value = getattr(view, key)
         for i, group in groups.items():
             override = getattr(group, key)
             if override is None:
@@ -588,7 +586,7 @@ def _node_settings(whole: Any, groups: Mapping[int, Group], base: Path, problems
             place = f"group[{i}].{key}"
             if key in REGISTRIES:
                 replaced = override.get("name", value.name) != value.name
-                merged = dict(override) if replaced else {**value.table(), **override}
+                merged = dict(override) if replaced else {**value.to_table(), **override}
                 value = _component(key, merged, base, place, problems)
             else:
                 merged = {**dataclasses.asdict(value), **override}
@@ -674,7 +672,7 @@ def _first_at_hand(dataset: Mapping[str, Any]) -> dict[str, Any]:
 def _spelt(kind: str, instance: Any) -> dict[str, Any]:
     """An instance of a component's class, as a table."""
     options = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance) if f.init}
-    return {"name": spelling(kind, instance), **options}
+    return {"name": component_name(kind, instance), **options}
 
 
 def _absolute(name: str, base: Path) -> str:

@@ -35,9 +35,9 @@ class Component:
         built = {k: v.build() if isinstance(v, Component) else v for k, v in self.options.items()}
         return find(self.kind, self.name)(**built)
 
-    def table(self) -> dict[str, Any]:
-        spelt = {k: v.table() if isinstance(v, Component) else v for k, v in self.options.items()}
-        return {"name": self.name, **spelt}
+    def to_table(self) -> dict[str, Any]:
+        to_table = {k: v.to_table() if isinstance(v, Component) else v for k, v in self.options.items()}
+        return {"name": self.name, **to_table}
 
 
 Speaks: TypeAlias = Literal["neighbours", "server", "anyone", "itself"]
@@ -56,7 +56,7 @@ def sums(algorithm: Component) -> bool:
     return getattr(find("algorithm", algorithm.name), "sums", False) is True
 
 
-class Whole(Protocol):
+class ExperimentView(Protocol):
     """The experiment, as far as a component may look at it to say whether it fits in."""
 
     @property
@@ -80,10 +80,10 @@ class Whole(Protocol):
 
 
 @runtime_checkable
-class Particular(Protocol):
+class Constrained(Protocol):
     """A component that does not go with everything."""
 
-    def misfits(self, whole: Whole) -> list[str]:
+    def incompatibilities(self, whole: ExperimentView) -> list[str]:
         """What of the experiment does not go with this component: for each the key, the reason and what to do."""
         ...
 
@@ -172,15 +172,15 @@ def _load_file(path: Path) -> Any:
     return module
 
 
-def spelling(kind: str, instance: Any) -> str:
+def component_name(kind: str, instance: Any) -> str:
     """An instance of a component's class as an experiment would name it; its parameters are left out."""
     cls = type(instance)
     path = f"{cls.__module__}:{cls.__qualname__}"
     return next((name for name, where in registry(kind).items() if where == path), path)
 
 
-def spelt(kind: str, instance: Any) -> dict[str, Any]:
-    """An instance of a component's class as plain data, which `rebuilt` reads: its name and its parameters.
+def to_table(kind: str, instance: Any) -> dict[str, Any]:
+    """An instance of a component's class as plain data, which `from_table` reads: its name and its parameters.
 
     Raises ValueError for one that is not a dataclass.
     """
@@ -189,17 +189,17 @@ def spelt(kind: str, instance: Any) -> dict[str, Any]:
     nested = {p.name: p.nested for p in schema.parameters(type(instance)).values() if p.nested is not None}
     options = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance) if f.init}
     return {
-        "name": spelling(kind, instance),
-        **{k: spelt(nested[k], v) if k in nested and v is not None else _plain(v) for k, v in options.items()},
+        "name": component_name(kind, instance),
+        **{k: to_table(nested[k], v) if k in nested and v is not None else _plain(v) for k, v in options.items()},
     }
 
 
-def rebuilt(kind: str, table: Mapping[str, Any]) -> Any:
-    """The instance that `spelt` spelt. Raises ValueError where there is no such class, or its parameters are others."""
+def from_table(kind: str, table: Mapping[str, Any]) -> Any:
+    """The instance that `to_table` spelt. Raises ValueError where there is no such class, or its parameters are others."""
     cls = find(kind, table["name"])
     nested = {p.name: p.nested for p in schema.parameters(cls).values() if p.nested is not None}
     options = {
-        k: rebuilt(nested[k], v) if k in nested and v is not None else v for k, v in table.items() if k != "name"
+        k: from_table(nested[k], v) if k in nested and v is not None else v for k, v in table.items() if k != "name"
     }
     problems: list[str] = []
     instance = schema.build(cls, options, kind, problems)

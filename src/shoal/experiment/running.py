@@ -40,7 +40,7 @@ def run(experiment: Experiment, out: Path, listener: Listener | None = None, com
     """
     commanded = time.time() if commanded is None else commanded
     folder = RunFolder.create(out, experiment.name)
-    _write_experiment(folder, experiment.table())
+    _write_experiment(folder, experiment.to_table())
     placement = {machine: format_node_ids(nodes) for machine, nodes in experiment.placement.items()}
     folder.mapping.write_bytes(msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n")
     try:
@@ -57,13 +57,13 @@ def _engine(experiment: Experiment, folder: RunFolder, listener: Listener | None
         from shoal.engines.simulation.engine import Simulation
 
         simulation = Simulation(experiment, folder, listener, commanded)
-        table = experiment.table()
+        table = experiment.to_table()
         table["simulation"]["batching"] = simulation.batching  # as it was measured, so that a replay does the same
         _write_experiment(folder, table)
         return simulation.run()
-    from shoal.engines.processes.coordinator import Supervisor
+    from shoal.engines.processes.coordinator import Coordinator
 
-    return Supervisor(experiment, folder, listener, commanded).run()
+    return Coordinator(experiment, folder, listener, commanded).run()
 
 
 def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:

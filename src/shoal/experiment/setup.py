@@ -1,7 +1,7 @@
 """What all nodes of an experiment have in common: the data and who holds what, the model, the graph.
 
 Built once per process that hosts nodes; after that nobody writes to it, so that forked nodes share its memory.
-Each node is then made from it by `Commons.node`, in whatever engine.
+Each node is then made from it by `Setup.node`, in whatever engine.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from shoal.algorithms import Algorithm
 from shoal.data.dataset import ByOwner, Data, Dataset, Indices, Partition, Samples, Shift, Shifts
 from shoal.errors import DataError, ExperimentError, MessageError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import conditions, speeds_of
+from shoal.experiment.environment import build_environment, speeds_of
 from shoal.experiment.registry import Component, registry
 from shoal.message import Payload
-from shoal.node import Confers, Finds, Fronts, Node, Observer, Schedule, Serves
+from shoal.node import DiscoveryTopology, InteractiveSharing, Node, Observer, Schedule, ServiceProvider, TopologyWrapper
 from shoal.randomness import generator
 from shoal.runtime import Runtime
-from shoal.sharing.sharing import Checks, Joins, Member, Sharing
+from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing
 from shoal.topologies.graph import FromLabels, Mixing, Topology, WeightScheme
-from shoal.training.factory import Ground, Trainers, Workshop
+from shoal.training.factory import TrainerBackend, TrainerFactory, TrainerInputs
 from shoal.training.metrics import TRAINERS, Metrics
 from shoal.types import NodeId, Params
 
 
-class Commons:
+class Setup:
     """Everything that is built before the first node is.
 
     With `shared`, the data is put where forked processes share it without so much as a page table of their own.
@@ -55,9 +55,9 @@ class Commons:
         metrics = Metrics(self.data, plan.metrics)
         if plan.metric is not None and experiment.trainer.name in TRAINERS:
             metrics.check(plan.metric)
-        trainers: Trainers = experiment.trainer.build()
-        self.workshop: Workshop = trainers.open(
-            Ground(
+        trainers: TrainerBackend = experiment.trainer.build()
+        self.trainer_factory: TrainerFactory = trainers.open(
+            TrainerInputs(
                 experiment.seed,
                 self.data,
                 self.parts,
@@ -69,18 +69,18 @@ class Commons:
                 experiment.training,
             )
         )
-        self.initial: Params = self.workshop.initial
+        self.initial: Params = self.trainer_factory.initial
         self.speeds = speeds_of(experiment)
         """How fast each node is, by its id; those that serve come last."""
-        self.conditions = conditions(experiment, self.speeds)
+        self.environment = build_environment(experiment, self.speeds)
         self._evaluated = _evaluated_nodes(experiment)
         self._try_sharings()
 
     def mixing_on(self, topology: Topology, weights: WeightScheme | None = None) -> Mixing:
         """The graph of a topology on these nodes, with weights; one for all nodes that ask for the same."""
         experiment = self.experiment
-        while isinstance(topology, Fronts):
-            topology = topology.behind
+        while isinstance(topology, TopologyWrapper):
+            topology = topology.inner
         key = (repr(topology), weights or experiment.weights)
         if key not in self._mixings:
             if isinstance(topology, FromLabels):
@@ -98,18 +98,18 @@ class Commons:
     def warm_up(self) -> None:
         """Do once what every node would do otherwise."""
         for node in range(self.experiment.nodes):
-            self.workshop.warm_up(node, self.experiment.settings(node).training)
+            self.trainer_factory.warm_up(node, self.experiment.settings(node).training)
 
     def live(self, node: Node) -> Coroutine[Any, Any, None]:
         """What `node` does, from its beginning to its end: learn, or serve those that do."""
         life = self._life(node)
-        return life if not isinstance(node.sharing, Confers) else _conferring(life, node, node.sharing)
+        return life if not isinstance(node.sharing, InteractiveSharing) else _interacting(life, node, node.sharing)
 
     def _life(self, node: Node) -> Coroutine[Any, Any, None]:
         experiment = self.experiment
         for kind, id in experiment.services.items():
             if id == node.id:
-                served: Serves = self.topology if kind == "topology" else experiment.algorithm.build()  # type: ignore[assignment]
+                served: ServiceProvider = self.topology if kind == "topology" else experiment.algorithm.build()  # type: ignore[assignment]
                 return served.serve(node)
         algorithm: Algorithm = experiment.settings(node.id).algorithm.build()
         return algorithm.run(node)
@@ -119,7 +119,7 @@ class Commons:
         experiment = self.experiment
         settings = experiment.settings(id)
         learns = id < experiment.nodes
-        trainer = self.workshop.trainer(id, settings.training, self.speeds[id].simulated_step)
+        trainer = self.trainer_factory.trainer(id, settings.training, self.speeds[id].simulated_step)
         return Node(
             id,
             nodes=experiment.nodes,
@@ -133,10 +133,10 @@ class Commons:
             observer=observer,
             run=run,
             receive_timeout=receive_timeout,
-            finder=self.topology.finder() if learns and isinstance(self.topology, Finds) else None,
+            discovery=self.topology.discovery() if learns and isinstance(self.topology, DiscoveryTopology) else None,
             mixings=self.mixing_on,
             services=experiment.services,
-            shapes=self.workshop.shapes,
+            shapes=self.trainer_factory.shapes,
         )
 
     def _schedule(self, id: NodeId) -> Schedule:
@@ -155,8 +155,8 @@ class Commons:
         started: list[tuple[Component, Sharing]] = []
         for component in used.values():
             sharing: Sharing = component.build()
-            if isinstance(sharing, Joins):
-                sharing.join(Member(0, experiment.nodes, experiment.seed, self.workshop.shapes))
+            if isinstance(sharing, NodeAware):
+                sharing.join(NodeInfo(0, experiment.nodes, experiment.seed, self.trainer_factory.shapes))
             try:
                 sharing.start(self.initial)
             except ValueError as error:
@@ -181,7 +181,7 @@ class Commons:
         """Why one sharing would refuse what another says."""
         said = speaks.outgoing(self.initial, 0)
         try:
-            if isinstance(hears, Checks):
+            if isinstance(hears, PayloadChecker):
                 hears.check(said if isinstance(said, Payload) else said(1), self.initial)
         except MessageError as error:
             return str(error)
@@ -189,10 +189,10 @@ class Commons:
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Scores of any parameters on the experiment's test data."""
-        return self.workshop.evaluate(params)
+        return self.trainer_factory.evaluate(params)
 
 
-async def _conferring(life: Coroutine[Any, Any, None], node: Node, sharing: Confers) -> None:
+async def _interacting(life: Coroutine[Any, Any, None], node: Node, sharing: InteractiveSharing) -> None:
     node.background(sharing.attend(node))
     await life
     await sharing.part(node)

@@ -67,7 +67,7 @@ class Listener(Protocol):
         ...
 
 
-class Nobody:
+class NullListener:
     """A listener that does not listen."""
 
     def progress(self, progress: Progress) -> None: ...

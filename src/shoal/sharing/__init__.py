@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.sharing.sharing import Checks, Joins, Member, Outgoing, Selects, Sharing
+from shoal.sharing.sharing import CoordinateSelector, NodeAware, NodeInfo, Outgoing, PayloadChecker, Sharing
 
 SHARINGS: dict[str, str] = {
-    "full": "shoal.sharing.full:Full",
+    "full": "shoal.sharing.full:FullSharing",
     "random": "shoal.sharing.random:Random",
     "topk": "shoal.sharing.topk:TopK",
     "choco": "shoal.sharing.choco:CHOCO",
@@ -20,4 +20,4 @@ SHARINGS: dict[str, str] = {
     "secure": "shoal.sharing.secure.secure:Secure",
 }
 
-__all__ = ["SHARINGS", "Checks", "Joins", "Member", "Outgoing", "Selects", "Sharing"]
+__all__ = ["SHARINGS", "CoordinateSelector", "NodeAware", "NodeInfo", "Outgoing", "PayloadChecker", "Sharing"]

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from shoal.compression.compressors import Compressor, Part, TopKCompressor
 from shoal.compression.floats import FLOAT32_MAX
 from shoal.errors import MessageError
-from shoal.experiment.registry import Whole
+from shoal.experiment.registry import ExperimentView
 from shoal.message import Payload
 from shoal.sharing.payload_cache import Heard
 from shoal.sharing.requirements import without_lasting_neighbours
-from shoal.sharing.sharing import Member, Outgoing
+from shoal.sharing.sharing import NodeInfo, Outgoing
 from shoal.state import State
 from shoal.types import Bounds, Nested, NodeId, Params
 
@@ -66,10 +66,12 @@ class CHOCO:
     def __post_init__(self) -> None:
         self._heard: Heard[Part] = Heard(self.compressor.decompress)
 
-    def misfits(self, whole: Whole) -> list[str]:
-        return without_lasting_neighbours(whole, "a node follows the changes of each neighbour from the first round on")
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        return without_lasting_neighbours(
+            experiment, "a node follows the changes of each neighbour from the first round on"
+        )
 
-    def join(self, member: Member) -> None:
+    def join(self, member: NodeInfo) -> None:
         self._member = member
 
     def start(self, params: Params) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 
 from shoal.data.dataset import Samples
 from shoal.errors import MessageError
-from shoal.experiment.registry import Whole, speaks
+from shoal.experiment.registry import ExperimentView, speaks
 from shoal.message import Payload
-from shoal.sharing.sharing import Member
+from shoal.sharing.sharing import NodeInfo
 from shoal.types import Bounds, NodeId, Params
 
 GENEROUS = 16
@@ -41,7 +41,7 @@ class DataSharing:
 
     samples: Annotated[int, Bounds(at_least=1)] = 32
 
-    def join(self, member: Member) -> None:
+    def join(self, member: NodeInfo) -> None:
         self._member = member
 
     def start(self, params: Params) -> None:
@@ -79,10 +79,10 @@ class DataSharing:
             self._member.data.add(Samples(x, y))
         return params.copy()
 
-    def misfits(self, whole: Whole) -> list[str]:
-        if speaks(whole.algorithm) != "server":
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        if speaks(experiment.algorithm) != "server":
             return []
         return [
-            f"sharing = {whole.sharing.name!r}: a server has no use for samples, "
-            f"and algorithm = {whole.algorithm.name!r} speaks to one; use algorithm = 'dpsgd' or another sharing"
+            f"sharing = {experiment.sharing.name!r}: a server has no use for samples, "
+            f"and algorithm = {experiment.algorithm.name!r} speaks to one; use algorithm = 'dpsgd' or another sharing"
         ]

@@ -13,11 +13,11 @@ from typing import Annotated
 import numpy as np
 
 from shoal.compression.compressors import Compressor, Part, QuantizedCompressor
-from shoal.experiment.registry import Whole
+from shoal.experiment.registry import ExperimentView
 from shoal.message import Payload
 from shoal.sharing.payload_cache import Heard
 from shoal.sharing.requirements import without_neighbours
-from shoal.sharing.sharing import Member
+from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
 from shoal.types import Bounds, Nested, NodeId, Params
 
@@ -47,10 +47,10 @@ class DeepSqueeze:
     def __post_init__(self) -> None:
         self._heard: Heard[Part] = Heard(self.compressor.decompress)
 
-    def misfits(self, whole: Whole) -> list[str]:
-        return without_neighbours(whole, "nodes step towards each other, in pairs")
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        return without_neighbours(experiment, "nodes step towards each other, in pairs")
 
-    def join(self, member: Member) -> None:
+    def join(self, member: NodeInfo) -> None:
         self._member = member
 
     def start(self, params: Params) -> None:

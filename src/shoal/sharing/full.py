@@ -17,7 +17,7 @@ BLOCK = 2**14
 
 
 @dataclass
-class Full:
+class FullSharing:
     """The whole model, every round; merged as a weighted average."""
 
     says_all: ClassVar[bool] = True  # see algorithms.demands.inexact

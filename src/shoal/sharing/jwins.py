@@ -19,7 +19,7 @@ from shoal.compression.sparse import top_positions
 from shoal.experiment.schema import nearest
 from shoal.message import Payload
 from shoal.sharing.payload_cache import Heard, change
-from shoal.sharing.sharing import Member
+from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
 from shoal.types import Bounds, NodeId, Params
 
@@ -71,7 +71,7 @@ class JWINS:
         self._code = SparseCode(self.values, self.indices)
         self._heard: Heard[Part] = Heard(self._unfold)
 
-    def join(self, member: Member) -> None:
+    def join(self, member: NodeInfo) -> None:
         self._member = member
 
     def start(self, params: Params) -> None:

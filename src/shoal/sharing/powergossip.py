@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import MessageError
-from shoal.experiment.registry import Whole, find
+from shoal.experiment.registry import ExperimentView, find
 from shoal.message import Payload
 from shoal.randomness import generator
 from shoal.sharing.requirements import without_neighbours
-from shoal.sharing.sharing import Member
+from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
 from shoal.types import Bounds, NodeId, Params
 
@@ -66,7 +66,7 @@ class PowerGossip:
 
     rank: Annotated[int, Bounds(at_least=1)] = 1
 
-    def join(self, member: Member) -> None:
+    def join(self, member: NodeInfo) -> None:
         self._member = member
         self._layout = _Layout(member.shapes, self.rank)
         self._edges: dict[NodeId, _Edge] = {}
@@ -121,14 +121,14 @@ class PowerGossip:
             self._edges[peer] = self._next(peer, edge, difference)
         return self._layout.merged(params, heard)
 
-    def misfits(self, whole: Whole) -> list[str]:
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         why = "two neighbours compare their models, each hearing the other"
-        if problems := without_neighbours(whole, why):
+        if problems := without_neighbours(experiment, why):
             return problems
-        if _one_way(whole):
+        if _one_way(experiment):
             return [
-                f"sharing = {whole.sharing.name!r}: {why}, "
-                f"and topology = {whole.topology.name!r} has links that go one way; "
+                f"sharing = {experiment.sharing.name!r}: {why}, "
+                f"and topology = {experiment.topology.name!r} has links that go one way; "
                 "use an undirected graph, or another sharing"
             ]
         return []
@@ -313,10 +313,10 @@ def _orthonormal(rows: Matrix) -> tuple[Matrix, NDArray[np.bool_]]:
     return basis.astype(np.float32), ~(lengths > NEGLIGIBLE * lengths.max())
 
 
-def _one_way(whole: Whole) -> bool:
+def _one_way(experiment: ExperimentView) -> bool:
     """Whether some link of the topology is known to go one way only."""
-    if hasattr(find("topology", whole.topology.name), "build_from"):
+    if hasattr(find("topology", experiment.topology.name), "build_from"):
         return False  # known when the data is; cliques are linked both ways
-    graph = whole.topology.build().build(whole.nodes, whole.seed)
-    some = (graph.links(node, 0) for node in range(min(whole.nodes, LOOKED_AT)))
+    graph = experiment.topology.build().build(experiment.nodes, experiment.seed)
+    some = (graph.links(node, 0) for node in range(min(experiment.nodes, LOOKED_AT)))
     return any(links.to != links.of for links in some)

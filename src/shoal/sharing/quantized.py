@@ -11,9 +11,9 @@ from shoal.compression import floats
 from shoal.compression.compressors import sealed
 from shoal.compression.floats import FloatCodec
 from shoal.message import Payload
-from shoal.sharing.full import Full
+from shoal.sharing.full import FullSharing
 from shoal.sharing.payload_cache import Heard
-from shoal.sharing.sharing import Member
+from shoal.sharing.sharing import NodeInfo
 from shoal.types import Bounds, NodeId, Params
 
 
@@ -33,7 +33,7 @@ class WholeModel(ABC):
         self._codec = codec = self.codec()
         self._heard: Heard[Params] = Heard(lambda payload, size: codec.decode(payload.arrays, size))
 
-    def join(self, member: Member) -> None:
+    def join(self, member: NodeInfo) -> None:
         self._member = member
 
     def start(self, params: Params) -> None:  # noqa: B027 - a subclass need not say more
@@ -48,7 +48,9 @@ class WholeModel(ABC):
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         models = self._heard.take(received, params.size)
-        return Full().merge(params, {peer: Payload({"params": model}) for peer, model in models.items()}, weights)
+        return FullSharing().merge(
+            params, {peer: Payload({"params": model}) for peer, model in models.items()}, weights
+        )
 
 
 @dataclass

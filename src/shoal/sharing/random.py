@@ -15,7 +15,7 @@ from shoal.compression.indices import Positions
 from shoal.message import Payload
 from shoal.randomness import derived_seed
 from shoal.sharing.payload_cache import Heard, fill_in
-from shoal.sharing.sharing import Member
+from shoal.sharing.sharing import NodeInfo
 from shoal.types import NodeId, Params
 
 
@@ -40,7 +40,7 @@ class Random:
         self._code = DrawnCode(self.values)
         self._heard: Heard[Part] = Heard(self._code.unpack)
 
-    def join(self, member: Member) -> None:
+    def join(self, member: NodeInfo) -> None:
         self._member = member
 
     def start(self, params: Params) -> None:

@@ -3,32 +3,32 @@ neighbours from the first round on, since they build on what they said before.""
 
 from __future__ import annotations
 
-from shoal.experiment.registry import Whole, find, speaks
+from shoal.experiment.registry import ExperimentView, find, speaks
 
 
-def without_neighbours(whole: Whole, why: str) -> list[str]:
+def without_neighbours(experiment: ExperimentView, why: str) -> list[str]:
     """What in an experiment makes nodes speak to others than their neighbours, with the reason `why` this does not do.
 
     An algorithm that speaks in its own words is refused elsewhere, for all sharings but one.
     """
-    name = whole.sharing.name
-    if (to := speaks(whole.algorithm)) not in ("neighbours", "itself"):
+    name = experiment.sharing.name
+    if (to := speaks(experiment.algorithm)) not in ("neighbours", "itself"):
         whom = "a server" if to == "server" else "whom it picks"
         return [
-            f"sharing = {name!r}: {why}, and algorithm = {whole.algorithm.name!r} speaks to {whom}; "
+            f"sharing = {name!r}: {why}, and algorithm = {experiment.algorithm.name!r} speaks to {whom}; "
             "use algorithm = 'dpsgd' or another sharing"
         ]
     return []
 
 
-def without_lasting_neighbours(whole: Whole, why: str) -> list[str]:
+def without_lasting_neighbours(experiment: ExperimentView, why: str) -> list[str]:
     """What in an experiment makes neighbours come and go, each with the reason `why` this does not do."""
-    if problems := without_neighbours(whole, why):
+    if problems := without_neighbours(experiment, why):
         return problems
-    name, topology = whole.sharing.name, whole.topology
+    name, topology = experiment.sharing.name, experiment.topology
     changes = hasattr(find("topology", topology.name), "finder")
     made_from_labels = hasattr(find("topology", topology.name), "build_from")
-    if changes or (not made_from_labels and not topology.build().build(whole.nodes, whole.seed).static):
+    if changes or (not made_from_labels and not topology.build().build(experiment.nodes, experiment.seed).static):
         return [
             f"sharing = {name!r}: {why}, and topology = {topology.name!r} links others every round; "
             "use a graph that stays as it is, or another sharing"

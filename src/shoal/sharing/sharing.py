@@ -1,8 +1,8 @@
 """What a sharing is: what a node says of its model, and how it merges what it hears.
 
 `Sharing` is all that a sharing must do. The other protocols here are what it may do as well: look at payloads before
-they are merged (`Checks`), know the node that it speaks for (`Joins`), hand out its state (`shoal.state.Stateful`),
-talk with the sharings of other nodes (`shoal.node.Confers`).
+they are merged (`PayloadChecker`), know the node that it speaks for (`NodeAware`), hand out its state (`shoal.state.Stateful`),
+talk with the sharings of other nodes (`shoal.node.InteractiveSharing`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sharing(Protocol):
 
 
 @runtime_checkable
-class Checks(Protocol):
+class PayloadChecker(Protocol):
     """A sharing that looks at a payload before it is merged. Payloads come from the network: check what you rely on."""
 
     def check(self, payload: Payload, params: Params) -> None:
@@ -50,7 +50,7 @@ class Checks(Protocol):
 
 
 @dataclass(frozen=True)
-class Member:
+class NodeInfo:
     """The node that a sharing speaks for."""
 
     id: NodeId
@@ -68,16 +68,16 @@ class Member:
 
 
 @runtime_checkable
-class Joins(Protocol):
+class NodeAware(Protocol):
     """A sharing that wants to know whom it speaks for: for random draws, for the shapes of tensors, for the data."""
 
-    def join(self, member: Member) -> None:
+    def join(self, member: NodeInfo) -> None:
         """Called once, before `start`."""
         ...
 
 
 @runtime_checkable
-class Selects(Protocol):
+class CoordinateSelector(Protocol):
     """A sharing that says some coordinates of the model as they are: those that are not said are as the receiver's own.
 
     Whoever wraps it may have others said in their place, and as many.

@@ -18,7 +18,7 @@ from shoal.compression.indices import GolombRice, Positions
 from shoal.compression.sparse import top_positions
 from shoal.message import Payload
 from shoal.sharing.payload_cache import Heard, fill_in
-from shoal.sharing.sharing import Member
+from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
 from shoal.types import NodeId, Params
 
@@ -49,7 +49,7 @@ class TopK:
         self._code = SparseCode(self.values, self.indices)
         self._heard: Heard[Part] = Heard(self._code.unpack)
 
-    def join(self, member: Member) -> None:
+    def join(self, member: NodeInfo) -> None:
         self._member = member
 
     def start(self, params: Params) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from shoal.environment.network.model import Carrier
+from shoal.environment.network.model import NetworkModel
 from shoal.environment.network.network import Network
 from shoal.mailbox import Mailbox
 from shoal.message import RUN_LENGTH
@@ -31,7 +31,7 @@ class Arena(Protocol):
         """
         ...
 
-    def lose(self, node: NodeId) -> None:
+    def mark_failed(self, node: NodeId) -> None:
         """For a body to call: `node` dies now, and all others learn of it. It must be waiting for a message."""
         ...
 
@@ -47,8 +47,10 @@ class SimulatedArena:
         from shoal.engines.simulation.world import World
 
         nodes = len(bodies)
-        wired = None if self._network is None else self._network.build(nodes, seed=0)
-        world = self._world = World(nodes, None if wired is None else Carrier(wired.stages[0][1], nodes, seed=0))
+        timeline = None if self._network is None else self._network.build(nodes, seed=0)
+        world = self._world = World(
+            nodes, None if timeline is None else NetworkModel(timeline.stages[0][1], nodes, seed=0)
+        )
         results: dict[NodeId, Any] = {}
 
         async def main(id: NodeId) -> None:
@@ -60,9 +62,9 @@ class SimulatedArena:
         world.raise_if_stuck()
         return results
 
-    def lose(self, node: NodeId) -> None:
+    def mark_failed(self, node: NodeId) -> None:
         assert self._world is not None
-        self._world.lose(node)
+        self._world.mark_failed(node)
 
 
 class SocketArena:
@@ -83,12 +85,12 @@ class SocketArena:
     def run(self, bodies: Mapping[NodeId, Body]) -> dict[NodeId, Any]:
         return asyncio.run(self._run(bodies))
 
-    def lose(self, node: NodeId) -> None:
+    def mark_failed(self, node: NodeId) -> None:
         self._tasks[node].cancel()
         for other, (transport, mailbox) in enumerate(self._places):
             if other != node:
-                mailbox.lose(node)
-                transport.lose(node)
+                mailbox.mark_failed(node)
+                transport.mark_failed(node)
 
     async def _run(self, bodies: Mapping[NodeId, Body]) -> dict[NodeId, Any]:
         import zmq

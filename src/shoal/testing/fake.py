@@ -26,7 +26,7 @@ from shoal.message import RUN_LENGTH, Message
 from shoal.node import Node, Schedule
 from shoal.results.records import Record
 from shoal.runtime import Work
-from shoal.sharing.full import Full
+from shoal.sharing.full import FullSharing
 from shoal.sharing.sharing import Sharing
 from shoal.topologies.graph import Mixing, Topology
 from shoal.topologies.static import Ring
@@ -60,10 +60,10 @@ class FakeRuntime:
             self._at(at, partial(self.mailbox.put, message))
         return self
 
-    def lose(self, *nodes: NodeId, at: float = 0.0) -> FakeRuntime:
+    def mark_failed(self, *nodes: NodeId, at: float = 0.0) -> FakeRuntime:
         """Have `nodes` die at a time."""
         for node in nodes:
-            self._at(at, partial(self.mailbox.lose, node))
+            self._at(at, partial(self.mailbox.mark_failed, node))
         return self
 
     def node(
@@ -90,7 +90,7 @@ class FakeRuntime:
             params=np.array(params, np.float32),
             runtime=self,
             trainer=_FakeTrainer(train),
-            sharing=sharing or Full(),
+            sharing=sharing or FullSharing(),
             mixing=Mixing((topology or Ring()).build(nodes, seed)),
             mixings=lambda other, weights: Mixing(other.build(nodes, seed), weights or "metropolis-hastings"),
             services=services,
@@ -166,8 +166,8 @@ class FakeRuntime:
     def gone(self) -> Collection[NodeId]:
         return self.mailbox.gone
 
-    def regain(self, node: NodeId, round: int) -> None:
-        self.mailbox.regain(node, round)
+    def mark_rejoined(self, node: NodeId, round: int) -> None:
+        self.mailbox.mark_rejoined(node, round)
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
         self._kernel.at(time, action)

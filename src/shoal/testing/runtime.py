@@ -172,7 +172,7 @@ def _check_the_dead_are_not_waited_for(arena: Arena) -> None:
 
         async def strike() -> None:
             await runtime.sleep(A_WHILE / 3)
-            arena.lose(2)
+            arena.mark_failed(2)
 
         runtime.background(strike())
         got.append(await runtime.receive(Filter("model", 0, (1, 2))))  # 2 dies while it is waited for
@@ -212,8 +212,8 @@ def _check_those_that_come_back_are_waited_for_again(arena: Arena) -> None:
             got.append((messages, runtime.now() - began))
 
         await runtime.receive(Filter("ready", 0, (2,)), LONG)
-        arena.lose(2)
-        runtime.regain(2, 5)
+        arena.mark_failed(2)
+        runtime.mark_rejoined(2, 5)
         assert 2 not in runtime.gone(), f"node 2 has come back; gone() says {set(runtime.gone())}"
         await receive(4)  # it is not counted on before round 5
         await receive(5)  # and then it is
@@ -335,7 +335,7 @@ class _Nap:
     result: str
 
     @property
-    def together(self) -> Hashable:
+    def batch_key(self) -> Hashable:
         return id(self)
 
     def run(self) -> str:
@@ -343,7 +343,7 @@ class _Nap:
         return self.result
 
     @staticmethod
-    def run_together(works: Sequence[Any]) -> list[Any]:
+    def run_batch(works: Sequence[Any]) -> list[Any]:
         return [work.run() for work in works]
 
 

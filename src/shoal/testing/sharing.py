@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shoal.errors import MessageError
 from shoal.message import DTYPES, MAX_ARRAYS, Message, Payload, decode
 from shoal.randomness import generator
-from shoal.sharing.sharing import Checks, Joins, Member, Sharing
+from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing
 from shoal.state import Stateful
 from shoal.types import NodeId, Params
 
@@ -65,8 +65,8 @@ class _Talk:
         assert len({id(s) for s in self.sharings}) == NODES, "the maker gave one instance twice; expected a fresh one"
         initial = _model(size, seed, NODES)
         for id_, sharing in enumerate(self.sharings):
-            if isinstance(sharing, Joins):
-                sharing.join(Member(id_, NODES, seed, shapes))
+            if isinstance(sharing, NodeAware):
+                sharing.join(NodeInfo(id_, NODES, seed, shapes))
             with _Untouched(initial, "start"):
                 sharing.start(initial)
 
@@ -200,7 +200,7 @@ def _check_refusals(make: Callable[[], _Talk], size: int, seed: int) -> None:
     model = _model(size, seed, 0)
     heard = talk.said([model] * NODES, 0)
     sharing, payload = talk.sharings[0], heard[0][1]
-    if not isinstance(sharing, Checks):
+    if not isinstance(sharing, PayloadChecker):
         return
     sharing.check(payload, model)
     for what, broken in _broken(payload):
@@ -210,7 +210,7 @@ def _check_refusals(make: Callable[[], _Talk], size: int, seed: int) -> None:
             _check_bears(make(), odd, size, seed, what)
 
 
-def _refused(sharing: Checks, payload: Payload, model: Params, what: str) -> bool:
+def _refused(sharing: PayloadChecker, payload: Payload, model: Params, what: str) -> bool:
     try:
         sharing.check(payload, model)
     except MessageError:

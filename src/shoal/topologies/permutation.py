@@ -47,7 +47,7 @@ class Permutation:
             x = self._inverse(x)
         return x
 
-    def table(self) -> npt.NDArray[np.int64]:
+    def to_table(self) -> npt.NDArray[np.int64]:
         """`forward` of every value at once."""
         x: npt.NDArray[np.uint64] = self._forward(np.arange(self.size, dtype=np.uint64))
         outside = np.flatnonzero(x >= self.size)

@@ -124,7 +124,7 @@ class _Round:
             # Having spent on single look-ups what a table costs, make one: at most twice the price of knowing
             # beforehand whether this process serves one node or all of them.
             if self._asked * TABULATED_SHARE > self._nodes:
-                self._use(self._permutation.table())
+                self._use(self._permutation.to_table())
         nodes, node_at, place = self._nodes, self._node_at, self._place_of(node)
         return tuple(sorted([node_at((place + reach) % nodes) for reach in self._reach]))
 

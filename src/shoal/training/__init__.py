@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shoal.training.factory import BatchTrainer, Ground, Trainers, Workshop
+from shoal.training.factory import BatchTrainer, TrainerBackend, TrainerFactory, TrainerInputs
 
 TRAINERS: dict[str, str] = {
-    "torch": "shoal.training.torch_factory:Networks",
-    "scikit": "shoal.training.scikit:Scikit",
-    "flower": "shoal.training.flower:Flower",
+    "torch": "shoal.training.torch_factory:TorchBackend",
+    "scikit": "shoal.training.scikit:ScikitBackend",
+    "flower": "shoal.training.flower:FlowerBackend",
 }
 
-__all__ = ["TRAINERS", "BatchTrainer", "Ground", "Trainers", "Workshop"]
+__all__ = ["TRAINERS", "BatchTrainer", "TrainerBackend", "TrainerFactory", "TrainerInputs"]

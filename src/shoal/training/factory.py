@@ -1,6 +1,6 @@
 """What makes the trainers of all nodes that live in one process.
 
-A `Trainers` is a recipe, named in an experiment: `trainer = { name = "torch" }`. It opens a `Workshop` on the data
+A `TrainerBackend` is a recipe, named in an experiment: `trainer = { name = "torch" }`. It opens a `TrainerFactory` on the data
 of a run, once per process; the workshop then makes a `shoal.training.trainer.Trainer` for each node. A trainer is five
 methods, and its model one flat vector: enough to put anybody's training code behind.
 """
@@ -30,7 +30,7 @@ TESTED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class Ground:
+class TrainerInputs:
     """What trainers stand on: the data, who holds what of it, and the model that the experiment names."""
 
     seed: int
@@ -103,7 +103,7 @@ class Ground:
         return Samples(x, samples.y)
 
 
-class Workshop(Protocol):
+class TrainerFactory(Protocol):
     """Makes trainers. All state that nodes do not share is in the trainers."""
 
     @property
@@ -127,20 +127,20 @@ class Workshop(Protocol):
         ...
 
 
-class Trainers(Protocol):
+class TrainerBackend(Protocol):
     """A recipe for a workshop; its parameters are those of its constructor."""
 
-    def open(self, ground: Ground) -> Workshop: ...
+    def open(self, trainer_inputs: TrainerInputs) -> TrainerFactory: ...
 
 
 class BatchTrainer(ABC):
     """A trainer that lacks only `learn` and `evaluate`: its batches are those that torch's would draw."""
 
-    def __init__(self, ground: Ground, node: NodeId, training: Training, step_seconds: float) -> None:
-        self.ground, self.node, self.training = ground, node, training
+    def __init__(self, trainer_inputs: TrainerInputs, node: NodeId, training: Training, step_seconds: float) -> None:
+        self.trainer_inputs, self.node, self.training = trainer_inputs, node, training
         self.step_seconds, self.cpu_seconds = step_seconds, 0.0
-        self._part = ground.part(node)
-        self._batches = Batches(self._part, training.batch_size, generator(ground.seed, "training", node))
+        self._part = trainer_inputs.part(node)
+        self._batches = Batches(self._part, training.batch_size, generator(trainer_inputs.seed, "training", node))
 
     @abstractmethod
     def learn(self, params: Params, batches: Iterator[Samples]) -> Trained:
@@ -158,7 +158,7 @@ class BatchTrainer(ABC):
             raise NodeError("this node holds no data to train on: it serves the others")
         started = time.thread_time()
         drawn = self._batches.take(self.steps(steps))
-        trained = self.learn(params, (self.ground.batch(self.node, numbers) for numbers in drawn))
+        trained = self.learn(params, (self.trainer_inputs.batch(self.node, numbers) for numbers in drawn))
         self.cpu_seconds += time.thread_time() - started
         return trained
 

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from shoal.data.dataset import Samples
 from shoal.errors import ExperimentError
-from shoal.training.factory import BatchTrainer, Ground, refuse_others
+from shoal.training.factory import BatchTrainer, TrainerInputs, refuse_others
 from shoal.training.trainer import Trained, Training
 from shoal.types import Bounds, NodeId, Params
 
 
 @dataclass(frozen=True)
-class Scikit:
+class ScikitBackend:
     """scikit-learn's SGDClassifier: a linear model, one class against the rest, by `partial_fit` on each batch.
 
     Its step size is `training.lr`. In a batch it takes one sample after another.
@@ -28,21 +28,24 @@ class Scikit:
     alpha: Annotated[float, Bounds(at_least=0)] = 0.0001
     l1_ratio: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.15
 
-    def open(self, ground: Ground) -> ScikitWorkshop:
-        if ground.data.task != "classification" or ground.data.sizes:
+    def open(self, trainer_inputs: TrainerInputs) -> ScikitTrainerFactory:
+        if trainer_inputs.data.task != "classification" or trainer_inputs.data.sizes:
             raise ExperimentError(["trainer = 'scikit': it tells classes apart by measurements; use another data set"])
-        return ScikitWorkshop(self, ground)
+        return ScikitTrainerFactory(self, trainer_inputs)
 
 
-class ScikitWorkshop:
+class ScikitTrainerFactory:
     """The flat vector is `coef_`, then `intercept_`: a row for each class, and one alone for two classes."""
 
-    def __init__(self, recipe: Scikit, ground: Ground) -> None:
+    def __init__(self, recipe: ScikitBackend, trainer_inputs: TrainerInputs) -> None:
         from threadpoolctl import threadpool_limits
 
         threadpool_limits(1)  # a node is one thread
-        self.recipe, self.ground = recipe, ground
-        self.rows, values = ground.data.classes if ground.data.classes > 2 else 1, int(np.prod(ground.data.shape))
+        self.recipe, self.trainer_inputs = recipe, trainer_inputs
+        self.rows, values = (
+            trainer_inputs.data.classes if trainer_inputs.data.classes > 2 else 1,
+            int(np.prod(trainer_inputs.data.shape)),
+        )
         self.shapes: tuple[tuple[int, ...], ...] = ((self.rows, values), (self.rows,))
         self.initial: Params = np.zeros(self.rows * values + self.rows, np.float32)
 
@@ -51,7 +54,7 @@ class ScikitWorkshop:
         return ScikitTrainer(self, node, training, step_seconds)
 
     def evaluate(self, params: Params, node: NodeId | None = None) -> dict[str, float]:
-        return self.ground.scores(node, lambda x: self.outputs(params, x), self.loss)
+        return self.trainer_inputs.scores(node, lambda x: self.outputs(params, x), self.loss)
 
     def warm_up(self, node: NodeId, training: Training) -> None:
         if node == 0:
@@ -74,13 +77,15 @@ class ScikitWorkshop:
 
 
 class ScikitTrainer(BatchTrainer):
-    def __init__(self, shop: ScikitWorkshop, node: NodeId, training: Training, step_seconds: float) -> None:
+    def __init__(self, shop: ScikitTrainerFactory, node: NodeId, training: Training, step_seconds: float) -> None:
         from sklearn.linear_model import SGDClassifier
 
-        super().__init__(shop.ground, node, training, step_seconds)
+        super().__init__(shop.trainer_inputs, node, training, step_seconds)
         options = {**asdict(shop.recipe), "learning_rate": "constant", "eta0": training.lr}
         self._shop, self._model = shop, SGDClassifier(**options, shuffle=False, random_state=0)
-        self._model.partial_fit(np.zeros((1, shop.shapes[0][1])), [0], classes=np.arange(shop.ground.data.classes))
+        self._model.partial_fit(
+            np.zeros((1, shop.shapes[0][1])), [0], classes=np.arange(shop.trainer_inputs.data.classes)
+        )
 
     def learn(self, params: Params, batches: Iterator[Samples]) -> Trained:
         shop, model, losses = self._shop, self._model, []

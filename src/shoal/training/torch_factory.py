@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from shoal.errors import ExperimentError
 from shoal.models.flat import FlatModule, initial_module, module_for
 from shoal.randomness import generator
-from shoal.training.factory import Ground
+from shoal.training.factory import TrainerInputs
 from shoal.training.trainer import Learner, TorchTrainer, Training, find_device, first_inputs
 from shoal.types import NodeId, Params
 
 
 @dataclass(frozen=True)
-class Networks:
+class TorchBackend:
     """The experiment's model, a torch module, trained by the optimizer and loss of `training`."""
 
-    def open(self, ground: Ground) -> NetworkWorkshop:
-        return NetworkWorkshop(ground)
+    def open(self, trainer_inputs: TrainerInputs) -> TorchTrainerFactory:
+        return TorchTrainerFactory(trainer_inputs)
 
 
-class NetworkWorkshop:
+class TorchTrainerFactory:
     """One module for all nodes of a process, and a learner for each kind of training."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, trainer_inputs: TrainerInputs) -> None:
         import torch
 
         torch.set_num_threads(1)  # a node is one thread; the engines use the other cores for other nodes
-        self._ground = ground
+        self._trainer_inputs = trainer_inputs
         self.flat = self._module("cpu")
         self.initial: Params = self.flat.read()
         self._learners: dict[str, Learner] = {}
@@ -40,7 +40,7 @@ class NetworkWorkshop:
         """The learner for these settings; one for all nodes that share them."""
         key = repr(training)
         if key not in self._learners:
-            if training.buffers != self._ground.training.buffers:
+            if training.buffers != self._trainer_inputs.training.buffers:
                 raise ExperimentError(
                     [
                         f"training.buffers = {training.buffers!r} for a group: models of different nodes would differ "
@@ -48,39 +48,41 @@ class NetworkWorkshop:
                     ]
                 )
             flat = self.flat if training.device == "cpu" else self._module(training.device)
-            ground = self._ground
-            self._learners[key] = Learner(flat, training, ground.data, ground.test, ground.metrics)
+            trainer_inputs = self._trainer_inputs
+            self._learners[key] = Learner(
+                flat, training, trainer_inputs.data, trainer_inputs.test, trainer_inputs.metrics
+            )
         return self._learners[key]
 
     def trainer(self, node: NodeId, training: Training, step_seconds: float) -> TorchTrainer:
-        ground = self._ground
-        learns = node < len(ground.parts)
+        trainer_inputs = self._trainer_inputs
+        learns = node < len(trainer_inputs.parts)
         return TorchTrainer(
             self.learner(training),
-            ground.part(node),
-            generator(ground.seed, "training", node),
+            trainer_inputs.part(node),
+            generator(trainer_inputs.seed, "training", node),
             step_seconds,
-            ground.tests[node] if learns and ground.tests is not None else None,
-            ground.shifts[node] if learns and ground.shifts is not None else None,
+            trainer_inputs.tests[node] if learns and trainer_inputs.tests is not None else None,
+            trainer_inputs.shifts[node] if learns and trainer_inputs.shifts is not None else None,
         )
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        return self.learner(self._ground.training).evaluate(params)
+        return self.learner(self._trainer_inputs.training).evaluate(params)
 
     def warm_up(self, node: NodeId, training: Training) -> None:
         """Take a step with every learner, so that a fork inherits all that torch sets up lazily."""
         if repr(training) not in self._learners:
-            self.learner(training).warm_up(self._ground.parts[node])
+            self.learner(training).warm_up(self._trainer_inputs.parts[node])
 
     def _module(self, device: str) -> FlatModule:
-        ground, where = self._ground, find_device(device)
+        trainer_inputs, where = self._trainer_inputs, find_device(device)
         try:
             return initial_module(
-                lambda: module_for(ground.model.build(), ground.data),
-                ground.seed,
+                lambda: module_for(trainer_inputs.model.build(), trainer_inputs.data),
+                trainer_inputs.seed,
                 where,
-                ground.training.buffers,
-                first_inputs(ground.data, where),
+                trainer_inputs.training.buffers,
+                first_inputs(trainer_inputs.data, where),
             )
         except ValueError as error:
-            raise ExperimentError([f"model = {ground.model.name!r}: {error}"]) from error
+            raise ExperimentError([f"model = {trainer_inputs.model.name!r}: {error}"]) from error

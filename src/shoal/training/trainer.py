@@ -122,7 +122,7 @@ class Train(msgspec.Struct, frozen=True, gc=False):
         return self.trainer.steps(self.steps) * self.trainer.step_seconds
 
     @property
-    def together(self) -> Hashable:
+    def batch_key(self) -> Hashable:
         trainer = self.trainer
         if isinstance(trainer, TorchTrainer) and trainer.learner.stackable and trainer.plain:
             return (Train, id(trainer.learner), trainer.steps(self.steps), trainer.state_signature())
@@ -132,8 +132,8 @@ class Train(msgspec.Struct, frozen=True, gc=False):
         return self.trainer.train(self.params, self.steps)
 
     @staticmethod
-    def run_together(works: Sequence[Train]) -> list[Trained]:
-        return TorchTrainer.train_together([(_torch(w.trainer), w.params) for w in works], works[0].steps)
+    def run_batch(works: Sequence[Train]) -> list[Trained]:
+        return TorchTrainer.train_batch([(_torch(w.trainer), w.params) for w in works], works[0].steps)
 
 
 class Evaluate(msgspec.Struct, frozen=True, gc=False):
@@ -147,7 +147,7 @@ class Evaluate(msgspec.Struct, frozen=True, gc=False):
         return 0.0
 
     @property
-    def together(self) -> Hashable:
+    def batch_key(self) -> Hashable:
         if isinstance(self.trainer, TorchTrainer) and self.trainer.tests_alike and self.trainer.learner.vectorized:
             return (Evaluate, id(self.trainer.learner))
         return id(self.trainer)
@@ -156,7 +156,7 @@ class Evaluate(msgspec.Struct, frozen=True, gc=False):
         return self.trainer.evaluate(self.params)
 
     @staticmethod
-    def run_together(works: Sequence[Evaluate]) -> list[dict[str, float]]:
+    def run_batch(works: Sequence[Evaluate]) -> list[dict[str, float]]:
         return _torch(works[0].trainer).learner.evaluate_stacked([w.params for w in works])
 
 
@@ -254,7 +254,7 @@ class TorchTrainer:
         return tuple((key, float(value) if _is_count(value) else None) for key, value in self._state.items())
 
     @staticmethod
-    def train_together(pairs: Sequence[tuple[TorchTrainer, Params]], steps: int | None) -> list[Trained]:
+    def train_batch(pairs: Sequence[tuple[TorchTrainer, Params]], steps: int | None) -> list[Trained]:
         """What `train` gives each of these trainers of one learner, computed with their parameters stacked."""
         started = time.thread_time()
         trainers = [trainer for trainer, _ in pairs]

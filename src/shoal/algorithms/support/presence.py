@@ -23,7 +23,7 @@ MOMENT = 1.0
 """The same in seconds, where only the engine knows its patience."""
 
 
-class Listener:
+class PeerMonitor:
     """Hears peers round by round, and does not wait in every one of them for those that kept silent before.
 
     After k rounds of silence a peer is waited for with probability 1/(k + 1), and for a part of the node's patience
@@ -83,7 +83,7 @@ class Epochs:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._listener = Listener(node)
+        self._listener = PeerMonitor(node)
         self.now: int
         self._dead: int
         self.now, self._dead = node.memory.get("epoch", [0, 0])

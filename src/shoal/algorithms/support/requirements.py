@@ -1,28 +1,28 @@
-"""What algorithms demand of the experiment that they are in, for their `misfits`."""
+"""What algorithms demand of the experiment that they are in, for their `incompatibilities`."""
 
 from __future__ import annotations
 
 from shoal.errors import TopologyError
-from shoal.experiment.registry import Whole, find
+from shoal.experiment.registry import ExperimentView, find
 from shoal.topologies.graph import Graph, Topology
 
 
-def graph_of(whole: Whole) -> Graph | None:
+def graph_of(experiment: ExperimentView) -> Graph | None:
     """The experiment's graph. None where it is made from labels, or found by talking, or cannot be made at all."""
-    cls = find("topology", whole.topology.name)
+    cls = find("topology", experiment.topology.name)
     if hasattr(cls, "finder") or hasattr(cls, "build_from"):
         return None
     try:
-        graph: Graph = whole.topology.build().build(whole.nodes, whole.seed)
+        graph: Graph = experiment.topology.build().build(experiment.nodes, experiment.seed)
     except TopologyError:  # said by whoever makes it for the run
         return None
     return graph
 
 
-def changes(whole: Whole) -> bool:
+def changes(experiment: ExperimentView) -> bool:
     """Whether nodes may have other neighbours in another round."""
-    graph = graph_of(whole)
-    return hasattr(find("topology", whole.topology.name), "finder") or (graph is not None and not graph.static)
+    graph = graph_of(experiment)
+    return hasattr(find("topology", experiment.topology.name), "finder") or (graph is not None and not graph.static)
 
 
 def directed(graph: Graph) -> bool:
@@ -30,23 +30,23 @@ def directed(graph: Graph) -> bool:
     return any(links.to != links.of for links in (graph.links(node, 0) for node in range(graph.nodes)))
 
 
-def inexact(whole: Whole, needs: str) -> list[str]:
+def inexact(experiment: ExperimentView, needs: str) -> list[str]:
     """A sharing that averages by another W in each round, for what diverges then.
 
     It is one that leaves out some coordinates, or some of each difference, so that a model is not its row of Wx. A
     sharing that says whole models, rounded at most, has `says_all = True` in its class; others are taken not to.
     """
-    if getattr(find("sharing", whole.sharing.name), "says_all", False):
+    if getattr(find("sharing", experiment.sharing.name), "says_all", False):
         return []
     return [
-        f"sharing = {whole.sharing.name!r}: {needs} diverges unless whole models are averaged; "
+        f"sharing = {experiment.sharing.name!r}: {needs} diverges unless whole models are averaged; "
         "use sharing = 'full', or 'float16', 'int8' or 'qsgd', which only round"
     ]
 
 
-def unlike_plain_sgd(whole: Whole) -> list[str]:
+def unlike_plain_sgd(experiment: ExperimentView) -> list[str]:
     """What makes a local step more than the sum of −η times gradients: momentum, or moments of any kind."""
-    training, name = whole.training, whole.algorithm.name
+    training, name = experiment.training, experiment.algorithm.name
     problems = []
     if training.optimizer.lower() != "sgd":
         problems.append(
@@ -62,10 +62,10 @@ def unlike_plain_sgd(whole: Whole) -> list[str]:
     return problems
 
 
-def unbuildable(key: str, topology: Topology, whole: Whole) -> list[str]:
+def unbuildable(key: str, topology: Topology, experiment: ExperimentView) -> list[str]:
     """Why an algorithm's own graph cannot be made on these nodes."""
     try:
-        topology.build(whole.nodes, whole.seed)
+        topology.build(experiment.nodes, experiment.seed)
     except TopologyError as error:
         return [f"algorithm.{key}: {error}"]
     return []

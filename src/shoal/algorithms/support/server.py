@@ -18,15 +18,15 @@ import numpy as np
 
 from shoal.errors import MessageError
 from shoal.message import Message, Payload
-from shoal.node import Check, Confers, Node
-from shoal.sharing.full import Full
+from shoal.node import Check, InteractiveSharing, Node
+from shoal.sharing.full import FullSharing
 from shoal.types import NodeId
 
 GLOBAL = "global"
 LAST = "last"
 COMPANY, WEIGHT = "company", "weight"
 ASK, HERE = "is the server there", "the server is there"
-_FULL = Full()
+_FULL = FullSharing()
 _answering: WeakSet[Node] = WeakSet()
 """The servers that say so when they are asked."""
 
@@ -46,7 +46,7 @@ async def call(
         _answering.add(node)
         node.background(_answer(node))
     model = _FULL.outgoing(node.params, round)
-    if company is None or not isinstance(node.sharing, Confers):
+    if company is None or not isinstance(node.sharing, InteractiveSharing):
         await node.send(clients, model, round=round, kind=GLOBAL)
         return
     node.accompany(node.id, round, company.keys(), company)
@@ -106,7 +106,7 @@ async def calls(node: Node) -> AsyncIterator[int]:
 
 def _company(said: Payload, node: Node) -> tuple[list[NodeId], dict[NodeId, float]] | None:
     """All that are called, and how much this node counts; None where nobody has to know. Raises `MessageError`."""
-    if not isinstance(node.sharing, Confers) or said.fields.get(LAST) is True:
+    if not isinstance(node.sharing, InteractiveSharing) or said.fields.get(LAST) is True:
         return None
     ids, weight = said.arrays.get(COMPANY), said.fields.get(WEIGHT)
     if ids is None or ids.dtype != np.uint32 or ids.ndim != 1 or len(np.unique(ids)) != len(ids):

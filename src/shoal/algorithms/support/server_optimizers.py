@@ -28,7 +28,7 @@ class ServerOptimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Average:
+class ServerSGD:
     """x ← x + lr·Δ: with lr = 1 the average of what the clients say, as in FedAvg (McMahan et al. 2017)."""
 
     lr: Rate = 1.0
@@ -102,7 +102,7 @@ def _adapted(params: Params, lr: float, memory: Memory, tau: float) -> Params:
 
 
 SERVER_OPTIMIZERS: dict[str, str] = {
-    "average": "shoal.algorithms.support.server_optimizers:Average",
+    "average": "shoal.algorithms.support.server_optimizers:ServerSGD",
     "momentum": "shoal.algorithms.support.server_optimizers:Momentum",
     "adam": "shoal.algorithms.support.server_optimizers:Adam",
     "yogi": "shoal.algorithms.support.server_optimizers:Yogi",

@@ -31,15 +31,15 @@ from shoal.engines.processes.sealing import NETWORK, PATIENCE, Seal, speaker
 from shoal.engines.processes.start_monitor import Starts
 from shoal.engines.processes.transport import AT_ONCE
 from shoal.engines.processes.zygote_process import ZygoteProcess
-from shoal.environment.faults import Happening
-from shoal.environment.network.model import Occurrence
-from shoal.environment.network.network import Presence
+from shoal.environment.faults import FaultEvent
+from shoal.environment.network.model import EnvironmentEvent
+from shoal.environment.network.network import AvailabilityChange
 from shoal.errors import ExperimentError, LaunchError, MessageError, RunError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import conditions, speeds_of
+from shoal.experiment.environment import build_environment, speeds_of
 from shoal.experiment.mapping import HERE
 from shoal.message import MAX_HEADER_BYTES, RUN_LENGTH
-from shoal.results.progress import SHOW_EVERY, Listener, MeanScore, Nobody, Outcome, Progress, Status
+from shoal.results.progress import SHOW_EVERY, Listener, MeanScore, NullListener, Outcome, Progress, Status
 from shoal.results.records import Event, Lines, RunFolder
 from shoal.types import NodeId, format_node_ids
 
@@ -63,7 +63,7 @@ LONGEST_WORDS = 2**20
 ENDPOINT = re.compile(r"tcp://(.+):([1-9][0-9]{0,4})")
 
 
-class Supervisor:
+class Coordinator:
     """One run of an experiment as processes of this machine."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Supervisor:
         self._commanded = time.time() if commanded is None else commanded
         self._experiment = experiment
         self._folder = folder
-        self._listener: Listener = listener or Nobody()
+        self._listener: Listener = listener or NullListener()
         self._run = secrets.token_hex(RUN_LENGTH // 2)
         self._phase = "starting"
         self._began_at = time.monotonic()
@@ -118,14 +118,14 @@ class Supervisor:
         self._average_times: dict[int, float] = {}
         self._last_tick: int | None = None
         """The last moment at which models are looked at, once it is known. Who hears late of it may look once more."""
-        self._conditions = conditions(experiment, speeds_of(experiment))
+        self._environment = build_environment(experiment, speeds_of(experiment))
         self._by_time = experiment.evaluation.seconds is not None
         self._network: bytes | None = None
         """The network's process, on the control socket."""
         self._network_endpoint: str | None = None
         self._epoch = 0.0
-        self._agenda: Iterator[Occurrence] = iter(())
-        self._next: Occurrence | None = None
+        self._events: Iterator[EnvironmentEvent] = iter(())
+        self._next: EnvironmentEvent | None = None
         self._away = [0] * experiment.size
         """For how many reasons each node is offline."""
         self._starts = Starts()
@@ -173,7 +173,7 @@ class Supervisor:
         self._here = self._nodes_here()
         pair = self._own_keys()
         self._zygote = ZygoteProcess(self._folder)
-        self._zygote.say(control.Prepare(experiment.table(), str(experiment.base.resolve())))
+        self._zygote.say(control.Prepare(experiment.to_table(), str(experiment.base.resolve())))
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 16)
         self._socket = self._context.socket(zmq.ROUTER)
@@ -215,8 +215,8 @@ class Supervisor:
 
     def _listen(self) -> str:
         """Where nodes find the supervisor: they may live in namespaces that no port of its own is reached from."""
-        if self._conditions.access is not None:
-            self._namespaces = Namespaces(self._conditions.access)
+        if self._environment.access is not None:
+            self._namespaces = Namespaces(self._environment.access)
             return self._namespaces.listen(self._socket)
         self._socket.bind(f"tcp://{LOOPBACK}:*")
         bound: bytes = self._socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
@@ -283,9 +283,9 @@ class Supervisor:
     def _are_away_for_good(self, nodes: set[NodeId]) -> bool:
         """Whether all of them are offline and stay so, whatever else the clock brings, without an end maybe."""
         now = time.monotonic() - self._epoch
-        if self._next is not None and self._conditions.restarts:
+        if self._next is not None and self._environment.restarts:
             return False  # others may come
-        return all(self._away[node] and not self._conditions.returns(node, now) for node in nodes)
+        return all(self._away[node] and not self._environment.returns(node, now) for node in nodes)
 
     def _give_up_on_those_that_stay(self, finishing: float) -> None:
         """End the nodes that are still there so long after they were told to finish, or last seen to be at it."""
@@ -388,7 +388,7 @@ class Supervisor:
             self._control,
             self._run,
             str(self._folder.path.resolve()),
-            network=self._conditions.carried,
+            network=self._environment.needs_network_model,
             namespaces=[] if spaces is None else [spaces.place(node) for node in range(experiment.size)],
             key=None if self._seal is None else self._seal.pair.public,
             keys=None if experiment.processes.keys is None else str(experiment.processes.keys),
@@ -428,7 +428,7 @@ class Supervisor:
                 if said.run == self._run and identity == self._network:
                     self._hear_of_strangers(said)
             elif isinstance(said, control.Networked):
-                if said.run == self._run and self._conditions.carried and self._network is None:
+                if said.run == self._run and self._environment.needs_network_model and self._network is None:
                     self._network, self._network_endpoint = identity, said.endpoint
                     self._go_if_all_listen()
             elif isinstance(said, control.Hello):
@@ -480,17 +480,19 @@ class Supervisor:
             self._go_if_all_listen()
 
     def _go_if_all_listen(self) -> None:
-        if len(self._identities) < self._experiment.size or (self._conditions.carried and self._network is None):
+        if len(self._identities) < self._experiment.size or (
+            self._environment.needs_network_model and self._network is None
+        ):
             return
         self._phase = "running"
         self._epoch = time.monotonic()
         self._busy = dict.fromkeys(self._busy, self._epoch)
-        self._agenda = self._conditions.agenda()
-        self._next = next(self._agenda, None)
-        while self._next is not None and self._next.time <= 0.0 and not isinstance(self._next, Happening):
-            if isinstance(self._next, Presence):
+        self._events = self._environment.events()
+        self._next = next(self._events, None)
+        while self._next is not None and self._next.time <= 0.0 and not isinstance(self._next, FaultEvent):
+            if isinstance(self._next, AvailabilityChange):
                 self._attend(self._next)
-            self._next = next(self._agenda, None)
+            self._next = next(self._events, None)
         self._tell_network(self._go())
         for away in (False, True):  # with the start: what is said after it may come when a node has begun
             nodes = [node for node in self._identities if bool(self._away[node]) == away]
@@ -540,48 +542,48 @@ class Supervisor:
         while self._phase == "running" and self._next is not None:
             if self._next.time > time.monotonic() - self._epoch:
                 return
-            occurrence, self._next = self._next, next(self._agenda, None)
-            if isinstance(occurrence, Presence):
-                self._attend(occurrence)
-                if occurrence.node in self._identities:
-                    self._tell({occurrence.node} - self._exited, control.Attend(not self._away[occurrence.node]))
-            elif isinstance(occurrence, Happening):
-                self._strike(occurrence)
+            event, self._next = self._next, next(self._events, None)
+            if isinstance(event, AvailabilityChange):
+                self._attend(event)
+                if event.node in self._identities:
+                    self._tell({event.node} - self._exited, control.Attend(not self._away[event.node]))
+            elif isinstance(event, FaultEvent):
+                self._strike(event)
 
-    def _attend(self, presence: Presence) -> None:
+    def _attend(self, presence: AvailabilityChange) -> None:
         self._away[presence.node] += -1 if presence.online else 1
 
-    def _strike(self, happening: Happening) -> None:
+    def _strike(self, fault_event: FaultEvent) -> None:
         """Do to nodes what is the supervisor's to do; what stands between nodes is the network's."""
         assert self._zygote is not None
-        kind, there = happening.kind, [node for node in happening.nodes if node not in self._exited | self._done]
+        kind, there = fault_event.kind, [node for node in fault_event.nodes if node not in self._exited | self._done]
         alive = [node for node in there if node not in self._reasons]  # the others may not be dead yet, but will be
         if kind == "crash":
             self._to_restart.difference_update(there)
             for node in there:
                 self._reasons.setdefault(node, "crashed on schedule")
-                self._write(node, happening)
+                self._write(node, fault_event)
             self._zygote.say(control.Kill(there))
         elif kind == "restart":
             self._to_restart.update(
-                node for node in happening.nodes if node in self._reasons and node not in self._lost
+                node for node in fault_event.nodes if node in self._reasons and node not in self._lost
             )
-            self._restart([node for node in happening.nodes if node in self._lost])
+            self._restart([node for node in fault_event.nodes if node in self._lost])
         elif kind == "hang" or kind == "raise":
-            self._tell(alive, control.Strike(kind, str(happening)))
+            self._tell(alive, control.Strike(kind, str(fault_event)))
         elif kind == "slow":
-            factor = happening.value if happening.what != "network" else None
-            strike = control.Strike(kind, str(happening), factor)
+            factor = fault_event.value if fault_event.what != "network" else None
+            strike = control.Strike(kind, str(fault_event), factor)
             if factor is not None:
-                self._slow.update(dict.fromkeys(happening.nodes, strike))
+                self._slow.update(dict.fromkeys(fault_event.nodes, strike))
             self._tell(alive, strike)
         else:
-            self._listener.notice(f"at {happening.time:g} s: {happening}")
+            self._listener.notice(f"at {fault_event.time:g} s: {fault_event}")
 
     def _restart(self, nodes: list[NodeId]) -> None:
         assert self._zygote is not None
         for node in nodes:
-            self._write(node, Happening(time.monotonic() - self._epoch, "restart", (node,)))
+            self._write(node, FaultEvent(time.monotonic() - self._epoch, "restart", (node,)))
             del self._lost[node]
             self._exited.discard(node)
             self._reasons.pop(node, None)
@@ -591,10 +593,10 @@ class Supervisor:
             self._starts.expect(nodes, time.monotonic())
             self._zygote.say(msgspec.structs.replace(self._start_nodes, nodes=nodes, again=True, network=False))
 
-    def _write(self, node: NodeId, happening: Happening) -> None:
+    def _write(self, node: NodeId, fault_event: FaultEvent) -> None:
         """Among a node's records, what it cannot write down itself."""
         lines = Lines(self._folder.node(node))
-        lines.write(Event("fault", happening.time, str(happening)))
+        lines.write(Event("fault", fault_event.time, str(fault_event)))
         lines.close()
 
     def _tell_network(self, said: control.ToNode) -> None:
@@ -650,7 +652,7 @@ class Supervisor:
         if self._phase not in ("running", "finishing"):
             raise LaunchError(f"node {node} could not start: {why.strip()}")
         self._lost[node] = why.strip().splitlines()[-1]
-        self._listener.notice(f"{self._experiment.farewell(node, 'was lost')}. {why.strip()}")
+        self._listener.notice(f"{self._experiment.describe_failure(node, 'was lost')}. {why.strip()}")
         gone = control.Gone(node, time.monotonic())
         self._tell_network(gone)
         self._tell_all(gone)
@@ -679,7 +681,7 @@ class Supervisor:
         return f"exited with code {code}"
 
     def _average_if_complete(self) -> None:
-        if self._signal is not None or (self._conditions.timed and self._phase == "running"):
+        if self._signal is not None or (self._environment.timed and self._phase == "running"):
             return  # it would take time from the nodes, or from the user who wants the run to end
         for averaged in self._averages.complete(self._awaited):
             self._averages_to_test.append(
@@ -724,7 +726,7 @@ class Supervisor:
         """Let nodes keep what they have learnt, for a little while."""
         if self._phase != "running" and self._phase != "finishing":
             return
-        kept = ", and test their last models; ask again to leave at once" if self._conditions.timed else ""
+        kept = ", and test their last models; ask again to leave at once" if self._environment.timed else ""
         self._listener.notice(f"stopping: nodes write down what they have{kept}")
         self._tell_all(self._finish(stopped=True))
         told = time.monotonic()

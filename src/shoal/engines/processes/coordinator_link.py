@@ -26,7 +26,7 @@ from shoal.types import NodeId, Params
 REPORT_EVERY = 0.5
 
 
-class Supervised:
+class CoordinatorLink:
     """The node's end of the line to its supervisor."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Supervised:
 class Watcher:
     """The observer of one node process: its records go to its file, the news to the supervisor."""
 
-    def __init__(self, id: NodeId, lines: Lines, line: Supervised, faults: list[Fault]) -> None:
+    def __init__(self, id: NodeId, lines: Lines, line: CoordinatorLink, faults: list[Fault]) -> None:
         self._id = id
         self._lines = lines
         self._line = line
@@ -106,7 +106,7 @@ class Watcher:
         self._evaluation: Evaluation | None = None
         self.now: Any = None
         self.runtime: ProcessRuntime | None = None
-        self.later: Later | None = None
+        self.later: DeferredEvaluations | None = None
         """Where models are kept that are tested when the run is over; None where they are tested at once."""
         self.ticks = 0
         """The last moment at which the model was looked at, where that is done by the clock."""
@@ -168,7 +168,7 @@ class Watcher:
             self.runtime.fail(NodeError(f"fault on schedule: {said.detail}"))
 
 
-class Later:
+class DeferredEvaluations:
     """Models that are tested when the run is over, so that testing takes no time from anybody's training.
 
     They lie in a nameless file: gone with the process, whatever becomes of it.

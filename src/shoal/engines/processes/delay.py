@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable
 
 from shoal.engines.rejoining import REJOINING
-from shoal.environment.network.network import Wiring
+from shoal.environment.network.network import NetworkState
 from shoal.message import Message
 from shoal.randomness import generator
 from shoal.types import NodeId
@@ -19,8 +19,8 @@ class Delay:
     Messages of one sender do not overtake each other.
     """
 
-    def __init__(self, wiring: Wiring, id: NodeId, seed: int, deliver: Callable[[Message], None]) -> None:
-        self._wiring = wiring
+    def __init__(self, network_state: NetworkState, id: NodeId, seed: int, deliver: Callable[[Message], None]) -> None:
+        self._wiring = network_state
         self._id = id
         self._deliver = deliver
         self._rng = generator(seed, "network", id)
@@ -46,7 +46,7 @@ class Delay:
         heapq.heappush(self._waiting, (due, self._taken, message))
         self._hand_over()
 
-    def lose(self, node: NodeId) -> None:
+    def mark_failed(self, node: NodeId) -> None:
         """`node` has died: what it sent arrives, but nobody counts on it because it asked for that before."""
         self._waiting = [w for w in self._waiting if w[2].sender != node or w[2].kind not in REJOINING]
         heapq.heapify(self._waiting)

@@ -19,11 +19,11 @@ from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.sealing import PATIENCE, Seal, speaker
 from shoal.engines.processes.shaper import Due, Here, Left, Post, Told, decode_from_node, encode
 from shoal.engines.processes.transport import AT_ONCE
-from shoal.environment.faults import Happening
-from shoal.environment.network.model import Carrier, News, Occurrence, Parcel
-from shoal.environment.network.network import Presence
+from shoal.environment.faults import FaultEvent
+from shoal.environment.network.model import Delivery, DeliveryUpdate, EnvironmentEvent, NetworkModel
+from shoal.environment.network.network import AvailabilityChange
 from shoal.errors import MessageError
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.types import NodeId
 
 LONGEST_POLL = 1.0
@@ -53,10 +53,10 @@ class Timetable:
     Times are seconds of the run, but for those that nodes say and are told, which are the machine's.
     """
 
-    def __init__(self, carrier: Carrier, agenda: Iterator[Occurrence]) -> None:
-        self._carrier = carrier
-        self._agenda = agenda
-        self._next: Occurrence | None = None
+    def __init__(self, network_model: NetworkModel, events: Iterator[EnvironmentEvent]) -> None:
+        self._carrier = network_model
+        self._events = events
+        self._next: EnvironmentEvent | None = None
         self.epoch = math.inf
         """When the run began, on the machine's monotonic clock. The carrier's clock begins there."""
         self.now = 0.0
@@ -69,7 +69,7 @@ class Timetable:
 
     def begin(self, epoch: float) -> None:
         self.epoch = epoch
-        self._next = next(self._agenda, None)
+        self._next = next(self._events, None)
 
     def next_time(self) -> float:
         """When something happens next, if nobody says anything."""
@@ -93,7 +93,7 @@ class Timetable:
         self.catch_up(since, told)
         self.now = max(self.now, since)
         ahead = (self.now - since) * self._paces.get(sender, 0.0) if post.waits else 0.0
-        self._carrier.post(self.now, Parcel(sender, post.to, max(0, post.size - int(ahead)), post))
+        self._carrier.post(self.now, Delivery(sender, post.to, max(0, post.size - int(ahead)), post))
         if not self._set_out:
             self._tell_at = self.now + TELL_AFTER
         self._set_out.setdefault(post.to, {})[sender, post.ticket] = Due(sender, post.ticket, math.inf)
@@ -103,10 +103,10 @@ class Timetable:
         while self._next is not None and self._next.time <= now:
             at = max(self.now, self._next.time)
             self._tell(self._carrier.advance(at), told)
-            if not (isinstance(self._next, Happening) and self._next.kind in BY_THE_SUPERVISOR):
-                self._carrier.occur(at, self._next)
+            if not (isinstance(self._next, FaultEvent) and self._next.kind in BY_THE_SUPERVISOR):
+                self._carrier.apply_event(at, self._next)
             self.now = at
-            self._next = next(self._agenda, None)  # not further: of what is the supervisor's there may be no end
+            self._next = next(self._events, None)  # not further: of what is the supervisor's there may be no end
         while (due := self._carrier.next_time()) <= now:
             self._tell(self._carrier.advance(max(due, self.now)), told)
             self.now = max(due, self.now)
@@ -118,34 +118,34 @@ class Timetable:
 
     def attend(self, node: NodeId, online: bool, now: float) -> None:
         self.now = max(self.now, now)
-        self._carrier.occur(self.now, Presence(self.now, node, online))
+        self._carrier.apply_event(self.now, AvailabilityChange(self.now, node, online))
 
-    def _tell(self, news: list[News], told: Word) -> None:
-        for at, fate, parcel in news:
-            post: Post = parcel.content
+    def _tell(self, news: list[DeliveryUpdate], told: Word) -> None:
+        for at, fate, delivery in news:
+            post: Post = delivery.content
             at += self.epoch
             if fate == "left":
                 if post.waits:
-                    self._paces[parcel.sender] = post.size / max(at - post.since, SHORTEST)
-                    told.setdefault(parcel.sender, {})[None, post.ticket] = Left(post.ticket, at, True)
+                    self._paces[delivery.sender] = post.size / max(at - post.since, SHORTEST)
+                    told.setdefault(delivery.sender, {})[None, post.ticket] = Left(post.ticket, at, True)
             elif fate in ("travels", "lost"):
-                if fate == "lost" and post.waits and not parcel.left:
-                    told.setdefault(parcel.sender, {})[None, post.ticket] = Left(post.ticket, at, False)
-                due = Due(parcel.sender, post.ticket, parcel.due + self.epoch if fate == "travels" else None)
-                told.setdefault(parcel.receiver, {})[parcel.sender, post.ticket] = due
-                self._set_out.get(parcel.receiver, {}).pop((parcel.sender, post.ticket), None)
+                if fate == "lost" and post.waits and not delivery.left:
+                    told.setdefault(delivery.sender, {})[None, post.ticket] = Left(post.ticket, at, False)
+                due = Due(delivery.sender, post.ticket, delivery.due + self.epoch if fate == "travels" else None)
+                told.setdefault(delivery.receiver, {})[delivery.sender, post.ticket] = due
+                self._set_out.get(delivery.receiver, {}).pop((delivery.sender, post.ticket), None)
 
 
 class NetworkProcess:
     """Lives as long as the run does: the zygote ends it."""
 
-    def __init__(self, commons: Commons, start: control.Fork, pair: KeyPair | None = None) -> None:
+    def __init__(self, setup: Setup, start: control.Fork, pair: KeyPair | None = None) -> None:
         """With a key pair where links are sealed."""
-        carrier = commons.conditions.carrier()
-        assert carrier is not None
-        carrier.load()
-        self._size = commons.experiment.size
-        self._timetable = Timetable(carrier, commons.conditions.agenda())
+        network_model = setup.environment.network_model()
+        assert network_model is not None
+        network_model.load()
+        self._size = setup.experiment.size
+        self._timetable = Timetable(network_model, setup.environment.events())
         self._dead: set[NodeId] = set()
         self._here: dict[NodeId, float] = {}
         """Those that listen, and since when."""

@@ -17,7 +17,7 @@ import zmq
 
 from shoal.engines.operating_system import give_memory_back, memory
 from shoal.engines.processes import control
-from shoal.engines.processes.coordinator_link import Later, Supervised, Watcher
+from shoal.engines.processes.coordinator_link import CoordinatorLink, DeferredEvaluations, Watcher
 from shoal.engines.processes.delay import Delay
 from shoal.engines.processes.keys import KeyPair, read_pair
 from shoal.engines.processes.namespaces import address, enter
@@ -28,9 +28,9 @@ from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.transport import Transport
 from shoal.engines.rejoining import rejoin, welcome
 from shoal.errors import LaunchError
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.mailbox import Mailbox
-from shoal.message_budget import Room
+from shoal.message_budget import MessageBudget
 from shoal.node import Node
 from shoal.results.records import End, Evaluation, Event, Lines, RunFolder
 from shoal.types import NodeId
@@ -45,7 +45,7 @@ LAST_WORDS = 2**13
 """Bad messages, and strangers, that are recorded one by one; more are only counted."""
 
 
-def live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork, pair: KeyPair | None = None) -> int:
+def live(setup: Setup, id: NodeId, slots: Slots, start: control.Fork, pair: KeyPair | None = None) -> int:
     """From fork to exit; returns the exit code. `pair` are the node's keys, unless it has them in a folder."""
     try:
         if start.keys is not None:
@@ -56,23 +56,23 @@ def live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork, pair: 
     try:
         if start.namespaces:
             enter(start.namespaces[id])  # before there is a socket, or a thread that would make one
-        return asyncio.run(_live(commons, id, slots, start, pair))
+        return asyncio.run(_live(setup, id, slots, start, pair))
     except Exception:
         traceback.print_exc()  # to the run's nodes.log; the supervisor sees the exit code
         return 1
 
 
-async def _live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork, pair: KeyPair | None) -> int:
+async def _live(setup: Setup, id: NodeId, slots: Slots, start: control.Fork, pair: KeyPair | None) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Enough for a connection to everybody, and for those that linger after their place was needed.
-    context.set(zmq.MAX_SOCKETS, 2 * commons.experiment.size + 128)
+    context.set(zmq.MAX_SOCKETS, 2 * setup.experiment.size + 128)
     lines = Lines(RunFolder(Path(start.folder)).node(id))
     strangers = _Rejections(lines, "stranger refused")
     assert (pair is None) == (start.key is None)
     seal = None if pair is None else Seal(context, pair, strangers, asyncio.get_running_loop().time, math.inf)
-    line = Supervised(context, start.control, seal, start.key)
+    line = CoordinatorLink(context, start.control, seal, start.key)
     try:
-        await _take_part(commons, id, slots, start, context, line, lines, seal, strangers)
+        await _take_part(setup, id, slots, start, context, line, lines, seal, strangers)
     except Exception as error:
         text = str(error) if isinstance(error, LaunchError) else traceback.format_exc()
         if len(text) > LAST_WORDS:
@@ -88,22 +88,22 @@ async def _live(commons: Commons, id: NodeId, slots: Slots, start: control.Fork,
 
 
 async def _take_part(
-    commons: Commons,
+    setup: Setup,
     id: NodeId,
     slots: Slots,
     start: control.Fork,
     context: zmq.Context[zmq.Socket[bytes]],
-    line: Supervised,
+    line: CoordinatorLink,
     lines: Lines,
     seal: Seal | None,
     strangers: _Rejections,
 ) -> None:
-    experiment, folder = commons.experiment, RunFolder(Path(start.folder))
+    experiment, folder = setup.experiment, RunFolder(Path(start.folder))
     plan = experiment.processes
-    mailbox = Mailbox(Room(commons.initial.nbytes, experiment.size))
+    mailbox = Mailbox(MessageBudget(setup.initial.nbytes, experiment.size))
     rejected = _Rejections(lines, "message rejected")
     host = address(id) if start.namespaces else plan.host
-    delay = _delay(commons, id, mailbox)
+    delay = _delay(setup, id, mailbox)
     transport = Transport(
         context,
         id=id,
@@ -112,20 +112,20 @@ async def _take_part(
         announce=plan.announce or host,
         port=None if plan.base_port is None else plan.base_port + id,
         max_message_bytes=int(plan.max_message_mib * 2**20),
-        connections=plan.connections or max(64, _first_peers(commons, id)),
+        connections=plan.connections or max(64, _first_peers(setup, id)),
         send_timeout=plan.patience,
         deliver=mailbox.put if delay is None else delay.take,
         reject=rejected,
         seal=seal,
     )
 
-    def lose(node: NodeId, at: float) -> None:
-        mailbox.lose(node)
-        transport.lose(node)
+    def mark_failed(node: NodeId, at: float) -> None:
+        mailbox.mark_failed(node)
+        transport.mark_failed(node)
         if shaper is not None:
-            shaper.lose(node, at)
+            shaper.mark_failed(node, at)
         if delay is not None:
-            delay.lose(node)
+            delay.mark_failed(node)
 
     def find(back: control.Back) -> None:
         if seal is not None and back.key is not None:
@@ -133,7 +133,7 @@ async def _take_part(
         transport.move(back.node, back.endpoint)
 
     shaper: Shaper | None = None
-    line.on_gone = lose
+    line.on_gone = mark_failed
     line.on_back = find
     line.on_stop = lambda stop: os._exit(0)
     guard = None if seal is None else asyncio.create_task(seal.guard())
@@ -142,10 +142,10 @@ async def _take_part(
     go = await line.go
     if seal is not None:
         seal.admit_all({str(node_id): key for node_id, key in enumerate(go.keys)})
-        seal.patience = PATIENCE if start.keys is None and commons.conditions.restarts else 0.0
+        seal.patience = PATIENCE if start.keys is None and setup.environment.restarts else 0.0
     if go.network is not None:
-        room = Room(commons.initial.nbytes, experiment.size)
-        shaper = Shaper(context, id, go.network, transport, mailbox.put, seal, go.network_key, room)
+        budget = MessageBudget(setup.initial.nbytes, experiment.size)
+        shaper = Shaper(context, id, go.network, transport, mailbox.put, seal, go.network_key, budget)
         transport.redeem = shaper.take
     transport.start(go.endpoints)
     serves = id >= experiment.nodes
@@ -158,7 +158,7 @@ async def _take_part(
         plan.patience,
         serves,
         shaper,
-        commons.speeds[id],
+        setup.speeds[id],
         go.epoch,
     )
     if guard is not None:
@@ -168,11 +168,11 @@ async def _take_part(
     watcher.now = rejected.now = strangers.now = runtime.now
     watcher.runtime = runtime
     line.on_attend, line.on_strike = runtime.attend, watcher.strike
-    if commons.conditions.timed:
-        watcher.later = Later(folder)
+    if setup.environment.timed:
+        watcher.later = DeferredEvaluations(folder)
     if start.again and experiment.evaluation.seconds is not None:
         watcher.ticks = int(runtime.now() / experiment.evaluation.seconds)  # not those of its first life
-    node = commons.node(id, runtime, watcher, start.run, plan.receive_timeout)
+    node = setup.node(id, runtime, watcher, start.run, plan.receive_timeout)
     leaving: set[asyncio.Task[None]] = set()
 
     def leave(stop: control.Finish) -> None:
@@ -190,16 +190,16 @@ async def _take_part(
     pulse = asyncio.create_task(_beat(id, runtime, line, plan.patience / BEATS))
     ticks = asyncio.create_task(_tick(node, runtime, watcher, None if serves else experiment.evaluation.seconds))
     for dead in go.gone:
-        lose(dead, born)
+        mark_failed(dead, born)
     if start.again:
         others = set(range(experiment.nodes)) - {id}
         for other in others:
-            mailbox.lose(other)  # until they have answered
-        life = _relive(commons, node, others.difference(go.gone))
+            mailbox.mark_failed(other)  # until they have answered
+        life = _relive(setup, node, others.difference(go.gone))
     else:
-        if commons.conditions.restarts:
+        if setup.environment.restarts:
             runtime.background(welcome(node))
-        life = commons.live(node)
+        life = setup.live(node)
     line.heed()
     cpu = time.process_time()
     try:
@@ -259,24 +259,24 @@ def _fail_with(runtime: ProcessRuntime, ended: asyncio.Task[None]) -> None:
         runtime.fail(error)
 
 
-def _delay(commons: Commons, id: NodeId, mailbox: Mailbox) -> Delay | None:
+def _delay(setup: Setup, id: NodeId, mailbox: Mailbox) -> Delay | None:
     """What latency, jitter and loss are left to where the kernel shapes messages."""
-    conditions = commons.conditions
-    if conditions.access is None or conditions.wired is None:
+    environment = setup.environment
+    if environment.access is None or environment.timeline is None:
         return None
-    return Delay(conditions.wired.stages[0][1], id, commons.experiment.seed, mailbox.put)
+    return Delay(environment.timeline.stages[0][1], id, setup.experiment.seed, mailbox.put)
 
 
-def _first_peers(commons: Commons, id: NodeId) -> int:
+def _first_peers(setup: Setup, id: NodeId) -> int:
     """How many others a node talks to in its first round; one that serves talks to all."""
-    nodes = commons.experiment.nodes
-    return len(commons.mixing.peers(id, 0).to) if id < nodes else nodes
+    nodes = setup.experiment.nodes
+    return len(setup.mixing.peers(id, 0).to) if id < nodes else nodes
 
 
-async def _relive(commons: Commons, node: Node, others: Collection[NodeId]) -> None:
+async def _relive(setup: Setup, node: Node, others: Collection[NodeId]) -> None:
     await node.sleep(0.0)  # until it is online
     if await rejoin(node, others):
-        await commons.live(node)
+        await setup.live(node)
 
 
 async def _tick(node: Node, runtime: ProcessRuntime, watcher: Watcher, seconds: float | None) -> None:
@@ -310,7 +310,7 @@ def _look_at_the_last(node: Node, watcher: Watcher, finish: control.Finish, seco
 
 
 async def _tested(
-    node: Node, evaluations: Iterator[Evaluation], slots: Slots, line: Supervised
+    node: Node, evaluations: Iterator[Evaluation], slots: Slots, line: CoordinatorLink
 ) -> AsyncIterator[Evaluation]:
     """Test models that were kept, one after another, and let the supervisor know that this goes on."""
     thread = TrainingThread()
@@ -325,7 +325,7 @@ async def _tested(
     thread.end()
 
 
-async def _leave(node: Node, runtime: ProcessRuntime, watcher: Watcher, slots: Slots, line: Supervised) -> None:
+async def _leave(node: Node, runtime: ProcessRuntime, watcher: Watcher, slots: Slots, line: CoordinatorLink) -> None:
     """The run is being stopped: of the models that were kept, test the latest and as many more as there is time for,
     and go."""
     until = time.monotonic() + LEAVE_SECONDS
@@ -344,7 +344,11 @@ async def _leave(node: Node, runtime: ProcessRuntime, watcher: Watcher, slots: S
 
 
 async def _until_the_end(
-    life: Coroutine[Any, Any, None], line: Supervised, runtime: ProcessRuntime, serves: bool, duration: float | None
+    life: Coroutine[Any, Any, None],
+    line: CoordinatorLink,
+    runtime: ProcessRuntime,
+    serves: bool,
+    duration: float | None,
 ) -> None:
     """Live to the end, which is, for a node that serves, when the last of the others has ended, and for all others when
     the time is up. One that hangs does not end even then."""
@@ -368,7 +372,7 @@ async def _until_the_end(
         living.result()
 
 
-async def _beat(id: NodeId, runtime: ProcessRuntime, line: Supervised, seconds: float) -> None:
+async def _beat(id: NodeId, runtime: ProcessRuntime, line: CoordinatorLink, seconds: float) -> None:
     while True:
         await asyncio.sleep(seconds)
         line.say(control.Alive(id, runtime.busy))

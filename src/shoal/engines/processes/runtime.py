@@ -173,9 +173,9 @@ class ProcessRuntime:
     def gone(self) -> Collection[NodeId]:
         return self.mailbox.gone
 
-    def regain(self, node: NodeId, round: int) -> None:
-        self.mailbox.regain(node, round)
-        self._transport.regain(node)
+    def mark_rejoined(self, node: NodeId, round: int) -> None:
+        self.mailbox.mark_rejoined(node, round)
+        self._transport.mark_rejoined(node)
 
     def patience(self) -> float:
         """Seconds to wait for a peer that is not known to be dead, before going on without it."""
@@ -242,8 +242,8 @@ class ProcessRuntime:
 
     def _expect(self, message: Message) -> None:
         """What this node says, others say to it."""
-        if self.mailbox.room is not None:
-            self.mailbox.room.expect(message.wire_size)
+        if self.mailbox.budget is not None:
+            self.mailbox.budget.expect(message.wire_size)
 
     def _changes(self) -> None:
         self._change.set_result(None)

@@ -22,7 +22,7 @@ from shoal.engines.processes.sealing import Seal
 from shoal.engines.processes.transport import Transport
 from shoal.engines.rejoining import REJOINING
 from shoal.message import Message
-from shoal.message_budget import Room
+from shoal.message_budget import MessageBudget
 from shoal.types import NodeId
 
 TOLD_AHEAD = 100_000
@@ -88,12 +88,12 @@ class Shaper:
         deliver: Callable[[Message], None],
         seal: Seal | None = None,
         key: bytes | None = None,
-        room: Room | None = None,
+        budget: MessageBudget | None = None,
     ) -> None:
-        """`key` is that of the network's process, where links are sealed. `room` is for what it has not told of."""
+        """`key` is that of the network's process, where links are sealed. `budget` is for what it has not told of."""
         self._transport = transport
         self._deliver = deliver
-        self._room = room
+        self._budget = budget
         self.dropped = 0
         """Messages that the network did not tell of, and for which there was no room."""
         self._loop = asyncio.get_running_loop()
@@ -156,13 +156,13 @@ class Shaper:
             self._place(key, message, self._told.pop(key))
             return
         self._here[key] = message
-        if self._room is not None and self._room.seems_full(message):
+        if self._budget is not None and self._budget.seems_full(message):
             self._drain()  # word of some of them may have come
-            kept = set(map(id, self._room.kept(list(self._here.values()), ())))
+            kept = set(map(id, self._budget.kept(list(self._here.values()), ())))
             self.dropped += len(self._here) - len(kept)
             self._here = {key: message for key, message in self._here.items() if id(message) in kept}
 
-    def lose(self, node: NodeId, at: float) -> None:
+    def mark_failed(self, node: NodeId, at: float) -> None:
         """`node` has died: what it sent arrives, but nobody counts on it because it asked for that before.
 
         `at` is when, on the machine's monotonic clock: word of it may come after the node is back.
@@ -176,8 +176,8 @@ class Shaper:
             self._timer.cancel()
 
     def _post(self, to: NodeId, message: Message, since: float, waits: bool) -> int:
-        if self._room is not None:
-            self._room.expect(message.wire_size)  # what this node says, others say to it
+        if self._budget is not None:
+            self._budget.expect(message.wire_size)  # what this node says, others say to it
         self._tickets += 1
         self._socket.send(encode(Post(self._tickets, to, message.wire_size, since, waits)))
         self._loop.call_soon(self._drain)  # sending may have swallowed the signal that something has come

@@ -143,12 +143,12 @@ class Transport:
         finally:
             del self._receipts[ticket]
 
-    def lose(self, node: NodeId) -> None:
+    def mark_failed(self, node: NodeId) -> None:
         """`node` has died: drop what was to be sent to it."""
         self._gone.add(node)
         self.move(node, NOWHERE)
 
-    def regain(self, node: NodeId) -> None:
+    def mark_rejoined(self, node: NodeId) -> None:
         """`node` is spoken to again."""
         self._gone.discard(node)
         self._stalled.discard(node)

@@ -27,7 +27,7 @@ from shoal.engines.processes.node_process import live
 from shoal.engines.processes.slots import Slots
 from shoal.errors import ExperimentError, ShoalError
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.results.records import Average, Lines, RunFolder
 from shoal.types import NodeId
 
@@ -38,7 +38,7 @@ class Zygote:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._pid = os.getpid()
-        self._commons: Commons | None = None
+        self._setup: Setup | None = None
         self._slots = Slots()
         self._nodes: dict[int, NodeId] = {}
         """Process to node."""
@@ -79,8 +79,8 @@ class Zygote:
             experiment = Experiment.from_table(said.experiment, base=Path(said.base))
             self._slots = Slots(experiment.processes.training_slots)
             with warnings.catch_warnings(record=True) as caught:
-                self._commons = Commons(experiment, shared=True)
-            self._commons.warm_up()
+                self._setup = Setup(experiment, shared=True)
+            self._setup.warm_up()
         except ExperimentError as error:
             self._say(control.Refused("ExperimentError", str(error), list(error.problems)))
         except ShoalError as error:
@@ -91,7 +91,7 @@ class Zygote:
             # What exists now is never garbage: keep the collector, and with it copy-on-write, away from it.
             gc.collect()
             gc.freeze()
-            self._say(control.Ready(self._commons.initial.size, [str(warning.message) for warning in caught]))
+            self._say(control.Ready(self._setup.initial.size, [str(warning.message) for warning in caught]))
 
     def _fork_all(self, said: control.Fork) -> None:
         if said.network:
@@ -105,24 +105,24 @@ class Zygote:
                 return
 
     def _fork(self, node: NodeId, said: control.Fork) -> None:
-        assert self._commons is not None
-        commons = self._commons
+        assert self._setup is not None
+        setup = self._setup
         pair = self._new_pair(node, said) if said.keys is None else None
         pid = os.fork()
         if pid:
             self._nodes[pid] = node
         else:
-            self._become(lambda: live(commons, node, self._slots, said, pair))
+            self._become(lambda: live(setup, node, self._slots, said, pair))
 
     def _fork_network(self, said: control.Fork) -> None:
-        assert self._commons is not None
-        commons = self._commons
+        assert self._setup is not None
+        setup = self._setup
         pair = self._new_pair(None, said)
         pid = os.fork()
         if pid:
             self._network = pid
         else:
-            self._become(lambda: NetworkProcess(commons, said, pair).serve())
+            self._become(lambda: NetworkProcess(setup, said, pair).serve())
 
     def _new_pair(self, node: NodeId | None, said: control.Fork) -> KeyPair | None:
         """The keys of a process that is about to be forked, where links are sealed.
@@ -139,13 +139,13 @@ class Zygote:
         return pair
 
     def _evaluate(self, said: control.EvaluateAverage) -> None:
-        assert self._commons is not None
-        commons = self._commons
+        assert self._setup is not None
+        setup = self._setup
         pid = os.fork()
         if pid:
             self._averages[pid] = said.round
         else:
-            self._become(lambda: _evaluate(commons, said))
+            self._become(lambda: _evaluate(setup, said))
 
     def _become(self, life: Callable[[], int]) -> None:
         """In the child: leave the zygote behind, live, and exit."""
@@ -188,8 +188,8 @@ class Zygote:
         self._pipe.send_bytes(control.encode(said))
 
 
-def _evaluate(commons: Commons, said: control.EvaluateAverage) -> int:
-    scores = commons.evaluate(np.frombuffer(said.params, np.float32))
+def _evaluate(setup: Setup, said: control.EvaluateAverage) -> int:
+    scores = setup.evaluate(np.frombuffer(said.params, np.float32))
     record = Average(said.round, said.time, said.nodes, said.consensus_distance, scores, said.tick)
     Lines(RunFolder(Path(said.folder)).averages).write(record)
     return 0

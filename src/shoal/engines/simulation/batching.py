@@ -22,15 +22,15 @@ from shoal.engines.simulation.compute import STACK
 from shoal.errors import ExperimentError
 from shoal.experiment import Batching, Experiment
 from shoal.experiment.registry import find
-from shoal.experiment.setup import Commons
-from shoal.training.torch_factory import NetworkWorkshop
+from shoal.experiment.setup import Setup
+from shoal.training.torch_factory import TorchTrainerFactory
 from shoal.training.trainer import Learner
 
 SECONDS = 0.3
 """How long each way is tried."""
 
 
-def pick(experiment: Experiment, commons: Commons) -> Batching:
+def pick(experiment: Experiment, setup: Setup) -> Batching:
     """What the experiment says, or what was measured."""
     asked = experiment.simulation.batching
     if _adds_data(experiment):
@@ -45,13 +45,13 @@ def pick(experiment: Experiment, commons: Commons) -> Batching:
         return "off" if asked == "auto" else asked  # nodes with samples of their own are not stacked
     if asked != "auto":
         return asked
-    if not isinstance(commons.workshop, NetworkWorkshop):
+    if not isinstance(setup.trainer_factory, TorchTrainerFactory):
         return "off"  # other people's training code: nothing is known of it
-    learner = commons.workshop.learner(experiment.training)
-    key = _key(experiment, commons)
+    learner = setup.trainer_factory.learner(experiment.training)
+    key = _key(experiment, setup)
     known = _remembered()
     if key not in known:
-        known[key] = _measure(experiment, commons, learner)
+        known[key] = _measure(experiment, setup, learner)
         _remember(known)
     return known[key]
 
@@ -63,25 +63,25 @@ def _adds_data(experiment: Experiment) -> bool:
     return any(getattr(find("sharing", name), "adds_data", False) for name in names)
 
 
-def _measure(experiment: Experiment, commons: Commons, learner: Learner) -> Batching:
+def _measure(experiment: Experiment, setup: Setup, learner: Learner) -> Batching:
     cores = min(experiment.simulation.workers or os.cpu_count() or 1, experiment.nodes)
-    alone = _seconds(lambda: learner.train(commons.initial, {}, _batches(commons, learner, 1)[0]))
+    alone = _seconds(lambda: learner.train(setup.initial, {}, _batches(setup, learner, 1)[0]))
     best = alone
     way: Batching = "off"
     if cores > 1 and alone > 1e-3:  # below that, the pool's own cost shows
         best, way = alone / cores, "pool"
     if learner.stackable and experiment.nodes > 1:
         count = min(experiment.nodes, STACK)
-        batches = _batches(commons, learner, count)
-        stacked = _seconds(lambda: learner.train_stacked([commons.initial] * count, [{}] * count, batches)) / count
+        batches = _batches(setup, learner, count)
+        stacked = _seconds(lambda: learner.train_stacked([setup.initial] * count, [{}] * count, batches)) / count
         if stacked < best:
             way = "vmap"
     return way
 
 
-def _batches(commons: Commons, learner: Learner, count: int) -> Any:
+def _batches(setup: Setup, learner: Learner, count: int) -> Any:
     shape = (learner.training.local_steps, learner.training.batch_size)
-    return np.stack([np.resize(commons.parts[i % len(commons.parts)], shape) for i in range(count)])
+    return np.stack([np.resize(setup.parts[i % len(setup.parts)], shape) for i in range(count)])
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -95,13 +95,13 @@ def _seconds(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def _key(experiment: Experiment, commons: Commons) -> str:
+def _key(experiment: Experiment, setup: Setup) -> str:
     """What the outcome depends on."""
     import torch
 
     facts = [
-        experiment.model.table(),
-        commons.data.shape,
+        experiment.model.to_table(),
+        setup.data.shape,
         repr(experiment.training),
         min(experiment.nodes, STACK),
         experiment.simulation.workers,

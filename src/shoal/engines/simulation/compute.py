@@ -53,18 +53,18 @@ class OneByOne:
 
 
 class Stacked:
-    """Works that go together in one call of `run_together`; the rest alone."""
+    """Works that go together in one call of `run_batch`; the rest alone."""
 
     at_once = STACK
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         groups: dict[Hashable, list[int]] = {}
         for i, work in enumerate(works):
-            groups.setdefault(work.together, []).append(i)
+            groups.setdefault(work.batch_key, []).append(i)
         results: list[Any] = [None] * len(works)
         for members in groups.values():
             group = [works[i] for i in members]
-            done = group[0].run_together(group) if len(group) > 1 else [group[0].run()]
+            done = group[0].run_batch(group) if len(group) > 1 else [group[0].run()]
             for i, result in zip(members, done, strict=True):
                 results[i] = result
         return results

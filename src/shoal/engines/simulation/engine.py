@@ -19,15 +19,24 @@ from shoal.engines.simulation.batching import pick
 from shoal.engines.simulation.compute import Computer, OneByOne, Pool, Stacked
 from shoal.engines.simulation.kernel import Crash, park
 from shoal.engines.simulation.world import SimulatedRuntime, World
-from shoal.environment.faults import Fault, Happening
-from shoal.environment.network.model import Occurrence
-from shoal.environment.network.network import Presence
+from shoal.environment.faults import Fault, FaultEvent
+from shoal.environment.network.model import EnvironmentEvent
+from shoal.environment.network.network import AvailabilityChange
 from shoal.errors import NodeError, ShoalError
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Commons
+from shoal.experiment.setup import Setup
 from shoal.message import RUN_LENGTH
 from shoal.node import Node
-from shoal.results.progress import SHOW_EVERY, Listener, MeanScore, Nobody, Outcome, Progress, Status, leading_score
+from shoal.results.progress import (
+    SHOW_EVERY,
+    Listener,
+    MeanScore,
+    NullListener,
+    Outcome,
+    Progress,
+    Status,
+    leading_score,
+)
 from shoal.results.records import Average, End, Evaluation, Event, Lines, ManyLines, Record, RunFolder
 from shoal.training.trainer import Evaluate
 from shoal.types import NodeId, Params
@@ -85,7 +94,7 @@ class Simulation:
         self._commanded = time.time() if commanded is None else commanded
         self.experiment = experiment
         self.folder = folder
-        self.listener: Listener = listener or Nobody()
+        self.listener: Listener = listener or NullListener()
         self.lines = ManyLines(folder, experiment.size)
         self.averages = Averages()
         self.score = MeanScore()
@@ -100,20 +109,22 @@ class Simulation:
         self._shown = 0.0
         self._started = time.monotonic()
         self.listener.progress(self._progress("loading"))
-        self.commons = Commons(experiment)
-        self._conditions = self.commons.conditions
-        self._agenda: Iterator[Occurrence] = self._conditions.agenda() if self._conditions.eventful else iter(())
-        self._remedies = self._conditions.remedies()
+        self.setup = Setup(experiment)
+        self._environment = self.setup.environment
+        self._events: Iterator[EnvironmentEvent] = (
+            self._environment.events() if self._environment.eventful else iter(())
+        )
+        self._remedies = self._environment.remedies()
         self._next_remedy = next(self._remedies, math.inf)
         self.world = World(
             experiment.size,
-            self._conditions.carrier(),
+            self._environment.network_model(),
             learners=experiment.nodes,
-            eventful=self._conditions.eventful,
+            eventful=self._environment.eventful,
         )
         self._ticks = 0
         self.nodes = [self._node(i) for i in range(experiment.size)]
-        self.batching = pick(experiment, self.commons)
+        self.batching = pick(experiment, self.setup)
 
     def run(self) -> Outcome:
         """To the end, or to the error that ends it; what was recorded is on disk either way."""
@@ -128,10 +139,10 @@ class Simulation:
         try:
             for node in self.nodes:
                 self._start(node)
-            self._await_occurrence()
+            self._await_event()
             self._await_tick()
             if experiment.duration is not None:
-                self.world.kernel.haunt(experiment.duration, self._time_is_up)
+                self.world.kernel.schedule_daemon(experiment.duration, self._time_is_up)
             # Nodes live as long as the run, and their messages are no garbage either: do not look through them often.
             gc.freeze()
             gc.set_threshold(100_000, *thresholds[1:])
@@ -186,7 +197,7 @@ class Simulation:
             self._write_average(averaged, self.world.kernel.now)
 
     def _write_average(self, averaged: Averaged, time: float, tick: int | None = None) -> None:
-        scores = self.commons.evaluate(averaged.mean)
+        scores = self.setup.evaluate(averaged.mean)
         self._averages_file.write(
             Average(averaged.round, time, averaged.nodes, averaged.consensus_distance, scores, tick)
         )
@@ -216,7 +227,7 @@ class Simulation:
         )
 
     def _node(self, id: NodeId) -> Node:
-        return self.commons.node(
+        return self.setup.node(
             id,
             self.world.runtimes[id],
             _Watcher(self, id, self.experiment.faults(id)),
@@ -229,38 +240,38 @@ class Simulation:
             return Stacked()
         if batching == "pool":
             workers = min(self.experiment.simulation.workers or os.cpu_count() or 1, self.experiment.nodes)
-            return Pool([node.trainer for node in self.nodes], workers, self.commons.initial.size)  # type: ignore[misc]
+            return Pool([node.trainer for node in self.nodes], workers, self.setup.initial.size)  # type: ignore[misc]
         return OneByOne()
 
     def _start(self, node: Node, again: bool = False) -> None:
         """Let a node live, for the first time or after a crash."""
         runtime = self.world.runtimes[node.id]
-        runtime.start(self._relive(node) if again else self.commons.live(node), partial(self._ended, node))
-        if self._conditions.restarts and not again:
+        runtime.start(self._relive(node) if again else self.setup.live(node), partial(self._ended, node))
+        if self._environment.restarts and not again:
             runtime.background(welcome(node))
 
     async def _relive(self, node: Node) -> None:
         learners = self.world.runtimes[: self.experiment.nodes]
         if await rejoin(node, [r.id for r in learners if r.running and r.id != node.id]):
-            await self.commons.live(node)
+            await self.setup.live(node)
 
     # What happens by the clock
 
-    def _await_occurrence(self) -> None:
-        occurrence = next(self._agenda, None)
-        if occurrence is not None:
-            self.world.kernel.haunt(occurrence.time, partial(self._occur, occurrence))
+    def _await_event(self) -> None:
+        event = next(self._events, None)
+        if event is not None:
+            self.world.kernel.schedule_daemon(event.time, partial(self._apply_event, event))
 
-    def _occur(self, occurrence: Occurrence) -> None:
+    def _apply_event(self, event: EnvironmentEvent) -> None:
         if not self._learning or self._is_over():
             return
-        if isinstance(occurrence, Presence):
-            self._attend(occurrence)
-        elif isinstance(occurrence, Happening):
-            self._strike(occurrence)
+        if isinstance(event, AvailabilityChange):
+            self._attend(event)
+        elif isinstance(event, FaultEvent):
+            self._strike(event)
         else:
-            self.world.occur(occurrence)
-        self._await_occurrence()
+            self.world.apply_event(event)
+        self._await_event()
 
     def _is_over(self) -> bool:
         """Whether nobody can go on any more, whatever the clock brings: the kernel ends, and who is stuck is said."""
@@ -270,54 +281,54 @@ class Simulation:
         while self._next_remedy < now:
             self._next_remedy = next(self._remedies, math.inf)
         suspended = [r.id for r in self.world.runtimes if r.suspended and not r.hung]
-        return self._next_remedy == math.inf and not any(self._conditions.returns(node, now) for node in suspended)
+        return self._next_remedy == math.inf and not any(self._environment.returns(node, now) for node in suspended)
 
     def _offline_for_good(self) -> list[NodeId]:
         now = self.world.kernel.now
-        return [r.id for r in self.world.runtimes if r.away and not self._conditions.returns(r.id, now)]
+        return [r.id for r in self.world.runtimes if r.away and not self._environment.returns(r.id, now)]
 
-    def _attend(self, presence: Presence) -> None:
+    def _attend(self, presence: AvailabilityChange) -> None:
         runtime = self.world.runtimes[presence.node]
-        self.world.occur(presence)
+        self.world.apply_event(presence)
         if presence.online:
             runtime.come_online()
         else:
             runtime.go_offline()
 
-    def _strike(self, happening: Happening) -> None:
+    def _strike(self, fault_event: FaultEvent) -> None:
         kernel, world = self.world.kernel, self.world
-        for node in happening.nodes if happening.kind in ("crash", "restart", "hang", "raise", "slow") else ():
-            if world.runtimes[node].running or happening.kind == "restart":
-                self.lines.write(node, Event("fault", kernel.now, str(happening)))
-        if happening.kind == "restart":
-            for node in happening.nodes:
+        for node in fault_event.nodes if fault_event.kind in ("crash", "restart", "hang", "raise", "slow") else ():
+            if world.runtimes[node].running or fault_event.kind == "restart":
+                self.lines.write(node, Event("fault", kernel.now, str(fault_event)))
+        if fault_event.kind == "restart":
+            for node in fault_event.nodes:
                 self._restart(node)
-        elif happening.kind == "crash":
-            for node in happening.nodes:
+        elif fault_event.kind == "crash":
+            for node in fault_event.nodes:
                 world.runtimes[node].crash()
-        elif happening.kind == "hang":
-            for node in happening.nodes:
+        elif fault_event.kind == "hang":
+            for node in fault_event.nodes:
                 world.runtimes[node].hang()
-        elif happening.kind == "raise":
-            raise NodeError(f"fault on schedule: {happening} at {kernel.now:g} s")
+        elif fault_event.kind == "raise":
+            raise NodeError(f"fault on schedule: {fault_event} at {kernel.now:g} s")
         else:
-            self.listener.notice(f"at {kernel.now:g} s: {happening}")
-            world.occur(happening)
-            if happening.kind == "slow" and happening.what != "network":
-                for node in happening.nodes:
-                    world.runtimes[node].slow_down(happening.value)
+            self.listener.notice(f"at {kernel.now:g} s: {fault_event}")
+            world.apply_event(fault_event)
+            if fault_event.kind == "slow" and fault_event.what != "network":
+                for node in fault_event.nodes:
+                    world.runtimes[node].slow_down(fault_event.value)
 
     def _restart(self, id: NodeId) -> None:
         """A node that crashed begins again, with nothing but its data."""
         if id not in self.lost or not self.world.runtimes[id].dead:
             return
-        self.world.occur(Happening(self.world.kernel.now, "restart", (id,)))
+        self.world.apply_event(FaultEvent(self.world.kernel.now, "restart", (id,)))
         runtime = SimulatedRuntime(self.world, id)
         runtime.succeed(self.world.runtimes[id])
         self.world.runtimes[id] = runtime
         for other in self.world.runtimes:
             if other.id != id and (other.id < self.experiment.nodes or other.dead):
-                runtime.mailbox.lose(other.id)  # those that learn, until they have answered
+                runtime.mailbox.mark_failed(other.id)  # those that learn, until they have answered
         self.nodes[id] = self._node(id)
         del self.lost[id]
         self._alive.add(id)
@@ -334,7 +345,7 @@ class Simulation:
     def _await_tick(self) -> None:
         seconds = self.experiment.evaluation.seconds
         if seconds is not None:
-            self.world.kernel.haunt((self._ticks + 1) * seconds, self._tick)
+            self.world.kernel.schedule_daemon((self._ticks + 1) * seconds, self._tick)
 
     def _tick(self) -> None:
         if self._learning and not self._is_over():
@@ -364,10 +375,10 @@ class Simulation:
         self._last_end = self.world.kernel.now
         self._awaited.discard(node.id)
         if crashed:
-            self.world.occur(Happening(self.world.kernel.now, "crash", (node.id,)))
+            self.world.apply_event(FaultEvent(self.world.kernel.now, "crash", (node.id,)))
             self._alive.discard(node.id)
             self.lost[node.id] = "crashed on schedule"
-            self.listener.notice(self.experiment.farewell(node.id, "crashed"))
+            self.listener.notice(self.experiment.describe_failure(node.id, "crashed"))
         self.average_if_complete()
         if not crashed:
             self._keep(node)

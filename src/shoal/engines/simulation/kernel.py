@@ -64,7 +64,7 @@ class Kernel:
         # Synchronous algorithms have thousands of events at few times: the heap holds the times, not the events.
         self._times: list[float] = []
         self._later: dict[float, deque[Callable[[], None]]] = {}
-        self._ghosts = 0
+        self._daemons = 0
         self.soon = self._ready.append
         """Schedule an action at the present time, after those already scheduled for it."""
 
@@ -76,20 +76,20 @@ class Kernel:
             heapq.heappush(self._times, time)
         events.append(action)
 
-    def haunt(self, time: float, action: Callable[[], None]) -> None:
+    def schedule_daemon(self, time: float, action: Callable[[], None]) -> None:
         """As `at`, for what is only to happen if anything else still does."""
 
         def appear() -> None:
-            self._ghosts -= 1
+            self._daemons -= 1
             action()
 
-        self._ghosts += 1
+        self._daemons += 1
         self.at(time, appear)
 
     @property
-    def only_ghosts(self) -> bool:
-        """Whether nothing is scheduled but by `haunt`."""
-        return not self._ready and sum(map(len, self._later.values())) <= self._ghosts
+    def only_daemons(self) -> bool:
+        """Whether nothing is scheduled but by `schedule_daemon`."""
+        return not self._ready and sum(map(len, self._later.values())) <= self._daemons
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Task, bool], None]) -> Task:
         task = Task(self, coroutine, on_end)

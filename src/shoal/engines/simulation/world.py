@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from shoal.engines.rejoining import REJOINING
 from shoal.engines.simulation.compute import Computer, OneByOne
 from shoal.engines.simulation.kernel import Kernel, Task, Timer, park
-from shoal.environment.network.model import Carrier, Occurrence, Parcel
+from shoal.environment.network.model import Delivery, EnvironmentEvent, NetworkModel
 from shoal.errors import DeadlockError
 from shoal.mailbox import Filter, Mailbox
 from shoal.message import Message
@@ -31,7 +31,7 @@ class World:
     def __init__(
         self,
         nodes: int,
-        carrier: Carrier | None = None,
+        network_model: NetworkModel | None = None,
         computer: Computer | None = None,
         learners: int | None = None,
         eventful: bool = False,
@@ -39,7 +39,7 @@ class World:
         self.kernel = Kernel()
         self.learners = nodes if learners is None else learners
         """Nodes from this one on serve the others; they may wait for ever."""
-        self.carrier = carrier
+        self.network_model = network_model
         """None: messages take no time, and nothing stands between nodes."""
         self.eventful = eventful
         self.computer: Computer = computer or OneByOne()
@@ -67,30 +67,30 @@ class World:
         for done, result in zip(chosen, self.computer.run([s.work for s in chosen]), strict=True):
             done.result = result
 
-    def post(self, carrier: Carrier, parcel: Parcel) -> None:
+    def post(self, network_model: NetworkModel, delivery: Delivery) -> None:
         """Hand a message to the network. What it does to all that were sent at this time is worked out once."""
-        carrier.post(self.kernel.now, parcel)
+        network_model.post(self.kernel.now, delivery)
         if not self._looking:
             self._looking = True
-            self.kernel.soon(partial(self._look, carrier))
+            self.kernel.soon(partial(self._look, network_model))
 
-    def occur(self, occurrence: Occurrence) -> None:
+    def apply_event(self, event: EnvironmentEvent) -> None:
         """Something happens to the network."""
-        if self.carrier is not None:
-            self.carrier.occur(self.kernel.now, occurrence)
-            self._look(self.carrier)
+        if self.network_model is not None:
+            self.network_model.apply_event(self.kernel.now, event)
+            self._look(self.network_model)
 
-    def lose(self, node: NodeId) -> None:
+    def mark_failed(self, node: NodeId) -> None:
         """`node` has died: it gets no more messages, and nobody waits for it."""
         self.runtimes[node].dead = True
         for other in self.runtimes:
             if not other.dead:
-                other.mailbox.lose(node)
+                other.mailbox.mark_failed(node)
 
     @property
     def stuck(self) -> bool:
         """Whether nothing is under way that could wake anybody who is online, apart from what the agenda may hold."""
-        return self.kernel.only_ghosts and (self.carrier is None or self.carrier.idle)
+        return self.kernel.only_daemons and (self.network_model is None or self.network_model.idle)
 
     def raise_if_stuck(self, offline: Collection[NodeId] = ()) -> None:
         """Called when no event is left: every task that still waits, waits for ever. `offline`: who is so for good."""
@@ -114,28 +114,28 @@ class World:
                 "simulation.receive_timeout lets nodes go on without it."
             )
 
-    def _look(self, carrier: Carrier) -> None:
+    def _look(self, network_model: NetworkModel) -> None:
         """What the network has for the present moment, and when to look again."""
         self._looking = False
         kernel = self.kernel
-        for _, fate, parcel in carrier.advance(kernel.now):
-            message, sending, sender = parcel.content
+        for _, fate, delivery in network_model.advance(kernel.now):
+            message, sending, sender = delivery.content
             if fate == "arrived":
-                receiver = self.runtimes[parcel.receiver]
+                receiver = self.runtimes[delivery.receiver]
                 died = sender.dead and message.kind in REJOINING  # since it asked to be counted on
                 if receiver.running and not died:
                     receiver.mailbox.put(message)
-            elif sending is not None and not sending.ended and (fate == "left" or not parcel.left):
-                kernel.soon(self.runtimes[parcel.sender].waking(sending))
-        due = carrier.next_time()
+            elif sending is not None and not sending.ended and (fate == "left" or not delivery.left):
+                kernel.soon(self.runtimes[delivery.sender].waking(sending))
+        due = network_model.next_time()
         if due < self._due:
             self._due = due
-            kernel.at(due, partial(self._look_again, carrier))
+            kernel.at(due, partial(self._look_again, network_model))
 
-    def _look_again(self, carrier: Carrier) -> None:
+    def _look_again(self, network_model: NetworkModel) -> None:
         if self.kernel.now >= self._due:  # else something came in between
             self._due = math.inf
-            self._look(carrier)
+            self._look(network_model)
 
 
 class _Slot:
@@ -207,9 +207,9 @@ class SimulatedRuntime:
         return result
 
     async def send(self, to: NodeId, message: Message) -> bool:
-        carrier = self._world.carrier
-        if carrier is not None:
-            self._world.post(carrier, Parcel(self.id, to, message.wire_size, (message, None, self)))
+        network_model = self._world.network_model
+        if network_model is not None:
+            self._world.post(network_model, Delivery(self.id, to, message.wire_size, (message, None, self)))
             return True
         receiver = self._world.runtimes[to]
         if receiver.running:
@@ -217,13 +217,13 @@ class SimulatedRuntime:
         return True
 
     async def transmit(self, to: NodeId, message: Message) -> bool:
-        carrier = self._world.carrier
-        if carrier is None:
+        network_model = self._world.network_model
+        if network_model is None:
             return await self.send(to, message)
-        parcel = Parcel(self.id, to, message.wire_size, (message, self._kernel.task(), self))
-        self._world.post(carrier, parcel)
+        delivery = Delivery(self.id, to, message.wire_size, (message, self._kernel.task(), self))
+        self._world.post(network_model, delivery)
         await park()
-        return parcel.left
+        return delivery.left
 
     def collect(self, kind: str) -> list[Message]:
         return self.mailbox.collect(kind)
@@ -251,8 +251,8 @@ class SimulatedRuntime:
     def gone(self) -> Collection[NodeId]:
         return self.mailbox.gone
 
-    def regain(self, node: NodeId, round: int) -> None:
-        self.mailbox.regain(node, round)
+    def mark_rejoined(self, node: NodeId, round: int) -> None:
+        self.mailbox.mark_rejoined(node, round)
 
     def start(self, main: Coroutine[Any, Any, None], on_end: Any = None) -> None:
         """Run `main` as the node's algorithm; `on_end(crashed)` is called when it has ended."""
@@ -263,7 +263,7 @@ class SimulatedRuntime:
                 other.cancel()
             self._background.clear()
             if crashed:
-                self._world.lose(self.id)
+                self._world.mark_failed(self.id)
             if on_end is not None:
                 on_end(crashed)
 

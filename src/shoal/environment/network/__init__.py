@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.environment.network.network import Network, Presence, Route, Wired, Wiring
+from shoal.environment.network.network import AvailabilityChange, Network, NetworkState, NetworkTimeline, Route
 
 NETWORKS: dict[str, str] = {
     "ideal": "shoal.environment.network.links:Ideal",
@@ -13,4 +13,4 @@ NETWORKS: dict[str, str] = {
     "ten-regions": "shoal.environment.network.published:TenRegions",
 }
 
-__all__ = ["NETWORKS", "Network", "Presence", "Route", "Wired", "Wiring"]
+__all__ = ["NETWORKS", "AvailabilityChange", "Network", "NetworkState", "NetworkTimeline", "Route"]

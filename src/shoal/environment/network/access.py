@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.environment.network.model import Connection, capacities
-from shoal.environment.network.network import Wired
+from shoal.environment.network.network import NetworkTimeline
 from shoal.types import NodeId
 
 
@@ -19,21 +19,21 @@ class AccessLink:
     download: float = math.inf
 
 
-def access_links(wired: Wired, size: int, connections: Sequence[Connection]) -> tuple[AccessLink, ...]:
+def access_links(timeline: NetworkTimeline, size: int, connections: Sequence[Connection]) -> tuple[AccessLink, ...]:
     """The link of each node, what its device makes of it taken into account.
 
     Raises ValueError where a message crosses any other link that limits it, or where something changes with time.
     """
-    if len(wired.stages) > 1 or wired.presences:
+    if len(timeline.stages) > 1 or timeline.availability_changes:
         raise ValueError("it changes with time, and the kernel's queues stay as they are")
-    wiring = wired.stages[0][1]
-    carry = capacities(wiring, connections).tolist()
-    own = [frozenset(wiring.access(node)) for node in range(size)]
+    network_state = timeline.stages[0][1]
+    carry = capacities(network_state, connections).tolist()
+    own = [frozenset(network_state.access(node)) for node in range(size)]
     ups: dict[NodeId, frozenset[int]] = {}
     downs: dict[NodeId, frozenset[int]] = {}
     for sender in range(size):
         for receiver in range(size):
-            route = wiring.route(sender, receiver)
+            route = network_state.route(sender, receiver)
             if sender == receiver or route is None:
                 continue
             limits = frozenset(link for link in route.links if carry[link] < math.inf)

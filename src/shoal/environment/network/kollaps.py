@@ -29,7 +29,7 @@ from shoal.environment.network.kollaps_file import (
     read,
     write,
 )
-from shoal.environment.network.network import HERE, MEGABIT, Presence, Route, Wired
+from shoal.environment.network.network import HERE, MEGABIT, AvailabilityChange, NetworkTimeline, Route
 from shoal.experiment.schema import nearest
 from shoal.randomness import generator
 from shoal.types import NodeId
@@ -70,21 +70,23 @@ class Kollaps:
     by: By = "hops"
     draw: bool = False
 
-    def build(self, nodes: int, seed: int) -> Wired:
+    def build(self, nodes: int, seed: int) -> NetworkTimeline:
         description = read(self.path)
         layout = Layout(description)
         members = self._members(layout, nodes)
         course = _Course(description, layout, self.path, generator(seed, "kollaps") if self.draw else None)
         stages: list[tuple[float, Collapsed]] = []
-        presences: list[Presence] = []
+        availability_changes: list[AvailabilityChange] = []
         online = [True] * nodes
         for time, state, joined in course.moments():
             if not stages or stages[-1][1].state is not state:
                 stages.append((time, Collapsed(layout, members, state, self.by)))
             now = [vertex in joined for vertex in members]
-            presences += [Presence(time, node, there) for node, there in enumerate(now) if there != online[node]]
+            availability_changes += [
+                AvailabilityChange(time, node, there) for node, there in enumerate(now) if there != online[node]
+            ]
             online = now
-        return Wired(stages, presences)
+        return NetworkTimeline(stages, availability_changes)
 
     def _members(self, layout: Layout, nodes: int) -> list[int]:
         """The vertex of each node."""
@@ -92,7 +94,7 @@ class Kollaps:
         for name in self.services:
             if name not in known:
                 raise ValueError(f"services: there is no service {name!r} in {self.path}{nearest(name, known)}")
-        chosen = [s.name for s in known.values() if (s.name in self.services if self.services else not s.supervisor)]
+        chosen = [s.name for s in known.values() if (s.name in self.services if self.services else not s.coordinator)]
         members = [(name, vertex) for name in chosen for vertex in layout.vertices[name]]
         if len(members) < nodes:
             late = sorted(layout.late.intersection(chosen))
@@ -239,10 +241,10 @@ class _Course:
 
     def moments(self) -> Iterator[tuple[float, Properties, frozenset[int]]]:
         """Time 0 and each at which something happens: what holds from then on, and which replicas are there."""
-        happening = groupby(self._schedule, key=lambda event: event.time)
+        fault_event = groupby(self._schedule, key=lambda event: event.time)
         if not self._schedule or self._schedule[0].time > 0:
             yield 0.0, self._state, frozenset(self._joined)
-        for time, events in happening:
+        for time, events in fault_event:
             for event in events:
                 self._take(event)
             yield time, self._state, frozenset(self._joined)

@@ -38,7 +38,7 @@ class Service:
     """Whether the replicas have each of the service's links together, rather than one each."""
     reuse: bool = True
     """Whether a replica that left may join again."""
-    supervisor: bool = False
+    coordinator: bool = False
     """Whether it watches the others, and is no part of the network."""
     image: str = ""
     command: str = ""
@@ -267,7 +267,7 @@ class _Reader:
             replicas=self._count(element, "replicas"),
             share=self._flag(element, "share", False),
             reuse=self._flag(element, "reuse", True),
-            supervisor=self._flag(element, "supervisor", False),
+            coordinator=self._flag(element, "supervisor", False),
             image=given.get("image", ""),
             command=given.get("command", ""),
         )

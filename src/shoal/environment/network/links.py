@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.environment.network.network import HERE, MEGABIT, Route, Wired, capacity
+from shoal.environment.network.network import HERE, MEGABIT, NetworkTimeline, Route, capacity
 from shoal.experiment import schema
 from shoal.types import Bounds, NodeId, parse_node_ids
 
@@ -139,8 +139,8 @@ class Uniform:
     def __post_init__(self) -> None:
         _exceptions(self.links)
 
-    def build(self, nodes: int, seed: int) -> Wired:
-        return Wired([(0.0, star([self] * nodes, self.links))])
+    def build(self, nodes: int, seed: int) -> NetworkTimeline:
+        return NetworkTimeline([(0.0, star([self] * nodes, self.links))])
 
 
 def star(each: Sequence[Uniform], links: Sequence[Mapping[str, Any]] = ()) -> Star:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.environment.network.links import Accessed
-from shoal.environment.network.network import MEGABIT, Route, Wired, capacity
+from shoal.environment.network.network import MEGABIT, NetworkTimeline, Route, capacity
 from shoal.randomness import generator
 from shoal.types import Bounds, NodeId
 
@@ -88,7 +88,7 @@ class Matrix:
     jitter: Annotated[float, Bounds(at_least=0)] = 0.0
     loss: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.0
 
-    def build(self, nodes: int, seed: int) -> Wired:
+    def build(self, nodes: int, seed: int) -> NetworkTimeline:
         measured = read(self.latency)
         np.fill_diagonal(measured.values, np.nan_to_num(np.diagonal(measured.values), nan=0.0))
         sites = len(measured.values)
@@ -97,7 +97,7 @@ class Matrix:
             kept = generator(seed, "sites").choice(sites, nodes, replace=False)
         seconds = 1e-3 if self.unit == "ms" else 1.0
         latency = self._filled(measured, kept) * (seconds / 2 if self.round_trip else seconds)
-        wiring = Sites(
+        network_state = Sites(
             [i % len(kept) for i in range(nodes)],
             latency=latency,
             jitter=latency * self.jitter,
@@ -106,7 +106,7 @@ class Matrix:
             download=capacity([self.download] * nodes),
             bandwidth=None if self.bandwidth is None else self._widths(self.bandwidth, sites, kept),
         )
-        return Wired([(0.0, wiring)])
+        return NetworkTimeline([(0.0, network_state)])
 
     def _filled(self, sheet: Sheet, kept: NDArray[np.int64]) -> NDArray[np.float64]:
         """The latencies between the sites that are kept; others may lie on the way between them."""

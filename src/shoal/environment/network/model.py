@@ -16,23 +16,23 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.environment.faults import Happening, Interference
-from shoal.environment.network.network import MEGABIT, Presence, Route, Stage, Wiring
+from shoal.environment.faults import FaultEvent, Interference
+from shoal.environment.network.network import MEGABIT, AvailabilityChange, NetworkChange, NetworkState, Route
 from shoal.randomness import generator
 from shoal.types import NodeId
 
 SHORTEST_ROUND_TRIP = 1e-4
 """Seconds: flows share a link by their round-trip times, and none is taken to be shorter than this."""
 
-Fate: TypeAlias = Literal["left", "travels", "arrived", "lost"]
-"""What becomes of a message: the last of it has left its sender; it is known when it will arrive (`Parcel.due`), if
+DeliveryStatus: TypeAlias = Literal["left", "travels", "arrived", "lost"]
+"""What becomes of a message: the last of it has left its sender; it is known when it will arrive (`Delivery.due`), if
 nothing comes in between; it is there; it will never be. One that is lost and has not left before did not get out."""
 
 
-class Parcel:
+class Delivery:
     """A message under way, as far as the network knows it. The content is its owner's business."""
 
-    __slots__ = ("content", "doomed", "due", "left", "receiver", "route", "sender", "size")
+    __slots__ = ("content", "due", "left", "receiver", "route", "sender", "size", "will_be_lost")
 
     def __init__(self, sender: NodeId, receiver: NodeId, size: int, content: Any = None) -> None:
         self.sender = sender
@@ -40,15 +40,15 @@ class Parcel:
         self.size = size
         self.content = content
         self.left = False
-        self.doomed = False
+        self.will_be_lost = False
         """Whether it gets lost on the way."""
         self.route: Route | None = None
         self.due = math.inf
         """When it arrives, once that is known."""
 
 
-News: TypeAlias = tuple[float, Fate, Parcel]
-Occurrence: TypeAlias = Stage | Presence | Happening
+DeliveryUpdate: TypeAlias = tuple[float, DeliveryStatus, Delivery]
+EnvironmentEvent: TypeAlias = NetworkChange | AvailabilityChange | FaultEvent
 """What a network has to be told of, apart from messages."""
 
 
@@ -62,33 +62,35 @@ class Connection:
     """They carry so many times less."""
 
 
-class Carrier:
+class NetworkModel:
     """A network in use. Calls come in order of time; `advance` hands out what has happened in between.
 
     Messages from one node to another go one after another, as over one connection, and do not overtake each other.
     Those to different nodes, or from different ones, share the links that they have in common.
     """
 
-    def __init__(self, wiring: Wiring, size: int, seed: int, connections: Sequence[Connection] = ()) -> None:
+    def __init__(
+        self, network_state: NetworkState, size: int, seed: int, connections: Sequence[Connection] = ()
+    ) -> None:
         from shoal.environment.network.flows import (
             Flows,  # compiled code, which takes a moment to load: only who needs it waits
         )
 
-        self._wiring = wiring
+        self._wiring = network_state
         self._connections = list(connections) or [Connection()] * size
         self._factors = [1.0] * size
         """How many times slower than usual each node's own links are just now."""
         self._flows = Flows(self._capacities())
-        self._flowing: dict[int, Parcel] = {}
-        self._lines: dict[tuple[NodeId, NodeId], deque[Parcel]] = {}
+        self._flowing: dict[int, Delivery] = {}
+        self._lines: dict[tuple[NodeId, NodeId], deque[Delivery]] = {}
         """Of each two nodes between which a message flows: those that wait until it has."""
-        self._travelling: list[tuple[float, int, Parcel]] = []
+        self._travelling: list[tuple[float, int, Delivery]] = []
         """Those that have left: a heap of when they arrive."""
         self._posted = 0
         self._latest: dict[tuple[NodeId, NodeId], float] = {}
         """When the last message from one node to another arrives: later ones do not overtake it."""
-        self._held: list[Parcel] = []
-        self._news: list[News] = []
+        self._held: list[Delivery] = []
+        self._updates: list[DeliveryUpdate] = []
         self._interference = Interference(size)
         self._away = [0] * size
         """For how many reasons each node is away."""
@@ -106,168 +108,172 @@ class Carrier:
 
         load()
 
-    def post(self, now: float, parcel: Parcel) -> None:
+    def post(self, now: float, delivery: Delivery) -> None:
         """Take a message."""
-        if not self._reaches(parcel):
-            self._news.append((now, "lost", parcel))
-        elif self._interference.held(parcel.sender, parcel.receiver):
-            self._leaves(now, parcel)
-            self._held.append(parcel)
+        if not self._reaches(delivery):
+            self._updates.append((now, "lost", delivery))
+        elif self._interference.held(delivery.sender, delivery.receiver):
+            self._leaves(now, delivery)
+            self._held.append(delivery)
         else:
-            self._carry(now, parcel)
+            self._carry(now, delivery)
 
     def next_time(self) -> float:
         """When there will be news if nothing else happens; infinite if never."""
-        if self._news:
-            return self._news[0][0]
+        if self._updates:
+            return self._updates[0][0]
         first = self._travelling[0][0] if self._travelling else math.inf
         return min(first, self._flows.next_time()) if self._flowing else first
 
-    def advance(self, now: float) -> list[News]:
+    def advance(self, now: float) -> list[DeliveryUpdate]:
         """What has happened up to and including `now`, in order of time."""
         while self._flowing and (ends := self._flows.next_time()) <= now:
             for time, flow in self._flows.advance(ends):
-                parcel = self._flowing.pop(flow)
-                self._travel(time, parcel)
-                self._next_in_line(time, parcel)
+                delivery = self._flowing.pop(flow)
+                self._travel(time, delivery)
+                self._next_in_line(time, delivery)
         while self._travelling and self._travelling[0][0] <= now:
-            time, _, parcel = heapq.heappop(self._travelling)
-            if not parcel.doomed:
-                self._news.append((time, "arrived", parcel))
-        news, self._news = self._news, []
+            time, _, delivery = heapq.heappop(self._travelling)
+            if not delivery.will_be_lost:
+                self._updates.append((time, "arrived", delivery))
+        news, self._updates = self._updates, []
         if len(news) > 1:
             news.sort(key=_time)
         return news
 
-    def occur(self, now: float, occurrence: Occurrence) -> None:
+    def apply_event(self, now: float, event: EnvironmentEvent) -> None:
         """Something about the network changes."""
-        self._news = self.advance(now)  # what has ended by now did so under the old conditions
-        if isinstance(occurrence, Stage):
-            self._rewire(now, occurrence.wiring)
-        elif isinstance(occurrence, Presence):
-            self._attend(now, occurrence.node, occurrence.online)
-        elif occurrence.kind == "slow":
-            if occurrence.what != "compute":
-                for node in occurrence.nodes:
-                    self._factors[node] = occurrence.value
-                self._set_capacities(now, {link for node in occurrence.nodes for link in self._wiring.access(node)})
-        elif occurrence.kind in ("crash", "restart"):
-            for node in occurrence.nodes:
-                self._attend(now, node, occurrence.kind == "restart")
+        self._updates = self.advance(now)  # what has ended by now did so under the old conditions
+        if isinstance(event, NetworkChange):
+            self._rewire(now, event.network_state)
+        elif isinstance(event, AvailabilityChange):
+            self._attend(now, event.node, event.online)
+        elif event.kind == "slow":
+            if event.what != "compute":
+                for node in event.nodes:
+                    self._factors[node] = event.value
+                self._set_capacities(now, {link for node in event.nodes for link in self._wiring.access(node)})
+        elif event.kind in ("crash", "restart"):
+            for node in event.nodes:
+                self._attend(now, node, event.kind == "restart")
         else:
-            self._interference.apply(occurrence)
-            self._lose(now, lambda parcel: self._interference.cut(parcel.sender, parcel.receiver))
+            self._interference.apply(event)
+            self._lose(now, lambda delivery: self._interference.cut(delivery.sender, delivery.receiver))
             self._release(now)
 
-    def _reaches(self, parcel: Parcel) -> bool:
+    def _reaches(self, delivery: Delivery) -> bool:
         away = self._away
         return not (
-            away[parcel.sender] or away[parcel.receiver] or self._interference.cut(parcel.sender, parcel.receiver)
+            away[delivery.sender]
+            or away[delivery.receiver]
+            or self._interference.cut(delivery.sender, delivery.receiver)
         )
 
-    def _carry(self, now: float, parcel: Parcel) -> None:
-        sender, receiver = parcel.sender, parcel.receiver
+    def _carry(self, now: float, delivery: Delivery) -> None:
+        sender, receiver = delivery.sender, delivery.receiver
         if (line := self._lines.get((sender, receiver))) is not None:
-            line.append(parcel)
+            line.append(delivery)
             return
-        route = parcel.route = self._wiring.route(sender, receiver)
+        route = delivery.route = self._wiring.route(sender, receiver)
         if route is None:
-            self._news.append((now, "lost", parcel))
+            self._updates.append((now, "lost", delivery))
             return
         kept = (1.0 - route.loss) * (1.0 - self._interference.drop(sender, receiver))
-        parcel.doomed = kept < 1.0 and self._rng.random() >= kept
+        delivery.will_be_lost = kept < 1.0 and self._rng.random() >= kept
         if route.links:
-            self._flow(now, parcel, route, parcel.size)
+            self._flow(now, delivery, route, delivery.size)
         else:
-            self._travel(now, parcel)
+            self._travel(now, delivery)
 
-    def _flow(self, now: float, parcel: Parcel, route: Route, size: float) -> None:
+    def _flow(self, now: float, delivery: Delivery, route: Route, size: float) -> None:
         weight = 1.0 / max(2.0 * route.latency, SHORTEST_ROUND_TRIP)
-        self._lines.setdefault((parcel.sender, parcel.receiver), deque())
-        self._flowing[self._flows.start(now, route.links, weight, size)] = parcel
+        self._lines.setdefault((delivery.sender, delivery.receiver), deque())
+        self._flowing[self._flows.start(now, route.links, weight, size)] = delivery
 
-    def _next_in_line(self, now: float, parcel: Parcel) -> None:
-        """After `parcel`, those that waited for it to have flowed."""
-        line = self._lines.pop((parcel.sender, parcel.receiver))
-        while line and (parcel.sender, parcel.receiver) not in self._lines:
+    def _next_in_line(self, now: float, delivery: Delivery) -> None:
+        """After `delivery`, those that waited for it to have flowed."""
+        line = self._lines.pop((delivery.sender, delivery.receiver))
+        while line and (delivery.sender, delivery.receiver) not in self._lines:
             self._carry(now, line.popleft())
         if line:
-            self._lines[parcel.sender, parcel.receiver] = line
+            self._lines[delivery.sender, delivery.receiver] = line
 
-    def _leaves(self, time: float, parcel: Parcel) -> None:
-        if not parcel.left:
-            parcel.left = True
-            self._news.append((time, "left", parcel))
+    def _leaves(self, time: float, delivery: Delivery) -> None:
+        if not delivery.left:
+            delivery.left = True
+            self._updates.append((time, "left", delivery))
 
-    def _travel(self, time: float, parcel: Parcel) -> None:
+    def _travel(self, time: float, delivery: Delivery) -> None:
         """The last of a message has been sent; what is left is the latency."""
-        self._leaves(time, parcel)
-        if parcel.doomed:
-            self._news.append((time, "lost", parcel))
+        self._leaves(time, delivery)
+        if delivery.will_be_lost:
+            self._updates.append((time, "lost", delivery))
             return
-        route, pair = parcel.route, (parcel.sender, parcel.receiver)
+        route, pair = delivery.route, (delivery.sender, delivery.receiver)
         assert route is not None
         latency = route.latency
         if route.jitter:
             latency = max(0.0, latency + route.jitter * self._rng.standard_normal())
-        parcel.due = self._latest[pair] = max(time + latency, self._latest.get(pair, 0.0))
+        delivery.due = self._latest[pair] = max(time + latency, self._latest.get(pair, 0.0))
         self._posted += 1
-        heapq.heappush(self._travelling, (parcel.due, self._posted, parcel))
-        self._news.append((time, "travels", parcel))
+        heapq.heappush(self._travelling, (delivery.due, self._posted, delivery))
+        self._updates.append((time, "travels", delivery))
 
     def _attend(self, now: float, node: NodeId, online: bool) -> None:
         """One that goes gets nothing more, also if it is back in a moment; of what it sent, only what has left is."""
         self._away[node] += -1 if online else 1
         if not online:
-            self._lose(now, lambda parcel: parcel.receiver == node or (parcel.sender == node and not parcel.left))
+            self._lose(
+                now, lambda delivery: delivery.receiver == node or (delivery.sender == node and not delivery.left)
+            )
 
-    def _lose(self, now: float, lost: Callable[[Parcel], bool]) -> None:
+    def _lose(self, now: float, lost: Callable[[Delivery], bool]) -> None:
         """Give up on what is under way and cannot get through."""
-        losses = [parcel for _, _, parcel in self._travelling if not parcel.doomed and lost(parcel)]
-        for parcel in losses:
-            parcel.doomed = True
-        stopped = [(flow, parcel) for flow, parcel in self._flowing.items() if lost(parcel)]
-        for flow, parcel in stopped:
+        losses = [delivery for _, _, delivery in self._travelling if not delivery.will_be_lost and lost(delivery)]
+        for delivery in losses:
+            delivery.will_be_lost = True
+        stopped = [(flow, delivery) for flow, delivery in self._flowing.items() if lost(delivery)]
+        for flow, delivery in stopped:
             self._flows.cancel(now, flow)
             del self._flowing[flow]
-            losses.append(parcel)
+            losses.append(delivery)
         for waiting in (*self._lines.values(), self._held):
-            losses += [parcel for parcel in waiting if lost(parcel)]
-            kept = [parcel for parcel in waiting if not lost(parcel)]
+            losses += [delivery for delivery in waiting if lost(delivery)]
+            kept = [delivery for delivery in waiting if not lost(delivery)]
             waiting.clear()
             waiting.extend(kept)
-        self._news.extend((now, "lost", parcel) for parcel in losses)
-        for _, parcel in stopped:
-            self._next_in_line(now, parcel)
+        self._updates.extend((now, "lost", delivery) for delivery in losses)
+        for _, delivery in stopped:
+            self._next_in_line(now, delivery)
 
     def _release(self, now: float) -> None:
         """What is no longer held goes on its way, in the order in which it was sent."""
         held, self._held = self._held, []
-        for parcel in held:
-            if self._interference.held(parcel.sender, parcel.receiver):
-                self._held.append(parcel)
+        for delivery in held:
+            if self._interference.held(delivery.sender, delivery.receiver):
+                self._held.append(delivery)
             else:
-                self._carry(now, parcel)
+                self._carry(now, delivery)
 
-    def _rewire(self, now: float, wiring: Wiring) -> None:
-        self._wiring = wiring
-        for flow, parcel in list(self._flowing.items()):
-            route, before = wiring.route(parcel.sender, parcel.receiver), parcel.route
+    def _rewire(self, now: float, network_state: NetworkState) -> None:
+        self._wiring = network_state
+        for flow, delivery in list(self._flowing.items()):
+            route, before = network_state.route(delivery.sender, delivery.receiver), delivery.route
             if route is not None and before is not None:
-                parcel.route = route
+                delivery.route = route
                 if route.links == before.links and route.latency == before.latency:
                     continue
             rest = self._flows.cancel(now, flow)
             del self._flowing[flow]
             if route is not None and route.links:
-                self._flow(now, parcel, route, rest)
+                self._flow(now, delivery, route, rest)
                 continue
             if route is None:
-                self._news.append((now, "lost", parcel))
+                self._updates.append((now, "lost", delivery))
             else:
-                self._travel(now, parcel)
-            self._next_in_line(now, parcel)
-        self._set_capacities(now, range(len(wiring.capacities)))
+                self._travel(now, delivery)
+            self._next_in_line(now, delivery)
+        self._set_capacities(now, range(len(network_state.capacities)))
 
     def _capacities(self) -> NDArray[np.float64]:
         return capacities(self._wiring, self._connections, self._factors)
@@ -279,17 +285,17 @@ class Carrier:
 
 
 def capacities(
-    wiring: Wiring, connections: Sequence[Connection], factors: Sequence[float] | None = None
+    network_state: NetworkState, connections: Sequence[Connection], factors: Sequence[float] | None = None
 ) -> NDArray[np.float64]:
     """What the links carry, in bytes per second, with the nodes' own devices taken into account.
 
     factors[i] is how many times slower than usual node i's own links are just now.
     """
-    carry = np.array(wiring.capacities, np.float64)
+    carry = np.array(network_state.capacities, np.float64)
     own: dict[int, float] = {}
     for node, connection in enumerate(connections):
         slower = connection.slowdown * (1.0 if factors is None else factors[node])
-        for link in wiring.access(node):
+        for link in network_state.access(node):
             carries = min(float(carry[link]), connection.bandwidth * MEGABIT) / slower
             own[link] = min(carries, own.get(link, math.inf))
     for link, carries in own.items():
@@ -297,5 +303,5 @@ def capacities(
     return carry
 
 
-def _time(news: News) -> float:
+def _time(news: DeliveryUpdate) -> float:
     return news[0]

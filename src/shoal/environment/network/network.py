@@ -38,7 +38,7 @@ class Route:
     """The probability that a message is lost."""
 
 
-class Wiring(Protocol):
+class NetworkState(Protocol):
     """A network as it stands, until something about it changes."""
 
     @property
@@ -63,7 +63,7 @@ HERE = Route()
 
 
 @dataclass(frozen=True)
-class Presence:
+class AvailabilityChange:
     """A node that joins the network, or leaves it, by the network's own schedule.
 
     All are there at first; one that joins later leaves at time 0.
@@ -75,28 +75,28 @@ class Presence:
 
 
 @dataclass(frozen=True)
-class Stage:
+class NetworkChange:
     """From a time on, the network is wired like this."""
 
     time: float
-    wiring: Wiring
+    network_state: NetworkState
 
 
 @dataclass(frozen=True)
-class Wired:
+class NetworkTimeline:
     """A network on a number of nodes, for the whole of a run."""
 
-    stages: Sequence[tuple[float, Wiring]]
+    stages: Sequence[tuple[float, NetworkState]]
     """From which time on, in seconds, the network is wired how: the first from 0 on, the others in order. Links have
     the same numbers in all of them."""
-    presences: Sequence[Presence] = ()
+    availability_changes: Sequence[AvailabilityChange] = ()
     """In order of time."""
 
 
 class Network(Protocol):
     """A recipe for a network; its parameters are those of its constructor."""
 
-    def build(self, nodes: int, seed: int) -> Wired | None:
+    def build(self, nodes: int, seed: int) -> NetworkTimeline | None:
         """The network on nodes 0 to nodes − 1, those that serve among them. None: messages take no time at all.
 
         Raises ValueError, which names the parameter or the file and the place in it, for what cannot be built.

@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.environment.network.links import Star
 from shoal.environment.network.matrix import Sites
-from shoal.environment.network.network import Wired, capacity
+from shoal.environment.network.network import NetworkTimeline, capacity
 from shoal.types import Bounds
 
 STRAGGLERS = 7 / 60
@@ -51,20 +51,20 @@ class DivShareStragglers:
         if not self.slow:
             raise ValueError("slow = []: expected a bandwidth at least; stragglers = false makes all nodes fast")
 
-    def build(self, nodes: int, seed: int) -> Wired:
+    def build(self, nodes: int, seed: int) -> NetworkTimeline:
         # The first, since nodes that serve have the last numbers: those are fast, and change nothing for the others.
         count = max(1, round(nodes * STRAGGLERS)) if self.stragglers else 0
         bandwidth = np.full(nodes, self.fast)
         bandwidth[:count] = list(islice(cycle(self.slow), count))
         none = np.zeros(nodes)
-        wiring = Star(
+        network_state = Star(
             latency=np.full(nodes, 2 * self.latency),
             jitter=none,
             loss=none,
             upload=capacity(bandwidth),
             download=capacity(bandwidth),
         )
-        return Wired([(0.0, wiring)])
+        return NetworkTimeline([(0.0, network_state)])
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class TenRegions:
     latency: Annotated[float, Bounds(at_least=0)] = 0.1
     latency_within: Annotated[float, Bounds(at_least=0)] = 0.001
 
-    def build(self, nodes: int, seed: int) -> Wired:
+    def build(self, nodes: int, seed: int) -> NetworkTimeline:
         regions = len(REGIONS)
         bandwidth = np.zeros((regions, regions))
         for i, row in enumerate(BANDWIDTHS):
@@ -91,7 +91,7 @@ class TenRegions:
         latency = np.full((regions, regions), self.latency)
         np.fill_diagonal(latency, self.latency_within)
         unlimited = np.full(nodes, np.inf)
-        wiring = Sites(
+        network_state = Sites(
             [node * regions // nodes for node in range(nodes)],
             latency=latency,
             jitter=np.zeros_like(latency),
@@ -101,4 +101,4 @@ class TenRegions:
             bandwidth=capacity(bandwidth),
             shared=self.shared,
         )
-        return Wired([(0.0, wiring)])
+        return NetworkTimeline([(0.0, network_state)])

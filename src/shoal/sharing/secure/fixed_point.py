@@ -15,7 +15,7 @@ Words: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Ring:
+class FixedPoint:
     """Fixed-point numbers of `bits` bits for values of −`range` to `range`.
 
     A value v is the whole number next to v · 2^(bits − 2) / range. One bit is the sign's; one is left free, so that a

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from shoal.algorithms.support.requirements import graph_of
 from shoal.compression.floats import Float32
-from shoal.experiment.registry import Whole, find, speaks, sums
-from shoal.sharing.full import Full
+from shoal.experiment.registry import ExperimentView, find, speaks, sums
+from shoal.sharing.full import FullSharing
 from shoal.sharing.random import Random
-from shoal.sharing.sharing import Selects, Sharing
+from shoal.sharing.sharing import CoordinateSelector, Sharing
 
 NAME = "sharing = 'secure'"
 LOOKED_AT = 8
 """Rounds of a graph that changes: where nobody has two neighbours in any of these, nobody ever will."""
 
 
-def misfits(inner: Sharing, few: str, whole: Whole) -> list[str]:
-    return [*_inner(inner, whole), *_algorithm(whole), *_topology(few, whole), *_faults(whole)]
+def incompatibilities(inner: Sharing, few: str, experiment: ExperimentView) -> list[str]:
+    return [*_inner(inner, experiment), *_algorithm(experiment), *_topology(few, experiment), *_faults(experiment)]
 
 
-def _inner(inner: Sharing, whole: Whole) -> list[str]:
-    options = whole.sharing.options.get("inner")
+def _inner(inner: Sharing, experiment: ExperimentView) -> list[str]:
+    options = experiment.sharing.options.get("inner")
     name = getattr(options, "name", "full")
-    if not isinstance(inner, Full | Selects):
+    if not isinstance(inner, FullSharing | CoordinateSelector):
         return [
             f"sharing.inner = {name!r}: masks cancel only in a sum of models, coordinate by coordinate, and this says "
             "something else; use 'full', 'random' or 'topk'"
         ]
-    if isinstance(inner, Selects) and not isinstance(getattr(inner, "values", Float32()), Float32):
+    if isinstance(inner, CoordinateSelector) and not isinstance(getattr(inner, "values", Float32()), Float32):
         return [f"sharing.inner.values: {NAME} encodes values itself, in whole numbers that can be added; leave it out"]
     if isinstance(inner, Random) and not inner.common:
         return [
             "sharing.inner.common = false: all who speak to a receiver have to say the same coordinates; leave it out"
         ]
-    if isinstance(inner, Selects) and not inner.common and speaks(whole.algorithm) == "server":
+    if isinstance(inner, CoordinateSelector) and not inner.common and speaks(experiment.algorithm) == "server":
         return [
             f"sharing.inner = {name!r}: each node names its coordinates to those that speak to it, and a server does "
             "not; use 'full' or 'random'"
@@ -40,17 +40,17 @@ def _inner(inner: Sharing, whole: Whole) -> list[str]:
     return []
 
 
-def _algorithm(whole: Whole) -> list[str]:
-    if sums(whole.algorithm):
+def _algorithm(experiment: ExperimentView) -> list[str]:
+    if sums(experiment.algorithm):
         return []
     return [
         f"{NAME}: it gives the weighted sum of all neighbours' models of a round, and algorithm = "
-        f"{whole.algorithm.name!r} asks for more; use 'dpsgd', 'el-oracle', 'el-local', 'qg-dsgdm' or 'fedavg'"
+        f"{experiment.algorithm.name!r} asks for more; use 'dpsgd', 'el-oracle', 'el-local', 'qg-dsgdm' or 'fedavg'"
     ]
 
 
-def _faults(whole: Whole) -> list[str]:
-    if not whole.restarts:
+def _faults(experiment: ExperimentView) -> list[str]:
+    if not experiment.restarts:
         return []
     return [
         f"{NAME}: a node that comes back is given a model in the clear, by whoever is furthest on; leave out restarts "
@@ -58,17 +58,17 @@ def _faults(whole: Whole) -> list[str]:
     ]
 
 
-def _topology(few: str, whole: Whole) -> list[str]:
-    to = speaks(whole.algorithm)
+def _topology(few: str, experiment: ExperimentView) -> list[str]:
+    to = speaks(experiment.algorithm)
     if to == "server":
-        fraction = whole.algorithm.options.get("fraction", 1.0)
-        if few == "refuse" and max(1, round(fraction * whole.nodes)) < 2:
+        fraction = experiment.algorithm.options.get("fraction", 1.0)
+        if few == "refuse" and max(1, round(fraction * experiment.nodes)) < 2:
             return [
                 f"algorithm.fraction = {fraction:g} calls one client, whose model the server would see; {NAME} needs "
                 "two at the least, or few = 'plain'"
             ]
         return []
-    degree = whole.algorithm.options.get("degree", 2)
+    degree = experiment.algorithm.options.get("degree", 2)
     if to == "anyone" and few == "refuse" and degree < 2:
         return [
             f"algorithm.degree = {degree}: a node hears one model in a round, and that would show; {NAME} needs two at "
@@ -76,12 +76,12 @@ def _topology(few: str, whole: Whole) -> list[str]:
         ]
     if to != "neighbours":
         return []
-    if hasattr(find("topology", whole.topology.name), "finder"):
+    if hasattr(find("topology", experiment.topology.name), "finder"):
         return [
-            f"topology = {whole.topology.name!r}: nodes find their peers by talking, so nobody knows who else speaks "
+            f"topology = {experiment.topology.name!r}: nodes find their peers by talking, so nobody knows who else speaks "
             f"to its peers, with whom {NAME} has to mask; use a graph that all nodes work out alike"
         ]
-    graph = graph_of(whole)
+    graph = graph_of(experiment)
     if few == "plain" or graph is None:
         return []
     rounds = range(1 if graph.static else LOOKED_AT)
@@ -91,6 +91,6 @@ def _topology(few: str, whole: Whole) -> list[str]:
         return []
     some = ", ".join(map(str, lonely[:5])) + (" …" if len(lonely) > 5 else "")
     return [
-        f"topology = {whole.topology.name!r}: fewer than two speak to {len(lonely)} of the nodes ({some}), so a model "
+        f"topology = {experiment.topology.name!r}: fewer than two speak to {len(lonely)} of the nodes ({some}), so a model "
         f"would show; {NAME} needs two at the least, or few = 'plain'"
     ]

@@ -34,18 +34,18 @@ from numpy.typing import NDArray
 
 from shoal.compression.indices import GolombRice, Positions
 from shoal.errors import MessageError, PrivacyError
-from shoal.experiment.registry import Whole
+from shoal.experiment.registry import ExperimentView
 from shoal.message import Payload
 from shoal.node import Node, Received
-from shoal.sharing.full import Full
+from shoal.sharing.full import FullSharing
 from shoal.sharing.secure.coordinates import Wanted
-from shoal.sharing.secure.fixed_point import Ring
+from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.key_exchange import Exchange
 from shoal.sharing.secure.messages import BYE, PLAIN, SEALS, SUPPORT, WORDS, Gathering, masked
-from shoal.sharing.secure.requirements import misfits
+from shoal.sharing.secure.requirements import incompatibilities
 from shoal.sharing.secure.responder import Answers
 from shoal.sharing.secure.unmasking import ClosedError, Opening
-from shoal.sharing.sharing import Joins, Member, Selects, Sharing
+from shoal.sharing.sharing import CoordinateSelector, NodeAware, NodeInfo, Sharing
 from shoal.state import State, Stateful
 from shoal.types import Bounds, Nested, NodeId, Params
 
@@ -74,7 +74,7 @@ class Secure:
     changes hears nothing for that round; with `few` = "plain" it is told models unmasked.
     """
 
-    inner: Annotated[Sharing, Nested("sharing")] = field(default_factory=Full)
+    inner: Annotated[Sharing, Nested("sharing")] = field(default_factory=FullSharing)
     bits: Literal[32, 64] = 32
     range: Annotated[float, Bounds(at_least=2.0**-64, at_most=2.0**64)] = 64.0
     threshold: Annotated[float, Bounds(above=0, at_most=1)] = 0.5
@@ -84,7 +84,7 @@ class Secure:
     def __post_init__(self) -> None:
         if self.partners % 2:
             raise ValueError(f"partners = {self.partners}: expected an even number, half of them on each side")
-        self._ring = Ring(self.bits, self.range)
+        self._ring = FixedPoint(self.bits, self.range)
         self._exchange = Exchange()
         self._node: Node | None = None
         self._answers = Answers()
@@ -105,16 +105,16 @@ class Secure:
 
     # The sharing.
 
-    def join(self, member: Member) -> None:
+    def join(self, member: NodeInfo) -> None:
         self._member = member
-        if isinstance(self.inner, Joins):
+        if isinstance(self.inner, NodeAware):
             self.inner.join(member)
 
     def start(self, params: Params) -> None:
         self.inner.start(params)
         self._size = params.size
-        self._count = self.inner.select(params, 0).size if isinstance(self.inner, Selects) else params.size
-        if isinstance(self.inner, Selects) and not self.inner.common:
+        self._count = self.inner.select(params, 0).size if isinstance(self.inner, CoordinateSelector) else params.size
+        if isinstance(self.inner, CoordinateSelector) and not self.inner.common:
             self._wanted = Wanted(params, self._count)
 
     def outgoing(self, params: Params, round: int) -> Callable[[NodeId], Payload]:
@@ -160,8 +160,8 @@ class Secure:
             if isinstance(part, Stateful):
                 part.restore(state[name])
 
-    def misfits(self, whole: Whole) -> list[str]:
-        return misfits(self.inner, self.few, whole)
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        return incompatibilities(self.inner, self.few, experiment)
 
     # Before the words.
 
@@ -176,7 +176,7 @@ class Secure:
             node.event(how, f"round {round}: nobody else speaks to {', '.join(map(str, alone))}")
         await self._exchange.meet(node, {p for receiver in hidden for p in gatherings[receiver].partners[node.id]})
         allowed: Sequence[NodeId] = sorted({*hidden, *(alone if self.few == "plain" else ())})
-        if isinstance(self.inner, Selects):
+        if isinstance(self.inner, CoordinateSelector):
             allowed = await self._agree_on_coordinates(node, self.inner, allowed, round)
         return allowed
 
@@ -189,7 +189,7 @@ class Secure:
         return kept
 
     async def _agree_on_coordinates(
-        self, node: Node, inner: Selects, to: Sequence[NodeId], round: int
+        self, node: Node, inner: CoordinateSelector, to: Sequence[NodeId], round: int
     ) -> Sequence[NodeId]:
         """All who speak to a receiver say the same coordinates to it: those that it names."""
         if self._wanted is None:
@@ -244,7 +244,7 @@ class Secure:
             )
         self._latest[receiver] = round
         gathering = self._gathering(node, receiver, round)
-        values = params[self._supports[receiver]] if isinstance(self.inner, Selects) else params
+        values = params[self._supports[receiver]] if isinstance(self.inner, CoordinateSelector) else params
         words = self._ring.encode(values, node.counts(receiver, round)[node.id])
         if not gathering.masked:
             if self.few != "plain":
@@ -288,7 +288,7 @@ class Secure:
             speakers = tuple(sender for sender in received if sender not in hidden)
             words = sum((received[s].arrays[WORDS] for s in speakers), np.zeros(self._count, self._ring.dtype))
         arrays: dict[str, NDArray[Any]] = {SUM: self._ring.decode(words)}
-        if isinstance(self.inner, Selects):
+        if isinstance(self.inner, CoordinateSelector):
             common = self._wanted is None  # then nobody had to agree upon anything
             arrays[POSITIONS] = self.inner.select(node.params, round) if common else self._supports[node.id]
         counts = node.counts(node.id, round)

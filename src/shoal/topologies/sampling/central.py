@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import MessageError, TopologyError
-from shoal.experiment.registry import Component, Whole, find
+from shoal.experiment.registry import Component, ExperimentView, find
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.state import State
@@ -43,14 +43,14 @@ class PeerSampler:
     graph: Annotated[Topology, Nested("topology")] = Regular(degree=5, dynamic=True)
 
     @property
-    def behind(self) -> Topology:
+    def inner(self) -> Topology:
         return self.graph
 
     def build(self, nodes: int, seed: int) -> Graph:
         """The graph behind the sampler."""
         return self.graph.build(nodes, seed)
 
-    def finder(self) -> Told:
+    def discovery(self) -> Told:
         return Told()
 
     async def serve(self, node: Node) -> None:
@@ -71,8 +71,8 @@ class PeerSampler:
             for round in range(told + 1, message.round + 2):
                 await self._tell(node, round, lasting)
 
-    def misfits(self, whole: Whole) -> list[str]:
-        graph = whole.topology.options["graph"]
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        graph = experiment.topology.options["graph"]
         assert isinstance(graph, Component)
         if hasattr(find("topology", graph.name), "finder"):
             return [
@@ -81,7 +81,7 @@ class PeerSampler:
             ]
         if not hasattr(self.graph, "build_from"):
             try:
-                self.graph.build(whole.nodes, whole.seed)
+                self.graph.build(experiment.nodes, experiment.seed)
             except TopologyError as error:
                 return [f"topology.graph: {error}"]
         return []

@@ -71,11 +71,11 @@ class GossipSampler:
         """The links by which nodes come to know each other."""
         return Ring().build(nodes, seed)
 
-    def finder(self) -> Gossip:
-        return Gossip(self)
+    def discovery(self) -> GossipDiscovery:
+        return GossipDiscovery(self)
 
 
-class Gossip:
+class GossipDiscovery:
     """The finder of nodes that ask around."""
 
     def __init__(self, sampler: GossipSampler) -> None:

@@ -26,7 +26,7 @@ def test_a_node_trains_once_and_averages_twice() -> None:
 
 
 def test_a_node_goes_on_without_a_peer_that_died() -> None:
-    fake = FakeRuntime().lose(1)
+    fake = FakeRuntime().mark_failed(1)
     node = fake.node(nodes=2, params=np.zeros(3, np.float32), train=lambda params: params + 1)
     fake.run(PluginName(rounds=2).run(node))
     assert node.params.tolist() == [2, 2, 2]
