@@ -24,7 +24,7 @@ from shoal.training.trainer import Learner, Training
 
 READY = """
 import time
-import numpy, shoal.experiment.schema
+import numpy, shoal.schema
 started = time.perf_counter()
 from shoal.data.cifar import Cifar10
 data = Cifar10().load(0)

@@ -1,4 +1,4 @@
-"""Who may know whom, what is imported when, and that the public names are all there."""
+"""The import rules of every package, what is imported when, and the public names."""
 
 from __future__ import annotations
 
@@ -16,14 +16,65 @@ import shoal
 import shoal.testing
 
 ROOT = Path(shoal.__file__).parent
-ENGINES = ("simulation", "processes", "cluster", "commons", "running")
-"""Rooms that run nodes, and what only they use."""
+
+FOUNDATIONS = {"errors", "types", "randomness", "state", "traits", "schema", "plugins"}
+CORE = FOUNDATIONS | {"message", "message_budget", "mailbox", "runtime"}
+RULES: dict[str, set[str]] = {
+    "errors": set(),
+    "types": set(),
+    "randomness": set(),
+    "state": set(),
+    "traits": set(),
+    "schema": {"errors", "types"},
+    "plugins": {"schema"},
+    "message": FOUNDATIONS,
+    "message_budget": FOUNDATIONS | {"message"},
+    "mailbox": FOUNDATIONS | {"message", "message_budget"},
+    "runtime": FOUNDATIONS | {"message", "mailbox"},
+    "node": CORE | {"sharing", "topologies", "training", "results.records"},
+    "compression": CORE,
+    "topologies": CORE,
+    "topologies.sampling": CORE | {"topologies", "node"},
+    "data": CORE,
+    "models": CORE | {"data"},
+    "training": CORE | {"data", "models"},
+    "sharing": CORE | {"compression", "data", "topologies"},
+    "sharing.secure": CORE | {"compression", "data", "topologies", "sharing", "node"},
+    "environment": FOUNDATIONS | {"data.pickles"},
+    "algorithms": CORE | {"node", "sharing", "topologies", "compression"},
+    "results": CORE,
+    "experiment": CORE
+    | {"node", "algorithms", "sharing", "compression", "topologies", "data", "models", "training", "environment"}
+    | {"results"},
+    "engines.simulation": CORE | {"node", "experiment", "environment", "results", "training", "topologies"},
+    "engines.processes": CORE | {"node", "experiment", "environment", "results", "training", "topologies"},
+    "engines": CORE | {"node", "results"},
+    "cli": {"*"},
+    "testing": {"*"},
+}
+"""What each package or module may import of Shoal, beside itself. A subpackage with rules of its own has only those."""
+
+EXCEPTIONS: dict[str, set[str]] = {
+    "experiment.running": {"engines.simulation", "engines.processes"},  # the one place that picks an engine
+    "engines.simulation": {"engines"},
+    "engines.processes": {"engines"},
+}
+
+CLOCKS_AND_CHANCE = {"time", "random", "asyncio", "threading", "multiprocessing", "concurrent", "secrets", "datetime"}
 
 
-def modules(room: str) -> list[Path]:
-    """The files of a room: a folder, or one file."""
-    folder = ROOT / room
-    return sorted(folder.rglob("*.py")) if folder.is_dir() else [p for p in [ROOT / f"{room}.py"] if p.exists()]
+def module_name(path: Path) -> str:
+    """The name of a module below `shoal`: "engines.simulation.kernel"."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def source_files() -> list[Path]:
+    return [path for path in sorted(ROOT.rglob("*.py")) if "templates" not in path.parts]
+
+
+def files_of(package: str) -> list[Path]:
+    return [path for path in source_files() if _is_in(module_name(path), package)]
 
 
 def imports(path: Path) -> set[str]:
@@ -38,66 +89,132 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def rooms(path: Path) -> set[str]:
-    """The rooms of Shoal that a file imports from."""
-    return {name.split(".")[1] for name in imports(path) if name.startswith("shoal.")}
+def libraries(path: Path) -> set[str]:
+    """The top-level packages that a file imports: "random" for `from random import choice` too."""
+    return {name.split(".")[0] for name in imports(path)}
 
 
-# Who may know whom
+def _is_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
 
 
-@pytest.mark.parametrize(
-    "room", ["sharing", "topologies", "data", "models", "algorithms", "node", "training", "runtime", "message"]
-)
-def test_what_experiments_are_made_of_knows_nothing_of_engines(room: str) -> None:
-    assert modules(room)
-    for path in modules(room):
-        assert not rooms(path) & {*ENGINES, "cli", "experiment"}, path
+def _rule_of(module: str) -> str:
+    """The most specific rule that a module falls under."""
+    return max((rule for rule in RULES if _is_in(module, rule)), key=len, default="")
 
 
-def test_the_parts_do_not_know_who_uses_them() -> None:
-    for room in ("sharing", "topologies", "data", "models"):
-        for path in modules(room):
-            assert not rooms(path) & {"node", "algorithms", "records"}, path
+def _allowed(module: str) -> set[str]:
+    rule = _rule_of(module)
+    extra = {package for name, packages in EXCEPTIONS.items() if _is_in(module, name) for package in packages}
+    return {rule, *RULES[rule], *extra}
 
 
-def test_algorithms_have_no_clock_chance_or_thread_of_their_own() -> None:
-    for path in modules("algorithms"):
-        own = {name.split(".")[0] for name in imports(path)}
-        forbidden = {"time", "random", "asyncio", "threading", "multiprocessing", "concurrent", "secrets", "datetime"}
-        assert not own & forbidden, path
+def _forbidden(module: str, imported: str) -> bool:
+    """Whether `module` may not import `imported`; both are named below `shoal`."""
+    allowed = _allowed(module)
+    if "*" in allowed:
+        return False
+    own, target = _rule_of(module), _rule_of(imported)
+    subpackages = {rule for rule in RULES if rule.count(".") and rule != own}
+    return not any(
+        _is_in(imported, package) and (package == target or target not in subpackages) for package in allowed if package
+    )
+
+
+# Import rules
+
+
+def test_every_module_falls_under_a_rule() -> None:
+    without = {module_name(path) for path in source_files() if not _rule_of(module_name(path))}
+    assert without == {"", "__main__"}
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_package_imports_only_what_its_rule_allows(rule: str) -> None:
+    files = [path for path in source_files() if _rule_of(module_name(path)) == rule]
+    assert files, f"no module falls under the rule for {rule!r}"
+    wrong = {
+        f"{module_name(path)} imports {name}"
+        for path in files
+        for name in imports(path)
+        if name.startswith("shoal.") and _forbidden(module_name(path), name.removeprefix("shoal."))
+    }
+    assert not wrong
+
+
+def test_the_engines_never_import_each_other() -> None:
+    for one, other in (("simulation", "processes"), ("processes", "simulation")):
+        for path in files_of(f"engines.{one}"):
+            assert not any(name.startswith(f"shoal.engines.{other}") for name in imports(path)), path
+
+
+@pytest.mark.parametrize("package", ["algorithms", "sharing", "topologies", "compression"])
+def test_no_clock_chance_or_thread_of_its_own(package: str) -> None:
+    for path in files_of(package):
+        found = libraries(path) & CLOCKS_AND_CHANCE
+        if _is_in(module_name(path), "sharing.secure"):
+            found -= {"secrets"}  # keys must not follow from the seed
+        assert not found, f"{path}: {found}"
         assert "numpy.random" not in {name.rpartition(".")[0] for name in imports(path)}, path
 
 
-def test_the_simulation_and_the_processes_never_import_each_other() -> None:
-    for one, other in (("simulation", "processes"), ("processes", "simulation")):
-        assert modules(one)
-        for path in modules(one):
-            assert other not in rooms(path), path
+@pytest.mark.parametrize("package", ["algorithms", "sharing", "topologies"])
+def test_components_do_not_reach_through_the_node_to_its_runtime(package: str) -> None:
+    for path in files_of(package):
+        reached = [
+            ast.unparse(found)
+            for found in ast.walk(ast.parse(path.read_text()))
+            if isinstance(found, ast.Attribute) and ast.unparse(found).endswith("node.runtime")
+        ]
+        assert not reached, path
 
 
-@pytest.mark.parametrize("room", ["analysis", "dashboard"])
-def test_who_looks_at_a_run_reads_its_records_and_nothing_else(room: str) -> None:
-    for path in modules(room):
-        assert rooms(path) <= {"records", "progress", "errors", "analysis", "dashboard"}, path
-
-
-def test_nothing_that_touches_the_network_unpickles_or_evaluates() -> None:
-    for room in ("message", "runtime", "node", "processes", "simulation", "sharing", "algorithms", "records"):
-        for path in modules(room):
-            assert not {name.split(".")[0] for name in imports(path)} & {"pickle", "marshal", "shelve", "dill"}, path
-            for called in (c.func for c in ast.walk(ast.parse(path.read_text())) if isinstance(c, ast.Call)):
-                assert not (isinstance(called, ast.Name) and called.id in ("eval", "exec", "compile")), path
+@pytest.mark.parametrize("package", sorted({rule.split(".")[0] for rule in RULES} - {"cli", "testing", "data"}))
+def test_nothing_unpickles_or_evaluates(package: str) -> None:
+    for path in files_of(package):
+        assert not libraries(path) & {"pickle", "marshal", "shelve", "dill"}, path
+        for called in (c.func for c in ast.walk(ast.parse(path.read_text())) if isinstance(c, ast.Call)):
+            assert not (isinstance(called, ast.Name) and called.id in ("eval", "exec", "compile")), path
 
 
 def test_no_draw_comes_from_a_global_generator() -> None:
-    for path in sorted(ROOT.rglob("*.py")):
-        assert "random" not in imports(path), path
+    for path in source_files():
+        assert "random" not in libraries(path), path
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("np.random."):
                 assert node.attr in ("Generator", "PCG64", "SeedSequence", "default_rng"), (
                     f"{path}: {ast.unparse(node)}"
                 )
+
+
+def test_every_package_says_what_belongs_in_it() -> None:
+    for path in source_files():
+        if path.name == "__init__.py":
+            assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+# Size
+
+
+LONGEST_FILE, LONGEST_FUNCTION = 500, 60
+
+
+def test_files_and_functions_fit_a_reader() -> None:
+    """A longer one says why in a comment that begins with "Long because"."""
+    long: list[str] = []
+    for path in source_files():
+        text = path.read_text()
+        lines = text.splitlines()
+        if len(lines) > LONGEST_FILE and "Long because" not in text:
+            long.append(f"{path.relative_to(ROOT)}: {len(lines)} lines")
+        for found in ast.walk(ast.parse(text)):
+            if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = (found.end_lineno or 0) - found.lineno + 1
+                if size > LONGEST_FUNCTION and "Long because" not in "\n".join(
+                    lines[found.lineno - 1 : found.end_lineno]
+                ):
+                    long.append(f"{path.relative_to(ROOT)}: {found.name} has {size} lines")
+    assert not long
 
 
 # What is imported when
@@ -109,9 +226,9 @@ def test_no_draw_comes_from_a_global_generator() -> None:
         "shoal",
         "shoal.cli",
         "shoal.experiment",
+        "shoal.experiment.running",
         "shoal.engines.processes.coordinator",
         "shoal.testing",
-        "shoal.experiment.running",
     ],
 )
 def test_importing_does_not_import_torch(module: str) -> None:
@@ -144,6 +261,8 @@ def test_the_public_names_are_those_imported_and_sorted(package: object) -> None
 def test_every_suite_and_tool_for_tests_is_public() -> None:
     defined: set[str] = set()
     for found in pkgutil.iter_modules(shoal.testing.__path__):
+        if found.name.startswith("_") or found.ispkg:
+            continue
         module = importlib.import_module(f"shoal.testing.{found.name}")
         kinds = (type, types.FunctionType)
         defined |= {

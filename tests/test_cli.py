@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.experiment import schema
+from shoal import schema
 from shoal.experiment.registry import REGISTRIES, components
 from shoal.results.records import RunFolder
 
@@ -257,6 +257,8 @@ def test_a_file_given_with_set_is_found_in_the_working_folder(
 ) -> None:
     here = tmp_path / "here"
     here.mkdir()
-    (here / "mine.py").write_text("from shoal.sharing.full import Full\n\n\nclass Mine(Full):\n    pass\n")
+    (here / "mine.py").write_text(
+        "from shoal.sharing.full import FullSharing\n\n\nclass Mine(FullSharing):\n    pass\n"
+    )
     monkeypatch.chdir(here)
     assert shoal("run", small, "--set", 'sharing={name="mine.py:Mine"}').code == 0

@@ -49,6 +49,7 @@ from shoal.sharing.topk import TopK
 from shoal.state import Stateful
 from shoal.testing import Faults, check_sharing
 from shoal.training.trainer import TorchTrainer
+from shoal.traits import Traits
 from shoal.types import Params
 
 GN_LENET = 89_834
@@ -874,14 +875,14 @@ def test_a_node_that_sends_bad_positions_is_passed_over_and_counted(tmp_path: Pa
 class Served:
     """An algorithm with a server."""
 
-    speaks = "server"
+    traits = Traits(sends_to="server")
 
     async def run(self, node: Node) -> None:
         """Nothing happens."""
 
 
 class Gossips(Served):
-    speaks = "anyone"
+    traits = Traits(sends_to="anyone")
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from shoal import schema
 from shoal.compression import INDICES, VALUES, FloatCodec, IndexCodec, Positions
 from shoal.compression.bits import pack, packed_size, unpack
 from shoal.compression.floats import QSGD, BFloat16, Blosc2, Float16, Float32, Int8, Zfp, Zstd
 from shoal.compression.indices import Bitmap, EliasGamma, GolombRice, Raw
 from shoal.compression.sparse import share_of, top_positions
 from shoal.errors import MessageError
-from shoal.experiment import schema
 from shoal.message import DTYPES, Message, Payload, decode
 
 few = settings(max_examples=20, deadline=None)  # a first example may import a library, which takes its time

@@ -296,7 +296,7 @@ class Mine:
 
 
 class Whole(Mine):
-    says_all = True
+    traits = Traits(sends_whole_models=True)
 """
     )
     table = {"algorithm": {"name": "d2"}, "topology": {"name": "ring"}, "sharing": {"name": f"{tmp_path}/mine.py:Mine"}}

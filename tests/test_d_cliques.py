@@ -19,7 +19,7 @@ ROUNDS = 4
 def test_all_models_follow_the_matrices(size: int, between: str, tmp_path: Path) -> None:
     described = experiment({"name": "d-cliques", "rounds": ROUNDS, "size": size, "between": between})
     shoal = Shoal(described)
-    graph = DCliques(size, between).build_from(shoal.experiment.setup.label_counts(), described.seed)  # type: ignore[arg-type]
+    graph = DCliques(size, between).build_from(shoal.setup.label_counts(), described.seed)  # type: ignore[arg-type]
     c = np.zeros((8, 8))
     for members in graph.cliques:
         c[np.ix_(members, members)] = 1 / len(members)

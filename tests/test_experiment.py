@@ -21,6 +21,7 @@ from shoal.experiment import Experiment, parse_override, parse_overrides
 from shoal.experiment.setup import Setup
 from shoal.topologies.regular import Regular
 from shoal.training.trainer import Training
+from shoal.traits import Traits
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.toml"))
 
@@ -207,7 +208,7 @@ def test_nodes_of_a_run_have_one_algorithm(algorithm: Any, group: Any, problem: 
 
 
 def test_an_algorithm_says_in_what_its_nodes_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DPSGD, "per_node", frozenset({"overlap"}), raising=False)
+    monkeypatch.setattr(DPSGD, "traits", Traits(per_node_options=frozenset({"overlap"})))
     group = {"nodes": "0", "algorithm": {"overlap": True}}
     assert Experiment.from_table({"nodes": 4, "group": [group]}).settings(0).algorithm.options["overlap"] is True
     assert problems({"nodes": 4, "group": [{**group, "algorithm": {"rounds": 7}}]})
@@ -297,7 +298,7 @@ PLUGIN = textwrap.dedent(
     from dataclasses import dataclass
     from typing import Annotated
 
-    from shoal.schema import Bounds
+    from shoal.types import Bounds
 
     @dataclass(frozen=True)
     class Mine:

@@ -267,7 +267,7 @@ def test_a_receive_goes_on_without_the_dead() -> None:
     mailbox.mark_failed(2)
     assert (waiter.done, woken.times) == (True, 1)
     assert [m.sender for m in waiter.messages] == [1]
-    assert mailbox.gone == {2}
+    assert mailbox.failed == {2}
 
 
 def test_a_receive_that_others_still_owe_goes_on_waiting() -> None:

@@ -159,8 +159,8 @@ def test_who_may_not_make_namespaces_is_told_what_to_do() -> None:
     program = """
         import os
         from shoal.errors import LaunchError
-        from shoal.network.access import AccessLink
-        from shoal.processes.namespaces import Namespaces
+        from shoal.environment.network.access import AccessLink
+        from shoal.engines.processes.namespaces import Namespaces
         if os.getuid() == 0:
             os.setuid(65534)
         try:

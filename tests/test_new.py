@@ -119,7 +119,7 @@ from shoal.compression.compressors import Fraction, Part, SparseCode
 from shoal.compression.floats import Float32
 from shoal.compression.indices import GolombRice
 from shoal.compression.sparse import top_positions
-from shoal.sharing.heard import fill_in
+from shoal.sharing.payload_cache import fill_in
 from shoal.state import State
 
 CODE = SparseCode(Float32(), GolombRice())

@@ -313,7 +313,9 @@ def test_a_limit_of_staleness_needs_asynchronous_workers() -> None:
 
 
 def test_only_full_sharing_says_a_step_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("from shoal.sharing.full import Full\n\n\nclass Mine(Full):\n    pass\n")
+    (tmp_path / "mine.py").write_text(
+        "from shoal.sharing.full import FullSharing\n\n\nclass Mine(FullSharing):\n    pass\n"
+    )
     table = {"algorithm": {"name": "parameter-server"}, "sharing": {"name": "mine.py:Mine"}}
     with pytest.raises(ExperimentError, match="'parameter-server' says more than a model"):
         Experiment.from_table(table, base=tmp_path)

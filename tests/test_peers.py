@@ -398,7 +398,7 @@ def test_one_that_no_longer_answers_costs_its_patience_once() -> None:
 def test_one_that_fell_silent_counts_again_when_it_is_heard() -> None:
     fake = FakeRuntime()
     node = fake.node(nodes=3, params=np.zeros(4, np.float32), topology=Ring())
-    node.silent = frozenset({2})
+    node.timed_out_peers = frozenset({2})
     discovery = GossipSampler(degree=2).discovery()
     fake.deliver(Message(1, ANSWER, 2, Payload({}, {"yes": True})), Message(2, ASK, 2, Payload({})))
 

@@ -453,11 +453,11 @@ MUTE = textwrap.dedent(
     from pathlib import Path
 
     from shoal.algorithms.dpsgd import DPSGD
-    from shoal.processes import control
-    from shoal.processes.supervised import Supervised
-    from shoal.processes.supervisor import Supervisor
+    from shoal.engines.processes import control
+    from shoal.engines.processes.coordinator_link import CoordinatorLink
+    from shoal.engines.processes.coordinator import Coordinator
 
-    say = Supervised.say
+    say = CoordinatorLink.say
 
 
     def mutely(self, said, params=None):
@@ -468,7 +468,7 @@ MUTE = textwrap.dedent(
         say(self, said, params)
 
 
-    Supervised.say = mutely
+    CoordinatorLink.say = mutely
     from_the_start = Path("began").exists()
 
 
@@ -477,7 +477,7 @@ MUTE = textwrap.dedent(
         return 0.5 if mute else 600.0
 
 
-    Supervisor._patience_at_start = property(patience)
+    Coordinator._patience_at_start = property(patience)
 
 
     class Mute(DPSGD):

@@ -196,7 +196,7 @@ def test_it_begins_with_the_earliest_round_that_anybody_counts_on_and_the_model_
     assert node.next_round == 5
     assert node.params.tolist() == [1, 2]
     assert [(to, m.kind) for to, m in fake.sent] == [(0, ASK), (2, ASK), (3, ASK), (2, WANT)]
-    assert not fake.gone()
+    assert not fake.failed_peers()
     assert fake.now() == 0.0
 
 
@@ -207,7 +207,7 @@ def test_it_takes_the_next_best_model_when_the_furthest_gives_none_or_nonsense()
     assert fake.run(rejoin(node, [0, 2, 3]))
     assert node.params.tolist() == [3, 4]
     assert fake.now() == 4.0  # for the answer of 3, and for a model of 2
-    assert set(fake.gone()) == {3}
+    assert set(fake.failed_peers()) == {3}
 
 
 def test_nonsense_for_an_answer_is_refused_and_with_no_other_it_does_not_come_back() -> None:
@@ -233,7 +233,7 @@ def test_of_two_on_their_way_back_the_higher_one_waits_and_the_lower_one_tells_i
     assert node.next_round == 6
     answers = [(to, m.payload.fields.get("round")) for to, m in fake.sent if m.kind == ANSWER]
     assert answers == [(2, None), (0, None), (2, 7)]  # 0 has answered: it knows
-    assert not fake.gone()
+    assert not fake.failed_peers()
 
 
 def test_a_node_counts_on_one_that_comes_back_from_its_next_round_on_and_gives_it_its_model() -> None:
@@ -251,4 +251,4 @@ def test_a_node_counts_on_one_that_comes_back_from_its_next_round_on_and_gives_i
     assert (answer.kind, answer.payload.fields["round"]) == (ANSWER, 5)
     assert model.kind == MODEL
     assert model.payload.arrays["params"].tolist() == [1, 1]
-    assert not fake.gone()
+    assert not fake.failed_peers()

@@ -88,7 +88,7 @@ class NeverSleeps(Changed):
 
 
 class HidesTheDead(Changed):
-    def gone(self) -> frozenset[int]:
+    def failed_peers(self) -> frozenset[int]:
         return frozenset()
 
 
@@ -322,7 +322,7 @@ def test_the_dead_of_a_script_are_not_waited_for() -> None:
 
     fake = FakeRuntime(said(1)).mark_failed(2, at=4.0)
     assert fake.run(body(fake)) == ([1], 4.0)
-    assert 2 in fake.gone()
+    assert 2 in fake.failed_peers()
 
 
 def test_an_algorithm_runs_on_a_fake_node() -> None:

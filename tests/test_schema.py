@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal import schema
 from shoal.errors import TopologyError
-from shoal.experiment import schema
 from shoal.types import Bounds
 
 if TYPE_CHECKING:

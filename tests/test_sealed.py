@@ -682,8 +682,8 @@ def test_those_that_zeromq_has_hung_up_on_do_not_wait_for_an_answer_any_longer()
 
 CLOSE = """
 import socket, time, zmq
-from shoal.keys import KeyPair
-from shoal.processes.sealing import Seal
+from shoal.engines.processes.keys import KeyPair
+from shoal.engines.processes.sealing import Seal
 
 context = zmq.Context()
 inbox = context.socket(zmq.PULL)

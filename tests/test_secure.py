@@ -22,7 +22,7 @@ from shoal.environment.network.links import Uniform
 from shoal.errors import PrivacyError
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.sharing.full import Full
+from shoal.sharing.full import FullSharing
 from shoal.sharing.random import Random
 from shoal.sharing.secure import shamir
 from shoal.sharing.secure.fixed_point import FixedPoint
@@ -54,7 +54,7 @@ def worlds(draw: Any) -> tuple[Together, dict[int, int], Any]:
     network = draw(st.sampled_from([None, Uniform(0.1), Uniform(0.1, upload=0.01, jitter=0.05)]))
     topology = Drawn(draw(st.floats(0.3, 1.0)), draw(st.booleans()))
     dying = draw(st.dictionaries(st.integers(0, nodes - 1), st.integers(0, 30), max_size=2))
-    inners = [Full, lambda: Random(0.5)]
+    inners = [FullSharing, lambda: Random(0.5)]
     if not hasattr(algorithm, "serve"):
         inners += [lambda: TopK(0.5)]
     inner = draw(st.sampled_from(inners))
@@ -235,7 +235,7 @@ def test_models_are_those_of_plain_averaging_up_to_rounding(algorithm: Any, bits
     count = 6 + hasattr(algorithm, "serve")
     drawn = np.random.default_rng(3).uniform(-40, 40, (count, 500)).astype(np.float32)
     some = {"topology": FullGraph(), "size": 500, "models": lambda node: drawn[node]}
-    plain = Together(algorithm, [Full() for _ in range(count)], **some)
+    plain = Together(algorithm, [FullSharing() for _ in range(count)], **some)
     for node in plain.nodes:
         plain.world.runtimes[node.id].start(plain._live(node))
     plain.world.kernel.run()

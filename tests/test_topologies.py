@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal import schema
 from shoal.errors import TopologyError
-from shoal.experiment import schema
 from shoal.testing import check_graph, check_mixing, check_topology
 from shoal.topologies import TOPOLOGIES, FromLabels, Graph, Links, Mixing, TopologyWarning
 from shoal.topologies import regular as regular_module

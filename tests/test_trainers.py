@@ -209,11 +209,11 @@ def test_clients_may_write_into_the_samples_they_are_given(folder: Path) -> None
     with mock.patch.object(TrainerInputs, "batch", autospec=True, side_effect=TrainerInputs.batch) as batch:
         setup = Setup(flower(folder, "Scales"))
     assert batch.call_count == 1, "inputs and targets of client 0 at once"
-    kept, trainer_inputs = setup.data.train.y.copy(), setup.trainer_factory.trainer_inputs  # type: ignore[attr-defined]
+    kept, inputs = setup.data.train.y.copy(), setup.trainer_factory.inputs  # type: ignore[attr-defined]
     given = setup.trainer_factory.client(1).given  # type: ignore[attr-defined]
     samples, tests = (
-        trainer_inputs.batch(1, trainer_inputs.part(1)),
-        trainer_inputs.test_batch(1, trainer_inputs.part_of_test(1)),
+        inputs.batch(1, inputs.part(1)),
+        inputs.test_batch(1, inputs.part_of_test(1)),
     )
     for array, own in zip(given, (samples.x, samples.y, tests.x, tests.y), strict=True):
         assert np.array_equal(array, 2 * own)

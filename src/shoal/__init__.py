@@ -13,6 +13,7 @@ from shoal.experiment import Experiment
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.topologies.graph import Peers
+from shoal.traits import Traits
 from shoal.types import Bounds, NodeId, Params
 
-__all__ = ["Bounds", "Experiment", "Message", "Node", "NodeId", "Params", "Payload", "Peers", "ShoalError"]
+__all__ = ["Bounds", "Experiment", "Message", "Node", "NodeId", "Params", "Payload", "Peers", "ShoalError", "Traits"]

@@ -99,7 +99,7 @@ class Mailbox:
     def __init__(self, budget: MessageBudget | None = None) -> None:
         """Without `budget` for what nobody has asked for, there is a limit to its number only."""
         self.budget = budget
-        self.gone: set[NodeId] = set()
+        self.failed: set[NodeId] = set()
         self.late = 0
         """Messages that came after the receive that wanted them had given up."""
         self.dropped = 0
@@ -163,8 +163,8 @@ class Mailbox:
             self._unclaimed = [m for m in self._unclaimed if waiter.done or not waiter.offer(m)]
             if waiter.once and waiter.messages:
                 self._remember_all(waiter.messages)
-        if self.gone:
-            self._give_up(waiter, self.gone)
+        if self.failed:
+            self._give_up(waiter, self.failed)
         if self._back and wanted.round is not None:
             self._give_up(waiter, [node for node, round in self._back.items() if wanted.round < round])
         if waiter.done:
@@ -189,7 +189,7 @@ class Mailbox:
 
     def mark_failed(self, node: NodeId) -> None:
         """`node` has died: nobody waits for it any longer."""
-        self.gone.add(node)
+        self.failed.add(node)
         self._back.pop(node, None)
         for waiter in list(self._waiters):
             self._give_up(waiter, (node,))
@@ -199,7 +199,7 @@ class Mailbox:
 
     def mark_rejoined(self, node: NodeId, round: int) -> None:
         """`node` is back: it is waited for again from `round` on."""
-        self.gone.discard(node)
+        self.failed.discard(node)
         self._back[node] = round
         for what, heard in self._heard.items():
             if node in heard:  # it knows nothing of what it said before

@@ -99,23 +99,23 @@ class InteractiveSharing(Protocol):
     The node calls these around what its algorithm does with messages of kind "model"; the algorithm does not notice.
     """
 
-    async def prepare(self, node: Node, to: Sequence[NodeId], round: int) -> Sequence[NodeId]:
+    async def before_send(self, node: Node, to: Sequence[NodeId], round: int) -> Sequence[NodeId]:
         """Before payloads for `to` are asked for. Returns those of them that may be spoken to."""
         ...
 
-    def expected(self, node: Node, senders: Sequence[NodeId], round: int) -> Sequence[NodeId]:
+    def expected_senders(self, node: Node, senders: Sequence[NodeId], round: int) -> Sequence[NodeId]:
         """Those of `senders` to wait for: the others must not speak in this round."""
         ...
 
-    async def open(self, node: Node, received: Received, round: int) -> Received:
+    async def after_receive(self, node: Node, received: Received, round: int) -> Received:
         """What has come as `merge` wants it, from those whose words could be opened."""
         ...
 
-    async def attend(self, node: Node) -> None:
+    async def serve_peers(self, node: Node) -> None:
         """Answer the sharings of other nodes; runs beside the algorithm for as long as the node takes part."""
         ...
 
-    async def part(self, node: Node) -> None:
+    async def drain(self, node: Node) -> None:
         """After the algorithm has ended: wait until nobody needs this node's answers any more."""
         ...
 
@@ -195,9 +195,9 @@ class Node:
         """The experiment's graph and weights, of all nodes. An algorithm asks `peers`, which may know better."""
         self.memory: State = {}
         """What the algorithm keeps from round to round beside the model: put it here, and a checkpoint has it."""
-        self.silent: frozenset[NodeId] = frozenset()
+        self.timed_out_peers: frozenset[NodeId] = frozenset()
         """Those that the last `receive_each` waited for in vain, though nobody knows them to be dead."""
-        self.returns: dict[NodeId, int] = {}
+        self.rejoin_counts: dict[NodeId, int] = {}
         """How often each that had died came back: what was agreed with it before, it knows nothing of."""
         self._next_round = 0
         self._back: dict[NodeId, int] = {}
@@ -258,6 +258,11 @@ class Node:
     async def sleep(self, seconds: float) -> None:
         await self.runtime.sleep(seconds)
 
+    @property
+    def failed_peers(self) -> Collection[NodeId]:
+        """The nodes that are known to have failed."""
+        return self.runtime.failed_peers()
+
     def background(self, task: Coroutine[Any, Any, None]) -> None:
         """Run `task` beside the algorithm; it ends when the algorithm ends."""
         self.runtime.background(task)
@@ -317,8 +322,8 @@ class Node:
         """Say `outgoing` to each of `to`. Peers that are known to be gone are passed over."""
         recipients = to.to if isinstance(to, Peers) else to
         if self._interactive is not None and kind == MODEL:
-            recipients = await self._interactive.prepare(self, tuple(recipients), round)
-        gone = self.runtime.gone()
+            recipients = await self._interactive.before_send(self, tuple(recipients), round)
+        gone = self.failed_peers
         common = Message(self.id, kind, round, outgoing.frozen(), self._run) if isinstance(outgoing, Payload) else None
         for peer in recipients:
             if peer in gone:
@@ -338,7 +343,7 @@ class Node:
         `send` hands over at once all that it is given, and what the network has no room for waits there. Use this where
         a message that waits may be overtaken by events.
         """
-        if to in self.runtime.gone():
+        if to in self.failed_peers:
             return False
         said = outgoing if isinstance(outgoing, Payload) else outgoing(to)
         message = self.message(kind, said, round)
@@ -368,10 +373,10 @@ class Node:
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
         interactive = self._interactive if kind == MODEL else None
         if interactive is not None:
-            senders = tuple(interactive.expected(self, senders, round))
+            senders = tuple(interactive.expected_senders(self, senders, round))
         patience = self.receive_timeout if timeout is None else timeout
         messages = await self.runtime.receive(Filter(kind, round, senders), patience)
-        self.silent = frozenset()
+        self.timed_out_peers = frozenset()
         if len(messages) < len(senders):
             self._report_missing(senders, messages, round)
         received = Received(peers if isinstance(peers, Peers) else None)
@@ -379,7 +384,7 @@ class Node:
         for message in messages:
             if self._accepts(message, check):
                 received[message.sender] = message.payload
-        return received if interactive is None else await interactive.open(self, received, round)
+        return received if interactive is None else await interactive.after_receive(self, received, round)
 
     async def receive_first(
         self, peers: Iterable[NodeId], *, kind: str = MODEL, timeout: float | None = None
@@ -434,7 +439,7 @@ class Node:
 
     def mark_rejoined(self, peer: NodeId, round: int) -> None:
         """`peer`, which had died, is sent to again at once, and waited for from `round` on."""
-        self.returns[peer] = self.returns.get(peer, 0) + 1
+        self.rejoin_counts[peer] = self.rejoin_counts.get(peer, 0) + 1
         self._back[peer] = round
         self.runtime.mark_rejoined(peer, round)
 
@@ -543,11 +548,11 @@ class Node:
         return True
 
     def _report_missing(self, senders: tuple[NodeId, ...], messages: list[Message], round: int) -> None:
-        gone = self.runtime.gone()
+        gone = self.failed_peers
         absent = {peer for peer, first in self._back.items() if round < first}
         silent = sorted(set(senders) - {m.sender for m in messages} - set(gone) - absent)
         if silent:
-            self.silent = frozenset(silent)
+            self.timed_out_peers = frozenset(silent)
             self.event("no answer", f"round {round}: gave up waiting for {', '.join(map(str, silent))}")
 
 

@@ -68,7 +68,7 @@ class Runtime(Protocol):
         """Run `task` beside the algorithm. It ends, at the latest, when the algorithm's `run` does."""
         ...
 
-    def gone(self) -> Collection[NodeId]:
+    def failed_peers(self) -> Collection[NodeId]:
         """The nodes known to have died."""
         ...
 

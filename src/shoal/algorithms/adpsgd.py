@@ -9,13 +9,13 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from shoal.algorithms.support.requirements import changes, directed, graph_of
 from shoal.algorithms.support.vectors import check_vectors
 from shoal.errors import MessageError
-from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.topologies.graph import Graph, Mixing, TopologyWarning, once
+from shoal.topologies.inspection import changes, directed, graph_of
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds, NodeId
 
 REQUEST, ANSWER, DONE = "average", "half the difference", "done"
@@ -52,7 +52,7 @@ class ADPSGD:
     attempts: Annotated[int, Bounds(at_least=1)] = 3
     """How often to ask before going on without an answer."""
 
-    speaks: ClassVar[Speaks] = "itself"
+    traits: ClassVar[Traits] = Traits(own_payloads=True)
 
     async def run(self, node: Node) -> None:
         sides = sides_of(node.mixing)
@@ -81,7 +81,7 @@ class ADPSGD:
         """Wait for the answer. Who kept silent the last time is asked once."""
         attempts = 1 if exchanges.missed[peer] else self.attempts
         for attempt in range(1, attempts + 1):
-            if await exchanges.answered(peer, number, self.patience) or peer in node.runtime.gone():
+            if await exchanges.answered(peer, number, self.patience) or peer in node.failed_peers:
                 return
             if attempt < attempts:
                 await exchanges.ask(peer, number)
@@ -105,7 +105,7 @@ class ADPSGD:
         `in_vain` is how often running each was asked whether it is; those that are done are taken out.
         """
         asked = 0
-        while waiting := [p for p, times in in_vain.items() if times < self.attempts and p not in node.runtime.gone()]:
+        while waiting := [p for p, times in in_vain.items() if times < self.attempts and p not in node.failed_peers]:
             done = await node.receive_first(waiting, kind=DONE, timeout=self.patience)
             if done is not None:
                 del in_vain[done.sender]
@@ -161,7 +161,7 @@ class _Exchanges:
 
     async def begin(self, number: int) -> NodeId | None:
         """Ask a random neighbour, rarely one that has kept silent; None when nobody is left."""
-        node, gone = self._node, self._node.runtime.gone()
+        node, gone = self._node, self._node.failed_peers
         left = [peer for peer in self._passive if peer not in gone]
         if not left:
             return None

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from shoal.algorithms.support.presence import Epochs, epoch_of
-from shoal.algorithms.support.requirements import changes, directed, graph_of, inexact, unlike_plain_sgd
+from shoal.algorithms.support.requirements import inexact, unlike_plain_sgd
 from shoal.algorithms.support.vectors import halved
-from shoal.experiment.registry import ExperimentView
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.topologies.graph import Graph, Mixing
+from shoal.topologies.inspection import changes, directed, graph_of
+from shoal.traits import ExperimentView
 from shoal.types import Bounds, Params
 
 LEAST = -1 / 3

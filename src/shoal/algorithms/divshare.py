@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from shoal.algorithms.support.fragments import NUMBER, VALUES, Fragments, cut
 from shoal.algorithms.support.send_queue import UNSENT, OutQueue
-from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.message import Message
 from shoal.node import Node
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds, NodeId, Params
 
 FRAGMENT = "fragment"
@@ -45,7 +45,7 @@ class DivShare:
     peers: Literal["all", "neighbours"] = "all"
     streams: Annotated[int, Bounds(at_least=1)] = 1
 
-    speaks: ClassVar[Speaks] = "itself"
+    traits: ClassVar[Traits] = Traits(own_payloads=True)
 
     async def run(self, node: Node) -> None:
         fragments = cut(node.shapes, self.fragments, node.seed)
@@ -73,7 +73,7 @@ class DivShare:
 
     async def _candidates(self, node: Node, r: int) -> NDArray[np.int64]:
         """Whom fragments may be sent to in this round."""
-        gone = node.runtime.gone()
+        gone = node.failed_peers
         if self.peers == "neighbours":
             return np.array([peer for peer in (await node.peers(r)).to if peer not in gone], np.int64)
         return np.delete(np.arange(node.nodes), [node.id, *(peer for peer in gone if peer < node.nodes)])

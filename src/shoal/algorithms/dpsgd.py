@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from shoal.node import Node
+from shoal.traits import Traits
 from shoal.types import Bounds
 
 
@@ -17,7 +18,7 @@ class DPSGD:
     follow the paper's other order, X ← WX − η∇F(X), in which models travel while their nodes train.
     """
 
-    sums: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(needs_only_sum=True)
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     overlap: bool = False

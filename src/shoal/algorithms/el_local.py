@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from shoal.algorithms.support.requirements import unbuildable
-from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.node import Node
 from shoal.topologies.random_out import RandomOut
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds
 
 
@@ -28,8 +28,7 @@ class ELLocal:
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     peers: Annotated[int, Bounds(at_least=1)] = 5
 
-    speaks: ClassVar[Speaks] = "anyone"
-    sums: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(sends_to="anyone", needs_only_sum=True)
 
     async def run(self, node: Node) -> None:
         node.rewire(RandomOut(self.peers), "uniform")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from shoal.algorithms.support.requirements import unbuildable
-from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.node import Node
 from shoal.topologies.regular import Regular
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds
 
 
@@ -27,8 +27,7 @@ class ELOracle:
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     degree: Annotated[int, Bounds(at_least=1)] = 5
 
-    speaks: ClassVar[Speaks] = "anyone"
-    sums: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(sends_to="anyone", needs_only_sum=True)
 
     async def run(self, node: Node) -> None:
         node.rewire(self._graph(), "uniform")

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar
 from shoal.algorithms.support.server import alive, call, calls, dismiss
 from shoal.algorithms.support.server_optimizers import ServerOptimizer, ServerSGD
 from shoal.errors import MessageError
-from shoal.experiment.registry import Speaks
 from shoal.message import Payload
 from shoal.node import Node
+from shoal.traits import Traits
 from shoal.types import Bounds, Nested, NodeId
 
 JOIN = "join"
@@ -37,8 +37,7 @@ class FedAvg:
     """Of the clients that are alive: how many are called, one at the least."""
     server: Annotated[ServerOptimizer, Nested("server-optimizer")] = field(default_factory=ServerSGD)
 
-    speaks: ClassVar[Speaks] = "server"
-    sums: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(sends_to="server", needs_only_sum=True, has_service=True)
 
     async def run(self, node: Node) -> None:
         await node.send([node.server], Payload({}, {SAMPLES: node.samples}), round=0, kind=JOIN)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from shoal.errors import MessageError
-from shoal.experiment.registry import Speaks
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.sharing.sharing import Outgoing
+from shoal.traits import Traits
 from shoal.types import Bounds, NodeId
 
 OLDEST = 2**53
@@ -42,7 +42,7 @@ class Gossip:
     variant: Literal["mu", "um", "rw"] = "mu"
     period: Annotated[float, Bounds(above=0)] | None = None
 
-    speaks: ClassVar[Speaks] = "anyone"
+    traits: ClassVar[Traits] = Traits(sends_to="anyone")
 
     async def run(self, node: Node) -> None:
         own = _Own(node, trainings=2 if self.variant == "um" else 1)
@@ -51,7 +51,7 @@ class Gossip:
         async for r in node.rounds(self.rounds):
             period = self.period or max(SHORTEST, 2 * own.seconds)
             await node.sleep(period * rng.random() if r == 0 else period)
-            gone = node.runtime.gone()
+            gone = node.failed_peers
             peers = [peer for peer in (await node.peers(r)).to if peer not in gone]
             if peers:
                 peer = peers[int(rng.integers(len(peers)))]

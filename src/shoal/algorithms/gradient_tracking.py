@@ -16,9 +16,9 @@ import numpy as np
 from shoal.algorithms.support.presence import Epochs, epoch_of
 from shoal.algorithms.support.requirements import unlike_plain_sgd
 from shoal.algorithms.support.vectors import average, check_vectors, halved
-from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.message import Payload
 from shoal.node import Node
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds
 
 TRACKED = "tracked"
@@ -44,7 +44,7 @@ class GradientTracking:
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     lazy: bool = False
 
-    speaks: ClassVar[Speaks] = "itself"
+    traits: ClassVar[Traits] = Traits(own_payloads=True)
 
     async def run(self, node: Node) -> None:
         nothing, epochs = np.zeros_like(node.params), Epochs(node)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import MessageError
-from shoal.experiment.registry import Speaks
 from shoal.message import Payload, Scalar
 from shoal.node import Node
+from shoal.traits import Traits
 from shoal.types import Bounds, NodeId, Params
 
 UPDATE = "ipls-update"
@@ -56,7 +56,7 @@ class IPLS:
     weights: Literal["equal", "samples"] = "equal"
     deadline: Annotated[float, Bounds(above=0)] | None = None
 
-    speaks: ClassVar[Speaks] = "itself"
+    traits: ClassVar[Traits] = Traits(own_payloads=True)
 
     async def run(self, node: Node) -> None:
         peer = _Peer(self, node)
@@ -189,7 +189,7 @@ class _Peer:
     async def exchange_updates(self, trained: Params, r: int) -> dict[NodeId, Update]:
         """Each slice to one that is responsible for it. Returns what was heard, from this node itself as well."""
         node, me = self._node, self._node.id
-        gone = frozenset(node.runtime.gone())
+        gone = frozenset(node.failed_peers)
         others = [peer for peer in range(node.nodes) if peer != me and peer not in gone]
         absent = gone.intersection(range(node.nodes)).union(self._missed)
         self._sent = self._table(absent).sends(me)

@@ -12,13 +12,14 @@ from typing import Annotated
 
 import numpy as np
 
-from shoal.algorithms.support.requirements import changes, directed, graph_of, inexact
+from shoal.algorithms.support.requirements import inexact
 from shoal.errors import TopologyError
-from shoal.experiment.registry import ExperimentView
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.sharing.sharing import PayloadChecker
 from shoal.topologies.graph import Mixing, once
+from shoal.topologies.inspection import changes, directed, graph_of
+from shoal.traits import ExperimentView
 from shoal.types import Bounds, Params
 
 EXCHANGE = "exchange {}"

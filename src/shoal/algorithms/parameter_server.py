@@ -10,9 +10,9 @@ import numpy as np
 
 from shoal.algorithms.support.server import alive, call, calls, dismiss
 from shoal.algorithms.support.server_optimizers import ServerOptimizer, ServerSGD
-from shoal.experiment.registry import Speaks
 from shoal.message import Message, Payload
 from shoal.node import Node
+from shoal.traits import Traits
 from shoal.types import Bounds, Nested, NodeId
 
 PATIENCE = 10
@@ -46,7 +46,7 @@ class ParameterServer:
     synchronous parallel (Ho et al. 2013). No limit when not given."""
     server: Annotated[ServerOptimizer, Nested("server-optimizer")] = field(default_factory=ServerSGD)
 
-    speaks: ClassVar[Speaks] = "itself"  # a sharing that remembers models would not know what to make of steps
+    traits: ClassVar[Traits] = Traits(own_payloads=True, has_service=True)
 
     def __post_init__(self) -> None:
         if self.staleness is not None and not self.asynchronous:
@@ -129,7 +129,7 @@ class _Workers:
         self.silent: set[NodeId] = set()
         """Of those that train: who was waited for in vain."""
         self._given_up: set[NodeId] = set()
-        self._returns = dict(node.returns)
+        self._returns = dict(node.rejoin_counts)
         self.steps, self._staleness, self._stalest = node.memory.get("staleness", [0, 0, 0])
         """How many steps the model has made."""
 
@@ -147,7 +147,7 @@ class _Workers:
 
     def forget_returned(self) -> None:
         """Those that died and came back do not train any longer, and are to be called again."""
-        for worker, times in self._node.returns.items():
+        for worker, times in self._node.rejoin_counts.items():
             if times != self._returns.get(worker):
                 self._returns[worker] = times
                 self.pulled.pop(worker, None)

@@ -12,8 +12,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from shoal.algorithms.support.requirements import unlike_plain_sgd
-from shoal.experiment.registry import ExperimentView
 from shoal.node import Node
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds
 
 
@@ -26,7 +26,7 @@ class QGDSGDm:
     it stays; the paper sets both alike.
     """
 
-    sums: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(needs_only_sum=True)
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     beta: Annotated[float, Bounds(at_least=0, below=1)] = 0.9

@@ -14,13 +14,13 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from shoal.algorithms.support.presence import PeerMonitor
-from shoal.algorithms.support.requirements import directed, graph_of
 from shoal.algorithms.support.vectors import check_vectors
 from shoal.errors import MessageError
-from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.topologies.graph import Graph
+from shoal.topologies.inspection import directed, graph_of
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds, NodeId, Params
 
 RELAY = "relay"
@@ -40,7 +40,7 @@ class RelaySum:
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
 
-    speaks: ClassVar[Speaks] = "itself"
+    traits: ClassVar[Traits] = Traits(own_payloads=True)
 
     async def run(self, node: Node) -> None:
         first, n = node.memory.setdefault("first", node.params), node.nodes

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from shoal.algorithms.support.presence import PeerMonitor
 from shoal.algorithms.support.vectors import check_vectors
 from shoal.errors import MessageError
-from shoal.experiment.registry import Speaks
 from shoal.message import Payload
 from shoal.node import Check, Node
 from shoal.topologies.graph import Peers
+from shoal.traits import Traits
 from shoal.types import Bounds, NodeId
 
 PUSH = "push"
@@ -46,7 +46,7 @@ class SGP:
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
 
-    speaks: ClassVar[Speaks] = "itself"
+    traits: ClassVar[Traits] = Traits(own_payloads=True)
 
     async def run(self, node: Node) -> None:
         x, w = node.memory.get("x", node.params), node.memory.get("w", 1.0)
@@ -81,7 +81,7 @@ class _Silence:
 
     def sort(self, peers: Peers) -> tuple[list[NodeId], list[NodeId]]:
         """Of those that are sent to: who gets a share, and who gets none; nothing is sent to the dead."""
-        gone = self._node.runtime.gone()
+        gone = self._node.failed_peers
         living = [peer for peer in peers.to if peer not in gone]
         if self._is_silent(self._node.id):
             return [], living

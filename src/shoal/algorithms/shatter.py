@@ -13,9 +13,9 @@ from typing import Annotated, ClassVar
 from shoal.algorithms.support.fragments import VALUES, cut
 from shoal.algorithms.support.presence import PeerMonitor
 from shoal.algorithms.support.requirements import unbuildable
-from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.node import Node
 from shoal.topologies.regular import Regular
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds, Params
 
 CHUNK = "chunk {}"
@@ -40,7 +40,7 @@ class Shatter:
     virtual_nodes: Annotated[int, Bounds(at_least=1, at_most=10_000)] = 16
     degree: Annotated[int, Bounds(at_least=1)] = 5
 
-    speaks: ClassVar[Speaks] = "itself"
+    traits: ClassVar[Traits] = Traits(own_payloads=True)
 
     async def run(self, node: Node) -> None:
         node.rewire(self._graph(), "uniform")

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from shoal.algorithms.support.requirements import changes, directed, graph_of
 from shoal.algorithms.support.vectors import average, check_vectors
-from shoal.experiment.registry import ExperimentView, Speaks
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.topologies.graph import Graph, Mixing, once
+from shoal.topologies.inspection import changes, directed, graph_of
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds, NodeId, Params
 
 BROADCAST = "broadcast"
@@ -43,7 +43,7 @@ class SWIFT:
     skipped: Annotated[int, Bounds(at_least=0)] = 0
     queue: Literal["latest", "all"] = "latest"
 
-    speaks: ClassVar[Speaks] = "itself"
+    traits: ClassVar[Traits] = Traits(own_payloads=True)
 
     async def run(self, node: Node) -> None:
         weights = coefficients_of(node.mixing)[node.id]
@@ -94,7 +94,7 @@ class _Heard:
                 self._known[str(message.sender)] = [message.round, message.payload.arrays["params"]]
 
     def mixed(self, own: Params) -> Params:
-        gone = self._node.runtime.gone()
+        gone = self._node.failed_peers
         return average(own, {p: self._known[str(p)][1] for p in self._weights if p not in gone}, self._weights)
 
 

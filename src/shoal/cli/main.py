@@ -284,8 +284,8 @@ def _list(parsed: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
 
+    from shoal import schema
     from shoal.cli.display import console
-    from shoal.experiment import schema
     from shoal.experiment.registry import REGISTRIES, components
 
     if parsed.kind is not None and parsed.kind not in REGISTRIES:

@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from shoal import schema
 from shoal.errors import ExperimentError
-from shoal.experiment import schema
 
 TEMPLATES = Path(__file__).with_name("templates")
 KINDS = ("sharing", "algorithm", "topology", "dataset")

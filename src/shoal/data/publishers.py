@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import DataError
-from shoal.experiment.schema import nearest
+from shoal.schema import nearest
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from shoal.experiment import schema
+from shoal import schema
 from shoal.randomness import generator
 from shoal.types import Bounds, NodeId, format_node_ids, parse_node_ids
 

@@ -22,15 +22,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import tomli_w
 
+from shoal import schema
 from shoal.environment.faults import Fault as Fault
 from shoal.environment.faults import incompatibilities
 from shoal.errors import ExperimentError
-from shoal.experiment import schema
 from shoal.experiment.mapping import Machine, Placing, by_machine
-from shoal.experiment.registry import REGISTRIES, Component, Constrained, component_name, find, registry, speaks
+from shoal.experiment.registry import REGISTRIES, Component, component_name, find, registry
 from shoal.topologies.graph import WeightScheme
 from shoal.training import metrics
 from shoal.training.trainer import Training
+from shoal.traits import Constrained
 from shoal.types import Bounds, NodeId, parse_node_ids
 
 if TYPE_CHECKING:
@@ -437,7 +438,7 @@ class _Seen:
 def _serving(components: Mapping[str, Any]) -> list[str]:
     """Which of these need a node of their own."""
     found = {kind: components.get(kind) for kind in ("algorithm", "topology")}
-    return [k for k, c in found.items() if isinstance(c, Component) and hasattr(find(k, c.name), "serve")]
+    return [k for k, c in found.items() if isinstance(c, Component) and c.traits.has_service]
 
 
 def _incompatibilities(experiment: Experiment) -> list[str]:
@@ -455,7 +456,7 @@ def _incompatibilities(experiment: Experiment) -> list[str]:
             settings.training,
             experiment.restarts,
         )
-        if view.sharing.name != "full" and speaks(view.algorithm) == "itself":
+        if view.sharing.name != "full" and view.algorithm.traits.own_payloads:
             said = f"sharing = {view.sharing.name!r}: {view.algorithm.name!r} says more than a model, in its own words"
             problems[f"{said}; use sharing = 'full' or another algorithm"] = None
         for component in (view.algorithm, view.sharing, view.topology):
@@ -485,7 +486,7 @@ def _mixtures(experiment: Experiment) -> list[str]:
                     "what the other says; let all nodes run one algorithm, or one of your own"
                 ] = None
                 continue
-            may_differ: frozenset[str] = getattr(find("algorithm", rule.name), "per_node", frozenset())
+            may_differ = rule.traits.per_node_options
             for key, value in algorithm.options.items():
                 if key not in may_differ and value != rule.options[key]:
                     problems[

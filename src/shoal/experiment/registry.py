@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-import sys
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any
 
-from shoal.experiment import schema
-
-if TYPE_CHECKING:
-    from shoal.topologies.graph import WeightScheme
-    from shoal.training.trainer import Training
+from shoal import schema
+from shoal.plugins import load_class
+from shoal.traits import Traits, traits_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +26,11 @@ class Component:
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def traits(self) -> Traits:
+        """The traits that the component's class declares."""
+        return traits_of(find(self.kind, self.name))
+
     def build(self) -> Any:
         """A new instance."""
         built = {k: v.build() if isinstance(v, Component) else v for k, v in self.options.items()}
@@ -38,54 +39,6 @@ class Component:
     def to_table(self) -> dict[str, Any]:
         to_table = {k: v.to_table() if isinstance(v, Component) else v for k, v in self.options.items()}
         return {"name": self.name, **to_table}
-
-
-Speaks: TypeAlias = Literal["neighbours", "server", "anyone", "itself"]
-"""To whom an algorithm speaks: every round to the neighbours that the topology gives, to a server, to whomever it
-picks; always by what the sharing says. Or by itself, in words of its own."""
-
-
-def speaks(algorithm: Component) -> Speaks:
-    found: Speaks = getattr(find("algorithm", algorithm.name), "speaks", "neighbours")
-    return found
-
-
-def sums(algorithm: Component) -> bool:
-    """Whether nothing but the weighted sum of a round's models is asked of those that a node hears: `sums = True` in
-    the algorithm's class."""
-    return getattr(find("algorithm", algorithm.name), "sums", False) is True
-
-
-class ExperimentView(Protocol):
-    """The experiment, as far as a component may look at it to say whether it fits in."""
-
-    @property
-    def nodes(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def algorithm(self) -> Component: ...
-    @property
-    def sharing(self) -> Component: ...
-    @property
-    def topology(self) -> Component: ...
-    @property
-    def weights(self) -> WeightScheme: ...
-    @property
-    def training(self) -> Training: ...
-    @property
-    def restarts(self) -> bool:
-        """Whether nodes that died may come back."""
-        ...
-
-
-@runtime_checkable
-class Constrained(Protocol):
-    """A component that does not go with everything."""
-
-    def incompatibilities(self, whole: ExperimentView) -> list[str]:
-        """What of the experiment does not go with this component: for each the key, the reason and what to do."""
-        ...
 
 
 def registry(kind: str) -> Mapping[str, str]:
@@ -125,51 +78,7 @@ def find(kind: str, name: str, base: Path | None = None) -> Any:
         return getattr(importlib.import_module(module), attribute)
     if ":" not in name:
         raise ValueError(f"unknown {kind} {name!r}{schema.nearest(name, known)}")
-    where, attribute = name.rsplit(":", 1)
-    loaded = _load_file(Path(base or ".", where)) if where.endswith(".py") else _load_module(where)
-    found = getattr(loaded, attribute, None)
-    if not isinstance(found, type):
-        classes = [n for n, c in vars(loaded).items() if isinstance(c, type) and c.__module__ == loaded.__name__]
-        hint = schema.nearest(attribute, classes) if classes else "; it defines no class"
-        raise ValueError(f"{where} has no class {attribute!r}{hint}")
-    return found
-
-
-def load(name: str) -> Any:
-    """Anything by its name, `module:thing` or `file.py:thing`. Raises ValueError with the reason."""
-    where, _, attribute = name.rpartition(":")
-    loaded = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
-    if not hasattr(loaded, attribute):
-        own = [n for n, thing in vars(loaded).items() if getattr(thing, "__module__", None) == loaded.__name__]
-        raise ValueError(f"{where} has no {attribute!r}{schema.nearest(attribute, own)}")
-    return getattr(loaded, attribute)
-
-
-def _load_module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"importing {name!r} failed: {type(error).__name__}: {error}") from error
-
-
-def _load_file(path: Path) -> Any:
-    path = path.resolve()
-    name = f"shoal_plugin_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if not path.is_file():
-        raise ValueError(f"there is no file {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise ValueError(f"{str(path)!r} raised on import: {type(error).__name__}: {error}") from error
-    return module
+    return load_class(name, base)
 
 
 def component_name(kind: str, instance: Any) -> str:

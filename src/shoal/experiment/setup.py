@@ -56,7 +56,7 @@ class Setup:
         if plan.metric is not None and experiment.trainer.name in TRAINERS:
             metrics.check(plan.metric)
         trainers: TrainerBackend = experiment.trainer.build()
-        self.trainer_factory: TrainerFactory = trainers.open(
+        self.trainer_factory: TrainerFactory = trainers.create_factory(
             TrainerInputs(
                 experiment.seed,
                 self.data,
@@ -193,9 +193,9 @@ class Setup:
 
 
 async def _interacting(life: Coroutine[Any, Any, None], node: Node, sharing: InteractiveSharing) -> None:
-    node.background(sharing.attend(node))
+    node.background(sharing.serve_peers(node))
     await life
-    await sharing.part(node)
+    await sharing.drain(node)
 
 
 def _described(component: Component) -> str:

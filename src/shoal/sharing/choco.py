@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from shoal.compression.compressors import Compressor, Part, TopKCompressor
 from shoal.compression.floats import FLOAT32_MAX
 from shoal.errors import MessageError
-from shoal.experiment.registry import ExperimentView
 from shoal.message import Payload
 from shoal.sharing.payload_cache import Heard
 from shoal.sharing.requirements import without_lasting_neighbours
 from shoal.sharing.sharing import NodeInfo, Outgoing
 from shoal.state import State
+from shoal.traits import ExperimentView
 from shoal.types import Bounds, Nested, NodeId, Params
 
 

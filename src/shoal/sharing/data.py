@@ -14,9 +14,9 @@ import numpy as np
 
 from shoal.data.dataset import Samples
 from shoal.errors import MessageError
-from shoal.experiment.registry import ExperimentView, speaks
 from shoal.message import Payload
 from shoal.sharing.sharing import NodeInfo
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds, NodeId, Params
 
 GENEROUS = 16
@@ -36,7 +36,7 @@ class DataSharing:
     groups of nodes that send different numbers are to differ by less.
     """
 
-    adds_data: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(adds_data=True)
     """Merging changes what a node trains on, so it has to train in the process that merges."""
 
     samples: Annotated[int, Bounds(at_least=1)] = 32
@@ -80,7 +80,7 @@ class DataSharing:
         return params.copy()
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        if speaks(experiment.algorithm) != "server":
+        if experiment.algorithm.traits.sends_to != "server":
             return []
         return [
             f"sharing = {experiment.sharing.name!r}: a server has no use for samples, "

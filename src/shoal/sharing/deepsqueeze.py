@@ -13,12 +13,12 @@ from typing import Annotated
 import numpy as np
 
 from shoal.compression.compressors import Compressor, Part, QuantizedCompressor
-from shoal.experiment.registry import ExperimentView
 from shoal.message import Payload
 from shoal.sharing.payload_cache import Heard
 from shoal.sharing.requirements import without_neighbours
 from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
+from shoal.traits import ExperimentView
 from shoal.types import Bounds, Nested, NodeId, Params
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from shoal.errors import MessageError
 from shoal.message import Payload
+from shoal.traits import Traits
 from shoal.types import NodeId, Params
 
 BLOCK = 2**14
@@ -20,7 +21,7 @@ BLOCK = 2**14
 class FullSharing:
     """The whole model, every round; merged as a weighted average."""
 
-    says_all: ClassVar[bool] = True  # see algorithms.demands.inexact
+    traits: ClassVar[Traits] = Traits(sends_whole_models=True)
 
     def start(self, params: Params) -> None:
         """Nothing is kept."""

@@ -16,8 +16,8 @@ from shoal.compression.compressors import Fraction, Indices, Part, SparseCode, V
 from shoal.compression.floats import Float32
 from shoal.compression.indices import GolombRice
 from shoal.compression.sparse import top_positions
-from shoal.experiment.schema import nearest
 from shoal.message import Payload
+from shoal.schema import nearest
 from shoal.sharing.payload_cache import Heard, change
 from shoal.sharing.sharing import NodeInfo
 from shoal.state import State

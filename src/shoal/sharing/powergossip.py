@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import MessageError
-from shoal.experiment.registry import ExperimentView, find
 from shoal.message import Payload
 from shoal.randomness import generator
 from shoal.sharing.requirements import without_neighbours
 from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
+from shoal.traits import ExperimentView
 from shoal.types import Bounds, NodeId, Params
 
 Matrix: TypeAlias = NDArray[np.float32]
@@ -315,7 +315,7 @@ def _orthonormal(rows: Matrix) -> tuple[Matrix, NDArray[np.bool_]]:
 
 def _one_way(experiment: ExperimentView) -> bool:
     """Whether some link of the topology is known to go one way only."""
-    if hasattr(find("topology", experiment.topology.name), "build_from"):
+    if experiment.topology.traits.needs_labels:
         return False  # known when the data is; cliques are linked both ways
     graph = experiment.topology.build().build(experiment.nodes, experiment.seed)
     some = (graph.links(node, 0) for node in range(min(experiment.nodes, LOOKED_AT)))

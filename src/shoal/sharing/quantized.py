@@ -14,6 +14,7 @@ from shoal.message import Payload
 from shoal.sharing.full import FullSharing
 from shoal.sharing.payload_cache import Heard
 from shoal.sharing.sharing import NodeInfo
+from shoal.traits import Traits
 from shoal.types import Bounds, NodeId, Params
 
 
@@ -24,7 +25,7 @@ class WholeModel(ABC):
     less than it moves a value; if C is unbiased, not on average. Nothing is kept from round to round.
     """
 
-    says_all: ClassVar[bool] = True  # see algorithms.demands.inexact
+    traits: ClassVar[Traits] = Traits(sends_whole_models=True)
 
     @abstractmethod
     def codec(self) -> FloatCodec: ...

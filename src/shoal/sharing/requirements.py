@@ -3,7 +3,7 @@ neighbours from the first round on, since they build on what they said before.""
 
 from __future__ import annotations
 
-from shoal.experiment.registry import ExperimentView, find, speaks
+from shoal.traits import ExperimentView
 
 
 def without_neighbours(experiment: ExperimentView, why: str) -> list[str]:
@@ -12,7 +12,8 @@ def without_neighbours(experiment: ExperimentView, why: str) -> list[str]:
     An algorithm that speaks in its own words is refused elsewhere, for all sharings but one.
     """
     name = experiment.sharing.name
-    if (to := speaks(experiment.algorithm)) not in ("neighbours", "itself"):
+    traits = experiment.algorithm.traits
+    if (to := traits.sends_to) != "neighbours" and not traits.own_payloads:
         whom = "a server" if to == "server" else "whom it picks"
         return [
             f"sharing = {name!r}: {why}, and algorithm = {experiment.algorithm.name!r} speaks to {whom}; "
@@ -26,9 +27,8 @@ def without_lasting_neighbours(experiment: ExperimentView, why: str) -> list[str
     if problems := without_neighbours(experiment, why):
         return problems
     name, topology = experiment.sharing.name, experiment.topology
-    changes = hasattr(find("topology", topology.name), "finder")
-    made_from_labels = hasattr(find("topology", topology.name), "build_from")
-    if changes or (not made_from_labels and not topology.build().build(experiment.nodes, experiment.seed).static):
+    changes, needs_labels = topology.traits.discovers_peers, topology.traits.needs_labels
+    if changes or (not needs_labels and not topology.build().build(experiment.nodes, experiment.seed).static):
         return [
             f"sharing = {name!r}: {why}, and topology = {topology.name!r} links others every round; "
             "use a graph that stays as it is, or another sharing"

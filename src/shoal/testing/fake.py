@@ -163,8 +163,8 @@ class FakeRuntime:
     def background(self, task: Coroutine[Any, Any, None]) -> None:
         self._background.append(self._kernel.spawn(task, lambda task, _: self._background.remove(task)))
 
-    def gone(self) -> Collection[NodeId]:
-        return self.mailbox.gone
+    def failed_peers(self) -> Collection[NodeId]:
+        return self.mailbox.failed
 
     def mark_rejoined(self, node: NodeId, round: int) -> None:
         self.mailbox.mark_rejoined(node, round)

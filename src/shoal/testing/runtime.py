@@ -176,8 +176,8 @@ def _check_the_dead_are_not_waited_for(arena: Arena) -> None:
 
         runtime.background(strike())
         got.append(await runtime.receive(Filter("model", 0, (1, 2))))  # 2 dies while it is waited for
-        assert 2 in runtime.gone(), f"node 2 has died; gone() says {set(runtime.gone())}"
-        assert 1 not in runtime.gone(), f"node 1 lives; gone() says {set(runtime.gone())}"
+        assert 2 in runtime.failed_peers(), f"node 2 has died; failed_peers() returns {set(runtime.failed_peers())}"
+        assert 1 not in runtime.failed_peers(), f"node 1 lives; failed_peers() returns {set(runtime.failed_peers())}"
         got.append(await runtime.receive(Filter("model", 1, (2,))))  # and is dead before it is waited for
         for round in range(MANY):
             await runtime.send(2, _message(0, "model", round))
@@ -214,7 +214,9 @@ def _check_those_that_come_back_are_waited_for_again(arena: Arena) -> None:
         await runtime.receive(Filter("ready", 0, (2,)), LONG)
         arena.mark_failed(2)
         runtime.mark_rejoined(2, 5)
-        assert 2 not in runtime.gone(), f"node 2 has come back; gone() says {set(runtime.gone())}"
+        assert 2 not in runtime.failed_peers(), (
+            f"node 2 has come back; failed_peers() returns {set(runtime.failed_peers())}"
+        )
         await receive(4)  # it is not counted on before round 5
         await receive(5)  # and then it is
         return got

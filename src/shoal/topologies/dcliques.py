@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from shoal.errors import TopologyError
 from shoal.randomness import generator
 from shoal.topologies.graph import Links
 from shoal.topologies.static import Edge, StaticGraph
+from shoal.traits import Traits
 from shoal.types import Bounds, NodeId
 
 Between: TypeAlias = Literal["ring", "fractal", "small-world", "full"]
@@ -39,6 +40,8 @@ class DCliques:
     `size` is the most members a clique has; `steps` is how often a swap between two random cliques is tried:
     1000 settle some 25 cliques, 100 cliques want 10,000. It is made from the labels that nodes hold: `build_from`.
     """
+
+    traits: ClassVar[Traits] = Traits(needs_labels=True)
 
     size: Annotated[int, Bounds(at_least=2)] = 10
     between: Between = "small-world"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import TopologyError
-from shoal.experiment.schema import nearest
 from shoal.randomness import derived_seed
+from shoal.schema import nearest
 from shoal.topologies.static import StaticGraph, undirected
 from shoal.types import NodeId
 

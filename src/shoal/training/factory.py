@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from shoal.data.dataset import Data, Indices, Samples, Shift
 from shoal.errors import ExperimentError, NodeError
-from shoal.experiment.registry import Component
 from shoal.randomness import generator
 from shoal.state import State
 from shoal.training.metrics import Metrics
 from shoal.training.trainer import Batches, Trained, Trainer, Training
+from shoal.traits import ComponentView
 from shoal.types import NodeId, Params
 
 TESTED_AT_ONCE = 1024
@@ -43,7 +43,7 @@ class TrainerInputs:
     """How each node sees its inputs."""
     test: Samples
     metrics: Metrics
-    model: Component
+    model: ComponentView
     training: Training
     """What holds for nodes of no group."""
 
@@ -130,17 +130,17 @@ class TrainerFactory(Protocol):
 class TrainerBackend(Protocol):
     """A recipe for a workshop; its parameters are those of its constructor."""
 
-    def open(self, trainer_inputs: TrainerInputs) -> TrainerFactory: ...
+    def create_factory(self, inputs: TrainerInputs) -> TrainerFactory: ...
 
 
 class BatchTrainer(ABC):
     """A trainer that lacks only `learn` and `evaluate`: its batches are those that torch's would draw."""
 
-    def __init__(self, trainer_inputs: TrainerInputs, node: NodeId, training: Training, step_seconds: float) -> None:
-        self.trainer_inputs, self.node, self.training = trainer_inputs, node, training
+    def __init__(self, inputs: TrainerInputs, node: NodeId, training: Training, step_seconds: float) -> None:
+        self.inputs, self.node, self.training = inputs, node, training
         self.step_seconds, self.cpu_seconds = step_seconds, 0.0
-        self._part = trainer_inputs.part(node)
-        self._batches = Batches(self._part, training.batch_size, generator(trainer_inputs.seed, "training", node))
+        self._part = inputs.part(node)
+        self._batches = Batches(self._part, training.batch_size, generator(inputs.seed, "training", node))
 
     @abstractmethod
     def learn(self, params: Params, batches: Iterator[Samples]) -> Trained:
@@ -158,7 +158,7 @@ class BatchTrainer(ABC):
             raise NodeError("this node holds no data to train on: it serves the others")
         started = time.thread_time()
         drawn = self._batches.take(self.steps(steps))
-        trained = self.learn(params, (self.trainer_inputs.batch(self.node, numbers) for numbers in drawn))
+        trained = self.learn(params, (self.inputs.batch(self.node, numbers) for numbers in drawn))
         self.cpu_seconds += time.thread_time() - started
         return trained
 

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import ExperimentError, NodeError
-from shoal.experiment.registry import load
+from shoal.plugins import load
 from shoal.randomness import derived_seed, generator
 from shoal.state import State, generator_state, restore_generator
 from shoal.training.factory import TrainerInputs, refuse_others
@@ -62,7 +62,7 @@ class FlowerBackend:
         """A file with its folder, a module without."""
         return str(self.client) if ".py:" in self.client.name else self.client.name
 
-    def open(self, trainer_inputs: TrainerInputs) -> FlowerTrainerFactory:
+    def create_factory(self, inputs: TrainerInputs) -> FlowerTrainerFactory:
         try:
             make = load(self.component_name)
         except ValueError as error:
@@ -70,7 +70,7 @@ class FlowerBackend:
             raise ExperimentError([f"trainer.client: {error}{advice}"]) from error
         if not callable(make):
             raise ExperimentError([f"trainer.client = {self.component_name!r}: expected a class or a function"])
-        return FlowerTrainerFactory(make, dict(self.config), trainer_inputs)
+        return FlowerTrainerFactory(make, dict(self.config), inputs)
 
 
 class FlowerTrainerFactory:
@@ -79,11 +79,11 @@ class FlowerTrainerFactory:
     Arrays of other types than float32 are cast on the way out and back on the way in; integers are rounded.
     """
 
-    def __init__(self, make: Callable[..., Any], config: dict[str, Any], trainer_inputs: TrainerInputs) -> None:
+    def __init__(self, make: Callable[..., Any], config: dict[str, Any], inputs: TrainerInputs) -> None:
         import torch
 
         torch.set_num_threads(1)  # a node is one thread
-        self.trainer_inputs, self.config = trainer_inputs, config
+        self.inputs, self.config = inputs, config
         self._make = make
         self._clients: dict[NodeId, Any] = {}
         arrays = [np.asarray(array) for array in self.client(0).get_parameters(config=dict(config))]
@@ -102,7 +102,7 @@ class FlowerTrainerFactory:
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """By every client, weighted by their numbers of samples: what Flower calls federated evaluation."""
-        tests = [self.test(node, params) for node in range(len(self.trainer_inputs.parts))]
+        tests = [self.test(node, params) for node in range(len(self.inputs.parts))]
         names = dict.fromkeys(name for test in tests for name in test.scores)
         found = {}
         for name in names:
@@ -129,7 +129,7 @@ class FlowerTrainerFactory:
         import torch
 
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derived_seed(self.trainer_inputs.seed, "initial parameters"))
+            torch.default_generator.manual_seed(derived_seed(self.inputs.seed, "initial parameters"))
             try:
                 made = self._make(**self._told(node))
             except Exception as error:
@@ -159,15 +159,15 @@ class FlowerTrainerFactory:
 
     def _told(self, node: NodeId) -> dict[str, Any]:
         """What the client's maker asks for, by the names of its parameters."""
-        nodes, trainer_inputs = len(self.trainer_inputs.parts), self.trainer_inputs
-        train = cache(lambda: trainer_inputs.batch(node, trainer_inputs.part(node)))
-        test = cache(lambda: trainer_inputs.test_batch(node, trainer_inputs.part_of_test(node)))
+        nodes, inputs = len(self.inputs.parts), self.inputs
+        train = cache(lambda: inputs.batch(node, inputs.part(node)))
+        test = cache(lambda: inputs.test_batch(node, inputs.part_of_test(node)))
         offered: dict[str, Callable[[], Any]] = {
             "context": lambda: _context(node, nodes, self.config),
             "cid": lambda: str(node),
             "partition_id": lambda: node,
             "num_partitions": lambda: nodes,
-            "seed": lambda: trainer_inputs.seed,
+            "seed": lambda: inputs.seed,
             # Copies: samples are read-only, and what a client does with its own is its own affair.
             "x_train": lambda: train().x.copy(),
             "y_train": lambda: train().y.copy(),
@@ -197,10 +197,10 @@ class FlowerTrainer:
     def __init__(self, shop: FlowerTrainerFactory, node: NodeId, step_seconds: float) -> None:
         self.step_seconds = step_seconds
         self.cpu_seconds = 0.0
-        self._samples: int | None = 0 if node >= len(shop.trainer_inputs.parts) else None
+        self._samples: int | None = 0 if node >= len(shop.inputs.parts) else None
         self._shop = shop
         self._node = node
-        self._rng = generator(shop.trainer_inputs.seed, "training", node)
+        self._rng = generator(shop.inputs.seed, "training", node)
 
     @property
     def samples(self) -> int:
@@ -215,7 +215,7 @@ class FlowerTrainer:
     def train(self, params: Params, steps: int | None = None) -> Trained:
         import torch
 
-        if self._node >= len(self._shop.trainer_inputs.parts):
+        if self._node >= len(self._shop.inputs.parts):
             raise NodeError("this node holds no data to train on: it serves the others")
         started, losses, shop = time.thread_time(), [], self._shop
         client, arrays = shop.client(self._node), shop.arrays(params)
@@ -230,7 +230,7 @@ class FlowerTrainer:
         return Trained(shop.flat(arrays), float(np.mean(losses)))
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        if self._node >= len(self._shop.trainer_inputs.parts):
+        if self._node >= len(self._shop.inputs.parts):
             return self._shop.evaluate(params)
         return self._shop.test(self._node, params).scores
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.dataset import Data, Task
 from shoal.errors import ExperimentError
-from shoal.experiment.schema import nearest
+from shoal.schema import nearest
 
 if TYPE_CHECKING:
     import torch

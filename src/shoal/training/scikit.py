@@ -28,23 +28,23 @@ class ScikitBackend:
     alpha: Annotated[float, Bounds(at_least=0)] = 0.0001
     l1_ratio: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.15
 
-    def open(self, trainer_inputs: TrainerInputs) -> ScikitTrainerFactory:
-        if trainer_inputs.data.task != "classification" or trainer_inputs.data.sizes:
+    def create_factory(self, inputs: TrainerInputs) -> ScikitTrainerFactory:
+        if inputs.data.task != "classification" or inputs.data.sizes:
             raise ExperimentError(["trainer = 'scikit': it tells classes apart by measurements; use another data set"])
-        return ScikitTrainerFactory(self, trainer_inputs)
+        return ScikitTrainerFactory(self, inputs)
 
 
 class ScikitTrainerFactory:
     """The flat vector is `coef_`, then `intercept_`: a row for each class, and one alone for two classes."""
 
-    def __init__(self, recipe: ScikitBackend, trainer_inputs: TrainerInputs) -> None:
+    def __init__(self, recipe: ScikitBackend, inputs: TrainerInputs) -> None:
         from threadpoolctl import threadpool_limits
 
         threadpool_limits(1)  # a node is one thread
-        self.recipe, self.trainer_inputs = recipe, trainer_inputs
+        self.recipe, self.inputs = recipe, inputs
         self.rows, values = (
-            trainer_inputs.data.classes if trainer_inputs.data.classes > 2 else 1,
-            int(np.prod(trainer_inputs.data.shape)),
+            inputs.data.classes if inputs.data.classes > 2 else 1,
+            int(np.prod(inputs.data.shape)),
         )
         self.shapes: tuple[tuple[int, ...], ...] = ((self.rows, values), (self.rows,))
         self.initial: Params = np.zeros(self.rows * values + self.rows, np.float32)
@@ -54,7 +54,7 @@ class ScikitTrainerFactory:
         return ScikitTrainer(self, node, training, step_seconds)
 
     def evaluate(self, params: Params, node: NodeId | None = None) -> dict[str, float]:
-        return self.trainer_inputs.scores(node, lambda x: self.outputs(params, x), self.loss)
+        return self.inputs.scores(node, lambda x: self.outputs(params, x), self.loss)
 
     def warm_up(self, node: NodeId, training: Training) -> None:
         if node == 0:
@@ -80,12 +80,10 @@ class ScikitTrainer(BatchTrainer):
     def __init__(self, shop: ScikitTrainerFactory, node: NodeId, training: Training, step_seconds: float) -> None:
         from sklearn.linear_model import SGDClassifier
 
-        super().__init__(shop.trainer_inputs, node, training, step_seconds)
+        super().__init__(shop.inputs, node, training, step_seconds)
         options = {**asdict(shop.recipe), "learning_rate": "constant", "eta0": training.lr}
         self._shop, self._model = shop, SGDClassifier(**options, shuffle=False, random_state=0)
-        self._model.partial_fit(
-            np.zeros((1, shop.shapes[0][1])), [0], classes=np.arange(shop.trainer_inputs.data.classes)
-        )
+        self._model.partial_fit(np.zeros((1, shop.shapes[0][1])), [0], classes=np.arange(shop.inputs.data.classes))
 
     def learn(self, params: Params, batches: Iterator[Samples]) -> Trained:
         shop, model, losses = self._shop, self._model, []

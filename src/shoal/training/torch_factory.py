@@ -16,18 +16,18 @@ from shoal.types import NodeId, Params
 class TorchBackend:
     """The experiment's model, a torch module, trained by the optimizer and loss of `training`."""
 
-    def open(self, trainer_inputs: TrainerInputs) -> TorchTrainerFactory:
-        return TorchTrainerFactory(trainer_inputs)
+    def create_factory(self, inputs: TrainerInputs) -> TorchTrainerFactory:
+        return TorchTrainerFactory(inputs)
 
 
 class TorchTrainerFactory:
     """One module for all nodes of a process, and a learner for each kind of training."""
 
-    def __init__(self, trainer_inputs: TrainerInputs) -> None:
+    def __init__(self, inputs: TrainerInputs) -> None:
         import torch
 
         torch.set_num_threads(1)  # a node is one thread; the engines use the other cores for other nodes
-        self._trainer_inputs = trainer_inputs
+        self._inputs = inputs
         self.flat = self._module("cpu")
         self.initial: Params = self.flat.read()
         self._learners: dict[str, Learner] = {}
@@ -40,7 +40,7 @@ class TorchTrainerFactory:
         """The learner for these settings; one for all nodes that share them."""
         key = repr(training)
         if key not in self._learners:
-            if training.buffers != self._trainer_inputs.training.buffers:
+            if training.buffers != self._inputs.training.buffers:
                 raise ExperimentError(
                     [
                         f"training.buffers = {training.buffers!r} for a group: models of different nodes would differ "
@@ -48,41 +48,39 @@ class TorchTrainerFactory:
                     ]
                 )
             flat = self.flat if training.device == "cpu" else self._module(training.device)
-            trainer_inputs = self._trainer_inputs
-            self._learners[key] = Learner(
-                flat, training, trainer_inputs.data, trainer_inputs.test, trainer_inputs.metrics
-            )
+            inputs = self._inputs
+            self._learners[key] = Learner(flat, training, inputs.data, inputs.test, inputs.metrics)
         return self._learners[key]
 
     def trainer(self, node: NodeId, training: Training, step_seconds: float) -> TorchTrainer:
-        trainer_inputs = self._trainer_inputs
-        learns = node < len(trainer_inputs.parts)
+        inputs = self._inputs
+        learns = node < len(inputs.parts)
         return TorchTrainer(
             self.learner(training),
-            trainer_inputs.part(node),
-            generator(trainer_inputs.seed, "training", node),
+            inputs.part(node),
+            generator(inputs.seed, "training", node),
             step_seconds,
-            trainer_inputs.tests[node] if learns and trainer_inputs.tests is not None else None,
-            trainer_inputs.shifts[node] if learns and trainer_inputs.shifts is not None else None,
+            inputs.tests[node] if learns and inputs.tests is not None else None,
+            inputs.shifts[node] if learns and inputs.shifts is not None else None,
         )
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        return self.learner(self._trainer_inputs.training).evaluate(params)
+        return self.learner(self._inputs.training).evaluate(params)
 
     def warm_up(self, node: NodeId, training: Training) -> None:
         """Take a step with every learner, so that a fork inherits all that torch sets up lazily."""
         if repr(training) not in self._learners:
-            self.learner(training).warm_up(self._trainer_inputs.parts[node])
+            self.learner(training).warm_up(self._inputs.parts[node])
 
     def _module(self, device: str) -> FlatModule:
-        trainer_inputs, where = self._trainer_inputs, find_device(device)
+        inputs, where = self._inputs, find_device(device)
         try:
             return initial_module(
-                lambda: module_for(trainer_inputs.model.build(), trainer_inputs.data),
-                trainer_inputs.seed,
+                lambda: module_for(inputs.model.build(), inputs.data),
+                inputs.seed,
                 where,
-                trainer_inputs.training.buffers,
-                first_inputs(trainer_inputs.data, where),
+                inputs.training.buffers,
+                first_inputs(inputs.data, where),
             )
         except ValueError as error:
-            raise ExperimentError([f"model = {trainer_inputs.model.name!r}: {error}"]) from error
+            raise ExperimentError([f"model = {inputs.model.name!r}: {error}"]) from error

@@ -27,7 +27,7 @@ import numpy as np
 from shoal.data.dataset import Data, Indices, Samples, Shift
 from shoal.data.local import NodeData
 from shoal.errors import ExperimentError, NodeError
-from shoal.experiment.schema import nearest
+from shoal.schema import nearest
 from shoal.state import State, generator_state, restore_generator
 from shoal.training.metrics import Metrics
 from shoal.types import Bounds, Params

@@ -49,11 +49,11 @@ class PeerMonitor:
         usual = [peer for peer in peers.weights if peer not in missed]
         again = [peer for peer in peers.weights if peer in missed and self._waits_again(peer)]
         received = dict(await node.receive_each(usual, round=round, kind=kind, check=check))
-        silent = set(node.silent)
+        silent = set(node.timed_out_peers)
         if again:
             patience = SHORTER * node.receive_timeout if node.receive_timeout else MOMENT
             received |= await node.receive_each(again, round=round, kind=kind, check=check, timeout=patience)
-            silent |= node.silent
+            silent |= node.timed_out_peers
         for peer in peers.weights.keys() - {*usual, *again}:
             message = await node.receive(kind=kind, round=round, sender=peer, timeout=0.0, check=check)
             if message is None:
@@ -61,7 +61,7 @@ class PeerMonitor:
             else:
                 received[peer] = message.payload
         for peer in peers.weights:
-            if peer in silent and peer not in node.runtime.gone():
+            if peer in silent and peer not in node.failed_peers:
                 missed[peer] = missed.get(peer, 0) + 1
             else:
                 missed.pop(peer, None)
@@ -94,7 +94,7 @@ class Epochs:
     def begins(self) -> bool:
         """At the start of a round: whether the node has to start anew."""
         node = self._node
-        self._gone = frozenset(node.runtime.gone()).intersection(range(node.nodes))
+        self._gone = frozenset(node.failed_peers).intersection(range(node.nodes))
         before, self.now = self.now, max(self._next, self.now + (len(self._gone) > self._dead))
         self._next, self._dead = self.now, len(self._gone)
         node.memory["epoch"] = [self.now, self._dead]

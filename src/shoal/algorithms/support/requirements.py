@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 from shoal.errors import TopologyError
-from shoal.experiment.registry import ExperimentView, find
-from shoal.topologies.graph import Graph, Topology
-
-
-def graph_of(experiment: ExperimentView) -> Graph | None:
-    """The experiment's graph. None where it is made from labels, or found by talking, or cannot be made at all."""
-    cls = find("topology", experiment.topology.name)
-    if hasattr(cls, "finder") or hasattr(cls, "build_from"):
-        return None
-    try:
-        graph: Graph = experiment.topology.build().build(experiment.nodes, experiment.seed)
-    except TopologyError:  # said by whoever makes it for the run
-        return None
-    return graph
-
-
-def changes(experiment: ExperimentView) -> bool:
-    """Whether nodes may have other neighbours in another round."""
-    graph = graph_of(experiment)
-    return hasattr(find("topology", experiment.topology.name), "finder") or (graph is not None and not graph.static)
-
-
-def directed(graph: Graph) -> bool:
-    """Whether in round 0 somebody sends to one that it does not hear from."""
-    return any(links.to != links.of for links in (graph.links(node, 0) for node in range(graph.nodes)))
+from shoal.topologies.graph import Topology
+from shoal.traits import ExperimentView
 
 
 def inexact(experiment: ExperimentView, needs: str) -> list[str]:
     """A sharing that averages by another W in each round, for what diverges then.
 
     It is one that leaves out some coordinates, or some of each difference, so that a model is not its row of Wx. A
-    sharing that says whole models, rounded at most, has `says_all = True` in its class; others are taken not to.
+    sharing that says whole models, rounded at most, has the trait `sends_whole_models`; others are taken not to.
     """
-    if getattr(find("sharing", experiment.sharing.name), "says_all", False):
+    if experiment.sharing.traits.sends_whole_models:
         return []
     return [
         f"sharing = {experiment.sharing.name!r}: {needs} diverges unless whole models are averaged; "

@@ -33,7 +33,7 @@ _answering: WeakSet[Node] = WeakSet()
 
 def alive(node: Node) -> list[NodeId]:
     """The clients that are not known to have died."""
-    gone = node.runtime.gone()
+    gone = node.failed_peers
     return [client for client in range(node.nodes) if client not in gone]
 
 
@@ -99,7 +99,7 @@ async def calls(node: Node) -> AsyncIterator[int]:
         async with node.round(latest):
             yield latest
     kept = f"the model that it was sent in round {latest}" if latest >= 0 else "the model that it began with"
-    fate = "died" if node.server in node.runtime.gone() else "keeps silent"
+    fate = "died" if node.server in node.failed_peers else "keeps silent"
     node.event("server lost", f"node {node.server} {fate}; this node keeps {kept}")
     await node.evaluate(max(0, latest - 1))  # what a round begins with is what the one before ended with
 
@@ -123,7 +123,7 @@ async def _next_call(node: Node, check: Check) -> Message | None:
     patience = math.inf if node.receive_timeout is None else node.receive_timeout
     while True:
         message = await node.receive(kind=GLOBAL, sender=node.server, timeout=patience, check=check)
-        if message is not None or node.server in node.runtime.gone():
+        if message is not None or node.server in node.failed_peers:
             return message
         await node.send([node.server], Payload({}), round=0, kind=ASK)
         if await node.receive(kind=HERE, sender=node.server, timeout=patience) is None:

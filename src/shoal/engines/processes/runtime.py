@@ -170,8 +170,8 @@ class ProcessRuntime:
         self._background.add(started)
         started.add_done_callback(self._background_ended)
 
-    def gone(self) -> Collection[NodeId]:
-        return self.mailbox.gone
+    def failed_peers(self) -> Collection[NodeId]:
+        return self.mailbox.failed
 
     def mark_rejoined(self, node: NodeId, round: int) -> None:
         self.mailbox.mark_rejoined(node, round)

@@ -21,7 +21,6 @@ import platformdirs
 from shoal.engines.simulation.compute import STACK
 from shoal.errors import ExperimentError
 from shoal.experiment import Batching, Experiment
-from shoal.experiment.registry import find
 from shoal.experiment.setup import Setup
 from shoal.training.torch_factory import TorchTrainerFactory
 from shoal.training.trainer import Learner
@@ -59,8 +58,7 @@ def pick(experiment: Experiment, setup: Setup) -> Batching:
 def _adds_data(experiment: Experiment) -> bool:
     """Whether what some node hears changes what it trains on."""
     nodes = range(experiment.nodes) if experiment.group else range(1)
-    names = {experiment.settings(node).sharing.name for node in nodes}
-    return any(getattr(find("sharing", name), "adds_data", False) for name in names)
+    return any(experiment.settings(node).sharing.traits.adds_data for node in nodes)
 
 
 def _measure(experiment: Experiment, setup: Setup, learner: Learner) -> Batching:

@@ -248,8 +248,8 @@ class SimulatedRuntime:
     def background(self, task: Coroutine[Any, Any, None]) -> None:
         self._background.append(self._spawn(task, self._background_ended))
 
-    def gone(self) -> Collection[NodeId]:
-        return self.mailbox.gone
+    def failed_peers(self) -> Collection[NodeId]:
+        return self.mailbox.failed
 
     def mark_rejoined(self, node: NodeId, round: int) -> None:
         self.mailbox.mark_rejoined(node, round)

@@ -30,8 +30,8 @@ from shoal.environment.network.kollaps_file import (
     write,
 )
 from shoal.environment.network.network import HERE, MEGABIT, AvailabilityChange, NetworkTimeline, Route
-from shoal.experiment.schema import nearest
 from shoal.randomness import generator
+from shoal.schema import nearest
 from shoal.types import NodeId
 
 __all__ = [

@@ -22,7 +22,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 from xml.parsers import expat
 from xml.sax.saxutils import quoteattr
 
-from shoal.experiment.schema import nearest
+from shoal.schema import nearest
 
 Action: TypeAlias = Literal["join", "leave", "crash", "disconnect", "reconnect"]
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from shoal import schema
 from shoal.environment.network.network import HERE, MEGABIT, NetworkTimeline, Route, capacity
-from shoal.experiment import schema
 from shoal.types import Bounds, NodeId, parse_node_ids
 
 Pair: TypeAlias = tuple[NodeId, NodeId]

@@ -60,7 +60,7 @@ class Exchange:
             heard = await node.receive(kind=KEY, sender=peer, timeout=max(0.0, until - node.now()))
             if heard is not None:
                 await self._hear(node, heard)
-            elif peer not in node.runtime.gone():
+            elif peer not in node.failed_peers:
                 self._silent.add(peer)
                 node.event("no key", f"gave up waiting for that of node {peer}: this node does not mask with it")
 

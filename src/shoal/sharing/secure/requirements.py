@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shoal.algorithms.support.requirements import graph_of
 from shoal.compression.floats import Float32
-from shoal.experiment.registry import ExperimentView, find, speaks, sums
 from shoal.sharing.full import FullSharing
 from shoal.sharing.random import Random
 from shoal.sharing.sharing import CoordinateSelector, Sharing
+from shoal.topologies.inspection import graph_of
+from shoal.traits import ExperimentView
 
 NAME = "sharing = 'secure'"
 LOOKED_AT = 8
@@ -32,7 +32,7 @@ def _inner(inner: Sharing, experiment: ExperimentView) -> list[str]:
         return [
             "sharing.inner.common = false: all who speak to a receiver have to say the same coordinates; leave it out"
         ]
-    if isinstance(inner, CoordinateSelector) and not inner.common and speaks(experiment.algorithm) == "server":
+    if isinstance(inner, CoordinateSelector) and not inner.common and experiment.algorithm.traits.sends_to == "server":
         return [
             f"sharing.inner = {name!r}: each node names its coordinates to those that speak to it, and a server does "
             "not; use 'full' or 'random'"
@@ -41,7 +41,7 @@ def _inner(inner: Sharing, experiment: ExperimentView) -> list[str]:
 
 
 def _algorithm(experiment: ExperimentView) -> list[str]:
-    if sums(experiment.algorithm):
+    if experiment.algorithm.traits.needs_only_sum:
         return []
     return [
         f"{NAME}: it gives the weighted sum of all neighbours' models of a round, and algorithm = "
@@ -59,7 +59,7 @@ def _faults(experiment: ExperimentView) -> list[str]:
 
 
 def _topology(few: str, experiment: ExperimentView) -> list[str]:
-    to = speaks(experiment.algorithm)
+    to = experiment.algorithm.traits.sends_to
     if to == "server":
         fraction = experiment.algorithm.options.get("fraction", 1.0)
         if few == "refuse" and max(1, round(fraction * experiment.nodes)) < 2:
@@ -76,7 +76,7 @@ def _topology(few: str, experiment: ExperimentView) -> list[str]:
         ]
     if to != "neighbours":
         return []
-    if hasattr(find("topology", experiment.topology.name), "finder"):
+    if experiment.topology.traits.discovers_peers:
         return [
             f"topology = {experiment.topology.name!r}: nodes find their peers by talking, so nobody knows who else speaks "
             f"to its peers, with whom {NAME} has to mask; use a graph that all nodes work out alike"

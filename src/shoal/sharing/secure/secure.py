@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 
 from shoal.compression.indices import GolombRice, Positions
 from shoal.errors import MessageError, PrivacyError
-from shoal.experiment.registry import ExperimentView
 from shoal.message import Payload
 from shoal.node import Node, Received
 from shoal.sharing.full import FullSharing
@@ -47,6 +46,7 @@ from shoal.sharing.secure.responder import Answers
 from shoal.sharing.secure.unmasking import ClosedError, Opening
 from shoal.sharing.sharing import CoordinateSelector, NodeAware, NodeInfo, Sharing
 from shoal.state import State, Stateful
+from shoal.traits import ExperimentView
 from shoal.types import Bounds, Nested, NodeId, Params
 
 SUM, WEIGHT, POSITIONS = "sum", "weight", "positions"
@@ -165,7 +165,7 @@ class Secure:
 
     # Before the words.
 
-    async def prepare(self, node: Node, to: Sequence[NodeId], round: int) -> Sequence[NodeId]:
+    async def before_send(self, node: Node, to: Sequence[NodeId], round: int) -> Sequence[NodeId]:
         self._node = node
         self._gatherings = {}
         gatherings = {receiver: self._gathering(node, receiver, round) for receiver in to}
@@ -256,7 +256,7 @@ class Secure:
 
     # After the words.
 
-    def expected(self, node: Node, senders: Sequence[NodeId], round: int) -> Sequence[NodeId]:
+    def expected_senders(self, node: Node, senders: Sequence[NodeId], round: int) -> Sequence[NodeId]:
         if self._hears(node, round):
             return senders
         if senders:
@@ -266,7 +266,7 @@ class Secure:
     def _hears(self, node: Node, round: int) -> bool:
         return self.few == "plain" or self._gathering(node, node.id, round).masked
 
-    async def open(self, node: Node, received: Received, round: int) -> Received:
+    async def after_receive(self, node: Node, received: Received, round: int) -> Received:
         for sender in received:
             self._unnamed.pop(sender, None)  # it does not hang
         gathering = self._gathering(node, node.id, round)
@@ -298,11 +298,11 @@ class Secure:
 
     # What others ask for.
 
-    async def attend(self, node: Node) -> None:
+    async def serve_peers(self, node: Node) -> None:
         await self._answers.attend(node, self._exchange.keys(node))
 
-    async def part(self, node: Node) -> None:
-        gone = node.runtime.gone()
+    async def drain(self, node: Node) -> None:
+        gone = node.failed_peers
         await node.send(sorted(self._asked - set(gone)), Payload({}), round=0, kind=BYE)
         patience = None if node.receive_timeout is None else STAY * node.receive_timeout
         await node.receive_each(sorted(self._answers.receivers - set(gone)), round=0, kind=BYE, timeout=patience)

@@ -11,18 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import MessageError, TopologyError
-from shoal.experiment.registry import Component, ExperimentView, find
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.state import State
 from shoal.topologies.graph import Graph, Peers, Topology
 from shoal.topologies.regular import Regular
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Nested, NodeId
 
 REACHED = "round reached"
@@ -39,6 +39,8 @@ class PeerSampler:
     With the graph it has by default this is the oracle of Epidemic Learning (de Vos et al. 2023). Should the sampler
     die or fall silent, nodes keep the neighbours that they were told last, without those that no longer answer.
     """
+
+    traits: ClassVar[Traits] = Traits(discovers_peers=True, has_service=True)
 
     graph: Annotated[Topology, Nested("topology")] = Regular(degree=5, dynamic=True)
 
@@ -59,8 +61,8 @@ class PeerSampler:
         returns: dict[NodeId, int] = {}
         while (message := await node.receive(kind=REACHED)) is not None:
             told: int = node.memory["told"]
-            if node.returns.get(message.sender) != returns.get(message.sender):
-                returns[message.sender] = node.returns[message.sender]
+            if node.rejoin_counts.get(message.sender) != returns.get(message.sender):
+                returns[message.sender] = node.rejoin_counts[message.sender]
                 for round in range(message.round, (message.round if lasting else told) + 1):
                     await self._say(node, [message.sender], round, lasting)
             if lasting:
@@ -73,13 +75,12 @@ class PeerSampler:
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         graph = experiment.topology.options["graph"]
-        assert isinstance(graph, Component)
-        if hasattr(find("topology", graph.name), "finder"):
+        if graph.traits.discovers_peers:
             return [
                 f"topology.graph = {graph.name!r}: its nodes find their peers by talking, and a sampler has to know "
                 "the graph; use a graph such as 'regular' here, or this sampler as the topology itself"
             ]
-        if not hasattr(self.graph, "build_from"):
+        if not graph.traits.needs_labels:
             try:
                 self.graph.build(experiment.nodes, experiment.seed)
             except TopologyError as error:
@@ -123,7 +124,7 @@ class Told:
                 self._round = round
                 return self._peers
             self._alone = True
-            silent = "" if sampler in node.runtime.gone() else f"node {sampler} keeps silent; "
+            silent = "" if sampler in node.failed_peers else f"node {sampler} keeps silent; "
             node.event("peer sampler lost", f"round {round}: {silent}goes on with {self._kept()}")
         return self._without_the_silent(node, round)
 
@@ -150,9 +151,9 @@ class Told:
     def _without_the_silent(self, node: Node, round: int) -> Peers:
         """What was told last. Others may have been told of another round: those are not waited for twice."""
         kept = self._peers or Peers((), {})
-        if node.silent & kept.weights.keys():
-            node.event("peers dropped", f"round {round}: no longer waits for {sorted(node.silent)}")
-            kept = Peers(kept.to, kept.weights_of([peer for peer in kept.weights if peer not in node.silent]))
+        if node.timed_out_peers & kept.weights.keys():
+            node.event("peers dropped", f"round {round}: no longer waits for {sorted(node.timed_out_peers)}")
+            kept = Peers(kept.to, kept.weights_of([peer for peer in kept.weights if peer not in node.timed_out_peers]))
         self._peers = kept
         return kept
 

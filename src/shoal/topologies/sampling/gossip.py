@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from shoal.errors import MessageError
 from shoal.message import Message, Payload
@@ -31,6 +31,7 @@ from shoal.state import State
 from shoal.topologies.graph import Graph, Peers
 from shoal.topologies.static import Ring
 from shoal.topologies.views import Descriptors, View, ViewPolicy
+from shoal.traits import Traits
 from shoal.types import Bounds, NodeId
 
 AHEAD = 2
@@ -46,6 +47,8 @@ ASK, ANSWER = "link asked", "link answered"
 @dataclass(frozen=True)
 class GossipSampler:
     """Jelasity et al. 2007: every node knows a few others, and finds new ones by gossip; links change each round."""
+
+    traits: ClassVar[Traits] = Traits(discovers_peers=True)
 
     degree: Annotated[int, Bounds(at_least=1)] = 3
     """Links that a node asks for in a round; it grants others as many."""
@@ -104,7 +107,7 @@ class GossipDiscovery:
             return self._current
         await self._begin(node, round)
         self._forget_returned(node)
-        self._silent |= node.silent
+        self._silent |= node.timed_out_peers
         granted = await self._granted_to(node, round)
         links = self._links.setdefault(round, set())
         links |= granted
@@ -144,7 +147,7 @@ class GossipDiscovery:
 
     async def _begin(self, node: Node, round: int) -> None:
         if self._view is None:
-            self._returns = dict(node.returns)
+            self._returns = dict(node.rejoin_counts)
             self._view = View(node.id, self._sampler.policy(), node.mixing.peers(node.id, round).to)
         self._view.node = node.id
         if not self._listens:
@@ -163,7 +166,7 @@ class GossipDiscovery:
         waited_for = [peer for peer in asked if peer not in self._silent]
         patience = min(self._sampler.patience, node.receive_timeout or math.inf)
         answers = await node.receive_each(waited_for, round=round, kind=ANSWER, timeout=patience)
-        self._silent |= node.silent
+        self._silent |= node.timed_out_peers
         said = dict(answers)
         for peer in sorted(set(asked).difference(waited_for)):
             late = await node.receive(kind=ANSWER, round=round, sender=peer, timeout=0.0)
@@ -174,7 +177,7 @@ class GossipDiscovery:
 
     def _forget_returned(self, node: Node) -> None:
         """Take back what was agreed with those that died since, and came back."""
-        for peer, times in node.returns.items():
+        for peer, times in node.rejoin_counts.items():
             if times == self._returns.get(peer):
                 continue
             self._returns[peer] = times
@@ -193,7 +196,7 @@ class GossipDiscovery:
         """Exchange views with one that is known, and ask some for links."""
         assert self._view is not None
         rng = node.rng("peer sampling")
-        for lost in self._silent.union(node.runtime.gone()):
+        for lost in self._silent.union(node.failed_peers):
             self._view.forget(lost)
         peer = self._view.select_peer(rng)
         if peer is not None:
