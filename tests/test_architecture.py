@@ -31,7 +31,7 @@ RULES: dict[str, set[str]] = {
     "message_budget": FOUNDATIONS | {"message"},
     "mailbox": FOUNDATIONS | {"message", "message_budget"},
     "runtime": FOUNDATIONS | {"message", "mailbox"},
-    "node": CORE | {"sharing", "topologies", "training", "results.records"},
+    "node": CORE | {"sharing", "topologies", "training", "results.records", "experiment.registry"},
     "compression": CORE,
     "topologies": CORE,
     "topologies.sampling": CORE | {"topologies", "node"},

@@ -319,8 +319,12 @@ def test_a_service_that_joins_is_absent_before_and_has_as_many_replicas_as_are_t
     services = SERVICES.replace('name="client"', 'name="client" reuse="false"')
     fresh = built(6, dynamic=dynamic, services=services)
     assert list(fresh.availability_changes) == [
-        AvailabilityChange(0, 2, False), AvailabilityChange(0, 3, False), AvailabilityChange(5, 2, True), AvailabilityChange(8, 0, False), AvailabilityChange(9, 3, True),
-    ]  # fmt: skip
+        AvailabilityChange(0, 2, False),
+        AvailabilityChange(0, 3, False),
+        AvailabilityChange(5, 2, True),
+        AvailabilityChange(8, 0, False),
+        AvailabilityChange(9, 3, True),
+    ]
 
 
 def test_a_replica_that_is_disconnected_is_there_and_reaches_nobody(built: Callable[..., NetworkTimeline]) -> None:

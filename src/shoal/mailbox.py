@@ -92,7 +92,7 @@ class Mailbox:
     """The messages of one node that nobody has asked for yet, and the receives that wait for more."""
 
     LIMIT = 100_000
-    """How many unclaimed messages are kept where there is no `MessageBudget`; more are dropped and counted in `dropped`."""
+    """The most unclaimed messages kept without a `MessageBudget`; more are dropped and counted in `dropped`."""
     REMEMBERED = 16
     """Of how many rounds, each of one kind, it is known who was heard; what comes for those before them is late."""
 

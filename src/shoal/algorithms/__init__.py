@@ -17,7 +17,7 @@ class Algorithm(Protocol):
     - `async def serve(self, node)`: the life of one more node, a server (see `shoal.node.ServiceProvider`);
     - `speaks`, one of `Speaks`: to whom, and whether by `node.sharing`. It tells which sharings go
       with the algorithm; "neighbours" when it is not said;
-    - `incompatibilities(whole)`: what of an experiment does not go with it (see `shoal.experiment.registry.Constrained`).
+    - `incompatibilities(whole)`: what it cannot work with (see `shoal.traits.Constrained`).
     """
 
     async def run(self, node: Node) -> None: ...

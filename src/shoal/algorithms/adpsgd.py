@@ -119,21 +119,21 @@ class ADPSGD:
         graph = graph_of(experiment)
         if changes(experiment) or (graph is not None and directed(graph)):
             return [
-                f"topology = {experiment.topology.name!r}: 'adpsgd' averages in pairs over links that stay as they are and "
-                "go both ways; use a graph like topology = { name = 'ring' } or { name = 'regular' } without dynamic"
+                f"topology = {experiment.topology.name!r}: 'adpsgd' averages in pairs over links that stay as they are "
+                "and go both ways; use a graph like { name = 'ring' } or { name = 'regular' } without dynamic"
             ]
         sides = None if graph is None else bipartition(graph)
         if sides is None or not sides.dropped:
             return []
         if self.bipartite == "require":
             return [
-                f"topology = {experiment.topology.name!r}: the graph is not bipartite, {sides.dropped} of {sides.links} "
-                "links stand in the way; use algorithm.bipartite = 'make' to leave them out, or a bipartite "
-                "graph such as a ring of an even number of nodes, a grid or a tree"
+                f"topology = {experiment.topology.name!r}: the graph is not bipartite, {sides.dropped} of "
+                f"{sides.links} links stand in the way; use algorithm.bipartite = 'make' to leave them out, or a "
+                "bipartite graph such as a ring of an even number of nodes, a grid or a tree"
             ]
         warnings.warn(
-            f"'adpsgd' needs a bipartite graph, which topology {experiment.topology.name!r} is not: {sides.dropped} of its "
-            f"{sides.links} links are left out",
+            f"'adpsgd' needs a bipartite graph, which topology {experiment.topology.name!r} is not: {sides.dropped} of "
+            f"its {sides.links} links are left out",
             TopologyWarning,
             stacklevel=2,
         )

@@ -66,8 +66,8 @@ class DivShare:
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         if self.peers == "all" and self.degree is not None and self.degree >= experiment.nodes:
             return [
-                f"algorithm.degree = {self.degree}: each of {experiment.nodes} nodes has {experiment.nodes - 1} others to send a "
-                "fragment to; use a smaller degree, or leave it out"
+                f"algorithm.degree = {self.degree}: each of {experiment.nodes} nodes has {experiment.nodes - 1} others "
+                "to send a fragment to; use a smaller degree, or leave it out"
             ]
         return []
 

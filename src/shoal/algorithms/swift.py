@@ -66,8 +66,8 @@ class SWIFT:
         if not changes(experiment) and (graph is None or not directed(graph)):
             return []
         return [
-            f"topology = {experiment.topology.name!r}: 'swift' averages with what lasting neighbours said, over links that "
-            "go both ways; use a graph like topology = { name = 'ring' } or { name = 'regular' } without dynamic"
+            f"topology = {experiment.topology.name!r}: 'swift' averages with what lasting neighbours said, over links "
+            "that go both ways; use a graph like topology = { name = 'ring' } or { name = 'regular' } without dynamic"
         ]
 
 

@@ -104,7 +104,7 @@ def to_table(kind: str, instance: Any) -> dict[str, Any]:
 
 
 def from_table(kind: str, table: Mapping[str, Any]) -> Any:
-    """The instance that `to_table` spelt. Raises ValueError where there is no such class, or its parameters are others."""
+    """Return the instance that `to_table` described. Raises ValueError for an unknown class or wrong parameters."""
     cls = find(kind, table["name"])
     nested = {p.name: p.nested for p in schema.parameters(cls).values() if p.nested is not None}
     options = {

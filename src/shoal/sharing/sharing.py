@@ -1,8 +1,8 @@
 """What a sharing is: what a node says of its model, and how it merges what it hears.
 
 `Sharing` is all that a sharing must do. The other protocols here are what it may do as well: look at payloads before
-they are merged (`PayloadChecker`), know the node that it speaks for (`NodeAware`), hand out its state (`shoal.state.Stateful`),
-talk with the sharings of other nodes (`shoal.node.InteractiveSharing`).
+they are merged (`PayloadChecker`), know the node that it speaks for (`NodeAware`), hand out its state
+(`shoal.state.Stateful`), talk with the sharings of other nodes (`shoal.node.InteractiveSharing`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What makes the trainers of all nodes that live in one process.
 
-A `TrainerBackend` is a recipe, named in an experiment: `trainer = { name = "torch" }`. It opens a `TrainerFactory` on the data
-of a run, once per process; the workshop then makes a `shoal.training.trainer.Trainer` for each node. A trainer is five
+A `TrainerBackend` is a recipe, named in an experiment: `trainer = { name = "torch" }`. It opens a `TrainerFactory` on
+the data of a run, once per process. The workshop makes a `Trainer` for each node. A trainer is five
 methods, and its model one flat vector: enough to put anybody's training code behind.
 """
 

@@ -78,8 +78,8 @@ def _topology(few: str, experiment: ExperimentView) -> list[str]:
         return []
     if experiment.topology.traits.discovers_peers:
         return [
-            f"topology = {experiment.topology.name!r}: nodes find their peers by talking, so nobody knows who else speaks "
-            f"to its peers, with whom {NAME} has to mask; use a graph that all nodes work out alike"
+            f"topology = {experiment.topology.name!r}: nodes find their peers by talking, so nobody knows who else "
+            f"speaks to its peers, with whom {NAME} has to mask; use a graph that all nodes work out alike"
         ]
     graph = graph_of(experiment)
     if few == "plain" or graph is None:
@@ -91,6 +91,6 @@ def _topology(few: str, experiment: ExperimentView) -> list[str]:
         return []
     some = ", ".join(map(str, lonely[:5])) + (" …" if len(lonely) > 5 else "")
     return [
-        f"topology = {experiment.topology.name!r}: fewer than two speak to {len(lonely)} of the nodes ({some}), so a model "
-        f"would show; {NAME} needs two at the least, or few = 'plain'"
+        f"topology = {experiment.topology.name!r}: fewer than two speak to {len(lonely)} of the nodes ({some}), so a "
+        f"model would show; {NAME} needs two at the least, or few = 'plain'"
     ]
