@@ -30,7 +30,7 @@ from rich.table import Table
 from measuring import Figure, show, step
 from shoal import Experiment
 from shoal.results.records import RunFolder
-from shoal.results.timing import Standing, best, curve, side_by_side
+from shoal.results.timing import TimesToTarget, best, compare_times, curve
 from shoal.topologies import TopologyWarning
 
 PAPER = 3.9
@@ -113,7 +113,7 @@ def _table(task: Task, stragglers: bool, runs: Mapping[str, list[RunFolder]]) ->
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in ("algorithm", "seconds", "over seeds", "against divshare", "best accuracy", "rounds", "GB sent"):
         table.add_column(column, justify="left" if column == "algorithm" else "right")
-    for standing in side_by_side(runs, task.target):
+    for standing in compare_times(runs, task.target):
         folders = runs[standing.label]
         accuracies = [_best(folder) for folder in folders]
         accuracy = sum(accuracies) / len(accuracies)
@@ -130,7 +130,7 @@ def _best(folder: RunFolder) -> float:
     return math.nan if at is None else accuracies.means[at]
 
 
-def _seconds(standing: Standing) -> tuple[str, str, str]:
+def _seconds(standing: TimesToTarget) -> tuple[str, str, str]:
     """The mean, the range over seeds, and how many times as long as the first."""
     every = ", ".join("never" if s is None else f"{s:.1f}" for s in standing.seconds)
     if standing.mean is None:

@@ -17,7 +17,7 @@ from shoal.data.dataset import Data, Samples, Task
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.models.flat import FlatModule
-from shoal.results.progress import MeanScore, leading
+from shoal.results.progress import MeanScore, main_metric
 from shoal.results.summary import fairness
 from shoal.training.metrics import BY_TASK, Metrics
 from shoal.training.trainer import Learner, TorchTrainer, Training
@@ -286,10 +286,10 @@ def test_a_task_of_numbers_is_shown_and_plotted_by_its_rmse(users: Path, shoal: 
 
 
 def test_the_leading_metric() -> None:
-    assert leading(["loss", "top5", "accuracy"]) == "accuracy"
-    assert leading(["loss", "rmse"]) == "rmse"
-    assert leading(["f1"]) == "f1"
-    assert leading([]) is None
+    assert main_metric(["loss", "top5", "accuracy"]) == "accuracy"
+    assert main_metric(["loss", "rmse"]) == "rmse"
+    assert main_metric(["f1"]) == "f1"
+    assert main_metric([]) is None
     mean = MeanScore()
     for score in (("rmse", 1.0), None, ("rmse", 2.0)):
         mean.add(3, score)

@@ -19,7 +19,7 @@ from shoal.errors import LaunchError
 from shoal.experiment import Experiment
 from shoal.experiment.running import Run
 from shoal.results.progress import Outcome
-from shoal.results.records import Average, End, Evaluation, Event, Lines, Record, Round, RunFolder, decode, encode
+from shoal.results.records import Average, End, Evaluation, Event, Record, RecordFile, Round, RunFolder, decode, encode
 from shoal.results.summary import statistics, summarize
 
 
@@ -78,7 +78,7 @@ def test_the_experiment_of_a_run_can_be_run_again(done: Run, tmp_path: Path) -> 
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "cut")
     whole = [Round(0, 0.1, 2.0, 10, 1), Evaluation(0, 0.1, {"accuracy": 0.5})]
-    lines = Lines(folder.node(0))
+    lines = RecordFile(folder.node(0))
     for record in whole:
         lines.write(record)
     lines.close()
@@ -90,7 +90,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 
 def test_the_summary_tells_of_the_last_average_whichever_was_written_last(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "late")
-    lines = Lines(folder.averages)
+    lines = RecordFile(folder.averages)
     lines.write(Average(3, 0.2, 6, 0.5, {"accuracy": 0.9}))
     lines.write(Average(1, 0.1, 6, 0.7, {"accuracy": 0.4}))  # evaluated beside the other, and slower
     lines.close()

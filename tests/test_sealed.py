@@ -528,7 +528,7 @@ def test_a_sealed_run_learns_what_a_plain_one_does_and_counts_strangers_at_every
     assert summary["status"] == "completed"
     at_nodes = summary["events"]["stranger refused"]
     assert at_nodes >= 2
-    assert summary["strangers"] >= at_nodes + 2 + 1
+    assert summary["unauthenticated_connections"] >= at_nodes + 2 + 1
     assert summary["messages_rejected"] == summary["messages_repeated"] == 0
     simulated = by_simulation(going, tmp_path / "simulated")
     for key in ("digest", "bytes_sent", "messages_sent"):
@@ -559,7 +559,7 @@ def test_a_node_that_is_started_again_comes_back_into_a_sealed_run_with_a_new_ke
     assert "rejoined" in events
     assert run.summary["messages_rejected"] == 0
     # Whoever dies while it is shaking hands leaves as one that was not let in: at most at each of the others.
-    assert run.summary["strangers"] <= 3
+    assert run.summary["unauthenticated_connections"] <= 3
 
 
 def small(**processes: Any) -> Experiment:
@@ -636,7 +636,7 @@ def test_a_supervisor_that_hears_of_a_key_after_its_owner_has_knocked_lets_it_in
     monkeypatch.setattr(Seal, "attend", late)
     quick = {"model": {"name": "mlp"}, "algorithm": {"name": "dpsgd", "rounds": 1}, "evaluation": {"samples": 20}}
     summary = Experiment.from_table({**small().to_table(), **quick}).run(tmp_path).summary
-    assert (summary["status"], summary["strangers"]) == ("completed", 0)
+    assert (summary["status"], summary["unauthenticated_connections"]) == ("completed", 0)
 
 
 def test_of_more_than_may_wait_nobody_who_belongs_here_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

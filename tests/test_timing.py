@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from conftest import Said
 from shoal.errors import DataError, ExperimentError
 from shoal.experiment import Experiment
-from shoal.results.plots import axis_of, labels
+from shoal.results.plots import choose_axis, labels
 from shoal.results.progress import Outcome
-from shoal.results.records import Average, End, Evaluation, Event, Lines, Record, Round, RunFolder, decode, encode
+from shoal.results.records import Average, End, Evaluation, Event, Record, RecordFile, Round, RunFolder, decode, encode
 from shoal.results.summary import summarize
 from shoal.results.timing import (
     Curve,
     Evaluations,
-    Standing,
+    TimesToTarget,
     best,
     bytes_sent,
     bytes_to,
     clock,
+    compare_times,
     curve,
-    side_by_side,
     time_to,
 )
 
@@ -49,7 +49,7 @@ def written(
     """A run's folder with these records."""
     folder = RunFolder.create(root, name)
     for node, records in nodes.items():
-        lines = Lines(folder.node(node))
+        lines = RecordFile(folder.node(node))
         for record in records:
             lines.write(record)
         lines.close()
@@ -268,7 +268,7 @@ def test_by_ticks_the_final_scores_are_those_of_the_models_there_are(tmp_path: P
         2: [tick(1, 0.9, round=5), tick(2, 0.9, round=5)],
     }
     folder = written(tmp_path, nodes)
-    lines = Lines(folder.averages)
+    lines = RecordFile(folder.averages)
     lines.write(Average(9, 20.0, 2, 0.1, {"accuracy": 0.8}, 2))
     lines.write(Average(30, 10.0, 2, 0.2, {"accuracy": 0.7}, 1))  # slower to evaluate
     lines.close()
@@ -314,22 +314,22 @@ def test_side_by_side_are_means_over_seeds_and_ratios_to_the_first(tmp_path: Pat
         "slow": [made(tmp_path, 0.1, 0.2, 0.3, 0.4, 0.5, 0.8)],
         "unsteady": [made(tmp_path, 0.8), made(tmp_path, 0.7)],
     }
-    assert side_by_side(runs, 0.8) == (
-        Standing("gossip", (20.0, 40.0), 30.0, 10.0, 20.0, 40.0, 1.0),
-        Standing("slow", (60.0,), 60.0, 0.0, 60.0, 60.0, 2.0),
-        Standing("unsteady", (10.0, None), None, None, None, None, None),
+    assert compare_times(runs, 0.8) == (
+        TimesToTarget("gossip", (20.0, 40.0), 30.0, 10.0, 20.0, 40.0, 1.0),
+        TimesToTarget("slow", (60.0,), 60.0, 0.0, 60.0, 60.0, 2.0),
+        TimesToTarget("unsteady", (10.0, None), None, None, None, None, None),
     )
-    assert [row.reached for row in side_by_side(runs, 0.8)] == [2, 1, 1]
-    backwards = side_by_side(dict(reversed(runs.items())), 0.8)
+    assert [row.reached for row in compare_times(runs, 0.8)] == [2, 1, 1]
+    backwards = compare_times(dict(reversed(runs.items())), 0.8)
     assert [row.ratio for row in backwards] == [None, None, None], "there is no ratio to a time that there is not"
 
 
 def test_what_cannot_be_compared_is_not(tmp_path: Path) -> None:
     one = made(tmp_path, 0.8)
     with pytest.raises(DataError, match="different clocks, virtual and wall"):
-        side_by_side({"a": [one], "b": [made(tmp_path, 0.8, engine="processes")]}, 0.5)
+        compare_times({"a": [one], "b": [made(tmp_path, 0.8, engine="processes")]}, 0.5)
     with pytest.raises(DataError, match="different metrics, accuracy and rmse"):
-        side_by_side({"a": [one], "b": [made(tmp_path, 0.8, metric="rmse")]}, 0.5)
+        compare_times({"a": [one], "b": [made(tmp_path, 0.8, metric="rmse")]}, 0.5)
 
 
 # The experiment
@@ -457,8 +457,8 @@ def test_plot_of_both_clocks_says_so(
 def test_runs_are_drawn_by_time_where_one_was_looked_at_by_time(tmp_path: Path) -> None:
     by_ticks = written(tmp_path, {0: [tick(1, 0.5)]})
     by_rounds = written(tmp_path, {0: [Evaluation(0, 1.0, {"accuracy": 0.5})]})
-    assert axis_of([by_rounds]) == "rounds"
-    assert axis_of([by_rounds, by_ticks]) == "time"
+    assert choose_axis([by_rounds]) == "rounds"
+    assert choose_axis([by_rounds, by_ticks]) == "time"
 
 
 def test_runs_are_named_by_what_differs_or_by_their_folders(tmp_path: Path) -> None:

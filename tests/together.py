@@ -15,7 +15,7 @@ from shoal.engines.simulation.kernel import park
 from shoal.engines.simulation.world import World
 from shoal.environment.network.links import Uniform
 from shoal.environment.network.model import NetworkModel
-from shoal.experiment.setup import _interacting
+from shoal.experiment.setup import run_interactively
 from shoal.message import RUN_LENGTH, Message, Payload
 from shoal.node import InteractiveSharing, Node
 from shoal.results.records import Event, Record
@@ -209,7 +209,7 @@ class Together:
 
     async def _live(self, node: Node) -> None:
         life = self.algorithm.serve(node) if node.id == self.learners else self.algorithm.run(node)
-        await (_interacting(life, node, node.sharing) if isinstance(node.sharing, InteractiveSharing) else life)
+        await (run_interactively(life, node, node.sharing) if isinstance(node.sharing, InteractiveSharing) else life)
 
 
 # One receiver, and all others speak to it

@@ -15,11 +15,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from shoal.results.progress import Progress, leading
-from shoal.results.timing import rises
+from shoal.results.progress import Progress, main_metric
+from shoal.results.timing import higher_is_better
 
 PLAIN_EVERY = 2.0
 """Seconds between lines where the output is not a terminal."""
+
+COUNTS = (
+    "messages_rejected",
+    "messages_late",
+    "messages_repeated",
+    "messages_unsent",
+    "unauthenticated_connections",
+)
+"""Keys of a summary that are shown when they are not 0."""
 
 
 class Display:
@@ -123,7 +132,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if summary["averaged_model"] is not None:
         scores = {name: score for name, score in summary["averaged_model"].items() if name != "round"}
-        if (name := leading(scores)) is not None:
+        if (name := main_metric(scores)) is not None:
             rows.append(("averaged model", f"{name} {_number(scores[name], '.4f')}"))
         rows.append(("consensus distance", _number(summary["consensus_distance"], ".4g")))
     sent = summary["bytes_sent"]
@@ -147,7 +156,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             ("memory", f"{memory['uss_mean_mib']:.1f} MiB private a node, {memory['pss_total_mib']:.0f} MiB in all")
         )
-    for name in ("messages_rejected", "messages_late", "messages_repeated", "messages_unsent", "strangers"):
+    for name in COUNTS:
         if summary.get(name):
             rows.append((name.replace("_", " "), f"{summary[name]:,}"))
     rows.append(("digest", summary["digest"][:16] if summary["digest"] else "no final models"))
@@ -168,12 +177,12 @@ def _status(summary: Mapping[str, Any]) -> str:
 def _scores(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What was measured beside the loss, the leading one first and how the worst nodes fare by it after it."""
     found = {name: spread for name, spread in summary["metrics"].items() if not name.startswith("class ")}
-    first = leading(found)
+    first = main_metric(found)
     if first is None:
         return [("accuracy", _spread(None))]
     rows = [(first, _spread(found[first]))] if first != "loss" else []
     ends = summary["fairness"][first]
-    worst = ends["lowest_10_percent" if rises(first) else "highest_10_percent"]
+    worst = ends["lowest_10_percent" if higher_is_better(first) else "highest_10_percent"]
     if summary["nodes"] > 1 and worst is not None:
         rows.append(("worst tenth", f"{first} {worst:.4f}"))
     return rows + [(name, _spread(found[name])) for name in sorted(found) if name not in (first, "loss")]

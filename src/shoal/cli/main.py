@@ -231,9 +231,9 @@ def _run(parsed: argparse.Namespace) -> int:
         done = run(experiment, parsed.out, display, process_started())
     screen.print(summary_table(done.summary, f"{experiment.name}: {done.folder.path}"))
     if parsed.plot:
-        from shoal.results.plots import axis_of, metric_of, metric_plot
+        from shoal.results.plots import choose_axis, choose_metric, metric_plot
 
-        metric, x = metric_of([done.folder]), axis_of([done.folder])
+        metric, x = choose_metric([done.folder]), choose_axis([done.folder])
         path = done.folder.path / f"{metric.replace(' ', '-')}.png"
         metric_plot([done.folder], path, metric, x)
         screen.print(f"{metric} by {x}: {path}", highlight=False, markup=False, soft_wrap=True)
@@ -248,10 +248,10 @@ def _show(parsed: argparse.Namespace) -> int:
     folder = _latest(parsed.run or Path("runs"))
     summary = folder.read_summary()
     if parsed.target is not None or parsed.metric is not None:
-        from shoal.results.timing import achievement, curve
+        from shoal.results.timing import curve, target_and_best
 
         found = curve(folder, parsed.metric)
-        summary.update(achievement(found, found.metric, parsed.target))
+        summary.update(target_and_best(found, found.metric, parsed.target))
     console().print(summary_table(summary, str(folder.path)))
     return 0
 
@@ -268,11 +268,11 @@ def _latest(path: Path) -> Any:
 
 def _plot(parsed: argparse.Namespace) -> int:
     from shoal.cli.display import console
-    from shoal.results.plots import axis_of, metric_of, metric_plot
+    from shoal.results.plots import choose_axis, choose_metric, metric_plot
 
     folders = [_latest(run) for run in parsed.runs]
-    metric = metric_of(folders, parsed.metric)
-    x = parsed.x or axis_of(folders)
+    metric = choose_metric(folders, parsed.metric)
+    x = parsed.x or choose_axis(folders)
     path = parsed.out or Path(f"{metric.replace(' ', '-')}.png")
     with _drawing(path):
         metric_plot(folders, path, metric, x)

@@ -26,7 +26,7 @@ from shoal import schema
 from shoal.environment.faults import Fault as Fault
 from shoal.environment.faults import incompatibilities
 from shoal.errors import ExperimentError
-from shoal.experiment.mapping import Machine, Placing, by_machine
+from shoal.experiment.mapping import Machine, NodeMapping, by_machine
 from shoal.experiment.registry import REGISTRIES, Component, component_name, find, registry
 from shoal.topologies.graph import WeightScheme
 from shoal.training import metrics
@@ -115,7 +115,7 @@ class ProcessesPlan:
     """A folder that 'shoal keys make' made, with the key pair of every node; new ones in every run when not given."""
 
     @property
-    def patience(self) -> float:
+    def hang_timeout(self) -> float:
         """Seconds for which anyone waits, at the least, for a node that may be hung."""
         return 60.0 if self.receive_timeout is None else self.receive_timeout
 
@@ -311,7 +311,7 @@ class Experiment:
         return by_machine(machines + [machines[0]] * len(self.services))
 
     @property
-    def paced_by(self) -> range:
+    def round_nodes(self) -> range:
         """The nodes whose rounds are those of the run: all that learn, or the server that calls them."""
         server = self.services.get("algorithm")
         return range(self.nodes) if server is None else range(server, server + 1)
@@ -500,7 +500,7 @@ def _placed(mapping: Component, nodes: int, groups: Sequence[Group]) -> list[Mac
     assigned = {node: g.machine for g in groups if g.machine is not None for node in g.ids(nodes)}
     if assigned and mapping.name != "by-group":
         raise ValueError(f"groups name machines, and mapping = {mapping.name!r} does not look at them; use 'by-group'")
-    placing: Placing = mapping.build()
+    placing: NodeMapping = mapping.build()
     return placing.place(nodes, assigned)
 
 

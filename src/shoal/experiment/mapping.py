@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from shoal.types import NodeId, format_node_ids, parse_node_ids
 
 Machine: TypeAlias = str
-HERE: Machine = "localhost"
+LOCALHOST: Machine = "localhost"
 
 MAPPINGS: dict[str, str] = {
     "linear": "shoal.experiment.mapping:Linear",
@@ -22,7 +22,7 @@ MAPPINGS: dict[str, str] = {
 }
 
 
-class Placing(Protocol):
+class NodeMapping(Protocol):
     """What a mapping is."""
 
     def place(self, nodes: int, assigned: Mapping[NodeId, Machine]) -> list[Machine]:
@@ -34,7 +34,7 @@ class Placing(Protocol):
 class Linear:
     """Nodes in order over the machines in order: blocks of consecutive nodes, equal to within one."""
 
-    machines: tuple[Machine, ...] = (HERE,)
+    machines: tuple[Machine, ...] = (LOCALHOST,)
 
     def __post_init__(self) -> None:
         _require_different(self.machines)
@@ -47,7 +47,7 @@ class Linear:
 class ByGroup:
     """Every node on the machine that its group names (`[[group]] machine = …`), the others on `otherwise`."""
 
-    otherwise: Machine = HERE
+    otherwise: Machine = LOCALHOST
 
     def place(self, nodes: int, assigned: Mapping[NodeId, Machine]) -> list[Machine]:
         return [assigned.get(node, self.otherwise) for node in range(nodes)]

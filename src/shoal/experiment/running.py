@@ -13,7 +13,7 @@ import msgspec
 import tomli_w
 
 from shoal.experiment import Experiment
-from shoal.results.progress import Listener, Outcome, Status
+from shoal.results.progress import Outcome, ProgressListener, Status
 from shoal.results.records import RunFolder
 from shoal.results.summary import summarize, write_metrics
 from shoal.types import format_node_ids
@@ -33,41 +33,45 @@ class Run:
         return str(self.summary["status"])
 
 
-def run(experiment: Experiment, out: Path, listener: Listener | None = None, commanded: float | None = None) -> Run:
+def run(
+    experiment: Experiment, out: Path, listener: ProgressListener | None = None, command_time: float | None = None
+) -> Run:
     """Run `experiment` below the folder `out`. Errors of the run are raised after its summary is written.
 
-    `commanded` is when the user asked for it, on the clock of `time.time`; now, when not given.
+    `command_time` is when the user asked for it, on the clock of `time.time`; now, when not given.
     """
-    commanded = time.time() if commanded is None else commanded
+    command_time = time.time() if command_time is None else command_time
     folder = RunFolder.create(out, experiment.name)
     _write_experiment(folder, experiment.to_table())
     placement = {machine: format_node_ids(nodes) for machine, nodes in experiment.placement.items()}
     folder.mapping.write_bytes(msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n")
     try:
-        outcome = _engine(experiment, folder, listener, commanded)
+        outcome = _engine(experiment, folder, listener, command_time)
     except BaseException as error:
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        _finish(folder, experiment, Outcome(status, wall_s=time.time() - commanded, startup_s=None))
+        _finish(folder, experiment, Outcome(status, wall_s=time.time() - command_time, startup_s=None))
         raise
     return Run(folder, _finish(folder, experiment, outcome))
 
 
-def _engine(experiment: Experiment, folder: RunFolder, listener: Listener | None, commanded: float) -> Outcome:
+def _engine(
+    experiment: Experiment, folder: RunFolder, listener: ProgressListener | None, command_time: float
+) -> Outcome:
     if experiment.engine == "simulation":
         from shoal.engines.simulation.engine import Simulation
 
-        simulation = Simulation(experiment, folder, listener, commanded)
+        simulation = Simulation(experiment, folder, listener, command_time)
         table = experiment.to_table()
         table["simulation"]["batching"] = simulation.batching  # as it was measured, so that a replay does the same
         _write_experiment(folder, table)
         return simulation.run()
     from shoal.engines.processes.coordinator import Coordinator
 
-    return Coordinator(experiment, folder, listener, commanded).run()
+    return Coordinator(experiment, folder, listener, command_time).run()
 
 
 def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
-    pace = experiment.paced_by
+    pace = experiment.round_nodes
     summary = summarize(folder, experiment.engine, experiment.nodes, experiment.seed, outcome, experiment.size, pace)
     write_metrics(folder, experiment.size)
     return summary

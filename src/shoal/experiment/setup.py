@@ -100,10 +100,10 @@ class Setup:
         for node in range(self.experiment.nodes):
             self.trainer_factory.warm_up(node, self.experiment.settings(node).training)
 
-    def live(self, node: Node) -> Coroutine[Any, Any, None]:
+    def run_node(self, node: Node) -> Coroutine[Any, Any, None]:
         """What `node` does, from its beginning to its end: learn, or serve those that do."""
         life = self._life(node)
-        return life if not isinstance(node.sharing, InteractiveSharing) else _interacting(life, node, node.sharing)
+        return life if not isinstance(node.sharing, InteractiveSharing) else run_interactively(life, node, node.sharing)
 
     def _life(self, node: Node) -> Coroutine[Any, Any, None]:
         experiment = self.experiment
@@ -192,7 +192,7 @@ class Setup:
         return self.trainer_factory.evaluate(params)
 
 
-async def _interacting(life: Coroutine[Any, Any, None], node: Node, sharing: InteractiveSharing) -> None:
+async def run_interactively(life: Coroutine[Any, Any, None], node: Node, sharing: InteractiveSharing) -> None:
     node.background(sharing.serve_peers(node))
     await life
     await sharing.drain(node)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from shoal.errors import DataError
-from shoal.results.progress import leading
+from shoal.results.progress import main_metric
 from shoal.results.records import Average, Evaluation, RunFolder
-from shoal.results.timing import Curve, bytes_sent, clock, curve_if_any, experiment, records
+from shoal.results.timing import Curve, bytes_sent, clock, curve_or_none, experiment, records
 
 Axis: TypeAlias = Literal["rounds", "time", "bytes"]
 """What to draw by."""
@@ -20,13 +20,13 @@ WAYS = ("versions", "simulation", "processes", "checkpoint", "mapping")
 """Tables of an experiment that say how it is computed, and nothing of what."""
 
 
-def metric_of(folders: Sequence[RunFolder], wanted: str | None = None) -> str:
+def choose_metric(folders: Sequence[RunFolder], wanted: str | None = None) -> str:
     """What to draw of these runs: what is wanted, or the leading one of what was measured.
 
     Raises `DataError` where there is none, or not this one.
     """
     known = {name for folder in folders for record in _evaluations(folder) for name in record.scores}
-    metric = leading(known) if wanted is None else wanted
+    metric = main_metric(known) if wanted is None else wanted
     if metric is None:
         raise DataError("nothing to plot: no scores were recorded; see evaluation.every and evaluation.nodes")
     if metric not in known:
@@ -34,7 +34,7 @@ def metric_of(folders: Sequence[RunFolder], wanted: str | None = None) -> str:
     return metric
 
 
-def axis_of(folders: Sequence[RunFolder]) -> Axis:
+def choose_axis(folders: Sequence[RunFolder]) -> Axis:
     """What to draw these runs by when nobody says: time, if one of them was looked at by time, and else rounds."""
     ticks = any(record.tick is not None for folder in folders for record in _evaluations(folder))
     return "time" if ticks else "rounds"
@@ -51,7 +51,7 @@ def metric_plot(folders: Sequence[RunFolder], path: Path, metric: str, x: Axis =
     from matplotlib import pyplot as plt
     from matplotlib.ticker import EngFormatter
 
-    curves = {folder: found for folder in folders if (found := curve_if_any(folder, metric)) is not None}
+    curves = {folder: found for folder in folders if (found := curve_or_none(folder, metric)) is not None}
     alone = len(curves) == 1
     figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     for number, ((folder, found), label) in enumerate(zip(curves.items(), labels(list(curves)), strict=True)):

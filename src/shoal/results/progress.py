@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-SHOW_EVERY = 0.25
+PROGRESS_INTERVAL = 0.25
 """Seconds between two reports of progress."""
 
 Status: TypeAlias = Literal["completed", "incomplete", "failed", "interrupted"]
@@ -18,14 +18,14 @@ Score: TypeAlias = tuple[str, float]
 LEADING = ("accuracy", "rmse", "perplexity", "loss")
 
 
-def leading(names: Iterable[str]) -> str | None:
+def main_metric(names: Iterable[str]) -> str | None:
     """The metric to show where there is room for one: accuracy, or what a task without it is measured by."""
     found = sorted(names)
     return next((name for name in LEADING if name in found), found[0] if found else None)
 
 
-def leading_score(scores: Mapping[str, float]) -> Score | None:
-    name = leading(scores)
+def main_score(scores: Mapping[str, float]) -> Score | None:
+    name = main_metric(scores)
     return None if name is None else (name, scores[name])
 
 
@@ -57,7 +57,7 @@ class Progress:
         return min(1.0, max(parts)) if self.rounds or self.duration else None
 
 
-class Listener(Protocol):
+class ProgressListener(Protocol):
     """Somebody who watches a run."""
 
     def progress(self, progress: Progress) -> None: ...
@@ -67,7 +67,7 @@ class Listener(Protocol):
         ...
 
 
-class NullListener:
+class NullProgressListener:
     """A listener that does not listen."""
 
     def progress(self, progress: Progress) -> None: ...
@@ -88,7 +88,7 @@ class Outcome:
     """Nodes that did not reach the end, and why."""
     facts: dict[str, object] = field(default_factory=dict)
     """What the engine chose or measured, for the summary."""
-    strangers: int = 0
+    unauthenticated_connections: int = 0
     """Connections that were refused beside those that nodes refused."""
 
 

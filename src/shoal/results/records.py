@@ -88,11 +88,14 @@ class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
     padded_s: float | None = None
     """How long training was drawn out to be as slow as the node's device."""
     repeated_messages: int = 0
-    strangers: int = 0
+    unauthenticated_connections: int = 0
     """Connections that were refused, where links are sealed."""
 
 
 Record: TypeAlias = Round | Evaluation | Average | Event | End
+
+OLD_NAME, NEW_NAME = "strangers", "unauthenticated_connections"
+"""A key of `end` records and of summaries, as versions up to 0.1 wrote it, and its name now."""
 
 _decoder = msgspec.json.Decoder(Record)
 encode = msgspec.json.Encoder().encode
@@ -100,6 +103,7 @@ encode = msgspec.json.Encoder().encode
 
 def decode(line: bytes) -> Record:
     """The record in `line`. JSON has no NaN and no infinity: the null that stands for them is read as NaN."""
+    line = line.replace(f'"{OLD_NAME}":'.encode(), f'"{NEW_NAME}":'.encode())
     try:
         record: Record = _decoder.decode(line)
     except msgspec.ValidationError:
@@ -117,7 +121,7 @@ def _or_nan(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-class Lines:
+class RecordFile:
     """One file of records, each on disk before the next is made."""
 
     def __init__(self, path: str | Path) -> None:
@@ -135,7 +139,7 @@ class Lines:
         os.close(self._file)
 
 
-class ManyLines:
+class BufferedRecordFiles:
     """The files of many nodes of one process: gathered in memory and appended every few seconds.
 
     Ten thousand files take a while to append to: that may take one part in fifty of the time, and no more.
@@ -164,7 +168,7 @@ class ManyLines:
         started = time.monotonic()
         for node, lines in enumerate(self._waiting):
             if lines:
-                file = Lines(self._folder.node(node))
+                file = RecordFile(self._folder.node(node))
                 file.write_all(lines)
                 file.close()
                 lines.clear()
@@ -237,6 +241,8 @@ class RunFolder:
             summary: dict[str, Any] = msgspec.json.decode(self.summary.read_bytes(), type=dict[str, Any])
         except (msgspec.DecodeError, OSError) as error:
             raise DataError(f"{self.summary} cannot be read: {error}; the records beside it may be whole") from error
+        if OLD_NAME in summary:
+            summary[NEW_NAME] = summary.pop(OLD_NAME)
         return summary
 
 

@@ -12,7 +12,7 @@ import msgspec
 from shoal.results.progress import Outcome
 from shoal.results.records import Average, End, Evaluation, Event, Record, Round, RunFolder
 from shoal.results.statistics import fairness, statistics
-from shoal.results.timing import Evaluations, Sent, achievement, goal
+from shoal.results.timing import Evaluations, SentTraffic, target_and_best, target_of
 
 
 def summarize(
@@ -31,14 +31,14 @@ def summarize(
     """
     latest: dict[int, Evaluation] = {}
     rounds: dict[int, int] = {}
-    sent: dict[int, Sent] = {}
+    sent: dict[int, SentTraffic] = {}
     ends: dict[int, End] = {}
     events: dict[str, int] = {}
-    metric, target = goal(folder)
+    metric, target = target_of(folder)
     evaluations = Evaluations(metric)
     for node, record in _records(folder, size or nodes):
         evaluations.add(node, record)
-        sent.setdefault(node, Sent()).add(record)
+        sent.setdefault(node, SentTraffic()).add(record)
         if isinstance(record, Evaluation):
             latest[node] = record
         elif isinstance(record, Round):
@@ -66,7 +66,7 @@ def summarize(
         "loss": statistics(e.scores["loss"] for e in final if "loss" in e.scores),
         "metrics": {name: statistics(e.scores[name] for e in final if name in e.scores) for name in _names(final)},
         "fairness": {name: fairness(e.scores[name] for e in final if name in e.scores) for name in _names(final)},
-        **achievement(evaluations.curve(), metric, target),
+        **target_and_best(evaluations.curve(), metric, target),
         "averaged_model": {**averages[-1].scores, "round": averages[-1].round} if averages else None,
         "consensus_distance": averages[-1].consensus_distance if averages else None,
         "bytes_sent": {"total": total_bytes, "per_node_mean": total_bytes / nodes},
@@ -75,7 +75,8 @@ def summarize(
         "messages_unsent": sum(e.unsent_messages for e in ends.values()),
         "messages_late": sum(e.late_messages for e in ends.values()),
         "messages_repeated": sum(e.repeated_messages for e in ends.values()),
-        "strangers": sum(e.strangers for e in ends.values()) + outcome.strangers,
+        "unauthenticated_connections": sum(e.unauthenticated_connections for e in ends.values())
+        + outcome.unauthenticated_connections,
         "time": {
             "wall_s": outcome.wall_s,
             "virtual_s": outcome.virtual_s,

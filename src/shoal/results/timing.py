@@ -33,7 +33,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from shoal.errors import DataError
-from shoal.results.progress import leading
+from shoal.results.progress import main_metric
 from shoal.results.records import End, Evaluation, Event, Record, Round, RunFolder
 from shoal.results.statistics import statistics
 
@@ -43,7 +43,7 @@ FALLING = ("loss", "perplexity", "rmse")
 """Metrics of which less is better."""
 
 
-def rises(metric: str) -> bool:
+def higher_is_better(metric: str) -> bool:
     """Whether more is better. Of scores that Shoal does not know, such as those of Flower clients, it is."""
     return metric not in FALLING
 
@@ -90,7 +90,7 @@ class Evaluations:
             self._ended.add(node)
         elif isinstance(record, Evaluation) and record.scores:
             self.known.update(record.scores)
-            self.metric = self.metric or leading(record.scores)
+            self.metric = self.metric or main_metric(record.scores)
             if self.metric in record.scores:
                 tick = -1 if record.tick is None else record.tick
                 self._found.extend((tick, record.round, node, record.time, record.scores[self.metric]))
@@ -141,13 +141,13 @@ def curve(folder: RunFolder, metric: str | None = None) -> Curve:
     return found
 
 
-def curve_if_any(folder: RunFolder, metric: str | None = None) -> Curve | None:
+def curve_or_none(folder: RunFolder, metric: str | None = None) -> Curve | None:
     """As `curve`, and None where there is none."""
     return _gathered(folder, metric).curve()
 
 
 def _gathered(folder: RunFolder, metric: str | None) -> Evaluations:
-    evaluations = Evaluations(metric or goal(folder)[0])
+    evaluations = Evaluations(metric or target_of(folder)[0])
     for node, record in records(folder):
         evaluations.add(node, record)
     return evaluations
@@ -166,13 +166,13 @@ def bytes_to(folder: RunFolder, curve: Curve, target: float) -> int | None:
 
 
 def _reached(curve: Curve, target: float) -> int | None:
-    there = operator.ge if rises(curve.metric) else operator.le
+    there = operator.ge if higher_is_better(curve.metric) else operator.le
     return next((i for i, mean in enumerate(curve.means) if there(mean, target)), None)
 
 
 def best(curve: Curve) -> int | None:
     """The place in `curve` of its best mean, the first of several; None where no mean is finite."""
-    sign = 1 if rises(curve.metric) else -1
+    sign = 1 if higher_is_better(curve.metric) else -1
     finite = [i for i, mean in enumerate(curve.means) if math.isfinite(mean)]
     return max(finite, key=lambda i: sign * curve.means[i], default=None)
 
@@ -185,7 +185,7 @@ def bytes_sent(folder: RunFolder, curve: Curve) -> tuple[int, ...]:
     totals = [0] * len(curve.moments)
     ats: Sequence[float] = curve.times if curve.by_ticks else curve.moments
     for _, group in itertools.groupby(records(folder), key=operator.itemgetter(0)):
-        sent, keys, bytes = Sent(), array("d"), array("q")
+        sent, keys, bytes = SentTraffic(), array("d"), array("q")
         for _, record in group:
             sent.add(record)
             if isinstance(record, Round):
@@ -198,7 +198,7 @@ def bytes_sent(folder: RunFolder, curve: Curve) -> tuple[int, ...]:
     return tuple(totals)
 
 
-class Sent:
+class SentTraffic:
     """What one node has sent so far, from its records in order. One that died and came back counts anew from zero."""
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class Sent:
             self._before = self.bytes, self.messages
 
 
-def achievement(curve: Curve | None, metric: str | None, target: float | None) -> dict[str, Any]:
+def target_and_best(curve: Curve | None, metric: str | None, target: float | None) -> dict[str, Any]:
     """What a summary says of a curve: `time_to_target` and `best`."""
     top = None if curve is None else best(curve)
     named = metric if curve is None else curve.metric
@@ -228,7 +228,7 @@ def achievement(curve: Curve | None, metric: str | None, target: float | None) -
 
 
 @dataclass(frozen=True)
-class Standing:
+class TimesToTarget:
     """How long the runs of one label took to a target, beside those of the others."""
 
     label: str
@@ -249,9 +249,9 @@ class Standing:
         return sum(time is not None for time in self.seconds)
 
 
-def side_by_side(
+def compare_times(
     runs: Mapping[str, Sequence[RunFolder]], target: float, metric: str | None = None
-) -> tuple[Standing, ...]:
+) -> tuple[TimesToTarget, ...]:
     """The times to `target` of each label's runs, which differ in their seeds, in the order of `runs`.
 
     Raises `DataError` where runs have different metrics or clocks, which cannot be compared.
@@ -263,7 +263,7 @@ def side_by_side(
     ):
         if len(found) > 1:
             raise DataError(f"runs have different {what}, {' and '.join(sorted(found))}: they cannot be compared")
-    standings: list[Standing] = []
+    standings: list[TimesToTarget] = []
     for label, several in curves.items():
         seconds = tuple(time_to(c, target) for c in several)
         there = [time for time in seconds if time is not None]
@@ -271,11 +271,11 @@ def side_by_side(
         mean, std, least, most = spread.values() if spread is not None else (None,) * 4
         first = standings[0].mean if standings else mean
         ratio = mean / first if mean is not None and first else None
-        standings.append(Standing(label, seconds, mean, std, least, most, ratio))
+        standings.append(TimesToTarget(label, seconds, mean, std, least, most, ratio))
     return tuple(standings)
 
 
-def goal(folder: RunFolder) -> tuple[str | None, float | None]:
+def target_of(folder: RunFolder) -> tuple[str | None, float | None]:
     """The metric and the target that the experiment names."""
     plan: Mapping[str, Any] = experiment(folder).get("evaluation", {})
     return plan.get("metric"), plan.get("target")

@@ -37,16 +37,24 @@ from shoal.environment.network.network import AvailabilityChange
 from shoal.errors import ExperimentError, LaunchError, MessageError, RunError
 from shoal.experiment import Experiment
 from shoal.experiment.environment import build_environment, speeds_of
-from shoal.experiment.mapping import HERE
+from shoal.experiment.mapping import LOCALHOST
 from shoal.message import MAX_HEADER_BYTES, RUN_LENGTH
-from shoal.results.progress import SHOW_EVERY, Listener, MeanScore, NullListener, Outcome, Progress, Status
-from shoal.results.records import Event, Lines, RunFolder
+from shoal.results.progress import (
+    PROGRESS_INTERVAL,
+    MeanScore,
+    NullProgressListener,
+    Outcome,
+    Progress,
+    ProgressListener,
+    Status,
+)
+from shoal.results.records import Event, RecordFile, RunFolder
 from shoal.types import NodeId, format_node_ids
 
 STOP_SECONDS = 10.0
 """How long nodes may take to leave when they are told to."""
 LOOPBACK = "127.0.0.1"
-HERE_TOO = {HERE, LOOPBACK, socket.gethostname()}
+HERE_TOO = {LOCALHOST, LOOPBACK, socket.gethostname()}
 """The names of this machine in a mapping."""
 START_SECONDS = 60.0
 """How long it may take, at the least, until the next one of the nodes that are started says that it listens."""
@@ -70,13 +78,13 @@ class Coordinator:
         self,
         experiment: Experiment,
         folder: RunFolder,
-        listener: Listener | None = None,
-        commanded: float | None = None,
+        listener: ProgressListener | None = None,
+        command_time: float | None = None,
     ) -> None:
-        self._commanded = time.time() if commanded is None else commanded
+        self._command_time = time.time() if command_time is None else command_time
         self._experiment = experiment
         self._folder = folder
-        self._listener: Listener = listener or NullListener()
+        self._listener: ProgressListener = listener or NullProgressListener()
         self._run = secrets.token_hex(RUN_LENGTH // 2)
         self._phase = "starting"
         self._began_at = time.monotonic()
@@ -103,7 +111,7 @@ class Coordinator:
         self._parameters = 0
         """Of a model, once it is known."""
         self._learners = frozenset(range(experiment.nodes))
-        self._pace = frozenset(experiment.paced_by)
+        self._pace = frozenset(experiment.round_nodes)
         self._rounds = dict.fromkeys(range(experiment.size), 0)
         self._bytes = dict.fromkeys(range(experiment.size), 0)
         self._busy = dict.fromkeys(range(experiment.size), math.inf)
@@ -161,10 +169,10 @@ class Coordinator:
         return Outcome(
             status,
             wall_s=(self._ended_at or time.monotonic()) - self._began_at,
-            startup_s=self._startup or time.time() - self._commanded,
+            startup_s=self._startup or time.time() - self._command_time,
             lost=dict(sorted(self._lost.items())),
             facts={"first_round_s": self._first_round, "signal": self._signal},
-            strangers=self._strangers + self._strangers_of_network,
+            unauthenticated_connections=self._strangers + self._strangers_of_network,
         )
 
     def _start(self) -> None:
@@ -308,7 +316,7 @@ class Coordinator:
     @property
     def _patience(self) -> float:
         """Seconds without a sign of life after which a node is taken to be hung."""
-        return PULSES_MISSED + self._experiment.processes.patience
+        return PULSES_MISSED + self._experiment.processes.hang_timeout
 
     def _all_done(self) -> bool:
         return self._learners <= self._done | self._exited and not self._averages_to_test
@@ -325,7 +333,7 @@ class Coordinator:
         if self._socket in ready:
             self._hear_nodes()
         now = time.monotonic()
-        if now - self._shown > SHOW_EVERY:
+        if now - self._shown > PROGRESS_INTERVAL:
             self._shown = now
             self._listener.progress(self._progress())
 
@@ -404,7 +412,7 @@ class Coordinator:
             machine, nodes = next(iter(elsewhere.items()))
             raise LaunchError(
                 f"mapping: nodes {format_node_ids(nodes)} are to run on {machine!r}, and this launcher starts nodes on "
-                f"its own machine, {HERE!r}, only"
+                f"its own machine, {LOCALHOST!r}, only"
             )
         return sorted(node for nodes in self._experiment.placement.values() for node in nodes)
 
@@ -535,8 +543,8 @@ class Coordinator:
     def _leisure(self) -> float:
         """How long there is nothing to do, for all that is known."""
         if self._next is None or self._phase != "running":
-            return SHOW_EVERY
-        return min(SHOW_EVERY, max(0.0, self._next.time - (time.monotonic() - self._epoch)))
+            return PROGRESS_INTERVAL
+        return min(PROGRESS_INTERVAL, max(0.0, self._next.time - (time.monotonic() - self._epoch)))
 
     def _follow_agenda(self) -> None:
         while self._phase == "running" and self._next is not None:
@@ -595,7 +603,7 @@ class Coordinator:
 
     def _write(self, node: NodeId, fault_event: FaultEvent) -> None:
         """Among a node's records, what it cannot write down itself."""
-        lines = Lines(self._folder.node(node))
+        lines = RecordFile(self._folder.node(node))
         lines.write(Event("fault", fault_event.time, str(fault_event)))
         lines.close()
 
@@ -618,11 +626,11 @@ class Coordinator:
             if said.rounds >= 1 and self._first_round is None:
                 self._first_rounds.add(said.node)
                 if self._pace <= self._first_rounds:
-                    self._first_round = time.time() - self._commanded
+                    self._first_round = time.time() - self._command_time
         elif isinstance(said, control.Began):
             self._began.add(said.node)
             if self._startup is None and self._pace <= self._began:
-                self._startup = time.time() - self._commanded
+                self._startup = time.time() - self._command_time
                 self._began_at = time.monotonic()
         elif isinstance(said, control.Model):
             moment = said.round if said.tick is None else said.tick

@@ -19,8 +19,8 @@ from shoal.engines.processes.sealing import Seal
 from shoal.environment.faults import Fault
 from shoal.errors import NodeError
 from shoal.node import Node
-from shoal.results.progress import leading_score
-from shoal.results.records import Evaluation, Event, Lines, Record, Round, RunFolder
+from shoal.results.progress import main_score
+from shoal.results.records import Evaluation, Event, Record, RecordFile, Round, RunFolder
 from shoal.types import NodeId, Params
 
 REPORT_EVERY = 0.5
@@ -95,7 +95,7 @@ class CoordinatorLink:
 class Watcher:
     """The observer of one node process: its records go to its file, the news to the supervisor."""
 
-    def __init__(self, id: NodeId, lines: Lines, line: CoordinatorLink, faults: list[Fault]) -> None:
+    def __init__(self, id: NodeId, lines: RecordFile, line: CoordinatorLink, faults: list[Fault]) -> None:
         self._id = id
         self._lines = lines
         self._line = line
@@ -128,7 +128,7 @@ class Watcher:
         if evaluation is None:
             self._line.say(control.Report(self._id, rounds, sent))
         else:
-            score = leading_score(evaluation.scores)
+            score = main_score(evaluation.scores)
             self._line.say(control.Report(self._id, rounds, sent, evaluation.round, score))
 
     def model(self, round: int, params: Params, tick: int | None = None) -> None:

@@ -32,7 +32,7 @@ from shoal.experiment.setup import Setup
 from shoal.mailbox import Mailbox
 from shoal.message_budget import MessageBudget
 from shoal.node import Node
-from shoal.results.records import End, Evaluation, Event, Lines, RunFolder
+from shoal.results.records import End, Evaluation, Event, RecordFile, RunFolder
 from shoal.types import NodeId
 
 BEATS = 6
@@ -66,7 +66,7 @@ async def _live(setup: Setup, id: NodeId, slots: Slots, start: control.Fork, pai
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Enough for a connection to everybody, and for those that linger after their place was needed.
     context.set(zmq.MAX_SOCKETS, 2 * setup.experiment.size + 128)
-    lines = Lines(RunFolder(Path(start.folder)).node(id))
+    lines = RecordFile(RunFolder(Path(start.folder)).node(id))
     strangers = _Rejections(lines, "stranger refused")
     assert (pair is None) == (start.key is None)
     seal = None if pair is None else Seal(context, pair, strangers, asyncio.get_running_loop().time, math.inf)
@@ -94,7 +94,7 @@ async def _take_part(
     start: control.Fork,
     context: zmq.Context[zmq.Socket[bytes]],
     line: CoordinatorLink,
-    lines: Lines,
+    lines: RecordFile,
     seal: Seal | None,
     strangers: _Rejections,
 ) -> None:
@@ -113,7 +113,7 @@ async def _take_part(
         port=None if plan.base_port is None else plan.base_port + id,
         max_message_bytes=int(plan.max_message_mib * 2**20),
         connections=plan.connections or max(64, _first_peers(setup, id)),
-        send_timeout=plan.patience,
+        send_timeout=plan.hang_timeout,
         deliver=mailbox.put if delay is None else delay.take,
         reject=rejected,
         seal=seal,
@@ -155,7 +155,7 @@ async def _take_part(
         mailbox,
         slots,
         experiment.nodes / slots.count,
-        plan.patience,
+        plan.hang_timeout,
         serves,
         shaper,
         setup.speeds[id],
@@ -187,7 +187,7 @@ async def _take_part(
             leaving.add(asyncio.create_task(_leave(node, runtime, watcher, slots, line)))
 
     line.on_stop = leave
-    pulse = asyncio.create_task(_beat(id, runtime, line, plan.patience / BEATS))
+    pulse = asyncio.create_task(_beat(id, runtime, line, plan.hang_timeout / BEATS))
     ticks = asyncio.create_task(_tick(node, runtime, watcher, None if serves else experiment.evaluation.seconds))
     for dead in go.gone:
         mark_failed(dead, born)
@@ -199,7 +199,7 @@ async def _take_part(
     else:
         if setup.environment.restarts:
             runtime.background(welcome(node))
-        life = setup.live(node)
+        life = setup.run_node(node)
     line.heed()
     cpu = time.process_time()
     try:
@@ -241,7 +241,7 @@ async def _take_part(
         late_messages=mailbox.late + mailbox.dropped + (0 if shaper is None else shaper.dropped),
         repeated_messages=mailbox.repeated,
         unsent_messages=transport.unsent,
-        strangers=strangers.count,
+        unauthenticated_connections=strangers.count,
         train_cpu_s=node.trainer.cpu_seconds,
         total_cpu_s=cpu,
         uss_mib=None if used is None else used.uss,
@@ -276,7 +276,7 @@ def _first_peers(setup: Setup, id: NodeId) -> int:
 async def _relive(setup: Setup, node: Node, others: Collection[NodeId]) -> None:
     await node.sleep(0.0)  # until it is online
     if await rejoin(node, others):
-        await setup.live(node)
+        await setup.run_node(node)
 
 
 async def _tick(node: Node, runtime: ProcessRuntime, watcher: Watcher, seconds: float | None) -> None:
@@ -381,7 +381,7 @@ async def _beat(id: NodeId, runtime: ProcessRuntime, line: CoordinatorLink, seco
 class _Rejections:
     """Counts what was refused, messages or strangers, and records the first ones."""
 
-    def __init__(self, lines: Lines, what: str) -> None:
+    def __init__(self, lines: RecordFile, what: str) -> None:
         self.count = 0
         self.now: Any = lambda: 0.0
         self._lines = lines

@@ -28,7 +28,7 @@ from shoal.engines.processes.slots import Slots
 from shoal.errors import ExperimentError, ShoalError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
-from shoal.results.records import Average, Lines, RunFolder
+from shoal.results.records import Average, RecordFile, RunFolder
 from shoal.types import NodeId
 
 
@@ -191,7 +191,7 @@ class Zygote:
 def _evaluate(setup: Setup, said: control.EvaluateAverage) -> int:
     scores = setup.evaluate(np.frombuffer(said.params, np.float32))
     record = Average(said.round, said.time, said.nodes, said.consensus_distance, scores, said.tick)
-    Lines(RunFolder(Path(said.folder)).averages).write(record)
+    RecordFile(RunFolder(Path(said.folder)).averages).write(record)
     return 0
 
 

@@ -28,16 +28,16 @@ from shoal.experiment.setup import Setup
 from shoal.message import RUN_LENGTH
 from shoal.node import Node
 from shoal.results.progress import (
-    SHOW_EVERY,
-    Listener,
+    PROGRESS_INTERVAL,
     MeanScore,
-    NullListener,
+    NullProgressListener,
     Outcome,
     Progress,
+    ProgressListener,
     Status,
-    leading_score,
+    main_score,
 )
-from shoal.results.records import Average, End, Evaluation, Event, Lines, ManyLines, Record, RunFolder
+from shoal.results.records import Average, BufferedRecordFiles, End, Evaluation, Event, Record, RecordFile, RunFolder
 from shoal.training.trainer import Evaluate
 from shoal.types import NodeId, Params
 
@@ -56,14 +56,14 @@ class _Watcher:
         simulation = self._simulation
         simulation.lines.write(self._id, record)
         if isinstance(record, Evaluation):
-            simulation.score.add(record.tick or record.round, leading_score(record.scores))
+            simulation.score.add(record.tick or record.round, main_score(record.scores))
 
     def model(self, round: int, params: Params) -> None:
         self._simulation.averages.add(self._id, round, params)
         self._simulation.average_if_complete()
 
     async def before_round(self, round: int) -> None:
-        if self._id in self._simulation.experiment.paced_by:
+        if self._id in self._simulation.experiment.round_nodes:
             self._simulation.rounds_begun += 1
         if self._simulation.rounds_begun % 64 == 0:
             self._simulation.show()
@@ -88,19 +88,19 @@ class Simulation:
         self,
         experiment: Experiment,
         folder: RunFolder,
-        listener: Listener | None = None,
-        commanded: float | None = None,
+        listener: ProgressListener | None = None,
+        command_time: float | None = None,
     ) -> None:
-        self._commanded = time.time() if commanded is None else commanded
+        self._command_time = time.time() if command_time is None else command_time
         self.experiment = experiment
         self.folder = folder
-        self.listener: Listener = listener or NullListener()
-        self.lines = ManyLines(folder, experiment.size)
+        self.listener: ProgressListener = listener or NullProgressListener()
+        self.lines = BufferedRecordFiles(folder, experiment.size)
         self.averages = Averages()
         self.score = MeanScore()
         self.rounds_begun = 0
         self.lost: dict[NodeId, str] = {}
-        self._averages_file = Lines(folder.averages)
+        self._averages_file = RecordFile(folder.averages)
         self._alive = set(range(experiment.size))
         self._learning = set(range(experiment.nodes))
         self._awaited = set(range(experiment.nodes))
@@ -131,7 +131,7 @@ class Simulation:
         experiment = self.experiment
         cpu = processor_seconds()
         self.world.computer = self._computer(self.batching)
-        startup = time.time() - self._commanded
+        startup = time.time() - self._command_time
         self._started = time.monotonic()
         thresholds = gc.get_threshold()
         status: Status = "failed"
@@ -204,14 +204,14 @@ class Simulation:
 
     def show(self, force: bool = False) -> None:
         now = time.monotonic()
-        if force or now - self._shown >= SHOW_EVERY:
+        if force or now - self._shown >= PROGRESS_INTERVAL:
             self._shown = now
             self.lines.flush_if_due()
             self.listener.progress(self._progress("running"))
 
     def _progress(self, phase: str) -> Progress:
         nodes = getattr(self, "nodes", [])
-        pace = self.experiment.paced_by
+        pace = self.experiment.round_nodes
         under_way = len(pace) if len(self._alive) == self.experiment.size else len(self._alive.intersection(pace))
         return Progress(
             phase,
@@ -246,14 +246,14 @@ class Simulation:
     def _start(self, node: Node, again: bool = False) -> None:
         """Let a node live, for the first time or after a crash."""
         runtime = self.world.runtimes[node.id]
-        runtime.start(self._relive(node) if again else self.setup.live(node), partial(self._ended, node))
+        runtime.start(self._relive(node) if again else self.setup.run_node(node), partial(self._ended, node))
         if self._environment.restarts and not again:
             runtime.background(welcome(node))
 
     async def _relive(self, node: Node) -> None:
         learners = self.world.runtimes[: self.experiment.nodes]
         if await rejoin(node, [r.id for r in learners if r.running and r.id != node.id]):
-            await self.setup.live(node)
+            await self.setup.run_node(node)
 
     # What happens by the clock
 
@@ -363,7 +363,7 @@ class Simulation:
         for node, found in zip(tested, scores, strict=True):
             record = Evaluation(max(0, node.next_round - 1), time, found, self._ticks)
             self.lines.write(node.id, record)
-            self.score.add(self._ticks, leading_score(found))
+            self.score.add(self._ticks, main_score(found))
         if self.experiment.evaluation.average and "algorithm" not in self.experiment.services:
             averages = Averages()
             for node in there:
