@@ -102,14 +102,14 @@ def _mutate_addressed(mutator: Mutator, frames: Frames) -> tuple[str, Frames]:
 
 def control_messages() -> Iterator[Reader]:
     to_node = (
-        control.Go(["tcp://127.0.0.1:1"] * 3, 1.5, None, [1], False), control.Gone(1, 2.0),
-        control.Back(1, "tcp://127.0.0.1:2"), control.Attend(True), control.Strike("slow", "why", 2.0),
+        control.Start(["tcp://127.0.0.1:1"] * 3, 1.5, None, [1], False), control.PeerFailed(1, 2.0),
+        control.PeerRestarted(1, "tcp://127.0.0.1:2"), control.SetOnline(True), control.InjectFault("slow", "why", 2.0),
         control.Finish(True, 3, 1.0),
     )  # fmt: skip
     from_node = (
-        control.Hello(0, RUN, "tcp://127.0.0.1:1"), control.Networked(RUN, "tcp://127.0.0.1:1"), control.Began(0),
-        control.Report(0, 3, 1000, 2), control.Alive(0, True), control.Model(0, 1, 2.0), control.Done(0),
-        control.Failed(0, RUN, "why"),
+        control.NodeListening(0, RUN, "tcp://127.0.0.1:1"), control.NetworkListening(RUN, "tcp://127.0.0.1:1"),
+        control.FirstRoundStarted(0), control.ProgressReport(0, 3, 1000, 2), control.Heartbeat(0, True),
+        control.ModelSnapshot(0, 1, 2.0), control.NodeDone(0), control.NodeFailed(0, RUN, "why"),
     )  # fmt: skip
     posts = (shaper.Here(1.0), shaper.Post(1, 2, 100, 1.0, True))
     for name, read, said in (
@@ -118,7 +118,7 @@ def control_messages() -> Iterator[Reader]:
         ("posts, to the network", shaper.decode_from_node, posts),
     ):
         samples = [[control.encode(each)] for each in said]
-        yield Reader(name, partial(_read_one, read), samples, _mutate_one, control.REFUSALS)
+        yield Reader(name, partial(_read_one, read), samples, _mutate_one, control.DECODE_ERRORS)
 
 
 def the_model() -> Iterator[Reader]:
@@ -138,7 +138,7 @@ def _post(timetable: Timetable, clock: Iterator[int], frames: Frames) -> None:
     now, told = float(next(clock)), Word()
     try:
         said = shaper.decode_from_node(frames[0])
-    except control.REFUSALS as error:
+    except control.DECODE_ERRORS as error:
         raise MessageError(str(error)) from error
     finally:
         timetable.catch_up(now, told)

@@ -377,14 +377,14 @@ def _is_refused(frames: Frames, target: _Target, shaped: bool) -> bool:
 def _control_messages(node: NodeId, run: str) -> list[control.FromNode]:
     """All in order but for who says it."""
     return [
-        control.Hello(node, run, "tcp://127.0.0.1:1"),
-        control.Networked(run, "tcp://127.0.0.1:1"),
-        control.Began(node),
-        control.Alive(node, True),
-        control.Model(node, 1, 1.0),
-        control.Report(node, 10**6, 1),
-        control.Done(node),
-        control.Failed(node, run, "not me"),
+        control.NodeListening(node, run, "tcp://127.0.0.1:1"),
+        control.NetworkListening(run, "tcp://127.0.0.1:1"),
+        control.FirstRoundStarted(node),
+        control.Heartbeat(node, True),
+        control.ModelSnapshot(node, 1, 1.0),
+        control.ProgressReport(node, 10**6, 1),
+        control.NodeDone(node),
+        control.NodeFailed(node, run, "not me"),
     ]
 
 

@@ -218,12 +218,12 @@ def network() -> Iterator[tuple[Callable[[int], Any], float]]:
     """Sockets of nodes to a network in a thread of its own, which has just begun, and when."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as coordinator:
         port = coordinator.bind_to_random_port("tcp://127.0.0.1")
-        process = NetworkProcess(Setup(experiment()), control.Fork([], f"tcp://127.0.0.1:{port}", "run", ""))
+        process = NetworkProcess(Setup(experiment()), control.StartNodes([], f"tcp://127.0.0.1:{port}", "run", ""))
         thread = threading.Thread(target=process.serve)
         thread.start()
         line, hello = coordinator.recv_multipart()
         epoch = time.monotonic()
-        coordinator.send_multipart([line, control.encode(control.Go([], epoch))])
+        coordinator.send_multipart([line, control.encode(control.Start([], epoch))])
         nodes = []
 
         def node(id: int) -> Any:
@@ -369,7 +369,7 @@ def late(tmp_path: Path) -> Any:
             )
         )
         for node in range(NODES):
-            coordinator._welcome(str(node).encode(), control.Hello(node, coordinator._run, "tcp://127.0.0.1:9"))
+            coordinator._welcome(str(node).encode(), control.NodeListening(node, coordinator._run, "tcp://127.0.0.1:9"))
         return coordinator, said
 
     return make
@@ -387,8 +387,8 @@ def test_one_that_is_being_killed_is_struck_no_more(late: Any) -> None:
     coordinator, said = late(fault=faults.schedule)
     coordinator._epoch -= 5.0
     coordinator._follow_agenda()
-    assert [what for what in said["2"] if isinstance(what, control.Strike)] == []
-    assert [what.kind for what in said["1"] if isinstance(what, control.Strike)] == ["slow"]
+    assert [what for what in said["2"] if isinstance(what, control.InjectFault)] == []
+    assert [what.kind for what in said["1"] if isinstance(what, control.InjectFault)] == ["slow"]
     assert coordinator._slow.keys() == {1, 2}, "it is slow if it comes back"
 
 
@@ -408,7 +408,7 @@ def test_models_of_moments_after_the_last_are_not_averaged(late: Any) -> None:
     model = [zmq.Frame(np.zeros(3, np.float32).tobytes())]
     coordinator._last_tick = 2
     for tick in (1, 2, 3):
-        coordinator._hear_node(control.Model(0, 0, 0.5 * tick, tick), model)
+        coordinator._hear_node(control.ModelSnapshot(0, 0, 0.5 * tick, tick), model)
     assert [averaged.round for averaged in coordinator._averages.complete({0})] == [1, 2]
 
 

@@ -461,7 +461,7 @@ MUTE = textwrap.dedent(
 
 
     def mutely(self, said, params=None):
-        if isinstance(said, control.Hello) and said.node == 2:
+        if isinstance(said, control.NodeListening) and said.node == 2:
             if Path("began").exists():
                 return
             Path("began").touch()

@@ -756,15 +756,15 @@ def test_a_node_cannot_speak_for_another_to_the_supervisor(coordinator: Any) -> 
             reach(liar, pairs[1], coordinator._seal.pair.public)
             liar.connect(f"tcp://127.0.0.1:{port}")
             lies = [
-                control.Done(0),
-                control.Failed(0, coordinator._run, ""),
-                control.Strangers(coordinator._run, 9, ""),
+                control.NodeDone(0),
+                control.NodeFailed(0, coordinator._run, ""),
+                control.UnauthenticatedConnections(coordinator._run, 9, ""),
             ]
             coordinator._network = b"0"
             for lie in lies:
                 liar.send(control.encode(lie))
             coordinator._identities[1] = b"0"
-            liar.send(control.encode(control.Done(1)))
+            liar.send(control.encode(control.NodeDone(1)))
             until(lambda: coordinator._seal.attend() or coordinator._hear_nodes() or coordinator._done)
         assert coordinator._done == {1}
         assert coordinator._reasons == {}
@@ -774,7 +774,7 @@ def test_a_node_cannot_speak_for_another_to_the_supervisor(coordinator: Any) -> 
 
 @pytest.mark.parametrize("rest", [[], [b""], [b"x" * 11], [b"x" * 16], [b"x" * 12, b""]], ids=repr)
 def test_what_is_no_model_is_dropped_and_counted(coordinator: Any, rest: list[bytes]) -> None:
-    said = control.encode(control.Model(0, 0, 0.0))
+    said = control.encode(control.ModelSnapshot(0, 0, 0.0))
     good = np.arange(3, dtype=np.float32).tobytes()
     coordinator._socket = from_socket([b"0", said, *rest], [b"0", said, good])
     coordinator._hear_nodes()
@@ -794,8 +794,11 @@ NOWHERE = [
 def test_who_says_that_it_listens_where_nobody_can_is_turned_away_and_counted(coordinator: Any, where: str) -> None:
     coordinator._identities.clear()
     coordinator._starts.expect(range(4), time.monotonic())
-    lies: list[Any] = [control.Hello(0, coordinator._run, where), control.Networked(coordinator._run, where)]
-    true = control.Hello(0, coordinator._run, "tcp://127.0.0.1:65535")
+    lies: list[Any] = [
+        control.NodeListening(0, coordinator._run, where),
+        control.NetworkListening(coordinator._run, where),
+    ]
+    true = control.NodeListening(0, coordinator._run, "tcp://127.0.0.1:65535")
     coordinator._socket = from_socket(*[[b"0", control.encode(said)] for said in (*lies, true)])
     coordinator._hear_nodes()
     assert coordinator._strangers == len(lies)
@@ -816,8 +819,8 @@ def test_nodes_listen_where_the_run_has_them_listen(tmp_path: Path, processes: A
     coordinator: Any = Coordinator(small(**processes, sealed=False), RunFolder.create(tmp_path, "supervised"))
     coordinator._namespaces = spaces
     coordinator._starts.expect(range(4), time.monotonic())
-    hellos = [control.Hello(2, coordinator._run, each) for each in ("tcp://127.0.0.1:1", where)]
-    hellos += [control.Hello(nobody, coordinator._run, where) for nobody in (-5, 4, 2**60)]
+    hellos = [control.NodeListening(2, coordinator._run, each) for each in ("tcp://127.0.0.1:1", where)]
+    hellos += [control.NodeListening(nobody, coordinator._run, where) for nobody in (-5, 4, 2**60)]
     coordinator._socket = from_socket(*[[b"2", control.encode(hello)] for hello in hellos])
     coordinator._hear_nodes()
     assert coordinator._endpoints == {2: where}
@@ -827,8 +830,8 @@ def test_nodes_listen_where_the_run_has_them_listen(tmp_path: Path, processes: A
 def test_only_the_last_report_of_the_networks_is_taken_for_the_last(coordinator: Any) -> None:
     coordinator._network = b"network"
     for report, is_last in (
-        (control.Strangers(coordinator._run, 1, "one"), False),
-        (control.Strangers(coordinator._run, 3, "another", over=True), True),
+        (control.UnauthenticatedConnections(coordinator._run, 1, "one"), False),
+        (control.UnauthenticatedConnections(coordinator._run, 3, "another", final=True), True),
     ):
         coordinator._hear_of_strangers(report)
         assert coordinator._network_reported is is_last
@@ -861,7 +864,7 @@ class Network:
         seal = Seal(self.context, KeyPair.fresh(), print, time.monotonic)
         seal.listen(self._supervisor)
         port = self._supervisor.bind_to_random_port("tcp://127.0.0.1")
-        start = control.Fork([], f"tcp://127.0.0.1:{port}", RUN, "", key=seal.pair.public)
+        start = control.StartNodes([], f"tcp://127.0.0.1:{port}", RUN, "", coordinator_key=seal.pair.public)
         self.pair = KeyPair.fresh()
         seal.admit(sealing.NETWORK, self.pair.public)
         setup = Setup(Experiment.from_table({**small().to_table(), "network": {"name": "uniform", "latency": 0.001}}))
@@ -872,7 +875,7 @@ class Network:
         self._line, hello = self._supervisor.recv_multipart()
         self.endpoint = control.decode_from_node(hello).endpoint
         self._seal = seal
-        self._tell(control.Go([], time.monotonic(), keys=[pair.public for pair in pairs]))
+        self._tell(control.Start([], time.monotonic(), public_keys=[pair.public for pair in pairs]))
 
     def heard(self) -> control.FromNode:
         assert self._supervisor.poll(LONG * 1000)
@@ -903,12 +906,12 @@ def test_the_network_reports_all_strangers_at_the_end_whenever_they_came() -> No
     with contextlib.closing(Network([])) as network:
         knock()
         first = network.heard()
-        assert isinstance(first, control.Strangers)
-        assert (first.count, first.over) == (1, False)
+        assert isinstance(first, control.UnauthenticatedConnections)
+        assert (first.count, first.final) == (1, False)
         knock()  # within the time in which no other report would be made
         last = network.finish()
-        assert isinstance(last, control.Strangers)
-        assert (last.count, last.over) == (2, True)
+        assert isinstance(last, control.UnauthenticatedConnections)
+        assert (last.count, last.final) == (2, True)
 
 
 def test_a_node_that_takes_the_name_of_another_at_the_network_neither_hears_nor_speaks_for_it() -> None:

@@ -101,5 +101,5 @@ def test_a_supervisor_ends_those_that_do_not_start_and_says_why(
     coordinator._zygote = SimpleNamespace(say=said.append)
     monkeypatch.setattr(coordinator._starts, "overdue", lambda now, patience: {3, 1})
     coordinator._give_up_on_those_that_do_not_start()
-    assert said == [control.Kill([1, 3])]
+    assert said == [control.KillNodes([1, 3])]
     assert all("did not say" in coordinator._reasons[node] for node in (1, 3))

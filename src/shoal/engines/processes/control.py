@@ -20,29 +20,29 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     base: str
 
 
-class Fork(msgspec.Struct, frozen=True, tag=True):
+class StartNodes(msgspec.Struct, frozen=True, tag=True):
     """Start these nodes."""
 
     nodes: list[NodeId]
-    control: str
+    coordinator: str
     """The supervisor's endpoint."""
     run: str
     folder: str
-    again: bool = False
+    restarted: bool = False
     """Whether they were alive before, and died."""
-    network: bool = False
+    with_network: bool = False
     """Whether the network's own process is started as well, before them."""
     namespaces: list[str] = []
     """Where node i finds the network namespace that it lives in; none where all live in the machine's own."""
-    key: bytes | None = None
+    coordinator_key: bytes | None = None
     """The supervisor's public key, where links are sealed."""
-    keys: str | None = None
+    key_folder: str | None = None
     """The folder with the nodes' own keys; where there is none, each gets a new pair when it is started."""
-    listed: list[bytes] = []
+    public_keys: list[bytes] = []
     """The public keys of all nodes, where they are in a folder: no node starts with another, which nobody lets in."""
 
 
-class Kill(msgspec.Struct, frozen=True, tag=True):
+class KillNodes(msgspec.Struct, frozen=True, tag=True):
     """End these nodes at once."""
 
     nodes: list[NodeId]
@@ -63,12 +63,12 @@ class EvaluateAverage(msgspec.Struct, frozen=True, tag=True):
 # Zygote to supervisor.
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class Prepared(msgspec.Struct, frozen=True, tag=True):
     parameters: int
     warnings: list[str]
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
     """The experiment cannot be prepared: an error of Shoal's, by the name of its class, or a traceback."""
 
     error: str
@@ -76,14 +76,14 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     problems: list[str]
 
 
-class Keyed(msgspec.Struct, frozen=True, tag=True):
+class KeyAnnounced(msgspec.Struct, frozen=True, tag=True):
     """The public key of a node that is about to be started, or of the network's process, which is no node."""
 
     node: NodeId | None
     key: bytes
 
 
-class Exited(msgspec.Struct, frozen=True, tag=True):
+class NodeExited(msgspec.Struct, frozen=True, tag=True):
     """A node's process has ended: with an exit code, or by a signal (then negative)."""
 
     node: NodeId
@@ -96,47 +96,47 @@ class NetworkExited(msgspec.Struct, frozen=True, tag=True):
     code: int
 
 
-class AverageDone(msgspec.Struct, frozen=True, tag=True):
+class AverageEvaluated(msgspec.Struct, frozen=True, tag=True):
     round: int
     code: int
 
 
 # Node to supervisor.
 
-UNFIT_KEYS = 3
+EXIT_UNUSABLE_KEYS = 3
 """The exit code of a node that has no keys to speak to the supervisor with."""
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class NodeListening(msgspec.Struct, frozen=True, tag=True):
     node: NodeId
     run: str
     endpoint: str
 
 
-class Networked(msgspec.Struct, frozen=True, tag=True):
+class NetworkListening(msgspec.Struct, frozen=True, tag=True):
     """The network's process listens."""
 
     run: str
     endpoint: str
 
 
-class Strangers(msgspec.Struct, frozen=True, tag=True):
+class UnauthenticatedConnections(msgspec.Struct, frozen=True, tag=True):
     """How many the network's process has turned away by now, and the last of them."""
 
     run: str
     count: int
     last: str
-    over: bool = False
+    final: bool = False
     """Whether this is the last word of it."""
 
 
-class Began(msgspec.Struct, frozen=True, tag=True):
+class FirstRoundStarted(msgspec.Struct, frozen=True, tag=True):
     """The node starts its first round."""
 
     node: NodeId
 
 
-class Report(msgspec.Struct, frozen=True, tag=True):
+class ProgressReport(msgspec.Struct, frozen=True, tag=True):
     """Where the node is."""
 
     node: NodeId
@@ -147,14 +147,14 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     score: Score | None = None
 
 
-class Alive(msgspec.Struct, frozen=True, tag=True):
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Said every few seconds. Busy: the node computes, or waits for something that will end by itself."""
 
     node: NodeId
     busy: bool
 
 
-class Model(msgspec.Struct, frozen=True, tag=True):
+class ModelSnapshot(msgspec.Struct, frozen=True, tag=True):
     """The node's model after an evaluated round; the parameters are the next frame."""
 
     node: NodeId
@@ -163,13 +163,13 @@ class Model(msgspec.Struct, frozen=True, tag=True):
     tick: int | None = None
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class NodeDone(msgspec.Struct, frozen=True, tag=True):
     """The node's algorithm has ended."""
 
     node: NodeId
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class NodeFailed(msgspec.Struct, frozen=True, tag=True):
     """The node cannot go on."""
 
     node: NodeId
@@ -180,25 +180,25 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 # Supervisor to node.
 
 
-class Go(msgspec.Struct, frozen=True, tag=True):
+class Start(msgspec.Struct, frozen=True, tag=True):
     """All nodes listen: begin."""
 
     endpoints: list[str]
     epoch: float = 0.0
     """When the run began, on the machine's monotonic clock."""
-    network: str | None = None
+    network_endpoint: str | None = None
     """Where the network's process listens, if messages are shaped."""
-    gone: list[NodeId] = []
+    failed_nodes: list[NodeId] = []
     """The nodes that are dead."""
-    away: bool = False
+    offline: bool = False
     """Whether the node is offline at first."""
-    keys: list[bytes] = []
+    public_keys: list[bytes] = []
     """The nodes' public keys, where links are sealed."""
     network_key: bytes | None = None
     """That of the network's process."""
 
 
-class Gone(msgspec.Struct, frozen=True, tag=True):
+class PeerFailed(msgspec.Struct, frozen=True, tag=True):
     """This node has died."""
 
     node: NodeId
@@ -206,7 +206,7 @@ class Gone(msgspec.Struct, frozen=True, tag=True):
     """When that was known, on the machine's monotonic clock: before it could be started again."""
 
 
-class Back(msgspec.Struct, frozen=True, tag=True):
+class PeerRestarted(msgspec.Struct, frozen=True, tag=True):
     """This node, which had died, was started again, and listens there."""
 
     node: NodeId
@@ -215,13 +215,13 @@ class Back(msgspec.Struct, frozen=True, tag=True):
     """Its public key, where links are sealed."""
 
 
-class Attend(msgspec.Struct, frozen=True, tag=True):
+class SetOnline(msgspec.Struct, frozen=True, tag=True):
     """To one node: go offline, or come online again."""
 
     online: bool
 
 
-class Strike(msgspec.Struct, frozen=True, tag=True):
+class InjectFault(msgspec.Struct, frozen=True, tag=True):
     """To one node: a fault on schedule that is not a crash."""
 
     kind: Literal["hang", "raise", "slow"]
@@ -240,16 +240,16 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """When the run ended."""
 
 
-ToZygote: TypeAlias = Prepare | Fork | Kill | EvaluateAverage
-FromZygote: TypeAlias = Ready | Refused | Keyed | Exited | NetworkExited | AverageDone
-FromOne: TypeAlias = Began | Report | Alive | Model | Done | Failed
-FromNode: TypeAlias = Hello | Networked | Strangers | FromOne
-ToNode: TypeAlias = Go | Gone | Back | Attend | Strike | Finish
+ToZygote: TypeAlias = Prepare | StartNodes | KillNodes | EvaluateAverage
+FromZygote: TypeAlias = Prepared | StartFailed | KeyAnnounced | NodeExited | NetworkExited | AverageEvaluated
+FromOneNode: TypeAlias = FirstRoundStarted | ProgressReport | Heartbeat | ModelSnapshot | NodeDone | NodeFailed
+FromNode: TypeAlias = NodeListening | NetworkListening | UnauthenticatedConnections | FromOneNode
+ToNode: TypeAlias = Start | PeerFailed | PeerRestarted | SetOnline | InjectFault | Finish
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_zygote = msgspec.msgpack.Decoder(ToZygote).decode
 decode_from_zygote = msgspec.msgpack.Decoder(FromZygote).decode
 decode_from_node = msgspec.msgpack.Decoder(FromNode).decode
 decode_to_node = msgspec.msgpack.Decoder(ToNode).decode
-REFUSALS = (ValueError, msgspec.DecodeError, RecursionError)
+DECODE_ERRORS = (ValueError, msgspec.DecodeError, RecursionError)
 """What these raise for anything else: text that is not UTF-8, other data, and data nested too deep to be looked at."""

@@ -141,7 +141,7 @@ class Coordinator:
         """Those that were started again and listen, and wait for the others."""
         self._to_restart: set[NodeId] = set()
         """Those that were killed, to be started again, and are not dead yet."""
-        self._slow: dict[NodeId, control.Strike] = {}
+        self._slow: dict[NodeId, control.InjectFault] = {}
         """How slow nodes are, by a fault."""
         self._averages_to_test: deque[control.EvaluateAverage] = deque()
         """In order, and the first is being tested: of a long run there may be hundreds at its end."""
@@ -269,7 +269,7 @@ class Coordinator:
             for node in overdue:
                 why = f"it did not say in {patience:g} s that it listens; see {self._folder.log}"
                 self._reasons.setdefault(node, why)
-            self._zygote.say(control.Kill(sorted(overdue)))
+            self._zygote.say(control.KillNodes(sorted(overdue)))
 
     @property
     def _patience_at_start(self) -> float:
@@ -311,7 +311,7 @@ class Coordinator:
                 self._reasons.setdefault(node, f"hung: {why.format(patience)}")
             self._tell(nodes, self._finish(stopped=True))  # who still can, keeps what it has learnt
         elif nodes and seconds > patience + STOP_SECONDS:
-            self._zygote.say(control.Kill(sorted(nodes)))
+            self._zygote.say(control.KillNodes(sorted(nodes)))
 
     @property
     def _patience(self) -> float:
@@ -338,15 +338,15 @@ class Coordinator:
             self._listener.progress(self._progress())
 
     def _hear_zygote(self, said: control.FromZygote) -> None:
-        if isinstance(said, control.Ready):
+        if isinstance(said, control.Prepared):
             for warning in said.warnings:
                 self._listener.notice(warning)
             self._fork(said.parameters)
-        elif isinstance(said, control.Refused):
+        elif isinstance(said, control.StartFailed):
             _raise_refused(said, self._experiment.name)
-        elif isinstance(said, control.Keyed):
+        elif isinstance(said, control.KeyAnnounced):
             self._learn_key(said)
-        elif isinstance(said, control.Exited):
+        elif isinstance(said, control.NodeExited):
             self._node_exited(said.node, said.code)
         elif isinstance(said, control.NetworkExited):
             if self._phase != "finishing":
@@ -361,7 +361,7 @@ class Coordinator:
                     f"evaluating the averaged model of round {said.round} failed; see {self._folder.log}"
                 )
 
-    def _learn_key(self, said: control.Keyed) -> None:
+    def _learn_key(self, said: control.KeyAnnounced) -> None:
         assert self._seal is not None
         if said.node is None:
             self._network_key = said.key
@@ -391,16 +391,16 @@ class Coordinator:
         self._parameters = parameters
         self._phase = "forking"
         spaces = self._namespaces
-        self._start_nodes = control.Fork(
+        self._start_nodes = control.StartNodes(
             self._here,
             self._control,
             self._run,
             str(self._folder.path.resolve()),
-            network=self._environment.needs_network_model,
+            with_network=self._environment.needs_network_model,
             namespaces=[] if spaces is None else [spaces.place(node) for node in range(experiment.size)],
-            key=None if self._seal is None else self._seal.pair.public,
-            keys=None if experiment.processes.keys is None else str(experiment.processes.keys),
-            listed=[self._keys[node] for node in sorted(self._keys)],
+            coordinator_key=None if self._seal is None else self._seal.pair.public,
+            key_folder=None if experiment.processes.keys is None else str(experiment.processes.keys),
+            public_keys=[self._keys[node] for node in sorted(self._keys)],
         )
         self._zygote.say(self._start_nodes)
         self._starts.expect(self._here, time.monotonic())
@@ -429,17 +429,17 @@ class Coordinator:
             except MessageError as error:
                 self._turn_away(str(error))
                 continue
-            except control.REFUSALS:
+            except control.DECODE_ERRORS:
                 continue  # a stranger on the port
             identity = name.bytes
-            if isinstance(said, control.Strangers):
+            if isinstance(said, control.UnauthenticatedConnections):
                 if said.run == self._run and identity == self._network:
                     self._hear_of_strangers(said)
-            elif isinstance(said, control.Networked):
+            elif isinstance(said, control.NetworkListening):
                 if said.run == self._run and self._environment.needs_network_model and self._network is None:
                     self._network, self._network_endpoint = identity, said.endpoint
                     self._go_if_all_listen()
-            elif isinstance(said, control.Hello):
+            elif isinstance(said, control.NodeListening):
                 if said.run == self._run and said.node in self._starts.nodes:
                     self._welcome(identity, said)
             elif self._identities.get(said.node) == identity or self._fails_before_hello(said):
@@ -449,21 +449,25 @@ class Coordinator:
         """Where links are sealed, nobody speaks for another. Raises `MessageError`."""
         if self._seal is None:
             return
-        name = NETWORK if isinstance(said, control.Networked | control.Strangers) else str(said.node)
+        name = (
+            NETWORK
+            if isinstance(said, control.NetworkListening | control.UnauthenticatedConnections)
+            else str(said.node)
+        )
         if (sender := speaker(frame)) != name:
             raise MessageError(f"{sender!r}, which says that it is {name!r}")
 
     def _check_model(self, said: control.FromNode, rest: list[zmq.Frame]) -> None:
         """A model comes whole, or not at all. Raises `MessageError`."""
-        if isinstance(said, control.Model) and [len(frame.buffer) for frame in rest] != [4 * self._parameters]:
+        if isinstance(said, control.ModelSnapshot) and [len(frame.buffer) for frame in rest] != [4 * self._parameters]:
             raise MessageError(f"one that says that it is node {said.node}, with what is no model of this run")
 
     def _check_endpoint(self, said: control.FromNode) -> None:
         """Others connect to where a node says that it listens. Raises `MessageError` where it cannot."""
         plan = self._experiment.processes
-        if isinstance(said, control.Networked):
+        if isinstance(said, control.NetworkListening):
             host = LOOPBACK
-        elif isinstance(said, control.Hello) and said.node in self._rounds:
+        elif isinstance(said, control.NodeListening) and said.node in self._rounds:
             host = address(said.node) if self._namespaces is not None else plan.announce or plan.host
         else:
             return
@@ -471,13 +475,13 @@ class Coordinator:
         if match is None or match[1] != host or int(match[2]) > 65535:
             raise MessageError(f"one that says that it listens at {said.endpoint[:100]!r}")
 
-    def _hear_of_strangers(self, said: control.Strangers) -> None:
+    def _hear_of_strangers(self, said: control.UnauthenticatedConnections) -> None:
         if said.count > self._strangers_of_network < STRANGERS_NOTICED:
             self._listener.notice(f"a stranger was refused by the network's process: {said.last}")
         self._strangers_of_network = said.count
-        self._network_reported = said.over
+        self._network_reported = said.final
 
-    def _welcome(self, identity: bytes, hello: control.Hello) -> None:
+    def _welcome(self, identity: bytes, hello: control.NodeListening) -> None:
         self._identities[hello.node] = identity
         self._endpoints[hello.node] = hello.endpoint
         self._starts.settle(hello.node)
@@ -504,18 +508,18 @@ class Coordinator:
         self._tell_network(self._go())
         for away in (False, True):  # with the start: what is said after it may come when a node has begun
             nodes = [node for node in self._identities if bool(self._away[node]) == away]
-            self._tell(nodes, msgspec.structs.replace(self._go(), away=away))
+            self._tell(nodes, msgspec.structs.replace(self._go(), offline=away))
         self._follow_agenda()
 
-    def _go(self) -> control.Go:
+    def _go(self) -> control.Start:
         endpoints = [self._endpoints[n] for n in range(self._experiment.size)]
         keys = [self._keys[n] for n in range(self._experiment.size)] if self._seal is not None else []
-        return control.Go(
+        return control.Start(
             endpoints,
             self._epoch,
             self._network_endpoint,
             sorted(self._lost),
-            keys=keys,
+            public_keys=keys,
             network_key=self._network_key,
         )
 
@@ -528,12 +532,12 @@ class Coordinator:
             return
         returned, self._returned = self._returned, []
         for node in returned:
-            back = control.Back(node, self._endpoints[node], self._keys.get(node))
+            back = control.PeerRestarted(node, self._endpoints[node], self._keys.get(node))
             self._tell_network(back)
             self._tell(self._identities.keys() - self._exited - set(returned), back)
         for node in returned:
             gone = sorted(self._lost.keys() | self._done)
-            self._tell([node], msgspec.structs.replace(self._go(), gone=gone, away=bool(self._away[node])))
+            self._tell([node], msgspec.structs.replace(self._go(), failed_nodes=gone, offline=bool(self._away[node])))
             if node in self._slow:
                 self._tell([node], self._slow[node])
             self._listener.notice(f"node {node} was started again")
@@ -554,7 +558,7 @@ class Coordinator:
             if isinstance(event, AvailabilityChange):
                 self._attend(event)
                 if event.node in self._identities:
-                    self._tell({event.node} - self._exited, control.Attend(not self._away[event.node]))
+                    self._tell({event.node} - self._exited, control.SetOnline(not self._away[event.node]))
             elif isinstance(event, FaultEvent):
                 self._strike(event)
 
@@ -571,17 +575,17 @@ class Coordinator:
             for node in there:
                 self._reasons.setdefault(node, "crashed on schedule")
                 self._write(node, fault_event)
-            self._zygote.say(control.Kill(there))
+            self._zygote.say(control.KillNodes(there))
         elif kind == "restart":
             self._to_restart.update(
                 node for node in fault_event.nodes if node in self._reasons and node not in self._lost
             )
             self._restart([node for node in fault_event.nodes if node in self._lost])
         elif kind == "hang" or kind == "raise":
-            self._tell(alive, control.Strike(kind, str(fault_event)))
+            self._tell(alive, control.InjectFault(kind, str(fault_event)))
         elif kind == "slow":
             factor = fault_event.value if fault_event.what != "network" else None
-            strike = control.Strike(kind, str(fault_event), factor)
+            strike = control.InjectFault(kind, str(fault_event), factor)
             if factor is not None:
                 self._slow.update(dict.fromkeys(fault_event.nodes, strike))
             self._tell(alive, strike)
@@ -599,7 +603,9 @@ class Coordinator:
             self._busy[node] = time.monotonic()
         if nodes:
             self._starts.expect(nodes, time.monotonic())
-            self._zygote.say(msgspec.structs.replace(self._start_nodes, nodes=nodes, again=True, network=False))
+            self._zygote.say(
+                msgspec.structs.replace(self._start_nodes, nodes=nodes, restarted=True, with_network=False)
+            )
 
     def _write(self, node: NodeId, fault_event: FaultEvent) -> None:
         """Among a node's records, what it cannot write down itself."""
@@ -611,14 +617,14 @@ class Coordinator:
         if self._network is not None:
             self._socket.send_multipart([self._network, control.encode(said)])
 
-    def _fails_before_hello(self, said: control.FromOne) -> bool:
+    def _fails_before_hello(self, said: control.FromOneNode) -> bool:
         before = said.node in self._rounds and said.node not in self._identities
-        return before and isinstance(said, control.Failed) and said.run == self._run
+        return before and isinstance(said, control.NodeFailed) and said.run == self._run
 
-    def _hear_node(self, said: control.FromOne, rest: list[zmq.Frame]) -> None:
-        if not isinstance(said, control.Alive) or said.busy:
+    def _hear_node(self, said: control.FromOneNode, rest: list[zmq.Frame]) -> None:
+        if not isinstance(said, control.Heartbeat) or said.busy:
             self._busy[said.node] = time.monotonic()
-        if isinstance(said, control.Report):
+        if isinstance(said, control.ProgressReport):
             self._rounds[said.node] = said.rounds
             self._bytes[said.node] = said.bytes_sent
             if said.evaluated is not None and said.score is not None:
@@ -627,27 +633,27 @@ class Coordinator:
                 self._first_rounds.add(said.node)
                 if self._pace <= self._first_rounds:
                     self._first_round = time.time() - self._command_time
-        elif isinstance(said, control.Began):
+        elif isinstance(said, control.FirstRoundStarted):
             self._began.add(said.node)
             if self._startup is None and self._pace <= self._began:
                 self._startup = time.time() - self._command_time
                 self._began_at = time.monotonic()
-        elif isinstance(said, control.Model):
+        elif isinstance(said, control.ModelSnapshot):
             moment = said.round if said.tick is None else said.tick
             if self._last_tick is not None and moment > self._last_tick:
                 return
             self._average_times[moment] = max(said.time, self._average_times.get(moment, 0.0))
             self._averages.add(said.node, moment, np.frombuffer(rest[0].buffer, np.float32))
             self._average_if_complete()
-        elif isinstance(said, control.Done):
+        elif isinstance(said, control.NodeDone):
             self._done.add(said.node)
             if not self._by_time:
                 self._awaited.discard(said.node)
             self._average_if_complete()
-        elif isinstance(said, control.Failed):
+        elif isinstance(said, control.NodeFailed):
             self._reasons[said.node] = said.text
             if self._zygote is not None:
-                self._zygote.say(control.Kill([said.node]))  # it has nothing more to say
+                self._zygote.say(control.KillNodes([said.node]))  # it has nothing more to say
 
     def _node_exited(self, node: NodeId, code: int) -> None:
         self._exited.add(node)
@@ -661,7 +667,7 @@ class Coordinator:
             raise LaunchError(f"node {node} could not start: {why.strip()}")
         self._lost[node] = why.strip().splitlines()[-1]
         self._listener.notice(f"{self._experiment.describe_failure(node, 'was lost')}. {why.strip()}")
-        gone = control.Gone(node, time.monotonic())
+        gone = control.PeerFailed(node, time.monotonic())
         self._tell_network(gone)
         self._tell_all(gone)
         self._awaited.discard(node)
@@ -680,7 +686,7 @@ class Coordinator:
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
         keys = self._experiment.processes.keys
-        if code == control.UNFIT_KEYS and keys is not None:
+        if code == control.EXIT_UNUSABLE_KEYS and keys is not None:
             return (
                 f"its keys in {str(keys)!r} are not those that the run began with, or "
                 "cannot be used any longer: leave them alone while it lasts; look at them with 'shoal keys check', and "
@@ -779,7 +785,7 @@ class Coordinator:
         )
 
 
-def _raise_refused(said: control.Refused, source: str) -> None:
+def _raise_refused(said: control.StartFailed, source: str) -> None:
     if said.error == "ExperimentError":
         raise ExperimentError(said.problems, source)
     kind: Callable[[str], Exception] = getattr(errors, said.error, RunError)

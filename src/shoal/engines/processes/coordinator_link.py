@@ -44,7 +44,7 @@ class CoordinatorLink:
             seal.reach(self._socket, key)
         self._socket.connect(endpoint)
         self._loop = asyncio.get_running_loop()
-        self.go: asyncio.Future[control.Go] = self._loop.create_future()
+        self.go: asyncio.Future[control.Start] = self._loop.create_future()
         self.finish: asyncio.Future[control.Finish] = self._loop.create_future()
         self.on_gone: Any = None
         self.on_back: Any = None
@@ -76,15 +76,15 @@ class CoordinatorLink:
                 said = control.decode_to_node(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            if isinstance(said, control.Go):
+            if isinstance(said, control.Start):
                 self.go.set_result(said)
-            elif isinstance(said, control.Gone):
+            elif isinstance(said, control.PeerFailed):
                 self.on_gone(said.node, said.time)
-            elif isinstance(said, control.Back):
+            elif isinstance(said, control.PeerRestarted):
                 self.on_back(said)
-            elif isinstance(said, control.Attend):
+            elif isinstance(said, control.SetOnline):
                 self.on_attend(said.online)
-            elif isinstance(said, control.Strike):
+            elif isinstance(said, control.InjectFault):
                 self.on_strike(said)
             elif said.stopped:
                 self.on_stop(said)
@@ -126,13 +126,13 @@ class Watcher:
         evaluation, self._evaluation = self._evaluation, None
         rounds, sent = self._latest
         if evaluation is None:
-            self._line.say(control.Report(self._id, rounds, sent))
+            self._line.say(control.ProgressReport(self._id, rounds, sent))
         else:
             score = main_score(evaluation.scores)
-            self._line.say(control.Report(self._id, rounds, sent, evaluation.round, score))
+            self._line.say(control.ProgressReport(self._id, rounds, sent, evaluation.round, score))
 
     def model(self, round: int, params: Params, tick: int | None = None) -> None:
-        self._line.say(control.Model(self._id, round, self.now(), tick), params)
+        self._line.say(control.ModelSnapshot(self._id, round, self.now(), tick), params)
 
     def postpone(self, round: int, params: Params) -> bool:
         if self.later is None:
@@ -143,7 +143,7 @@ class Watcher:
     async def before_round(self, round: int) -> None:
         if not self._began:
             self._began = True
-            self._line.say(control.Began(self._id))
+            self._line.say(control.FirstRoundStarted(self._id))
         if self._faults and self._faults[0].due(round):
             fault = self._faults.pop(0)
             self.record(Event("fault", self.now(), f"{fault.kind} at round {round}"))
@@ -155,7 +155,7 @@ class Watcher:
             self.runtime.hang()
             await asyncio.Event().wait()  # nobody sets it
 
-    def strike(self, said: control.Strike) -> None:
+    def strike(self, said: control.InjectFault) -> None:
         """A fault that the clock brings."""
         assert self.runtime is not None
         self.record(Event("fault", self.now(), said.detail))

@@ -139,7 +139,7 @@ class Timetable:
 class NetworkProcess:
     """Lives as long as the run does: the zygote ends it."""
 
-    def __init__(self, setup: Setup, start: control.Fork, pair: KeyPair | None = None) -> None:
+    def __init__(self, setup: Setup, start: control.StartNodes, pair: KeyPair | None = None) -> None:
         """With a key pair where links are sealed."""
         network_model = setup.environment.network_model()
         assert network_model is not None
@@ -173,10 +173,10 @@ class NetworkProcess:
         self._line = context.socket(zmq.DEALER)
         self._line.setsockopt(zmq.LINGER, 1000)
         if self._seal is not None:
-            self._seal.reach(self._line, start.key)
-        self._line.connect(start.control)
+            self._seal.reach(self._line, start.coordinator_key)
+        self._line.connect(start.coordinator)
         endpoint = self._nodes.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
-        self._line.send(control.encode(control.Networked(start.run, endpoint)))
+        self._line.send(control.encode(control.NetworkListening(start.run, endpoint)))
         self._poller = zmq.Poller()
         self._poller.register(self._nodes, zmq.POLLIN)
         self._poller.register(self._line, zmq.POLLIN)
@@ -237,7 +237,7 @@ class NetworkProcess:
             except MessageError as error:
                 self._turn_away(str(error))
                 continue
-            except control.REFUSALS:
+            except control.DECODE_ERRORS:
                 continue  # a stranger on the port
             if not 0 <= sender < self._size or not self._timetable.believes(said, time.monotonic()):
                 continue
@@ -255,17 +255,17 @@ class NetworkProcess:
                 said = control.decode_to_node(self._line.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return True
-            if isinstance(said, control.Go):
+            if isinstance(said, control.Start):
                 if self._seal is not None:
-                    self._seal.admit_all({str(node): key for node, key in enumerate(said.keys)})
+                    self._seal.admit_all({str(node): key for node, key in enumerate(said.public_keys)})
                     self._seal.patience = PATIENCE
                 self._timetable.begin(said.epoch)
-            elif isinstance(said, control.Gone) and said.node not in self._dead:
+            elif isinstance(said, control.PeerFailed) and said.node not in self._dead:
                 self._dead.add(said.node)
                 if self._here.get(said.node, math.inf) < said.time:  # else it is back already
                     del self._here[said.node]
                 self._timetable.attend(said.node, online=False, now=self._clock())
-            elif isinstance(said, control.Back) and said.node in self._dead:
+            elif isinstance(said, control.PeerRestarted) and said.node in self._dead:
                 if self._seal is not None and said.key is not None:
                     self._seal.admit(str(said.node), said.key)
                 self._dead.discard(said.node)
@@ -282,7 +282,9 @@ class NetworkProcess:
         the supervisor waits for that."""
         if over or (self._strangers > self._reported and time.monotonic() > self._report_at):
             self._reported, self._report_at = self._strangers, time.monotonic() + REPORT_EVERY
-            self._line.send(control.encode(control.Strangers(self._run, self._strangers, self._stranger, over)))
+            self._line.send(
+                control.encode(control.UnauthenticatedConnections(self._run, self._strangers, self._stranger, over))
+            )
 
     def _close(self) -> None:
         if self._seal is not None:

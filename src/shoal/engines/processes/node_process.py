@@ -45,14 +45,14 @@ LAST_WORDS = 2**13
 """Bad messages, and strangers, that are recorded one by one; more are only counted."""
 
 
-def live(setup: Setup, id: NodeId, slots: Slots, start: control.Fork, pair: KeyPair | None = None) -> int:
+def live(setup: Setup, id: NodeId, slots: Slots, start: control.StartNodes, pair: KeyPair | None = None) -> int:
     """From fork to exit; returns the exit code. `pair` are the node's keys, unless it has them in a folder."""
     try:
-        if start.keys is not None:
-            pair = read_pair(Path(start.keys), id, start.listed[id])
+        if start.key_folder is not None:
+            pair = read_pair(Path(start.key_folder), id, start.public_keys[id])
     except LaunchError as error:
         print(f"node {id}: {error}", file=sys.stderr)  # to the run's nodes.log; the supervisor would not let it in
-        return control.UNFIT_KEYS
+        return control.EXIT_UNUSABLE_KEYS
     try:
         if start.namespaces:
             enter(start.namespaces[id])  # before there is a socket, or a thread that would make one
@@ -62,15 +62,15 @@ def live(setup: Setup, id: NodeId, slots: Slots, start: control.Fork, pair: KeyP
         return 1
 
 
-async def _live(setup: Setup, id: NodeId, slots: Slots, start: control.Fork, pair: KeyPair | None) -> int:
+async def _live(setup: Setup, id: NodeId, slots: Slots, start: control.StartNodes, pair: KeyPair | None) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Enough for a connection to everybody, and for those that linger after their place was needed.
     context.set(zmq.MAX_SOCKETS, 2 * setup.experiment.size + 128)
     lines = RecordFile(RunFolder(Path(start.folder)).node(id))
     strangers = _Rejections(lines, "stranger refused")
-    assert (pair is None) == (start.key is None)
+    assert (pair is None) == (start.coordinator_key is None)
     seal = None if pair is None else Seal(context, pair, strangers, asyncio.get_running_loop().time, math.inf)
-    line = CoordinatorLink(context, start.control, seal, start.key)
+    line = CoordinatorLink(context, start.coordinator, seal, start.coordinator_key)
     try:
         await _take_part(setup, id, slots, start, context, line, lines, seal, strangers)
     except Exception as error:
@@ -78,7 +78,7 @@ async def _live(setup: Setup, id: NodeId, slots: Slots, start: control.Fork, pai
         if len(text) > LAST_WORDS:
             print(f"node {id}: {text}", file=sys.stderr)  # to the run's nodes.log
             text = f"… {text[-LAST_WORDS:]}"
-        line.say(control.Failed(id, start.run, text))
+        line.say(control.NodeFailed(id, start.run, text))
         line.close()
         if seal is not None:
             seal.close()
@@ -91,7 +91,7 @@ async def _take_part(
     setup: Setup,
     id: NodeId,
     slots: Slots,
-    start: control.Fork,
+    start: control.StartNodes,
     context: zmq.Context[zmq.Socket[bytes]],
     line: CoordinatorLink,
     lines: RecordFile,
@@ -127,7 +127,7 @@ async def _take_part(
         if delay is not None:
             delay.mark_failed(node)
 
-    def find(back: control.Back) -> None:
+    def find(back: control.PeerRestarted) -> None:
         if seal is not None and back.key is not None:
             seal.admit(str(back.node), back.key)
         transport.move(back.node, back.endpoint)
@@ -138,14 +138,14 @@ async def _take_part(
     line.on_stop = lambda stop: os._exit(0)
     guard = None if seal is None else asyncio.create_task(seal.guard())
     born = asyncio.get_running_loop().time()
-    line.say(control.Hello(id, start.run, transport.endpoint))
+    line.say(control.NodeListening(id, start.run, transport.endpoint))
     go = await line.go
     if seal is not None:
-        seal.admit_all({str(node_id): key for node_id, key in enumerate(go.keys)})
-        seal.patience = PATIENCE if start.keys is None and setup.environment.restarts else 0.0
-    if go.network is not None:
+        seal.admit_all({str(node_id): key for node_id, key in enumerate(go.public_keys)})
+        seal.patience = PATIENCE if start.key_folder is None and setup.environment.restarts else 0.0
+    if go.network_endpoint is not None:
         budget = MessageBudget(setup.initial.nbytes, experiment.size)
-        shaper = Shaper(context, id, go.network, transport, mailbox.put, seal, go.network_key, budget)
+        shaper = Shaper(context, id, go.network_endpoint, transport, mailbox.put, seal, go.network_key, budget)
         transport.redeem = shaper.take
     transport.start(go.endpoints)
     serves = id >= experiment.nodes
@@ -163,14 +163,14 @@ async def _take_part(
     )
     if guard is not None:
         guard.add_done_callback(lambda ended: _fail_with(runtime, ended))
-    runtime.attend(not go.away)
-    watcher = Watcher(id, lines, line, [] if start.again else experiment.faults(id))
+    runtime.attend(not go.offline)
+    watcher = Watcher(id, lines, line, [] if start.restarted else experiment.faults(id))
     watcher.now = rejected.now = strangers.now = runtime.now
     watcher.runtime = runtime
     line.on_attend, line.on_strike = runtime.attend, watcher.strike
     if setup.environment.timed:
         watcher.later = DeferredEvaluations(folder)
-    if start.again and experiment.evaluation.seconds is not None:
+    if start.restarted and experiment.evaluation.seconds is not None:
         watcher.ticks = int(runtime.now() / experiment.evaluation.seconds)  # not those of its first life
     node = setup.node(id, runtime, watcher, start.run, plan.receive_timeout)
     leaving: set[asyncio.Task[None]] = set()
@@ -189,13 +189,13 @@ async def _take_part(
     line.on_stop = leave
     pulse = asyncio.create_task(_beat(id, runtime, line, plan.hang_timeout / BEATS))
     ticks = asyncio.create_task(_tick(node, runtime, watcher, None if serves else experiment.evaluation.seconds))
-    for dead in go.gone:
+    for dead in go.failed_nodes:
         mark_failed(dead, born)
-    if start.again:
+    if start.restarted:
         others = set(range(experiment.nodes)) - {id}
         for other in others:
             mailbox.mark_failed(other)  # until they have answered
-        life = _relive(setup, node, others.difference(go.gone))
+        life = _relive(setup, node, others.difference(go.failed_nodes))
     else:
         if setup.environment.restarts:
             runtime.background(welcome(node))
@@ -222,7 +222,7 @@ async def _take_part(
         folder.save_model(id, node.params)
     give_memory_back()
     if id < experiment.nodes or not line.finish.done():
-        line.say(control.Done(id))
+        line.say(control.NodeDone(id))
     used = memory()  # while all others are still alive
     finish = await line.finish
     ticks.cancel()
@@ -320,7 +320,7 @@ async def _tested(
             return next(evaluations, None)
 
     while (evaluation := await thread.call(test)) is not None:
-        line.say(control.Alive(node.id, busy=True))
+        line.say(control.Heartbeat(node.id, busy=True))
         yield evaluation
     thread.end()
 
@@ -375,7 +375,7 @@ async def _until_the_end(
 async def _beat(id: NodeId, runtime: ProcessRuntime, line: CoordinatorLink, seconds: float) -> None:
     while True:
         await asyncio.sleep(seconds)
-        line.say(control.Alive(id, runtime.busy))
+        line.say(control.Heartbeat(id, runtime.busy))
 
 
 class _Rejections:

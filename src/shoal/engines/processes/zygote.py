@@ -67,9 +67,9 @@ class Zygote:
     def _obey(self, said: control.ToZygote) -> None:
         if isinstance(said, control.Prepare):
             self._prepare(said)
-        elif isinstance(said, control.Fork):
+        elif isinstance(said, control.StartNodes):
             self._fork_all(said)
-        elif isinstance(said, control.Kill):
+        elif isinstance(said, control.KillNodes):
             self._kill([pid for pid, node in self._nodes.items() if node in said.nodes])
         else:
             self._evaluate(said)
@@ -82,39 +82,39 @@ class Zygote:
                 self._setup = Setup(experiment, shared=True)
             self._setup.warm_up()
         except ExperimentError as error:
-            self._say(control.Refused("ExperimentError", str(error), list(error.problems)))
+            self._say(control.StartFailed("ExperimentError", str(error), list(error.problems)))
         except ShoalError as error:
-            self._say(control.Refused(type(error).__name__, str(error), []))
+            self._say(control.StartFailed(type(error).__name__, str(error), []))
         except Exception:
-            self._say(control.Refused("RunError", traceback.format_exc(), []))
+            self._say(control.StartFailed("RunError", traceback.format_exc(), []))
         else:
             # What exists now is never garbage: keep the collector, and with it copy-on-write, away from it.
             gc.collect()
             gc.freeze()
-            self._say(control.Ready(self._setup.initial.size, [str(warning.message) for warning in caught]))
+            self._say(control.Prepared(self._setup.initial.size, [str(warning.message) for warning in caught]))
 
-    def _fork_all(self, said: control.Fork) -> None:
-        if said.network:
+    def _fork_all(self, said: control.StartNodes) -> None:
+        if said.with_network:
             self._fork_network(said)
         for node in said.nodes:
             try:
                 self._fork(node, said)
             except OSError as error:
                 why = f"only {len(self._nodes)} of {len(said.nodes)} nodes could be started: {error.strerror}"
-                self._say(control.Refused("LaunchError", f"{why}; use fewer, or engine = 'simulation'", []))
+                self._say(control.StartFailed("LaunchError", f"{why}; use fewer, or engine = 'simulation'", []))
                 return
 
-    def _fork(self, node: NodeId, said: control.Fork) -> None:
+    def _fork(self, node: NodeId, said: control.StartNodes) -> None:
         assert self._setup is not None
         setup = self._setup
-        pair = self._new_pair(node, said) if said.keys is None else None
+        pair = self._new_pair(node, said) if said.key_folder is None else None
         pid = os.fork()
         if pid:
             self._nodes[pid] = node
         else:
             self._become(lambda: live(setup, node, self._slots, said, pair))
 
-    def _fork_network(self, said: control.Fork) -> None:
+    def _fork_network(self, said: control.StartNodes) -> None:
         assert self._setup is not None
         setup = self._setup
         pair = self._new_pair(None, said)
@@ -124,7 +124,7 @@ class Zygote:
         else:
             self._become(lambda: NetworkProcess(setup, said, pair).serve())
 
-    def _new_pair(self, node: NodeId | None, said: control.Fork) -> KeyPair | None:
+    def _new_pair(self, node: NodeId | None, said: control.StartNodes) -> KeyPair | None:
         """The keys of a process that is about to be forked, where links are sealed.
 
         The supervisor knows the public one before anybody can knock with it; nobody but the child keeps the secret one.
@@ -132,10 +132,10 @@ class Zygote:
         # It is freed here, not wiped: what is forked later may find earlier secrets in memory that nobody uses. All of
         # these processes are one user's, who can read the memory of each. With a folder of keys no secret is ever here
         # but that of the network's process.
-        if said.key is None:
+        if said.coordinator_key is None:
             return None
         pair = KeyPair.fresh()
-        self._say(control.Keyed(node, pair.public))
+        self._say(control.KeyAnnounced(node, pair.public))
         return pair
 
     def _evaluate(self, said: control.EvaluateAverage) -> None:
@@ -172,12 +172,12 @@ class Zygote:
                 return
             code = os.waitstatus_to_exitcode(status)
             if pid in self._nodes:
-                self._say(control.Exited(self._nodes.pop(pid), code))
+                self._say(control.NodeExited(self._nodes.pop(pid), code))
             elif pid == self._network:
                 self._network = None
                 self._say(control.NetworkExited(code))
             elif pid in self._averages:
-                self._say(control.AverageDone(self._averages.pop(pid), code))
+                self._say(control.AverageEvaluated(self._averages.pop(pid), code))
 
     @staticmethod
     def _kill(pids: list[int]) -> None:
