@@ -124,7 +124,7 @@ def control_messages() -> Iterator[Reader]:
 def the_model() -> Iterator[Reader]:
     """What the network's process is told, by one that is not to be trusted, and what becomes of others' messages."""
     posts = (shaper.Here(1.0), shaper.Post(1, 2, 100, 1.0, True), shaper.Post(2, 3, 10**6, 0.5, False))
-    network_state = Uniform(latency=0.01, upload=8.0, download=8.0).build(NODES, seed=0).stages[0][1]
+    network_state = Uniform(latency=0.01, upload=8.0, download=8.0).build(NODES, seed=0).initial_state
     network_model = NetworkModel(network_state, NODES, seed=0)
     network_model.load()  # else the first message has to wait while it is compiled
     timetable = Timetable(network_model, iter(()))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.environment.faults import Fault, FaultEvent, Interference, incompatibilities, timetable
+from shoal.environment.faults import Fault, FaultEvent, PairFaults, fault_events, incompatibilities
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.testing import Faults
@@ -35,9 +35,9 @@ def problems(*faults: dict[str, Any], **more: Any) -> tuple[str, ...]:
     return refused.value.problems
 
 
-def happenings(*faults: dict[str, Any], seed: int = 0, **more: Any) -> Iterator[FaultEvent]:
+def expanded(*faults: dict[str, Any], seed: int = 0, **more: Any) -> Iterator[FaultEvent]:
     described = experiment(*faults, **more)
-    return timetable(described.fault, NODES, described.size, seed)
+    return fault_events(described.fault, NODES, described.size, seed)
 
 
 # What is refused
@@ -165,9 +165,9 @@ def test_who_serves_cannot_be_brought_back(fault: dict[str, Any], key: str) -> N
 
 
 def test_who_serves_may_crash_and_be_cut_off_and_is_counted() -> None:
-    (crash,) = happenings({"kind": "crash", "node": SERVER, "time": 5.0}, **SERVED)
+    (crash,) = expanded({"kind": "crash", "node": SERVER, "time": 5.0}, **SERVED)
     assert crash.nodes == (SERVER,)
-    (cut,) = happenings({"kind": "partition", "node": 0, "time": 5.0}, **SERVED)
+    (cut,) = expanded({"kind": "partition", "node": 0, "time": 5.0}, **SERVED)
     assert cut.others == (1, 2, 3, 4, 5, 6, 7, SERVER)
     (problem,) = problems({"kind": "hang", "node": 9}, **SERVED)
     assert problem == "fault[0].node = 9: there is no such node; nodes = 8, and 1 that serve them"
@@ -235,13 +235,13 @@ def test_a_node_that_nothing_more_is_said_of_is_struck_at_the_first_round() -> N
     assert [fault.kind for fault in described.faults(2)] == ["crash"]
     assert described.faults(1) == []
     assert described.timed_faults == (Fault("crash", 3, time=10.0),)
-    assert [fault.due(3) for fault in described.faults(3)] == [True, False]
+    assert [fault.strikes_at(3) for fault in described.faults(3)] == [True, False]
 
 
 def test_faults_by_round_come_in_the_order_of_rounds() -> None:
     described = experiment({"kind": "hang", "node": 1, "round": 7}, {"kind": "raise", "nodes": "0-2", "round": 5})
     assert [fault.round for fault in described.faults(1)] == [5, 7]
-    assert list(timetable(described.fault, NODES, NODES, 0)) == []
+    assert list(fault_events(described.fault, NODES, NODES, 0)) == []
 
 
 KINDS = st.sampled_from(["crash", "raise", "hang", "restart", "partition", "repair", "hold", "release", "slow", "drop"])
@@ -317,16 +317,16 @@ def test_what_happens_at_a_time_ends_at_another() -> None:
             FaultEvent(4.0, "drop", named, (5,), 0.0),
         ),
     ):
-        assert list(happenings(ends | fault)) == [first, last]
+        assert list(expanded(ends | fault)) == [first, last]
         del (lasts := ends | fault | {"lasting": 3.0})["until"]
-        assert list(happenings(lasts)) == [first, last]
+        assert list(expanded(lasts)) == [first, last]
         del lasts["lasting"]
-        assert list(happenings(lasts)) == [first]
+        assert list(expanded(lasts)) == [first]
 
 
 def test_what_names_no_node_is_between_all() -> None:
     everybody = tuple(range(NODES + 1))
-    cut, repair = happenings({"kind": "partition", "time": 1.0, "until": 2.0}, **SERVED)
+    cut, repair = expanded({"kind": "partition", "time": 1.0, "until": 2.0}, **SERVED)
     assert cut.nodes == cut.others == repair.nodes == repair.others == everybody
 
 
@@ -337,7 +337,7 @@ def test_what_happens_at_the_same_time_happens_in_the_order_of_the_file() -> Non
         {"kind": "crash", "node": 3, "time": 5.0},
         {"kind": "hang", "node": 1, "time": 5.0},
     )
-    assert [(h.time, str(h)) for h in happenings(*table)] == [
+    assert [(h.time, str(h)) for h in expanded(*table)] == [
         (2.0, "node 3 crashes"), (5.0, "node 4 hangs"), (5.0, "node 3 restarts"), (5.0, "node 3 crashes"),
         (5.0, "node 1 hangs"),
     ]  # fmt: skip
@@ -348,8 +348,8 @@ def test_what_happens_at_the_same_time_happens_in_the_order_of_the_file() -> Non
 def test_a_timetable_is_in_order_and_the_same_again(schedule: list[dict[str, Any]], seed: int) -> None:
     faults = [Fault(**table) for table in schedule]
     assert incompatibilities(faults, NODES, NODES) == []
-    table = list(timetable(faults, NODES, NODES, seed))
-    assert table == list(timetable(faults, NODES, NODES, seed))
+    table = list(fault_events(faults, NODES, NODES, seed))
+    assert table == list(fault_events(faults, NODES, NODES, seed))
     assert [h.time for h in table] == sorted(h.time for h in table)
     assert all(str(h) for h in table)
     assert all(h.nodes and max((*h.nodes, *h.others)) < NODES for h in table)
@@ -364,15 +364,15 @@ def test_what_a_fault_draws_does_not_depend_on_faults_by_round_nor_on_later_ones
 ) -> None:
     faults = [Fault(**table) for table in schedule if table["kind"] != "raise"]
     more = [Fault("crash", 3, 5), *faults, Fault("raise", every=3.0, count=9)]
-    others = [fault_event for fault_event in timetable(more, NODES, NODES, seed) if fault_event.kind != "raise"]
-    assert others == list(timetable(faults, NODES, NODES, seed))
+    others = [fault_event for fault_event in fault_events(more, NODES, NODES, seed) if fault_event.kind != "raise"]
+    assert others == list(fault_events(faults, NODES, NODES, seed))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(tables(st.just("crash")), min_size=2, max_size=5), st.integers(0, 2**63 - 1))
 def test_nodes_crash_when_up_and_come_back_when_down(schedule: list[dict[str, Any]], seed: int) -> None:
     down: set[int] = set()
-    for fault_event in timetable([Fault(**table) for table in schedule], NODES, NODES, seed):
+    for fault_event in fault_events([Fault(**table) for table in schedule], NODES, NODES, seed):
         if fault_event.kind == "crash":
             assert down.isdisjoint(fault_event.nodes)
             down.update(fault_event.nodes)
@@ -383,29 +383,29 @@ def test_nodes_crash_when_up_and_come_back_when_down(schedule: list[dict[str, An
 
 def test_the_first_of_two_ends_brings_a_node_back() -> None:
     twice = ({**AT, "until": 30.0}, {"kind": "crash", "nodes": "2-3", "time": 15.0, "until": 20.0})
-    assert [(h.time, str(h)) for h in happenings(*twice)] == [
+    assert [(h.time, str(h)) for h in expanded(*twice)] == [
         (10.0, "node 3 crashes"), (15.0, "node 2 crashes"), (20.0, "nodes 2-3 restart"),
     ]  # fmt: skip
 
 
 def test_each_fault_draws_for_itself_from_the_seed() -> None:
     drawn = {"kind": "hang", "every": 5.0, "count": 4}
-    one, other = list(happenings(drawn, seed=1)), list(happenings(drawn, seed=2))
+    one, other = list(expanded(drawn, seed=1)), list(expanded(drawn, seed=2))
     assert len(one) == len(other) == 4
     assert {h.time for h in one}.isdisjoint(h.time for h in other)
-    both = list(happenings(drawn, drawn, seed=1))
+    both = list(expanded(drawn, drawn, seed=1))
     assert len({h.time for h in both}) == 8
     assert {h.time for h in one} < {h.time for h in both}
 
 
 def test_a_restart_by_itself_names_all_its_nodes_since_they_may_have_crashed_by_round() -> None:
-    assert list(happenings({**CRASH, "round": 9}, RESTART)) == [FaultEvent(30.0, "restart", (3,))]
+    assert list(expanded({**CRASH, "round": 9}, RESTART)) == [FaultEvent(30.0, "restart", (3,))]
     drawn = {"kind": "restart", "node": 3, "every": 9.0, "count": 2}
-    assert [h.nodes for h in happenings({**CRASH, "round": 9}, drawn)] == [(3,), (3,)]
+    assert [h.nodes for h in expanded({**CRASH, "round": 9}, drawn)] == [(3,), (3,)]
 
 
 def test_an_endless_timetable_is_made_as_it_is_read() -> None:
-    endless = happenings({**DRAWN, "lasting": 1.0}, {"kind": "hang", "every": 1e-3}, {**CUT, "time": 0.5})
+    endless = expanded({**DRAWN, "lasting": 1.0}, {"kind": "hang", "every": 1e-3}, {**CUT, "time": 0.5})
     some = list(itertools.islice(endless, 2000))
     assert {h.kind for h in some} == {"hang", "partition"}
     assert some[-1].time < some[0].time + 4
@@ -413,7 +413,7 @@ def test_an_endless_timetable_is_made_as_it_is_read() -> None:
 
 def test_strikes_are_exponential_and_meet_all_nodes_alike() -> None:
     drawn = {"kind": "hang", "nodes": "1-4", "every": 5.0, "after": 100.0, "count": 4000}
-    table = list(happenings(drawn, seed=3))
+    table = list(expanded(drawn, seed=3))
     gaps = np.diff([100.0, *(h.time for h in table)])
     assert len(table) == 4000
     assert gaps.mean() == pytest.approx(5.0, rel=0.06)
@@ -426,7 +426,7 @@ def test_strikes_are_exponential_and_meet_all_nodes_alike() -> None:
 
 def test_the_ends_of_drawn_strikes_are_drawn_too() -> None:
     drawn = {"kind": "slow", "factor": 3.0, "nodes": "0", "every": 1000.0, "lasting": 2.0, "count": 3000}
-    table = list(happenings(drawn, seed=3))
+    table = list(expanded(drawn, seed=3))
     begun = np.array([h.time for h in table if h.value == 3.0])
     ended = np.array([h.time for h in table if h.value == 1.0])
     assert len(begun) == len(ended) == 3000
@@ -436,36 +436,36 @@ def test_the_ends_of_drawn_strikes_are_drawn_too() -> None:
 
 def test_strikes_are_drawn_between_limits() -> None:
     drawn = {"kind": "partition", "every": 0.5, "after": 10.0, "before": 20.0}
-    times = [h.time for h in happenings(drawn)]
+    times = [h.time for h in expanded(drawn)]
     assert 5 < len(times) < 50
     assert 10.0 < times[0] < times[-1] < 20.0
-    table = list(happenings({"kind": "partition", "every": 0.5, "until": 20.0}))
+    table = list(expanded({"kind": "partition", "every": 0.5, "until": 20.0}))
     cuts, repairs = table[: len(table) // 2], table[len(table) // 2 :]
     assert all(h.kind == "partition" and h.time < 20.0 for h in cuts)
     assert [(h.kind, h.time) for h in repairs] == [("repair", 20.0)] * len(cuts)
 
 
 def test_a_drawn_partition_cuts_one_node_off_from_everybody_else() -> None:
-    for fault_event in happenings({"kind": "partition", "nodes": "2-3", "every": 1.0, "count": 20}, **SERVED):
+    for fault_event in expanded({"kind": "partition", "nodes": "2-3", "every": 1.0, "count": 20}, **SERVED):
         (node,) = fault_event.nodes
         assert node in (2, 3)
         assert fault_event.others == tuple(other for other in range(NODES + 1) if other != node)
 
 
 def test_any_node_is_any_that_learns_and_is_not_on_the_other_side() -> None:
-    struck = {h.nodes[0] for h in happenings({**DRAWN, "count": 200}, **SERVED)}
+    struck = {h.nodes[0] for h in expanded({**DRAWN, "count": 200}, **SERVED)}
     assert struck == set(range(NODES))
     drawn = {"kind": "hold", "others": "0-3, 8", "every": 1.0, "count": 200}
-    assert {h.nodes[0] for h in happenings(drawn, **SERVED)} == {4, 5, 6, 7}
+    assert {h.nodes[0] for h in expanded(drawn, **SERVED)} == {4, 5, 6, 7}
 
 
 def test_drawn_repairs_without_nodes_undo_everything() -> None:
-    (repair,) = happenings({"kind": "repair", "every": 1.0, "count": 1})
+    (repair,) = expanded({"kind": "repair", "every": 1.0, "count": 1})
     assert repair.nodes == repair.others == tuple(range(NODES))
 
 
 @pytest.mark.parametrize(
-    ("happening", "sentence"),
+    ("fault_event", "sentence"),
     [
         (FaultEvent(1.0, "crash", (3,)), "node 3 crashes"),
         (FaultEvent(1.0, "crash", (0, 1, 3)), "nodes 0-1, 3 crash"),
@@ -518,7 +518,7 @@ def named(fault_event: FaultEvent) -> set[tuple[int, int]]:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(INTERFERENCES, max_size=12))
 def test_what_stands_between_two_nodes_is_what_was_last_said_of_them(happened: list[FaultEvent]) -> None:
-    interference = Interference(NODES)
+    interference = PairFaults(NODES)
     cut: set[tuple[int, int]] = set()
     held: set[tuple[int, int]] = set()
     drop: dict[tuple[int, int], float] = {}
@@ -549,7 +549,7 @@ def test_what_stands_between_two_nodes_is_what_was_last_said_of_them(happened: l
 def test_a_repair_undoes_all_that_it_names_of_whatever_partitions_and_nothing_else(
     happened: list[FaultEvent], last: FaultEvent
 ) -> None:
-    interference = Interference(NODES)
+    interference = PairFaults(NODES)
     for fault_event in happened:
         interference.apply(fault_event)
     pairs = list(itertools.product(range(NODES), repeat=2))
@@ -561,7 +561,7 @@ def test_a_repair_undoes_all_that_it_names_of_whatever_partitions_and_nothing_el
 
 
 def test_nothing_stands_between_nodes_at_first_nor_after_a_crash() -> None:
-    interference = Interference(NODES)
+    interference = PairFaults(NODES)
     for kind in ("crash", "restart", "hang", "raise", "slow", "repair", "release"):
         interference.apply(FaultEvent(0.0, kind, (1,), (2,), 3.0))  # type: ignore[arg-type]
     assert not interference.cut(1, 2)
@@ -570,7 +570,7 @@ def test_nothing_stands_between_nodes_at_first_nor_after_a_crash() -> None:
 
 
 def test_a_repair_has_nothing_to_undo_between_a_node_and_itself() -> None:
-    interference = Interference(3)
+    interference = PairFaults(3)
     interference.apply(FaultEvent(0.0, "partition", ()))
     assert not interference.undoes(FaultEvent(0.0, "repair", (0,), (0,)))
     for pair in ((0, 1), (0, 2), (1, 2)):
@@ -580,7 +580,7 @@ def test_a_repair_has_nothing_to_undo_between_a_node_and_itself() -> None:
 
 
 def test_the_same_partition_again_and_again_takes_no_more_room() -> None:
-    interference = Interference(NODES)
+    interference = PairFaults(NODES)
     tracemalloc.start()
     try:
         for _ in range(1000):
@@ -596,7 +596,7 @@ def test_the_same_partition_again_and_again_takes_no_more_room() -> None:
 
 def test_a_few_partitions_of_many_nodes_take_little_room() -> None:
     nodes = 20_000
-    interference = Interference(nodes)  # a matrix of all pairs would be 400 MB
+    interference = PairFaults(nodes)  # a matrix of all pairs would be 400 MB
     for first in range(5):
         interference.apply(FaultEvent(0.0, "partition", tuple(range(first, 100)), tuple(range(100, nodes))))
     interference.apply(FaultEvent(0.0, "drop", (), (), 0.5))
@@ -658,7 +658,7 @@ def test_every_snippet_of_the_page_is_an_experiment_and_every_kind_has_one() -> 
     for snippet in snippets():
         described = Experiment.from_table({"nodes": 16, **tomllib.loads(snippet)})
         assert described.fault
-        assert described.timed_faults == () or next(timetable(described.fault, 16, described.size, 0))
+        assert described.timed_faults == () or next(fault_events(described.fault, 16, described.size, 0))
         kinds |= {fault.kind for fault in described.fault}
     assert kinds == {
         "crash", "raise", "hang", "restart", "partition", "repair", "hold", "release", "slow", "drop"
@@ -667,12 +667,12 @@ def test_every_snippet_of_the_page_is_an_experiment_and_every_kind_has_one() -> 
 
 def test_crashes_are_drawn_until_nobody_is_left_to_crash() -> None:
     faults = [Fault("crash", nodes="1, 2", every=1.0), Fault("slow", node=0, time=1e6, factor=2.0)]
-    struck = [fault_event.nodes for fault_event in timetable(faults, 4, 4, 0)]
+    struck = [fault_event.nodes for fault_event in fault_events(faults, 4, 4, 0)]
     assert sorted(struck[:-1]) == [(1,), (2,)]
     assert struck[-1] == (0,)
 
 
 def test_those_that_restart_are_crashed_again_and_again() -> None:
-    drawn = timetable([Fault("crash", nodes="1", every=1.0, lasting=0.1)], 4, 4, 0)
+    drawn = fault_events([Fault("crash", nodes="1", every=1.0, lasting=0.1)], 4, 4, 0)
     kinds = [fault_event.kind for fault_event in itertools.islice(drawn, 100)]
     assert kinds == ["crash", "restart"] * 50

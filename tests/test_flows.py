@@ -322,14 +322,14 @@ class Story:
             if rate == INFINITE
         )
         rates = {flow: rate for flow, rate in rates.items() if rate < INFINITE}
-        needs_network_model = [sum(rate for flow, rate in rates.items() if link in self.under_way[flow][0])
+        carried = [sum(rate for flow, rate in rates.items() if link in self.under_way[flow][0])
                    for link in range(len(capacities))]  # fmt: skip
         for link, capacity in enumerate(capacities):
-            assert needs_network_model[link] <= capacity * (1 + 1e-9)
+            assert carried[link] <= capacity * (1 + 1e-9)
         for flow, rate in rates.items():
             way, weight, _ = self.under_way[flow]
             assert any(
-                needs_network_model[link] >= capacities[link] * (1 - 1e-9)
+                carried[link] >= capacities[link] * (1 - 1e-9)
                 and all(
                     other / self.under_way[id][1] <= rate / weight * (1 + 1e-6) + 1e-9 * capacities[link]
                     for id, other in rates.items()
@@ -375,18 +375,18 @@ def test_the_bytes_carried_are_the_sizes(network: tuple[list[float], int]) -> No
     for way in story.ways:
         size = 10 ** story.random.uniform(0, 12)
         started[story.flows.start(0.0, way, story.random.choice(story.weights), size)] = size
-    needs_network_model = dict.fromkeys(started, 0.0)
+    carried = dict.fromkeys(started, 0.0)
     under_way = set(started) - {flow for _, flow in story.flows.advance(0.0)}
     finite = set(under_way)
     now = 0.0
     while under_way:
         then = story.flows.next_time()
         for flow in under_way:
-            needs_network_model[flow] += story.flows.rate(flow) * (then - now)
+            carried[flow] += story.flows.rate(flow) * (then - now)
         under_way -= {flow for _, flow in story.flows.advance(then)}
         now = then
     for flow in finite:
-        assert needs_network_model[flow] == pytest.approx(started[flow], rel=1e-6)
+        assert carried[flow] == pytest.approx(started[flow], rel=1e-6)
 
 
 @settings(max_examples=50, deadline=None)

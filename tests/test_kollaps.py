@@ -61,7 +61,7 @@ def bandwidth(network: NetworkState, sender: int, receiver: int) -> float:
 
 
 def test_a_way_has_the_sum_of_latencies_and_the_least_bandwidth(built: Callable[..., NetworkTimeline]) -> None:
-    ((_, network),) = built(4).stages
+    ((_, network),) = built(4).states
     there, back = route(network, 0, 2), route(network, 2, 0)
     assert there.latency == back.latency == pytest.approx(0.016)
     assert there.jitter == back.jitter == pytest.approx(0.005)
@@ -73,7 +73,7 @@ def test_a_way_has_the_sum_of_latencies_and_the_least_bandwidth(built: Callable[
 
 
 def test_replicas_have_a_link_each_and_share_those_between_bridges(built: Callable[..., NetworkTimeline]) -> None:
-    ((_, network),) = built(4).stages
+    ((_, network),) = built(4).states
     one, other = route(network, 0, 2).links, route(network, 1, 3).links
     assert len(one) == len(other) == 3
     assert set(one) & set(other) == {one[1]}
@@ -85,7 +85,7 @@ def test_replicas_have_a_link_each_and_share_those_between_bridges(built: Callab
 
 def test_replicas_may_share_their_link(built: Callable[..., NetworkTimeline]) -> None:
     services = SERVICES.replace('name="client"', 'name="client" share="true"')
-    ((_, network),) = built(4, services=services).stages
+    ((_, network),) = built(4, services=services).states
     one, other = route(network, 0, 2), route(network, 1, 3)
     assert one.latency == pytest.approx(0.016)
     assert one.loss == pytest.approx(1 - 0.9 * 0.8)
@@ -97,7 +97,7 @@ def test_replicas_may_share_their_link(built: Callable[..., NetworkTimeline]) ->
 def test_a_link_that_replicas_share_changes_as_one(built: Callable[..., NetworkTimeline]) -> None:
     services = SERVICES.replace('name="client"', 'name="client" share="true"')
     dynamic = '<schedule origin="client" dest="left" time="1" latency="50" upload="2Mbps" download="3Mbps" drop="0"/>'
-    (_, after) = (network for _, network in built(4, services=services, dynamic=dynamic).stages)
+    (_, after) = (network for _, network in built(4, services=services, dynamic=dynamic).states)
     assert route(after, 0, 2).latency == route(after, 2, 1).latency == pytest.approx(0.061)
     assert route(after, 0, 2).loss == pytest.approx(0.2)
     assert (bandwidth(after, 0, 2), float(after.capacities[route(after, 2, 0).links[2]]) / MEGABIT) == (2, 3)
@@ -106,7 +106,7 @@ def test_a_link_that_replicas_share_changes_as_one(built: Callable[..., NetworkT
 
 def test_a_link_without_a_download_is_one_way(built: Callable[..., NetworkTimeline]) -> None:
     links = '<link origin="client" dest="server" latency="1" upload="1Mbps"/>'
-    ((_, network),) = built(4, links=links).stages
+    ((_, network),) = built(4, links=links).states
     assert len(route(network, 0, 2).links) == 1
     assert network.route(2, 0) is None
     assert network.route(0, 1) is None
@@ -116,15 +116,15 @@ def test_the_shortest_way_is_that_of_the_fewest_links_or_of_the_least_latency(
     built: Callable[..., NetworkTimeline],
 ) -> None:
     links = LINKS + '<link origin="client" dest="right" latency="100" upload="9Mbps" download="9Mbps"/>'
-    by_hops = built(4, links=links).stages[0][1]
-    by_latency = built(4, links=links, options={"by": "latency"}).stages[0][1]
+    by_hops = built(4, links=links).initial_state
+    by_latency = built(4, links=links, options={"by": "latency"}).initial_state
     assert route(by_hops, 0, 2).latency == pytest.approx(0.101)
     assert route(by_latency, 0, 2).latency == pytest.approx(0.016)
     parallel = LINKS + '<link origin="left" dest="right" latency="2" upload="7Mbps" download="7Mbps"/>'
-    assert bandwidth(built(4, links=parallel).stages[0][1], 0, 2) == 7  # as many links, and less latency
-    assert bandwidth(built(4, links=parallel, options={"by": "latency"}).stages[0][1], 0, 2) == 7
+    assert bandwidth(built(4, links=parallel).initial_state, 0, 2) == 7  # as many links, and less latency
+    assert bandwidth(built(4, links=parallel, options={"by": "latency"}).initial_state, 0, 2) == 7
     alike = LINKS + '<link origin="left" dest="right" latency="10" upload="7Mbps" download="7Mbps"/>'
-    assert bandwidth(built(4, links=alike).stages[0][1], 0, 2) == 20  # the first in the file
+    assert bandwidth(built(4, links=alike).initial_state, 0, 2) == 20  # the first in the file
 
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -152,7 +152,7 @@ def test_ways_are_as_short_as_networkx_finds_them_and_lead_from_end_to_end(
         return
     file = tmp_path_factory.getbasetemp() / "ways.xml"
     write(Description(tuple(map(Service, linked)), links=tuple(links)), file)
-    ((_, network),) = Kollaps(file, by=by).build(len(linked), 0).stages
+    ((_, network),) = Kollaps(file, by=by).build(len(linked), 0).states
     graph: networkx.DiGraph[str] = networkx.DiGraph()
     ways: list[tuple[str, str, Link, float]] = []  # in the order of the numbers of links
     for link in links:
@@ -187,7 +187,7 @@ def test_a_thousand_nodes_round_bridges_are_ready_within_a_second(tmp_path: Path
     file = tmp_path / "large.xml"
     write(Description(services, bridges, (*access, *ring)), file)
     begun = time.process_time()
-    ((_, network),) = Kollaps(file).build(1000, 0).stages
+    ((_, network),) = Kollaps(file).build(1000, 0).states
     routes = [route(network, i, (i * 7 + 3) % 1000) for i in range(0, 1000, 2)]
     assert time.process_time() - begun < 1
     assert max(len(way.links) for way in routes) == 12
@@ -198,10 +198,10 @@ def test_a_thousand_nodes_round_bridges_are_ready_within_a_second(tmp_path: Path
 
 def test_nodes_are_replicas_in_the_order_of_the_file_but_for_supervisors(built: Callable[..., NetworkTimeline]) -> None:
     services = '<service name="dashboard" supervisor="true" port="8088"/>' + SERVICES
-    ((_, network),) = built(3, services=services).stages
+    ((_, network),) = built(3, services=services).states
     assert len(route(network, 0, 1).links) == 2
     assert len(route(network, 0, 2).links) == 3
-    ((_, only),) = built(2, services=services, options={"services": ("server",)}).stages
+    ((_, only),) = built(2, services=services, options={"services": ("server",)}).states
     assert route(only, 0, 1).latency == pytest.approx(0.002)
 
 
@@ -233,8 +233,8 @@ def test_a_link_gets_new_properties_in_one_direction_or_with_a_download_in_both(
     <schedule origin="right" dest="left" time="10" upload="8Mbps"/>
     """
     timeline = built(4, dynamic=dynamic)
-    assert [start for start, _ in timeline.stages] == [0, 10, 20.5]
-    before, then, after = (network for _, network in timeline.stages)
+    assert [start for start, _ in timeline.states] == [0, 10, 20.5]
+    before, then, after = (network for _, network in timeline.states)
     assert [bandwidth(n, 0, 2) for n in (before, then, after)] == [20, 5, 6]
     assert [float(n.capacities[route(n, 2, 0).links[1]]) / MEGABIT for n in (before, then, after)] == [30, 8, 7]
     assert [route(n, 0, 2).latency for n in (before, then, after)] == pytest.approx([0.016, 0.046, 0.046])
@@ -250,7 +250,7 @@ def test_no_way_leads_over_a_link_that_left_until_it_joins(
 ) -> None:
     ends = 'origin="right" dest="left"'
     dynamic = f'<schedule {ends} time="1" action="{gone}"/><schedule {ends} time="2" action="{back}"/>'
-    before, without, after = (network for _, network in built(4, dynamic=dynamic).stages)
+    before, without, after = (network for _, network in built(4, dynamic=dynamic).states)
     assert without.route(0, 2) is None
     assert without.route(2, 0) is None
     assert route(without, 0, 1) == route(before, 0, 1)
@@ -259,7 +259,7 @@ def test_no_way_leads_over_a_link_that_left_until_it_joins(
 
 def test_a_bridge_may_leave(built: Callable[..., NetworkTimeline]) -> None:
     dynamic = '<schedule name="left" time="1" action="leave"/><schedule name="left" time="2" action="join"/>'
-    _, without, after = (network for _, network in built(4, dynamic=dynamic).stages)
+    _, without, after = (network for _, network in built(4, dynamic=dynamic).states)
     assert without.route(0, 1) is None
     assert route(without, 2, 3).latency == pytest.approx(0.002)
     assert after.route(0, 1) is not None
@@ -269,7 +269,7 @@ def test_a_new_link_joins(built: Callable[..., NetworkTimeline]) -> None:
     dynamic = (
         '<schedule origin="client" dest="right" time="3" action="join" latency="2" upload="3Mbps" download="4Mbps"/>'
     )
-    before, after = (network for _, network in built(4, dynamic=dynamic).stages)
+    before, after = (network for _, network in built(4, dynamic=dynamic).states)
     assert len(before.capacities) == len(after.capacities)
     assert len(route(before, 0, 2).links) == 3
     assert route(after, 0, 2).latency == pytest.approx(0.003)
@@ -291,7 +291,7 @@ def test_replicas_that_leave_are_the_first_that_are_there_and_the_network_stays(
         AvailabilityChange(30, 2, False),
         AvailabilityChange(30, 3, False),
     ]
-    assert len(timeline.stages) == 1
+    assert len(timeline.states) == 1
 
 
 def test_a_service_that_joins_is_absent_before_and_has_as_many_replicas_as_are_there_at_once(
@@ -334,7 +334,7 @@ def test_a_replica_that_is_disconnected_is_there_and_reaches_nobody(built: Calla
     """
     timeline = built(4, dynamic=dynamic)
     assert not timeline.availability_changes
-    before, without, after = (network for _, network in timeline.stages)
+    before, without, after = (network for _, network in timeline.states)
     assert without.route(0, 2) is without.route(2, 0) is without.route(1, 0) is None
     assert route(without, 1, 2) == route(before, 1, 2)
     assert route(after, 0, 2) == route(before, 0, 2)
@@ -383,7 +383,7 @@ def test_a_schedule_is_refused_or_as_many_are_there_as_it_says(
         assert sum(online.values()) == present
     times = [p.time for p in everything.availability_changes]
     assert times == sorted(times)
-    assert [start for start, _ in timeline.stages] == sorted({start for start, _ in timeline.stages})
+    assert [start for start, _ in timeline.states] == sorted({start for start, _ in timeline.states})
 
 
 def _ever(events: tuple[ServiceEvent, ...]) -> int:
@@ -451,8 +451,8 @@ def test_the_example_is_read_as_it_is_meant(tmp_path: Path) -> None:
     assert read(tmp_path / "again.xml") == description
     assert 'upload="50Mbps"' in (tmp_path / "again.xml").read_text()  # Kollaps reads integers
     timeline = Kollaps(EXAMPLE).build(16, 0)
-    assert [start for start, _ in timeline.stages] == [0, 2, 6]
-    assert [bandwidth(network, 0, 15) for _, network in timeline.stages] == [20, 5, 20]
+    assert [start for start, _ in timeline.states] == [0, 2, 6]
+    assert [bandwidth(network, 0, 15) for _, network in timeline.states] == [20, 5, 20]
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,11 @@ from shoal.engines.processes.transport import NOWHERE, Transport
 from shoal.engines.rejoining import ASK
 from shoal.environment.network.access import AccessLink, access_links
 from shoal.environment.network.links import Uniform, star
-from shoal.environment.network.model import Connection
+from shoal.environment.network.model import AccessLimit
 from shoal.environment.network.network import MEGABIT, NetworkTimeline
 from shoal.errors import ExperimentError, LaunchError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import build_environment, speeds_of
+from shoal.experiment.environment import build_environment, device_speeds
 from shoal.mailbox import Filter
 from shoal.message import Message, Payload
 from shoal.message import address as envelope
@@ -76,7 +76,7 @@ def test_a_node_s_link_is_the_network_s_or_its_device_s_and_slower_as_the_device
     links = access_links(
         NetworkTimeline([(0.0, network_state)]),
         len(nodes),
-        [Connection(device, slowdown) for _, _, device, slowdown in nodes],
+        [AccessLimit(device, slowdown) for _, _, device, slowdown in nodes],
     )
     for link, (up, down, device, slowdown) in zip(links, nodes, strict=True):
         assert link.upload == pytest.approx(min(up, device) * MEGABIT / slowdown)
@@ -89,7 +89,7 @@ def described(**changed: Any) -> Experiment:
 
 
 def links_of(experiment: Experiment) -> tuple[AccessLink, ...] | None:
-    return build_environment(experiment, speeds_of(experiment)).access
+    return build_environment(experiment, device_speeds(experiment)).access_links
 
 
 def test_networks_of_access_links_only_are_shaped_by_the_kernel_and_not_by_the_model() -> None:
@@ -100,13 +100,13 @@ def test_networks_of_access_links_only_are_shaped_by_the_kernel_and_not_by_the_m
         network={"name": "uniform", "upload": 8, "links": [{"from": "0", "to": "1", "latency": 0.1, "loss": 0.1}]}
     )
     assert links_of(far) == (AccessLink(upload=MEGABIT * 8),) * 4
-    assert not build_environment(far, speeds_of(far)).needs_network_model
-    assert build_environment(far, speeds_of(far)).timed
+    assert not build_environment(far, device_speeds(far)).needs_network_model
+    assert build_environment(far, device_speeds(far)).timing_matters
 
 
 def test_the_model_shapes_messages_unless_the_kernel_is_asked_to() -> None:
     modelled = described(processes={}, network={"name": "uniform"})
-    assert build_environment(modelled, speeds_of(modelled)).needs_network_model
+    assert build_environment(modelled, device_speeds(modelled)).needs_network_model
     assert links_of(modelled) is None
     assert links_of(described(engine="simulation", network={"name": "ten-regions"})) is None
 
@@ -211,7 +211,7 @@ def on_a_delay(network: Uniform, body: Callable[[Delay], Coroutine[Any, Any, Non
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        network_state = network.build(3, 0).stages[0][1]
+        network_state = network.build(3, 0).initial_state
         await body(Delay(network_state, 2, seed=1, deliver=lambda message: came.append((loop.time(), message))))
 
     leaping.run(run())

@@ -23,7 +23,7 @@ LONG = 60_000
 
 def empty(links: Uniform = Uniform()) -> Timetable:  # noqa: B008 - frozen
     """Of three nodes, before the run begins."""
-    return Timetable(NetworkModel(links.build(3, seed=0).stages[0][1], 3, seed=0), iter(()))
+    return Timetable(NetworkModel(links.build(3, seed=0).initial_state, 3, seed=0), iter(()))
 
 
 def left_at(node: Any, ticket: int) -> float:

@@ -25,7 +25,7 @@ from shoal.environment.network.network import MEGABIT, NetworkTimeline, capacity
 from shoal.environment.network.published import BANDWIDTHS, REGIONS, DivShareStragglers, TenRegions
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import build_environment, speeds_of
+from shoal.experiment.environment import build_environment, device_speeds
 from shoal.experiment.registry import Component, find
 
 ROOT = Path(__file__).parent.parent
@@ -36,7 +36,7 @@ def network_state(network: Any, nodes: int, seed: int = 0) -> NetworkState:
     """A network that never changes."""
     timeline = network.build(nodes, seed)
     assert isinstance(timeline, NetworkTimeline)
-    ((start, only),) = timeline.stages
+    ((start, only),) = timeline.states
     assert start == 0
     assert not timeline.availability_changes
     return only
@@ -404,7 +404,7 @@ def test_nodes_of_two_regions_share_the_link_between_them_unless_told_otherwise(
 def test_every_network_keeps_the_contract(name: str, nodes: int, tmp_path: Path) -> None:
     (tmp_path / "ms").write_text("0 5 6\n5 0 7\n6 7 0\n")
     files = {"matrix": {"latency": tmp_path / "ms"}, "kollaps": {"path": ROOT / "examples/networks/two-sites.xml"}}
-    network = find("network", name)(**files.get(name, {})).build(nodes, 0).stages[0][1]
+    network = find("network", name)(**files.get(name, {})).build(nodes, 0).initial_state
     links = range(len(network.capacities))
     assert (network.capacities > 0).all()
     for a in range(nodes):
@@ -454,9 +454,9 @@ def test_groups_may_have_connections_of_their_own() -> None:
         network={"name": "uniform", "latency": 0.01, "upload": 8.0},
         group=[{"nodes": "1", "network": {"latency": 0.03, "upload": 4.0}}],
     )
-    timeline = build_environment(described, speeds_of(described)).timeline
+    timeline = build_environment(described, device_speeds(described)).timeline
     assert timeline is not None
-    network_state = timeline.stages[0][1]
+    network_state = timeline.initial_state
     assert [network_state.capacities[network_state.access(node)[0]] for node in range(3)] == [1e6, 5e5, 1e6]
     assert [network_state.route(0, to).latency for to in (1, 2)] == pytest.approx([0.02, 0.01])  # type: ignore[union-attr]
 
@@ -465,4 +465,4 @@ def test_connections_of_groups_go_with_a_uniform_network_only() -> None:
     own = [{"nodes": "1", "network": {"name": "uniform", "latency": 0.1}}]
     described = Experiment(nodes=60, network={"name": "ten-regions"}, group=own)
     with pytest.raises(ExperimentError, match="which only goes with 'uniform'"):
-        build_environment(described, speeds_of(described))
+        build_environment(described, device_speeds(described))

@@ -118,7 +118,7 @@ class Together:
         served = hasattr(algorithm, "serve")
         self.learners = len(sharings) - served
         timeline = None if network is None else network.build(len(sharings), seed)
-        network_model = None if timeline is None else NetworkModel(timeline.stages[0][1], len(sharings), seed)
+        network_model = None if timeline is None else NetworkModel(timeline.initial_state, len(sharings), seed)
         self.world = World(len(sharings), network_model, learners=self.learners)
         self.sent: list[tuple[int, Message]] = []
         self.nodes: list[Node] = []

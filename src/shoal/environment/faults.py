@@ -1,8 +1,8 @@
 """Faults on schedule: what strikes whom and when, and the timetable that follows from it.
 
 A `Fault` is one `[[fault]]` table of an experiment. Those by `round` strike a node when it starts that round, and the
-node's observer looks for them. All others strike by the clock: `timetable` turns them into `FaultEvent`s in order of
-time, the same ones in every process that reads it with the same seed. `Interference` keeps what of them stands
+node's observer looks for them. All others strike by the clock: `fault_events` turns them into `FaultEvent`s in order of
+time, the same ones in every process that reads it with the same seed. `PairFaults` keeps what of them stands
 between nodes.
 """
 
@@ -115,11 +115,11 @@ class Fault:
         return self.until is not None or self.lasting is not None
 
     @property
-    def revives(self) -> bool:
+    def restarts_nodes(self) -> bool:
         """Whether nodes that died come back by it."""
         return self.kind == "restart" or (self.kind == "crash" and self.ends)
 
-    def due(self, round: int) -> bool:
+    def strikes_at(self, round: int) -> bool:
         """Whether it strikes a node that starts `round`, if it has not yet."""
         return self.round is not None and self.round <= round
 
@@ -176,7 +176,7 @@ class FaultEvent:
         return f"{messages} are {'held' if self.kind == 'hold' else 'released'}"
 
 
-def timetable(faults: Sequence[Fault], nodes: int, size: int, seed: int) -> Iterator[FaultEvent]:
+def fault_events(faults: Sequence[Fault], nodes: int, size: int, seed: int) -> Iterator[FaultEvent]:
     """What the clock brings, in order of time and, within a time, in the order of the file. It may be endless.
 
     `size` counts the nodes with those that serve: the last `size - nodes`. The faults are those of an experiment,
@@ -186,7 +186,7 @@ def timetable(faults: Sequence[Fault], nodes: int, size: int, seed: int) -> Iter
     """
     down: set[NodeId] = set()
     timed = [fault for fault in faults if fault.round is None]
-    for_good = () if any(fault.revives for fault in timed) else down
+    for_good = () if any(fault.restarts_nodes for fault in timed) else down
     for i, fault_event in _merged(dict(enumerate(timed)), nodes, size, seed, for_good):
         struck = fault_event.nodes
         if fault_event.kind == "crash":
@@ -284,7 +284,7 @@ def _ascending(spelt: str, size: int) -> tuple[NodeId, ...]:
 # What stands between nodes
 
 
-class Interference:
+class PairFaults:
     """What stands between nodes at the moment: cuts, holds, and the probability that a message is dropped.
 
     Each pair of nodes, in each direction, is cut or not, however often it was: a repair of some nodes and others
@@ -485,7 +485,7 @@ def _wrong_nodes(fault: Fault, nodes: int, size: int) -> Iterator[str]:
         yield from _wrong_sides(fault, named, nodes, size)
     elif not named and fault.every is None:
         yield f"node: missing; say whom it strikes: {_SPELLING}"
-    if fault.revives and (serving := [node for node in named if node >= nodes]):
+    if fault.restarts_nodes and (serving := [node for node in named if node >= nodes]):
         key = "nodes" if fault.node is None else "node"
         yield (
             f"{key} = {getattr(fault, key)!r}: node {serving[0]} serves the others and cannot be brought back; "
@@ -530,7 +530,7 @@ def _in_vain(faults: Sequence[Fault], nodes: int, size: int) -> Iterator[str]:
     if not any(fault.kind in _UNDONE for fault in fixed.values()):
         return
     drawn = [fault for fault in faults if fault.every is not None]
-    interference = Interference(size)
+    interference = PairFaults(size)
     by_round = {n for fault in faults if fault.kind == "crash" and fault.round is not None for n in fault.ids(size)}
     down: set[NodeId] = set()
     for i, fault_event in _merged(fixed, nodes, size, 0):

@@ -21,7 +21,7 @@ def events(
 ) -> Iterator[EnvironmentEvent]:
     """All of it in order of time, and it may be endless. What changes links comes before what strikes nodes."""
     stages: Sequence[EnvironmentEvent] = (
-        [NetworkChange(time, network_state) for time, network_state in timeline.stages[1:]] if timeline else []
+        [NetworkChange(time, network_state) for time, network_state in timeline.states[1:]] if timeline else []
     )
     availability_changes: Sequence[EnvironmentEvent] = timeline.availability_changes if timeline else []
     comings = [_comings(availability_schedule, node) for node in range(nodes)] if availability_schedule else []

@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 
 from shoal.environment.availability import Availability, AvailabilitySchedule
 from shoal.environment.devices import Device, Speed
-from shoal.environment.faults import timetable
+from shoal.environment.faults import fault_events
 from shoal.environment.network.access import AccessLink, access_links
 from shoal.environment.network.links import Uniform, star
-from shoal.environment.network.model import Connection, EnvironmentEvent, NetworkModel
+from shoal.environment.network.model import AccessLimit, EnvironmentEvent, NetworkModel
 from shoal.environment.network.network import Direct, Network, NetworkTimeline
 from shoal.environment.schedule import events
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.types import NodeId, format_node_ids
 
-REMEDIES = frozenset({"crash", "raise", "hang", "restart", "hold", "release"})
+UNBLOCKING_FAULTS = frozenset({"crash", "raise", "hang", "restart", "hold", "release"})
 """The kinds of faults that strike, or end, by what can set nodes going that wait for each other."""
 
 
@@ -33,32 +33,32 @@ class Environment:
     """None: messages take no time."""
     availability_schedule: AvailabilitySchedule | None
     """None: everybody is online, always."""
-    connections: tuple[Connection, ...]
-    paced: bool
+    access_limits: tuple[AccessLimit, ...]
+    has_device_speeds: bool
     """Whether any node's device has a speed of its own."""
-    access: tuple[AccessLink, ...] | None = None
+    access_links: tuple[AccessLink, ...] | None = None
     """What the kernel limits each node to; None where it does not shape messages."""
 
     @property
-    def eventful(self) -> bool:
+    def has_timed_events(self) -> bool:
         """Whether nodes come and go, or anything else happens by the clock."""
         return bool(
             self.availability_schedule is not None
             or self.experiment.timed_faults
-            or (self.timeline is not None and (self.timeline.availability_changes or len(self.timeline.stages) > 1))
+            or (self.timeline is not None and (self.timeline.availability_changes or len(self.timeline.states) > 1))
         )
 
     @property
-    def timed(self) -> bool:
+    def timing_matters(self) -> bool:
         """Whether it matters when things happen, so that no time may be lost by testing models."""
         plan = self.experiment
-        shaped = self.needs_network_model or self.access is not None
-        return shaped or plan.duration is not None or plan.evaluation.seconds is not None or self.paced
+        shaped = self.needs_network_model or self.access_links is not None
+        return shaped or plan.duration is not None or plan.evaluation.seconds is not None or self.has_device_speeds
 
     @property
     def needs_network_model(self) -> bool:
         """Whether messages need a carrier."""
-        return self.access is None and (self.timeline is not None or self.eventful)
+        return self.access_links is None and (self.timeline is not None or self.has_timed_events)
 
     @property
     def restarts(self) -> bool:
@@ -69,28 +69,28 @@ class Environment:
         """A new carrier, if messages need one."""
         if not self.needs_network_model:
             return None
-        network_state = self.timeline.stages[0][1] if self.timeline is not None else Direct()
-        return NetworkModel(network_state, self.experiment.size, self.experiment.seed, self.connections)
+        network_state = self.timeline.initial_state if self.timeline is not None else Direct()
+        return NetworkModel(network_state, self.experiment.size, self.experiment.seed, self.access_limits)
 
     def events(self) -> Iterator[EnvironmentEvent]:
         """What happens by the clock, from the beginning."""
         experiment = self.experiment
-        faults = timetable(experiment.timed_faults, experiment.nodes, experiment.size, experiment.seed)
+        faults = fault_events(experiment.timed_faults, experiment.nodes, experiment.size, experiment.seed)
         return events(self.timeline, self.availability_schedule, experiment.nodes, faults)
 
-    def remedies(self) -> Iterator[float]:
+    def unblocking_times(self) -> Iterator[float]:
         """When the clock brings something that can set nodes going which wait for each other, in order of time.
 
         That is a death, for then nobody waits any longer, a return from it, a release of messages, an error, or a
         change of the network. That nodes come and go is none: whoever waits, waits.
         """
         plan = self.experiment
-        faults = [f if f.kind in REMEDIES else replace(f, time=None, every=None) for f in plan.timed_faults]
-        stages = self.timeline.stages[1:] if self.timeline is not None else ()
+        faults = [f if f.kind in UNBLOCKING_FAULTS else replace(f, time=None, every=None) for f in plan.timed_faults]
+        stages = self.timeline.states[1:] if self.timeline is not None else ()
         changes = (time for time, _ in stages)
-        return heapq.merge(changes, (h.time for h in timetable(faults, plan.nodes, plan.size, plan.seed)))
+        return heapq.merge(changes, (h.time for h in fault_events(faults, plan.nodes, plan.size, plan.seed)))
 
-    def returns(self, node: NodeId, time: float) -> bool:
+    def will_be_online(self, node: NodeId, time: float) -> bool:
         """Whether a node that is offline is ever online again, as far as network and availability know."""
         last = next(
             (p for p in reversed(self.timeline.availability_changes if self.timeline else ()) if p.node == node), None
@@ -110,8 +110,9 @@ def build_environment(experiment: Experiment, speeds: Sequence[Speed]) -> Enviro
     """
     availability: Availability = experiment.availability.build()
     limited = any(speed.bandwidth is not None for speed in speeds)
-    connections = tuple(
-        Connection(math.inf if speed.bandwidth is None else speed.bandwidth, speed.network_slowdown) for speed in speeds
+    access_limits = tuple(
+        AccessLimit(math.inf if speed.bandwidth is None else speed.bandwidth, speed.network_slowdown)
+        for speed in speeds
     )
     problems: list[str] = []
     timeline: NetworkTimeline | None = None
@@ -127,26 +128,26 @@ def build_environment(experiment: Experiment, speeds: Sequence[Speed]) -> Enviro
     except ValueError as error:
         problems.append(f"availability = {experiment.availability.name!r}: {error}")
     if not problems:
-        problems += _without_effect(experiment, timeline, connections)
+        problems += _without_effect(experiment, timeline, access_limits)
     if problems:
         raise ExperimentError(problems, experiment.name)
     paced = any(speed.step_seconds is not None or speed.slowdown != 1.0 for speed in speeds)
-    access = _access(experiment, timeline, connections)
-    return Environment(experiment, timeline, availability_schedule, connections, paced, access)
+    access = _access(experiment, timeline, access_limits)
+    return Environment(experiment, timeline, availability_schedule, access_limits, paced, access)
 
 
 def _without_effect(
-    experiment: Experiment, timeline: NetworkTimeline | None, connections: Sequence[Connection]
+    experiment: Experiment, timeline: NetworkTimeline | None, access_limits: Sequence[AccessLimit]
 ) -> list[str]:
     """What is to make messages slow at nodes whose own links nothing limits, so that there is nothing to divide."""
     size = experiment.size
-    slowed = {"device: network_slowdown": [i for i in range(size) if connections[i].slowdown != 1.0]}
+    slowed = {"device: network_slowdown": [i for i in range(size) if access_limits[i].slowdown != 1.0]}
     for number, fault in enumerate(experiment.fault):
         if fault.kind == "slow" and fault.what == "network":
             slowed[f"fault[{number}]: what = 'network'"] = list(fault.ids(size) or range(experiment.nodes))
     if not any(slowed.values()):
         return []
-    limited = _limited(timeline, connections)
+    limited = _limited(timeline, access_limits)
     return [
         f"{what} has no effect on {_named(unlimited)}: in network = {experiment.network.name!r} nothing "
         "limits their own links; give them an upload and a download there, or use a network like "
@@ -160,26 +161,26 @@ def _named(nodes: Sequence[NodeId]) -> str:
     return f"node{'s' if len(nodes) > 1 else ''} {format_node_ids(nodes, most=8)}"
 
 
-def _limited(timeline: NetworkTimeline | None, connections: Sequence[Connection]) -> set[NodeId]:
+def _limited(timeline: NetworkTimeline | None, access_limits: Sequence[AccessLimit]) -> set[NodeId]:
     """The nodes that have a link of their own with a bandwidth, at some time."""
-    limited = {node for node, connection in enumerate(connections) if connection.bandwidth < math.inf}
-    for _, network_state in timeline.stages if timeline is not None else ():
+    limited = {node for node, connection in enumerate(access_limits) if connection.bandwidth < math.inf}
+    for _, network_state in timeline.states if timeline is not None else ():
         carries = network_state.capacities
         limited.update(
             node
-            for node in range(len(connections))
+            for node in range(len(access_limits))
             if node not in limited and any(carries[link] < math.inf for link in network_state.access(node))
         )
     return limited
 
 
 def _access(
-    experiment: Experiment, timeline: NetworkTimeline | None, connections: Sequence[Connection]
+    experiment: Experiment, timeline: NetworkTimeline | None, access_limits: Sequence[AccessLimit]
 ) -> tuple[AccessLink, ...] | None:
     if experiment.engine != "processes" or experiment.processes.shaping != "kernel":
         return None
     try:
-        return access_links(timeline or NetworkTimeline([(0.0, Direct())]), experiment.size, connections)
+        return access_links(timeline or NetworkTimeline([(0.0, Direct())]), experiment.size, access_limits)
     except ValueError as error:
         said = f"network = {experiment.network.name!r}: {error}; use processes.shaping = 'model'"
         raise ExperimentError([said], experiment.name) from None
@@ -200,7 +201,7 @@ def _timeline(experiment: Experiment) -> NetworkTimeline | None:
     return NetworkTimeline([(0.0, star(each, network.links))])
 
 
-def speeds_of(experiment: Experiment) -> list[Speed]:
+def device_speeds(experiment: Experiment) -> list[Speed]:
     """How fast each node is, by its id; those that serve come last."""
     devices: dict[int, Device] = {}  # one for all nodes that have the same, for it may have read a file
     speeds = []

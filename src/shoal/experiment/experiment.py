@@ -323,13 +323,13 @@ class Experiment:
 
     @property
     def timed_faults(self) -> tuple[Fault, ...]:
-        """Those that strike by the clock: what `shoal.environment.faults.timetable` makes of them may be endless."""
+        """Those that strike by the clock: what `shoal.environment.faults.fault_events` makes of them may be endless."""
         return tuple(fault for fault in self.fault if fault.round is None)
 
     @property
     def restarts(self) -> bool:
         """Whether nodes that died may come back."""
-        return any(fault.revives for fault in self.fault)
+        return any(fault.restarts_nodes for fault in self.fault)
 
     def describe_failure(self, node: NodeId, fate: str) -> str:
         """What people are told when a node is lost."""

@@ -19,7 +19,7 @@ from shoal.algorithms import Algorithm
 from shoal.data.dataset import ByOwner, Data, Dataset, Indices, Partition, Samples, Shift, Shifts
 from shoal.errors import DataError, ExperimentError, MessageError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import build_environment, speeds_of
+from shoal.experiment.environment import build_environment, device_speeds
 from shoal.experiment.registry import Component, registry
 from shoal.message import Payload
 from shoal.node import DiscoveryTopology, InteractiveSharing, Node, Observer, Schedule, ServiceProvider, TopologyWrapper
@@ -70,7 +70,7 @@ class Setup:
             )
         )
         self.initial: Params = self.trainer_factory.initial
-        self.speeds = speeds_of(experiment)
+        self.speeds = device_speeds(experiment)
         """How fast each node is, by its id; those that serve come last."""
         self.environment = build_environment(experiment, self.speeds)
         self._evaluated = _evaluated_nodes(experiment)

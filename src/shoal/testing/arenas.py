@@ -49,7 +49,7 @@ class SimulatedArena:
         nodes = len(bodies)
         timeline = None if self._network is None else self._network.build(nodes, seed=0)
         world = self._world = World(
-            nodes, None if timeline is None else NetworkModel(timeline.stages[0][1], nodes, seed=0)
+            nodes, None if timeline is None else NetworkModel(timeline.initial_state, nodes, seed=0)
         )
         results: dict[NodeId, Any] = {}
 

@@ -36,7 +36,7 @@ from shoal.environment.network.model import EnvironmentEvent
 from shoal.environment.network.network import AvailabilityChange
 from shoal.errors import ExperimentError, LaunchError, MessageError, RunError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import build_environment, speeds_of
+from shoal.experiment.environment import build_environment, device_speeds
 from shoal.experiment.mapping import LOCALHOST
 from shoal.message import MAX_HEADER_BYTES, RUN_LENGTH
 from shoal.results.progress import (
@@ -126,7 +126,7 @@ class Coordinator:
         self._average_times: dict[int, float] = {}
         self._last_tick: int | None = None
         """The last moment at which models are looked at, once it is known. Who hears late of it may look once more."""
-        self._environment = build_environment(experiment, speeds_of(experiment))
+        self._environment = build_environment(experiment, device_speeds(experiment))
         self._by_time = experiment.evaluation.seconds is not None
         self._network: bytes | None = None
         """The network's process, on the control socket."""
@@ -223,8 +223,8 @@ class Coordinator:
 
     def _listen(self) -> str:
         """Where nodes find the supervisor: they may live in namespaces that no port of its own is reached from."""
-        if self._environment.access is not None:
-            self._namespaces = Namespaces(self._environment.access)
+        if self._environment.access_links is not None:
+            self._namespaces = Namespaces(self._environment.access_links)
             return self._namespaces.listen(self._socket)
         self._socket.bind(f"tcp://{LOOPBACK}:*")
         bound: bytes = self._socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
@@ -293,7 +293,7 @@ class Coordinator:
         now = time.monotonic() - self._epoch
         if self._next is not None and self._environment.restarts:
             return False  # others may come
-        return all(self._away[node] and not self._environment.returns(node, now) for node in nodes)
+        return all(self._away[node] and not self._environment.will_be_online(node, now) for node in nodes)
 
     def _give_up_on_those_that_stay(self, finishing: float) -> None:
         """End the nodes that are still there so long after they were told to finish, or last seen to be at it."""
@@ -695,7 +695,7 @@ class Coordinator:
         return f"exited with code {code}"
 
     def _average_if_complete(self) -> None:
-        if self._signal is not None or (self._environment.timed and self._phase == "running"):
+        if self._signal is not None or (self._environment.timing_matters and self._phase == "running"):
             return  # it would take time from the nodes, or from the user who wants the run to end
         for averaged in self._averages.complete(self._awaited):
             self._averages_to_test.append(
@@ -740,7 +740,7 @@ class Coordinator:
         """Let nodes keep what they have learnt, for a little while."""
         if self._phase != "running" and self._phase != "finishing":
             return
-        kept = ", and test their last models; ask again to leave at once" if self._environment.timed else ""
+        kept = ", and test their last models; ask again to leave at once" if self._environment.timing_matters else ""
         self._listener.notice(f"stopping: nodes write down what they have{kept}")
         self._tell_all(self._finish(stopped=True))
         told = time.monotonic()

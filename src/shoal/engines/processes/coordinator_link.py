@@ -144,7 +144,7 @@ class Watcher:
         if not self._began:
             self._began = True
             self._line.say(control.FirstRoundStarted(self._id))
-        if self._faults and self._faults[0].due(round):
+        if self._faults and self._faults[0].strikes_at(round):
             fault = self._faults.pop(0)
             self.record(Event("fault", self.now(), f"{fault.kind} at round {round}"))
             if fault.kind == "crash":

@@ -93,7 +93,7 @@ class Timetable:
         self.catch_up(since, told)
         self.now = max(self.now, since)
         ahead = (self.now - since) * self._paces.get(sender, 0.0) if post.waits else 0.0
-        self._carrier.post(self.now, Delivery(sender, post.to, max(0, post.size - int(ahead)), post))
+        self._carrier.send(self.now, Delivery(sender, post.to, max(0, post.size - int(ahead)), post))
         if not self._set_out:
             self._tell_at = self.now + TELL_AFTER
         self._set_out.setdefault(post.to, {})[sender, post.ticket] = Due(sender, post.ticket, math.inf)
@@ -124,14 +124,16 @@ class Timetable:
         for at, fate, delivery in news:
             post: Post = delivery.content
             at += self.epoch
-            if fate == "left":
+            if fate == "sent":
                 if post.waits:
                     self._paces[delivery.sender] = post.size / max(at - post.since, SHORTEST)
                     told.setdefault(delivery.sender, {})[None, post.ticket] = Left(post.ticket, at, True)
-            elif fate in ("travels", "lost"):
-                if fate == "lost" and post.waits and not delivery.left:
+            elif fate in ("in_transit", "lost"):
+                if fate == "lost" and post.waits and not delivery.sent:
                     told.setdefault(delivery.sender, {})[None, post.ticket] = Left(post.ticket, at, False)
-                due = Due(delivery.sender, post.ticket, delivery.due + self.epoch if fate == "travels" else None)
+                due = Due(
+                    delivery.sender, post.ticket, delivery.arrival_time + self.epoch if fate == "in_transit" else None
+                )
                 told.setdefault(delivery.receiver, {})[delivery.sender, post.ticket] = due
                 self._set_out.get(delivery.receiver, {}).pop((delivery.sender, post.ticket), None)
 

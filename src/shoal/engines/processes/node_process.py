@@ -168,7 +168,7 @@ async def _take_part(
     watcher.now = rejected.now = strangers.now = runtime.now
     watcher.runtime = runtime
     line.on_attend, line.on_strike = runtime.attend, watcher.strike
-    if setup.environment.timed:
+    if setup.environment.timing_matters:
         watcher.later = DeferredEvaluations(folder)
     if start.restarted and experiment.evaluation.seconds is not None:
         watcher.ticks = int(runtime.now() / experiment.evaluation.seconds)  # not those of its first life
@@ -262,9 +262,9 @@ def _fail_with(runtime: ProcessRuntime, ended: asyncio.Task[None]) -> None:
 def _delay(setup: Setup, id: NodeId, mailbox: Mailbox) -> Delay | None:
     """What latency, jitter and loss are left to where the kernel shapes messages."""
     environment = setup.environment
-    if environment.access is None or environment.timeline is None:
+    if environment.access_links is None or environment.timeline is None:
         return None
-    return Delay(environment.timeline.stages[0][1], id, setup.experiment.seed, mailbox.put)
+    return Delay(environment.timeline.initial_state, id, setup.experiment.seed, mailbox.put)
 
 
 def _first_peers(setup: Setup, id: NodeId) -> int:

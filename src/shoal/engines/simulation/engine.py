@@ -67,7 +67,7 @@ class _Watcher:
             self._simulation.rounds_begun += 1
         if self._simulation.rounds_begun % 64 == 0:
             self._simulation.show()
-        if self._faults and self._faults[0].due(round):
+        if self._faults and self._faults[0].strikes_at(round):
             fault = self._faults.pop(0)
             self.record(Event("fault", self._simulation.world.kernel.now, f"{fault.kind} at round {round}"))
             if fault.kind == "crash":
@@ -112,15 +112,15 @@ class Simulation:
         self.setup = Setup(experiment)
         self._environment = self.setup.environment
         self._events: Iterator[EnvironmentEvent] = (
-            self._environment.events() if self._environment.eventful else iter(())
+            self._environment.events() if self._environment.has_timed_events else iter(())
         )
-        self._remedies = self._environment.remedies()
+        self._remedies = self._environment.unblocking_times()
         self._next_remedy = next(self._remedies, math.inf)
         self.world = World(
             experiment.size,
             self._environment.network_model(),
             learners=experiment.nodes,
-            eventful=self._environment.eventful,
+            has_timed_events=self._environment.has_timed_events,
         )
         self._ticks = 0
         self.nodes = [self._node(i) for i in range(experiment.size)]
@@ -281,11 +281,13 @@ class Simulation:
         while self._next_remedy < now:
             self._next_remedy = next(self._remedies, math.inf)
         suspended = [r.id for r in self.world.runtimes if r.suspended and not r.hung]
-        return self._next_remedy == math.inf and not any(self._environment.returns(node, now) for node in suspended)
+        return self._next_remedy == math.inf and not any(
+            self._environment.will_be_online(node, now) for node in suspended
+        )
 
     def _offline_for_good(self) -> list[NodeId]:
         now = self.world.kernel.now
-        return [r.id for r in self.world.runtimes if r.away and not self._environment.returns(r.id, now)]
+        return [r.id for r in self.world.runtimes if r.away and not self._environment.will_be_online(r.id, now)]
 
     def _attend(self, presence: AvailabilityChange) -> None:
         runtime = self.world.runtimes[presence.node]

@@ -25,7 +25,7 @@ _NOTHING: Any = object()
 class World:
     """What simulated nodes share: the clock, the network, each other, and the work that waits to be computed.
 
-    In an `eventful` world nodes come and go, and slow down, while others go on.
+    In an `has_timed_events` world nodes come and go, and slow down, while others go on.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class World:
         network_model: NetworkModel | None = None,
         computer: Computer | None = None,
         learners: int | None = None,
-        eventful: bool = False,
+        has_timed_events: bool = False,
     ) -> None:
         self.kernel = Kernel()
         self.learners = nodes if learners is None else learners
         """Nodes from this one on serve the others; they may wait for ever."""
         self.network_model = network_model
         """None: messages take no time, and nothing stands between nodes."""
-        self.eventful = eventful
+        self.has_timed_events = has_timed_events
         self.computer: Computer = computer or OneByOne()
         self.runtimes = [SimulatedRuntime(self, i) for i in range(nodes)]
         self._pending: dict[_Slot, None] = {}
@@ -69,7 +69,7 @@ class World:
 
     def post(self, network_model: NetworkModel, delivery: Delivery) -> None:
         """Hand a message to the network. What it does to all that were sent at this time is worked out once."""
-        network_model.post(self.kernel.now, delivery)
+        network_model.send(self.kernel.now, delivery)
         if not self._looking:
             self._looking = True
             self.kernel.soon(partial(self._look, network_model))
@@ -120,12 +120,12 @@ class World:
         kernel = self.kernel
         for _, fate, delivery in network_model.advance(kernel.now):
             message, sending, sender = delivery.content
-            if fate == "arrived":
+            if fate == "delivered":
                 receiver = self.runtimes[delivery.receiver]
                 died = sender.dead and message.kind in REJOINING  # since it asked to be counted on
                 if receiver.running and not died:
                     receiver.mailbox.put(message)
-            elif sending is not None and not sending.ended and (fate == "left" or not delivery.left):
+            elif sending is not None and not sending.ended and (fate == "sent" or not delivery.sent):
                 kernel.soon(self.runtimes[delivery.sender].waking(sending))
         due = network_model.next_time()
         if due < self._due:
@@ -193,7 +193,7 @@ class SimulatedRuntime:
         kernel, slot = self._kernel, _Slot(work)
         self._world.submit(slot)
         try:
-            if self._world.eventful:
+            if self._world.has_timed_events:
                 await self._spend(work.seconds)
             else:
                 kernel.at(kernel.now + work.seconds, kernel.task().resume)
@@ -223,7 +223,7 @@ class SimulatedRuntime:
         delivery = Delivery(self.id, to, message.wire_size, (message, self._kernel.task(), self))
         self._world.post(network_model, delivery)
         await park()
-        return delivery.left
+        return delivery.sent
 
     def collect(self, kind: str) -> list[Message]:
         return self.mailbox.collect(kind)
@@ -292,7 +292,7 @@ class SimulatedRuntime:
         for task in self._background:
             task.cancel()
         self._background.clear()
-        if self._world.eventful:
+        if self._world.has_timed_events:
             self.go_offline()
 
     def go_offline(self) -> None:
@@ -336,7 +336,7 @@ class SimulatedRuntime:
 
     def waking(self, task: Task) -> Any:
         """What resumes `task`, or has it wait until the node is online."""
-        return partial(self._wake, task) if self._world.eventful else task.resume
+        return partial(self._wake, task) if self._world.has_timed_events else task.resume
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Task, bool], None]) -> Task:
         task = Task(self._kernel, coroutine, on_end)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.environment.network.model import Connection, capacities
+from shoal.environment.network.model import AccessLimit, capacities
 from shoal.environment.network.network import NetworkTimeline
 from shoal.types import NodeId
 
@@ -19,15 +19,15 @@ class AccessLink:
     download: float = math.inf
 
 
-def access_links(timeline: NetworkTimeline, size: int, connections: Sequence[Connection]) -> tuple[AccessLink, ...]:
+def access_links(timeline: NetworkTimeline, size: int, access_limits: Sequence[AccessLimit]) -> tuple[AccessLink, ...]:
     """The link of each node, what its device makes of it taken into account.
 
     Raises ValueError where a message crosses any other link that limits it, or where something changes with time.
     """
-    if len(timeline.stages) > 1 or timeline.availability_changes:
+    if len(timeline.states) > 1 or timeline.availability_changes:
         raise ValueError("it changes with time, and the kernel's queues stay as they are")
-    network_state = timeline.stages[0][1]
-    carry = capacities(network_state, connections).tolist()
+    network_state = timeline.initial_state
+    carry = capacities(network_state, access_limits).tolist()
     own = [frozenset(network_state.access(node)) for node in range(size)]
     ups: dict[NodeId, frozenset[int]] = {}
     downs: dict[NodeId, frozenset[int]] = {}

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.environment.faults import FaultEvent, Interference
+from shoal.environment.faults import FaultEvent, PairFaults
 from shoal.environment.network.network import MEGABIT, AvailabilityChange, NetworkChange, NetworkState, Route
 from shoal.randomness import generator
 from shoal.types import NodeId
@@ -24,26 +24,31 @@ from shoal.types import NodeId
 SHORTEST_ROUND_TRIP = 1e-4
 """Seconds: flows share a link by their round-trip times, and none is taken to be shorter than this."""
 
-DeliveryStatus: TypeAlias = Literal["left", "travels", "arrived", "lost"]
-"""What becomes of a message: the last of it has left its sender; it is known when it will arrive (`Delivery.due`), if
-nothing comes in between; it is there; it will never be. One that is lost and has not left before did not get out."""
+DeliveryStatus: TypeAlias = Literal["sent", "in_transit", "delivered", "lost"]
+"""The states of a message in the network.
+
+- sent: the sender has sent the last byte.
+- in_transit: the arrival time is known (`Delivery.arrival_time`); an event may still cause a loss.
+- delivered: the receiver has the message.
+- lost: the message will never be delivered. If it was not sent before, it never left its sender.
+"""
 
 
 class Delivery:
     """A message under way, as far as the network knows it. The content is its owner's business."""
 
-    __slots__ = ("content", "due", "left", "receiver", "route", "sender", "size", "will_be_lost")
+    __slots__ = ("arrival_time", "content", "lost", "receiver", "route", "sender", "sent", "size")
 
     def __init__(self, sender: NodeId, receiver: NodeId, size: int, content: Any = None) -> None:
         self.sender = sender
         self.receiver = receiver
         self.size = size
         self.content = content
-        self.left = False
-        self.will_be_lost = False
+        self.sent = False
+        self.lost = False
         """Whether it gets lost on the way."""
         self.route: Route | None = None
-        self.due = math.inf
+        self.arrival_time = math.inf
         """When it arrives, once that is known."""
 
 
@@ -53,7 +58,7 @@ EnvironmentEvent: TypeAlias = NetworkChange | AvailabilityChange | FaultEvent
 
 
 @dataclass(frozen=True)
-class Connection:
+class AccessLimit:
     """What a node's device makes of the links that are its own."""
 
     bandwidth: float = math.inf
@@ -70,14 +75,14 @@ class NetworkModel:
     """
 
     def __init__(
-        self, network_state: NetworkState, size: int, seed: int, connections: Sequence[Connection] = ()
+        self, network_state: NetworkState, size: int, seed: int, access_limits: Sequence[AccessLimit] = ()
     ) -> None:
         from shoal.environment.network.flows import (
             Flows,  # compiled code, which takes a moment to load: only who needs it waits
         )
 
         self._wiring = network_state
-        self._connections = list(connections) or [Connection()] * size
+        self._connections = list(access_limits) or [AccessLimit()] * size
         self._factors = [1.0] * size
         """How many times slower than usual each node's own links are just now."""
         self._flows = Flows(self._capacities())
@@ -91,7 +96,7 @@ class NetworkModel:
         """When the last message from one node to another arrives: later ones do not overtake it."""
         self._held: list[Delivery] = []
         self._updates: list[DeliveryUpdate] = []
-        self._interference = Interference(size)
+        self._interference = PairFaults(size)
         self._away = [0] * size
         """For how many reasons each node is away."""
         self._rng = generator(seed, "network")
@@ -108,7 +113,7 @@ class NetworkModel:
 
         load()
 
-    def post(self, now: float, delivery: Delivery) -> None:
+    def send(self, now: float, delivery: Delivery) -> None:
         """Take a message."""
         if not self._reaches(delivery):
             self._updates.append((now, "lost", delivery))
@@ -134,8 +139,8 @@ class NetworkModel:
                 self._next_in_line(time, delivery)
         while self._travelling and self._travelling[0][0] <= now:
             time, _, delivery = heapq.heappop(self._travelling)
-            if not delivery.will_be_lost:
-                self._updates.append((time, "arrived", delivery))
+            if not delivery.lost:
+                self._updates.append((time, "delivered", delivery))
         news, self._updates = self._updates, []
         if len(news) > 1:
             news.sort(key=_time)
@@ -179,7 +184,7 @@ class NetworkModel:
             self._updates.append((now, "lost", delivery))
             return
         kept = (1.0 - route.loss) * (1.0 - self._interference.drop(sender, receiver))
-        delivery.will_be_lost = kept < 1.0 and self._rng.random() >= kept
+        delivery.lost = kept < 1.0 and self._rng.random() >= kept
         if route.links:
             self._flow(now, delivery, route, delivery.size)
         else:
@@ -199,14 +204,14 @@ class NetworkModel:
             self._lines[delivery.sender, delivery.receiver] = line
 
     def _leaves(self, time: float, delivery: Delivery) -> None:
-        if not delivery.left:
-            delivery.left = True
-            self._updates.append((time, "left", delivery))
+        if not delivery.sent:
+            delivery.sent = True
+            self._updates.append((time, "sent", delivery))
 
     def _travel(self, time: float, delivery: Delivery) -> None:
         """The last of a message has been sent; what is left is the latency."""
         self._leaves(time, delivery)
-        if delivery.will_be_lost:
+        if delivery.lost:
             self._updates.append((time, "lost", delivery))
             return
         route, pair = delivery.route, (delivery.sender, delivery.receiver)
@@ -214,24 +219,24 @@ class NetworkModel:
         latency = route.latency
         if route.jitter:
             latency = max(0.0, latency + route.jitter * self._rng.standard_normal())
-        delivery.due = self._latest[pair] = max(time + latency, self._latest.get(pair, 0.0))
+        delivery.arrival_time = self._latest[pair] = max(time + latency, self._latest.get(pair, 0.0))
         self._posted += 1
-        heapq.heappush(self._travelling, (delivery.due, self._posted, delivery))
-        self._updates.append((time, "travels", delivery))
+        heapq.heappush(self._travelling, (delivery.arrival_time, self._posted, delivery))
+        self._updates.append((time, "in_transit", delivery))
 
     def _attend(self, now: float, node: NodeId, online: bool) -> None:
         """One that goes gets nothing more, also if it is back in a moment; of what it sent, only what has left is."""
         self._away[node] += -1 if online else 1
         if not online:
             self._lose(
-                now, lambda delivery: delivery.receiver == node or (delivery.sender == node and not delivery.left)
+                now, lambda delivery: delivery.receiver == node or (delivery.sender == node and not delivery.sent)
             )
 
     def _lose(self, now: float, lost: Callable[[Delivery], bool]) -> None:
         """Give up on what is under way and cannot get through."""
-        losses = [delivery for _, _, delivery in self._travelling if not delivery.will_be_lost and lost(delivery)]
+        losses = [delivery for _, _, delivery in self._travelling if not delivery.lost and lost(delivery)]
         for delivery in losses:
-            delivery.will_be_lost = True
+            delivery.lost = True
         stopped = [(flow, delivery) for flow, delivery in self._flowing.items() if lost(delivery)]
         for flow, delivery in stopped:
             self._flows.cancel(now, flow)
@@ -285,7 +290,7 @@ class NetworkModel:
 
 
 def capacities(
-    network_state: NetworkState, connections: Sequence[Connection], factors: Sequence[float] | None = None
+    network_state: NetworkState, access_limits: Sequence[AccessLimit], factors: Sequence[float] | None = None
 ) -> NDArray[np.float64]:
     """What the links carry, in bytes per second, with the nodes' own devices taken into account.
 
@@ -293,7 +298,7 @@ def capacities(
     """
     carry = np.array(network_state.capacities, np.float64)
     own: dict[int, float] = {}
-    for node, connection in enumerate(connections):
+    for node, connection in enumerate(access_limits):
         slower = connection.slowdown * (1.0 if factors is None else factors[node])
         for link in network_state.access(node):
             carries = min(float(carry[link]), connection.bandwidth * MEGABIT) / slower

@@ -86,11 +86,16 @@ class NetworkChange:
 class NetworkTimeline:
     """A network on a number of nodes, for the whole of a run."""
 
-    stages: Sequence[tuple[float, NetworkState]]
+    states: Sequence[tuple[float, NetworkState]]
     """From which time on, in seconds, the network is wired how: the first from 0 on, the others in order. Links have
     the same numbers in all of them."""
     availability_changes: Sequence[AvailabilityChange] = ()
     """In order of time."""
+
+    @property
+    def initial_state(self) -> NetworkState:
+        """The network at the start of the run."""
+        return self.states[0][1]
 
 
 class Network(Protocol):

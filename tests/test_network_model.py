@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shoal.environment.faults import FaultEvent
 from shoal.environment.network.links import Uniform
-from shoal.environment.network.model import Connection, Delivery, DeliveryUpdate, EnvironmentEvent, NetworkModel
+from shoal.environment.network.model import AccessLimit, Delivery, DeliveryUpdate, EnvironmentEvent, NetworkModel
 from shoal.environment.network.network import MEGABIT, AvailabilityChange, Direct, NetworkChange, NetworkState, Route
 
 NODES = 4
@@ -24,7 +24,7 @@ MEGABYTE = 1_000_000
 
 def uniform(**options: Any) -> NetworkState:
     timeline = Uniform(**{"latency": 0.0, **options}).build(NODES, seed=0)
-    return timeline.stages[0][1]
+    return timeline.initial_state
 
 
 class Road:
@@ -45,23 +45,23 @@ def sent(*times: float, size: int = MEGABYTE, way: tuple[int, int] = (0, 1)) -> 
     return [(time, Delivery(*way, size, i)) for i, time in enumerate(times)]
 
 
-def needs_network_model(
+def deliver(
     network_state: NetworkState,
     posts: Iterable[tuple[float, Delivery]],
     occurrences: Sequence[tuple[float, EnvironmentEvent]] = (),
     *,
     seed: int = 0,
-    connections: Sequence[Connection] = (),
+    access_limits: Sequence[AccessLimit] = (),
 ) -> list[DeliveryUpdate]:
     """All that becomes of messages; what occurs at a time comes before what is sent at it."""
-    network_model = NetworkModel(network_state, NODES, seed, connections)
+    network_model = NetworkModel(network_state, NODES, seed, access_limits)
     news: list[DeliveryUpdate] = []
     calls: list[tuple[float, EnvironmentEvent | Delivery]] = sorted([*occurrences, *posts], key=lambda call: call[0])
     for time, call in calls:
         while (due := network_model.next_time()) <= time:
             news += network_model.advance(due)
         if isinstance(call, Delivery):
-            network_model.post(time, call)
+            network_model.send(time, call)
         else:
             network_model.apply_event(time, call)
     while (due := network_model.next_time()) < math.inf:
@@ -76,7 +76,7 @@ def fates(news: Iterable[DeliveryUpdate], fate: str) -> dict[int, float]:
 
 
 def arrivals(*arguments: Any, **options: Any) -> dict[int, float]:
-    return fates(needs_network_model(*arguments, **options), "arrived")
+    return fates(deliver(*arguments, **options), "delivered")
 
 
 def happens(time: float, kind: Any, *nodes: int, **details: Any) -> tuple[float, EnvironmentEvent]:
@@ -96,12 +96,12 @@ def test_without_links_a_message_takes_the_latency_alone_however_many_there_are(
 
 
 def test_a_message_takes_its_size_over_the_bandwidth_and_then_the_latency() -> None:
-    news = needs_network_model(uniform(latency=0.25, upload=8), sent(1.0))
-    assert fates(news, "left") == {0: 2.0}
-    assert fates(news, "travels") == {0: 2.0}
-    assert fates(news, "arrived") == {0: 2.25}
-    ((_, _, delivery),) = [said for said in news if said[1] == "travels"]
-    assert delivery.due == pytest.approx(2.25)
+    news = deliver(uniform(latency=0.25, upload=8), sent(1.0))
+    assert fates(news, "sent") == {0: 2.0}
+    assert fates(news, "in_transit") == {0: 2.0}
+    assert fates(news, "delivered") == {0: 2.25}
+    ((_, _, delivery),) = [said for said in news if said[1] == "in_transit"]
+    assert delivery.arrival_time == pytest.approx(2.25)
 
 
 def test_messages_of_one_pair_go_one_after_another() -> None:
@@ -120,22 +120,27 @@ def test_messages_to_oneself_take_no_time() -> None:
 
 
 def test_a_network_without_a_way_loses_messages_and_they_do_not_get_out() -> None:
-    news = needs_network_model(Road(MEGABYTE), sent(1.0, way=(0, 3)))
+    news = deliver(Road(MEGABYTE), sent(1.0, way=(0, 3)))
     assert fates(news, "lost") == {0: 1.0}
-    assert not fates(news, "left")
+    assert not fates(news, "sent")
 
 
 def test_devices_limit_and_divide_a_node_s_own_links() -> None:
-    connections = [Connection(bandwidth=8.0), Connection(slowdown=4.0), Connection(4.0, 2.0), Connection(800.0, 0.5)]
+    limits = [
+        AccessLimit(bandwidth=8.0),
+        AccessLimit(slowdown=4.0),
+        AccessLimit(4.0, 2.0),
+        AccessLimit(800.0, 0.5),
+    ]
     posts = [
         (0.0, Delivery(0, 3, MEGABYTE, 0)),  # the phone's 8, not the network's 16 Mbit/s
         (10.0, Delivery(1, 3, MEGABYTE, 1)),  # 16 / 4
         (20.0, Delivery(3, 2, MEGABYTE, 2)),  # 4 / 2
     ]
     network_state = uniform(upload=16, download=16)
-    assert arrivals(network_state, posts, connections=connections) == {0: 1.0, 1: 12.0, 2: 24.0}
-    fast = [Connection(slowdown=0.5)] * NODES
-    assert arrivals(network_state, sent(0.0), connections=fast) == {0: 0.25}
+    assert arrivals(network_state, posts, access_limits=limits) == {0: 1.0, 1: 12.0, 2: 24.0}
+    fast = [AccessLimit(slowdown=0.5)] * NODES
+    assert arrivals(network_state, sent(0.0), access_limits=fast) == {0: 0.25}
 
 
 def test_a_slow_network_divides_the_node_s_own_links_from_that_moment_on_and_computing_does_not() -> None:
@@ -159,16 +164,16 @@ def test_one_of_two_who_share_a_link_may_be_slow() -> None:
 
 def test_jitter_has_the_right_mean_and_deviation() -> None:
     many = 4000
-    news = needs_network_model(uniform(latency=1.0, jitter=0.1), sent(*(10.0 * i for i in range(many))))
-    took = np.array([time - 10.0 * delivery.content for time, fate, delivery in news if fate == "arrived"])
+    news = deliver(uniform(latency=1.0, jitter=0.1), sent(*(10.0 * i for i in range(many))))
+    took = np.array([time - 10.0 * delivery.content for time, fate, delivery in news if fate == "delivered"])
     assert len(took) == many
     assert abs(took.mean() - 1.0) < 5 * 0.1 / math.sqrt(many)
     assert abs(took.std() - 0.1) < 5 * 0.1 / math.sqrt(2 * many)
 
 
 def test_jitter_never_reorders_two_nodes_messages_nor_makes_them_early() -> None:
-    news = needs_network_model(uniform(latency=0.1, jitter=1.0), sent(*(0.01 * i for i in range(300))))
-    arrived = [(time, delivery.content) for time, fate, delivery in news if fate == "arrived"]
+    news = deliver(uniform(latency=0.1, jitter=1.0), sent(*(0.01 * i for i in range(300))))
+    arrived = [(time, delivery.content) for time, fate, delivery in news if fate == "delivered"]
     assert [number for _, number in arrived] == list(range(300))
     assert all(time >= 0.01 * number for time, number in arrived)
 
@@ -177,19 +182,19 @@ def test_jitter_never_reorders_two_nodes_messages_nor_makes_them_early() -> None
 def test_losses_and_drops_are_within_the_error_of_a_binomial_and_independent(loss: float, drop: float) -> None:
     many = 4000
     faults = [happens(0.0, "drop", 0, value=drop)] if drop else []
-    news = needs_network_model(uniform(latency=0.1, loss=loss), sent(*(float(i) for i in range(many))), faults)
+    news = deliver(uniform(latency=0.1, loss=loss), sent(*(float(i) for i in range(many))), faults)
     lost, expected = len(fates(news, "lost")), 1 - (1 - loss) * (1 - drop)
     assert abs(lost - many * expected) <= 4.5 * math.sqrt(many * expected * (1 - expected))
-    assert len(fates(news, "arrived")) == many - lost
-    assert len(fates(news, "left")) == many
+    assert len(fates(news, "delivered")) == many - lost
+    assert len(fates(news, "sent")) == many
 
 
 def test_a_lost_message_takes_its_bandwidth() -> None:
     drop = [happens(0.0, "drop", 0, others=(1,), value=1.0)]
     posts = [(0.0, Delivery(0, 1, MEGABYTE, 0)), (0.0, Delivery(0, 2, MEGABYTE, 1))]
-    news = needs_network_model(uniform(upload=8), posts, drop)
+    news = deliver(uniform(upload=8), posts, drop)
     assert fates(news, "lost") == {0: 2.0}
-    assert fates(news, "arrived") == {1: 2.0}
+    assert fates(news, "delivered") == {1: 2.0}
 
 
 # What stands between nodes
@@ -198,26 +203,26 @@ def test_a_lost_message_takes_its_bandwidth() -> None:
 def test_what_is_held_leaves_and_waits_and_is_released_in_order() -> None:
     network_state = uniform(latency=0.1, upload=8)
     hold = [happens(0.5, "hold", 0), happens(5.0, "release", 0)]
-    news = needs_network_model(network_state, sent(0.0, 1.0, 1.5, 5.5), hold)
-    assert fates(news, "left") == {0: 1.0, 1: 1.0, 2: 1.5, 3: 8.0}
-    assert fates(news, "arrived") == {0: 1.1, 1: 6.1, 2: 7.1, 3: 8.1}  # the first was under way
+    news = deliver(network_state, sent(0.0, 1.0, 1.5, 5.5), hold)
+    assert fates(news, "sent") == {0: 1.0, 1: 1.0, 2: 1.5, 3: 8.0}
+    assert fates(news, "delivered") == {0: 1.1, 1: 6.1, 2: 7.1, 3: 8.1}  # the first was under way
 
 
 def test_a_partition_loses_all_that_is_under_way_also_if_it_is_mended_before_it_would_arrive() -> None:
     network_state = uniform(latency=1.0, upload=8)
     cut = [happens(1.5, "partition", 0, others=(1,)), happens(1.75, "repair", 0, others=(1,))]
     others = [(0.0, Delivery(0, 2, MEGABYTE // 2, "to another"))]
-    news = needs_network_model(network_state, sent(0.0, 0.0, 0.0, 1.6, 2.0), cut)
+    news = deliver(network_state, sent(0.0, 0.0, 0.0, 1.6, 2.0), cut)
     # Travelling, flowing, waiting its turn; sent during the cut; sent after it.
     assert fates(news, "lost") == {0: 1.5, 1: 1.5, 2: 1.5, 3: 1.6}
-    assert fates(news, "arrived") == {4: 4.0}
-    assert set(fates(news, "left")) == {0, 4}
-    assert fates(needs_network_model(network_state, others, cut), "arrived") == {"to another": 1.5}
+    assert fates(news, "delivered") == {4: 4.0}
+    assert set(fates(news, "sent")) == {0, 4}
+    assert fates(deliver(network_state, others, cut), "delivered") == {"to another": 1.5}
 
 
 def test_a_partition_loses_what_is_held() -> None:
     faults = [happens(0.0, "hold", 0), happens(1.0, "partition", 0, others=(1,)), happens(2.0, "release", 0)]
-    assert fates(needs_network_model(uniform(latency=0.1), sent(0.5), faults), "lost") == {0: 1.0}
+    assert fates(deliver(uniform(latency=0.1), sent(0.5), faults), "lost") == {0: 1.0}
 
 
 # Nodes that come and go
@@ -225,17 +230,17 @@ def test_a_partition_loses_what_is_held() -> None:
 
 def test_what_is_under_way_to_a_node_is_lost_when_it_goes_also_if_it_is_back_in_a_moment() -> None:
     network_state = uniform(latency=1.0, upload=8)
-    news = needs_network_model(network_state, sent(0.0, 0.0, 0.0, 1.7), [attends(1.5, 1, False), attends(1.6, 1, True)])
+    news = deliver(network_state, sent(0.0, 0.0, 0.0, 1.7), [attends(1.5, 1, False), attends(1.6, 1, True)])
     assert fates(news, "lost") == {0: 1.5, 1: 1.5, 2: 1.5}
-    assert fates(news, "arrived") == {3: 3.7}
+    assert fates(news, "delivered") == {3: 3.7}
 
 
 def test_of_a_node_that_goes_what_has_left_arrives_and_what_has_not_is_lost() -> None:
     network_state = uniform(latency=1.0, upload=8)
-    news = needs_network_model(network_state, sent(0.0, 0.0, 0.0), [attends(1.5, 0, False)])
-    assert fates(news, "arrived") == {0: 2.0}
+    news = deliver(network_state, sent(0.0, 0.0, 0.0), [attends(1.5, 0, False)])
+    assert fates(news, "delivered") == {0: 2.0}
     assert fates(news, "lost") == {1: 1.5, 2: 1.5}
-    assert set(fates(news, "left")) == {0}
+    assert set(fates(news, "sent")) == {0}
 
 
 def test_what_waits_at_the_network_has_left_and_outlives_its_sender_s_absence() -> None:
@@ -245,9 +250,9 @@ def test_what_waits_at_the_network_has_left_and_outlives_its_sender_s_absence() 
 
 def test_nothing_gets_to_or_from_a_node_before_it_is_back_for_every_reason() -> None:
     away = [attends(1.0, 1, False), happens(2.0, "crash", 1), attends(3.0, 1, True), happens(4.0, "restart", 1)]
-    news = needs_network_model(uniform(latency=0.1), [*sent(1.5, 3.5, 4.5), (3.6, Delivery(1, 0, 9, "from it"))], away)
+    news = deliver(uniform(latency=0.1), [*sent(1.5, 3.5, 4.5), (3.6, Delivery(1, 0, 9, "from it"))], away)
     assert fates(news, "lost") == {0: 1.5, 1: 3.5, "from it": 3.6}
-    assert fates(news, "arrived") == {2: 4.6}
+    assert fates(news, "delivered") == {2: 4.6}
 
 
 # A network that changes
@@ -268,7 +273,7 @@ def test_a_change_to_a_way_without_links_or_to_none_frees_those_that_wait() -> N
         def route(self, sender: int, receiver: int) -> None:
             return None
 
-    news = needs_network_model(Road(MEGABYTE), sent(0.0, 0.0), [(0.25, NetworkChange(0.25, Cut(MEGABYTE)))])
+    news = deliver(Road(MEGABYTE), sent(0.0, 0.0), [(0.25, NetworkChange(0.25, Cut(MEGABYTE)))])
     assert fates(news, "lost") == {0: 0.25, 1: 0.25}
 
 
@@ -278,13 +283,13 @@ def test_shares_follow_the_round_trip_times_of_the_new_network() -> None:
     after = uniform(latency=0.3, upload=8, links=tuple(near))
     posts = [(0.0, Delivery(0, 1, MEGABYTE, 0)), (0.0, Delivery(0, 2, MEGABYTE, 1))]
     # From 1 s on the one with a third of the round-trip time gets three quarters of the link: its half in 2/3 s.
-    news = needs_network_model(before, posts, [(1.0, NetworkChange(1.0, after))])
-    assert fates(news, "left") == {1: 1.0 + 0.5 / 0.75, 0: 2.0}
+    news = deliver(before, posts, [(1.0, NetworkChange(1.0, after))])
+    assert fates(news, "sent") == {1: 1.0 + 0.5 / 0.75, 0: 2.0}
 
 
 def test_what_stands_still_on_a_link_that_carries_nothing_goes_on_when_it_does() -> None:
     network_model = NetworkModel(Road(0.0), NODES, 0)
-    network_model.post(0.0, Delivery(1, 2, MEGABYTE))
+    network_model.send(0.0, Delivery(1, 2, MEGABYTE))
     assert network_model.idle
     network_model.apply_event(5.0, NetworkChange(5.0, Road(MEGABYTE)))
     assert not network_model.idle
@@ -344,13 +349,13 @@ def test_every_message_ends_once_as_arrived_or_lost_in_order_of_time_and_the_sam
         changes = [(time, NetworkChange(time, WIRINGS[kind]())) for time, kind in stages]
         return [
             (time, fate, delivery.content)
-            for time, fate, delivery in needs_network_model(WIRINGS[start](), deliveries, [*faults, *changes], seed=3)
+            for time, fate, delivery in deliver(WIRINGS[start](), deliveries, [*faults, *changes], seed=3)
         ]
 
     news = run()
     times = [time for time, _, _ in news]
     assert times == sorted(times)
-    ends = Counter(number for _, fate, number in news if fate in ("arrived", "lost"))
+    ends = Counter(number for _, fate, number in news if fate in ("delivered", "lost"))
     assert ends == Counter(range(len(posts)))
     for number, (posted, *_) in enumerate(posts):
         fated = [(time, fate) for time, fate, which in news if which == number]
@@ -358,13 +363,13 @@ def test_every_message_ends_once_as_arrived_or_lost_in_order_of_time_and_the_sam
         order = [fate for _, fate in fated]
         assert order in (
             ["lost"],
-            ["left", "lost"],
-            ["left", "travels", "lost"],
-            ["left", "travels", "arrived"],
+            ["sent", "lost"],
+            ["sent", "in_transit", "lost"],
+            ["sent", "in_transit", "delivered"],
         )
     pairs: dict[tuple[int, int], list[int]] = {}
     for _, fate, number in news:
-        if fate == "arrived":
+        if fate == "delivered":
             pairs.setdefault(posts[number][1:3], []).append(number)
     for numbers in pairs.values():
         assert [posts[n][0] for n in numbers] == sorted(posts[n][0] for n in numbers)
