@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from measuring import ROOT, Figure, median, show
-from shoal.engines.operating_system import give_memory_back, memory
+from shoal.engines.operating_system import process_memory, release_memory
 from shoal.testing import Fuzzer
 
 sys.path.append(str(ROOT / "tests"))  # which do a part of this
@@ -111,8 +111,8 @@ def _show_outcomes(fuzzer: Fuzzer) -> None:
 def _private_memory() -> float:
     """MiB of this process that it cannot do without."""
     gc.collect()
-    give_memory_back()
-    used = memory()
+    release_memory()
+    used = process_memory()
     return 0.0 if used is None else used.uss
 
 

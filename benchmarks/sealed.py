@@ -64,8 +64,8 @@ async def _transport(id: int, pairs: list[KeyPair], place: str | None, deliver: 
     )
     if seal is not None:
         for node, pair in enumerate(pairs):
-            seal.admit(str(node), pair.public)
-        guards.add(asyncio.create_task(seal.guard()))
+            seal.allow(str(node), pair.public)
+        guards.add(asyncio.create_task(seal.serve()))
     return transport
 
 

@@ -18,7 +18,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 
 from measuring import EXAMPLES, Figure, median, show, step
-from shoal.engines.simulation.compute import STACK
+from shoal.engines.simulation.compute import STACK_SIZE
 from shoal.engines.simulation.engine import Simulation
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
@@ -67,8 +67,8 @@ def bare(nodes: int, rounds: int) -> float:
     slopes_of = vmap(grad(loss))
     started = time.perf_counter()
     for _ in range(rounds):
-        for first in range(0, nodes, STACK):
-            some = slice(first, first + STACK)
+        for first in range(0, nodes, STACK_SIZE):
+            some = slice(first, first + STACK_SIZE)
             stack = torch.from_numpy(models[some])
             batch = torch.from_numpy(np.concatenate([s.take(1) for s in streams[some]]))
             views = flat.stacked(stack)

@@ -161,7 +161,7 @@ def play(
         world.kernel.at(2.5, world.runtimes[lost].stop)
         world.kernel.at(2.5, partial(world.mark_failed, lost))
     world.kernel.run()
-    world.raise_if_stuck()
+    world.raise_if_deadlocked()
     return [node for node in nodes if node.id != lost]
 
 

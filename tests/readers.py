@@ -17,7 +17,7 @@ from shoal.compression.compressors import Compressor, QuantizedCompressor, TopKC
 from shoal.data.dataset import Data, Samples
 from shoal.data.local import NodeData
 from shoal.engines.processes import control, shaper
-from shoal.engines.processes.network_process import Timetable, Word
+from shoal.engines.processes.network_process import ReportsByNode, Timetable
 from shoal.environment.network.links import Uniform
 from shoal.environment.network.model import NetworkModel
 from shoal.errors import MessageError
@@ -111,11 +111,11 @@ def control_messages() -> Iterator[Reader]:
         control.FirstRoundStarted(0), control.ProgressReport(0, 3, 1000, 2), control.Heartbeat(0, True),
         control.ModelSnapshot(0, 1, 2.0), control.NodeDone(0), control.NodeFailed(0, RUN, "why"),
     )  # fmt: skip
-    posts = (shaper.Here(1.0), shaper.Post(1, 2, 100, 1.0, True))
+    posts = (shaper.Registration(1.0), shaper.Submission(1, 2, 100, 1.0, True))
     for name, read, said in (
         ("control, to a node", control.decode_to_node, to_node),
         ("control, from a node", control.decode_from_node, from_node),
-        ("posts, to the network", shaper.decode_from_node, posts),
+        ("posts, to the network", shaper.decode_node_report, posts),
     ):
         samples = [[control.encode(each)] for each in said]
         yield Reader(name, partial(_read_one, read), samples, _mutate_one, control.DECODE_ERRORS)
@@ -123,7 +123,11 @@ def control_messages() -> Iterator[Reader]:
 
 def the_model() -> Iterator[Reader]:
     """What the network's process is told, by one that is not to be trusted, and what becomes of others' messages."""
-    posts = (shaper.Here(1.0), shaper.Post(1, 2, 100, 1.0, True), shaper.Post(2, 3, 10**6, 0.5, False))
+    posts = (
+        shaper.Registration(1.0),
+        shaper.Submission(1, 2, 100, 1.0, True),
+        shaper.Submission(2, 3, 10**6, 0.5, False),
+    )
     network_state = Uniform(latency=0.01, upload=8.0, download=8.0).build(NODES, seed=0).initial_state
     network_model = NetworkModel(network_state, NODES, seed=0)
     network_model.load()  # else the first message has to wait while it is compiled
@@ -135,22 +139,22 @@ def the_model() -> Iterator[Reader]:
 
 def _post(timetable: Timetable, clock: Iterator[int], frames: Frames) -> None:
     """A second passes, in which an honest node's message has to leave at its usual pace."""
-    now, told = float(next(clock)), Word()
+    now, told = float(next(clock)), ReportsByNode()
     try:
-        said = shaper.decode_from_node(frames[0])
+        said = shaper.decode_node_report(frames[0])
     except control.DECODE_ERRORS as error:
         raise MessageError(str(error)) from error
     finally:
         timetable.catch_up(now, told)
-    believed = timetable.believes(said, now)
-    if believed and isinstance(said, shaper.Post) and 0 <= said.to < NODES:
-        timetable.take(PEER, said, told)
+    believed = timetable.is_plausible(said, now)
+    if believed and isinstance(said, shaper.Submission) and 0 <= said.to < NODES:
+        timetable.submit(PEER, said, told)
     timetable.catch_up(now, told)
     told.clear()
-    timetable.take(ME, shaper.Post(7, NODES - 1, 10_000, now, True), told)
+    timetable.submit(ME, shaper.Submission(7, NODES - 1, 10_000, now, True), told)
     timetable.catch_up(now + 0.5, told)
     left = told[ME][None, 7]
-    assert isinstance(left, shaper.Left), left
+    assert isinstance(left, shaper.Departure), left
     assert left.got_out
     assert 0.01 <= round(left.time - now, 6) <= 0.02, f"it took {left.time - now} s"
     if not believed:

@@ -302,7 +302,7 @@ class Siege:
         if self._random.random() < 0.2:
             since, size = now, -1 - size
         return shaper.encode(
-            shaper.Post(self._random.getrandbits(32), self._random.randrange(NODES), size, since, bool(when % 2))
+            shaper.Submission(self._random.getrandbits(32), self._random.randrange(NODES), size, since, bool(when % 2))
         )
 
     def _speak_raw(self, port: int) -> None:

@@ -25,7 +25,16 @@ from shoal.engines.processes.coordinator_link import DeferredEvaluations
 from shoal.engines.processes.network_process import NetworkProcess
 from shoal.engines.processes.node_process import _look_at_the_last, _tick
 from shoal.engines.processes.runtime import ProcessRuntime
-from shoal.engines.processes.shaper import Due, Here, Left, Post, Shaper, decode_told, encode, identity
+from shoal.engines.processes.shaper import (
+    Arrival,
+    Departure,
+    Registration,
+    Shaper,
+    Submission,
+    decode_network_reports,
+    encode,
+    identity,
+)
 from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.transport import Transport
 from shoal.environment.devices import Speed
@@ -203,8 +212,8 @@ def test_one_that_hangs_does_not_wake_when_it_comes_online() -> None:
     async def life() -> bool:
         runtime = ProcessRuntime(0, cast(Transport, None), Mailbox(), Slots())
         runtime.hang()
-        runtime.attend(online=False)
-        runtime.attend(online=True)
+        runtime.set_online(online=False)
+        runtime.set_online(online=True)
         sleeping = asyncio.ensure_future(runtime.sleep(0.0))
         done, _ = await asyncio.wait([sleeping], timeout=0.1)
         sleeping.cancel()
@@ -231,7 +240,7 @@ def network() -> Iterator[tuple[Callable[[int], Any], float]]:
             socket.setsockopt(zmq.IDENTITY, identity(id))
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(control.decode_from_node(hello).endpoint)
-            socket.send(encode(Here(time.monotonic())))
+            socket.send(encode(Registration(time.monotonic())))
             return socket
 
         yield node, epoch
@@ -245,14 +254,14 @@ def network() -> Iterator[tuple[Callable[[int], Any], float]]:
 def test_a_node_that_begins_late_is_told_what_was_sent_to_it_before(network: Any) -> None:
     node, epoch = network
     early = node(0)
-    early.send(encode(Post(7, 1, 100, epoch, True)))
-    (left,) = decode_told(early.recv())
-    assert left == Left(7, left.time or 0.0, True)
+    early.send(encode(Submission(7, 1, 100, epoch, True)))
+    (left,) = decode_network_reports(early.recv())
+    assert left == Departure(7, left.time or 0.0, True)
     time.sleep(0.1)
     late = node(1)
     assert late.poll(60_000)
-    (due,) = decode_told(late.recv())
-    assert due == Due(0, 7, due.time)
+    (due,) = decode_network_reports(late.recv())
+    assert due == Arrival(0, 7, due.time)
     assert due.time == pytest.approx(epoch + 0.02 + 100 / (20 * 125_000), abs=1e-3)
 
 
@@ -459,7 +468,7 @@ def test_a_node_that_has_sent_nothing_hears_in_time() -> None:
             until(lambda: network.poll(0))  # without the loop: nothing is read meanwhile
             name, _ = network.recv_multipart()
             for _ in range(3):
-                network.send_multipart([name, encode([Due(1, 7, time.monotonic())])])
+                network.send_multipart([name, encode([Arrival(1, 7, time.monotonic())])])
                 await asyncio.sleep(0.2)
             await asyncio.wait_for(came.wait(), 30)
         finally:

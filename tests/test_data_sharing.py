@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from shoal.data.dataset import Data, Samples
 from shoal.data.local import NodeData
-from shoal.engines.simulation.batching import pick
-from shoal.engines.simulation.compute import Stacked
+from shoal.engines.simulation.batching import choose_batching
+from shoal.engines.simulation.compute import StackedComputer
 from shoal.engines.simulation.engine import Simulation
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
@@ -236,7 +236,7 @@ def test_works_of_nodes_with_added_samples_are_not_stacked() -> None:
     alone = [_trainer(setup, node) for node in range(3)]
     alone[0].data.add(others)
     expected = [trainer.train(setup.initial) for trainer in alone]
-    for found, wanted in zip(Stacked().run(works), expected, strict=True):
+    for found, wanted in zip(StackedComputer().run(works), expected, strict=True):
         np.testing.assert_allclose(found.params, wanted.params, atol=1e-4)
 
 
@@ -257,17 +257,17 @@ def _trainer(setup: Setup, node: int) -> TorchTrainer:
 def test_a_pool_is_never_picked_and_refused_when_asked_for(grouped: dict[str, Any]) -> None:
     described = experiment(**grouped)
     setup = Setup(described)
-    assert pick(described, setup) == "off"
+    assert choose_batching(described, setup) == "off"
     for way in ("off", "vmap"):
-        assert pick(dataclasses.replace(described, simulation={"batching": way}), setup) == way  # type: ignore[arg-type]
+        assert choose_batching(dataclasses.replace(described, simulation={"batching": way}), setup) == way  # type: ignore[arg-type]
     pooled = dataclasses.replace(described, simulation={"batching": "pool"})  # type: ignore[arg-type]
     with pytest.raises(ExperimentError, match=r"simulation.batching = 'pool': .* use 'off' or 'vmap'"):
-        pick(pooled, setup)
+        choose_batching(pooled, setup)
 
 
 def test_other_sharings_may_have_a_pool() -> None:
     described = experiment(sharing={"name": "full"}, simulation={"batching": "pool"})
-    assert pick(described, Setup(described)) == "pool"
+    assert choose_batching(described, Setup(described)) == "pool"
 
 
 def test_a_node_restored_holds_what_it_was_sent(tmp_path: Path) -> None:

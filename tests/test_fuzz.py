@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from readers import RUN, readers
 from readers import messages as message_readers
 from shoal.algorithms import ALGORITHMS
-from shoal.engines.operating_system import give_memory_back, memory
+from shoal.engines.operating_system import process_memory, release_memory
 from shoal.engines.processes import control, shaper
-from shoal.engines.processes.transport import AT_ONCE, Transport
+from shoal.engines.processes.transport import MESSAGES_PER_TURN, Transport
 from shoal.engines.simulation.world import SimulatedRuntime
 from shoal.errors import MessageError
 from shoal.experiment import Experiment
@@ -46,8 +46,8 @@ DEEP = 50_000
 
 def used() -> float:
     gc.collect()
-    give_memory_back()
-    found = memory()
+    release_memory()
+    found = process_memory()
     return 0.0 if found is None else found.uss
 
 
@@ -97,10 +97,14 @@ def test_a_header_with_more_to_say_of_an_array_is_refused() -> None:
         decode(with_header(header(arrays=[["params", "<f4", [5], None]])))
 
 
-@pytest.mark.parametrize("read", [control.decode_from_node, control.decode_to_node, shaper.decode_from_node])
+@pytest.mark.parametrize("read", [control.decode_from_node, control.decode_to_node, shaper.decode_node_report])
 def test_what_is_nested_too_deep_for_those_who_listen_to_nodes_is_one_of_their_refusals(read: Any) -> None:
     deep = msgspec.Raw(b"\x91" * DEEP + b"\xc0")
-    for said in ({"type": "Done", "node": 0, "more": deep}, {"type": "Gone", "more": deep}, ["Here", 1.0, deep]):
+    for said in (
+        {"type": "Done", "node": 0, "more": deep},
+        {"type": "Gone", "more": deep},
+        ["Registration", 1.0, deep],
+    ):
         with pytest.raises(control.DECODE_ERRORS):
             read(msgspec.msgpack.encode(said))
 
@@ -217,7 +221,7 @@ def test_nodes_go_on_whatever_their_peers_tell_them(
 
 
 def test_a_flood_of_messages_does_not_keep_a_node_from_its_work() -> None:
-    flood = 20 * AT_ONCE
+    flood = 20 * MESSAGES_PER_TURN
     refused, at_work = 0, [0]
 
     async def node() -> None:
@@ -235,7 +239,7 @@ def test_a_flood_of_messages_does_not_keep_a_node_from_its_work() -> None:
             send_timeout=1.0, deliver=lambda message: None, reject=refuse,
         )  # fmt: skip
         stranger.connect(transport.endpoint)
-        for _ in range(2 * AT_ONCE):
+        for _ in range(2 * MESSAGES_PER_TURN):
             stranger.send(b"garbage")
         transport.start([transport.endpoint])
         while refused < flood:
@@ -245,7 +249,7 @@ def test_a_flood_of_messages_does_not_keep_a_node_from_its_work() -> None:
         context.destroy(linger=0)
 
     asyncio.run(node())
-    assert max(after - before for before, after in itertools.pairwise(at_work)) <= 2 * AT_ONCE
+    assert max(after - before for before, after in itertools.pairwise(at_work)) <= 2 * MESSAGES_PER_TURN
 
 
 LINKS = {"name": "uniform", "latency": 0.01, "upload": 100}

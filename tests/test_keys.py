@@ -12,7 +12,7 @@ import zmq
 import zmq.auth
 
 from conftest import Said
-from shoal.engines.processes.keys import KeyPair, check, demand, listed, make, read_pair, read_public
+from shoal.engines.processes.keys import KeyPair, check_keys, list_keys, make_keys, read_pair, read_public, require_keys
 from shoal.errors import LaunchError
 
 NODES = 3
@@ -22,7 +22,7 @@ SOMEBODY = 12_345
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    make(tmp_path / "keys", NODES)
+    make_keys(tmp_path / "keys", NODES)
     return tmp_path / "keys"
 
 
@@ -41,7 +41,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_every_node_gets_a_pair_of_its_own_whose_secret_nobody_else_may_read(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        made, kept = make(tmp_path / "deep" / "keys", NODES)
+        made, kept = make_keys(tmp_path / "deep" / "keys", NODES)
     finally:
         os.umask(before)
     folder = tmp_path / "deep" / "keys"
@@ -54,7 +54,7 @@ def test_every_node_gets_a_pair_of_its_own_whose_secret_nobody_else_may_read(tmp
         assert mode(folder / f"node-{node}.key_secret") == 0o600
         assert pair.secret not in (folder / f"node-{node}.key").read_bytes()
     assert mode(folder) & 0o077 == 0
-    assert check(folder) == []
+    assert check_keys(folder) == []
 
 
 def test_files_are_certificates_that_zeromq_reads(keys: Path) -> None:
@@ -66,38 +66,38 @@ def test_files_are_certificates_that_zeromq_reads(keys: Path) -> None:
 
 def test_what_is_there_is_kept_and_what_is_missing_is_made(keys: Path) -> None:
     before = contents(keys)
-    assert make(keys, NODES + 2) == ([3, 4], [0, 1, 2])
+    assert make_keys(keys, NODES + 2) == ([3, 4], [0, 1, 2])
     after = contents(keys)
     assert {name: after[name] for name in before} == before
     (keys / "node-1.key").unlink()  # a public key can be told from the secret one
-    make(keys, NODES)
+    make_keys(keys, NODES)
     assert contents(keys)["node-1.key"] == before["node-1.key"]
-    assert check(keys, range(NODES + 2)) == []
+    assert check_keys(keys, range(NODES + 2)) == []
 
 
 def test_by_force_all_are_made_anew(keys: Path) -> None:
     before = contents(keys)
-    assert make(keys, NODES, force=True) == ([0, 1, 2], [])
+    assert make_keys(keys, NODES, force=True) == ([0, 1, 2], [])
     after = contents(keys)
     assert before.keys() == after.keys()
     assert not set(before.values()) & set(after.values())
-    assert check(keys) == []
+    assert check_keys(keys) == []
 
 
 def test_nothing_is_made_beside_a_public_key_whose_secret_one_may_be_elsewhere(keys: Path) -> None:
     (keys / "node-2.key_secret").unlink()
     before = contents(keys)
     with pytest.raises(LaunchError, match=r"node 2 is in .* with a public key and no secret one.*--force"):
-        make(keys, NODES + 1)
+        make_keys(keys, NODES + 1)
     assert contents(keys) == before
-    make(keys, NODES, force=True)
-    assert check(keys) == []
+    make_keys(keys, NODES, force=True)
+    assert check_keys(keys) == []
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchError, match="cannot write to the folder"):
-        make(tmp_path / "file", 1)
+        make_keys(tmp_path / "file", 1)
 
 
 def test_a_pair_does_not_show_its_secret() -> None:
@@ -195,10 +195,10 @@ SPOILT = {
 @pytest.mark.parametrize("what", SPOILT)
 def test_what_is_wrong_is_found_and_named_and_keeps_a_run_from_starting(keys: Path, what: str) -> None:
     spoil(keys, what)
-    (problem,) = check(keys)
+    (problem,) = check_keys(keys)
     assert SPOILT[what] in problem
     with pytest.raises(LaunchError, match="links cannot be sealed") as refused:
-        demand(keys, range(NODES))
+        require_keys(keys, range(NODES))
     assert SPOILT[what] in str(refused.value)
 
 
@@ -224,10 +224,10 @@ def test_a_list_with_a_hole_is_no_list(keys: Path, what: str) -> None:
 @pytest.mark.parametrize("name", ["", "node-1.key", "node-1.key_secret"])
 def test_what_belongs_to_another_user_is_not_trusted(keys: Path, name: str) -> None:
     os.chown(keys / name, SOMEBODY, -1)
-    (problem,) = check(keys)
+    (problem,) = check_keys(keys)
     assert f"{str(keys / name)!r} belongs to the user with the number {SOMEBODY}" in problem
     with pytest.raises(LaunchError, match="links cannot be sealed"):
-        demand(keys, range(NODES))
+        require_keys(keys, range(NODES))
 
 
 @pytest.fixture
@@ -250,9 +250,14 @@ def nobody(keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("nobody")
 def test_a_folder_that_may_be_listed_and_not_entered_is_named() -> None:
     folder = Path("keys")
-    assert check(folder) == []
+    assert check_keys(folder) == []
     folder.chmod(0o400)
-    for look in (check, listed, lambda folder: demand(folder, range(NODES)), lambda folder: make(folder, NODES)):
+    for look in (
+        check_keys,
+        list_keys,
+        lambda folder: require_keys(folder, range(NODES)),
+        lambda folder: make_keys(folder, NODES),
+    ):
         with pytest.raises(LaunchError, match="the folder 'keys'") as refused:
             look(folder)
         assert "Permission denied" in str(refused.value)
@@ -266,7 +271,7 @@ def test_a_folder_that_may_be_listed_and_not_entered_is_named() -> None:
 def test_a_pair_that_is_not_the_one_on_the_list_is_refused(keys: Path) -> None:
     listed_key = read_public(keys, [1])[1]
     assert read_pair(keys, 1, listed_key).public == listed_key
-    make(keys, NODES, force=True)
+    make_keys(keys, NODES, force=True)
     with pytest.raises(LaunchError, match=r"node-1\.key_secret' is not the one that the run began with"):
         read_pair(keys, 1, listed_key)
 
@@ -277,14 +282,14 @@ def test_nothing_is_made_in_the_place_of_a_link_to_nothing_but_by_force(keys: Pa
     link.symlink_to("nowhere")
     before = {path.name for path in keys.iterdir()}
     with pytest.raises(LaunchError, match=rf"node-1\.{end}' is a link to nothing; remove it"):
-        make(keys, NODES + 1)
+        make_keys(keys, NODES + 1)
     assert {path.name for path in keys.iterdir()} == before
-    make(keys, NODES, force=True)
-    assert check(keys) == []
+    make_keys(keys, NODES, force=True)
+    assert check_keys(keys) == []
 
 
 def test_keys_of_nodes_that_are_not_there_are_missed(keys: Path) -> None:
-    assert len(check(keys, range(NODES + 1))) == 2
+    assert len(check_keys(keys, range(NODES + 1))) == 2
     with pytest.raises(LaunchError, match=r"node-9\.key' is missing"):
         read_public(keys, [9])
 
@@ -292,12 +297,12 @@ def test_keys_of_nodes_that_are_not_there_are_missed(keys: Path) -> None:
 def test_other_files_are_none_of_our_business(keys: Path) -> None:
     for name in ("README", "node-x.key", "node-01.key", "node-7.key.bak"):
         (keys / name).write_text("nothing")
-    assert check(keys) == []
-    assert [node for node, _, _ in listed(keys)] == [0, 1, 2]
+    assert check_keys(keys) == []
+    assert [node for node, _, _ in list_keys(keys)] == [0, 1, 2]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    for look in (check, listed):
+    for look in (check_keys, list_keys):
         with pytest.raises(LaunchError, match="cannot be read: No such file or directory; 'shoal keys make'"):
             look(tmp_path / "nowhere")
 

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 import leaping
 from shoal.engines.processes.delay import Delay
 from shoal.engines.processes.namespaces import Namespaces, address, enter
-from shoal.engines.processes.transport import NOWHERE, Transport
-from shoal.engines.rejoining import ASK
+from shoal.engines.processes.transport import NO_ENDPOINT, Transport
+from shoal.engines.rejoining import REJOIN_REQUEST
 from shoal.environment.network.access import AccessLink, access_links
 from shoal.environment.network.links import Uniform, star
 from shoal.environment.network.model import AccessLimit
@@ -251,13 +251,13 @@ def test_messages_are_lost_as_often_as_the_network_says(loss: float) -> None:
 def test_who_has_died_is_not_counted_on_because_it_asked_before() -> None:
     async def body(delay: Delay) -> None:
         for sender in (0, 1):
-            delay.take(said(sender, kind=ASK))
+            delay.take(said(sender, kind=REJOIN_REQUEST))
             delay.take(said(sender))
         delay.mark_failed(0)
         await asyncio.sleep(0.05)
 
     came = on_a_delay(Uniform(latency=0.01), body)
-    assert [(m.sender, m.kind) for _, m in came] == [(0, "model"), (1, ASK), (1, "model")]
+    assert [(m.sender, m.kind) for _, m in came] == [(0, "model"), (1, REJOIN_REQUEST), (1, "model")]
 
 
 # Receipts
@@ -341,7 +341,7 @@ def test_transmit_gives_up_on_a_peer_that_reads_nothing() -> None:
 def test_a_receipt_that_cannot_be_sent_yet_is_sent_later() -> None:
     async def body() -> None:
         async with transports() as (one, other, came, _):
-            other.start([NOWHERE, other.endpoint])
+            other.start([NO_ENDPOINT, other.endpoint])
             transmitting = asyncio.create_task(one.transmit(1, said()))
             await until_soon(lambda: came)
             assert len(came) == 1

@@ -528,7 +528,7 @@ def test_a_node_that_dies_while_it_finishes_is_lost(tmp_path: Path) -> None:
                     await super().run(node)
                     if node.id == 1:
                         import os, shoal.engines.processes.node_process as process
-                        process.memory = lambda: os.kill(os.getpid(), 9)
+                        process.process_memory = lambda: os.kill(os.getpid(), 9)
             """
         )
     )  # fmt: skip

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import ALGORITHMS
-from shoal.engines.rejoining import ANSWER, ASK, MODEL, PATIENCE, WANT, rejoin, welcome
+from shoal.engines.rejoining import (
+    ANSWER_TIMEOUT,
+    MODEL_ANSWER,
+    MODEL_REQUEST,
+    REJOIN_ANSWER,
+    REJOIN_REQUEST,
+    answer_rejoining_peers,
+    rejoin,
+)
 from shoal.experiment import Experiment
 from shoal.message import Message, Payload
 from shoal.results.records import Event, Round
@@ -190,19 +198,29 @@ def returning(fake: FakeRuntime, **options: Any) -> Any:
 
 
 def test_it_begins_with_the_earliest_round_that_anybody_counts_on_and_the_model_of_the_furthest() -> None:
-    fake = FakeRuntime(said(0, ANSWER, 5), said(2, ANSWER, 8), said(3, ANSWER, 8), said(2, MODEL, values=[1, 2]))
+    fake = FakeRuntime(
+        said(0, REJOIN_ANSWER, 5),
+        said(2, REJOIN_ANSWER, 8),
+        said(3, REJOIN_ANSWER, 8),
+        said(2, MODEL_ANSWER, values=[1, 2]),
+    )
     node = returning(fake)
     assert fake.run(rejoin(node, [0, 2, 3]))
     assert node.next_round == 5
     assert node.params.tolist() == [1, 2]
-    assert [(to, m.kind) for to, m in fake.sent] == [(0, ASK), (2, ASK), (3, ASK), (2, WANT)]
+    assert [(to, m.kind) for to, m in fake.sent] == [
+        (0, REJOIN_REQUEST),
+        (2, REJOIN_REQUEST),
+        (3, REJOIN_REQUEST),
+        (2, MODEL_REQUEST),
+    ]
     assert not fake.failed_peers()
     assert fake.now() == 0.0
 
 
 def test_it_takes_the_next_best_model_when_the_furthest_gives_none_or_nonsense() -> None:
-    bad = said(2, MODEL, values=[1, 2, 3])
-    fake = FakeRuntime(said(0, ANSWER, 5), said(2, ANSWER, 8), bad, said(0, MODEL, values=[3, 4]))
+    bad = said(2, MODEL_ANSWER, values=[1, 2, 3])
+    fake = FakeRuntime(said(0, REJOIN_ANSWER, 5), said(2, REJOIN_ANSWER, 8), bad, said(0, MODEL_ANSWER, values=[3, 4]))
     node = returning(fake, receive_timeout=2.0)
     assert fake.run(rejoin(node, [0, 2, 3]))
     assert node.params.tolist() == [3, 4]
@@ -211,17 +229,23 @@ def test_it_takes_the_next_best_model_when_the_furthest_gives_none_or_nonsense()
 
 
 def test_nonsense_for_an_answer_is_refused_and_with_no_other_it_does_not_come_back() -> None:
-    fake = FakeRuntime(said(0, ANSWER, -1), said(2, ANSWER, "soon"))
+    fake = FakeRuntime(said(0, REJOIN_ANSWER, -1), said(2, REJOIN_ANSWER, "soon"))
     node = returning(fake)
     assert not fake.run(rejoin(node, [0, 2, 3]))
     assert node.rejected == 2
-    assert fake.now() == PATIENCE
+    assert fake.now() == ANSWER_TIMEOUT
     assert [r.what for r in fake.records if isinstance(r, Event)] == ["payload rejected"] * 2 + ["not rejoined"]
 
 
 def test_of_two_on_their_way_back_the_higher_one_waits_and_the_lower_one_tells_it() -> None:
-    fake = FakeRuntime(said(2, ASK), said(0, ASK), said(2, ANSWER), said(0, ANSWER), said(3, ANSWER, 6))
-    fake.deliver(said(0, ANSWER, 7), at=1.0).deliver(said(0, MODEL, values=[1, 2]), at=1.5)
+    fake = FakeRuntime(
+        said(2, REJOIN_REQUEST),
+        said(0, REJOIN_REQUEST),
+        said(2, REJOIN_ANSWER),
+        said(0, REJOIN_ANSWER),
+        said(3, REJOIN_ANSWER, 6),
+    )
+    fake.deliver(said(0, REJOIN_ANSWER, 7), at=1.0).deliver(said(0, MODEL_ANSWER, values=[1, 2]), at=1.5)
     node = returning(fake)
 
     async def body() -> bool:
@@ -231,24 +255,24 @@ def test_of_two_on_their_way_back_the_higher_one_waits_and_the_lower_one_tells_i
 
     assert fake.run(body())
     assert node.next_round == 6
-    answers = [(to, m.payload.fields.get("round")) for to, m in fake.sent if m.kind == ANSWER]
+    answers = [(to, m.payload.fields.get("round")) for to, m in fake.sent if m.kind == REJOIN_ANSWER]
     assert answers == [(2, None), (0, None), (2, 7)]  # 0 has answered: it knows
     assert not fake.failed_peers()
 
 
 def test_a_node_counts_on_one_that_comes_back_from_its_next_round_on_and_gives_it_its_model() -> None:
-    fake = FakeRuntime().deliver(said(2, ASK), at=1.0).deliver(said(2, WANT), at=2.0)
+    fake = FakeRuntime().deliver(said(2, REJOIN_REQUEST), at=1.0).deliver(said(2, MODEL_REQUEST), at=2.0)
     node = fake.node(1, nodes=4, params=np.ones(2, np.float32))
     fake.mailbox.mark_failed(2)
 
     async def body() -> None:
-        node.background(welcome(node))
+        node.background(answer_rejoining_peers(node))
         node.begin_at(4, node.params)
         await node.sleep(3.0)
 
     fake.run(body())
     (_, answer), (_, model) = fake.sent
-    assert (answer.kind, answer.payload.fields["round"]) == (ANSWER, 5)
-    assert model.kind == MODEL
+    assert (answer.kind, answer.payload.fields["round"]) == (REJOIN_ANSWER, 5)
+    assert model.kind == MODEL_ANSWER
     assert model.payload.arrays["params"].tolist() == [1, 1]
     assert not fake.failed_peers()

@@ -28,10 +28,10 @@ from conftest import until
 from shoal.engines.processes import control, sealing
 from shoal.engines.processes.coordinator import Coordinator
 from shoal.engines.processes.coordinator_link import CoordinatorLink
-from shoal.engines.processes.keys import KeyPair, make
+from shoal.engines.processes.keys import KeyPair, make_keys
 from shoal.engines.processes.network_process import NetworkProcess
-from shoal.engines.processes.sealing import Seal, _Door, speaker
-from shoal.engines.processes.shaper import Here, Post, Shaper, decode_told, encode, identity
+from shoal.engines.processes.sealing import Seal, _HandshakeCounter, authenticated_sender
+from shoal.engines.processes.shaper import Registration, Shaper, Submission, decode_network_reports, encode, identity
 from shoal.engines.processes.transport import Transport
 from shoal.errors import ExperimentError, LaunchError, MessageError
 from shoal.experiment import Experiment
@@ -57,7 +57,7 @@ def said(sender: int = 0, round: int = 0, values: Any = SECRET) -> Message:
 class Place:
     """A node's sockets, in a ZeroMQ of its own, as in a process of its own."""
 
-    def __init__(self, id: int, pair: KeyPair | None, patience: float = 0.0) -> None:
+    def __init__(self, id: int, pair: KeyPair | None, key_wait: float = 0.0) -> None:
         self.id = id
         self.context: zmq.Context[Any] = zmq.Context()
         self.came: list[Message] = []
@@ -65,7 +65,7 @@ class Place:
         self.strangers: list[str] = []
         self.seal = None
         if pair is not None:
-            self.seal = Seal(self.context, pair, self.strangers.append, time.monotonic, patience)
+            self.seal = Seal(self.context, pair, self.strangers.append, time.monotonic, key_wait)
         self.transport = Transport(
             self.context,
             id=id,
@@ -84,8 +84,8 @@ class Place:
     def start(self, endpoints: list[str], pairs: list[KeyPair]) -> None:
         if self.seal is not None:
             for node, pair in enumerate(pairs):
-                self.seal.admit(str(node), pair.public)
-            self._guarding = asyncio.create_task(self.seal.guard())
+                self.seal.allow(str(node), pair.public)
+            self._guarding = asyncio.create_task(self.seal.serve())
         self.transport.start(endpoints)
 
     def close(self) -> None:
@@ -99,11 +99,11 @@ class Place:
 
 @asynccontextmanager
 async def places(
-    sealed: bool = True, count: int = 2, through: Callable[[str], str] = str, patience: float = 0.0
+    sealed: bool = True, count: int = 2, through: Callable[[str], str] = str, key_wait: float = 0.0
 ) -> AsyncIterator[list[Place]]:
     """Nodes that know each other's endpoints and keys. What is sent to node 0 goes by way of `through`."""
     pairs = [KeyPair.fresh() for _ in range(count)] if sealed else []
-    found = [Place(id, pairs[id] if sealed else None, patience) for id in range(count)]
+    found = [Place(id, pairs[id] if sealed else None, key_wait) for id in range(count)]
     endpoints = [place.transport.endpoint for place in found]
     try:
         for place in found:
@@ -304,7 +304,7 @@ def test_those_at_a_door_are_told_apart_in_time_and_nobody_is_suspected_too_earl
             steps.append((moments[1], LET_IN, number))
         if leaves or not let_in:
             steps.append((moments[2], LEFT, number))
-    door, counted, turned_away = _Door(), 0, 0
+    door, counted, turned_away = _HandshakeCounter(), 0, 0
     for now, event, number in sorted(steps, key=lambda step: step[0]):
         door.note(event, 0 if event == LET_IN else number, now)
         counted += door.turned_away(now)
@@ -433,7 +433,7 @@ def test_a_sealed_sender_does_not_speak_to_a_plain_listener() -> None:
 
 def test_a_frame_that_did_not_come_over_a_sealed_link_has_no_speaker() -> None:
     with pytest.raises(MessageError, match="not sealed"):
-        speaker(zmq.Frame(b"x"))
+        authenticated_sender(zmq.Frame(b"x"))
 
 
 # Keys that change
@@ -441,7 +441,7 @@ def test_a_frame_that_did_not_come_over_a_sealed_link_has_no_speaker() -> None:
 
 def test_one_whose_key_is_still_on_its_way_waits_and_is_let_in_under_its_new_key_only() -> None:
     async def body() -> None:
-        async with places(patience=LONG) as (receiver, sender):
+        async with places(key_wait=LONG) as (receiver, sender):
             assert receiver.seal is not None
             new, old = KeyPair.fresh(), sender.seal.pair  # type: ignore[union-attr]
             endpoint, key = receiver.transport.endpoint, receiver.seal.pair.public
@@ -449,9 +449,9 @@ def test_one_whose_key_is_still_on_its_way_waits_and_is_let_in_under_its_new_key
                 push.send_multipart([address(0), *said(1).frames()])
                 await asyncio.sleep(0.3)
                 assert (receiver.came, receiver.strangers) == ([], [])
-                receiver.seal.admit("1", new.public)
+                receiver.seal.allow("1", new.public)
                 await soon(lambda: receiver.came)
-            receiver.seal.patience = 0.0
+            receiver.seal.key_wait = 0.0
             with knocking(endpoint, old, key):
                 await soon(lambda: receiver.strangers)
 
@@ -463,7 +463,7 @@ def test_two_that_exchange_their_keys_are_both_let_in() -> None:
         async with places(count=3) as (receiver, *senders):
             assert receiver.seal is not None
             pairs = [sender.seal.pair for sender in senders if sender.seal is not None]
-            receiver.seal.admit_all({"1": pairs[1].public, "2": pairs[0].public})
+            receiver.seal.allow_all({"1": pairs[1].public, "2": pairs[0].public})
             for name, pair in ((2, pairs[0]), (1, pairs[1])):
                 with knocking(receiver.transport.endpoint, pair, receiver.seal.pair.public) as push:
                     push.send_multipart([address(0), *said(name).frames()])
@@ -489,7 +489,7 @@ def test_who_guards_no_longer_leaves_nobody_at_the_door() -> None:
 
 def test_one_whose_key_nobody_comes_to_know_is_refused_in_the_end() -> None:
     async def body() -> None:
-        async with places(patience=0.3) as (receiver, _):
+        async with places(key_wait=0.3) as (receiver, _):
             assert receiver.seal is not None
             with knocking(receiver.transport.endpoint, KeyPair.fresh(), receiver.seal.pair.public) as push:
                 push.send_multipart([address(0), *said(1).frames()])
@@ -508,7 +508,7 @@ def by_simulation(run: Started, folder: Path) -> dict[str, Any]:
 
 
 def test_a_sealed_run_learns_what_a_plain_one_does_and_counts_strangers_at_every_door(tmp_path: Path) -> None:
-    make(tmp_path / "keys", NODES)
+    make_keys(tmp_path / "keys", NODES)
     sealed = ("processes={sealed=true, keys='keys'}", "network={name='uniform', latency=0.001}")
     with started(tmp_path, *sealed, held=1) as going:
         going.wait_for_round(0)
@@ -568,7 +568,7 @@ def small(**processes: Any) -> Experiment:
 
 
 def test_keys_that_cannot_seal_a_run_end_it_before_anything_is_started(tmp_path: Path) -> None:
-    make(tmp_path / "keys", 3)
+    make_keys(tmp_path / "keys", 3)
     (tmp_path / "keys" / "node-0.key_secret").chmod(0o640)
     with pytest.raises(LaunchError, match="links cannot be sealed") as refused:
         small(keys=tmp_path / "keys").run(tmp_path)
@@ -581,10 +581,10 @@ def test_keys_that_change_while_a_run_starts_end_it(tmp_path: Path, monkeypatch:
     fork = Coordinator._fork
 
     def late(coordinator: Coordinator, parameters: int) -> None:
-        make(tmp_path / "keys", 4, force=True)
+        make_keys(tmp_path / "keys", 4, force=True)
         fork(coordinator, parameters)
 
-    make(tmp_path / "keys", 4)
+    make_keys(tmp_path / "keys", 4)
     monkeypatch.setattr(Coordinator, "_fork", late)
     with pytest.raises(LaunchError, match=r"node \d could not start: .*not those that the run began with") as refused:
         small(keys=tmp_path / "keys").run(tmp_path)
@@ -597,10 +597,10 @@ def test_a_node_that_is_started_again_after_its_keys_have_changed_is_lost(
     restart = Coordinator._restart
 
     def late(coordinator: Coordinator, nodes: list[int]) -> None:
-        make(tmp_path / "keys", 4, force=True)
+        make_keys(tmp_path / "keys", 4, force=True)
         restart(coordinator, nodes)
 
-    make(tmp_path / "keys", 4)
+    make_keys(tmp_path / "keys", 4)
     monkeypatch.setattr(Coordinator, "_restart", late)
     summary = restarting(keys=tmp_path / "keys").run(tmp_path).summary
     assert summary["status"] == "incomplete"
@@ -626,26 +626,26 @@ def test_keys_without_sealed_links_are_an_error(tmp_path: Path) -> None:
 def test_a_supervisor_that_hears_of_a_key_after_its_owner_has_knocked_lets_it_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attend = Seal.attend
+    attend = Seal.answer_pending
 
     def late(seal: Seal) -> None:
         if 0 < len(seal._owners) < 4:
             time.sleep(0.3)  # the zygote starts more nodes meanwhile
         attend(seal)
 
-    monkeypatch.setattr(Seal, "attend", late)
+    monkeypatch.setattr(Seal, "answer_pending", late)
     quick = {"model": {"name": "mlp"}, "algorithm": {"name": "dpsgd", "rounds": 1}, "evaluation": {"samples": 20}}
     summary = Experiment.from_table({**small().to_table(), **quick}).run(tmp_path).summary
     assert (summary["status"], summary["unauthenticated_connections"]) == ("completed", 0)
 
 
 def test_of_more_than_may_wait_nobody_who_belongs_here_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "MOST_WAITING", 2)
+    monkeypatch.setattr(sealing, "MAX_WAITING", 2)
     monkeypatch.setattr(sealing, "HANDSHAKE_SECONDS", 1.0)
 
     async def body() -> None:
         pairs = [KeyPair.fresh() for _ in range(6)]
-        receiver, *senders = found = [Place(id, pair, patience=math.inf) for id, pair in enumerate(pairs)]
+        receiver, *senders = found = [Place(id, pair, key_wait=math.inf) for id, pair in enumerate(pairs)]
         endpoints = [place.transport.endpoint for place in found]
         try:
             for sender in senders:
@@ -653,7 +653,7 @@ def test_of_more_than_may_wait_nobody_who_belongs_here_is_cut_off(monkeypatch: p
                 await sender.transport.send(0, said(sender.id))
             assert receiver.seal is not None
             for _ in range(50):  # it knows nobody's key yet
-                receiver.seal.attend()
+                receiver.seal.answer_pending()
                 await asyncio.sleep(0.01)
             assert len(receiver.seal._waiting) == 2
             receiver.start(endpoints, pairs)
@@ -669,13 +669,13 @@ def test_of_more_than_may_wait_nobody_who_belongs_here_is_cut_off(monkeypatch: p
 def test_those_that_zeromq_has_hung_up_on_do_not_wait_for_an_answer_any_longer() -> None:
     clock, refused = [0.0], list[str]()
     with zmq.Context() as context, context.socket(zmq.PULL) as inbox:
-        seal = Seal(context, KeyPair.fresh(), refused.append, lambda: clock[0], patience=math.inf)
-        seal.listen(inbox)
+        seal = Seal(context, KeyPair.fresh(), refused.append, lambda: clock[0], key_wait=math.inf)
+        seal.secure_server(inbox)
         port = inbox.bind_to_random_port("tcp://127.0.0.1")
         with knocking(f"tcp://127.0.0.1:{port}", KeyPair.fresh(), seal.pair.public):
-            until(lambda: seal.attend() or seal._waiting)
+            until(lambda: seal.answer_pending() or seal._waiting)
         clock[0] = sealing.HANDSHAKE_SECONDS
-        seal.attend()
+        seal.answer_pending()
         assert not seal._waiting
         seal.close()
 
@@ -689,7 +689,7 @@ context = zmq.Context()
 inbox = context.socket(zmq.PULL)
 inbox.setsockopt(zmq.BACKLOG, 4096)
 seal = Seal(context, KeyPair.fresh(), print, time.monotonic)
-seal.listen(inbox)
+seal.secure_server(inbox)
 port = inbox.bind_to_random_port("tcp://127.0.0.1")
 for _ in range(1500):
     socket.create_connection(("127.0.0.1", port)).close()
@@ -747,8 +747,8 @@ def test_a_node_cannot_speak_for_another_to_the_supervisor(coordinator: Any) -> 
     with zmq.Context() as context, context.socket(zmq.ROUTER) as door, zmq.Context() as other:
         pairs = [KeyPair.fresh() for _ in range(2)]
         coordinator._seal = Seal(context, KeyPair.fresh(), coordinator._turn_away, time.monotonic)
-        coordinator._seal.listen(door)
-        coordinator._seal.admit_all({str(node): pair.public for node, pair in enumerate(pairs)})
+        coordinator._seal.secure_server(door)
+        coordinator._seal.allow_all({str(node): pair.public for node, pair in enumerate(pairs)})
         coordinator._socket = door
         port = door.bind_to_random_port("tcp://127.0.0.1")
         with other.socket(zmq.DEALER) as liar:
@@ -765,7 +765,7 @@ def test_a_node_cannot_speak_for_another_to_the_supervisor(coordinator: Any) -> 
                 liar.send(control.encode(lie))
             coordinator._identities[1] = b"0"
             liar.send(control.encode(control.NodeDone(1)))
-            until(lambda: coordinator._seal.attend() or coordinator._hear_nodes() or coordinator._done)
+            until(lambda: coordinator._seal.answer_pending() or coordinator._hear_nodes() or coordinator._done)
         assert coordinator._done == {1}
         assert coordinator._reasons == {}
         assert (coordinator._strangers, coordinator._strangers_of_network) == (len(lies), 0)
@@ -862,16 +862,16 @@ class Network:
         self.context: zmq.Context[Any] = zmq.Context()
         self._supervisor = self.context.socket(zmq.ROUTER)
         seal = Seal(self.context, KeyPair.fresh(), print, time.monotonic)
-        seal.listen(self._supervisor)
+        seal.secure_server(self._supervisor)
         port = self._supervisor.bind_to_random_port("tcp://127.0.0.1")
         start = control.StartNodes([], f"tcp://127.0.0.1:{port}", RUN, "", coordinator_key=seal.pair.public)
         self.pair = KeyPair.fresh()
-        seal.admit(sealing.NETWORK, self.pair.public)
+        seal.allow(sealing.NETWORK_PROCESS, self.pair.public)
         setup = Setup(Experiment.from_table({**small().to_table(), "network": {"name": "uniform", "latency": 0.001}}))
         process = NetworkProcess(setup, start, self.pair)
         self._thread = threading.Thread(target=process.serve, daemon=True)
         self._thread.start()
-        until(lambda: seal.attend() or self._supervisor.poll(0))
+        until(lambda: seal.answer_pending() or self._supervisor.poll(0))
         self._line, hello = self._supervisor.recv_multipart()
         self.endpoint = control.decode_from_node(hello).endpoint
         self._seal = seal
@@ -933,10 +933,10 @@ def test_a_node_that_takes_the_name_of_another_at_the_network_neither_hears_nor_
             lying.setsockopt(zmq.IDENTITY, identity(1))
             reach(lying, pairs[2], network.pair.public)
             lying.connect(network.endpoint)
-            lying.send(encode(Here(time.monotonic())))
-            lying.send(encode(Post(7, 0, 100, time.monotonic(), True)))
+            lying.send(encode(Registration(time.monotonic())))
+            lying.send(encode(Submission(7, 0, 100, time.monotonic(), True)))
             await soon(lambda: lying.poll(0))
-            assert [told.ticket for told in decode_told(lying.recv())] == [7]
+            assert [told.ticket for told in decode_network_reports(lying.recv())] == [7]
             await soon(lambda: (2, 7) in shapers[0]._told)  # its own, and not node 1's
             assert await shapers[1].transmit(0, said(1, round=1))
             await soon(lambda: len(receiver.came) == 2)
@@ -954,5 +954,5 @@ def test_what_another_is_writing_is_left_alone(tmp_path: Path) -> None:
     other = tmp_path / f".node-0.key_secret.{os.getpid()}"
     other.write_text("half of it")
     with pytest.raises(LaunchError, match="cannot write"):
-        make(tmp_path, 1)
+        make_keys(tmp_path, 1)
     assert other.read_text() == "half of it"

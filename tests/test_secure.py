@@ -112,7 +112,7 @@ def test_one_that_dies_at_any_moment_takes_nothing_with_it_but_its_own_words(nod
             assert all(others <= {*found.speakers, node} for found in sums.values())
             spoken += mortal in sums[1].speakers
         helped += any(message.kind == "secure-help" for _, message in world.sent)
-        if not world.world.runtimes[mortal].dead:
+        if not world.world.runtimes[mortal].failed:
             break
     assert after > 20  # messages: keys, words, what takes off masks, farewells
     assert helped > 5

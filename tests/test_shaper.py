@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from shoal.engines.processes import shaper as shaper_module
-from shoal.engines.processes.shaper import Due, Shaper, encode
+from shoal.engines.processes.shaper import Arrival, Shaper, encode
 from shoal.engines.processes.transport import Transport
 from shoal.message import Message, Payload
 from shoal.message_budget import MessageBudget
@@ -44,7 +44,7 @@ class Place:
         self.shaper = Shaper(context, 0, endpoint, cast(Transport, None), self.came.append, budget=budget)
         self._name: bytes | None = None
 
-    def tell(self, *words: Due) -> None:
+    def tell(self, *words: Arrival) -> None:
         if self._name is None:
             self._name, _ = self._network.recv_multipart()
         self._network.send_multipart([self._name, encode(words)])
@@ -79,7 +79,7 @@ def test_of_what_is_never_posted_no_more_is_kept_than_a_mailbox_would_keep() -> 
             assert held(shaper) <= size
         assert flood * VALUES.nbytes > 2 * size, "or it would not have been too much"
         assert shaper.dropped + len(shaper._here) == flood + 1
-        place.tell(Due(2, 7, 0.0))
+        place.tell(Arrival(2, 7, 0.0))
         await place.until(lambda: place.came)
         assert [message.sender for message in place.came] == [2], "the others keep what is theirs"
 
@@ -96,15 +96,15 @@ def test_however_much_is_on_its_way_in_the_model_nothing_of_it_is_dropped(word_f
         for first in range(0, count, 50):
             tickets = range(first, first + 50)
             if word_first:
-                place.tell(*(Due(1, ticket, math.inf) for ticket in tickets))
+                place.tell(*(Arrival(1, ticket, math.inf) for ticket in tickets))
                 await place.until(lambda last=tickets[-1]: (1, last) in shaper._told)
             for ticket in tickets:
                 shaper.take(said(1, ticket), ticket)
             if not word_first:
-                place.tell(*(Due(1, ticket, math.inf) for ticket in tickets))
+                place.tell(*(Arrival(1, ticket, math.inf) for ticket in tickets))
                 await place.until(lambda: not shaper._here)
         assert held(shaper) > 2 * MessageBudget(VALUES.nbytes, NODES).size
-        place.tell(*(Due(1, ticket, 0.0) for ticket in range(count)))
+        place.tell(*(Arrival(1, ticket, 0.0) for ticket in range(count)))
         await place.until(lambda: len(place.came) == count)
         assert [message.round for message in place.came] == list(range(count))
         assert not shaper.dropped
@@ -117,7 +117,7 @@ def test_word_that_has_come_is_read_before_anything_is_dropped() -> None:
     count = 1000
 
     async def body(place: Place) -> None:
-        place.tell(*(Due(1, ticket, math.inf) for ticket in range(count)))
+        place.tell(*(Arrival(1, ticket, math.inf) for ticket in range(count)))
         assert place.shaper._socket.poll(1000 * LONG)  # it is there, and the loop has not got to it
         for ticket in range(count):
             place.shaper.take(said(1, ticket), ticket)
@@ -133,10 +133,10 @@ def test_what_comes_twice_with_one_ticket_is_not_kept_for_ever() -> None:
         shaper = place.shaper
         for ticket in range(count):
             shaper.take(said(1), ticket)
-        place.tell(*(Due(1, ticket, math.inf) for ticket in range(count)))
+        place.tell(*(Arrival(1, ticket, math.inf) for ticket in range(count)))
         for ticket in range(count):
             shaper.take(said(1), ticket)
-        place.tell(*(Due(1, ticket, 0.0) for ticket in range(count)))
+        place.tell(*(Arrival(1, ticket, 0.0) for ticket in range(count)))
         await place.until(lambda: place.came and not shaper._under_way)
         await asyncio.sleep(0.05)
         assert held(shaper) <= MessageBudget(VALUES.nbytes, NODES).size
@@ -158,12 +158,12 @@ def test_the_longest_that_a_node_sends_is_usual() -> None:
 def test_word_of_messages_that_do_not_come_is_forgotten_by_and_by_and_for_each_sender(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shaper_module, "TOLD_AHEAD", 10)
+    monkeypatch.setattr(shaper_module, "MAX_ANNOUNCED", 10)
 
     async def body(place: Place) -> None:
         shaper = place.shaper
-        place.tell(Due(2, 7, 0.0))
-        place.tell(*(Due(1, ticket, 0.0) for ticket in range(1000)))
+        place.tell(Arrival(2, 7, 0.0))
+        place.tell(*(Arrival(1, ticket, 0.0) for ticket in range(1000)))
         await place.until(lambda: (1, 999) in shaper._told)
         assert [ticket for ticket in range(1000) if (1, ticket) in shaper._told] == list(range(990, 1000))
         shaper.take(said(2), 7)

@@ -422,7 +422,7 @@ def test_so_do_groups_that_train_differently(tmp_path: Path) -> None:
 
 def test_stacks_are_cut_to_a_size_without_changing_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = models_of(experiment(simulation={"batching": "vmap"}).run(tmp_path))
-    monkeypatch.setattr("shoal.engines.simulation.compute.STACK", 4)
+    monkeypatch.setattr("shoal.engines.simulation.compute.STACK_SIZE", 4)
     np.testing.assert_allclose(models_of(experiment(simulation={"batching": "vmap"}).run(tmp_path)), whole, atol=1e-5)
 
 

@@ -137,7 +137,7 @@ def endpoint_of(listener: socket.socket) -> str:
 
 
 def test_a_peer_that_reads_no_receipts_takes_one_task_and_little_memory() -> None:
-    flood = 3 * transport_module.LATE_RECEIPTS
+    flood = 3 * transport_module.MAX_LATE_RECEIPTS
 
     async def body(place: Place) -> None:
         before = len(asyncio.all_tasks())
@@ -148,7 +148,7 @@ def test_a_peer_that_reads_no_receipts_takes_one_task_and_little_memory() -> Non
             await soon(lambda: len(place.came) == flood)
             assert len(asyncio.all_tasks()) == before + 1
             _, tickets = place.transport._late[PEER]
-            assert len(tickets) <= transport_module.LATE_RECEIPTS
+            assert len(tickets) <= transport_module.MAX_LATE_RECEIPTS
             assert tickets[-1] == flood - 1
             place.transport.mark_failed(PEER)
             await soon(lambda: len(asyncio.all_tasks()) == before)
@@ -158,7 +158,7 @@ def test_a_peer_that_reads_no_receipts_takes_one_task_and_little_memory() -> Non
 
 
 def test_receipts_that_were_late_are_sent_when_the_peer_reads_them_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_module, "LATE_RECEIPTS", 10_000)
+    monkeypatch.setattr(transport_module, "MAX_LATE_RECEIPTS", 10_000)
     count = 3000
 
     async def body(place: Place) -> None:
@@ -188,7 +188,7 @@ def test_receipts_that_were_late_are_sent_when_the_peer_reads_them_in_order(monk
 
 
 def test_after_a_peer_has_moved_it_gets_receipts_for_what_it_sends_from_then_on() -> None:
-    count = 3 * transport_module.LATE_RECEIPTS
+    count = 3 * transport_module.MAX_LATE_RECEIPTS
 
     async def body(place: Place) -> None:
         peer = place.context.socket(zmq.PULL)

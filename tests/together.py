@@ -175,7 +175,7 @@ class Together:
             self.world.runtimes[node.id].start(self._live(node))
         with mock.patch.object(secure, "Opening", WitnessedOpening):
             self.world.kernel.run()
-        self.world.raise_if_stuck()
+        self.world.raise_if_deadlocked()
         return self
 
     def events(self, node: int) -> list[tuple[str, str]]:

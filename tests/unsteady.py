@@ -68,8 +68,8 @@ class Unsteady:
     def run(self) -> list[Node]:
         """Those that live to the end."""
         self.world.kernel.run()
-        self.world.raise_if_stuck()
-        left = [node for node in self.nodes if not self.world.runtimes[node.id].dead]
+        self.world.raise_if_deadlocked()
+        left = [node for node in self.nodes if not self.world.runtimes[node.id].failed]
         assert not any(self.world.runtimes[node.id].running for node in left)
         return left
 
@@ -88,17 +88,17 @@ class Unsteady:
             self.world.kernel.at(arrival, partial(self._deliver, sender, to, message))
 
     def _deliver(self, sender: int, to: int, message: Message) -> None:
-        lost = self.world.runtimes[sender].dead and self.rng.random() < 0.5
-        if not lost and not self.world.runtimes[to].dead:
+        lost = self.world.runtimes[sender].failed and self.rng.random() < 0.5
+        if not lost and not self.world.runtimes[to].failed:
             self.delivered += 1
             self.world.runtimes[to].mailbox.put(message)
 
     def _die(self, node: int) -> None:
         runtime = self.world.runtimes[node]
-        runtime.dead, runtime.running = True, False
+        runtime.failed, runtime.running = True, False
         runtime.stop()
         for other in self.world.runtimes:
-            if not other.dead:
+            if not other.failed:
                 self.world.kernel.at(
                     self.world.kernel.now + 6 * self.rng.random(), partial(other.mailbox.mark_failed, node)
                 )

@@ -215,7 +215,7 @@ def _drawing(path: Path) -> Iterator[None]:
 
 def _run(parsed: argparse.Namespace) -> int:
     from shoal.cli.display import Display, console, summary_table
-    from shoal.engines.operating_system import process_started
+    from shoal.engines.operating_system import process_start_time
     from shoal.experiment import Experiment, parse_overrides
     from shoal.experiment.running import run
 
@@ -228,7 +228,7 @@ def _run(parsed: argparse.Namespace) -> int:
     with warnings.catch_warnings(), Display(screen) as display:
         warnings.showwarning = lambda message, *_, **__: display.notice(str(message))
         experiment = Experiment.from_file(parsed.file, overrides)
-        done = run(experiment, parsed.out, display, process_started())
+        done = run(experiment, parsed.out, display, process_start_time())
     screen.print(summary_table(done.summary, f"{experiment.name}: {done.folder.path}"))
     if parsed.plot:
         from shoal.results.plots import choose_axis, choose_metric, metric_plot
@@ -380,9 +380,9 @@ def _data_plot(parsed: argparse.Namespace) -> int:
 
 def _keys_make(parsed: argparse.Namespace) -> int:
     from shoal.cli.display import console
-    from shoal.engines.processes.keys import make
+    from shoal.engines.processes.keys import make_keys
 
-    made, kept = make(parsed.folder, parsed.nodes, parsed.force)
+    made, kept = make_keys(parsed.folder, parsed.nodes, parsed.force)
     said = f"made keys for nodes {format_node_ids(made)}" if made else "made no keys"
     if kept:
         said += f"; nodes {format_node_ids(kept)} keep theirs (--force makes them anew)"
@@ -395,13 +395,13 @@ def _keys_list(parsed: argparse.Namespace) -> int:
     from rich.text import Text
 
     from shoal.cli.display import console
-    from shoal.engines.processes.keys import listed
+    from shoal.engines.processes.keys import list_keys
 
     table = Table(box=None, padding=(0, 2))
     table.add_column("node", no_wrap=True)
     table.add_column("public key", overflow="fold")  # or what is wrong with it, which may be long
     table.add_column("secret key", no_wrap=True)
-    for node, public, is_here in listed(parsed.folder):
+    for node, public, is_here in list_keys(parsed.folder):
         table.add_row(str(node), Text(public), "here" if is_here else "elsewhere")
     console().print(table, highlight=False)
     return 0
@@ -409,10 +409,10 @@ def _keys_list(parsed: argparse.Namespace) -> int:
 
 def _keys_check(parsed: argparse.Namespace) -> int:
     from shoal.cli.display import console
-    from shoal.engines.processes.keys import check, listed
+    from shoal.engines.processes.keys import check_keys, list_keys
 
-    problems = check(parsed.folder, None if parsed.nodes is None else range(parsed.nodes))
-    count = len(listed(parsed.folder)) if parsed.nodes is None else parsed.nodes
+    problems = check_keys(parsed.folder, None if parsed.nodes is None else range(parsed.nodes))
+    count = len(list_keys(parsed.folder)) if parsed.nodes is None else parsed.nodes
     if not count:
         problems = [f"there are no keys in {str(parsed.folder)!r}; 'shoal keys make' makes them"]
     if problems:

@@ -17,7 +17,7 @@ _malloc_trim = getattr(_c_library, "malloc_trim", None)
 MIB = 2**20
 
 
-def die_with_parent(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Have the kernel end this process when process `parent`, which made it, ends, however that happens (Linux).
 
     Elsewhere a child learns of its parent's end by the end of the pipe between them.
@@ -36,7 +36,7 @@ class Memory:
     pss: float
 
 
-def memory() -> Memory | None:
+def process_memory() -> Memory | None:
     """Of this process, where the system tells."""
     try:
         rollup = Path("/proc/self/smaps_rollup").read_text()
@@ -49,7 +49,7 @@ def memory() -> Memory | None:
     return Memory(uss=(kib["Private_Clean"] + kib["Private_Dirty"]) / 1024, pss=kib["Pss"] / 1024)
 
 
-def give_memory_back() -> None:
+def release_memory() -> None:
     """Return freed memory to the system, where the C library can (glibc)."""
     if _malloc_trim is not None:
         _malloc_trim(0)
@@ -95,7 +95,7 @@ def processor_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
-def process_started() -> float:
+def process_start_time() -> float:
     """When this process began, on the clock of `time.time`."""
     import psutil
 

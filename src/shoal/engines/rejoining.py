@@ -17,14 +17,14 @@ from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.types import NodeId
 
-ASK = "rejoin"
-ANSWER = "rejoin-answer"
-WANT = "rejoin-want"
-MODEL = "rejoin-model"
-REJOINING = frozenset({ASK, ANSWER, WANT, MODEL})
+REJOIN_REQUEST = "rejoin"
+REJOIN_ANSWER = "rejoin-answer"
+MODEL_REQUEST = "rejoin-want"
+MODEL_ANSWER = "rejoin-model"
+REJOIN_KINDS = frozenset({REJOIN_REQUEST, REJOIN_ANSWER, MODEL_REQUEST, MODEL_ANSWER})
 """The kinds of messages that are not an algorithm's."""
 
-PATIENCE = 10.0
+ANSWER_TIMEOUT = 10.0
 """Seconds: how long to wait for answers where the experiment does not say how long to wait for anybody."""
 LATEST = 2**53
 
@@ -37,18 +37,18 @@ class Absence:
         self.askers: set[NodeId] = set()
 
 
-async def welcome(node: Node, absence: Absence | None = None) -> None:
+async def answer_rejoining_peers(node: Node, absence: Absence | None = None) -> None:
     """Answer those that come back, for as long as this node takes part. Runs beside its algorithm."""
     node.background(_give_models(node))
     while True:
-        message = await node.receive(kind=ASK)
+        message = await node.receive(kind=REJOIN_REQUEST)
         if message is None:
             continue
         if absence is None or absence.over:
             await _count_on(node, message.sender)
         else:
             absence.askers.add(message.sender)
-            await node.runtime.send(message.sender, node.message(ANSWER, Payload({})))
+            await node.runtime.send(message.sender, node.message(REJOIN_ANSWER, Payload({})))
 
 
 async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
@@ -58,9 +58,9 @@ async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
     learn are gone, until they have answered.
     """
     absence = Absence()
-    node.background(welcome(node, absence))
+    node.background(answer_rejoining_peers(node, absence))
     for peer in (*sorted(others), *sorted(set(node.services.values()))):
-        await node.runtime.send(peer, node.message(ASK, Payload({})))
+        await node.runtime.send(peer, node.message(REJOIN_REQUEST, Payload({})))
     led = "algorithm" in node.services
     answers = await _answers(node, {node.server} if led else set(others))
     for peer, round in answers.items():
@@ -84,7 +84,7 @@ async def _answers(node: Node, awaited: set[NodeId]) -> dict[NodeId, int]:
     answers: dict[NodeId, int] = {}
     until = node.now() + _patience(node)
     while awaited and (left := until - node.now()) > 0:
-        message = await node.receive(kind=ANSWER, timeout=left, check=_round)
+        message = await node.receive(kind=REJOIN_ANSWER, timeout=left, check=_round)
         if message is None or message.sender not in awaited:
             continue
         round = _round(message.payload)
@@ -98,8 +98,8 @@ async def _answers(node: Node, awaited: set[NodeId]) -> dict[NodeId, int]:
 async def _take_over(node: Node, answers: dict[NodeId, int]) -> NodeId | None:
     """Begin with the model of the first who gives one, of those furthest on; who that is."""
     for giver in sorted(answers, key=lambda peer: (-answers[peer], peer)):
-        await node.send([giver], Payload({}), round=0, kind=WANT)
-        given = await node.receive(kind=MODEL, sender=giver, timeout=_patience(node), check=node.full_model)
+        await node.send([giver], Payload({}), round=0, kind=MODEL_REQUEST)
+        given = await node.receive(kind=MODEL_ANSWER, sender=giver, timeout=_patience(node), check=node.full_model)
         if given is not None:
             node.begin_at(min(answers.values()), node.full_model(given.payload))
             return giver
@@ -110,14 +110,14 @@ async def _count_on(node: Node, peer: NodeId) -> None:
     """Send to `peer`, and wait for it, from the next round on, and let it know."""
     round = node.next_round + 1
     node.mark_rejoined(peer, round)
-    await node.send([peer], Payload({}, {"round": round}), round=0, kind=ANSWER)
+    await node.send([peer], Payload({}, {"round": round}), round=0, kind=REJOIN_ANSWER)
 
 
 async def _give_models(node: Node) -> None:
     while True:
-        message: Message | None = await node.receive(kind=WANT)
+        message: Message | None = await node.receive(kind=MODEL_REQUEST)
         if message is not None:
-            await node.send([message.sender], Payload({"params": node.params}), round=0, kind=MODEL)
+            await node.send([message.sender], Payload({"params": node.params}), round=0, kind=MODEL_ANSWER)
 
 
 def _round(payload: Payload) -> int | None:
@@ -129,4 +129,4 @@ def _round(payload: Payload) -> int | None:
 
 
 def _patience(node: Node) -> float:
-    return node.receive_timeout or PATIENCE
+    return node.receive_timeout or ANSWER_TIMEOUT

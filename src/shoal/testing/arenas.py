@@ -59,7 +59,7 @@ class SimulatedArena:
         for id in range(nodes):
             world.runtimes[id].start(main(id))
         world.kernel.run()
-        world.raise_if_stuck()
+        world.raise_if_deadlocked()
         return results
 
     def mark_failed(self, node: NodeId) -> None:

@@ -25,11 +25,11 @@ from shoal.engines.averaging import Averages
 from shoal.engines.operating_system import MIB, raise_file_limit
 from shoal.engines.processes import control
 from shoal.engines.processes.capacity import capacity
-from shoal.engines.processes.keys import KeyPair, demand, read_public
+from shoal.engines.processes.keys import KeyPair, read_public, require_keys
 from shoal.engines.processes.namespaces import Namespaces, address
-from shoal.engines.processes.sealing import NETWORK, PATIENCE, Seal, speaker
+from shoal.engines.processes.sealing import KEY_WAIT_SECONDS, NETWORK_PROCESS, Seal, authenticated_sender
 from shoal.engines.processes.start_monitor import Starts
-from shoal.engines.processes.transport import AT_ONCE
+from shoal.engines.processes.transport import MESSAGES_PER_TURN
 from shoal.engines.processes.zygote_process import ZygoteProcess
 from shoal.environment.faults import FaultEvent
 from shoal.environment.network.model import EnvironmentEvent
@@ -62,7 +62,7 @@ FINISH_SECONDS = 60.0
 """How long a node that is done may take, at the least, to write down the rest and leave."""
 STRANGERS_NOTICED = 5
 """Strangers at the supervisor's door that are spoken of one by one; more are only counted."""
-LAST_WORDS = 64 * AT_ONCE
+LAST_WORDS = 64 * MESSAGES_PER_TURN
 """Messages among which those of one that has ended are looked for: each that speaks has its turn."""
 PULSES_MISSED = 5.0
 """Seconds on top of a peer's patience, for pulses that are late on a loaded machine."""
@@ -162,7 +162,7 @@ class Coordinator:
             status = "interrupted"  # asked twice, and what we killed is gone
         finally:
             if self._seal is not None:
-                self._seal.settle()
+                self._seal.count_remaining()
             self._end()
             for each, handler in previous.items():
                 signal.signal(each, handler)
@@ -188,16 +188,16 @@ class Coordinator:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, AT_ONCE)  # of each; who has more to say waits, and nothing is lost
+        self._socket.setsockopt(zmq.RCVHWM, MESSAGES_PER_TURN)  # per peer; further messages wait, none is lost
         self._socket.setsockopt(zmq.MAXMSGSIZE, max(LONGEST_WORDS, int(experiment.processes.max_message_mib * MIB)))
         self._socket.setsockopt(zmq.BACKLOG, 4096)
         self._poller = zmq.Poller()
         if pair is not None:
             # Between what the zygote says of keys and our answers to those who knock, it may have started one more.
-            patience = 0.0 if experiment.processes.keys is not None else PATIENCE
+            patience = 0.0 if experiment.processes.keys is not None else KEY_WAIT_SECONDS
             self._seal = Seal(self._context, pair, self._turn_away, time.monotonic, patience)
-            self._seal.listen(self._socket)
-            self._seal.admit_all({str(node): key for node, key in self._keys.items()})
+            self._seal.secure_server(self._socket)
+            self._seal.allow_all({str(node): key for node, key in self._keys.items()})
             for socket in self._seal.sockets:
                 self._poller.register(socket, zmq.POLLIN)
         self._control = self._listen()
@@ -212,7 +212,7 @@ class Coordinator:
             return None
         if plan.keys is not None:
             nodes = range(self._experiment.size)
-            demand(plan.keys, nodes)
+            require_keys(plan.keys, nodes)
             self._keys = read_public(plan.keys, nodes)
         return KeyPair.fresh()
 
@@ -329,7 +329,7 @@ class Coordinator:
             while self._zygote.pipe.poll():
                 self._hear_zygote(self._zygote.hear())
         if self._seal is not None:
-            self._seal.attend()  # after the zygote, which says whose keys are whose before it starts anybody
+            self._seal.answer_pending()  # after the zygote, which says whose keys are whose before it starts anybody
         if self._socket in ready:
             self._hear_nodes()
         now = time.monotonic()
@@ -367,7 +367,7 @@ class Coordinator:
             self._network_key = said.key
         else:
             self._keys[said.node] = said.key
-        self._seal.admit(NETWORK if said.node is None else str(said.node), said.key)
+        self._seal.allow(NETWORK_PROCESS if said.node is None else str(said.node), said.key)
 
     def _fork(self, parameters: int) -> None:
         experiment = self._experiment
@@ -416,7 +416,7 @@ class Coordinator:
             )
         return sorted(node for nodes in self._experiment.placement.values() for node in nodes)
 
-    def _hear_nodes(self, at_most: int = AT_ONCE) -> None:
+    def _hear_nodes(self, at_most: int = MESSAGES_PER_TURN) -> None:
         for _ in range(at_most):
             try:
                 name, frame, *rest = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -450,11 +450,11 @@ class Coordinator:
         if self._seal is None:
             return
         name = (
-            NETWORK
+            NETWORK_PROCESS
             if isinstance(said, control.NetworkListening | control.UnauthenticatedConnections)
             else str(said.node)
         )
-        if (sender := speaker(frame)) != name:
+        if (sender := authenticated_sender(frame)) != name:
             raise MessageError(f"{sender!r}, which says that it is {name!r}")
 
     def _check_model(self, said: control.FromNode, rest: list[zmq.Frame]) -> None:
@@ -506,9 +506,9 @@ class Coordinator:
                 self._attend(self._next)
             self._next = next(self._events, None)
         self._tell_network(self._go())
-        for away in (False, True):  # with the start: what is said after it may come when a node has begun
-            nodes = [node for node in self._identities if bool(self._away[node]) == away]
-            self._tell(nodes, msgspec.structs.replace(self._go(), offline=away))
+        for offline in (False, True):  # with the start: what is said after it may come when a node has begun
+            nodes = [node for node in self._identities if bool(self._away[node]) == offline]
+            self._tell(nodes, msgspec.structs.replace(self._go(), offline=offline))
         self._follow_agenda()
 
     def _go(self) -> control.Start:

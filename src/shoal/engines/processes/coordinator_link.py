@@ -41,7 +41,7 @@ class CoordinatorLink:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 5000)
         if seal is not None:
-            seal.reach(self._socket, key)
+            seal.secure_client(self._socket, key)
         self._socket.connect(endpoint)
         self._loop = asyncio.get_running_loop()
         self.go: asyncio.Future[control.Start] = self._loop.create_future()
@@ -92,7 +92,7 @@ class CoordinatorLink:
                 self.finish.set_result(said)
 
 
-class Watcher:
+class NodeObserver:
     """The observer of one node process: its records go to its file, the news to the supervisor."""
 
     def __init__(self, id: NodeId, lines: RecordFile, line: CoordinatorLink, faults: list[Fault]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 from collections.abc import Callable
 
-from shoal.engines.rejoining import REJOINING
+from shoal.engines.rejoining import REJOIN_KINDS
 from shoal.environment.network.network import NetworkState
 from shoal.message import Message
 from shoal.randomness import generator
@@ -48,7 +48,7 @@ class Delay:
 
     def mark_failed(self, node: NodeId) -> None:
         """`node` has died: what it sent arrives, but nobody counts on it because it asked for that before."""
-        self._waiting = [w for w in self._waiting if w[2].sender != node or w[2].kind not in REJOINING]
+        self._waiting = [w for w in self._waiting if w[2].sender != node or w[2].kind not in REJOIN_KINDS]
         heapq.heapify(self._waiting)
 
     def _hand_over(self) -> None:

@@ -52,7 +52,7 @@ class KeyPair:
         return cls(*zmq.curve_keypair())
 
 
-def make(folder: Path, nodes: int, force: bool = False) -> tuple[list[NodeId], list[NodeId]]:
+def make_keys(folder: Path, nodes: int, force: bool = False) -> tuple[list[NodeId], list[NodeId]]:
     """Make a key pair for each of nodes 0 to nodes − 1 that has none; returns those it made, and those that it kept.
 
     With `force` all of them are made anew.
@@ -114,7 +114,7 @@ def read_public(folder: Path, nodes: Iterable[NodeId]) -> dict[NodeId, bytes]:
     return keys
 
 
-def listed(folder: Path) -> list[tuple[NodeId, str, bool]]:
+def list_keys(folder: Path) -> list[tuple[NodeId, str, bool]]:
     """Every node in `folder`: its public key, or what is wrong with it, and whether its secret one is here."""
     found = []
     for node in _known(folder):
@@ -124,7 +124,7 @@ def listed(folder: Path) -> list[tuple[NodeId, str, bool]]:
     return found
 
 
-def check(folder: Path, nodes: Collection[NodeId] | None = None) -> list[str]:
+def check_keys(folder: Path, nodes: Collection[NodeId] | None = None) -> list[str]:
     """What is wrong with the keys of `nodes`, or of all that are here; with none of it, they can seal a run."""
     problems: list[str] = []
     keys: dict[NodeId, bytes] = {}
@@ -146,9 +146,9 @@ def check(folder: Path, nodes: Collection[NodeId] | None = None) -> list[str]:
     return list(dict.fromkeys(_too_open(folder) + problems)) + _shared(keys)
 
 
-def demand(folder: Path, nodes: Collection[NodeId]) -> None:
+def require_keys(folder: Path, nodes: Collection[NodeId]) -> None:
     """Raise `LaunchError` unless these nodes' keys can seal a run."""
-    problems = check(folder, nodes)
+    problems = check_keys(folder, nodes)
     if problems:
         raise LaunchError(_complaint(folder, problems))
 

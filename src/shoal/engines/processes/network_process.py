@@ -16,9 +16,17 @@ import zmq
 
 from shoal.engines.processes import control
 from shoal.engines.processes.keys import KeyPair
-from shoal.engines.processes.sealing import PATIENCE, Seal, speaker
-from shoal.engines.processes.shaper import Due, Here, Left, Post, Told, decode_from_node, encode
-from shoal.engines.processes.transport import AT_ONCE
+from shoal.engines.processes.sealing import KEY_WAIT_SECONDS, Seal, authenticated_sender
+from shoal.engines.processes.shaper import (
+    Arrival,
+    Departure,
+    NetworkReport,
+    Registration,
+    Submission,
+    decode_node_report,
+    encode,
+)
+from shoal.engines.processes.transport import MESSAGES_PER_TURN
 from shoal.environment.faults import FaultEvent
 from shoal.environment.network.model import Delivery, DeliveryUpdate, EnvironmentEvent, NetworkModel
 from shoal.environment.network.network import AvailabilityChange
@@ -35,14 +43,14 @@ TELL_AFTER = 0.02
 for the others there is one for many."""
 SHORTEST = 1e-5
 """Seconds: no message leaves faster."""
-POSTS_AT_ONCE = 64 * AT_ONCE
+SUBMISSIONS_PER_TURN = 64 * MESSAGES_PER_TURN
 """What is taken in before the model goes on, even in a flood. More than a thousand nodes send at a time: what is left
 for the next turn is late by the model."""
 BY_THE_SUPERVISOR = frozenset({"crash", "restart", "raise", "hang"})
 """What the supervisor does to nodes, and says when it is done."""
 
 
-Word: TypeAlias = dict[NodeId, dict[tuple[NodeId | None, int], Told]]
+ReportsByNode: TypeAlias = dict[NodeId, dict[tuple[NodeId | None, int], NetworkReport]]
 """What is still to be said to each node: of its own messages by ticket, of others' by sender and ticket. What is known
 later takes the place of what was known before."""
 
@@ -63,7 +71,7 @@ class Timetable:
         """How far the carrier is."""
         self._paces: dict[NodeId, float] = {}
         """Bytes per second at which each node's last message left it."""
-        self._set_out: Word = {}
+        self._set_out: ReportsByNode = {}
         """That messages are on their way, as far as their receivers have not been told yet."""
         self._tell_at = math.inf
 
@@ -76,14 +84,14 @@ class Timetable:
         due = min(self._carrier.next_time(), self._tell_at)
         return due if self._next is None else min(due, self._next.time)
 
-    def believes(self, said: Here | Post, now: float) -> bool:
+    def is_plausible(self, said: Registration | Submission, now: float) -> bool:
         """Whether that can have been at the time that is said. `now` is the machine's, read after it came.
 
         The carrier never goes back: one word from the future, and it would have to wait until then with all others.
         """
         return self.epoch <= said.since <= now
 
-    def take(self, sender: NodeId, post: Post, told: Word) -> None:
+    def submit(self, sender: NodeId, post: Submission, told: ReportsByNode) -> None:
         """Let happen what happened before, and then this.
 
         What should have been under way for a moment has got as far as the sender's last message would have. The
@@ -96,9 +104,9 @@ class Timetable:
         self._carrier.send(self.now, Delivery(sender, post.to, max(0, post.size - int(ahead)), post))
         if not self._set_out:
             self._tell_at = self.now + TELL_AFTER
-        self._set_out.setdefault(post.to, {})[sender, post.ticket] = Due(sender, post.ticket, math.inf)
+        self._set_out.setdefault(post.to, {})[sender, post.ticket] = Arrival(sender, post.ticket, math.inf)
 
-    def catch_up(self, now: float, told: Word) -> None:
+    def catch_up(self, now: float, told: ReportsByNode) -> None:
         """Let happen what happens up to `now`, each at its time."""
         while self._next is not None and self._next.time <= now:
             at = max(self.now, self._next.time)
@@ -116,22 +124,22 @@ class Timetable:
                     told.setdefault(node, {}).update(words)
             self._set_out, self._tell_at = {}, math.inf
 
-    def attend(self, node: NodeId, online: bool, now: float) -> None:
+    def set_online(self, node: NodeId, online: bool, now: float) -> None:
         self.now = max(self.now, now)
         self._carrier.apply_event(self.now, AvailabilityChange(self.now, node, online))
 
-    def _tell(self, news: list[DeliveryUpdate], told: Word) -> None:
+    def _tell(self, news: list[DeliveryUpdate], told: ReportsByNode) -> None:
         for at, fate, delivery in news:
-            post: Post = delivery.content
+            post: Submission = delivery.content
             at += self.epoch
             if fate == "sent":
                 if post.waits:
                     self._paces[delivery.sender] = post.size / max(at - post.since, SHORTEST)
-                    told.setdefault(delivery.sender, {})[None, post.ticket] = Left(post.ticket, at, True)
+                    told.setdefault(delivery.sender, {})[None, post.ticket] = Departure(post.ticket, at, True)
             elif fate in ("in_transit", "lost"):
                 if fate == "lost" and post.waits and not delivery.sent:
-                    told.setdefault(delivery.sender, {})[None, post.ticket] = Left(post.ticket, at, False)
-                due = Due(
+                    told.setdefault(delivery.sender, {})[None, post.ticket] = Departure(post.ticket, at, False)
+                due = Arrival(
                     delivery.sender, post.ticket, delivery.arrival_time + self.epoch if fate == "in_transit" else None
                 )
                 told.setdefault(delivery.receiver, {})[delivery.sender, post.ticket] = due
@@ -151,7 +159,7 @@ class NetworkProcess:
         self._dead: set[NodeId] = set()
         self._here: dict[NodeId, float] = {}
         """Those that listen, and since when."""
-        self._untold: Word = {}
+        self._untold: ReportsByNode = {}
         """What those are told first that do not listen yet."""
         self._routes: dict[NodeId, bytes] = {}
         """By which name on the socket those that listen are reached."""
@@ -165,17 +173,17 @@ class NetworkProcess:
         self._nodes = context.socket(zmq.ROUTER)
         self._nodes.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a node that connects again keeps its name
         self._nodes.setsockopt(zmq.SNDHWM, 0)
-        self._nodes.setsockopt(zmq.RCVHWM, AT_ONCE)  # of each; who has more to say waits, and nothing is lost
+        self._nodes.setsockopt(zmq.RCVHWM, MESSAGES_PER_TURN)  # per peer; further messages wait, none is lost
         self._nodes.setsockopt(zmq.MAXMSGSIZE, LONGEST_WORDS)
         self._nodes.setsockopt(zmq.BACKLOG, 4096)
         self._nodes.setsockopt(zmq.LINGER, 0)
         if self._seal is not None:
-            self._seal.listen(self._nodes)
+            self._seal.secure_server(self._nodes)
         self._nodes.bind("tcp://127.0.0.1:*")
         self._line = context.socket(zmq.DEALER)
         self._line.setsockopt(zmq.LINGER, 1000)
         if self._seal is not None:
-            self._seal.reach(self._line, start.coordinator_key)
+            self._seal.secure_client(self._line, start.coordinator_key)
         self._line.connect(start.coordinator)
         endpoint = self._nodes.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
         self._line.send(control.encode(control.NetworkListening(start.run, endpoint)))
@@ -194,13 +202,13 @@ class NetworkProcess:
                 self._close()
                 return 0
             if self._seal is not None:
-                self._seal.attend()
+                self._seal.answer_pending()
                 self._report_strangers()
             if self._timetable.epoch == math.inf:
                 continue  # what comes from nodes that know already that the run has begun waits until this one does
             told, self._untold = self._untold, {}
             for sender, post in posts:
-                self._timetable.take(sender, post, told)
+                self._timetable.submit(sender, post, told)
             self._timetable.catch_up(self._clock(), told)
             for node, said in told.items():
                 if node in self._here:
@@ -225,15 +233,15 @@ class NetworkProcess:
             if 0 < rest < 0.001:
                 time.sleep(rest)
 
-    def _posts(self) -> list[tuple[NodeId, Post]]:
+    def _posts(self) -> list[tuple[NodeId, Submission]]:
         """What has been sent, in order of time."""
         posts = []
-        for _ in range(POSTS_AT_ONCE):
+        for _ in range(SUBMISSIONS_PER_TURN):
             try:
                 name, frame = self._nodes.recv_multipart(zmq.NOBLOCK, copy=False)
                 # Anybody may choose any name for itself, and where links are sealed it is the key that counts.
-                sender = int(name.bytes[1:] if self._seal is None else speaker(frame))
-                said = decode_from_node(frame.buffer)
+                sender = int(name.bytes[1:] if self._seal is None else authenticated_sender(frame))
+                said = decode_node_report(frame.buffer)
             except zmq.Again:
                 break
             except MessageError as error:
@@ -241,9 +249,9 @@ class NetworkProcess:
                 continue
             except control.DECODE_ERRORS:
                 continue  # a stranger on the port
-            if not 0 <= sender < self._size or not self._timetable.believes(said, time.monotonic()):
+            if not 0 <= sender < self._size or not self._timetable.is_plausible(said, time.monotonic()):
                 continue
-            if isinstance(said, Here):
+            if isinstance(said, Registration):
                 self._here[sender], self._routes[sender] = said.since, name.bytes
             elif 0 <= said.to < self._size:
                 posts.append((sender, said))
@@ -259,19 +267,19 @@ class NetworkProcess:
                 return True
             if isinstance(said, control.Start):
                 if self._seal is not None:
-                    self._seal.admit_all({str(node): key for node, key in enumerate(said.public_keys)})
-                    self._seal.patience = PATIENCE
+                    self._seal.allow_all({str(node): key for node, key in enumerate(said.public_keys)})
+                    self._seal.key_wait = KEY_WAIT_SECONDS
                 self._timetable.begin(said.epoch)
             elif isinstance(said, control.PeerFailed) and said.node not in self._dead:
                 self._dead.add(said.node)
                 if self._here.get(said.node, math.inf) < said.time:  # else it is back already
                     del self._here[said.node]
-                self._timetable.attend(said.node, online=False, now=self._clock())
+                self._timetable.set_online(said.node, online=False, now=self._clock())
             elif isinstance(said, control.PeerRestarted) and said.node in self._dead:
                 if self._seal is not None and said.key is not None:
-                    self._seal.admit(str(said.node), said.key)
+                    self._seal.allow(str(said.node), said.key)
                 self._dead.discard(said.node)
-                self._timetable.attend(said.node, online=True, now=self._clock())
+                self._timetable.set_online(said.node, online=True, now=self._clock())
             elif isinstance(said, control.Finish):
                 return False
 
@@ -290,8 +298,8 @@ class NetworkProcess:
 
     def _close(self) -> None:
         if self._seal is not None:
-            self._seal.attend()
-            self._seal.settle()
+            self._seal.answer_pending()
+            self._seal.count_remaining()
             self._report_strangers(over=True)
             self._seal.close()
         self._nodes.close()

@@ -15,18 +15,18 @@ from typing import Any
 
 import zmq
 
-from shoal.engines.operating_system import give_memory_back, memory
+from shoal.engines.operating_system import process_memory, release_memory
 from shoal.engines.processes import control
-from shoal.engines.processes.coordinator_link import CoordinatorLink, DeferredEvaluations, Watcher
+from shoal.engines.processes.coordinator_link import CoordinatorLink, DeferredEvaluations, NodeObserver
 from shoal.engines.processes.delay import Delay
 from shoal.engines.processes.keys import KeyPair, read_pair
 from shoal.engines.processes.namespaces import address, enter
 from shoal.engines.processes.runtime import ProcessRuntime, TrainingThread
-from shoal.engines.processes.sealing import PATIENCE, Seal
+from shoal.engines.processes.sealing import KEY_WAIT_SECONDS, Seal
 from shoal.engines.processes.shaper import Shaper
 from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.transport import Transport
-from shoal.engines.rejoining import rejoin, welcome
+from shoal.engines.rejoining import answer_rejoining_peers, rejoin
 from shoal.errors import LaunchError
 from shoal.experiment.setup import Setup
 from shoal.mailbox import Mailbox
@@ -45,7 +45,7 @@ LAST_WORDS = 2**13
 """Bad messages, and strangers, that are recorded one by one; more are only counted."""
 
 
-def live(setup: Setup, id: NodeId, slots: Slots, start: control.StartNodes, pair: KeyPair | None = None) -> int:
+def run_node(setup: Setup, id: NodeId, slots: Slots, start: control.StartNodes, pair: KeyPair | None = None) -> int:
     """From fork to exit; returns the exit code. `pair` are the node's keys, unless it has them in a folder."""
     try:
         if start.key_folder is not None:
@@ -129,20 +129,20 @@ async def _take_part(
 
     def find(back: control.PeerRestarted) -> None:
         if seal is not None and back.key is not None:
-            seal.admit(str(back.node), back.key)
+            seal.allow(str(back.node), back.key)
         transport.move(back.node, back.endpoint)
 
     shaper: Shaper | None = None
     line.on_gone = mark_failed
     line.on_back = find
     line.on_stop = lambda stop: os._exit(0)
-    guard = None if seal is None else asyncio.create_task(seal.guard())
+    guard = None if seal is None else asyncio.create_task(seal.serve())
     born = asyncio.get_running_loop().time()
     line.say(control.NodeListening(id, start.run, transport.endpoint))
     go = await line.go
     if seal is not None:
-        seal.admit_all({str(node_id): key for node_id, key in enumerate(go.public_keys)})
-        seal.patience = PATIENCE if start.key_folder is None and setup.environment.restarts else 0.0
+        seal.allow_all({str(node_id): key for node_id, key in enumerate(go.public_keys)})
+        seal.key_wait = KEY_WAIT_SECONDS if start.key_folder is None and setup.environment.restarts else 0.0
     if go.network_endpoint is not None:
         budget = MessageBudget(setup.initial.nbytes, experiment.size)
         shaper = Shaper(context, id, go.network_endpoint, transport, mailbox.put, seal, go.network_key, budget)
@@ -163,11 +163,11 @@ async def _take_part(
     )
     if guard is not None:
         guard.add_done_callback(lambda ended: _fail_with(runtime, ended))
-    runtime.attend(not go.offline)
-    watcher = Watcher(id, lines, line, [] if start.restarted else experiment.faults(id))
+    runtime.set_online(not go.offline)
+    watcher = NodeObserver(id, lines, line, [] if start.restarted else experiment.faults(id))
     watcher.now = rejected.now = strangers.now = runtime.now
     watcher.runtime = runtime
-    line.on_attend, line.on_strike = runtime.attend, watcher.strike
+    line.on_attend, line.on_strike = runtime.set_online, watcher.strike
     if setup.environment.timing_matters:
         watcher.later = DeferredEvaluations(folder)
     if start.restarted and experiment.evaluation.seconds is not None:
@@ -198,7 +198,7 @@ async def _take_part(
         life = _relive(setup, node, others.difference(go.failed_nodes))
     else:
         if setup.environment.restarts:
-            runtime.background(welcome(node))
+            runtime.background(answer_rejoining_peers(node))
         life = setup.run_node(node)
     line.heed()
     cpu = time.process_time()
@@ -220,10 +220,10 @@ async def _take_part(
         node.event("slower than its device", f"by {runtime.overrun:.3f} s: this machine could not keep up with it")
     if experiment.checkpoint.final:
         folder.save_model(id, node.params)
-    give_memory_back()
+    release_memory()
     if id < experiment.nodes or not line.finish.done():
         line.say(control.NodeDone(id))
-    used = memory()  # while all others are still alive
+    used = process_memory()  # while all others are still alive
     finish = await line.finish
     ticks.cancel()
     _look_at_the_last(node, watcher, finish, experiment.evaluation.seconds)
@@ -231,7 +231,7 @@ async def _take_part(
         async for evaluation in _tested(node, watcher.later.test(node), slots, line):
             watcher.record(evaluation)
     if seal is not None:
-        seal.settle()
+        seal.count_remaining()
     end = End(
         ended,
         digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
@@ -279,14 +279,14 @@ async def _relive(setup: Setup, node: Node, others: Collection[NodeId]) -> None:
         await setup.run_node(node)
 
 
-async def _tick(node: Node, runtime: ProcessRuntime, watcher: Watcher, seconds: float | None) -> None:
+async def _tick(node: Node, runtime: ProcessRuntime, watcher: NodeObserver, seconds: float | None) -> None:
     """Keep the model as it is every so many seconds of the run; whoever is late keeps it as it is then."""
     while seconds is not None:
         await asyncio.sleep(max(0.0, (watcher.ticks + 1) * seconds - runtime.now()))
         _look(node, watcher, watcher.ticks + 1, (watcher.ticks + 1) * seconds)
 
 
-def _look(node: Node, watcher: Watcher, tick: int, time: float) -> None:
+def _look(node: Node, watcher: NodeObserver, tick: int, time: float) -> None:
     watcher.ticks = tick
     round = max(0, node.next_round - 1)
     if watcher.later is not None and node.schedule.evaluated:
@@ -295,7 +295,7 @@ def _look(node: Node, watcher: Watcher, tick: int, time: float) -> None:
         watcher.model(round, node.params, tick)
 
 
-def _look_at_the_last(node: Node, watcher: Watcher, finish: control.Finish, seconds: float | None) -> None:
+def _look_at_the_last(node: Node, watcher: NodeObserver, finish: control.Finish, seconds: float | None) -> None:
     """Keep the model as it is at the end, unless the clock has just had it kept; and at the moments before that this
     node is late for, which the others may have kept. Moments after the last, of a node that hears late of the end, are
     none."""
@@ -325,7 +325,9 @@ async def _tested(
     thread.end()
 
 
-async def _leave(node: Node, runtime: ProcessRuntime, watcher: Watcher, slots: Slots, line: CoordinatorLink) -> None:
+async def _leave(
+    node: Node, runtime: ProcessRuntime, watcher: NodeObserver, slots: Slots, line: CoordinatorLink
+) -> None:
     """The run is being stopped: of the models that were kept, test the latest and as many more as there is time for,
     and go."""
     until = time.monotonic() + LEAVE_SECONDS

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
-from shoal.engines.operating_system import give_memory_back
+from shoal.engines.operating_system import release_memory
 from shoal.engines.processes.shaper import Shaper
 from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.transport import Transport
@@ -84,7 +84,7 @@ class ProcessRuntime:
         offline, for the supervisor knows how long."""
         return not self.hung and (self._under_way > 0 or not self._online.is_set())
 
-    def attend(self, online: bool) -> None:
+    def set_online(self, online: bool) -> None:
         """Come online, or do nothing from now on: whatever ends meanwhile has to wait."""
         if online and not self.hung:
             self._online.set()
@@ -101,7 +101,7 @@ class ProcessRuntime:
         """Fall silent for good."""
         self.hung = True
         self.silence()
-        self.attend(online=False)
+        self.set_online(online=False)
 
     def fail(self, error: BaseException) -> None:
         """End the node's algorithm with an error."""
@@ -189,7 +189,7 @@ class ProcessRuntime:
     async def halt(self) -> None:
         """Do no more: what is being computed is the last."""
         self.silence()
-        self.attend(online=False)
+        self.set_online(online=False)
         await asyncio.to_thread(self._trainer.end)
 
     async def end(self) -> None:
@@ -260,11 +260,11 @@ class ProcessRuntime:
     def _compute(self, work: Work[R]) -> R:
         """In the training thread. What it takes only while it trains is most of a node's memory: give it back."""
         if self.trainings_per_slot > CROWDED:
-            give_memory_back()  # the models of the last round
+            release_memory()  # the models of the last round
         with self._slots.taken(self.id):
             started = time.monotonic()
             result = work.run()
-            give_memory_back()
+            release_memory()
             self._longest_work = max(self._longest_work, time.monotonic() - started)
         return result
 

@@ -26,16 +26,16 @@ from shoal.types import NodeId
 ZAP = "inproc://zeromq.zap.01"
 DOMAIN = b"shoal"
 """Any name will do; without one ZeroMQ would let everybody in where nobody answers."""
-NETWORK = "network"
+NETWORK_PROCESS = "network"
 """The name of the network's process."""
-PATIENCE = 5.0
+KEY_WAIT_SECONDS = 5.0
 """Seconds for which one with an unknown key waits where nodes are given new keys when they are started: word of a key
 may come after its owner."""
 LOOK_AGAIN = 1.0
 """Seconds until those that wait are looked at again."""
 HANDSHAKE_SECONDS = 30.0
 """How long a greeting may take; then ZeroMQ hangs up."""
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 """Those whose key may yet be told. More get no answer: ZeroMQ hangs up after a while, and they knock again."""
 STEPS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 """What is watched to know of those that do not even get to show a key. Not what ZeroMQ says of errors in the protocol:
@@ -51,14 +51,14 @@ class Seal:
         pair: KeyPair,
         refuse: Callable[[str], None],
         now: Callable[[], float],
-        patience: float = 0.0,
+        key_wait: float = 0.0,
     ) -> None:
         """`refuse` is told of every stranger; `now` is a clock."""
         self.pair = pair
         self._context = context
         self._refuse = refuse
         self._now = now
-        self.patience = patience
+        self.key_wait = key_wait
         """Seconds for which one with an unknown key waits, in case word of the key is still on its way."""
         self._owners: dict[bytes, str] = {}
         """Public keys as text, and whose they are. Who knocks shows 32 bytes, and these are converted rather than the
@@ -73,16 +73,16 @@ class Seal:
         self._listening: list[zmq.Socket[bytes]] = []
         self._told = 0
         """Refused by an answer, and not yet known to be gone."""
-        self._doors: dict[zmq.Socket[Any], _Door] = {}
+        self._doors: dict[zmq.Socket[Any], _HandshakeCounter] = {}
         self._where = ""
         self._knock = asyncio.Event()
-        """Set when `guard` has to look."""
+        """Set when `serve` has to look."""
         self._leave = ExitStack()
-        """What ends `guard`: done once, and while the sockets are open. Afterwards their numbers may be others'."""
+        """What ends `serve`: done once, and while the sockets are open. Afterwards their numbers may be others'."""
         self.sockets: list[zmq.Socket[Any]] = [self._zap]
-        """What to wait for: when something comes on one of them, `attend`."""
+        """What to wait for: when something comes on one of them, `answer_pending`."""
 
-    def listen(self, socket: zmq.Socket[bytes]) -> None:
+    def secure_server(self, socket: zmq.Socket[bytes]) -> None:
         """Seal a socket that is about to be bound."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.pair.secret)
@@ -98,9 +98,9 @@ class Seal:
         monitor.setsockopt(zmq.LINGER, 0)
         monitor.connect(steps)
         self.sockets.append(monitor)
-        self._doors[monitor] = _Door()
+        self._doors[monitor] = _HandshakeCounter()
 
-    def reach(self, socket: zmq.Socket[bytes], key: bytes | None) -> None:
+    def secure_client(self, socket: zmq.Socket[bytes], key: bytes | None) -> None:
         """Seal a socket that is about to be connected to the one with this public key, and nobody else.
 
         Raises `LaunchError` where the key is not known: nothing is said in the clear for want of one.
@@ -111,12 +111,12 @@ class Seal:
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self.pair.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.pair.secret)
 
-    def admit(self, name: str, key: bytes) -> None:
+    def allow(self, name: str, key: bytes) -> None:
         """Let the owner of this public key in, under this name, and with no other key."""
-        self.admit_all({name: key})
+        self.allow_all({name: key})
 
-    def admit_all(self, keys: Mapping[str, bytes]) -> None:
-        """As `admit`, for many."""
+    def allow_all(self, keys: Mapping[str, bytes]) -> None:
+        """As `allow`, for many."""
         for name, key in keys.items():
             before = self._keys.get(name)
             if before is not None and self._owners.get(before) == name:  # else it is another's by now
@@ -129,7 +129,7 @@ class Seal:
     def key(self, node: NodeId) -> bytes:
         return self._keys[str(node)]
 
-    async def guard(self) -> None:
+    async def serve(self) -> None:
         """Attend for good. Nothing is done while nobody knocks: a thousand nodes that looked once a second would take a
         good part of a core."""
         loop = asyncio.get_running_loop()
@@ -139,7 +139,7 @@ class Seal:
         try:
             while True:
                 self._knock.clear()
-                self.attend()
+                self.answer_pending()
                 with suppress(TimeoutError):
                     # Those that wait in vain are to be told, though nobody else comes.
                     async with asyncio.timeout(LOOK_AGAIN if self._waiting else None):
@@ -147,9 +147,9 @@ class Seal:
         finally:
             self._leave.close()
 
-    def attend(self) -> None:
+    def answer_pending(self) -> None:
         """Answer whoever knocks, and count those that could not even do that."""
-        while self._waiting and self._now() - self._waiting[0][0] >= min(self.patience, HANDSHAKE_SECONDS):
+        while self._waiting and self._now() - self._waiting[0][0] >= min(self.key_wait, HANDSHAKE_SECONDS):
             self._decide_again(1)
         while not self._zap.closed:
             try:
@@ -163,7 +163,7 @@ class Seal:
             self._decide(self._now(), [*route, version, number], key, address.decode())
         self._watch()
 
-    def settle(self) -> None:
+    def count_remaining(self) -> None:
         """Count all that came in vain: nobody who belongs here is still on the way in."""
         self._watch(over=True)
 
@@ -182,9 +182,9 @@ class Seal:
 
     def _decide(self, since: float, envelope: list[bytes], key: bytes, address: str) -> None:
         name, waited = self._owners.get(key), self._now() - since
-        if name is None and waited < self.patience:
+        if name is None and waited < self.key_wait:
             # Whom ZeroMQ has hung up on is not there any longer to hear of it, and asks anew.
-            if waited < HANDSHAKE_SECONDS and len(self._waiting) < MOST_WAITING:
+            if waited < HANDSHAKE_SECONDS and len(self._waiting) < MAX_WAITING:
                 self._waiting.append((since, envelope, key, address))
             return
         verdict = [b"400", b"not on the list", b""] if name is None else [b"200", b"", name.encode()]
@@ -209,7 +209,7 @@ class Seal:
                     self._refuse(f"one on {self._where} that showed no key, or took us for somebody else")
 
 
-class _Door:
+class _HandshakeCounter:
     """Counts those that came to a socket, and left without having been let in.
 
     ZeroMQ does not say which of those at the door it has let in, only that it was one of them. So of one that leaves
@@ -254,7 +254,7 @@ class _Door:
             self._left = self._let_in = self._counted = 0
 
 
-def speaker(frame: zmq.Frame) -> str:
+def authenticated_sender(frame: zmq.Frame) -> str:
     """Whose key the frame came with. Raises `MessageError` where it came without."""
     try:
         return str(frame.get("User-Id"))

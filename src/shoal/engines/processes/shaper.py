@@ -20,12 +20,12 @@ import zmq
 
 from shoal.engines.processes.sealing import Seal
 from shoal.engines.processes.transport import Transport
-from shoal.engines.rejoining import REJOINING
+from shoal.engines.rejoining import REJOIN_KINDS
 from shoal.message import Message
 from shoal.message_budget import MessageBudget
 from shoal.types import NodeId
 
-TOLD_AHEAD = 100_000
+MAX_ANNOUNCED = 100_000
 """Of so many messages of a sender it is remembered when they are due though they are not here yet. That is more than
 sockets hold between two nodes: what was told before was given up by its sender, or never sent."""
 PROMPT = 0.02
@@ -33,14 +33,14 @@ PROMPT = 0.02
 to learn that the last one has left is the shaper's time, not the node's."""
 
 
-class Here(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Registration(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A node listens: what is said to it before that finds nobody."""
 
     since: float
     """When it began, on the machine's monotonic clock."""
 
 
-class Post(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Submission(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A node has sent a message."""
 
     ticket: int
@@ -52,15 +52,15 @@ class Post(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Whether the sender wants to know when it has left."""
 
 
-class Left(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Departure(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To the sender: the last of a message has left; or it did not get out."""
 
     ticket: int
     time: float
-    got_out: bool
+    was_sent: bool
 
 
-class Due(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Arrival(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To the receiver: a message is there at a time; or it never will be."""
 
     sender: NodeId
@@ -69,11 +69,11 @@ class Due(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Infinite as long as all that is known is that the message is on its way."""
 
 
-FromNode: TypeAlias = Here | Post
-Told: TypeAlias = Left | Due
+NodeReport: TypeAlias = Registration | Submission
+NetworkReport: TypeAlias = Departure | Arrival
 encode = msgspec.msgpack.Encoder().encode
-decode_from_node = msgspec.msgpack.Decoder(FromNode).decode
-decode_told = msgspec.msgpack.Decoder(list[Told]).decode
+decode_node_report = msgspec.msgpack.Decoder(NodeReport).decode
+decode_network_reports = msgspec.msgpack.Decoder(list[NetworkReport]).decode
 
 
 class Shaper:
@@ -105,11 +105,11 @@ class Shaper:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
         if seal is not None:
-            seal.reach(self._socket, key)
+            seal.secure_client(self._socket, key)
         self._socket.connect(network)
-        self._socket.send(encode(Here(self._loop.time())))
+        self._socket.send(encode(Registration(self._loop.time())))
         self._tickets = time.monotonic_ns()  # higher than all of a node that died and had the same id
-        self._leaving: dict[int, asyncio.Future[Left]] = {}
+        self._leaving: dict[int, asyncio.Future[Departure]] = {}
         """Messages whose senders wait until they have left."""
         self._left: tuple[asyncio.Task[object] | None, float] = (None, 0.0)
         """Which task's message left last, and when."""
@@ -143,11 +143,11 @@ class Shaper:
         try:
             if not await self._transport.send(to, message, ticket):
                 return False
-            said: Left = await future
+            said: Departure = await future
         finally:
             del self._leaving[ticket]
         self._left = asyncio.current_task(), said.time
-        return said.got_out
+        return said.was_sent
 
     def take(self, message: Message, ticket: int) -> None:
         """A message has come over the machine."""
@@ -179,7 +179,7 @@ class Shaper:
         if self._budget is not None:
             self._budget.expect(message.wire_size)  # what this node says, others say to it
         self._tickets += 1
-        self._socket.send(encode(Post(self._tickets, to, message.wire_size, since, waits)))
+        self._socket.send(encode(Submission(self._tickets, to, message.wire_size, since, waits)))
         self._loop.call_soon(self._drain)  # sending may have swallowed the signal that something has come
         return self._tickets
 
@@ -189,13 +189,13 @@ class Shaper:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            for said in decode_told(frame):
-                if isinstance(said, Due):
+            for said in decode_network_reports(frame):
+                if isinstance(said, Arrival):
                     self._hear(said)
                 elif (future := self._leaving.get(said.ticket)) is not None and not future.done():
                     future.set_result(said)
 
-    def _hear(self, said: Due) -> None:
+    def _hear(self, said: Arrival) -> None:
         key = said.sender, said.ticket
         message = self._under_way.pop(key, None) or self._here.pop(key, None)
         if message is not None:
@@ -228,14 +228,14 @@ class Shaper:
             _, _, key, message = heapq.heappop(self._waiting)
             if key in self._lost:
                 self._lost.discard(key)
-            elif message.kind not in REJOINING or key[1] > self._deaths.get(message.sender, 0):
+            elif message.kind not in REJOIN_KINDS or key[1] > self._deaths.get(message.sender, 0):
                 self._deliver(message)
         if self._waiting:
             self._timer = self._loop.call_at(self._waiting[0][0], self._hand_over)
 
 
 class _Told:
-    """When messages are due that are not here yet: by sender and ticket, and the last `TOLD_AHEAD` of each sender."""
+    """Due times of messages that are not here yet, by sender and ticket: the last `MAX_ANNOUNCED` of each sender."""
 
     def __init__(self) -> None:
         self._times: dict[NodeId, dict[int, float | None]] = {}
@@ -248,7 +248,7 @@ class _Told:
         sender, ticket = key
         times = self._times.setdefault(sender, {})
         times[ticket] = due
-        if len(times) > TOLD_AHEAD:
+        if len(times) > MAX_ANNOUNCED:
             del times[next(iter(times))]
 
     def pop(self, key: tuple[NodeId, int]) -> float | None:

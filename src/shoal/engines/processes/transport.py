@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from shoal.engines.processes.sealing import Seal, speaker
+from shoal.engines.processes.sealing import Seal, authenticated_sender
 from shoal.errors import LaunchError, MessageError
 from shoal.message import Message, address, decode, ticket_of
 from shoal.types import NodeId
@@ -26,11 +26,11 @@ from shoal.types import NodeId
 # ZeroMQ's flags as plain numbers: pyzmq's own are enumerations, whose arithmetic shows in a profile.
 NOBLOCK = int(zmq.NOBLOCK)
 NOBLOCK_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
-NOWHERE = ""
+NO_ENDPOINT = ""
 """The endpoint of a peer that has died."""
-AT_ONCE = 256
+MESSAGES_PER_TURN = 256
 """Messages that are taken in before others have their turn: a flood must not keep the node from its work."""
-LATE_RECEIPTS = 1000
+MAX_LATE_RECEIPTS = 1000
 """Receipts that wait until a peer takes them; of more the last ones. Who waits for so many does not read them."""
 NO_ADDRESS = (zmq.EINVAL, zmq.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO)
 """What ZeroMQ says of an endpoint that it cannot connect to, ever."""
@@ -89,7 +89,7 @@ class Transport:
         self._inbox.setsockopt(zmq.LINGER, 0)
         self._inbox.setsockopt(zmq.BACKLOG, 4096)
         if seal is not None:
-            seal.listen(self._inbox)
+            seal.secure_server(self._inbox)
         try:
             self._inbox.bind(f"tcp://{host}:{port if port is not None else '*'}")
         except zmq.ZMQError as error:
@@ -146,7 +146,7 @@ class Transport:
     def mark_failed(self, node: NodeId) -> None:
         """`node` has died: drop what was to be sent to it."""
         self._gone.add(node)
-        self.move(node, NOWHERE)
+        self.move(node, NO_ENDPOINT)
 
     def mark_rejoined(self, node: NodeId) -> None:
         """`node` is spoken to again."""
@@ -158,7 +158,7 @@ class Transport:
         socket = self._open.pop(node, None)
         if socket is not None:
             socket.close(linger=0)
-        if node in self._late and self._endpoints[node] != NOWHERE:  # else they wait for where it listens
+        if node in self._late and self._endpoints[node] != NO_ENDPOINT:  # else they wait for where it listens
             self._late.pop(node)[0].cancel()
         if node < len(self._endpoints):
             self._endpoints[node] = endpoint
@@ -186,7 +186,7 @@ class Transport:
             socket = self._context.socket(zmq.PUSH)
             try:
                 if self._seal is not None:
-                    self._seal.reach(socket, self._seal.key(to))
+                    self._seal.secure_client(socket, self._seal.key(to))
                 socket.connect(self._endpoints[to])
             except BaseException:
                 socket.close(linger=0)  # or it would hold a place for good
@@ -198,7 +198,7 @@ class Transport:
     def _try(self, to: NodeId, frames: list[zmq.Frame]) -> bool:
         """Hand the frames over, unless the queue to the peer is full, or closed connections still hold their places, or
         the peer has spoken up before it was said where it listens."""
-        if self._endpoints[to] == NOWHERE:
+        if self._endpoints[to] == NO_ENDPOINT:
             return False
         try:
             socket = self._socket(to)
@@ -235,7 +235,7 @@ class Transport:
                 raise
             return  # it listens nowhere, and gets none
         if not sent and sender not in self._gone and sender not in self._stalled:
-            tickets = deque([ticket], maxlen=LATE_RECEIPTS)
+            tickets = deque([ticket], maxlen=MAX_LATE_RECEIPTS)
             self._late[sender] = asyncio.get_running_loop().create_task(self._catch_up(sender, tickets)), tickets
 
     async def _catch_up(self, to: NodeId, tickets: deque[int]) -> None:
@@ -277,7 +277,7 @@ class Transport:
     def _take_in(self) -> bool:
         """Some hundreds of messages; whether there are no more."""
         receive, run = self._inbox.recv, self._run
-        for _ in range(AT_ONCE):
+        for _ in range(MESSAGES_PER_TURN):
             try:
                 frames = [receive(NOBLOCK, copy=False)]
             except zmq.Again:
@@ -285,7 +285,7 @@ class Transport:
             while frames[-1].more:
                 frames.append(receive(NOBLOCK, copy=False))  # the parts of a message come all at once
             try:
-                sender = None if self._seal is None else speaker(frames[0])
+                sender = None if self._seal is None else authenticated_sender(frames[0])
                 ticket = ticket_of(frames.pop(0).bytes, self._id)
                 if ticket is not None and len(frames) == 1 and frames[0].bytes == self._name:
                     self._settle(ticket, sender)

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.engines.operating_system import die_with_parent, raise_file_limit
+from shoal.engines.operating_system import exit_with_parent, raise_file_limit
 from shoal.engines.processes import control
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.network_process import NetworkProcess
-from shoal.engines.processes.node_process import live
+from shoal.engines.processes.node_process import run_node
 from shoal.engines.processes.slots import Slots
 from shoal.errors import ExperimentError, ShoalError
 from shoal.experiment import Experiment
@@ -112,7 +112,7 @@ class Zygote:
         if pid:
             self._nodes[pid] = node
         else:
-            self._become(lambda: live(setup, node, self._slots, said, pair))
+            self._become(lambda: run_node(setup, node, self._slots, said, pair))
 
     def _fork_network(self, said: control.StartNodes) -> None:
         assert self._setup is not None
@@ -151,7 +151,7 @@ class Zygote:
         """In the child: leave the zygote behind, live, and exit."""
         code = 1
         try:
-            die_with_parent(self._pid)
+            exit_with_parent(self._pid)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._pipe.close()
@@ -196,7 +196,7 @@ def _evaluate(setup: Setup, said: control.EvaluateAverage) -> int:
 
 
 def main() -> None:
-    die_with_parent(int(sys.argv[2]))
+    exit_with_parent(int(sys.argv[2]))
     raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what a Ctrl-C means
     Zygote(Connection(int(sys.argv[1]))).serve()

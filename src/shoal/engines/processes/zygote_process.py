@@ -13,7 +13,7 @@ from shoal.errors import RunError
 from shoal.results.records import RunFolder
 
 MALLOC = {
-    # One heap for all threads of a node. It grows and shrinks only when nodes say so (`give_memory_back`): a node's
+    # One heap for all threads of a node. It grows and shrinks only when nodes say so (`release_memory`): a node's
     # private memory is small between trainings, and a training does not pay for every allocation anew.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_TRIM_THRESHOLD_": str(2**30),

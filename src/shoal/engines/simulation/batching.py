@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import platformdirs
 
-from shoal.engines.simulation.compute import STACK
+from shoal.engines.simulation.compute import STACK_SIZE
 from shoal.errors import ExperimentError
 from shoal.experiment import Batching, Experiment
 from shoal.experiment.setup import Setup
@@ -29,7 +29,7 @@ SECONDS = 0.3
 """How long each way is tried."""
 
 
-def pick(experiment: Experiment, setup: Setup) -> Batching:
+def choose_batching(experiment: Experiment, setup: Setup) -> Batching:
     """What the experiment says, or what was measured."""
     asked = experiment.simulation.batching
     if _adds_data(experiment):
@@ -69,7 +69,7 @@ def _measure(experiment: Experiment, setup: Setup, learner: Learner) -> Batching
     if cores > 1 and alone > 1e-3:  # below that, the pool's own cost shows
         best, way = alone / cores, "pool"
     if learner.stackable and experiment.nodes > 1:
-        count = min(experiment.nodes, STACK)
+        count = min(experiment.nodes, STACK_SIZE)
         batches = _batches(setup, learner, count)
         stacked = _seconds(lambda: learner.train_stacked([setup.initial] * count, [{}] * count, batches)) / count
         if stacked < best:
@@ -101,7 +101,7 @@ def _key(experiment: Experiment, setup: Setup) -> str:
         experiment.model.to_table(),
         setup.data.shape,
         repr(experiment.training),
-        min(experiment.nodes, STACK),
+        min(experiment.nodes, STACK_SIZE),
         experiment.simulation.workers,
         os.cpu_count(),
         platform.processor() or platform.machine(),

@@ -19,13 +19,13 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from shoal.engines.operating_system import die_with_parent
+from shoal.engines.operating_system import exit_with_parent
 from shoal.errors import NodeError, RunError
 from shoal.runtime import Work
 from shoal.training.trainer import Evaluate, TorchTrainer, Train, Trained
 from shoal.types import Params
 
-STACK = 256
+STACK_SIZE = 256
 """How many nodes are stacked at once: enough to hide the overhead, few enough for the caches."""
 
 
@@ -40,7 +40,7 @@ class Computer(Protocol):
     def close(self) -> None: ...
 
 
-class OneByOne:
+class SequentialComputer:
     """Each work alone, in order."""
 
     at_once = 1
@@ -52,10 +52,10 @@ class OneByOne:
         """Nothing is held."""
 
 
-class Stacked:
+class StackedComputer:
     """Works that go together in one call of `run_batch`; the rest alone."""
 
-    at_once = STACK
+    at_once = STACK_SIZE
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         groups: dict[Hashable, list[int]] = {}
@@ -73,7 +73,7 @@ class Stacked:
         """Nothing is held."""
 
 
-class Pool:
+class WorkerPool:
     """Worker processes, each with its share of the trainers: a trainer's batches and optimizer state stay in one.
 
     Parameters travel through shared memory, commands and losses through pipes.
@@ -143,13 +143,13 @@ class _Worker:
     """One forked process of the pool, seen from the parent."""
 
     def __init__(self, trainers: list[TorchTrainer], size: int, elders: Sequence[_Worker]) -> None:
-        memory = mmap.mmap(-1, max(1, Pool.SLOTS * size * 4))
-        self.slots = np.frombuffer(memory, np.float32)[: Pool.SLOTS * size].reshape(Pool.SLOTS, size)
+        memory = mmap.mmap(-1, max(1, WorkerPool.SLOTS * size * 4))
+        self.slots = np.frombuffer(memory, np.float32)[: WorkerPool.SLOTS * size].reshape(WorkerPool.SLOTS, size)
         self._pipe, theirs = Pipe()
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            die_with_parent(parent)
+            exit_with_parent(parent)
             self._pipe.close()
             for elder in elders:
                 elder._pipe.close()

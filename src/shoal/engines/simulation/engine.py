@@ -14,9 +14,9 @@ from functools import partial
 
 from shoal.engines.averaging import Averaged, Averages
 from shoal.engines.operating_system import processor_seconds
-from shoal.engines.rejoining import rejoin, welcome
-from shoal.engines.simulation.batching import pick
-from shoal.engines.simulation.compute import Computer, OneByOne, Pool, Stacked
+from shoal.engines.rejoining import answer_rejoining_peers, rejoin
+from shoal.engines.simulation.batching import choose_batching
+from shoal.engines.simulation.compute import Computer, SequentialComputer, StackedComputer, WorkerPool
 from shoal.engines.simulation.kernel import Crash, park
 from shoal.engines.simulation.world import SimulatedRuntime, World
 from shoal.environment.faults import Fault, FaultEvent
@@ -124,7 +124,7 @@ class Simulation:
         )
         self._ticks = 0
         self.nodes = [self._node(i) for i in range(experiment.size)]
-        self.batching = pick(experiment, self.setup)
+        self.batching = choose_batching(experiment, self.setup)
 
     def run(self) -> Outcome:
         """To the end, or to the error that ends it; what was recorded is on disk either way."""
@@ -147,7 +147,7 @@ class Simulation:
             gc.freeze()
             gc.set_threshold(100_000, *thresholds[1:])
             self.world.kernel.run()
-            self.world.raise_if_stuck(self._offline_for_good())
+            self.world.raise_if_deadlocked(self._offline_for_good())
             ended = self._last_end
             if experiment.evaluation.seconds is not None:
                 self._look_at_all(ended)
@@ -237,18 +237,18 @@ class Simulation:
 
     def _computer(self, batching: str) -> Computer:
         if batching == "vmap":
-            return Stacked()
+            return StackedComputer()
         if batching == "pool":
             workers = min(self.experiment.simulation.workers or os.cpu_count() or 1, self.experiment.nodes)
-            return Pool([node.trainer for node in self.nodes], workers, self.setup.initial.size)  # type: ignore[misc]
-        return OneByOne()
+            return WorkerPool([node.trainer for node in self.nodes], workers, self.setup.initial.size)  # type: ignore[misc]
+        return SequentialComputer()
 
     def _start(self, node: Node, again: bool = False) -> None:
         """Let a node live, for the first time or after a crash."""
         runtime = self.world.runtimes[node.id]
         runtime.start(self._relive(node) if again else self.setup.run_node(node), partial(self._ended, node))
         if self._environment.restarts and not again:
-            runtime.background(welcome(node))
+            runtime.background(answer_rejoining_peers(node))
 
     async def _relive(self, node: Node) -> None:
         learners = self.world.runtimes[: self.experiment.nodes]
@@ -276,7 +276,7 @@ class Simulation:
     def _is_over(self) -> bool:
         """Whether nobody can go on any more, whatever the clock brings: the kernel ends, and who is stuck is said."""
         now, duration = self.world.kernel.now, self.experiment.duration
-        if (duration is not None and now < duration) or not self.world.stuck:
+        if (duration is not None and now < duration) or not self.world.is_idle:
             return False
         while self._next_remedy < now:
             self._next_remedy = next(self._remedies, math.inf)
@@ -287,7 +287,8 @@ class Simulation:
 
     def _offline_for_good(self) -> list[NodeId]:
         now = self.world.kernel.now
-        return [r.id for r in self.world.runtimes if r.away and not self._environment.will_be_online(r.id, now)]
+        offline = [runtime.id for runtime in self.world.runtimes if runtime.offline_reasons]
+        return [id for id in offline if not self._environment.will_be_online(id, now)]
 
     def _attend(self, presence: AvailabilityChange) -> None:
         runtime = self.world.runtimes[presence.node]
@@ -322,14 +323,14 @@ class Simulation:
 
     def _restart(self, id: NodeId) -> None:
         """A node that crashed begins again, with nothing but its data."""
-        if id not in self.lost or not self.world.runtimes[id].dead:
+        if id not in self.lost or not self.world.runtimes[id].failed:
             return
         self.world.apply_event(FaultEvent(self.world.kernel.now, "restart", (id,)))
         runtime = SimulatedRuntime(self.world, id)
-        runtime.succeed(self.world.runtimes[id])
+        runtime.take_over_from(self.world.runtimes[id])
         self.world.runtimes[id] = runtime
         for other in self.world.runtimes:
-            if other.id != id and (other.id < self.experiment.nodes or other.dead):
+            if other.id != id and (other.id < self.experiment.nodes or other.failed):
                 runtime.mailbox.mark_failed(other.id)  # those that learn, until they have answered
         self.nodes[id] = self._node(id)
         del self.lost[id]

@@ -8,8 +8,8 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from shoal.engines.rejoining import REJOINING
-from shoal.engines.simulation.compute import Computer, OneByOne
+from shoal.engines.rejoining import REJOIN_KINDS
+from shoal.engines.simulation.compute import Computer, SequentialComputer
 from shoal.engines.simulation.kernel import Kernel, Task, Timer, park
 from shoal.environment.network.model import Delivery, EnvironmentEvent, NetworkModel
 from shoal.errors import DeadlockError
@@ -42,7 +42,7 @@ class World:
         self.network_model = network_model
         """None: messages take no time, and nothing stands between nodes."""
         self.has_timed_events = has_timed_events
-        self.computer: Computer = computer or OneByOne()
+        self.computer: Computer = computer or SequentialComputer()
         self.runtimes = [SimulatedRuntime(self, i) for i in range(nodes)]
         self._pending: dict[_Slot, None] = {}
         self._looking = False
@@ -82,33 +82,33 @@ class World:
 
     def mark_failed(self, node: NodeId) -> None:
         """`node` has died: it gets no more messages, and nobody waits for it."""
-        self.runtimes[node].dead = True
+        self.runtimes[node].failed = True
         for other in self.runtimes:
-            if not other.dead:
+            if not other.failed:
                 other.mailbox.mark_failed(node)
 
     @property
-    def stuck(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing is under way that could wake anybody who is online, apart from what the agenda may hold."""
         return self.kernel.only_daemons and (self.network_model is None or self.network_model.idle)
 
-    def raise_if_stuck(self, offline: Collection[NodeId] = ()) -> None:
+    def raise_if_deadlocked(self, offline: Collection[NodeId] = ()) -> None:
         """Called when no event is left: every task that still waits, waits for ever. `offline`: who is so for good."""
-        waiting = [r for r in self.runtimes if not r.dead and not r.hung and r.running]
-        stuck = [
+        waiting = [r for r in self.runtimes if not r.failed and not r.hung and r.running]
+        is_idle = [
             f"node {runtime.id} waits for {waiter.wanted}"
             + (f" (still missing: {waiter.missing})" if waiter.missing else "")
             for runtime in waiting
             if runtime.id not in offline
             for waiter in runtime.mailbox.waiting
-            if waiter.kind not in REJOINING
+            if waiter.kind not in REJOIN_KINDS
         ]
-        stuck += [f"node {r.id} is offline, and does not come back" for r in waiting if r.id in offline]
+        is_idle += [f"node {r.id} is offline, and does not come back" for r in waiting if r.id in offline]
         if any(runtime.id < self.learners for runtime in waiting):
             count = f"{len(waiting)} nodes wait" if len(waiting) > 1 else "1 node waits"
             raise DeadlockError(
                 f"deadlock at {self.kernel.now:.3f} s: {count} and nothing is on its way.\n  "
-                + "\n  ".join(stuck)
+                + "\n  ".join(is_idle)
                 + "\n"
                 "Either a peer never sends what is waited for, or what it sent was lost, or it hangs; "
                 "simulation.receive_timeout lets nodes go on without it."
@@ -122,7 +122,7 @@ class World:
             message, sending, sender = delivery.content
             if fate == "delivered":
                 receiver = self.runtimes[delivery.receiver]
-                died = sender.dead and message.kind in REJOINING  # since it asked to be counted on
+                died = sender.failed and message.kind in REJOIN_KINDS  # since it asked to be counted on
                 if receiver.running and not died:
                     receiver.mailbox.put(message)
             elif sending is not None and not sending.ended and (fate == "sent" or not delivery.sent):
@@ -167,10 +167,10 @@ class SimulatedRuntime:
     def __init__(self, world: World, id: NodeId) -> None:
         self.id = id
         self.mailbox = Mailbox()
-        self.dead = False
+        self.failed = False
         self.hung = False
         self.running = False
-        self.away = 0
+        self.offline_reasons = 0
         """For how many reasons the node is offline: it does nothing then, and hears nothing."""
         self._slowness = 1.0
         self._world = world
@@ -271,9 +271,9 @@ class SimulatedRuntime:
         self._ended = ended
         self._main = self._spawn(main, ended)
 
-    def succeed(self, before: SimulatedRuntime) -> None:
+    def take_over_from(self, before: SimulatedRuntime) -> None:
         """Take the place of one whose node has died: the device, and where it is, are the same."""
-        self.away = before.away - before.hung
+        self.offline_reasons = before.offline_reasons - before.hung
         self._slowness = before._slowness
 
     def finish(self) -> None:
@@ -297,13 +297,13 @@ class SimulatedRuntime:
 
     def go_offline(self) -> None:
         """Do nothing from now on: what is being computed stands still, and whatever would wake the node waits."""
-        self.away += 1
+        self.offline_reasons += 1
         for spell in self._spells:
             self._interrupt(spell)
 
     def come_online(self) -> None:
-        self.away -= 1
-        if not self.away:
+        self.offline_reasons -= 1
+        if not self.offline_reasons:
             for spell in self._spells:
                 self._go_on(spell)
             deferred, self._deferred = self._deferred, {}
@@ -315,7 +315,7 @@ class SimulatedRuntime:
         for spell in self._spells:
             self._interrupt(spell)
         self._slowness = factor
-        if not self.away:
+        if not self.offline_reasons:
             for spell in self._spells:
                 self._go_on(spell)
 
@@ -344,7 +344,7 @@ class SimulatedRuntime:
         return task
 
     def _wake(self, task: Task) -> None:
-        if self.away:
+        if self.offline_reasons:
             self._deferred[task] = None
         else:
             task.resume()
@@ -353,7 +353,7 @@ class SimulatedRuntime:
         """Let the device compute for so long."""
         spell = _Spell(self._kernel.task(), seconds)
         self._spells[spell] = None
-        if not self.away:
+        if not self.offline_reasons:
             self._go_on(spell)
         try:
             await park()
