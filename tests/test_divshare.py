@@ -371,7 +371,7 @@ def test_survivors_of_a_crash_learn(tmp_path: Path) -> None:
         ({"fraction": 1.5}, {}, "algorithm.fraction = 1.5"),
         ({"streams": 0}, {}, "algorithm.streams = 0"),
         ({"peers": "some"}, {}, "algorithm.peers = 'some'"),
-        ({}, {"sharing": {"name": "topk"}}, "sharing = 'topk': 'divshare' says more than a model, in its own words"),
+        ({}, {"sharing": {"name": "topk"}}, "sharing = 'topk': 'divshare' builds its own payloads"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(algorithm: Any, more: Any, problem: str) -> None:

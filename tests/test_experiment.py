@@ -1,4 +1,4 @@
-"""Experiments: their TOML and Python spellings, what is refused, and what groups of nodes override."""
+"""Experiments in TOML and in Python: what is rejected, and what groups of nodes override."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def problems(table: dict[str, Any], overrides: dict[str, Any] | None = None, bas
     return caught.value.problems
 
 
-# What is wrong is said with its place.
+# Every problem is reported with its location
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,8 @@ def problems(table: dict[str, Any], overrides: dict[str, Any] | None = None, bas
         ),
         (
             {"engine": "processes", "processes": {"host": "0.0.0.0"}},
-            "processes.host = '0.0.0.0': say in processes.announce where others find this machine",
+            "processes.host = '0.0.0.0': nodes cannot connect to a wildcard; set processes.announce to the address of "
+            "this machine",
         ),
         ({"training": {"lrr": 1}}, "training.lrr: unknown key; did you mean 'lr'?"),
         ({"sharing": {"name": "fulll"}}, "sharing.name = 'fulll': unknown sharing 'fulll'; did you mean 'full'?"),
@@ -75,12 +76,12 @@ def problems(table: dict[str, Any], overrides: dict[str, Any] | None = None, bas
         ({"fault": [{"kind": "crash", "node": 99}]}, "fault[0].node = 99: there is no such node; nodes = 16"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_its_place_and_what_to_do(table: dict[str, Any], problem: str) -> None:
+def test_a_problem_names_the_location_and_the_remedy(table: dict[str, Any], problem: str) -> None:
     assert problems(table) == (problem,)
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "", "-x", "two words"])
-def test_a_name_that_cannot_be_a_folder_is_refused(name: str) -> None:
+def test_a_name_that_cannot_be_a_folder_is_rejected(name: str) -> None:
     (problem,) = problems({"name": name})
     assert problem.startswith(f"name = {name!r}: expected letters")
 
@@ -94,14 +95,14 @@ def test_all_problems_are_reported_at_once() -> None:
     ]  # fmt: skip
 
 
-def test_the_message_names_the_file_and_counts(tmp_path: Path) -> None:
+def test_the_message_names_the_file_and_counts_the_problems(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("nodes = 0\nseed = -1\n")
     with pytest.raises(ExperimentError, match=r"mine.toml: 2 problems\n  - nodes = 0: .*\n  - seed = -1: "):
         Experiment.from_file(file)
 
 
-def test_a_file_that_cannot_be_read_is_an_error_of_the_experiment(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_raises_an_experiment_error(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("nodes = = 3")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     for path, why in (
@@ -115,7 +116,7 @@ def test_a_file_that_cannot_be_read_is_an_error_of_the_experiment(tmp_path: Path
             Experiment.from_file(tmp_path / path)
 
 
-def test_an_experiment_without_a_name_is_called_after_its_file(tmp_path: Path) -> None:
+def test_an_experiment_without_a_name_is_named_after_its_file(tmp_path: Path) -> None:
     (tmp_path / "my experiment.toml").write_text("")
     assert Experiment.from_file(tmp_path / "my experiment.toml").name == "my_experiment"
 
@@ -141,7 +142,7 @@ def test_set_takes_a_dotted_key_and_a_toml_value_or_a_bare_word(text: str, key: 
 
 
 @pytest.mark.parametrize("text", ["nodes", "=3", "a..b=3", "topology={name='ring'", "name=two words", "a b=3"])
-def test_set_refuses_what_it_cannot_read(text: str) -> None:
+def test_set_rejects_what_it_cannot_parse(text: str) -> None:
     with pytest.raises(ExperimentError, match="--set: 1 problem"):
         parse_overrides([text])
 
@@ -151,10 +152,10 @@ def test_set_changes_one_key_and_a_table_replaces_the_table() -> None:
     one = Experiment.from_table(table, {"topology.degree": 2})
     assert one.topology.options == {"degree": 2, "dynamic": True}
     assert Experiment.from_table(table, {"topology": {"name": "ring"}}).topology.name == "ring"
-    assert table["topology"]["degree"] == 4, "the table that was given stays as it is"
+    assert table["topology"]["degree"] == 4, "the given table is not modified"
 
 
-def test_set_makes_the_tables_on_its_way_and_refuses_to_go_through_a_value() -> None:
+def test_set_creates_missing_tables_and_rejects_a_value_in_place_of_a_table() -> None:
     assert (
         Experiment.from_table({}, {"dataset.name": "digits", "dataset.partition.name": "shards"}).partition.name
         == "shards"
@@ -165,7 +166,7 @@ def test_set_makes_the_tables_on_its_way_and_refuses_to_go_through_a_value() -> 
 # Groups
 
 
-def test_a_group_merges_its_keys_into_the_table_and_another_name_replaces_it(tmp_path: Path) -> None:
+def test_a_group_overrides_single_keys_and_another_name_replaces_the_table(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
     experiment = Experiment.from_table(
         {
@@ -201,20 +202,20 @@ def test_a_group_merges_its_keys_into_the_table_and_another_name_replaces_it(tmp
     ],
     ids=["a server", "no server", "rounds", "graph"],
 )
-def test_nodes_of_a_run_have_one_algorithm(algorithm: Any, group: Any, problem: str) -> None:
+def test_all_nodes_of_a_run_need_the_same_algorithm(algorithm: Any, group: Any, problem: str) -> None:
     table = {"nodes": 4, "algorithm": algorithm, "group": [{"nodes": "0-1", "algorithm": group}]}
-    (said,) = problems(table)
-    assert said.startswith(problem)
+    (found,) = problems(table)
+    assert found.startswith(problem)
 
 
-def test_an_algorithm_says_in_what_its_nodes_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_algorithm_declares_the_options_that_may_differ_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DPSGD, "traits", Traits(per_node_options=frozenset({"overlap"})))
     group = {"nodes": "0", "algorithm": {"overlap": True}}
     assert Experiment.from_table({"nodes": 4, "group": [group]}).settings(0).algorithm.options["overlap"] is True
     assert problems({"nodes": 4, "group": [{**group, "algorithm": {"rounds": 7}}]})
 
 
-def test_plug_ins_may_run_beside_any_algorithm(tmp_path: Path) -> None:
+def test_a_plug_in_may_run_beside_any_algorithm(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
     mine = {"name": "mine.py:Mine"}
     groups = [{"nodes": "0", "algorithm": mine}, {"nodes": "1", "algorithm": {**mine, "alpha": 0.1}}]
@@ -225,17 +226,17 @@ def test_plug_ins_may_run_beside_any_algorithm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sharing", "group", "hears"),
+    ("sharing", "group", "receiver"),
     [({"name": "full"}, {"name": "topk"}, "'full'"), ({"name": "powergossip"}, {"rank": 2}, "'powergossip'")],
 )
-def test_sharings_that_do_not_understand_each_other_are_refused(sharing: Any, group: Any, hears: str) -> None:
+def test_sharings_that_cannot_read_each_others_payloads_are_rejected(sharing: Any, group: Any, receiver: str) -> None:
     small = {"nodes": 4, "dataset": {"name": "digits"}, "model": {"name": "logistic"}, "sharing": sharing}
     experiment = Experiment.from_table({**small, "group": [{"nodes": "1", "sharing": group}]})
-    with pytest.raises(ExperimentError, match=f"{hears}.* does not understand .*which other nodes use"):
+    with pytest.raises(ExperimentError, match=f"{receiver}.* cannot read the payloads of .*, which other nodes use"):
         Setup(experiment)
 
 
-def test_sharings_that_understand_each_other_may_differ() -> None:
+def test_sharings_that_can_read_each_others_payloads_may_differ() -> None:
     small = {"nodes": 4, "dataset": {"name": "digits"}, "model": {"name": "logistic"}}
     sharing = {"sharing": {"name": "random", "fraction": 0.2}, "group": [{"nodes": "1", "sharing": {"fraction": 0.5}}]}
     Setup(Experiment.from_table({**small, **sharing}))
@@ -248,7 +249,7 @@ def test_the_later_of_two_groups_overrides_the_earlier() -> None:
     assert found == [(0.2, 2), (0.3, 2), (0.3, 1), (0.1, 1)]
 
 
-def test_a_group_may_set_a_key_of_what_another_group_chose(tmp_path: Path) -> None:
+def test_a_group_may_override_a_key_of_another_groups_component(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
     chosen = {"nodes": "0-1", "algorithm": {"name": "mine.py:Mine"}}
     inside = {"nodes": "1", "algorithm": {"alpha": 0.7}}
@@ -278,11 +279,11 @@ def test_a_group_may_set_a_key_of_what_another_group_chose(tmp_path: Path) -> No
         ),
     ],
 )
-def test_a_wrong_group_is_refused(group: dict[str, Any], problem: str) -> None:
+def test_a_wrong_group_is_rejected(group: dict[str, Any], problem: str) -> None:
     assert problems({"nodes": 4, "group": [group]}) == (problem,)
 
 
-def test_a_problem_of_a_group_is_reported_once_however_it_overlaps() -> None:
+def test_a_problem_of_overlapping_groups_is_reported_once() -> None:
     groups = [{"nodes": "0-3", "training": {"lr": -1}}, {"nodes": "1"}, {"nodes": "9", "training": {"lr": -2}}]
     assert problems({"nodes": 4, "group": groups}) == (
         "group[2].nodes = '9': there is no node 9; nodes = 4",
@@ -302,7 +303,7 @@ PLUGIN = textwrap.dedent(
 
     @dataclass(frozen=True)
     class Mine:
-        """An algorithm of one's own."""
+        """A user's own algorithm."""
 
         alpha: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.5
 
@@ -322,7 +323,9 @@ def test_a_plugin_file_is_found_beside_the_experiment(tmp_path: Path, monkeypatc
     monkeypatch.chdir("/")
     experiment = Experiment.from_file(tmp_path / "e.toml")
     assert experiment.algorithm.build().alpha == 0.2
-    assert experiment.algorithm.name == f"{tmp_path / 'plugins' / 'mine.py'}:Mine", "absolute, for nodes elsewhere"
+    assert experiment.algorithm.name == f"{tmp_path / 'plugins' / 'mine.py'}:Mine", (
+        "absolute, since nodes may start in another folder"
+    )
     assert Experiment.from_table(experiment.to_table()) == experiment
 
 
@@ -348,7 +351,7 @@ def test_a_plugin_in_a_module_is_found_by_its_import_path(tmp_path: Path, monkey
         ("mine.py:Mine", {"alpha": 2}, "algorithm.alpha = 2: expected number at least 0 and at most 1"),
     ],
 )
-def test_a_plugin_that_cannot_be_used_is_refused(
+def test_a_plugin_that_cannot_be_used_is_rejected(
     name: str, options: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
@@ -362,7 +365,7 @@ def test_a_plugin_that_cannot_be_used_is_refused(
 # Python
 
 
-def test_dicts_and_instances_make_the_experiment_of_the_toml_spelling() -> None:
+def test_dicts_and_instances_give_the_same_experiment_as_toml() -> None:
     table = tomllib.loads(
         """
         name = "same"
@@ -389,7 +392,7 @@ def test_dicts_and_instances_make_the_experiment_of_the_toml_spelling() -> None:
     assert from_toml.toml() == with_instances.toml() == with_dicts.toml()
 
 
-def test_a_wrong_value_in_python_is_refused_alike() -> None:
+def test_a_wrong_value_in_python_is_rejected_in_the_same_way() -> None:
     with pytest.raises(ExperimentError, match="nodes = 0: expected integer at least 1"):
         Experiment(nodes=0)
     with pytest.raises(ExperimentError, match="sharing = 'full': expected a table with a name"):
@@ -408,7 +411,7 @@ def test_a_networkx_graph_is_a_topology() -> None:
         Experiment(nodes=3, topology=networkx.DiGraph([(0, 1)]))
 
 
-def test_an_experiment_does_not_change() -> None:
+def test_an_experiment_is_immutable() -> None:
     experiment = Experiment()
     with pytest.raises(dataclasses.FrozenInstanceError):
         experiment.nodes = 3  # type: ignore[misc]
@@ -476,22 +479,22 @@ def test_every_example_is_valid_and_survives_its_toml(path: Path) -> None:
     assert Experiment.from_table(tomllib.loads(experiment.toml())) == experiment
 
 
-# A data set in place of another
+# A data set with an alternative
 
 
-def test_a_data_set_that_is_not_here_is_replaced_by_the_one_named_otherwise(
+def test_a_missing_data_set_is_replaced_by_the_one_in_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
     table = {"dataset": {"name": "cifar10", "otherwise": "digits", "partition": {"name": "shards", "per_node": 3}}}
-    with pytest.warns(UserWarning, match=r"'cifar10' is not here .*fetch cifar10.*'digits' in its place"):
+    with pytest.warns(UserWarning, match=r"'cifar10' is not on this machine .*fetch cifar10.*using 'digits' instead"):
         resolved = Experiment.from_table(table)
     assert resolved.dataset.name == "digits"
     assert resolved.partition.options["per_node"] == 3
-    assert "otherwise" not in resolved.toml(), "what is written down is what was used"
+    assert "otherwise" not in resolved.toml(), "the written experiment names the data set that was used"
 
 
-def test_a_data_set_that_is_here_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_available_data_set_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
     (tmp_path / "cifar-10").mkdir()
     (tmp_path / "cifar-10" / "cifar-10-python.tar.gz").touch()
@@ -499,8 +502,8 @@ def test_a_data_set_that_is_here_is_taken(tmp_path: Path, monkeypatch: pytest.Mo
     assert Experiment.from_table({"dataset": {"name": "digits", "otherwise": "synthetic"}}).dataset.name == "digits"
 
 
-def test_the_other_data_set_is_checked_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_alternative_data_set_is_validated_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
-    said = pytest.raises(ExperimentError, match=r"unknown dataset 'digit'.*'digits'")
-    with pytest.warns(UserWarning, match="'digit' in its place"), said:
+    rejected = pytest.raises(ExperimentError, match=r"unknown dataset 'digit'.*'digits'")
+    with pytest.warns(UserWarning, match="using 'digit' instead"), rejected:
         Experiment.from_table({"dataset": {"name": "cifar10", "otherwise": "digit"}})

@@ -348,7 +348,7 @@ def test_clients_keep_what_they_were_sent_last_when_the_server_dies(
     (tmp_path / "served.toml").write_text(FILE + f'[[fault]]\nkind = "crash"\nnode = {SERVER}\nround = 3\n')
     said = shoal("run", "served.toml", "--engine", engine)
     assert said.code == 3, said.err
-    assert "which serves algorithm = 'fedavg'" in said.out + said.err
+    assert "the service node of algorithm = 'fedavg'" in said.out + said.err
     folder = RunFolder(next((tmp_path / "runs" / "served").iterdir()))
     summary = folder.read_summary()
     assert (summary["status"], list(summary["lost"])) == ("incomplete", [str(SERVER)])

@@ -130,11 +130,17 @@ def test_networks_with_other_links_or_that_change_are_refused(network: dict[str,
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"fault": [{"kind": "partition", "nodes": "0", "time": 1.0}]}, r"fault\[0\]: 'partition' is about messages"),
-        ({"fault": [{"kind": "hold", "time": 1.0}]}, r"fault\[0\]: 'hold' is about messages"),
-        ({"fault": [{"kind": "drop", "time": 1.0, "probability": 0.1}]}, r"fault\[0\]: 'drop' is about messages"),
-        ({"fault": [{"kind": "slow", "node": 0, "time": 1.0, "factor": 2.0}]}, r"fault\[0\]: 'slow' slows messages"),
-        ({"availability": {"name": "day-night"}}, "availability = 'day-night': the kernel does not keep"),
+        (
+            {"fault": [{"kind": "partition", "nodes": "0", "time": 1.0}]},
+            "the kernel cannot cause a 'partition'",
+        ),
+        ({"fault": [{"kind": "hold", "time": 1.0}]}, "the kernel cannot cause a 'hold'"),
+        (
+            {"fault": [{"kind": "drop", "time": 1.0, "probability": 0.1}]},
+            "the kernel cannot cause a 'drop'",
+        ),
+        ({"fault": [{"kind": "slow", "node": 0, "time": 1.0, "factor": 2.0}]}, r"fault\[0\]: 'slow' delays messages"),
+        ({"availability": {"name": "day-night"}}, "availability = 'day-night': the kernel cannot hold back"),
         ({"processes": {"shaping": "kernel", "host": "0.0.0.0", "announce": "me"}}, r"processes\.announce = 'me'"),
         ({"processes": {"shaping": "tc"}}, r"processes\.shaping = 'tc'"),
     ],

@@ -317,5 +317,5 @@ def test_only_full_sharing_says_a_step_as_it_is(tmp_path: Path) -> None:
         "from shoal.sharing.full import FullSharing\n\n\nclass Mine(FullSharing):\n    pass\n"
     )
     table = {"algorithm": {"name": "parameter-server"}, "sharing": {"name": "mine.py:Mine"}}
-    with pytest.raises(ExperimentError, match="'parameter-server' says more than a model"):
+    with pytest.raises(ExperimentError, match="'parameter-server' builds its own payloads"):
         Experiment.from_table(table, base=tmp_path)

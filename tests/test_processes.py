@@ -209,7 +209,7 @@ def test_the_others_go_on_when_a_node_is_killed(tmp_path: Path) -> None:
         going.let_go()
         code, out = going.end()
     assert code == 3, out
-    assert "node 2 was lost; its neighbours go on without it. killed by SIGKILL" in out
+    assert "node 2 was lost; its neighbours continue without it. killed by SIGKILL" in out
     summary = going.summary
     assert (summary["status"], summary["rounds"]) == ("incomplete", ROUNDS)
     assert summary["lost"] == {"2": "killed by SIGKILL"}

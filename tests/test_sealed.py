@@ -616,7 +616,7 @@ def test_without_curve_nothing_is_sent_in_the_clear(tmp_path: Path, monkeypatch:
 
 
 def test_keys_without_sealed_links_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match=r"nothing is encrypted with them unless processes\.sealed = true"):
+    with pytest.raises(ExperimentError, match=r"the keys have no effect without processes\.sealed = true"):
         small(sealed=False, keys=tmp_path)
 
 

@@ -290,9 +290,9 @@ def test_all_nodes_have_to_share_alike(other: Any) -> None:
         Setup(experiment(group=[{"nodes": "0-2", "sharing": other}]))
     assert any(
         problem.endswith(
-            "does not understand { name = 'secure', inner = 'full', bits = 32, range = 64.0, threshold = 0.5, partners "
-            "= 8, few = 'refuse' }, which other nodes use: masks cancel only where all nodes use secure aggregation, "
-            "and alike; let all nodes use one sharing"
+            "cannot read the payloads of { name = 'secure', inner = 'full', bits = 32, range = 64.0, threshold = 0.5, "
+            "partners = 8, few = 'refuse' }, which other nodes use: masks cancel only where all nodes use secure "
+            "aggregation, and alike; let all nodes use one sharing"
         )
         for problem in refused.value.problems
     )

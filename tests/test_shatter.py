@@ -138,7 +138,7 @@ def test_one_that_dies_and_comes_back_takes_part_again_from_a_later_round_on(tmp
         ({"degree": 8}, {}, r"algorithm.degree: 8-regular on 8 nodes: .* try degree = 7"),
         ({"degree": 3}, {"nodes": 7}, r"algorithm.degree: .* an odd number of nodes needs an even degree"),
         ({"virtual_nodes": 0}, {}, "algorithm.virtual_nodes = 0"),
-        ({}, {"sharing": {"name": "int8"}}, "sharing = 'int8': 'shatter' says more than a model, in its own words"),
+        ({}, {"sharing": {"name": "int8"}}, "sharing = 'int8': 'shatter' builds its own payloads"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(algorithm: Any, more: Any, problem: str) -> None:

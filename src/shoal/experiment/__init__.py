@@ -5,18 +5,17 @@ The package may import every package that has components, and `results`. Only `r
 
 from __future__ import annotations
 
-from shoal.experiment.experiment import (
+from shoal.environment.faults import Fault
+from shoal.experiment.experiment import Experiment
+from shoal.experiment.overrides import parse_override, parse_overrides
+from shoal.experiment.tables import (
     Batching,
     CheckpointPlan,
     EvaluationPlan,
-    Experiment,
-    Fault,
     Group,
     NodeSettings,
     ProcessesPlan,
     SimulationPlan,
-    parse_override,
-    parse_overrides,
 )
 
 __all__ = [

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import tomli_w
 
 from shoal.experiment import Experiment
+from shoal.experiment.writing import write_experiment
 from shoal.results.progress import Outcome, ProgressListener, Status
 from shoal.results.records import RunFolder
 from shoal.results.summary import summarize, write_metrics
 from shoal.types import format_node_ids
-
-VERSIONED = ("shoal", "torch", "numpy", "pyzmq", "msgspec")
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ def run(
     """
     command_time = time.time() if command_time is None else command_time
     folder = RunFolder.create(out, experiment.name)
-    _write_experiment(folder, experiment.to_table())
+    write_experiment(folder.experiment, experiment.to_table())
     placement = {machine: format_node_ids(nodes) for machine, nodes in experiment.placement.items()}
     folder.mapping.write_bytes(msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n")
     try:
@@ -63,7 +59,7 @@ def _engine(
         simulation = Simulation(experiment, folder, listener, command_time)
         table = experiment.to_table()
         table["simulation"]["batching"] = simulation.batching  # as it was measured, so that a replay does the same
-        _write_experiment(folder, table)
+        write_experiment(folder.experiment, table)
         return simulation.run()
     from shoal.engines.processes.coordinator import Coordinator
 
@@ -75,9 +71,3 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict
     summary = summarize(folder, experiment.engine, experiment.nodes, experiment.seed, outcome, experiment.size, pace)
     write_metrics(folder, experiment.size)
     return summary
-
-
-def _write_experiment(folder: RunFolder, table: dict[str, Any]) -> None:
-    versions = {name: importlib.metadata.version(name) for name in VERSIONED}
-    made_with = {"python": platform.python_version(), **versions}
-    folder.experiment.write_text(tomli_w.dumps({**table, "versions": made_with}))

@@ -164,8 +164,8 @@ class Setup:
             if component.name in registry("sharing"):  # a plug-in may mean not to be understood
                 started.append((component, sharing))
         problems = [
-            f"sharing = {_described(hears)} does not understand {_described(speaks)}, which other nodes use: {why}; "
-            "let all nodes use one sharing"
+            f"sharing = {_described(hears)} cannot read the payloads of {_described(speaks)}, which other nodes use: "
+            f"{why}; let all nodes use one sharing"
             for (speaks, one), (hears, other) in itertools.permutations(started, 2)
             if (why := self._misunderstood(one, other)) is not None
         ]

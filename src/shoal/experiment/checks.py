@@ -1,0 +1,194 @@
+"""Checks across the tables of an experiment whose values are all valid by themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shoal import schema
+from shoal.environment import faults
+from shoal.experiment.registry import Component, registry
+from shoal.experiment.resolving import Resolver
+from shoal.experiment.tables import NodeSettings, ProcessesPlan
+from shoal.topologies.graph import WeightScheme
+from shoal.training import metrics
+from shoal.training.trainer import Training
+from shoal.traits import Constrained
+from shoal.types import NodeId
+
+if TYPE_CHECKING:
+    from shoal.experiment.experiment import Experiment
+
+LINK_FAULTS = ("partition", "repair", "hold", "release", "drop")
+"""Faults of messages, which only the network model can cause."""
+
+
+def contradictions(experiment: Experiment) -> list[str]:
+    """List the values that contradict each other: groups, faults, machines, the engine, the target's metric."""
+    problems = _wrong_groups(experiment)
+    problems += faults.incompatibilities(experiment.fault, experiment.nodes, experiment.size)
+    if not problems:
+        try:
+            _ = experiment.placement
+        except ValueError as error:
+            problems.append(f"mapping: {error}")
+    if experiment.engine == "processes":
+        problems += _wrong_for_processes(experiment)
+    problems += _wrong_metric(experiment)
+    return problems
+
+
+def _wrong_groups(experiment: Experiment) -> list[str]:
+    """Check the node ids and the overrides of every combination of groups that some node is in."""
+    problems: list[str] = []
+    groups_of: dict[NodeId, tuple[int, ...]] = {}
+    invalid: list[tuple[int, ...]] = []
+    for i, group in enumerate(experiment.group):
+        try:
+            groups_of.update({node: (*groups_of.get(node, ()), i) for node in group.ids(experiment.nodes)})
+        except ValueError as error:
+            problems.append(f"group[{i}].{error}")
+            invalid.append((i,))
+    for combination in sorted({*groups_of.values(), *invalid}):
+        resolver = Resolver(experiment.base)
+        resolver.node_settings(experiment, {i: experiment.group[i] for i in combination})
+        problems.extend(problem for problem in resolver.problems if problem not in problems)
+    return problems
+
+
+def _wrong_for_processes(experiment: Experiment) -> Iterator[str]:
+    """List what the simulation can do and processes cannot."""
+    device, plan = experiment.training.device, experiment.processes
+    if device != "cpu":
+        yield f"training.device = {device!r}: forked processes cannot share it; use 'cpu' or engine = 'simulation'"
+    if plan.host in ("0.0.0.0", "*") and plan.announce is None:
+        yield (
+            f"processes.host = {plan.host!r}: nodes cannot connect to a wildcard; set processes.announce to the "
+            "address of this machine"
+        )
+    if plan.keys is not None and not plan.sealed:
+        yield (
+            f"processes.keys = {str(plan.keys)!r}: the keys have no effect without processes.sealed = true; set it, "
+            "or remove the keys"
+        )
+    if plan.shaping == "kernel":
+        yield from _wrong_for_kernel_shaping(experiment, plan)
+    for kind, value in vars(experiment).items():
+        if isinstance(value, Component) and value.name.startswith("__main__:"):
+            yield (
+                f"{kind} = {value.name!r}: other processes cannot import a class from the running script; move it to a "
+                "module or a file of its own, or use engine = 'simulation'"
+            )
+
+
+def _wrong_for_kernel_shaping(experiment: Experiment, plan: ProcessesPlan) -> Iterator[str]:
+    """List what only the network model can do; `shoal.environment.network.access` checks the network itself."""
+    instead = "use processes.shaping = 'model'"
+    for key in ("host", "announce"):
+        if (value := getattr(plan, key)) != getattr(ProcessesPlan(), key):
+            yield (
+                f"processes.{key} = {value!r}: with processes.shaping = 'kernel' every node has an address of its own; "
+                f"remove it, or {instead}"
+            )
+    if (name := experiment.availability.name) != "always":
+        yield f"availability = {name!r}: the kernel cannot hold back the messages of offline nodes; {instead}"
+    for i, fault in enumerate(experiment.fault):
+        if fault.kind == "slow" and fault.what != "compute":
+            what = "" if fault.what is None else f" with what = {fault.what!r}"
+            yield (
+                f"fault[{i}]: 'slow'{what} delays messages, which the kernel cannot do; set what = 'compute', or "
+                f"{instead}"
+            )
+        elif fault.kind in LINK_FAULTS:
+            yield f"fault[{i}]: the kernel cannot cause a {fault.kind!r}; {instead}"
+
+
+def _wrong_metric(experiment: Experiment) -> list[str]:
+    """Check that the target's metric is measured, as far as that is known before the data is loaded."""
+    plan = experiment.evaluation
+    if plan.metric is None or experiment.trainer.name not in metrics.TRAINERS:
+        return []
+    known = set().union(*metrics.BY_TASK.values())
+    measured = set().union(*metrics.DEFAULT.values()) if plan.metrics is None else {*plan.metrics, "loss"}
+    source = "per-class" if re.fullmatch(r"class \d+", plan.metric) else plan.metric
+    if source not in known or plan.metric == "per-class":
+        expected = schema.nearest(plan.metric, known - {"per-class"} | {"class 0"})
+        return [f"evaluation.metric = {plan.metric!r}: unknown{expected}"]
+    if source not in measured:
+        return [f"evaluation.metric = {plan.metric!r}: it would not be measured; add {source!r} to evaluation.metrics"]
+    return []
+
+
+@dataclass(frozen=True)
+class _NodeView:
+    """The experiment as the components of one node see it: a `shoal.traits.ExperimentView`."""
+
+    nodes: int
+    seed: int
+    algorithm: Component
+    sharing: Component
+    topology: Component
+    weights: WeightScheme
+    training: Training
+    restarts: bool
+
+    @classmethod
+    def of(cls, experiment: Experiment, settings: NodeSettings) -> _NodeView:
+        return cls(
+            experiment.nodes,
+            experiment.seed,
+            settings.algorithm,
+            settings.sharing,
+            experiment.topology,
+            experiment.weights,
+            settings.training,
+            experiment.restarts,
+        )
+
+
+def incompatibilities(experiment: Experiment) -> list[str]:
+    """List the components that do not work with the rest of the experiment, each problem once."""
+    nodes = range(experiment.nodes) if experiment.group else range(1)
+    problems: dict[str, None] = dict.fromkeys(_mixed_algorithms(experiment))
+    for settings in {id(s): s for s in map(experiment.settings, nodes)}.values():
+        view = _NodeView.of(experiment, settings)
+        if view.sharing.name != "full" and view.algorithm.traits.own_payloads:
+            problems[
+                f"sharing = {view.sharing.name!r}: {view.algorithm.name!r} builds its own payloads; "
+                "use sharing = 'full' or another algorithm"
+            ] = None
+        for component in (view.algorithm, view.sharing, view.topology):
+            instance = component.build()
+            if isinstance(instance, Constrained):
+                problems.update(dict.fromkeys(instance.incompatibilities(view)))
+    return list(problems)
+
+
+def _mixed_algorithms(experiment: Experiment) -> Iterator[str]:
+    """List the groups that run another algorithm, or the same one with options that must be equal on all nodes.
+
+    Plug-ins are not checked: experiments with nodes that disturb the others need them.
+    """
+    built_in = registry("algorithm")
+    reference = experiment.algorithm if experiment.algorithm.name in built_in else None
+    for i, group in enumerate(experiment.group):
+        members = () if group.algorithm is None else group.ids(experiment.nodes)
+        for algorithm in {id(a): a for a in (experiment.settings(node).algorithm for node in members)}.values():
+            if algorithm.name not in built_in:
+                continue
+            reference = reference or algorithm
+            if algorithm.name != reference.name:
+                yield (
+                    f"group[{i}].algorithm = {algorithm.name!r}: other nodes run {reference.name!r}, and neither waits "
+                    "for the messages of the other; run one algorithm on all nodes, or a plug-in"
+                )
+                continue
+            for key, value in algorithm.options.items():
+                expected = reference.options[key]
+                if key not in reference.traits.per_node_options and value != expected:
+                    yield (
+                        f"group[{i}].algorithm.{key} = {value!r}: other nodes have {expected!r}, and nodes with "
+                        "different values wait for messages that never arrive; set it for all nodes"
+                    )

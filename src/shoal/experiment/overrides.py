@@ -1,0 +1,110 @@
+"""Keys of an experiment: `--set key=value`, and keys that are in the wrong table."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal import schema
+from shoal.errors import ExperimentError
+from shoal.experiment.registry import REGISTRIES, find
+from shoal.experiment.resolving import absolute_name
+from shoal.experiment.tables import DEFAULT_NAMES, PARENT_TABLES
+
+TOP_LEVEL = "the top of the file, above every [table]"
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Parse `key=value` of the command line: a dotted key and a TOML value; a bare word is a string."""
+    key, separator, value = text.partition("=")
+    key = key.strip()
+    if not separator or not all(re.fullmatch(r"[\w-]+", part) for part in key.split(".")):
+        raise ExperimentError([f"{text!r}: expected key=value, such as topology.degree=5"], "--set")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if re.fullmatch(r"[\w./:+-]*", value.strip()):
+            return key, value.strip()
+        raise ExperimentError([f"{text!r}: {error}"], "--set") from None
+
+
+def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
+    """Parse several `key=value` of the command line; the last value of a key counts."""
+    return dict(parse_override(text) for text in texts)
+
+
+def apply_overrides(table: Mapping[str, Any], overrides: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Return a copy of `table` with dotted keys set."""
+    result: dict[str, Any] = _copy_tables(table)
+    for dotted, value in overrides.items():
+        *parents, last = dotted.split(".")
+        inner: Any = result
+        for parent in parents:
+            if not isinstance(inner.setdefault(parent, {}), dict):
+                problems.append(f"{dotted}: {parent!r} is not a table")
+                break
+            inner = inner[parent]
+        else:
+            inner[last] = value
+    return result
+
+
+def _copy_tables(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _copy_tables(v) for k, v in value.items()}
+    return value
+
+
+def remove_misplaced(
+    table: dict[str, Any], parameters: Mapping[str, schema.Parameter], base: Path, problems: list[str]
+) -> None:
+    """Remove and report the keys that belong to another table, and the unknown keys at the top level."""
+    known = parameters.keys() - PARENT_TABLES.keys()
+    keys_by_table = _keys_by_table(table, parameters, base)
+    owners: dict[str, list[str]] = {}
+    for name, keys in keys_by_table.items():
+        for key in keys:
+            owners.setdefault(key, []).append(f"{name}.{key}")
+    for key in [k for k in table if k not in known]:
+        belongs = f"; it belongs to {' or '.join(owners[key])}" if key in owners else schema.nearest(key, known)
+        problems.append(f"{key}: unknown key{belongs}")
+        del table[key]
+    owners.update({key: [TOP_LEVEL] for key in known - owners.keys()})
+    for name, keys in keys_by_table.items():
+        given = table.get(name)
+        if not isinstance(given, dict):
+            continue
+        for key in [k for k in given if k != "name" and k not in keys and k in owners]:
+            problems.append(f"{name}.{key}: unknown key; it belongs to {' or '.join(owners[key])}")
+            del given[key]
+
+
+def _keys_by_table(
+    table: Mapping[str, Any], parameters: Mapping[str, schema.Parameter], base: Path
+) -> dict[str, set[str]]:
+    """Return the keys that each table may have; a table of an unknown component is left out."""
+    hints = {name: parameter.hint for name, parameter in parameters.items()}
+    keys = {
+        name: set(schema.parameters(hint))
+        for name, hint in hints.items()
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint)
+    }
+    for kind in REGISTRIES.keys() & parameters.keys() - PARENT_TABLES.keys():
+        given = table.get(kind, parameters[kind].default)
+        name = given.get("name", DEFAULT_NAMES.get(kind)) if isinstance(given, Mapping) else None
+        with contextlib.suppress(ValueError):  # no such component: the resolver reports it
+            keys[kind] = set(schema.parameters(find(kind, absolute_name(str(name), base))))
+            keys[kind].update(key for key, parent in PARENT_TABLES.items() if parent == kind)
+    return keys
+
+
+def lift_nested_keys(table: dict[str, Any]) -> None:
+    """Move `dataset.partition` and `topology.weights` to the top level: every data set and topology has them."""
+    for key, parent in PARENT_TABLES.items():
+        if isinstance(table.get(parent), dict) and key in table[parent]:
+            table[key] = table[parent].pop(key)

@@ -1,0 +1,145 @@
+"""The tables of an experiment: what each of them may hold, with types, ranges and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from shoal.experiment.registry import Component
+from shoal.training.trainer import Training
+from shoal.types import Bounds, NodeId, parse_node_ids
+
+Engine: TypeAlias = Literal["simulation", "processes"]
+Batching: TypeAlias = Literal["auto", "off", "vmap", "pool"]
+Shaping: TypeAlias = Literal["model", "kernel"]
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """The `evaluation` table: when models are tested, on which nodes, and with which samples and metrics."""
+
+    every: Annotated[int, Bounds(at_least=0)] = 10
+    """Rounds between evaluations; 0 means after the last round only. The last round is always evaluated. Ignored when
+    `seconds` is given."""
+    seconds: Annotated[float, Bounds(above=0)] | None = None
+    """Seconds of the run's clock between evaluations, in place of `every`. All nodes are evaluated at the same moment:
+    at k * seconds for k = 1, 2, …, and at the end of the run."""
+    nodes: Annotated[int, Bounds(at_least=0)] | None = None
+    """Number of nodes that are evaluated, drawn once from the seed; default: all."""
+    samples: Annotated[int, Bounds(at_least=1)] | None = None
+    """Number of test samples, drawn once from the seed; default: all."""
+    data: Literal["all", "own"] = "all"
+    """The test samples of a node: all of them, or only samples of the users whose data the node holds."""
+    metrics: tuple[str, ...] | None = None
+    """Metrics out of 'accuracy', 'top5', 'per-class', 'perplexity', 'rmse' and 'loss'; default: those that fit the
+    data set's task."""
+    average: bool = True
+    """Whether to test the average of all models too, and to measure the distance of the nodes to it."""
+    target: float | None = None
+    """A mean score over the nodes. The summary reports the time until it is reached."""
+    metric: str | None = None
+    """The metric of `target`: the name of a score that is measured, such as 'accuracy' or 'class 3'. Default: accuracy,
+    or the main metric of a task that has no accuracy."""
+
+
+@dataclass(frozen=True)
+class SimulationPlan:
+    """The `simulation` table.
+
+    `batching` selects how the simulation computes nodes that train at the same virtual time: "vmap" stacks their
+    parameters, "pool" distributes them over worker processes, "off" trains one node after another. "auto" benchmarks
+    the methods once per model and picks the fastest. With "off" and "pool" the models are equal, bit for bit, to those
+    of the process engine.
+    """
+
+    batching: Batching = "auto"
+    workers: Annotated[int, Bounds(at_least=1)] | None = None
+    """Worker processes of the pool; default: one per core."""
+    receive_timeout: Annotated[float, Bounds(above=0)] | None = None
+    """Virtual seconds after which a receive continues without the missing senders; default: no timeout."""
+
+
+@dataclass(frozen=True)
+class ProcessesPlan:
+    """The `processes` table."""
+
+    host: str = "127.0.0.1"
+    """The address that nodes listen on."""
+    base_port: Annotated[int, Bounds(at_least=1, at_most=65535)] | None = None
+    """Node i listens on port base_port + i; default: any free port."""
+    receive_timeout: Annotated[float, Bounds(above=0)] | None = None
+    """Seconds after which a receive continues without the missing senders. Default: a minute plus several times the
+    duration of a round, estimated from the node's own training. Crashed peers are reported at once, without a
+    timeout."""
+    announce: str | None = None
+    """The address at which other nodes reach this machine; default: `host`. Required when `host` is a wildcard."""
+    training_slots: Annotated[int, Bounds(at_least=1)] | None = None
+    """Number of nodes that train at the same time; default: one per core."""
+    max_message_mib: Annotated[float, Bounds(above=0)] = 256.0
+    """A larger message is rejected, and its sender is disconnected."""
+    connections: Annotated[int, Bounds(at_least=1)] | None = None
+    """Outgoing connections that a node keeps open; it closes the least recently used one first. Default: one for each
+    of its peers in the first round, and at least 64."""
+    shaping: Shaping = "model"
+    """How messages are delayed to match the network: by the network model of the simulation, in real time; or by the
+    kernel, which needs root and can only limit the rates at which each node sends and receives."""
+    sealed: bool = False
+    """Whether all links are encrypted and authenticated."""
+    keys: Path | None = None
+    """A folder written by 'shoal keys make' with the key pair of every node; default: new keys in every run."""
+
+    @property
+    def hang_timeout(self) -> float:
+        """The minimum number of seconds to wait for a node that may hang."""
+        return 60.0 if self.receive_timeout is None else self.receive_timeout
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """The `checkpoint` table."""
+
+    final: bool = True
+    """Whether every node's final model is written to checkpoints/<id>.npy."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A `[[group]]` table: settings for some of the nodes, which override the settings of the experiment."""
+
+    nodes: str
+    algorithm: Mapping[str, Any] | None = None
+    sharing: Mapping[str, Any] | None = None
+    training: Mapping[str, Any] | None = None
+    device: Mapping[str, Any] | None = None
+    network: Mapping[str, Any] | None = None
+    """The connections of these nodes; the network of the other nodes must be "uniform"."""
+    machine: str | None = None
+    """The machine that these nodes run on, for mapping = "by-group"."""
+
+    def ids(self, nodes: int) -> list[NodeId]:
+        """Return the ids in `self.nodes`, such as "0-3, 8", out of `nodes` nodes. Raises ValueError if it is wrong."""
+        return parse_node_ids(self.nodes, nodes)
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """The settings of one node: those of the experiment, with the overrides of its groups."""
+
+    algorithm: Component
+    sharing: Component
+    training: Training
+    device: Component
+    network: Component
+
+
+PARENT_TABLES = {"partition": "dataset", "weights": "topology"}
+"""Fields of `Experiment` that are written inside another table, and that table."""
+DEFAULT_NAMES = {"device": "constant"}
+"""Components whose name may be omitted, and the name that they have then."""
+
+
+def location(key: str) -> str:
+    """Return the dotted name of a field of `Experiment` in a TOML file."""
+    return f"{PARENT_TABLES[key]}.{key}" if key in PARENT_TABLES else key
