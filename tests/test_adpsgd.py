@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle import experiment, survives_a_crash, survives_a_hang
-from shoal.algorithms.adpsgd import ADPSGD, ANSWER, ASK, DONE, HERE, REQUEST, bipartition
+from shoal.algorithms.adpsgd import ADPSGD
+from shoal.algorithms.support.bipartition import bipartition
+from shoal.algorithms.support.pairwise_averaging import ANSWER, DONE, PROBE, PROBE_REPLY, REQUEST
 from shoal.errors import DeadlockError, ExperimentError
 from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
@@ -155,7 +157,7 @@ def test_an_answer_to_what_it_asked_before_it_died_is_none_to_what_it_asks_now()
 def test_who_is_refused_goes_on() -> None:
     fake = FakeRuntime(Message(1, ANSWER, 0, Payload({}, {"refused": True, "since": 0.0})))
     assert active(fake).params.tolist() == [16, 0]
-    assert events(fake) == ["exchange refused"]
+    assert events(fake) == ["exchange rejected"]
 
 
 # The passive side: node 1 of two
@@ -221,10 +223,10 @@ def test_it_answers_until_those_that_ask_are_done() -> None:
 
 
 def test_who_only_is_slow_is_waited_for_and_who_is_not_there_is_not() -> None:
-    here = [Message(0, HERE, number, Payload({})) for number in range(3)]
+    here = [Message(0, PROBE_REPLY, number, Payload({})) for number in range(3)]
     fake = FakeRuntime(*here).deliver(done(), at=30.0)
     assert passive(fake, receive_timeout=10.0).now() == 30.0
-    assert [(at, to) for at, to, _, _ in said(fake, ASK)] == [(11.0, 0), (21.0, 0)]
+    assert [(at, to) for at, to, _, _ in said(fake, PROBE)] == [(11.0, 0), (21.0, 0)]
     assert not events(fake)
     silent = FakeRuntime()
     assert passive(silent, receive_timeout=10.0, attempts=2).now() == 41.0
@@ -232,9 +234,9 @@ def test_who_only_is_slow_is_waited_for_and_who_is_not_there_is_not() -> None:
 
 
 def test_an_active_node_says_that_it_is_there() -> None:
-    fake = FakeRuntime(Message(1, ASK, 5, Payload({}))).deliver(answer([3, -1]), at=4.0)
+    fake = FakeRuntime(Message(1, PROBE, 5, Payload({}))).deliver(answer([3, -1]), at=4.0)
     active(fake)
-    assert said(fake, HERE) == [(0.0, 1, 5, {})]
+    assert said(fake, PROBE_REPLY) == [(0.0, 1, 5, {})]
 
 
 @pytest.mark.parametrize(
@@ -377,7 +379,7 @@ def test_the_larger_side_is_active_in_each_part_by_itself() -> None:
 
 
 def test_a_graph_that_is_not_bipartite_is_made_so_with_a_warning() -> None:
-    with pytest.warns(TopologyWarning, match="topology 'ring' is not: 1 of its 7 links are left out"):
+    with pytest.warns(TopologyWarning, match="topology 'ring' is not bipartite: 1 of its 7 links are dropped"):
         experiment(ADPSGD(), "ring", nodes=7)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -385,7 +387,7 @@ def test_a_graph_that_is_not_bipartite_is_made_so_with_a_warning() -> None:
 
 
 def test_or_it_is_refused() -> None:
-    with pytest.raises(ExperimentError, match=r"not bipartite, 1 of 7 links .* algorithm.bipartite = 'make'"):
+    with pytest.raises(ExperimentError, match=r"because of 1 of its 7 links.* algorithm.bipartite = 'make'"):
         experiment(ADPSGD(bipartite="require"), "ring", nodes=7)
     experiment(ADPSGD(bipartite="require"), "ring", nodes=8)
 
@@ -396,7 +398,7 @@ def test_or_it_is_refused() -> None:
     ids=str,
 )
 def test_graphs_that_change_or_go_one_way_are_refused(topology: Any) -> None:
-    with pytest.raises(ExperimentError, match="averages in pairs over links that stay"):
+    with pytest.raises(ExperimentError, match="averages in pairs and needs an undirected graph that does not change"):
         experiment(ADPSGD(), topology)
 
 
@@ -433,7 +435,7 @@ def test_a_run_replays_to_the_bit_and_reaches_what_the_digits_allow(tmp_path: Pa
     runs = [described.run(tmp_path) for _ in range(2)]
     assert runs[0].summary["digest"] == runs[1].summary["digest"]
     assert runs[0].summary["accuracy"]["mean"] > 0.88
-    assert runs[0].summary["events"] == {"links left out": 1}
+    assert runs[0].summary["events"] == {"links dropped": 1}
 
 
 def test_lone_nodes_train_alone(tmp_path: Path) -> None:

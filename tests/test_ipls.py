@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle import Shoal, experiment, models_of, same_in_both_engines
-from shoal.algorithms.ipls import IPLS, PARTIAL, RESULT, UPDATE, table
+from shoal.algorithms.ipls import IPLS
+from shoal.algorithms.support.partition_exchange import PARTIAL, RESULT, UPDATE
+from shoal.algorithms.support.partition_roles import assign_roles
 from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
 from shoal.node import Node
@@ -50,7 +52,7 @@ def test_everybody_holds_the_mean_of_all(nodes: int, partitions: int | None, per
 def test_the_mean_may_be_weighted_by_sample_counts(tmp_path: Path) -> None:
     described = experiment(IPLS(ROUNDS, 4, weights="samples"), partition={"name": "dirichlet", "alpha": 0.1})
     shoal = Shoal(described)
-    counts = [len(part) for part in shoal.experiment.setup.parts]
+    counts = [len(part) for part in shoal.setup.parts]
     assert max(counts) > 2 * min(counts)
     np.testing.assert_allclose(models_of(described.run(tmp_path)), federated(shoal, counts), atol=2e-5)
 
@@ -96,20 +98,20 @@ def test_every_partition_has_somebody_and_nobody_has_much_more_than_others(
     world: tuple[int, int, int, frozenset[int]],
 ) -> None:
     nodes, partitions, per_node, absent = world
-    made = table(*world)
-    loads = [len(made.held(node)) for node in range(nodes) if node not in absent]
+    made = assign_roles(*world)
+    loads = [len(made.held_by(node)) for node in range(nodes) if node not in absent]
     assert all(made.holders)
     assert not absent & {node for holders in made.holders for node in holders}
     assert min(loads) >= min(per_node, partitions)
     assert max(loads) - min(loads) <= 1
-    again = table.__wrapped__(*world)
+    again = assign_roles.__wrapped__(*world)
     assert made.holders == again.holders
-    assert np.array_equal(made.homes, again.homes)
+    assert np.array_equal(made.destinations, again.destinations)
 
 
 @given(sizes)
 def test_partitions_are_replicated_alike(size: tuple[int, int, int]) -> None:
-    copies = [len(holders) for holders in table(*size, frozenset()).holders]
+    copies = [len(holders) for holders in assign_roles(*size, frozenset()).holders]
     assert max(copies) - min(copies) <= 1
 
 
@@ -117,7 +119,7 @@ def test_partitions_are_replicated_alike(size: tuple[int, int, int]) -> None:
 @settings(max_examples=80, deadline=None)
 def test_only_what_nobody_is_left_for_is_inherited(world: tuple[int, int, int, frozenset[int]]) -> None:
     *size, absent = world
-    before, after = table(*size, frozenset()), table(*world)  # type: ignore[arg-type]
+    before, after = assign_roles(*size, frozenset()), assign_roles(*world)  # type: ignore[arg-type]
     for old, new in zip(before.holders, after.holders, strict=True):
         left = tuple(node for node in old if node not in absent)
         assert new == left or (not left and len(new) == 1)
@@ -127,16 +129,16 @@ def test_only_what_nobody_is_left_for_is_inherited(world: tuple[int, int, int, f
 @settings(max_examples=80, deadline=None)
 def test_slices_go_to_the_responsible_evenly(world: tuple[int, int, int, frozenset[int]]) -> None:
     nodes, partitions, _, absent = world
-    made = table(*world)
+    made = assign_roles(*world)
     present = [node for node in range(nodes) if node not in absent]
     for p, holders in enumerate(made.holders):
-        assert set(made.homes[:, p].tolist()) <= set(holders)
-        assert all(made.homes[node, p] == node for node in holders)
-        shares = [sum(made.homes[node, p] == holder for node in present) for holder in holders]
+        assert set(made.destinations[:, p].tolist()) <= set(holders)
+        assert all(made.destinations[node, p] == node for node in holders)
+        shares = [sum(made.destinations[node, p] == holder for node in present) for holder in holders]
         assert max(shares) - min(shares) <= 1
     for node in range(nodes):
-        assert sorted(p for sent in made.sends(node).values() for p in sent) == list(range(partitions))
-        assert all(made.serves(home)[node] == sent for home, sent in made.sends(node).items())
+        assert sorted(p for sent in made.receivers(node).values() for p in sent) == list(range(partitions))
+        assert all(made.senders(home)[node] == sent for home, sent in made.receivers(node).items())
         assert all(made.replicas(other)[node] == shared for other, shared in made.replicas(node).items())
 
 

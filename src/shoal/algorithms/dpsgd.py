@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from shoal.algorithms.overlapped_dpsgd import OverlappedDPSGD
 from shoal.node import Node
 from shoal.traits import Traits
 from shoal.types import Bounds
@@ -14,8 +15,8 @@ from shoal.types import Bounds
 class DPSGD:
     """Lian et al. 2017: train, exchange, average.
 
-    With mixing weights W, step size η and gradients ∇F, all models X follow X ← W(X − η∇F(X)). With `overlap`, they
-    follow the paper's other order, X ← WX − η∇F(X), in which models travel while their nodes train.
+    With mixing weights W, step size η and gradients ∇F, all models X follow X ← W(X − η∇F(X)). `overlap` selects the
+    paper's other order, X ← WX − η∇F(X): see `OverlappedDPSGD`.
     """
 
     traits: ClassVar[Traits] = Traits(needs_only_sum=True)
@@ -24,20 +25,12 @@ class DPSGD:
     overlap: bool = False
 
     async def run(self, node: Node) -> None:
+        if self.overlap:
+            await OverlappedDPSGD(self.rounds).run(node)
+            return
         async for r in node.rounds(self.rounds):
-            await (self._overlapped(node, r) if self.overlap else self._adapt_then_combine(node, r))
-
-    async def _adapt_then_combine(self, node: Node, r: int) -> None:
-        node.params = await node.train(node.params)
-        peers = await node.peers(r)
-        await node.send(peers, node.sharing.outgoing(node.params, r), round=r)
-        received = await node.receive_each(peers, round=r)
-        node.params = node.sharing.merge(node.params, received, node.weights(received))
-
-    async def _overlapped(self, node: Node, r: int) -> None:
-        before = node.params
-        peers = await node.peers(r)
-        await node.send(peers, node.sharing.outgoing(before, r), round=r)
-        step = await node.train(before) - before
-        received = await node.receive_each(peers, round=r)
-        node.params = node.sharing.merge(before, received, node.weights(received)) + step
+            node.params = await node.train(node.params)
+            peers = await node.peers(r)
+            await node.send(peers, node.sharing.outgoing(node.params, r), round=r)
+            received = await node.receive_each(peers, round=r)
+            node.params = node.sharing.merge(node.params, received, node.weights(received))

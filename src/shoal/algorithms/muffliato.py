@@ -17,7 +17,7 @@ from shoal.errors import TopologyError
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.sharing.sharing import PayloadChecker
-from shoal.topologies.graph import Mixing, once
+from shoal.topologies.graph import Mixing, cached_per_mixing
 from shoal.topologies.inspection import changes, directed, graph_of
 from shoal.traits import ExperimentView
 from shoal.types import Bounds, Params
@@ -87,7 +87,7 @@ class Muffliato:
 APART = "its spectral gap is 0: some nodes never hear of others, and noise would not average away; connect the graph"
 
 
-@once
+@cached_per_mixing
 def _second_eigenvalue(mixing: Mixing) -> float:
     """|λ₂| of W."""
     gap = _gap(mixing)

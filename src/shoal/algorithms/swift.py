@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from shoal.algorithms.support.vectors import average, check_vectors
 from shoal.message import Payload
 from shoal.node import Node
-from shoal.topologies.graph import Graph, Mixing, once
+from shoal.topologies.graph import Graph, Mixing, cached_per_mixing
 from shoal.topologies.inspection import changes, directed, graph_of
 from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds, NodeId, Params
@@ -127,7 +127,7 @@ def _check(payload: Payload, size: int) -> None:
 # Weights
 
 
-@once
+@cached_per_mixing
 def coefficients_of(mixing: Mixing) -> list[dict[NodeId, float]]:
     """The coefficients of its graph."""
     return coefficients(mixing.graph)

@@ -122,7 +122,7 @@ class Mixing:
         return Peers(links.to, weights)
 
 
-def once(find: Callable[[Mixing], Found]) -> Callable[[Mixing], Found]:
+def cached_per_mixing(find: Callable[[Mixing], Found]) -> Callable[[Mixing], Found]:
     """`find`, worked out once for all nodes that share a mixing, and kept for as long as that is."""
     known: WeakKeyDictionary[Mixing, Found] = WeakKeyDictionary()
 
