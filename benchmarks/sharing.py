@@ -61,7 +61,7 @@ class Talk:
         shapes = tuple(slot.shape for slot in flat.layout)
         for node, sharing in enumerate(self.sharings):
             if isinstance(sharing, NodeAware):
-                sharing.join(NodeInfo(node, NEIGHBOURS + 1, 0, shapes, _data(node)))
+                sharing.bind(NodeInfo(node, NEIGHBOURS + 1, 0, shapes, _data(node)))
             sharing.start(self._initial)
 
     def round(self, round: int) -> tuple[float, float, int]:

@@ -203,7 +203,7 @@ def _joined(sharing: Sharing, id: NodeId) -> Sharing:
     if isinstance(sharing, NodeAware):
         samples = Samples(np.arange(24, dtype=np.float32).reshape(12, 2), np.arange(12) % 5)
         data = NodeData(Data(samples, samples, 5), np.arange(6) + 6 * id)
-        sharing.join(NodeInfo(id, 2, 1, SHAPES, data))
+        sharing.bind(NodeInfo(id, 2, 1, SHAPES, data))
     sharing.start(_model(2))
     return sharing
 

@@ -69,7 +69,7 @@ class Gated(DPSGD):
 
     async def run(self, node):
         gate = Path(self.gate)
-        gate.with_name(f"node-{node.id}.part").write_text(f"{os.getpid()} {node.run}")
+        gate.with_name(f"node-{node.id}.part").write_text(f"{os.getpid()} {node.context.run}")
         gate.with_name(f"node-{node.id}.part").rename(gate.with_name(f"node-{node.id}"))
         train = node.train
 

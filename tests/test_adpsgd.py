@@ -99,7 +99,7 @@ def test_who_still_gets_none_goes_on_with_its_step_alone() -> None:
     fake = FakeRuntime()
     node = active(fake, receive_timeout=2.0, attempts=2)
     assert (node.params.tolist(), node.now()) == ([16, 0], 5.0)
-    assert events(fake) == ["no answer"]
+    assert events(fake) == ["timed out"]
     assert len(said(fake, REQUEST)) == 2
     active(again := FakeRuntime(), rounds=3, receive_timeout=2.0, attempts=2)
     assert len(said(again, REQUEST)) == 2 + 1 + 1, "who kept silent is asked once"
@@ -230,7 +230,7 @@ def test_who_only_is_slow_is_waited_for_and_who_is_not_there_is_not() -> None:
     assert not events(fake)
     silent = FakeRuntime()
     assert passive(silent, receive_timeout=10.0, attempts=2).now() == 41.0
-    assert events(silent) == ["no answer", "no answer"]
+    assert events(silent) == ["timed out", "timed out"]
 
 
 def test_an_active_node_says_that_it_is_there() -> None:

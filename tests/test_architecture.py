@@ -19,6 +19,7 @@ ROOT = Path(shoal.__file__).parent
 
 FOUNDATIONS = {"errors", "types", "randomness", "state", "traits", "schema", "plugins"}
 CORE = FOUNDATIONS | {"message", "message_budget", "mailbox", "runtime"}
+NODE = {"node", "node_context"}
 RULES: dict[str, set[str]] = {
     "errors": set(),
     "types": set(),
@@ -31,7 +32,8 @@ RULES: dict[str, set[str]] = {
     "message_budget": FOUNDATIONS | {"message"},
     "mailbox": FOUNDATIONS | {"message", "message_budget"},
     "runtime": FOUNDATIONS | {"message", "mailbox"},
-    "node": CORE | {"sharing", "topologies", "training", "results.records", "experiment.registry"},
+    "node_context": FOUNDATIONS | {"topologies", "results.records"},
+    "node": CORE | NODE | {"sharing", "topologies", "training", "results.records"},
     "compression": CORE,
     "topologies": CORE,
     "topologies.sampling": CORE | {"topologies", "node"},
@@ -44,10 +46,11 @@ RULES: dict[str, set[str]] = {
     "algorithms": CORE | {"node", "sharing", "topologies", "compression"},
     "results": CORE,
     "experiment": CORE
-    | {"node", "algorithms", "sharing", "compression", "topologies", "data", "models", "training", "environment"}
+    | {"algorithms", "sharing", "compression", "topologies", "data", "models", "training", "environment"}
+    | NODE
     | {"results"},
-    "engines.simulation": CORE | {"node", "experiment", "environment", "results", "training", "topologies"},
-    "engines.processes": CORE | {"node", "experiment", "environment", "results", "training", "topologies"},
+    "engines.simulation": CORE | NODE | {"experiment", "environment", "results", "training", "topologies"},
+    "engines.processes": CORE | NODE | {"experiment", "environment", "results", "training", "topologies"},
     "engines": CORE | {"node", "results"},
     "cli": {"*"},
     "testing": {"*"},

@@ -232,7 +232,7 @@ class Talk:
         self.sharings = [make() for _ in self.models]
         for id, sharing in enumerate(self.sharings):
             if not isinstance(sharing, FullSharing):
-                sharing.join(NodeInfo(id, self.nodes, seed, ((self.size,),)))
+                sharing.bind(NodeInfo(id, self.nodes, seed, ((self.size,),)))
             sharing.start(frozen(self.models[0] * 0))
 
     def round(self, r: int, lost: Collection[tuple[int, int]] = (), dead: Collection[int] = ()) -> Matrix:
@@ -359,7 +359,7 @@ def drifts(make: Callable[[], Any], rounds: int, lost: Collection[int] = ()) -> 
     start = random_models(4, 12).astype(np.float32)
     nodes, models = [make() for _ in start], [frozen(model.copy()) for model in start]
     for id, node in enumerate(nodes):
-        node.join(NodeInfo(id, 4, SEED, ((12,),)))
+        node.bind(NodeInfo(id, 4, SEED, ((12,),)))
         node.start(frozen(start[0] * 0))
     found, mean = [], start.astype(np.float64).mean(0)
     for r in range(rounds):
@@ -562,7 +562,7 @@ def test_what_is_kept_can_be_restored_in_the_middle_of_trouble(name: str) -> Non
 def test_a_restored_deepsqueeze_has_said_nothing_yet() -> None:
     spoken, fresh = DeepSqueeze(), DeepSqueeze()
     heard = payload_of(spoken)
-    fresh.join(NodeInfo(0, 4, SEED, ((100,),)))
+    fresh.bind(NodeInfo(0, 4, SEED, ((100,),)))
     fresh.start(frozen(np.zeros(100, np.float32)))
     merged = []
     for sharing in (spoken, fresh):
@@ -603,7 +603,7 @@ def test_a_state_does_not_change_when_its_owner_goes_on() -> None:
 def test_a_message_takes_its_share_of_a_full_one(make: Callable[[], Any], share: float) -> None:
     model = frozen(generator(SEED, "test").standard_normal(GN_LENET, np.float32))
     sharing = make()
-    sharing.join(NodeInfo(0, 4, SEED, (model.shape,)))
+    sharing.bind(NodeInfo(0, 4, SEED, (model.shape,)))
     sharing.start(frozen(model * 0))
     payload = sharing.outgoing(model, 0)
     assert payload.frozen() is payload  # it is sent without a copy
@@ -669,7 +669,7 @@ def test_a_diverged_model_is_shown_as_diverged() -> None:
 
 
 def payload_of(sharing: Any, size: int = 100) -> Payload:
-    sharing.join(NodeInfo(0, 4, SEED, ((size,),)))
+    sharing.bind(NodeInfo(0, 4, SEED, ((size,),)))
     sharing.start(frozen(np.zeros(size, np.float32)))
     said = sharing.outgoing(frozen(np.random.default_rng(0).standard_normal(size).astype(np.float32)), 0)
     assert isinstance(said, Payload)
@@ -792,7 +792,7 @@ def test_whatever_is_sent_is_merged_or_refused(data: st.DataObject) -> None:
     rng = np.random.default_rng(0)
     start = frozen((np.clip(rng.standard_normal(100), -3, 3) * scale).astype(np.float32))
     for id, sharing in enumerate(sharings):
-        sharing.join(NodeInfo(id, 2, SEED, ((8, 10), (20,))))
+        sharing.bind(NodeInfo(id, 2, SEED, ((8, 10), (20,))))
         sharing.start(frozen(np.zeros(100, np.float32)))
     model = start
     with np.errstate(all="ignore"):
@@ -820,7 +820,7 @@ def test_large_values_of_other_signs_are_averaged(make: Callable[[], Any]) -> No
     one, other = (frozen(np.full(4, sign * 2e38, np.float32)) for sign in (1, -1))
     sharings = [make(), make()]
     for id, sharing in enumerate(sharings):
-        sharing.join(NodeInfo(id, 2, SEED, ((4,),)))
+        sharing.bind(NodeInfo(id, 2, SEED, ((4,),)))
         sharing.start(frozen(np.zeros(4, np.float32)))
     sharings[0].outgoing(one, 0)
     merged = sharings[0].merge(one, {1: sharings[1].outgoing(other, 0)}, {1: 0.5})

@@ -141,7 +141,7 @@ def test_nodes_that_are_killed_by_the_clock_come_back_together_and_rejoin(tmp_pa
         before = [r.round for r in records_of(run, node, Round) if r.time < 1.7]
         assert rounds[0] > max(before, default=0)  # never its first one: the others are in that at the least
         # From the round on that was agreed upon nobody goes on without it.
-        waits = [e for other in range(NODES) for e in records_of(run, other, Event) if e.what == "no answer"]
+        waits = [e for other in range(NODES) for e in records_of(run, other, Event) if e.what == "timed out"]
         assert all(int(e.detail.partition(":")[0].removeprefix("round ")) < rounds[0] for e in waits)
     twice = [r.time for r in records_of(run, 2, Round)][-2:]
     assert twice[1] - twice[0] > 2 * 2 * STEP * 0.95  # as slow as before its death
@@ -164,7 +164,7 @@ def test_who_is_offline_stands_still_and_a_partition_is_mended_and_all_end_when_
     assert first.time > 5.0
     peers = [node for node in range(NODES) if node != 1]
     assert min(records_of(run, node, Round)[0].time for node in peers) < 5.0
-    silences = [e for node in peers for e in records_of(run, node, Event) if e.what == "no answer"]
+    silences = [e for node in peers for e in records_of(run, node, Event) if e.what == "timed out"]
     assert [e for e in silences if e.time < 5.0]
     assert [e for e in silences if e.time > 6.8]
     for node in range(NODES):
@@ -192,7 +192,7 @@ def test_of_faults_that_never_end_the_network_looks_only_as_far_as_it_has_to(tmp
         tmp_path
     )
     assert run.summary["status"] == "completed", run.summary
-    assert "no answer" not in run.summary["events"]  # nobody waited in vain
+    assert "timed out" not in run.summary["events"]  # nobody waited in vain
 
 
 def test_a_run_whose_nodes_are_all_offline_for_good_ends_though_the_clock_goes_on(tmp_path: Path) -> None:

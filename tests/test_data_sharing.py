@@ -40,7 +40,7 @@ def common(count: int = 30) -> Samples:
 def joined(samples: int, held: list[int], id: int = 0) -> tuple[DataSharing, NodeData]:
     data = NodeData(Data(common(), common(), 5), np.array(held, np.int64))
     sharing = DataSharing(samples)
-    sharing.join(NodeInfo(id, 4, 7, ((3,),), data))
+    sharing.bind(NodeInfo(id, 4, 7, ((3,),), data))
     sharing.start(MODEL)
     return sharing, data
 
@@ -156,7 +156,7 @@ def test_samples_that_are_added_are_moved_a_few_times_at_most() -> None:
 
 def test_a_node_whose_trainer_shows_no_data_says_nothing_and_takes_nothing() -> None:
     sharing = DataSharing()
-    sharing.join(NodeInfo(0, 2, 0, ((3,),)))
+    sharing.bind(NodeInfo(0, 2, 0, ((3,),)))
     nothing = sharing.outgoing(MODEL, 0)
     assert nothing.arrays["y"].size == 0
     sharing.check(nothing, MODEL)

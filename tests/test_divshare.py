@@ -36,9 +36,7 @@ def fragment(sender: int, number: int, params: Any, round: int = 0) -> Message:
 
 
 def make(fake: FakeRuntime, nodes: int = 9, **given: Any) -> Node:
-    node = fake.node(nodes=nodes, params=model(0), **given)
-    node.shapes = SHAPES
-    return node
+    return fake.node(nodes=nodes, params=model(0), shapes=SHAPES, **given)
 
 
 def reference(own: Any, heard: list[tuple[int, Any]]) -> Any:

@@ -123,7 +123,7 @@ def test_an_offline_node_gets_no_messages_and_its_peers_go_on_when_their_patienc
     # 0 and 2 wait for 1 until 2.5. It went on at 2.2, and said at 2.7 what nobody waits for any more.
     assert rounds_of(run, 0)[0] == 2.5
     assert rounds_of(run, 3)[0] == 1.0
-    assert ("no answer", 2.5) in events_of(run, 0)
+    assert ("timed out", 2.5) in events_of(run, 0)
     assert run.summary["status"] == "completed"
 
 
@@ -263,7 +263,7 @@ def test_a_partition_is_survived_with_a_timeout_and_mended(tmp_path: Path) -> No
     ).run(tmp_path)
     # Round 1: trained from 1.1 to 2.1, and then nothing comes over the cut. Round 2 is whole again.
     assert rounds_of(run, 0) == {0: 1.1, 1: 2.6, 2: 3.7, 3: 4.8}
-    assert events_of(run, 0) == [("no answer", 2.6)]
+    assert events_of(run, 0) == [("timed out", 2.6)]
 
 
 def test_messages_that_are_held_keep_a_run_waiting_and_not_stuck(tmp_path: Path) -> None:

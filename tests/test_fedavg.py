@@ -248,7 +248,7 @@ def test_a_client_that_keeps_silent_is_passed_over(tmp_path: Path) -> None:
         fault=Faults().hang(1, round=0).schedule, simulation={"batching": "off", "receive_timeout": 9.0}
     )
     run = described.run(tmp_path)
-    assert run.summary["events"] == {"fault": 1, "no answer": ROUNDS}
+    assert run.summary["events"] == {"fault": 1, "timed out": ROUNDS}
     assert list(run.summary["lost"]) == ["1"]
     expected = follow(described, dead=[1], since=0)
     np.testing.assert_allclose(np.load(run.folder.model(SERVER)), expected, atol=5e-5)

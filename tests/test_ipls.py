@@ -189,7 +189,7 @@ def test_a_peer_that_hangs_is_waited_for_once(engine: str, tmp_path: Path) -> No
     assert [*map(int, run.summary["lost"])] == [1]
     assert np.ptp(models, axis=0).max() == 0
     if engine == "simulation":
-        assert run.summary["events"]["no answer"] == 3
+        assert run.summary["events"]["timed out"] == 3
         assert 100 < run.summary["time"]["virtual_s"] < 200
 
 

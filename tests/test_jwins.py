@@ -24,7 +24,7 @@ from shoal.types import Params
 
 
 def started(sharing: JWINS, params: Params, id: int = 0) -> JWINS:
-    sharing.join(NodeInfo(id, 4, 7, (params.shape,)))
+    sharing.bind(NodeInfo(id, 4, 7, (params.shape,)))
     sharing.start(params)
     return sharing
 

@@ -190,7 +190,7 @@ def test_others_go_on_when_an_asynchronous_worker_keeps_silent(tmp_path: Path) -
         fault=Faults().hang(1, round=2).schedule,
         simulation={"batching": "off", "receive_timeout": 5.0},
     ).run(tmp_path)
-    assert (run.summary["events"]["no answer"], list(run.summary["lost"])) == (1, ["1"])
+    assert (run.summary["events"]["timed out"], list(run.summary["lost"])) == (1, ["1"])
     assert all(len(records(run, worker, Round)) == ROUNDS for worker in (0, 2, 3))
 
 
@@ -211,7 +211,7 @@ def test_nobody_is_held_back_by_a_slow_worker_that_was_given_no_more_time(tmp_pa
     run = experiment(ParameterServer(8, True, staleness=1), group=SLOW, simulation=hasty).run(tmp_path)
     slow, fast = ([r.time for r in records(run, worker, Round)] for worker in (0, 1))
     assert len(slow) == len(fast) == 8
-    assert run.summary["events"]["no answer"] >= 1
+    assert run.summary["events"]["timed out"] >= 1
 
 
 def test_a_server_whose_workers_have_all_died_ends_and_says_so() -> None:
@@ -228,7 +228,7 @@ def test_a_server_gives_up_on_workers_that_all_hang() -> None:
     node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2}, receive_timeout=1.0)
     fake.run(ParameterServer(50, True).serve(node))
     happened = [e.what for e in fake.records if isinstance(e, Event)]
-    assert happened == ["no answer", "gave up", "nobody left", "staleness"]
+    assert happened == ["timed out", "gave up", "nobody left", "staleness"]
     assert node.now() == 10.0
 
 

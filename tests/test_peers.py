@@ -186,7 +186,7 @@ def test_a_round_that_nobody_can_have_reached_is_refused() -> None:
 
 def test_a_node_without_a_server_says_so() -> None:
     node = FakeRuntime().node(nodes=3, params=np.zeros(4, np.float32))
-    with pytest.raises(NodeError, match="node 0 asks for its server, and the experiment's algorithm has none"):
+    with pytest.raises(NodeError, match="node 0 has no server: the experiment's algorithm has no method `serve`"):
         node.server  # noqa: B018
 
 

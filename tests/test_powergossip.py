@@ -33,7 +33,7 @@ class Nodes:
         self.sharings = [PowerGossip(rank) for _ in range(count)]
         self.size = sum(math.prod(shape) for shape in shapes)
         for id, sharing in enumerate(self.sharings):
-            sharing.join(NodeInfo(id, count, seed, shapes))
+            sharing.bind(NodeInfo(id, count, seed, shapes))
             sharing.start(np.zeros(self.size, np.float32))
         self.weight = 1 / count
         self.round = 0
@@ -340,7 +340,7 @@ def test_a_state_is_not_what_the_sharing_works_with() -> None:
     assert np.array_equal(twins.talk(models), after)
     state = nodes.sharings[0].state()
     restored = PowerGossip()
-    restored.join(NodeInfo(0, 2, 3, SHAPES))
+    restored.bind(NodeInfo(0, 2, 3, SHAPES))
     restored.restore(state)
     nodes.edge(0, 1)["basis"][:] = np.nan
     state["edges"]["1"]["basis"][:] = np.nan

@@ -268,7 +268,7 @@ def test_a_node_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert list(done.summary["lost"]) == ["1"]
     assert "hung" in done.summary["lost"]["1"]
     assert done.folder.model(1).is_file(), "what it learnt is kept"
-    assert done.summary["events"]["no answer"] >= 1
+    assert done.summary["events"]["timed out"] >= 1
     assert ends(done.folder) == {0, 2, 3, 4, 5}
 
 

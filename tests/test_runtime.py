@@ -18,7 +18,7 @@ from shoal.errors import DeadlockError, ExperimentError, MessageError, NodeError
 from shoal.experiment import Experiment, Fault
 from shoal.mailbox import Filter
 from shoal.message import Message, Payload, address
-from shoal.node import REFUSALS_RECORDED, Node
+from shoal.node import RECORDED_REJECTIONS, Node
 from shoal.results.records import Event, Round
 from shoal.runtime import Runtime
 from shoal.sharing.full import FullSharing
@@ -344,7 +344,7 @@ def test_a_fake_node_goes_on_without_who_keeps_silent_and_says_so() -> None:
     fake.run(DPSGD(rounds=1).run(node))
     assert node.params[0] == 1.0  # the weights 1/3 of itself and of node 2, renormalised
     (event,) = [r for r in fake.records if isinstance(r, Event)]
-    assert (event.what, event.detail) == ("no answer", "round 0: gave up waiting for 0")
+    assert (event.what, event.detail) == ("timed out", "round 0: no message from 0")
 
 
 # A node
@@ -402,10 +402,10 @@ def test_a_payload_that_the_sharing_refuses_is_left_out_counted_and_recorded() -
 def test_of_very_many_refusals_the_first_are_written_down_and_all_are_counted() -> None:
     fake = FakeRuntime()
     node = fake.node(nodes=3, params=np.zeros(1, np.float32))
-    for i in range(REFUSALS_RECORDED + 500):
-        node.refuse(1, f"nonsense {i}")
-    assert node.rejected == REFUSALS_RECORDED + 500
-    assert len(fake.records) == REFUSALS_RECORDED
+    for i in range(RECORDED_REJECTIONS + 500):
+        node.reject(1, f"nonsense {i}")
+    assert node.rejected == RECORDED_REJECTIONS + 500
+    assert len(fake.records) == RECORDED_REJECTIONS
 
 
 def test_what_is_received_is_in_ascending_order_of_sender() -> None:

@@ -739,7 +739,7 @@ def test_a_model_outside_the_range_ends_its_node_before_anything_is_sent() -> No
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_model_that_is_not_finite_ends_its_node(value: float) -> None:
     sharing = Secure()
-    sharing.join(NodeInfo(4, 5, 0, ((2,),)))
+    sharing.bind(NodeInfo(4, 5, 0, ((2,),)))
     with pytest.raises(PrivacyError, match=r"node 4, round 7: a parameter is -?(nan|inf), expected a finite number"):
         sharing.outgoing(np.array([0.0, value], np.float32), 7)
 
@@ -803,7 +803,7 @@ def test_what_is_kept_over_a_checkpoint_is_what_the_next_coordinates_follow_from
     Secure().restore({})
     one, other = Secure(inner=TopK(0.5)), Secure(inner=TopK(0.5))
     for sharing in (one, other):
-        sharing.join(NodeInfo(0, 3, 0, ((4,),)))
+        sharing.bind(NodeInfo(0, 3, 0, ((4,),)))
         sharing.start(np.zeros(4, np.float32))
     model = np.array([1, 2, 3, 4], np.float32)
     assert one._wanted is not None

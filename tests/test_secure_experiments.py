@@ -20,6 +20,8 @@ from shoal.node import Node
 from shoal.results.records import Event
 from shoal.sharing.full import FullSharing
 from shoal.sharing.secure.secure import Secure
+from shoal.sharing.secure.sender_groups import SenderGroups
+from shoal.sharing.sharing import SenderGroup
 from shoal.testing import FakeRuntime, Faults
 from together import Together, witnesses
 
@@ -68,15 +70,16 @@ def test_a_call_that_does_not_say_who_else_is_called_is_refused(arrays: Any, why
 
 def test_a_node_that_was_not_told_its_company_does_not_guess_it() -> None:
     node = FakeRuntime().node(0, nodes=3, params=np.zeros(4), sharing=Secure(), services={"algorithm": 3})
-    with pytest.raises(NodeError, match="node 0 was not told who else speaks to node 3 in round 0"):
-        node.company(3, 0)
-    node.accompany(3, 0, [0, 1], {0: 0.25})
-    assert node.company(3, 0) == [0, 1]
-    assert node.counts(3, 0) == {0: 0.25}
+    groups = SenderGroups()
+    with pytest.raises(NodeError, match="node 0 does not know which nodes send to node 3 in round 0"):
+        groups.of(node, 3, 0)
+    groups.announce(3, 0, SenderGroup([0, 1], {0: 0.25}))
+    assert groups.of(node, 3, 0) == SenderGroup([0, 1], {0: 0.25})
     with pytest.raises(NodeError, match="in round 1"):
-        node.company(3, 1)
-    assert node.company(1, 0) == {0, 2}  # by the graph
-    assert node.counts(1, 0) == {0: 1 / 3, 2: 1 / 3}
+        groups.of(node, 3, 1)
+    by_the_graph = groups.of(node, 1, 0)
+    assert by_the_graph.senders == {0, 2}
+    assert by_the_graph.weights == {0: 1 / 3, 2: 1 / 3}
 
 
 def test_clients_are_told_how_much_they_count_themselves_and_of_the_others_who_they_are() -> None:

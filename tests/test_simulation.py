@@ -303,7 +303,7 @@ def test_a_deadlock_ends_where_a_timeout_lets_nodes_go_on(tmp_path: Path) -> Non
     run = described.run(tmp_path)
     assert run.status == "completed"
     (event,) = [r for r in run.folder.read(0) if isinstance(r, Event)]
-    assert (event.what, event.detail) == ("no answer", "round 1: gave up waiting for 1")
+    assert (event.what, event.detail) == ("timed out", "round 1: no message from 1")
 
 
 @pytest.mark.parametrize("algorithm", [WritesInPlace(), WritesIntoAnElement(), WritesIntoWhatItReceives()])

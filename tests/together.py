@@ -82,10 +82,10 @@ class Witnessed(Secure):
         self.models[round] = np.array(params)
         return super().outgoing(params, round)
 
-    async def open(self, node: Node, received: Any, round: int) -> Any:
+    async def after_receive(self, node: Node, received: Any, round: int) -> Any:
         self.heard[round] = dict(received)
-        self.companies[round] = node.counts(node.id, round)
-        opened = await super().open(node, received, round)
+        self.companies[round] = self._sender_groups.of(node, node.id, round).weights
+        opened = await super().after_receive(node, received, round)
         for said in opened.values():
             self.positions[round] = said.arrays.get("positions", slice(None))
         return opened
@@ -271,7 +271,7 @@ class Peers:
                 self.fake.deliver(self.message(peer, "secure-key", **{"secure-key": np.frombuffer(keys.public, "u1")}))
 
         async def main() -> None:
-            self.node.background(self.sharing.attend(self.node))
+            self.node.background(self.sharing.serve_peers(self.node))
             for round in range(rounds):
                 await self.node.send([0], self.sharing.outgoing(self.model, round), round=round)
                 await self.node.sleep(pause)

@@ -1,92 +1,65 @@
-"""Node: everything an algorithm may do."""
+"""Node: the interface between an algorithm and the rest of Shoal."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from shoal.errors import MessageError, NodeError
-from shoal.experiment.registry import from_table, to_table
 from shoal.mailbox import Filter
 from shoal.message import Message, Payload
+from shoal.node_context import NodeContext, Observer
 from shoal.randomness import generator
-from shoal.results.records import Evaluation, Event, Record, Round
+from shoal.results.records import Evaluation, Event, Round
 from shoal.runtime import Runtime
-from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, Sharing
+from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, SenderGroup, Sharing
 from shoal.state import State, Stateful, generator_state, restore_generator
 from shoal.topologies.graph import Mixing, Peers, Topology, WeightScheme
 from shoal.training.trainer import Evaluate, Train, Trainer
 from shoal.types import NodeId, Params
 
+MODEL = "model"
+"""The kind of messages that carry payloads of the sharing. Algorithms use other kinds for their own payloads."""
 
-class Observer(Protocol):
-    """Who watches a node: takes its records, and its model when all nodes' models are looked at together."""
+RECORDED_REJECTIONS = 1000
+"""Rejected payloads that a node records one by one. Further ones are only counted, so that a peer that sends invalid
+payloads cannot fill the disk."""
 
-    def record(self, record: Record) -> None: ...
-
-    def model(self, round: int, params: Params) -> None:
-        """The node's model after `round`, for the average over all nodes and their distance to it."""
-        ...
-
-    async def before_round(self, round: int) -> None:
-        """Called at the start of every round; faults on schedule strike here."""
-        ...
-
-    def postpone(self, round: int, params: Params) -> bool:
-        """Keep a model that is due to be tested, so as to test it when the run is over. False: test it now."""
-        ...
+Check: TypeAlias = Callable[[Payload], object]
+"""Raises `MessageError` if the algorithm cannot use the payload."""
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """When a node is evaluated."""
+class Received(dict[NodeId, Payload]):
+    """Payloads by sender, in ascending order of sender, with the peers that were expected to send."""
 
-    every: int
-    """Rounds between evaluations; 0 is after the last round only."""
-    evaluated: bool
-    """Whether this node is one of those evaluated."""
-    averaged: bool
-    """Whether the average of all models is looked at as well."""
-    by_time: bool = False
-    """Whether the engine looks at all nodes together, by the clock, and none is evaluated after its rounds."""
+    __slots__ = ("peers",)
 
-    def due(self, round: int, last: bool) -> bool:
-        if self.by_time:
-            return False
-        return last or (self.every > 0 and (round + 1) % self.every == 0)
+    def __init__(self, peers: Peers | None = None) -> None:
+        self.peers = peers
 
 
 class PeerDiscovery(Protocol):
-    """How one node finds its peers; made anew for every node. May keep a state (`shoal.state.Stateful`)."""
+    """Finds the peers of one node; one instance per node. It may keep a state (`shoal.state.Stateful`)."""
 
     async def peers(self, node: Node, round: int) -> Peers: ...
 
 
 @runtime_checkable
 class DiscoveryTopology(Protocol):
-    """A topology whose nodes find their peers by talking, where others work them out from the seed alone."""
+    """A topology whose nodes find their peers with a protocol. In other topologies the peers follow from the seed."""
 
     def discovery(self) -> PeerDiscovery: ...
 
 
 @runtime_checkable
-class TopologyWrapper(Protocol):
-    """A topology that hands out another's graph, such as a sampler: the graph is made from the one behind it."""
-
-    @property
-    def inner(self) -> Topology: ...
-
-
-@runtime_checkable
 class ServiceProvider(Protocol):
-    """An algorithm or a topology that needs a node of its own beside those that learn: a server, a peer sampler.
+    """An algorithm or a topology that needs a node of its own, such as a server or a peer sampler.
 
-    That node has no data. It lives in `serve`, and is ended when the last of the learning nodes has ended.
+    A service node has no data. It runs `serve`, and the engine cancels it when the last learning node has ended.
     """
 
     async def serve(self, node: Node) -> None: ...
@@ -94,34 +67,38 @@ class ServiceProvider(Protocol):
 
 @runtime_checkable
 class InteractiveSharing(Protocol):
-    """A sharing that has words of its own for the sharings of other nodes, beside payloads: keys, say.
+    """A sharing that exchanges messages of its own with the sharings of other nodes, for example keys.
 
-    The node calls these around what its algorithm does with messages of kind "model"; the algorithm does not notice.
+    The node calls these methods around messages of kind "model"; the algorithm does not notice.
     """
 
+    def set_sender_group(self, receiver: NodeId, round: int, group: SenderGroup) -> None:
+        """Define which nodes send to `receiver` in `round`. Needed for receivers outside the graph, such as servers."""
+        ...
+
     async def before_send(self, node: Node, to: Sequence[NodeId], round: int) -> Sequence[NodeId]:
-        """Before payloads for `to` are asked for. Returns those of them that may be spoken to."""
+        """Prepare payloads for `to`. Returns the receivers that the node may send to."""
         ...
 
     def expected_senders(self, node: Node, senders: Sequence[NodeId], round: int) -> Sequence[NodeId]:
-        """Those of `senders` to wait for: the others must not speak in this round."""
+        """Return the nodes of `senders` that may send to this node in `round`."""
         ...
 
     async def after_receive(self, node: Node, received: Received, round: int) -> Received:
-        """What has come as `merge` wants it, from those whose words could be opened."""
+        """Turn received payloads into payloads for `merge`, without the senders whose payloads are not usable."""
         ...
 
     async def serve_peers(self, node: Node) -> None:
-        """Answer the sharings of other nodes; runs beside the algorithm for as long as the node takes part."""
+        """Answer requests from the sharings of other nodes. Runs in the background while the algorithm runs."""
         ...
 
     async def drain(self, node: Node) -> None:
-        """After the algorithm has ended: wait until nobody needs this node's answers any more."""
+        """Wait after the end of the algorithm until no other node needs answers from this node."""
         ...
 
 
 class GraphPeers:
-    """The finder of nodes that know the graph."""
+    """The peer discovery of nodes that know the graph."""
 
     def __init__(self, mixing: Mixing) -> None:
         self.mixing = mixing
@@ -130,99 +107,88 @@ class GraphPeers:
         return self.mixing.peers(node.id, round)
 
 
-MixingFactory: TypeAlias = Callable[[Topology, WeightScheme | None], Mixing]
-"""What a topology is on the nodes of this run; weighted as the experiment says, or by the scheme that is named."""
-
-Check: TypeAlias = Callable[[Payload], object]
-"""Raises `MessageError` for a payload of an algorithm's own that it cannot use."""
-
-REFUSALS_RECORDED = 1000
-"""Beyond, they are only counted: whoever talks nonsense must not fill the disk."""
-
-MODEL = "model"
-"""The kind of message that carries what the sharing says; other kinds are the algorithm's own."""
-
-
-class Received(dict[NodeId, Payload]):
-    """What came from whom, in ascending order of sender, with the peers it was asked of."""
-
-    __slots__ = ("peers",)
-
-    def __init__(self, peers: Peers | None = None) -> None:
-        self.peers = peers
-
-
 class Node:
-    """One participant. An algorithm is a coroutine that is given one of these, and nothing else."""
+    """One participant of a run. An algorithm is a coroutine that receives a node as its only argument."""
 
     def __init__(
         self,
-        id: NodeId,
+        context: NodeContext,
         *,
-        nodes: int,
-        seed: int,
         params: Params,
         runtime: Runtime,
         trainer: Trainer,
         sharing: Sharing,
-        mixing: Mixing,
-        schedule: Schedule,
         observer: Observer,
-        run: str,
-        receive_timeout: float | None = None,
         discovery: PeerDiscovery | None = None,
-        mixings: MixingFactory | None = None,
-        services: Mapping[str, NodeId] | None = None,
-        shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
-        self.id = id
-        self.nodes = nodes
-        """How many nodes learn. Their ids are 0 to nodes − 1; those that serve them come after."""
-        self.seed = seed
-        self.shapes = shapes or (params.shape,)
-        """The tensors that lie behind each other in the flat vector."""
-        self.services = services or {}
-        """The nodes that serve: by what needs them, "algorithm" or "topology"."""
+        self.context = context
+        self.runtime = runtime
+        self.trainer = trainer
         self.sharing = sharing
+        self.mixing = context.mixing
+        """The graph and weights of all nodes. Algorithms call `peers`, because peers may come from a peer sampler."""
+        self.memory: State = {}
+        """What the algorithm keeps between rounds beside the model. Checkpoints include it."""
         self.bytes_sent = 0
         self.messages_sent = 0
         self.rejected = 0
-        """Payloads that the sharing or the algorithm refused."""
-        self.runtime = runtime
-        self.trainer = trainer
-        self.receive_timeout = receive_timeout
-        self.mixing = mixing
-        """The experiment's graph and weights, of all nodes. An algorithm asks `peers`, which may know better."""
-        self.memory: State = {}
-        """What the algorithm keeps from round to round beside the model: put it here, and a checkpoint has it."""
+        """The number of payloads that the sharing or the algorithm rejected."""
         self.timed_out_peers: frozenset[NodeId] = frozenset()
-        """Those that the last `receive_each` waited for in vain, though nobody knows them to be dead."""
+        """The peers that the last `receive_each` got no message from before its timeout, without failed peers."""
         self.rejoin_counts: dict[NodeId, int] = {}
-        """How often each that had died came back: what was agreed with it before, it knows nothing of."""
+        """How often each failed peer has rejoined. A rejoined peer has lost all that was agreed with it before."""
+        self._params = _frozen(params)
         self._next_round = 0
-        self._back: dict[NodeId, int] = {}
-        """From which round on those that came back are waited for."""
+        self._expected_from: dict[NodeId, int] = {}
+        """The first round in which each rejoined peer sends."""
         self._rewired: tuple[Topology, WeightScheme | None] | None = None
-        self._discovery: PeerDiscovery = discovery or GraphPeers(mixing)
-        self._mixings = mixings
-        self.schedule = schedule
+        self._discovery: PeerDiscovery = discovery or GraphPeers(context.mixing)
         self._observer = observer
-        self._run = run
         self._loss: float | None = None
         self._generators: dict[str, np.random.Generator] = {}
         self._check = sharing.check if isinstance(sharing, PayloadChecker) else None
         self._interactive = sharing if isinstance(sharing, InteractiveSharing) else None
-        self._companies: dict[NodeId, tuple[int, Collection[NodeId], Mapping[NodeId, float]]] = {}
-        """What `accompany` said of each receiver, with the round that it is for."""
-        self._params = _frozen(params)
         if isinstance(sharing, NodeAware):
             data = getattr(trainer, "data", None)
-            sharing.join(NodeInfo(id, nodes, seed, self.shapes, data))
+            sharing.bind(NodeInfo(context.id, context.nodes, context.seed, context.shapes, data))
         sharing.start(self._params)
+
+    # Identity and model
+
+    @property
+    def id(self) -> NodeId:
+        return self.context.id
+
+    @property
+    def nodes(self) -> int:
+        """The number of learning nodes: see `NodeContext.nodes`."""
+        return self.context.nodes
+
+    @property
+    def seed(self) -> int:
+        """The seed of the experiment, equal on all nodes. For random draws use `rng`."""
+        return self.context.seed
+
+    @property
+    def receive_timeout(self) -> float | None:
+        """Seconds that a receive waits for its senders; None: no limit."""
+        return self.context.receive_timeout
+
+    @property
+    def server(self) -> NodeId:
+        """The service node of the experiment's algorithm."""
+        if "algorithm" not in self.context.services:
+            raise NodeError(f"node {self.id} has no server: the experiment's algorithm has no method `serve`")
+        return self.context.services["algorithm"]
+
+    @property
+    def samples(self) -> int:
+        """The number of samples that this node trains on."""
+        return self.trainer.samples
 
     @property
     def params(self) -> Params:
-        """The model: one flat float32 vector, read-only. A new model is assigned, never written into the old."""
+        """The model: one flat float32 vector, read-only. Assign a new vector to change the model."""
         return self._params
 
     @params.setter
@@ -234,127 +200,98 @@ class Node:
             )
         self._params = _frozen(params)
 
-    @property
-    def run(self) -> str:
-        """The name of the run, which every message carries."""
-        return self._run
-
-    @property
-    def server(self) -> NodeId:
-        """The node in which the `serve` of the experiment's algorithm runs."""
-        if "algorithm" not in self.services:
-            raise NodeError(f"node {self.id} asks for its server, and the experiment's algorithm has none: no `serve`")
-        return self.services["algorithm"]
-
-    @property
-    def samples(self) -> int:
-        """How many samples this node trains on."""
-        return self.trainer.samples
+    # Time and computation
 
     def now(self) -> float:
-        """Seconds since the start of the run: virtual in the simulation, real elsewhere."""
+        """Return the seconds since the start of the run: virtual in the simulation, real elsewhere."""
         return self.runtime.now()
 
     async def sleep(self, seconds: float) -> None:
         await self.runtime.sleep(seconds)
+
+    def background(self, task: Coroutine[Any, Any, None]) -> None:
+        """Run `task` concurrently with the algorithm; it ends when the algorithm ends."""
+        self.runtime.background(task)
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """Return this node's generator for `purpose`, the same object on every call."""
+        if purpose not in self._generators:
+            self._generators[purpose] = generator(self.seed, purpose, self.id)
+        return self._generators[purpose]
+
+    async def train(self, params: Params, steps: int | None = None) -> Params:
+        """Return a new vector: `params` after local training. `steps` None uses the experiment's number of steps."""
+        trained = await self.runtime.compute(Train(self.trainer, params, steps))
+        self._loss = trained.loss
+        return trained.params
+
+    # Peers
+
+    async def peers(self, round: int) -> Peers:
+        """Return the neighbours in this round with their weights, from the graph or from a peer sampler."""
+        return await self._discovery.peers(self, round)
 
     @property
     def failed_peers(self) -> Collection[NodeId]:
         """The nodes that are known to have failed."""
         return self.runtime.failed_peers()
 
-    def background(self, task: Coroutine[Any, Any, None]) -> None:
-        """Run `task` beside the algorithm; it ends when the algorithm ends."""
-        self.runtime.background(task)
-
-    def rng(self, purpose: str) -> np.random.Generator:
-        """This node's own generator for `purpose`; the same object each time it is asked for."""
-        if purpose not in self._generators:
-            self._generators[purpose] = generator(self.seed, purpose, self.id)
-        return self._generators[purpose]
-
-    async def train(self, params: Params, steps: int | None = None) -> Params:
-        """`params` after local training on this node's data: a new vector. `steps` None is what the experiment says."""
-        trained = await self.runtime.compute(Train(self.trainer, params, steps))
-        self._loss = trained.loss
-        return trained.params
-
-    async def peers(self, round: int) -> Peers:
-        """The neighbours in this round and their weights: from the graph, or from whoever samples peers."""
-        return await self._discovery.peers(self, round)
-
-    def company(self, receiver: NodeId, round: int) -> Collection[NodeId]:
-        """All who speak to `receiver` in this round: by the graph, or as told."""
-        return self._company(receiver, round)[0]
-
-    def counts(self, receiver: NodeId, round: int) -> Mapping[NodeId, float]:
-        """How much they count there: by the graph all of them, or as told those that this node knows of."""
-        return self._company(receiver, round)[1]
-
-    def accompany(
-        self, receiver: NodeId, round: int, company: Collection[NodeId], counts: Mapping[NodeId, float]
-    ) -> None:
-        """Where no graph says so: all who speak to `receiver` in this round, and how much those of them count there of
-        whom this node has to know it: all for the receiver, and itself for one that speaks."""
-        self._companies[receiver] = round, company, counts
-
-    def _company(self, receiver: NodeId, round: int) -> tuple[Collection[NodeId], Mapping[NodeId, float]]:
-        told = self._companies.get(receiver)
-        if told is not None and told[0] == round:
-            return told[1:]
-        if receiver >= self.nodes:
-            raise NodeError(f"node {self.id} was not told who else speaks to node {receiver} in round {round}")
-        weights = self.mixing.peers(receiver, round).weights
-        return weights.keys(), weights
+    def mark_rejoined(self, peer: NodeId, round: int) -> None:
+        """Send to `peer`, which had failed, again from now on; expect messages from it from `round` on."""
+        self.rejoin_counts[peer] = self.rejoin_counts.get(peer, 0) + 1
+        self._expected_from[peer] = round
+        self.runtime.mark_rejoined(peer, round)
 
     def rewire(self, topology: Topology, weights: WeightScheme | None = None) -> None:
-        """From now on `peers` follows this graph, with the experiment's weights or those of another scheme.
+        """Use the graph of `topology` in `peers` from now on. `weights` None uses the experiment's scheme.
 
-        Every node that the graph links has to be rewired alike, from the same round on.
+        All nodes that the graph connects must call this with the same arguments before the same round.
         """
-        if self._mixings is None:
-            raise NodeError(f"node {self.id} cannot be rewired here: nobody builds graphs for it")
-        self.mixing = self._mixings(topology, weights)
+        self.mixing = self.context.mixing_factory.build(topology, weights)
         self._discovery = GraphPeers(self.mixing)
         self._rewired = topology, weights
 
+    # Messages
+
     async def send(self, to: Peers | Iterable[NodeId], outgoing: Outgoing, *, round: int, kind: str = MODEL) -> None:
-        """Say `outgoing` to each of `to`. Peers that are known to be gone are passed over."""
-        recipients = to.to if isinstance(to, Peers) else to
+        """Send `outgoing` to every peer in `to` that is not known to have failed."""
+        receivers = to.to if isinstance(to, Peers) else to
         if self._interactive is not None and kind == MODEL:
-            recipients = await self._interactive.before_send(self, tuple(recipients), round)
-        gone = self.failed_peers
-        common = Message(self.id, kind, round, outgoing.frozen(), self._run) if isinstance(outgoing, Payload) else None
-        for peer in recipients:
-            if peer in gone:
+            receivers = await self._interactive.before_send(self, tuple(receivers), round)
+        failed = self.failed_peers
+        shared = self.message(kind, outgoing, round) if isinstance(outgoing, Payload) else None
+        for peer in receivers:
+            if peer in failed:
                 continue
-            message = common or Message(self.id, kind, round, outgoing(peer).frozen(), self._run)  # type: ignore[operator]
+            message = shared or self.message(kind, outgoing(peer), round)  # type: ignore[operator]
             if await self.runtime.send(peer, message):
-                self.bytes_sent += message.wire_size
-                self.messages_sent += 1
+                self._count_sent(message)
 
     def message(self, kind: str, payload: Payload, round: int = 0) -> Message:
-        """A message of this node's, ready to be handed to the runtime."""
-        return Message(self.id, kind, round, payload.frozen(), self._run)
+        """Return a message from this node, ready for `Runtime.send`."""
+        return Message(self.id, kind, round, payload.frozen(), self.context.run)
 
     async def transmit(self, to: NodeId, outgoing: Outgoing, *, round: int, kind: str = MODEL) -> bool:
-        """Say `outgoing` to one peer, and wait until the last of it has left this node; whether it did.
+        """Send `outgoing` to one peer and wait until the message has left this node. Returns False if it was dropped.
 
-        `send` hands over at once all that it is given, and what the network has no room for waits there. Use this where
-        a message that waits may be overtaken by events.
+        `send` hands all its messages to the network at once, and the network queues them. Use `transmit` where a queued
+        message could become outdated.
         """
         if to in self.failed_peers:
             return False
-        said = outgoing if isinstance(outgoing, Payload) else outgoing(to)
-        message = self.message(kind, said, round)
+        payload = outgoing if isinstance(outgoing, Payload) else outgoing(to)
+        message = self.message(kind, payload, round)
         if not await self.runtime.transmit(to, message):
             return False
-        self.bytes_sent += message.wire_size
-        self.messages_sent += 1
+        self._count_sent(message)
         return True
 
+    def _count_sent(self, message: Message) -> None:
+        self.bytes_sent += message.wire_size
+        self.messages_sent += 1
+
     def collect(self, *, kind: str = MODEL, check: Check | None = None) -> list[Message]:
-        """All messages of this kind that have come so far, in order, without those that sharing or `check` refuses."""
+        """Return all messages of this kind received so far, in order, except those that sharing or `check` rejects."""
         return [message for message in self.runtime.collect(kind) if self._accepts(message, check)]
 
     async def receive_each(
@@ -366,16 +303,16 @@ class Node:
         timeout: float | None = None,
         check: Check | None = None,
     ) -> Received:
-        """One payload from each of `peers` for this round, without those that died, kept silent, or sent nonsense.
+        """Return one payload of this round from every peer that did not fail, time out or send an invalid payload.
 
-        Nonsense is what the sharing refuses, in messages of kind "model", and what `check` does; it is counted.
+        A payload is invalid if the sharing (for kind "model") or `check` rejects it. Invalid payloads are counted.
         """
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
         interactive = self._interactive if kind == MODEL else None
         if interactive is not None:
             senders = tuple(interactive.expected_senders(self, senders, round))
-        patience = self.receive_timeout if timeout is None else timeout
-        messages = await self.runtime.receive(Filter(kind, round, senders), patience)
+        timeout = self.receive_timeout if timeout is None else timeout
+        messages = await self.runtime.receive(Filter(kind, round, senders), timeout)
         self.timed_out_peers = frozenset()
         if len(messages) < len(senders):
             self._report_missing(senders, messages, round)
@@ -389,10 +326,10 @@ class Node:
     async def receive_first(
         self, peers: Iterable[NodeId], *, kind: str = MODEL, timeout: float | None = None
     ) -> Message | None:
-        """The next message of this kind from any of `peers`. None when all of them have died, or kept silent."""
+        """Return the next message of this kind from any of `peers`. None if all of them failed or timed out."""
         wanted = Filter(kind, senders=tuple(sorted(peers)), first=True)
-        patience = self.receive_timeout if timeout is None else timeout
-        while messages := await self.runtime.receive(wanted, patience):
+        timeout = self.receive_timeout if timeout is None else timeout
+        while messages := await self.runtime.receive(wanted, timeout):
             if self._accepts(messages[0]):
                 return messages[0]
         return None
@@ -406,135 +343,20 @@ class Node:
         timeout: float | None = None,
         check: Check | None = None,
     ) -> Message | None:
-        """The next message of this kind, from anyone or from `sender`, that neither sharing nor `check` refuses.
+        """Return the next valid message of this kind, from `sender` if given, otherwise from any node.
 
-        None when `timeout` seconds have passed, and when `sender` has died. Without a timeout it waits for `sender` as
-        `receive_each` does, for as long as the experiment or the engine says, and for anyone for ever.
+        Returns None after `timeout` seconds, and if `sender` has failed. Without `timeout`, a receive from `sender`
+        waits for `receive_timeout`, as in `receive_each`; a receive from any node has no limit.
         """
         wanted = Filter(kind, round, None if sender is None else (sender,), more=True)
         if timeout is None and sender is not None:
             timeout = self.receive_timeout
-        until = None if timeout is None else self.now() + timeout
+        deadline = None if timeout is None else self.now() + timeout
         while messages := await self.runtime.receive(wanted, timeout):
             if self._accepts(messages[0], check):
                 return messages[0]
-            timeout = None if until is None else max(0.0, until - self.now())
+            timeout = None if deadline is None else max(0.0, deadline - self.now())
         return None
-
-    def weights(self, received: Mapping[NodeId, Payload]) -> dict[NodeId, float]:
-        """The mixing weights of those who answered, renormalised; equal ones where no graph gave any."""
-        if isinstance(received, Received) and received.peers is not None:
-            return received.peers.weights_of(received)
-        return dict.fromkeys(received, 1.0 / (1 + len(received)))
-
-    @property
-    def next_round(self) -> int:
-        """How many rounds this node has done, or passed over: the number of the one that it is in, or comes to."""
-        return self._next_round
-
-    def begin_at(self, round: int, params: Params) -> None:
-        """Take up the work of others, who are about to begin `round`, before one's own first round."""
-        self._next_round = round
-        self.params = params
-
-    def mark_rejoined(self, peer: NodeId, round: int) -> None:
-        """`peer`, which had died, is sent to again at once, and waited for from `round` on."""
-        self.rejoin_counts[peer] = self.rejoin_counts.get(peer, 0) + 1
-        self._back[peer] = round
-        self.runtime.mark_rejoined(peer, round)
-
-    def full_model(self, payload: Payload) -> Params:
-        """The model that `payload` holds whole. Raises `MessageError` for anything else."""
-        params = payload.arrays.get("params")
-        if params is None or params.dtype != np.float32 or params.shape != self._params.shape:
-            raise MessageError(f"expected params, {self._params.size} float32 values")
-        if not np.isfinite(params).all():
-            raise MessageError("some values are not finite")
-        return np.array(params)
-
-    async def rounds(self, count: int) -> AsyncIterator[int]:
-        """0, 1, … count − 1, or from where `restore` left off.
-
-        Between rounds the node is recorded and, on schedule, evaluated, off the clock.
-        """
-        for round in range(self._next_round, count):
-            await self._observer.before_round(round)
-            yield round
-            self._next_round = round + 1
-            self._record(round)
-            if self.schedule.due(round, last=round == count - 1):
-                await self._evaluate(round)
-
-    @asynccontextmanager
-    async def round(self, round: int) -> AsyncIterator[None]:
-        """One round, for a node that is called to it by another: recorded, not evaluated."""
-        await self._observer.before_round(round)
-        yield
-        self._record(round)
-
-    async def evaluate(self, round: int) -> None:
-        """Test the model now, if this node is one of those tested; `rounds` does so by itself, on schedule."""
-        if self.schedule.evaluated and not self._observer.postpone(round, self.params):
-            scores = await self.runtime.compute(Evaluate(self.trainer, self.params))
-            self._observer.record(Evaluation(round, self.now(), scores))
-
-    def reject(self, message: Message, why: str) -> None:
-        """Count a message that makes no sense, and write down why; the algorithm goes on as if it had not come."""
-        self.refuse(message.sender, why)
-
-    def refuse(self, sender: NodeId, why: str) -> None:
-        """Count something that `sender` said and that makes no sense; the first ones are written down."""
-        self.rejected += 1
-        if self.rejected <= REFUSALS_RECORDED:
-            self.event("payload rejected", f"from node {sender}: {why}")
-
-    def event(self, what: str, detail: str) -> None:
-        """Write down something out of the ordinary."""
-        self._observer.record(Event(what, self.now(), detail))
-
-    def state(self) -> State:
-        """All that the next round depends on: the model, and what algorithm, trainer, sharing, finder and generators
-        keep. It is whole between rounds, when no message is under way."""
-        parts = {"trainer": self.trainer, "sharing": self.sharing, "finder": self._discovery}
-        return {
-            "round": self._next_round,
-            "params": self._params,
-            "sent": [self.bytes_sent, self.messages_sent],
-            "memory": dict(self.memory),
-            "generators": {purpose: generator_state(rng) for purpose, rng in self._generators.items()},
-            "rewired": None if self._rewired is None else self._spelt(*self._rewired),
-            **{name: part.state() for name, part in parts.items() if isinstance(part, Stateful)},
-        }
-
-    def restore(self, state: State) -> None:
-        """Go on from what an equal node's `state` gave."""
-        self._next_round = state["round"]
-        self.params = np.array(state["params"], np.float32)
-        self.bytes_sent, self.messages_sent = state["sent"]
-        self.memory = dict(state["memory"])
-        for purpose, words in state["generators"].items():
-            restore_generator(self.rng(purpose), words)
-        if (rewired := state["rewired"]) is not None:
-            self.rewire(from_table("topology", rewired["topology"]), rewired["weights"])
-        parts = {"trainer": self.trainer, "sharing": self.sharing, "finder": self._discovery}
-        for name, part in parts.items():
-            if isinstance(part, Stateful):
-                part.restore(state[name])
-
-    def _spelt(self, topology: Topology, weights: WeightScheme | None) -> State:
-        """What `rewire` was given, as plain data."""
-        try:
-            return {"topology": to_table("topology", topology), "weights": weights}
-        except ValueError as error:
-            raise NodeError(f"node {self.id} was rewired to a graph that cannot be written down: {error}") from error
-
-    def _record(self, round: int) -> None:
-        self._observer.record(Round(round, self.now(), self._loss, self.bytes_sent, self.messages_sent))
-
-    async def _evaluate(self, round: int) -> None:
-        await self.evaluate(round)
-        if self.schedule.averaged:
-            self._observer.model(round, self.params)
 
     def _accepts(self, message: Message, check: Check | None = None) -> bool:
         try:
@@ -543,23 +365,129 @@ class Node:
             if check is not None:
                 check(message.payload)
         except MessageError as error:
-            self.reject(message, str(error))
+            self.reject(message.sender, str(error))
             return False
         return True
 
     def _report_missing(self, senders: tuple[NodeId, ...], messages: list[Message], round: int) -> None:
-        gone = self.failed_peers
-        absent = {peer for peer, first in self._back.items() if round < first}
-        silent = sorted(set(senders) - {m.sender for m in messages} - set(gone) - absent)
-        if silent:
-            self.timed_out_peers = frozenset(silent)
-            self.event("no answer", f"round {round}: gave up waiting for {', '.join(map(str, silent))}")
+        not_expected = {peer for peer, first in self._expected_from.items() if round < first}
+        received = {message.sender for message in messages}
+        timed_out = sorted(set(senders) - received - set(self.failed_peers) - not_expected)
+        if timed_out:
+            self.timed_out_peers = frozenset(timed_out)
+            self.event("timed out", f"round {round}: no message from {', '.join(map(str, timed_out))}")
+
+    def weights(self, received: Mapping[NodeId, Payload]) -> dict[NodeId, float]:
+        """Return the mixing weights of the senders, renormalised; equal weights if no graph defines them."""
+        if isinstance(received, Received) and received.peers is not None:
+            return received.peers.weights_of(received)
+        return dict.fromkeys(received, 1.0 / (1 + len(received)))
+
+    # Rounds and records
+
+    @property
+    def next_round(self) -> int:
+        """The number of the current or next round: how many rounds this node has completed or skipped."""
+        return self._next_round
+
+    def begin_at(self, round: int, params: Params) -> None:
+        """Start at `round` with `params`, for a node that joins a run in progress. Call it before the first round."""
+        self._next_round = round
+        self.params = params
+
+    async def rounds(self, count: int) -> AsyncIterator[int]:
+        """Yield 0, 1, … count − 1; after `restore`, the rounds that are left.
+
+        After each round the node writes a record and, if the schedule says so, evaluates. Both take no virtual time.
+        """
+        for round in range(self._next_round, count):
+            await self._observer.before_round(round)
+            yield round
+            self._next_round = round + 1
+            self._record(round)
+            if self.context.schedule.due(round, last=round == count - 1):
+                await self._evaluate(round)
+
+    @asynccontextmanager
+    async def round(self, round: int) -> AsyncIterator[None]:
+        """Run one round that another node called for. It is recorded, but not evaluated."""
+        await self._observer.before_round(round)
+        yield
+        self._record(round)
+
+    async def evaluate(self, round: int) -> None:
+        """Evaluate the model now if this node is evaluated at all. `rounds` calls this on schedule."""
+        if self.context.schedule.evaluated and not self._observer.defer_evaluation(round, self.params):
+            scores = await self.runtime.compute(Evaluate(self.trainer, self.params))
+            self._observer.record(Evaluation(round, self.now(), scores))
+
+    def reject(self, sender: NodeId, reason: str) -> None:
+        """Count an invalid payload from `sender`, and record the reason for the first ones."""
+        self.rejected += 1
+        if self.rejected <= RECORDED_REJECTIONS:
+            self.event("payload rejected", f"from node {sender}: {reason}")
+
+    def event(self, what: str, detail: str) -> None:
+        """Record an unusual event."""
+        self._observer.record(Event(what, self.now(), detail))
+
+    def _record(self, round: int) -> None:
+        self._observer.record(Round(round, self.now(), self._loss, self.bytes_sent, self.messages_sent))
+
+    async def _evaluate(self, round: int) -> None:
+        await self.evaluate(round)
+        if self.context.schedule.averaged:
+            self._observer.model(round, self.params)
+
+    # State
+
+    def state(self) -> State:
+        """Return all that the next round depends on: model, algorithm, trainer, sharing, peer discovery, generators.
+
+        The state is complete only between rounds, while no message is in transit.
+        """
+        return {
+            "round": self._next_round,
+            "params": self._params,
+            "sent": [self.bytes_sent, self.messages_sent],
+            "memory": dict(self.memory),
+            "generators": {purpose: generator_state(rng) for purpose, rng in self._generators.items()},
+            "rewired": self._rewired_state(),
+            **{name: part.state() for name, part in self._stateful_parts().items()},
+        }
+
+    def restore(self, state: State) -> None:
+        """Continue from the `state` of an equal node."""
+        self._next_round = state["round"]
+        self.params = np.array(state["params"], np.float32)
+        self.bytes_sent, self.messages_sent = state["sent"]
+        self.memory = dict(state["memory"])
+        for purpose, kept in state["generators"].items():
+            restore_generator(self.rng(purpose), kept)
+        if (rewired := state["rewired"]) is not None:
+            self.rewire(self.context.mixing_factory.from_table(rewired["topology"]), rewired["weights"])
+        for name, part in self._stateful_parts().items():
+            part.restore(state[name])
+
+    def _stateful_parts(self) -> dict[str, Stateful]:
+        parts = {"trainer": self.trainer, "sharing": self.sharing, "discovery": self._discovery}
+        return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
+
+    def _rewired_state(self) -> State | None:
+        """Return the arguments of the last `rewire` as plain data."""
+        if self._rewired is None:
+            return None
+        topology, weights = self._rewired
+        try:
+            return {"topology": self.context.mixing_factory.to_table(topology), "weights": weights}
+        except ValueError as error:
+            raise NodeError(f"node {self.id}: its rewired topology cannot be saved: {error}") from error
 
 
 _sender = attrgetter("sender")
 
 
 def _frozen(params: Params) -> Params:
-    """`params` itself, made read-only, so that messages may share it without copying."""
+    """Make `params` read-only and return it, so that messages can share it without a copy."""
     params.flags.writeable = False
     return params

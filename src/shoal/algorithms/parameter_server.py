@@ -157,7 +157,7 @@ class _Workers:
     def kept_silent(self, workers: Iterable[NodeId]) -> None:
         silent = set(workers).intersection(alive(self._node))
         if news := sorted(silent - self.silent):
-            self._node.event("no answer", f"nothing from {', '.join(map(str, news))}; the others go on")
+            self._node.event("timed out", f"nothing from {', '.join(map(str, news))}; the others go on")
         self.silent |= silent
 
     def give_up(self) -> None:

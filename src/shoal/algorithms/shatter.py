@@ -44,7 +44,7 @@ class Shatter:
 
     async def run(self, node: Node) -> None:
         node.rewire(self._graph(), "uniform")
-        chunks = cut(node.shapes, self.virtual_nodes, node.seed)
+        chunks = cut(node.context.shapes, self.virtual_nodes, node.seed)
         listener = PeerMonitor(node)
         async for r in node.rounds(self.rounds):
             trained = await node.train(node.params)

@@ -89,7 +89,7 @@ class _Heard:
         node = self._node
         for message in node.collect(kind=BROADCAST, check=partial(_check, size=node.params.size)):
             if message.sender not in self._weights:
-                node.reject(message, "not a neighbour")
+                node.reject(message.sender, "not a neighbour")
             elif message.round > self._known[str(message.sender)][0]:  # messages may overtake each other
                 self._known[str(message.sender)] = [message.round, message.payload.arrays["params"]]
 

@@ -11,11 +11,14 @@ waits until the other is back, and is told.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
+
+import numpy as np
 
 from shoal.errors import MessageError
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.types import NodeId
+from shoal.types import NodeId, Params
 
 REJOIN_REQUEST = "rejoin"
 REJOIN_ANSWER = "rejoin-answer"
@@ -59,9 +62,9 @@ async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
     """
     absence = Absence()
     node.background(answer_rejoining_peers(node, absence))
-    for peer in (*sorted(others), *sorted(set(node.services.values()))):
+    for peer in (*sorted(others), *sorted(set(node.context.services.values()))):
         await node.runtime.send(peer, node.message(REJOIN_REQUEST, Payload({})))
-    led = "algorithm" in node.services
+    led = "algorithm" in node.context.services
     answers = await _answers(node, {node.server} if led else set(others))
     for peer, round in answers.items():
         if peer < node.nodes:
@@ -99,9 +102,11 @@ async def _take_over(node: Node, answers: dict[NodeId, int]) -> NodeId | None:
     """Begin with the model of the first who gives one, of those furthest on; who that is."""
     for giver in sorted(answers, key=lambda peer: (-answers[peer], peer)):
         await node.send([giver], Payload({}), round=0, kind=MODEL_REQUEST)
-        given = await node.receive(kind=MODEL_ANSWER, sender=giver, timeout=_patience(node), check=node.full_model)
+        given = await node.receive(
+            kind=MODEL_ANSWER, sender=giver, timeout=_patience(node), check=partial(_full_model, node)
+        )
         if given is not None:
-            node.begin_at(min(answers.values()), node.full_model(given.payload))
+            node.begin_at(min(answers.values()), _full_model(node, given.payload))
             return giver
     return None
 
@@ -118,6 +123,16 @@ async def _give_models(node: Node) -> None:
         message: Message | None = await node.receive(kind=MODEL_REQUEST)
         if message is not None:
             await node.send([message.sender], Payload({"params": node.params}), round=0, kind=MODEL_ANSWER)
+
+
+def _full_model(node: Node, payload: Payload) -> Params:
+    """Return the complete model in `payload`. Raises `MessageError` if it holds anything else."""
+    params = payload.arrays.get("params")
+    if params is None or params.dtype != np.float32 or params.shape != node.params.shape:
+        raise MessageError(f"expected params, {node.params.size} float32 values")
+    if not np.isfinite(params).all():
+        raise MessageError("some values are not finite")
+    return np.array(params)
 
 
 def _round(payload: Payload) -> int | None:

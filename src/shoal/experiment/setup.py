@@ -20,13 +20,15 @@ from shoal.data.dataset import ByOwner, Data, Dataset, Indices, Partition, Sampl
 from shoal.errors import DataError, ExperimentError, MessageError
 from shoal.experiment import Experiment
 from shoal.experiment.environment import build_environment, device_speeds
+from shoal.experiment.mixings import ExperimentMixings
 from shoal.experiment.registry import Component, registry
 from shoal.message import Payload
-from shoal.node import DiscoveryTopology, InteractiveSharing, Node, Observer, Schedule, ServiceProvider, TopologyWrapper
+from shoal.node import DiscoveryTopology, InteractiveSharing, Node, ServiceProvider
+from shoal.node_context import EvaluationSchedule, NodeContext, Observer
 from shoal.randomness import generator
 from shoal.runtime import Runtime
 from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing
-from shoal.topologies.graph import FromLabels, Mixing, Topology, WeightScheme
+from shoal.topologies.graph import Topology
 from shoal.training.factory import TrainerBackend, TrainerFactory, TrainerInputs
 from shoal.training.metrics import TRAINERS, Metrics
 from shoal.types import NodeId, Params
@@ -47,9 +49,9 @@ class Setup:
         partition: Partition | ByOwner = experiment.partition.build()
         rng = generator(experiment.seed, "partition")
         self.parts, tests = _split(partition, self.data, experiment.nodes, rng)
-        self._mixings: dict[tuple[str, WeightScheme], Mixing] = {}
         self.topology: Topology = experiment.topology.build()
-        self.mixing = self.mixing_on(self.topology)
+        self.mixings = ExperimentMixings(experiment, self.label_counts)
+        self.mixing = self.mixings.build(self.topology)
         plan = experiment.evaluation
         kept = _kept(len(self.data.test), plan.samples, experiment.seed)
         metrics = Metrics(self.data, plan.metrics)
@@ -75,20 +77,6 @@ class Setup:
         self.environment = build_environment(experiment, self.speeds)
         self._evaluated = _evaluated_nodes(experiment)
         self._try_sharings()
-
-    def mixing_on(self, topology: Topology, weights: WeightScheme | None = None) -> Mixing:
-        """The graph of a topology on these nodes, with weights; one for all nodes that ask for the same."""
-        experiment = self.experiment
-        while isinstance(topology, TopologyWrapper):
-            topology = topology.inner
-        key = (repr(topology), weights or experiment.weights)
-        if key not in self._mixings:
-            if isinstance(topology, FromLabels):
-                graph = topology.build_from(self.label_counts(), experiment.seed)
-            else:
-                graph = topology.build(experiment.nodes, experiment.seed)
-            self._mixings[key] = Mixing(graph, key[1])
-        return self._mixings[key]
 
     def label_counts(self) -> NDArray[np.int64]:
         """How many training samples of each class each node holds: nodes × classes."""
@@ -120,31 +108,34 @@ class Setup:
         settings = experiment.settings(id)
         learns = id < experiment.nodes
         trainer = self.trainer_factory.trainer(id, settings.training, self.speeds[id].simulated_step)
-        return Node(
+        context = NodeContext(
             id,
             nodes=experiment.nodes,
             seed=experiment.seed,
+            run=run,
+            shapes=self.trainer_factory.shapes,
+            schedule=self._schedule(id),
+            mixing=self.mixing,
+            mixing_factory=self.mixings,
+            services=experiment.services,
+            receive_timeout=receive_timeout,
+        )
+        return Node(
+            context,
             params=self.initial,
             runtime=runtime,
             trainer=trainer,
             sharing=settings.sharing.build(),
-            mixing=self.mixing,
-            schedule=self._schedule(id),
             observer=observer,
-            run=run,
-            receive_timeout=receive_timeout,
             discovery=self.topology.discovery() if learns and isinstance(self.topology, DiscoveryTopology) else None,
-            mixings=self.mixing_on,
-            services=experiment.services,
-            shapes=self.trainer_factory.shapes,
         )
 
-    def _schedule(self, id: NodeId) -> Schedule:
+    def _schedule(self, id: NodeId) -> EvaluationSchedule:
         """A server is tested as its clients are; then there is no average of many models to look at."""
         plan, services = self.experiment.evaluation, self.experiment.services
         tested = id in self._evaluated or (id == services.get("algorithm") and bool(self._evaluated))
         averaged = plan.average and "algorithm" not in services
-        return Schedule(plan.every, tested, averaged, by_time=plan.seconds is not None)
+        return EvaluationSchedule(plan.every, tested, averaged, by_time=plan.seconds is not None)
 
     def _try_sharings(self) -> None:
         """Start every sharing once, and have each hear what the others say, so that one that does not fit the model,
@@ -156,7 +147,7 @@ class Setup:
         for component in used.values():
             sharing: Sharing = component.build()
             if isinstance(sharing, NodeAware):
-                sharing.join(NodeInfo(0, experiment.nodes, experiment.seed, self.trainer_factory.shapes))
+                sharing.bind(NodeInfo(0, experiment.nodes, experiment.seed, self.trainer_factory.shapes))
             try:
                 sharing.start(self.initial)
             except ValueError as error:

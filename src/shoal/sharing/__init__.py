@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from shoal.sharing.sharing import CoordinateSelector, NodeAware, NodeInfo, Outgoing, PayloadChecker, Sharing
+from shoal.sharing.sharing import (
+    CoordinateSelector,
+    NodeAware,
+    NodeInfo,
+    Outgoing,
+    PayloadChecker,
+    SenderGroup,
+    Sharing,
+)
 
 SHARINGS: dict[str, str] = {
     "full": "shoal.sharing.full:FullSharing",
@@ -20,4 +28,13 @@ SHARINGS: dict[str, str] = {
     "secure": "shoal.sharing.secure.secure:Secure",
 }
 
-__all__ = ["SHARINGS", "CoordinateSelector", "NodeAware", "NodeInfo", "Outgoing", "PayloadChecker", "Sharing"]
+__all__ = [
+    "SHARINGS",
+    "CoordinateSelector",
+    "NodeAware",
+    "NodeInfo",
+    "Outgoing",
+    "PayloadChecker",
+    "SenderGroup",
+    "Sharing",
+]

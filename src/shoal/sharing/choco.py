@@ -71,8 +71,8 @@ class CHOCO:
             experiment, "a node follows the changes of each neighbour from the first round on"
         )
 
-    def join(self, member: NodeInfo) -> None:
-        self._member = member
+    def bind(self, info: NodeInfo) -> None:
+        self._info = info
 
     def start(self, params: Params) -> None:
         self.compressor.fit(params.size)
@@ -87,7 +87,7 @@ class CHOCO:
     def outgoing(self, params: Params, round: int) -> Outgoing:
         if self._said is not None:  # no merge since: what was heard then is not in the pull
             self._left_out |= self._drop()
-        rng = self._member.rng("choco", round) if self.compressor.by_chance else None
+        rng = self._info.rng("choco", round) if self.compressor.by_chance else None
         difference, self._said = self.compressor.compress((params - self._copy).astype(np.float32), rng)
         _add(self._said, self._copy)
         asked = self._asked = self._left_out - self._asked  # who has been asked is given a round to answer

@@ -41,17 +41,17 @@ class DataSharing:
 
     samples: Annotated[int, Bounds(at_least=1)] = 32
 
-    def join(self, member: NodeInfo) -> None:
-        self._member = member
+    def bind(self, info: NodeInfo) -> None:
+        self._info = info
 
     def start(self, params: Params) -> None:
         """What is kept is kept with the node's own data."""
 
     def outgoing(self, params: Params, round: int) -> Payload:
-        data = self._member.data
+        data = self._info.data
         if data is None:  # a trainer that shows no samples has none to give
             return Payload({"x": np.empty(0, np.float32), "y": np.empty(0, np.int64)})
-        drawn = data.drawn(self.samples, self._member.rng("data sharing", round))
+        drawn = data.drawn(self.samples, self._info.rng("data sharing", round))
         return Payload({"x": drawn.x, "y": drawn.y})
 
     def check(self, payload: Payload, params: Params) -> None:
@@ -62,7 +62,7 @@ class DataSharing:
             raise MessageError(
                 f"{len(y)} samples, expected at most {GENEROUS * self.samples}: {GENEROUS} times `samples` of this node"
             )
-        data = self._member.data
+        data = self._info.data
         if data is None:
             if len(x) or len(y) or x.dtype != np.float32 or y.dtype != np.int64 or (x.ndim, y.ndim) != (1, 1):
                 raise MessageError(f"{len(y)} samples for a node whose trainer takes none")
@@ -74,9 +74,9 @@ class DataSharing:
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         said = [received[peer].arrays for peer in sorted(received)]
-        if said and self._member.data is not None:
+        if said and self._info.data is not None:
             x, y = np.concatenate([a["x"] for a in said]), np.concatenate([a["y"] for a in said])
-            self._member.data.add(Samples(x, y))
+            self._info.data.add(Samples(x, y))
         return params.copy()
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:

@@ -50,8 +50,8 @@ class DeepSqueeze:
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         return without_neighbours(experiment, "nodes step towards each other, in pairs")
 
-    def join(self, member: NodeInfo) -> None:
-        self._member = member
+    def bind(self, info: NodeInfo) -> None:
+        self._info = info
 
     def start(self, params: Params) -> None:
         self.compressor.fit(params.size)
@@ -60,7 +60,7 @@ class DeepSqueeze:
 
     def outgoing(self, params: Params, round: int) -> Payload:
         self._error += params
-        rng = self._member.rng("deepsqueeze", round) if self.compressor.by_chance else None
+        rng = self._info.rng("deepsqueeze", round) if self.compressor.by_chance else None
         payload, self._said = self.compressor.compress(self._error, rng)
         self._said.add_to(self._error, -1.0)
         return payload

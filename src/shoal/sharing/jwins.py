@@ -71,8 +71,8 @@ class JWINS:
         self._code = SparseCode(self.values, self.indices)
         self._heard: Heard[Part] = Heard(self._unfold)
 
-    def join(self, member: NodeInfo) -> None:
-        self._member = member
+    def bind(self, info: NodeInfo) -> None:
+        self._info = info
 
     def start(self, params: Params) -> None:
         self._transform = _Wavelets(self.wavelet, self.level, params.size)
@@ -84,7 +84,7 @@ class JWINS:
         """The model whose coefficients are kept."""
 
     def outgoing(self, params: Params, round: int) -> Payload:
-        rng = self._member.rng("jwins", round)
+        rng = self._info.rng("jwins", round)
         fraction = self.fractions[int(rng.integers(len(self.fractions)))]
         before, size = self._coefficients, self._transform.size
         self._keep(params)

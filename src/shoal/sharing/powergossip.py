@@ -66,9 +66,9 @@ class PowerGossip:
 
     rank: Annotated[int, Bounds(at_least=1)] = 1
 
-    def join(self, member: NodeInfo) -> None:
-        self._member = member
-        self._layout = _Layout(member.shapes, self.rank)
+    def bind(self, info: NodeInfo) -> None:
+        self._info = info
+        self._layout = _Layout(info.shapes, self.rank)
         self._edges: dict[NodeId, _Edge] = {}
         self._times = 0
         """How often this node has spoken; nodes that go from round to round together agree on it."""
@@ -112,7 +112,7 @@ class PowerGossip:
             if step != edge.step:  # one of us missed a message
                 self._edges[peer] = self._anew(peer, (max(step, edge.step) + 1) % STEPS)
                 continue
-            above = peer > self._member.id
+            above = peer > self._info.id
             with np.errstate(over="ignore"):
                 difference = values - edge.said if above else edge.said - values
             if not np.isfinite(difference).all():
@@ -166,8 +166,8 @@ class PowerGossip:
 
     def _random(self, peer: NodeId, step: int, matrix: int, shape: tuple[int, ...]) -> Matrix:
         """A random V, which the peer draws alike."""
-        one, other = sorted((self._member.id, peer))
-        rng = generator(self._member.seed, "powergossip", one, other, step, matrix)
+        one, other = sorted((self._info.id, peer))
+        rng = generator(self._info.seed, "powergossip", one, other, step, matrix)
         return _orthonormal(rng.standard_normal(shape, np.float32))[0]
 
 

@@ -34,14 +34,14 @@ class WholeModel(ABC):
         self._codec = codec = self.codec()
         self._heard: Heard[Params] = Heard(lambda payload, size: codec.decode(payload.arrays, size))
 
-    def join(self, member: NodeInfo) -> None:
-        self._member = member
+    def bind(self, info: NodeInfo) -> None:
+        self._info = info
 
     def start(self, params: Params) -> None:  # noqa: B027 - a subclass need not say more
         """Every model will do."""
 
     def outgoing(self, params: Params, round: int) -> Payload:
-        rng = self._member.rng("quantized sharing", round) if self._codec.by_chance else None
+        rng = self._info.rng("quantized sharing", round) if self._codec.by_chance else None
         return Payload(sealed(self._codec.encode(params, rng)))
 
     def check(self, payload: Payload, params: Params) -> None:

@@ -40,15 +40,15 @@ class Random:
         self._code = DrawnCode(self.values)
         self._heard: Heard[Part] = Heard(self._code.unpack)
 
-    def join(self, member: NodeInfo) -> None:
-        self._member = member
+    def bind(self, info: NodeInfo) -> None:
+        self._info = info
 
     def start(self, params: Params) -> None:
         self._count = kept(params.size, self.fraction)
 
     def outgoing(self, params: Params, round: int) -> Payload:
         seed = self._seed(round)
-        rng = self._member.rng("random sharing, rounding", round) if self.values.by_chance else None
+        rng = self._info.rng("random sharing, rounding", round) if self.values.by_chance else None
         return self._code.pack(params, self._count, seed, rng)[0]
 
     def check(self, payload: Payload, params: Params) -> None:
@@ -61,5 +61,5 @@ class Random:
         return drawn(self._seed(round), params.size, self._count)
 
     def _seed(self, round: int) -> int:
-        who = () if self.common else (self._member.id,)
-        return derived_seed(self._member.seed, "random sharing", round, *who)
+        who = () if self.common else (self._info.id,)
+        return derived_seed(self._info.seed, "random sharing", round, *who)

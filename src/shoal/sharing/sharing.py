@@ -7,7 +7,7 @@ they are merged (`PayloadChecker`), know the node that it speaks for (`NodeAware
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -71,9 +71,18 @@ class NodeInfo:
 class NodeAware(Protocol):
     """A sharing that wants to know whom it speaks for: for random draws, for the shapes of tensors, for the data."""
 
-    def join(self, member: NodeInfo) -> None:
+    def bind(self, info: NodeInfo) -> None:
         """Called once, before `start`."""
         ...
+
+
+@dataclass(frozen=True)
+class SenderGroup:
+    """The nodes that send their models to one receiver in one round."""
+
+    senders: Collection[NodeId]
+    weights: Mapping[NodeId, float]
+    """The weight of each sender's model at the receiver. A sender may know no weight but its own."""
 
 
 @runtime_checkable

@@ -49,8 +49,8 @@ class TopK:
         self._code = SparseCode(self.values, self.indices)
         self._heard: Heard[Part] = Heard(self._code.unpack)
 
-    def join(self, member: NodeInfo) -> None:
-        self._member = member
+    def bind(self, info: NodeInfo) -> None:
+        self._info = info
 
     def start(self, params: Params) -> None:
         self._count = kept(params.size, self.fraction)
@@ -58,7 +58,7 @@ class TopK:
 
     def outgoing(self, params: Params, round: int) -> Payload:
         positions = self.select(params, round)
-        rng = self._member.rng("top-k sharing", round) if self.values.by_chance else None
+        rng = self._info.rng("top-k sharing", round) if self.values.by_chance else None
         payload = self._code.pack(Part(params[positions], positions), params.size, rng)
         self._shared[positions] = self.values.decode(payload.arrays, self._count)
         return payload

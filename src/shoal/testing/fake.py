@@ -21,14 +21,16 @@ import numpy as np
 
 from shoal.engines.simulation.kernel import Kernel, Task, park
 from shoal.errors import DeadlockError
+from shoal.experiment.registry import from_table, to_table
 from shoal.mailbox import Filter, Mailbox
 from shoal.message import RUN_LENGTH, Message
-from shoal.node import Node, Schedule
+from shoal.node import Node
+from shoal.node_context import EvaluationSchedule, NodeContext
 from shoal.results.records import Record
 from shoal.runtime import Work
 from shoal.sharing.full import FullSharing
 from shoal.sharing.sharing import Sharing
-from shoal.topologies.graph import Mixing, Topology
+from shoal.topologies.graph import Mixing, Topology, WeightScheme
 from shoal.topologies.static import Ring
 from shoal.training.trainer import Trained
 from shoal.types import NodeId, Params
@@ -78,26 +80,33 @@ class FakeRuntime:
         seed: int = 0,
         receive_timeout: float | None = None,
         services: Mapping[str, NodeId] | None = None,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> Node:
         """A node on this runtime, whose training is `train` and takes a virtual second; on a ring, with full sharing.
 
         It is not evaluated.
         """
-        return Node(
+        params = np.array(params, np.float32)
+        mixings = _FakeMixings(nodes, seed)
+        context = NodeContext(
             id,
             nodes=nodes,
             seed=seed,
-            params=np.array(params, np.float32),
+            run="0" * RUN_LENGTH,
+            shapes=shapes or (params.shape,),
+            schedule=EvaluationSchedule(every=0, evaluated=False, averaged=False),
+            mixing=mixings.build(topology or Ring()),
+            mixing_factory=mixings,
+            services=services or {},
+            receive_timeout=receive_timeout,
+        )
+        return Node(
+            context,
+            params=params,
             runtime=self,
             trainer=_FakeTrainer(train),
             sharing=sharing or FullSharing(),
-            mixing=Mixing((topology or Ring()).build(nodes, seed)),
-            mixings=lambda other, weights: Mixing(other.build(nodes, seed), weights or "metropolis-hastings"),
-            services=services,
-            schedule=Schedule(every=0, evaluated=False, averaged=False),
             observer=_Notebook(self.records),
-            run="0" * RUN_LENGTH,
-            receive_timeout=receive_timeout,
         )
 
     def run(self, main: Coroutine[Any, Any, R]) -> R:
@@ -173,6 +182,23 @@ class FakeRuntime:
         self._kernel.at(time, action)
 
 
+class _FakeMixings:
+    """Graphs for the nodes of a test."""
+
+    def __init__(self, nodes: int, seed: int) -> None:
+        self._nodes, self._seed = nodes, seed
+
+    def build(self, topology: Topology, weights: WeightScheme | None = None) -> Mixing:
+        return Mixing(topology.build(self._nodes, self._seed), weights or "metropolis-hastings")
+
+    def to_table(self, topology: Topology) -> dict[str, Any]:
+        return to_table("topology", topology)
+
+    def from_table(self, table: Mapping[str, Any]) -> Topology:
+        topology: Topology = from_table("topology", table)
+        return topology
+
+
 class _FakeTrainer:
     """Training that is a function of the parameters."""
 
@@ -213,5 +239,5 @@ class _Notebook:
     async def before_round(self, round: int) -> None:
         """Nothing strikes."""
 
-    def postpone(self, round: int, params: Params) -> bool:
+    def defer_evaluation(self, round: int, params: Params) -> bool:
         return False

@@ -66,7 +66,7 @@ class _Talk:
         initial = _model(size, seed, NODES)
         for id_, sharing in enumerate(self.sharings):
             if isinstance(sharing, NodeAware):
-                sharing.join(NodeInfo(id_, NODES, seed, shapes))
+                sharing.bind(NodeInfo(id_, NODES, seed, shapes))
             with _Untouched(initial, "start"):
                 sharing.start(initial)
 

@@ -58,6 +58,14 @@ class Topology(Protocol):
 
 
 @runtime_checkable
+class TopologyWrapper(Protocol):
+    """A topology that uses the graph of another one, such as a peer sampler."""
+
+    @property
+    def inner(self) -> Topology: ...
+
+
+@runtime_checkable
 class FromLabels(Protocol):
     """A topology that is made from who holds what. Optional: whoever knows the labels asks for this first.
 

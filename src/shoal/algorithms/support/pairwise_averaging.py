@@ -70,7 +70,7 @@ class ActiveSide:
             if attempt < attempts:
                 await self._send_request(peer, round)
         self._unanswered[peer] += 1
-        self._node.event("no answer", f"round {round}: node {peer} did not answer {attempts} requests")
+        self._node.event("timed out", f"round {round}: node {peer} did not answer {attempts} requests")
 
     def apply_late_answers(self) -> None:
         """Apply answers that arrived after their timeout: the peer has already made its half of the average."""
@@ -109,7 +109,7 @@ class ActiveSide:
         try:
             check_vectors(message.payload, node.params.size, ("half",))
         except MessageError as error:
-            node.reject(message, str(error))
+            node.reject(message.sender, str(error))
         else:
             node.params = node.params - message.payload.arrays["half"]
 
@@ -149,7 +149,7 @@ class PassiveSide:
         while (request := await node.receive(kind=REQUEST)) is not None:
             peer, round, started = request.sender, request.round, request.payload.fields.get(STARTED)
             if peer not in self._active:
-                node.reject(request, "not an active neighbour")
+                node.reject(request.sender, "not an active neighbour")
                 continue
             last_started, last_round, answer = last.get(peer, (started, -1, Payload({})))
             if started == last_started and round < last_round:
@@ -167,7 +167,7 @@ class PassiveSide:
         try:
             check_vectors(request.payload, node.params.size, ("params",))
         except MessageError as error:
-            node.reject(request, str(error))
+            node.reject(request.sender, str(error))
             return Payload({}, {REJECTED: True})
         half = request.payload.arrays["params"] * HALF - node.params * HALF  # in this order nothing overflows
         if not np.isfinite(half).all():

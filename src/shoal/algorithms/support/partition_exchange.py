@@ -171,7 +171,7 @@ class PartitionExchange:
             try:
                 decoded[peer] = decode(peer, payload)
             except MessageError as error:
-                self._node.refuse(peer, str(error))
+                self._node.reject(peer, str(error))
         return decoded
 
     def _decode_update(self, peer: NodeId, payload: Payload) -> Update:

@@ -20,6 +20,7 @@ from shoal.errors import MessageError
 from shoal.message import Message, Payload
 from shoal.node import Check, InteractiveSharing, Node
 from shoal.sharing.full import FullSharing
+from shoal.sharing.sharing import SenderGroup
 from shoal.types import NodeId
 
 GLOBAL = "global"
@@ -49,7 +50,7 @@ async def call(
     if company is None or not isinstance(node.sharing, InteractiveSharing):
         await node.send(clients, model, round=round, kind=GLOBAL)
         return
-    node.accompany(node.id, round, company.keys(), company)
+    node.sharing.set_sender_group(node.id, round, SenderGroup(company.keys(), company))
     arrays = Payload({**model.arrays, COMPANY: np.array(list(company), np.uint32)}).frozen().arrays
 
     def said(client: NodeId) -> Payload:
@@ -86,7 +87,9 @@ async def calls(node: Node) -> AsyncIterator[int]:
             if heard.round > latest or heard.payload.fields.get(LAST) is True:
                 message, latest = heard, max(latest, heard.round)
             else:
-                node.reject(heard, f"a call to round {heard.round}, and this node has been called to round {latest}")
+                node.reject(
+                    heard.sender, f"a call to round {heard.round}, and this node has been called to round {latest}"
+                )
             heard = await node.receive(kind=GLOBAL, sender=node.server, timeout=0.0, check=check)
         if message is None:
             continue
@@ -94,8 +97,8 @@ async def calls(node: Node) -> AsyncIterator[int]:
         if message.payload.fields.get(LAST) is True:
             await node.evaluate(message.round)
             return
-        if (told := _company(message.payload, node)) is not None:
-            node.accompany(node.server, latest, *told)
+        if (group := _company(message.payload, node)) is not None and isinstance(node.sharing, InteractiveSharing):
+            node.sharing.set_sender_group(node.server, latest, group)
         async with node.round(latest):
             yield latest
     kept = f"the model that it was sent in round {latest}" if latest >= 0 else "the model that it began with"
@@ -104,7 +107,7 @@ async def calls(node: Node) -> AsyncIterator[int]:
     await node.evaluate(max(0, latest - 1))  # what a round begins with is what the one before ended with
 
 
-def _company(said: Payload, node: Node) -> tuple[list[NodeId], dict[NodeId, float]] | None:
+def _company(said: Payload, node: Node) -> SenderGroup | None:
     """All that are called, and how much this node counts; None where nobody has to know. Raises `MessageError`."""
     if not isinstance(node.sharing, InteractiveSharing) or said.fields.get(LAST) is True:
         return None
@@ -115,7 +118,7 @@ def _company(said: Payload, node: Node) -> tuple[list[NodeId], dict[NodeId, floa
         raise MessageError(f"expected a field {WEIGHT!r}, how much this node counts, above 0 and at most 1")
     if node.id not in ids or ids.max() >= node.nodes:
         raise MessageError("expected this node among those that are called, and nobody but clients")
-    return ids.tolist(), {node.id: weight}
+    return SenderGroup(ids.tolist(), {node.id: weight})
 
 
 async def _next_call(node: Node, check: Check) -> Message | None:

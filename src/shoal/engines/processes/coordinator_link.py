@@ -134,7 +134,7 @@ class NodeObserver:
     def model(self, round: int, params: Params, tick: int | None = None) -> None:
         self._line.say(control.ModelSnapshot(self._id, round, self.now(), tick), params)
 
-    def postpone(self, round: int, params: Params) -> bool:
+    def defer_evaluation(self, round: int, params: Params) -> bool:
         if self.later is None:
             return False
         self.later.keep(round, self.now(), params)

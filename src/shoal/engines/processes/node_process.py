@@ -289,9 +289,9 @@ async def _tick(node: Node, runtime: ProcessRuntime, watcher: NodeObserver, seco
 def _look(node: Node, watcher: NodeObserver, tick: int, time: float) -> None:
     watcher.ticks = tick
     round = max(0, node.next_round - 1)
-    if watcher.later is not None and node.schedule.evaluated:
+    if watcher.later is not None and node.context.schedule.evaluated:
         watcher.later.keep(round, time, node.params, tick)
-    if node.schedule.averaged:
+    if node.context.schedule.averaged:
         watcher.model(round, node.params, tick)
 
 

@@ -77,7 +77,7 @@ class _Watcher:
             self._simulation.world.runtimes[self._id].hang()
             await park()  # nobody resumes it
 
-    def postpone(self, round: int, params: Params) -> bool:
+    def defer_evaluation(self, round: int, params: Params) -> bool:
         return False  # the virtual clock stands still meanwhile
 
 
@@ -359,7 +359,7 @@ class Simulation:
         """Test every node's model as it is now, and their average."""
         self._ticks += 1
         there = [node for node in self.nodes[: self.experiment.nodes] if node.id in self._alive]
-        tested = [node for node in there if node.schedule.evaluated]
+        tested = [node for node in there if node.context.schedule.evaluated]
         works = [Evaluate(node.trainer, node.params) for node in tested]
         at_once = self.world.computer.at_once
         scores = [s for i in range(0, len(works), at_once) for s in self.world.computer.run(works[i : i + at_once])]

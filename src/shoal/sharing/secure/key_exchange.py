@@ -32,7 +32,7 @@ class Exchange:
 
     def keys(self, node: Node) -> Keys:
         if self._keys is None:
-            self._keys = Keys(node.run)
+            self._keys = Keys(node.context.run)
         return self._keys
 
     def agreed(self, node: Node, partners: Collection[NodeId]) -> tuple[NodeId, ...]:
@@ -83,13 +83,13 @@ class Exchange:
         except MessageError as error:
             if peer not in keys:
                 self.refused.add(peer)
-            node.refuse(peer, str(error))
+            node.reject(peer, str(error))
 
     def _agree(self, node: Node, peer: NodeId, public: bytes) -> None:
         keys = self.keys(node)
         if (owner := keys.owner(public)) is not None:
             self.refused.add(owner)
-            node.refuse(owner, f"its key is that of node {peer}: nobody knows whose it is")
+            node.reject(owner, f"its key is that of node {peer}: nobody knows whose it is")
         keys.agree(peer, public)
 
 

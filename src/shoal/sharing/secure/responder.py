@@ -80,7 +80,7 @@ class Answers:
         try:
             said, speakers = self._agreed(node, asked)
         except MessageError as error:
-            node.reject(asked, str(error))
+            node.reject(asked.sender, str(error))
             return Payload({}, {REFUSED: str(error)})
         receiver, round = asked.sender, asked.round
         absent = [p for p in said.partners if p not in speakers]
@@ -130,5 +130,5 @@ class Answers:
                 of.append(dealer)
                 handed.extend(share[place] for place in (0, *absent))
         except MessageError as error:
-            node.reject(asked, str(error))
+            node.reject(asked.sender, str(error))
         return Payload({OF: naming(of), SHARES: rows(handed)})

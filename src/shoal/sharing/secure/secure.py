@@ -43,8 +43,9 @@ from shoal.sharing.secure.key_exchange import Exchange
 from shoal.sharing.secure.messages import BYE, PLAIN, SEALS, SUPPORT, WORDS, Gathering, masked
 from shoal.sharing.secure.requirements import incompatibilities
 from shoal.sharing.secure.responder import Answers
+from shoal.sharing.secure.sender_groups import SenderGroups
 from shoal.sharing.secure.unmasking import ClosedError, Opening
-from shoal.sharing.sharing import CoordinateSelector, NodeAware, NodeInfo, Sharing
+from shoal.sharing.sharing import CoordinateSelector, NodeAware, NodeInfo, SenderGroup, Sharing
 from shoal.state import State, Stateful
 from shoal.traits import ExperimentView
 from shoal.types import Bounds, Nested, NodeId, Params
@@ -86,6 +87,7 @@ class Secure:
             raise ValueError(f"partners = {self.partners}: expected an even number, half of them on each side")
         self._ring = FixedPoint(self.bits, self.range)
         self._exchange = Exchange()
+        self._sender_groups = SenderGroups()
         self._node: Node | None = None
         self._answers = Answers()
         self._latest: dict[NodeId, int] = {}
@@ -105,10 +107,10 @@ class Secure:
 
     # The sharing.
 
-    def join(self, member: NodeInfo) -> None:
-        self._member = member
+    def bind(self, info: NodeInfo) -> None:
+        self._info = info
         if isinstance(self.inner, NodeAware):
-            self.inner.join(member)
+            self.inner.bind(info)
 
     def start(self, params: Params) -> None:
         self.inner.start(params)
@@ -121,7 +123,7 @@ class Secure:
         if (value := self._ring.outside(params)) is not None:
             limit = "a finite number" if not np.isfinite(value) else f"within ±{self.range:g}"
             raise PrivacyError(
-                f"node {self._member.id}, round {round}: a parameter is {value:g}, expected {limit}: it would garble "
+                f"node {self._info.id}, round {round}: a parameter is {value:g}, expected {limit}: it would garble "
                 "the sum; set a larger sharing.range, or a smaller training.lr if the model diverges"
             )
         self._params = params
@@ -165,6 +167,9 @@ class Secure:
 
     # Before the words.
 
+    def set_sender_group(self, receiver: NodeId, round: int, group: SenderGroup) -> None:
+        self._sender_groups.announce(receiver, round, group)
+
     async def before_send(self, node: Node, to: Sequence[NodeId], round: int) -> Sequence[NodeId]:
         self._node = node
         self._gatherings = {}
@@ -183,7 +188,7 @@ class Secure:
     def _gathering(self, node: Node, receiver: NodeId, round: int) -> Gathering:
         kept = self._gatherings.get(receiver)
         if kept is None or kept.round != round:
-            company = node.company(receiver, round)
+            company = self._sender_groups.of(node, receiver, round).senders
             kept = Gathering(receiver, round, company, self.partners, self.threshold, node.seed)
             self._gatherings[receiver] = kept
         return kept
@@ -196,7 +201,7 @@ class Secure:
             self._supports = dict.fromkeys(to, inner.select(self._params, round))
             return to
         own = self._wanted.name(self._params, round)
-        company = sorted(node.company(node.id, round)) if self._hears(node, round) else []
+        company = sorted(self._sender_groups.of(node, node.id, round).senders) if self._hears(node, round) else []
         await node.send(company, Payload({SUPPORT: _CODE.encode(own, self._size)}), round=round, kind=SUPPORT)
         awaited = [receiver for receiver in to if self._is_awaited(receiver, round)]
         named = await self._named(node, awaited, round)
@@ -245,7 +250,7 @@ class Secure:
         self._latest[receiver] = round
         gathering = self._gathering(node, receiver, round)
         values = params[self._supports[receiver]] if isinstance(self.inner, CoordinateSelector) else params
-        words = self._ring.encode(values, node.counts(receiver, round)[node.id])
+        words = self._ring.encode(values, self._sender_groups.of(node, receiver, round).weights[node.id])
         if not gathering.masked:
             if self.few != "plain":
                 raise PrivacyError(f"node {node.id} was to speak to node {receiver} unmasked in round {round}")
@@ -275,7 +280,7 @@ class Secure:
         if gathering.masked:
             self._asked.update(gathering.company)
             for sender in received.keys() - hidden.keys():
-                node.refuse(sender, "its words are not masked")
+                node.reject(sender, "its words are not masked")
             try:
                 found = await Opening(node, gathering, hidden).open()
             except ClosedError as reason:
@@ -284,14 +289,14 @@ class Secure:
             speakers, words = found.speakers, found.words
         else:
             for sender in hidden:
-                node.refuse(sender, "its words are masked, and nobody else's are there to cancel that")
+                node.reject(sender, "its words are masked, and nobody else's are there to cancel that")
             speakers = tuple(sender for sender in received if sender not in hidden)
             words = sum((received[s].arrays[WORDS] for s in speakers), np.zeros(self._count, self._ring.dtype))
         arrays: dict[str, NDArray[Any]] = {SUM: self._ring.decode(words)}
         if isinstance(self.inner, CoordinateSelector):
             common = self._wanted is None  # then nobody had to agree upon anything
             arrays[POSITIONS] = self.inner.select(node.params, round) if common else self._supports[node.id]
-        counts = node.counts(node.id, round)
+        counts = self._sender_groups.of(node, node.id, round).weights
         for speaker in speakers:
             opened[speaker] = Payload(arrays, {WEIGHT: counts[speaker]})
         return opened

@@ -71,7 +71,7 @@ class Opening:
             try:
                 self._statements[sender] = Statement.read(payload, len(gathering.partners[sender]))
             except MessageError as error:
-                node.refuse(sender, str(error))
+                node.reject(sender, str(error))
 
     async def open(self) -> Sum:
         """Raises `ClosedError`: then no model shows. The seeds of some speakers' own masks may be out by then, but each
@@ -94,7 +94,7 @@ class Opening:
             try:
                 seeds[speaker] = self._seeds(speaker, speakers, answer)
             except MessageError as error:
-                self._node.refuse(speaker, str(error))
+                self._node.reject(speaker, str(error))
         if silent := [speaker for speaker in speakers if speaker not in seeds]:
             seeds.update(await self._recovered(silent, list(seeds), speakers))
         return Sum(tuple(speakers), self._added(speakers, seeds))
@@ -118,7 +118,7 @@ class Opening:
             others = unfit[worst] & left
             named = ", ".join(map(str, sorted(others)))
             if any(NO_SEAL not in (self._seal(worst, other), self._seal(other, worst)) for other in others):
-                self._node.refuse(worst, f"its masks do not fit those of {named}: another key, or another round")
+                self._node.reject(worst, f"its masks do not fit those of {named}: another key, or another round")
             else:  # nobody's fault, or not for the receiver to know
                 reason = f"node {worst} and {named} have not masked with each other: a key has not come"
                 self._node.event("left out of the sum", f"round {self._gathering.round}: {reason}")
@@ -188,7 +188,7 @@ class Opening:
                         raise MessageError(f"expected {len(wanted[one])} shares of what node {one} said")
                     shares[one][gathering.partners[one].index(helper)] = rows(share)
             except MessageError as error:
-                self._node.refuse(helper, str(error))
+                self._node.reject(helper, str(error))
         return {one: self._combined(one, wanted[one], shares[one]) for one in silent}
 
     def _combined(self, one: NodeId, wanted: list[NodeId], shares: dict[int, shamir.Bytes]) -> dict[NodeId, bytes]:
@@ -215,7 +215,7 @@ class Opening:
         for holder in shares.keys() - set(true):
             trial = {h: shares[h] for h in (*true[1:], holder)}
             if not np.array_equal(shamir.combine(trial), secret):
-                self._node.refuse(self._gathering.partners[one][holder], f"a forged share of a secret of node {one}")
+                self._node.reject(self._gathering.partners[one][holder], f"a forged share of a secret of node {one}")
 
     def _added(self, speakers: list[NodeId], seeds: Mapping[NodeId, Mapping[NodeId, bytes]]) -> Words:
         total = np.zeros_like(self._statements[speakers[0]].words)

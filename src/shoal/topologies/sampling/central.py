@@ -68,7 +68,9 @@ class PeerSampler:
             if lasting:
                 continue
             if message.round > told + LEAP:
-                node.reject(message, f"says that it has reached round {message.round}, and was told {told} at the most")
+                node.reject(
+                    message.sender, f"says that it has reached round {message.round}, and was told {told} at the most"
+                )
                 continue
             for round in range(told + 1, message.round + 2):
                 await self._tell(node, round, lasting)
@@ -113,13 +115,13 @@ class Told:
         if self._peers is not None and (self._lasting or round == self._round):
             return self._peers
         if not self._alone:
-            sampler = node.services["topology"]
+            sampler = node.context.services["topology"]
             await node.send([sampler], Payload({}), round=round, kind=REACHED)
             while (message := await node.receive(kind=NEIGHBOURS, round=round, sender=sampler)) is not None:
                 try:
                     self._peers, self._lasting = _understood(message.payload, node)
                 except MessageError as error:
-                    node.reject(message, str(error))
+                    node.reject(message.sender, str(error))
                     continue
                 self._round = round
                 return self._peers

@@ -224,7 +224,7 @@ class GossipDiscovery:
     async def _answer_requests(self, node: Node) -> None:
         while (message := await node.receive(kind=ASK)) is not None:
             if message.sender >= node.nodes or message.sender == node.id:
-                node.reject(message, "a link with one that does not learn")
+                node.reject(message.sender, "a link with one that does not learn")
                 continue
             self._forget_returned(node)
             self._silent.discard(message.sender)
@@ -242,7 +242,7 @@ class GossipDiscovery:
         try:
             self._view.absorb(_descriptors(message.payload, node.nodes), node.rng("peer sampling"))
         except MessageError as error:
-            node.reject(message, str(error))
+            node.reject(message.sender, str(error))
             return False
         self._view.increase_age()
         return True
