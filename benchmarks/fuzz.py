@@ -1,12 +1,12 @@
-"""Malformed messages: at everything that reads messages, and at the nodes of runs that go on meanwhile.
+"""Malformed messages: for everything that reads messages, and for the nodes of a run in progress.
 
-    python benchmarks/fuzz.py                          # 1,000,000 at the codecs, 10,000 at nodes: some minutes
-    python benchmarks/fuzz.py --codec 30000 --node 0   # a part of it
-    python benchmarks/fuzz.py --seed 7 --case 4644     # one message at the codecs again, as a failure has named it
+    python benchmarks/fuzz.py                          # 1,000,000 for the readers, 10,000 for nodes: some minutes
+    python benchmarks/fuzz.py --codec 30000 --node 0   # fewer
+    python benchmarks/fuzz.py --seed 7 --case 4644     # repeat one message that failed
 
-Every message has to be taken or refused by the one error that there is for that: anything else that is raised, a
-message that takes for ever and memory that grows are failures, shown with what it takes to see them again. Nodes under
-siege have to find the models that they find in peace. Exits with 1 if there was a failure.
+A reader must accept a message or reject it with `MessageError`. Any other exception, a hang and growing memory are
+failures; each is shown with its seed and case. Nodes under attack must end with the same models as without it. The exit
+code is 1 if there was a failure.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from measuring import ROOT, Figure, median, show
 from shoal.engines.operating_system import process_memory, release_memory
 from shoal.testing import Fuzzer
 
-sys.path.append(str(ROOT / "tests"))  # which do a part of this
+sys.path.append(str(ROOT / "tests"))  # the tests run a part of this
 from readers import readers
 from siege import Siege
 
 WARM = 20_000
-"""Cases after which memory is first looked at: by then all libraries are loaded, and caches are full."""
+"""Cases before memory is first measured: by then all libraries are loaded and caches are full."""
 AT_A_TIME = 50_000
 HOARD = 5_000
-"""Models of far rounds for one node: 96 MB, of which its mailbox keeps what it has room for."""
+"""Models of far rounds for one node: 96 MB. Its mailbox keeps only as many as its budget allows."""
 
 
 def codecs(cases: int, seed: int) -> tuple[list[Figure], bool]:
@@ -54,11 +54,11 @@ def codecs(cases: int, seed: int) -> tuple[list[Figure], bool]:
     for failure in fuzzer.failures:
         print(failure, end="\n\n")
     figures = [
-        Figure("messages at the codecs", fuzzer.cases, "", at_least=cases, note=f"seed {seed}, {seconds:.0f} s"),
-        Figure("… taken for good ones", fuzzer.good.total(), "", note="and merged, where they are payloads"),
-        Figure("… refused", fuzzer.refused.total(), ""),
+        Figure("messages to readers", fuzzer.cases, "", at_least=cases, note=f"seed {seed}, {seconds:.0f} s"),
+        Figure("… accepted", fuzzer.accepted.total(), "", note="and merged, where they are payloads"),
+        Figure("… rejected", fuzzer.rejected.total(), ""),
         Figure("… anything else", len(fuzzer.failures), "", at_most=0),
-        Figure("… a second", fuzzer.cases / seconds, "", note="one core, made and read"),
+        Figure("… a second", fuzzer.cases / seconds, "", note="one core, mutating and reading"),
         Figure("private memory, growth", grown, "MiB", at_most=16, note=f"from {before:.0f} MiB"),
         Figure("peak memory, growth", _peak() - peak, "MiB", at_most=64),
     ]
@@ -77,39 +77,41 @@ def nodes(messages: int, seed: int, sharing: str, hoard: int) -> tuple[list[Figu
         return [], False
     grown = [after - before for before, after in zip(siege.uss_before, siege.uss_after, strict=True)]
     figures = [
-        Figure(f"messages at nodes, {sharing}", siege.sent.total(), "", note=f"within {siege.seconds:.1f} s of a run"),
-        Figure("… refused and counted", siege.summary["messages_rejected"], "", at_least=siege.must_refuse),
-        Figure("… too late, or no room for them", siege.summary["messages_late"], ""),
+        Figure(f"messages to nodes, {sharing}", siege.sent.total(), "", note=f"within {siege.seconds:.1f} s of a run"),
+        Figure("… rejected and counted", siege.summary["messages_rejected"], "", at_least=siege.must_refuse),
+        Figure("… late or evicted", siege.summary["messages_late"], ""),
         Figure("… private memory of a node, growth", median(grown), "MiB", at_most=siege.grown_mib),
-        Figure("… of the node that has grown most", max(grown), "MiB", note=f"sent {hoard:,} models of far rounds"),
-        Figure("… problems", len(siege.problems), "", at_most=0, note="nodes lost, other models, memory, tracebacks"),
+        Figure("… of the node that grew most", max(grown), "MiB", note=f"sent {hoard:,} models of far rounds"),
+        Figure("… problems", len(siege.problems), "", at_most=0, note="failed nodes, other models, memory, tracebacks"),
     ]
     return figures, not siege.problems
 
 
 def replay(seed: int, case: int) -> bool:
-    """One message again, without those before it."""
+    """Repeat one message."""
     fuzzer = Fuzzer(readers, seed)
     fuzzer.run([case])
-    print(*fuzzer.failures or [f"seed {seed}, case {case}: {'refused' if fuzzer.refused else 'taken'}"])
+    print(*fuzzer.failures or [f"seed {seed}, case {case}: {'rejected' if fuzzer.rejected else 'accepted'}"])
     return not fuzzer.failures
 
 
 def _show_outcomes(fuzzer: Fuzzer) -> None:
-    table = Table(title="What became of them", title_justify="left", title_style="bold")
-    for column in ("reader", "taken", "refused", "what was done", "taken", "refused"):
-        table.add_column(column, justify="right" if column in ("taken", "refused") else "left")
-    by_reader = [(name, fuzzer.good[name], fuzzer.refused[name]) for name in sorted(fuzzer.good | fuzzer.refused)]
-    ways = sorted({how for how, _ in fuzzer.by_way})
-    by_way = [(how, fuzzer.by_way[how, False], fuzzer.by_way[how, True]) for how in ways]
-    for row in range(max(len(by_reader), len(by_way))):
-        cells = [column[row] if row < len(column) else ("", "", "") for column in (by_reader, by_way)]
+    table = Table(title="Outcomes", title_justify="left", title_style="bold")
+    for column in ("reader", "accepted", "rejected", "mutation", "accepted", "rejected"):
+        table.add_column(column, justify="right" if column in ("accepted", "rejected") else "left")
+    by_reader = [
+        (name, fuzzer.accepted[name], fuzzer.rejected[name]) for name in sorted(fuzzer.accepted | fuzzer.rejected)
+    ]
+    mutations = sorted({how for how, _ in fuzzer.by_mutation})
+    by_mutation = [(how, fuzzer.by_mutation[how, False], fuzzer.by_mutation[how, True]) for how in mutations]
+    for row in range(max(len(by_reader), len(by_mutation))):
+        cells = [column[row] if row < len(column) else ("", "", "") for column in (by_reader, by_mutation)]
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else cell for half in cells for cell in half))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def _private_memory() -> float:
-    """MiB of this process that it cannot do without."""
+    """Private memory of this process in MiB."""
     gc.collect()
     release_memory()
     used = process_memory()
@@ -121,11 +123,13 @@ def _peak() -> float:
 
 
 def main() -> bool:
-    parser = argparse.ArgumentParser(description="malformed messages, at codecs and at nodes")
-    parser.add_argument("--codec", type=int, default=1_000_000, help="how many at everything that reads messages")
-    parser.add_argument("--node", type=int, default=10_000, help="how many at the nodes of runs, half of them secure")
+    parser = argparse.ArgumentParser(description="malformed messages, for readers and for nodes")
+    parser.add_argument("--codec", type=int, default=1_000_000, help="messages to readers")
+    parser.add_argument(
+        "--node", type=int, default=10_000, help="messages to the nodes of runs, half of them with secure aggregation"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--case", type=int, help="only this message at the codecs")
+    parser.add_argument("--case", type=int, help="repeat only this message")
     given = parser.parse_args()
     if given.case is not None:
         return replay(given.seed, given.case)
@@ -137,9 +141,9 @@ def main() -> bool:
         *([lambda: nodes(-(-given.node // 2), given.seed, "secure", 0)] if given.node else []),
     ]
     for part in parts:
-        found, went_well = part()
+        found, passed = part()
         figures += found
-        fine = fine and went_well
+        fine = fine and passed
     show(f"Malformed messages, seed {given.seed}", figures)
     return fine
 
