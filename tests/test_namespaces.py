@@ -41,7 +41,7 @@ from shoal.message import Message, Payload
 from shoal.message import address as envelope
 from shoal.results.records import Event
 from shoal.runtime import Runtime
-from shoal.testing import SocketArena
+from shoal.testing import SocketHarness
 
 ROOT = Path(__file__).parent.parent
 RUN = "0" * 16
@@ -379,7 +379,7 @@ def test_a_receipt_of_another_run_is_refused_and_one_that_nobody_waits_for_is_no
 
 
 def test_transmitted_and_sent_messages_come_once_and_in_order_and_receipts_are_none_of_them() -> None:
-    arena = SocketArena()
+    harness = SocketHarness()
 
     async def sender(runtime: Runtime) -> list[bool]:
         taken = []
@@ -397,24 +397,24 @@ def test_transmitted_and_sent_messages_come_once_and_in_order_and_receipts_are_n
         await runtime.send(0, said(sender=1, kind="end"))
         return came
 
-    results = arena.run({0: sender, 1: receiver})
+    results = harness.run({0: sender, 1: receiver})
     assert results[0] == [True] * 40
     assert results[1] == list(range(40))
-    assert arena.rejected == []
+    assert harness.rejected == []
 
 
 def test_transmit_to_a_node_that_has_died_is_false_in_an_arena_too() -> None:
-    arena = SocketArena()
+    harness = SocketHarness()
 
     async def sender(runtime: Runtime) -> list[bool]:
         before = await runtime.transmit(1, said())
-        arena.mark_failed(1)
+        harness.mark_failed(1)
         return [before, await runtime.transmit(1, said())]
 
     async def dies(runtime: Runtime) -> None:
         await runtime.receive(Filter("nothing"))
 
-    assert arena.run({0: sender, 1: dies})[0] == [True, False]
+    assert harness.run({0: sender, 1: dies})[0] == [True, False]
 
 
 # Whole runs

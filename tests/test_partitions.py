@@ -336,8 +336,8 @@ class Careless:
     ("fault", "said"),
     [
         ("shares", "more than one node: 4"),
-        ("forgets", "1 samples to nobody: 0"),
-        ("starves", "node 0: it holds no sample"),
+        ("forgets", "1 samples to no node: 0"),
+        ("starves", "node 0: it has no sample"),
         ("invents", "index 12; there are 12 samples"),
         ("miscounts", "2 parts for 3 nodes"),
         ("wavers", "parts differ"),
@@ -385,9 +385,9 @@ class CarelessByOwner:
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("tests strangers", "node 0: it is tested on samples of 9, whom it does not hold"),
+        ("tests strangers", "node 0: it has test samples of 9, but no training samples of them"),
         ("tests twice", "1 test samples to more than one node: 0"),
-        ("forgets", "1 samples to nobody: 0"),
+        ("forgets", "1 samples to no node: 0"),
     ],
 )
 def test_the_conformance_suite_finds_of_partitions_by_owner(fault, said):

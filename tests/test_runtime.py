@@ -22,14 +22,14 @@ from shoal.node import RECORDED_REJECTIONS, Node
 from shoal.results.records import Event, Round
 from shoal.runtime import Runtime
 from shoal.sharing.full import FullSharing
-from shoal.testing import FakeRuntime, Faults, SimulatedArena, SocketArena, check_runtime
-from shoal.testing.arenas import Body
+from shoal.testing import FakeRuntime, Faults, SimulationHarness, SocketHarness, check_runtime
+from shoal.testing.harness import Body
 from shoal.topologies.static import Star
 
 ARENAS: dict[str, Callable[[], Any]] = {
-    "simulation": SimulatedArena,
-    "simulation with a network": lambda: SimulatedArena(Uniform(latency=0.01, upload=50, download=50)),
-    "sockets": SocketArena,
+    "simulation": SimulationHarness,
+    "simulation with a network": lambda: SimulationHarness(Uniform(latency=0.01, upload=50, download=50)),
+    "sockets": SocketHarness,
 }
 
 
@@ -37,9 +37,9 @@ def said(sender: int = 1, round: int = 0, kind: str = "model", values: Any = (1.
     return Message(sender, kind, round, Payload({"params": np.array(values, np.float32)}))
 
 
-@pytest.mark.parametrize("arena", ARENAS)
-def test_the_runtimes_of_both_engines_conform(arena: str) -> None:
-    check_runtime(ARENAS[arena]())
+@pytest.mark.parametrize("harness", ARENAS)
+def test_the_runtimes_of_both_engines_conform(harness: str) -> None:
+    check_runtime(ARENAS[harness]())
 
 
 # The suite catches
@@ -103,7 +103,7 @@ class SwallowsFailures(Changed):
         self._inner.background(quietly())
 
 
-class ChangedArena(SimulatedArena):
+class ChangedArena(SimulationHarness):
     def __init__(self, change: type[Changed]) -> None:
         super().__init__()
         self._change = change
@@ -137,14 +137,14 @@ def test_the_suite_catches_a_runtime_that(change: type[Changed]) -> None:
 # The arenas
 
 
-@pytest.mark.parametrize("arena", ARENAS)
-def test_what_a_body_raises_is_raised_by_the_run(arena: str) -> None:
+@pytest.mark.parametrize("harness", ARENAS)
+def test_what_a_body_raises_is_raised_by_the_run(harness: str) -> None:
     async def body(runtime: Runtime) -> None:
         await runtime.sleep(0.0)
         raise MessageError("on purpose")
 
     with pytest.raises(MessageError, match="on purpose"):
-        ARENAS[arena]().run({0: body})
+        ARENAS[harness]().run({0: body})
 
 
 def test_bodies_that_wait_for_ever_are_an_error_in_both_arms() -> None:
@@ -152,18 +152,18 @@ def test_bodies_that_wait_for_ever_are_an_error_in_both_arms() -> None:
         await runtime.receive(Filter("model", 4))
 
     with pytest.raises(DeadlockError, match="node 0 waits for 'model' of round 4 from anyone"):
-        SimulatedArena().run({0: body})
+        SimulationHarness().run({0: body})
     with pytest.raises(TimeoutError, match="these nodes are not done: 0"):
-        SocketArena(patience=0.2).run({0: body})
+        SocketHarness(timeout=0.2).run({0: body})
 
 
 def test_nonsense_on_a_node_s_port_is_refused_and_the_node_goes_on() -> None:
-    arena = SocketArena()
+    harness = SocketHarness()
 
     async def stranger(runtime: Runtime) -> None:
         context: zmq.Context[Any] = zmq.Context()
         socket = context.socket(zmq.PUSH)
-        socket.connect(arena.endpoints[0])
+        socket.connect(harness.endpoints[0])
         foreign = Message(1, "model", 0, Payload({}), "another run")
         empty = [b""], [address(0)], [address(0), b""]
         bad = [b"garbage"], *empty, *addressed(0, said(sender=9), foreign), *addressed(1, said())
@@ -171,19 +171,19 @@ def test_nonsense_on_a_node_s_port_is_refused_and_the_node_goes_on() -> None:
             socket.send_multipart(frames)
         socket.close(linger=5000)
         context.term()
-        while len(arena.rejected) < len(bad):
+        while len(harness.rejected) < len(bad):
             await runtime.sleep(0.01)
         await runtime.send(0, said())
 
     async def receiver(runtime: Runtime) -> list[Message]:
         return await runtime.receive(Filter("model"), 60)
 
-    (message,) = arena.run({0: receiver, 1: stranger})[0]
+    (message,) = harness.run({0: receiver, 1: stranger})[0]
     assert message.sender == 1
-    assert len(arena.rejected) == 7
-    assert any("there is no node 9" in why for why in arena.rejected)
-    assert any("a message of run 'another run'" in why for why in arena.rejected)
-    assert any("a message for node 1, and this is node 0" in why for why in arena.rejected)
+    assert len(harness.rejected) == 7
+    assert any("there is no node 9" in why for why in harness.rejected)
+    assert any("a message of run 'another run'" in why for why in harness.rejected)
+    assert any("a message for node 1, and this is node 0" in why for why in harness.rejected)
 
 
 def addressed(to: int, *messages: Message) -> list[list[Any]]:

@@ -260,28 +260,34 @@ class RestoresAPart(RemembersWhatItHeard):
 @pytest.mark.parametrize(
     ("sharing", "said"),
     [
-        (WritesIntoItsModel, "wrote into the model"),
-        (CopiesFirst, "wrote into 'params' of a payload"),
-        (GivesItsModelBack, "expected a new one"),
-        (GivesDoubles, "gave float64; expected float32"),
-        (GivesAMatrix, r"gave shape \(1, 100\)"),
+        (WritesIntoItsModel, "merge wrote into its argument"),
+        (CopiesFirst, "wrote into 'params' of a received payload"),
+        (GivesItsModelBack, "expected a new array"),
+        (GivesDoubles, "returned float64; expected float32"),
+        (GivesAMatrix, r"returned shape \(1, 100\)"),
         (DependsOnOrder, "the order of `received` changes the result"),
         (DependsOnChance, "two results for equal models and payloads"),
-        (SaysWhatItLikes, "said different fields"),
-        (SaysComplexNumbers, "'params' is <c8, which the wire does not know"),
-        (SaysAnArray, "outgoing gave a ndarray; expected a Payload"),
+        (SaysWhatItLikes, "sends different fields"),
+        (SaysComplexNumbers, "'params' is <c8, which the wire format lacks"),
+        (SaysAnArray, "outgoing returned a ndarray; expected a Payload"),
         (SaysAList, "field 'sizes' is a list"),
-        (SaysALongName, "does not survive the wire"),
+        (SaysALongName, "cannot be encoded and decoded"),
         (Shrinks, "must keep the mean of all models"),
-        (ForgetsItselfWhenAlone, "merging nothing must keep the model"),
-        (ChecksNothing, "let a payload with no array 'params' pass"),
+        (ForgetsItselfWhenAlone, "merging no payloads must keep the model"),
+        (ChecksNothing, "check accepted a payload with no array 'params'"),
         (ChecksWithTheWrongError, "raised KeyError for a payload with no array 'params'; expected MessageError"),
-        (NeedsAFieldItDoesNotCheck, "merge raised KeyError after check had let a payload with no field 'scale' pass"),
-        (NeedsNumbersItDoesNotCheck, "merge raised ValueError after check had let a payload with nan in 'params' pass"),
-        (SpeaksOfNumbersItDoesNotCheck, "the next outgoing raised ValueError after .* nan in 'params' pass"),
-        (RemembersWhatItSaid, "made anew after a round said different 'params'; one that keeps .* needs state"),
-        (RemembersWhatItHeard, "made anew after a round merges to another model, .* needs state"),
-        (RestoresAPart, "restored from its state.. merges to another model, .* must keep all that it depends on"),
+        (NeedsAFieldItDoesNotCheck, "merge raised KeyError after check accepted a payload with no field 'scale'"),
+        (NeedsNumbersItDoesNotCheck, "merge raised ValueError after check accepted a payload with nan in 'params'"),
+        (SpeaksOfNumbersItDoesNotCheck, "the next outgoing raised ValueError after .* nan in 'params'"),
+        (
+            RemembersWhatItSaid,
+            "a new sharing after a round sends different 'params'; a sharing that keeps .* needs state",
+        ),
+        (RemembersWhatItHeard, "a new sharing after a round merges to another model, .* needs state"),
+        (
+            RestoresAPart,
+            "restored from its state.. merges to another model, .* must hold everything that the next round depends on",
+        ),
     ],
 )
 def test_the_suite_catches_a_sharing_that(sharing: type[FullSharing], said: str) -> None:
@@ -292,7 +298,7 @@ def test_the_suite_catches_a_sharing_that(sharing: type[FullSharing], said: str)
 
 def test_the_suite_catches_a_maker_that_gives_one_instance_twice() -> None:
     one = FullSharing()
-    with pytest.raises(AssertionError, match="a fresh one"):
+    with pytest.raises(AssertionError, match="expected a new one"):
         check_sharing(lambda: one)
 
 

@@ -27,7 +27,7 @@ from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.results.records import Average, End, Event, Round
 from shoal.runtime import Runtime
-from shoal.testing import Faults, SimulatedArena
+from shoal.testing import Faults, SimulationHarness
 
 NODES = 6
 ROUNDS = 3
@@ -184,7 +184,7 @@ def test_a_message_takes_its_bytes_over_the_bandwidth_and_the_latency() -> None:
         return [(m.sender, runtime.now()) for _ in range(3) for m in await runtime.receive(Filter("model"))]
 
     def arrivals(network: Uniform) -> list[tuple[int, float]]:
-        found: list[tuple[int, float]] = SimulatedArena(network).run({0: sender, 1: other, 2: receiver})[2]
+        found: list[tuple[int, float]] = SimulationHarness(network).run({0: sender, 1: other, 2: receiver})[2]
         return found
 
     def about(*expected: tuple[int, float]) -> list[Any]:
@@ -457,7 +457,7 @@ def test_a_node_that_ends_early_is_not_waited_for_in_the_average(tmp_path: Path)
 
 
 def test_a_timeout_that_was_not_needed_holds_no_message() -> None:
-    arena = SimulatedArena()
+    harness = SimulationHarness()
 
     async def sender(runtime: Runtime) -> None:
         message = Message(0, "model", 0, Payload({"x": np.zeros(3, np.float32)}).frozen())
@@ -471,7 +471,7 @@ def test_a_timeout_that_was_not_needed_holds_no_message() -> None:
 
     held: list[Any] = []
     gone: list[bool] = []
-    arena.run({0: sender, 1: receiver})
+    harness.run({0: sender, 1: receiver})
     assert gone == [True]
 
 

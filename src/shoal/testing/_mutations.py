@@ -58,12 +58,12 @@ class RandomChoices:
     def chance(self, probability: float) -> bool:
         return bool(self._rng.random() < probability)
 
-    def bytes(self, count: int) -> bytes:
+    def random_bytes(self, count: int) -> bytes:
         return self._rng.bytes(count)
 
     def garbage(self, limit: int = 300) -> bytes:
         """Random bytes, fewer than `limit`."""
-        return self.bytes(self.below(limit))
+        return self.random_bytes(self.below(limit))
 
     def key_of(self, container: Any) -> Any:
         """A key of a map, or an index of a list."""
@@ -102,7 +102,7 @@ def frame_truncated(choices: RandomChoices, frames: Frames) -> Frames:
 def bytes_inserted(choices: RandomChoices, frames: Frames) -> Frames:
     def insert(frame: bytes) -> bytes:
         at = choices.one_of((0, len(frame), choices.below(len(frame) + 1)))
-        return frame[:at] + choices.bytes(choices.one_of((1, 1, 2, 4, 8, 100))) + frame[at:]
+        return frame[:at] + choices.random_bytes(choices.one_of((1, 1, 2, 4, 8, 100))) + frame[at:]
 
     return _edit_frame(choices, frames, insert)
 
@@ -230,7 +230,7 @@ def origin_replaced(choices: RandomChoices, frames: Frames) -> Frames:
     if header is None:
         return frames
     at = choices.one_of((0, 1, 2, 4))
-    header[at] = choices.bytes(8).hex() if at == 1 else choices.one_of(INTEGERS)
+    header[at] = choices.random_bytes(8).hex() if at == 1 else choices.one_of(INTEGERS)
     return [_pack(header), *frames[1:]]
 
 
@@ -257,7 +257,7 @@ def array_retyped(choices: RandomChoices, frames: Frames) -> Frames:
             size = np.dtype(dtype).itemsize
             count = len(content) // size
             return [array[0], dtype, [count]], content[: count * size]
-        return [array[0], dtype, array[2]], choices.bytes(_byte_count(dtype, array[2]))
+        return [array[0], dtype, array[2]], choices.random_bytes(_byte_count(dtype, array[2]))
 
     return _edit_array(choices, frames, retype)
 
@@ -312,7 +312,7 @@ def array_added(choices: RandomChoices, frames: Frames) -> Frames:
     dtype, count = choices.one_of(DTYPES), choices.one_of((0, 1, 5, 149))
     name = choices.one_of(("copy", "plain", "seals", "positions", "scale", "another"))
     header[-1].append([name, dtype, [count]])
-    return [_pack(header), *frames[1:], choices.bytes(_byte_count(dtype, [count]))]
+    return [_pack(header), *frames[1:], choices.random_bytes(_byte_count(dtype, [count]))]
 
 
 def array_names_swapped(choices: RandomChoices, frames: Frames) -> Frames:

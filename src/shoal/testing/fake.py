@@ -1,4 +1,4 @@
-"""A runtime for unit tests of algorithms: one node, a script of messages, and a record of all that it said.
+"""A runtime for unit tests of algorithms: one node, a script of messages, and a record of the messages it sent.
 
     def test_a_node_averages_with_its_peer():
         fake = FakeRuntime(Message(1, "model", 0, Payload({"params": np.ones(4, np.float32)})))
@@ -7,7 +7,7 @@
         assert (node.params == 1).all()
         assert [to for to, message in fake.sent] == [1]
 
-The clock is virtual: nothing waits, and the same test gives the same result every time. No event loop is needed.
+The clock is virtual: a test does not wait, and it gives the same result every time. No event loop is needed.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ R = TypeVar("R")
 
 
 class FakeRuntime:
-    """A world with one node in it. Messages given here have come before the node asks for anything."""
+    """The runtime of a single node. Messages given here arrive before the node receives anything."""
 
     def __init__(self, *messages: Message) -> None:
         self.sent: list[tuple[NodeId, Message]] = []
-        """What the node sent, and to whom, in order."""
+        """The receiver and the message of each send, in order."""
         self.sent_at: list[float] = []
-        """When: one time for each of `sent`."""
+        """The time of each send."""
         self.records: list[Record] = []
-        """What the node recorded, if it was made by `node`."""
+        """The records of the node that `node` made."""
         self.mailbox = Mailbox()
         self.transmission = 0.0
-        """How many seconds a message takes to leave the node, when it waits for that."""
+        """Seconds that `transmit` takes."""
         self._kernel = Kernel()
         self._ended: float | None = None
         self._background: list[Task] = []
         self.deliver(*messages)
 
     def deliver(self, *messages: Message, at: float = 0.0) -> FakeRuntime:
-        """Have `messages` come at a time, in this order."""
+        """Deliver `messages` at a time, in this order."""
         for message in messages:
             self._at(at, partial(self.mailbox.put, message))
         return self
 
     def mark_failed(self, *nodes: NodeId, at: float = 0.0) -> FakeRuntime:
-        """Have `nodes` die at a time."""
+        """Fail `nodes` at a time."""
         for node in nodes:
             self._at(at, partial(self.mailbox.mark_failed, node))
         return self
@@ -82,9 +82,9 @@ class FakeRuntime:
         services: Mapping[str, NodeId] | None = None,
         shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> Node:
-        """A node on this runtime, whose training is `train` and takes a virtual second; on a ring, with full sharing.
+        """Return a node on this runtime. A training step calls `train` and takes one virtual second.
 
-        It is not evaluated.
+        By default the topology is a ring and the sharing is full. The node is not evaluated.
         """
         params = np.array(params, np.float32)
         mixings = _FakeMixings(nodes, seed)
@@ -106,18 +106,18 @@ class FakeRuntime:
             runtime=self,
             trainer=_FakeTrainer(train),
             sharing=sharing or FullSharing(),
-            observer=_Notebook(self.records),
+            observer=_RecordingObserver(self.records),
         )
 
     def run(self, main: Coroutine[Any, Any, R]) -> R:
-        """Drive `main` to its end and return what it returns. A wait that nothing in the script ends is an error."""
+        """Run `main` and return its result. Raises `DeadlockError` if it waits for a message that the script lacks."""
         results: list[R] = []
 
         async def body() -> None:
             results.append(await main)
 
         def ended(task: Task, crashed: bool) -> None:
-            self._ended = self.now()  # what the script holds for later does not move the clock
+            self._ended = self.now()  # later events of the script do not advance the clock
             for other in self._background:
                 other.cancel()
             self._background.clear()
@@ -129,8 +129,8 @@ class FakeRuntime:
             waits = " and ".join(str(waiter.wanted) for waiter in self.mailbox.waiting)
             main.close()
             raise DeadlockError(
-                f"at {self.now():g} s the node waits for {waits or 'something'}, and the script holds nothing more; "
-                "give the message to FakeRuntime or deliver(), or let the receive time out"
+                f"at {self.now():g} s the node waits for {waits or 'an event'}, and the script has no more events; "
+                "pass the message to FakeRuntime or deliver(), or give the receive a timeout"
             )
         return results[0]
 
@@ -151,7 +151,7 @@ class FakeRuntime:
         return True
 
     async def transmit(self, to: NodeId, message: Message) -> bool:
-        """Takes `transmission` seconds."""
+        """Send `message` after `transmission` seconds."""
         await self.sleep(self.transmission)
         return await self.send(to, message)
 
@@ -160,7 +160,7 @@ class FakeRuntime:
 
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         resume = self._kernel.task().resume
-        await self.sleep(0.0)  # what the script has for this moment is here first
+        await self.sleep(0.0)  # messages of the script for this moment arrive first
         waiter = self.mailbox.ask(wanted, lambda: self._kernel.soon(resume))
         if not waiter.done:
             if timeout is not None and timeout != math.inf:
@@ -200,7 +200,7 @@ class _FakeMixings:
 
 
 class _FakeTrainer:
-    """Training that is a function of the parameters."""
+    """A trainer that calls a function of the parameters."""
 
     step_seconds = 1.0
     cpu_seconds = 0.0
@@ -224,7 +224,7 @@ class _FakeTrainer:
         return {}
 
 
-class _Notebook:
+class _RecordingObserver:
     """An observer that keeps the records."""
 
     def __init__(self, records: list[Record]) -> None:
@@ -234,10 +234,10 @@ class _Notebook:
         self._records.append(record)
 
     def model(self, round: int, params: Params) -> None:
-        """Nobody averages."""
+        """Averages are not computed."""
 
     async def before_round(self, round: int) -> None:
-        """Nothing strikes."""
+        """There are no faults."""
 
     def defer_evaluation(self, round: int, params: Params) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Faults on schedule, one verb each; then, if not by round, when it strikes and for how long.
+"""Fault schedules for tests: one method for each kind of fault, then its time and duration.
 
 faults = Faults().crash(3, round=2).raises(4, round=1).hang(5, round=3)
 faults = Faults().partition("0-3", "4-7").at(10.0).until(20.0).crash().every(60.0, count=5).lasting(10.0)
@@ -15,15 +15,15 @@ from shoal.environment.faults import Fault, What
 from shoal.types import NodeId
 
 Nodes: TypeAlias = NodeId | str
-"""A node, or several as in "0-3, 8"."""
+"""A node id, or several as in "0-3, 8"."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What strikes whom, and when. Each verb gives a longer schedule, and keeps this one.
+    """A schedule of faults. Each method returns a longer schedule and leaves this one unchanged.
 
-    `at`, `every`, `until` and `lasting` say more of the fault before them. Without nodes, a fault strikes any of them
-    (`every`), or stands between all. What makes no sense is refused by the experiment, not here.
+    `at`, `every`, `until` and `lasting` refine the fault before them. Without nodes, a fault with `every` affects
+    random nodes, and a fault between nodes affects all. The experiment validates the schedule, not this class.
     """
 
     schedule: tuple[Fault, ...] = ()
@@ -31,42 +31,42 @@ class Faults:
     # Nodes
 
     def crash(self, nodes: Nodes | None = None, round: int | None = None) -> Faults:
-        """They end at once, as by SIGKILL; at the start of `round`, of the first if nothing else is said."""
-        return self._and(_named(Fault("crash", round=round), nodes))
+        """End the nodes at once, as with SIGKILL; at the start of `round`, by default the first."""
+        return self._append(_with_nodes(Fault("crash", round=round), nodes))
 
     def raises(self, nodes: Nodes | None = None, round: int | None = None) -> Faults:
-        """Their code fails."""
-        return self._and(_named(Fault("raise", round=round), nodes))
+        """Raise an exception in the nodes."""
+        return self._append(_with_nodes(Fault("raise", round=round), nodes))
 
     def hang(self, nodes: Nodes | None = None, round: int | None = None) -> Faults:
-        """They stay alive and silent."""
-        return self._and(_named(Fault("hang", round=round), nodes))
+        """Let the nodes hang: their processes stay alive and send nothing."""
+        return self._append(_with_nodes(Fault("hang", round=round), nodes))
 
     def restart(self, nodes: Nodes | None = None) -> Faults:
-        """They come back after a crash."""
-        return self._and(_named(Fault("restart"), nodes))
+        """Start crashed nodes again."""
+        return self._append(_with_nodes(Fault("restart"), nodes))
 
     def slow(self, nodes: Nodes | None = None, *, factor: float, what: What | None = None) -> Faults:
-        """They take `factor` times as long to compute, to send and receive, or for both."""
-        return self._and(_named(Fault("slow", factor=factor, what=what), nodes))
+        """Multiply the time that the nodes need to compute, to send and receive, or both, by `factor`."""
+        return self._append(_with_nodes(Fault("slow", factor=factor, what=what), nodes))
 
-    # What is between nodes
+    # Links between nodes
 
     def partition(self, nodes: Nodes | None = None, others: str | None = None, *, oneway: bool | None = None) -> Faults:
-        """No message gets through between nodes and others."""
-        return self._and(_named(Fault("partition", others=others, oneway=oneway), nodes))
+        """Drop every message between `nodes` and `others`."""
+        return self._append(_with_nodes(Fault("partition", others=others, oneway=oneway), nodes))
 
     def repair(self, nodes: Nodes | None = None, others: str | None = None, *, oneway: bool | None = None) -> Faults:
-        """Undoes partitions."""
-        return self._and(_named(Fault("repair", others=others, oneway=oneway), nodes))
+        """End partitions."""
+        return self._append(_with_nodes(Fault("repair", others=others, oneway=oneway), nodes))
 
     def hold(self, nodes: Nodes | None = None, others: str | None = None, *, oneway: bool | None = None) -> Faults:
-        """Messages between nodes and others are kept until a release."""
-        return self._and(_named(Fault("hold", others=others, oneway=oneway), nodes))
+        """Hold messages between `nodes` and `others` until a release."""
+        return self._append(_with_nodes(Fault("hold", others=others, oneway=oneway), nodes))
 
     def release(self, nodes: Nodes | None = None, others: str | None = None, *, oneway: bool | None = None) -> Faults:
-        """Undoes holds: what they kept arrives."""
-        return self._and(_named(Fault("release", others=others, oneway=oneway), nodes))
+        """End holds: the held messages are delivered."""
+        return self._append(_with_nodes(Fault("release", others=others, oneway=oneway), nodes))
 
     def drop(
         self,
@@ -76,43 +76,42 @@ class Faults:
         probability: float,
         oneway: bool | None = None,
     ) -> Faults:
-        """Each message between nodes and others is lost with this probability."""
-        return self._and(_named(Fault("drop", others=others, oneway=oneway, probability=probability), nodes))
+        """Drop each message between `nodes` and `others` with this probability."""
+        return self._append(_with_nodes(Fault("drop", others=others, oneway=oneway, probability=probability), nodes))
 
-    # When, and for how long
+    # Time and duration
 
     def at(self, time: float) -> Faults:
-        """It strikes at a time, in seconds since the start of the run."""
-        return self._but(dataclasses.replace(self._latest, round=None, time=time))
+        """Set the time, in seconds since the start of the run."""
+        return self._replace_last(dataclasses.replace(self._last, round=None, time=time))
 
     def every(
         self, seconds: float, *, after: float | None = None, before: float | None = None, count: int | None = None
     ) -> Faults:
-        """It strikes one of its nodes again and again, after so many seconds on average."""
-        drawn = dataclasses.replace(self._latest, round=None, every=seconds)
-        return self._but(dataclasses.replace(drawn, after=after, before=before, count=count))
+        """Repeat the fault at random nodes of `nodes`, every so many seconds on average."""
+        drawn = dataclasses.replace(self._last, round=None, every=seconds)
+        return self._replace_last(dataclasses.replace(drawn, after=after, before=before, count=count))
 
     def until(self, time: float) -> Faults:
-        """It ends at a time."""
-        return self._but(dataclasses.replace(self._latest, until=time))
+        """Set the time when the fault ends."""
+        return self._replace_last(dataclasses.replace(self._last, until=time))
 
     def lasting(self, seconds: float) -> Faults:
-        """It ends so many seconds after it struck; on average, if it strikes again and again."""
-        return self._but(dataclasses.replace(self._latest, lasting=seconds))
+        """Set how many seconds the fault lasts; the mean, if it is repeated."""
+        return self._replace_last(dataclasses.replace(self._last, lasting=seconds))
 
     @property
-    def _latest(self) -> Fault:
+    def _last(self) -> Fault:
         if not self.schedule:
-            raise ValueError("nothing strikes yet: begin with a verb, as in Faults().crash(3).at(30.0)")
+            raise ValueError("the schedule is empty: begin with a fault, as in Faults().crash(3).at(30.0)")
         return self.schedule[-1]
 
-    def _and(self, fault: Fault) -> Faults:
+    def _append(self, fault: Fault) -> Faults:
         return Faults((*self.schedule, fault))
 
-    def _but(self, fault: Fault) -> Faults:
-        """With this in place of the latest."""
+    def _replace_last(self, fault: Fault) -> Faults:
         return Faults((*self.schedule[:-1], fault))
 
 
-def _named(fault: Fault, nodes: Nodes | None) -> Fault:
+def _with_nodes(fault: Fault, nodes: Nodes | None) -> Fault:
     return dataclasses.replace(fault, **({"nodes": nodes} if isinstance(nodes, str) else {"node": nodes}))

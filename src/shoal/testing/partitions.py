@@ -1,9 +1,9 @@
-"""The conformance suite of partitions: run it on yours, and it works with every data set.
+"""The conformance suite of partitions. A partition that passes works with every data set.
 
     def test_my_partition():
         check_partition(MyPartition(alpha=0.3), labels=np.arange(1000) % 10, nodes=20)
 
-Failures are AssertionErrors that name the node and what was found.
+Failures are AssertionErrors that name the node and the problem.
 """
 
 from __future__ import annotations
@@ -26,22 +26,26 @@ def check_partition(
 ) -> None:
     """Assert that `partition` keeps its contract for these labels, which it must be able to split.
 
-    `covering` is for labels of which it says that every sample is given to someone. `owners` are whom the samples came
-    from, for a partition that goes by them; each from another when not given.
+    With `covering`, every sample must belong to a node. `owners` are the owners of the samples, for a partition that
+    uses them; by default every sample has its own owner.
     """
     owners = np.arange(len(labels)) if owners is None else owners
-    test_owners = np.append(owners[::3], owners.max(initial=0) + 1)  # not of all, and one that trains nobody
+    test_owners = np.append(
+        owners[::3], owners.max(initial=0) + 1
+    )  # some owners lack test samples, one lacks training samples
     parts, tests = _split(partition, labels, owners, test_owners, nodes, seed)
     assert len(parts) == nodes, f"{partition} made {len(parts)} parts for {nodes} nodes"
     for node, indices in enumerate(parts):
         _check_indices(f"{partition}, node {node}", indices, len(labels))
-        assert len(indices), f"{partition}, node {node}: it holds no sample"
+        assert len(indices), f"{partition}, node {node}: it has no sample"
 
     holders = np.bincount(np.concatenate(parts), minlength=len(labels))
     shared = np.flatnonzero(holders > 1)
-    assert not len(shared), f"{partition} gave {len(shared)} samples to more than one node: {_some(shared)}"
+    assert not len(shared), f"{partition} gave {len(shared)} samples to more than one node: {_first_few(shared)}"
     unowned = np.flatnonzero(holders == 0)
-    assert not covering or not len(unowned), f"{partition} gave {len(unowned)} samples to nobody: {_some(unowned)}"
+    assert not covering or not len(unowned), (
+        f"{partition} gave {len(unowned)} samples to no node: {_first_few(unowned)}"
+    )
     if tests is not None:
         _check_tests(partition, parts, tests, owners, test_owners)
 
@@ -87,13 +91,13 @@ def _check_tests(
     assert len(tests) == len(parts), f"{partition} gave test samples to {len(tests)} nodes, of {len(parts)}"
     for node, (part, own) in enumerate(zip(parts, tests, strict=True)):
         _check_indices(f"{partition}, test samples of node {node}", own, len(test_owners))
-        strangers = np.setdiff1d(test_owners[own], owners[part])
-        assert not len(strangers), (
-            f"{partition}, node {node}: it is tested on samples of {_some(strangers)}, whom it does not hold"
+        foreign = np.setdiff1d(test_owners[own], owners[part])
+        assert not len(foreign), (
+            f"{partition}, node {node}: it has test samples of {_first_few(foreign)}, but no training samples of them"
         )
     holders = np.bincount(np.concatenate(tests), minlength=len(test_owners))
     shared = np.flatnonzero(holders > 1)
-    assert not len(shared), f"{partition} gave {len(shared)} test samples to more than one node: {_some(shared)}"
+    assert not len(shared), f"{partition} gave {len(shared)} test samples to more than one node: {_first_few(shared)}"
 
 
 def _check_indices(who: str, indices: Indices, samples: int) -> None:
@@ -106,5 +110,5 @@ def _check_indices(who: str, indices: Indices, samples: int) -> None:
         assert highest < samples, f"{who}: index {highest}; there are {samples} samples"
 
 
-def _some(indices: Indices) -> str:
+def _first_few(indices: Indices) -> str:
     return ", ".join(map(str, indices[:5])) + (", …" if len(indices) > 5 else "")

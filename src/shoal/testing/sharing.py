@@ -1,10 +1,10 @@
-"""The conformance suite of sharings: run it on yours, and every algorithm can use it.
+"""The conformance suite of sharings. Every algorithm can use a sharing that passes.
 
     def test_my_sharing():
         check_sharing(lambda: MySharing(alpha=0.2), size=1000)
 
-It lets a few nodes talk for a few rounds, with their payloads sent over the wire format and back. Failures are
-AssertionErrors that name the round and what was found.
+A few nodes exchange payloads for a few rounds, directly and through the wire format. Failures are AssertionErrors that
+name the round and the problem.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from shoal.types import NodeId, Params
 NODES = 4
 ROUNDS = 3
 WEIGHTS = {1: 0.3, 2: 0.2, 3: 0.3}
-"""By distance on a circle: everyone hears everyone, and the matrix is symmetric and doubly stochastic."""
+"""Mixing weights by distance on a circle. Every node receives from every other; the matrix is symmetric and doubly
+stochastic."""
 TOLERANCE = 1e-4
 """For models of values around 1."""
 
@@ -42,27 +43,26 @@ def check_sharing(
 ) -> None:
     """Assert that the sharings that `maker` makes keep their contract for models of `size` values.
 
-    `averages` is for sharings that promise an average: with doubly stochastic weights the mean over all nodes stays
-    as it is. `agrees` is for those that leave models as they are when all are equal; it goes with `averages` when not
-    given. `shapes` are the tensors of the model; one vector when not given.
+    With `averages`, doubly stochastic weights must keep the mean over all nodes. With `agrees`, equal models must not
+    change; its default is the value of `averages`. `shapes` are the tensors of the model; by default one vector.
     """
     if shapes is not None:
         size = sum(math.prod(shape) for shape in shapes)
-    talk = partial(_Talk, maker, size, seed, shapes or ((size,),))
-    _check_conversation(talk, size, seed, averages)
-    _check_silence(talk, size, seed)
+    make = partial(_Exchange, maker, size, seed, shapes or ((size,),))
+    _check_rounds(make, size, seed, averages)
+    _check_no_payloads(make, size, seed)
     if averages if agrees is None else agrees:
-        _check_agreement(talk, size, seed)
-    _check_refusals(talk, size, seed)
-    _check_state(talk, size, seed)
+        _check_equal_models(make, size, seed)
+    _check_rejections(make, size, seed)
+    _check_state(make, size, seed)
 
 
-class _Talk:
-    """Nodes with a sharing each, that have all started from one model."""
+class _Exchange:
+    """A few nodes with one sharing each, started from one model."""
 
     def __init__(self, maker: Callable[[], Sharing], size: int, seed: int, shapes: tuple[tuple[int, ...], ...]) -> None:
         self.sharings = [maker() for _ in range(NODES)]
-        assert len({id(s) for s in self.sharings}) == NODES, "the maker gave one instance twice; expected a fresh one"
+        assert len({id(s) for s in self.sharings}) == NODES, "the maker returned one instance twice; expected a new one"
         initial = _model(size, seed, NODES)
         for id_, sharing in enumerate(self.sharings):
             if isinstance(sharing, NodeAware):
@@ -70,42 +70,42 @@ class _Talk:
             with _Untouched(initial, "start"):
                 sharing.start(initial)
 
-    def said(self, models: list[Params], round: int) -> dict[NodeId, dict[NodeId, Payload]]:
-        """What each node hears from each other: receiver, sender, payload."""
-        heard: dict[NodeId, dict[NodeId, Payload]] = {node: {} for node in range(NODES)}
+    def payloads(self, models: list[Params], round: int) -> dict[NodeId, dict[NodeId, Payload]]:
+        """The payloads of one round, by receiver and sender."""
+        sent: dict[NodeId, dict[NodeId, Payload]] = {node: {} for node in range(NODES)}
         for sender, sharing in enumerate(self.sharings):
             with _Untouched(models[sender], f"outgoing of round {round}"):
                 outgoing = sharing.outgoing(models[sender], round)
                 for receiver in _others(sender):
                     payload = outgoing if isinstance(outgoing, Payload) else outgoing(receiver)
                     _check_payload(payload, round)
-                    heard[receiver][sender] = payload.frozen()
-        return {receiver: dict(sorted(payloads.items())) for receiver, payloads in heard.items()}
+                    sent[receiver][sender] = payload.frozen()
+        return {receiver: dict(sorted(payloads.items())) for receiver, payloads in sent.items()}
 
-    def merged(self, models: list[Params], heard: Mapping[NodeId, Mapping[NodeId, Payload]]) -> list[Params]:
+    def merged(self, models: list[Params], received: Mapping[NodeId, Mapping[NodeId, Payload]]) -> list[Params]:
         return [
-            self.sharings[node].merge(models[node], heard[node], {peer: _weight(node, peer) for peer in heard[node]})
+            self.sharings[node].merge(models[node], received[node], {p: _weight(node, p) for p in received[node]})
             for node in range(NODES)
         ]
 
 
-def _check_conversation(make: Callable[[], _Talk], size: int, seed: int, averages: bool) -> None:
-    """Three equal groups of nodes: one hears payloads as they were said, one off the wire, one in another order."""
-    talk, over_wire, reordered = (make() for _ in range(3))
+def _check_rounds(make: Callable[[], _Exchange], size: int, seed: int, averages: bool) -> None:
+    """Compare three equal groups of nodes: payloads arrive directly, through the wire format, or in another order."""
+    direct, over_wire, reordered = (make() for _ in range(3))
     models = [_model(size, seed, node) for node in range(NODES)]
     for round in range(ROUNDS):
-        heard = talk.said(models, round)
-        heard_over_wire = _through_the_wire(over_wire.said(models, round), round)
-        _check_same(heard, heard_over_wire, round)
-        heard_reordered = {node: _reversed(h) for node, h in reordered.said(models, round).items()}
-        with _UntouchedPayloads(heard, round):
-            merged = _merged_with_care(talk, models, heard, round)
-        for node, (model, other) in enumerate(zip(merged, over_wire.merged(models, heard_over_wire), strict=True)):
+        received = direct.payloads(models, round)
+        decoded = _through_the_wire(over_wire.payloads(models, round), round)
+        _check_same(received, decoded, round)
+        in_other_order = {node: _reversed(p) for node, p in reordered.payloads(models, round).items()}
+        with _UntouchedPayloads(received, round):
+            merged = _checked_merge(direct, models, received, round)
+        for node, (model, other) in enumerate(zip(merged, over_wire.merged(models, decoded), strict=True)):
             assert np.array_equal(model, other), (
-                f"round {round}, node {node}: merge gave two results for equal models and payloads, "
+                f"round {round}, node {node}: merge returned two results for equal models and payloads, "
                 f"{_difference(model, other)} apart; it must depend on nothing else"
             )
-        for node, (model, other) in enumerate(zip(merged, reordered.merged(models, heard_reordered), strict=True)):
+        for node, (model, other) in enumerate(zip(merged, reordered.merged(models, in_other_order), strict=True)):
             assert _close(model, other), (
                 f"round {round}, node {node}: the order of `received` changes the result by {_difference(model, other)}"
             )
@@ -118,61 +118,61 @@ def _check_conversation(make: Callable[[], _Talk], size: int, seed: int, average
         models = [_frozen(m + _model(size, seed + 1 + round, node)) for node, m in enumerate(merged)]
 
 
-def _merged_with_care(
-    talk: _Talk, models: list[Params], heard: Mapping[NodeId, Mapping[NodeId, Payload]], round: int
+def _checked_merge(
+    exchange: _Exchange, models: list[Params], received: Mapping[NodeId, Mapping[NodeId, Payload]], round: int
 ) -> list[Params]:
     kept = [model.copy() for model in models]
-    merged = talk.merged(models, heard)
+    merged = exchange.merged(models, received)
     for node, (result, model) in enumerate(zip(merged, models, strict=True)):
         where = f"round {round}, node {node}"
         _check_vector(result, model, where)
-        assert not np.shares_memory(result, model), f"{where}: merge gave the model it was given; expected a new one"
-        for payload in heard[node].values():
+        assert not np.shares_memory(result, model), f"{where}: merge returned its argument; expected a new array"
+        for payload in received[node].values():
             for name, array in payload.arrays.items():
-                assert not np.shares_memory(result, array), f"{where}: merge gave the memory of a payload, {name!r}"
-        assert np.array_equal(model, kept[node]), f"{where}: merge wrote into the model it was given"
+                assert not np.shares_memory(result, array), f"{where}: merge returned memory of a payload, {name!r}"
+        assert np.array_equal(model, kept[node]), f"{where}: merge wrote into its argument"
         assert not model.flags.writeable, f"{where}: merge made the model writable"
     return merged
 
 
-def _check_silence(make: Callable[[], _Talk], size: int, seed: int) -> None:
-    talk = make()
+def _check_no_payloads(make: Callable[[], _Exchange], size: int, seed: int) -> None:
+    exchange = make()
     model = _model(size, seed, 0)
-    talk.said([model] * NODES, 0)
-    kept = talk.sharings[0].merge(model, {}, {})
+    exchange.payloads([model] * NODES, 0)
+    kept = exchange.sharings[0].merge(model, {}, {})
     _check_vector(kept, model, "nothing received")
-    assert _close(kept, model), f"merging nothing must keep the model as it is; it moved by {_difference(kept, model)}"
+    assert _close(kept, model), f"merging no payloads must keep the model; it moved by {_difference(kept, model)}"
 
 
-def _check_state(make: Callable[[], _Talk], size: int, seed: int) -> None:
-    """Nodes that are made anew after a round, and restored if they can be, go on as those that they replace."""
-    talk, resumed = make(), make()
-    stateful = all(isinstance(s, Stateful) for s in talk.sharings)
+def _check_state(make: Callable[[], _Exchange], size: int, seed: int) -> None:
+    """New nodes, restored after a round if they have a state, must continue like the nodes that they replace."""
+    original, resumed = make(), make()
+    stateful = all(isinstance(s, Stateful) for s in original.sharings)
     models = [_model(size, seed, node) for node in range(NODES)]
-    models = [_frozen(m) for m in talk.merged(models, talk.said(models, 0))]
-    for old, new in zip(talk.sharings, resumed.sharings, strict=True):
+    models = [_frozen(m) for m in original.merged(models, original.payloads(models, 0))]
+    for old, new in zip(original.sharings, resumed.sharings, strict=True):
         if isinstance(old, Stateful) and isinstance(new, Stateful):
             new.restore(_copied(old.state()))
     if stateful:
-        who, why = "a sharing restored from its state()", "state() and restore() must keep all that it depends on"
+        who, why = "a sharing restored from its state()", "state() must hold everything that the next round depends on"
     else:
-        who = "a sharing made anew after a round"
-        why = "one that keeps something from round to round needs state() and restore()"
+        who = "a new sharing after a round"
+        why = "a sharing that keeps something between rounds needs state() and restore()"
     for round in range(1, ROUNDS):
-        heard, heard_anew = talk.said(models, round), resumed.said(models, round)
-        _check_same(heard, heard_anew, round, who, why)
-        merged = talk.merged(models, heard)
-        for node, (model, other) in enumerate(zip(merged, resumed.merged(models, heard_anew), strict=True)):
+        received, received_anew = original.payloads(models, round), resumed.payloads(models, round)
+        _check_same(received, received_anew, round, who, why)
+        merged = original.merged(models, received)
+        for node, (model, other) in enumerate(zip(merged, resumed.merged(models, received_anew), strict=True)):
             assert np.array_equal(model, other), (
-                f"round {round}, node {node}: {who} merges to another model, {_difference(model, other)} away; {why}"
+                f"round {round}, node {node}: {who} merges to another model, {_difference(model, other)} apart; {why}"
             )
         models = [_frozen(m + _model(size, seed + 1 + round, node)) for node, m in enumerate(merged)]
 
 
 def _copied(state: Any) -> Any:
-    """A state as a checkpoint would give it back; refuses what is not plain data."""
+    """Copy a state as a checkpoint does. Raises AssertionError for anything but plain data."""
     if isinstance(state, dict):
-        assert all(isinstance(key, str) for key in state), f"state() has keys that are no strings: {list(state)}"
+        assert all(isinstance(key, str) for key in state), f"state() has keys that are not strings: {list(state)}"
         return {key: _copied(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
         return [_copied(value) for value in state]
@@ -184,33 +184,33 @@ def _copied(state: Any) -> Any:
     return state
 
 
-def _check_agreement(make: Callable[[], _Talk], size: int, seed: int) -> None:
-    talk = make()
+def _check_equal_models(make: Callable[[], _Exchange], size: int, seed: int) -> None:
+    exchange = make()
     model = _model(size, seed, 0)
     for round in range(ROUNDS):
-        for node, merged in enumerate(talk.merged([model] * NODES, talk.said([model] * NODES, round))):
+        received = exchange.payloads([model] * NODES, round)
+        for node, merged in enumerate(exchange.merged([model] * NODES, received)):
             assert _close(merged, model), (
-                f"round {round}, node {node}: all nodes hold one model, and merging must give that model; "
+                f"round {round}, node {node}: all nodes have equal models, and merging must keep them; "
                 f"it moved by {_difference(merged, model)}"
             )
 
 
-def _check_refusals(make: Callable[[], _Talk], size: int, seed: int) -> None:
-    talk = make()
+def _check_rejections(make: Callable[[], _Exchange], size: int, seed: int) -> None:
+    exchange = make()
     model = _model(size, seed, 0)
-    heard = talk.said([model] * NODES, 0)
-    sharing, payload = talk.sharings[0], heard[0][1]
+    sharing, payload = exchange.sharings[0], exchange.payloads([model] * NODES, 0)[0][1]
     if not isinstance(sharing, PayloadChecker):
         return
     sharing.check(payload, model)
-    for what, broken in _broken(payload):
-        assert _refused(sharing, broken, model, what), f"check let a payload with {what} pass; expected MessageError"
-    for what, odd in _odd(payload):
-        if not _refused(sharing, odd, model, what):
-            _check_bears(make(), odd, size, seed, what)
+    for what, malformed in _malformed(payload):
+        assert _rejects(sharing, malformed, model, what), f"check accepted a payload with {what}; expected MessageError"
+    for what, unusual in _unusual(payload):
+        if not _rejects(sharing, unusual, model, what):
+            _check_merges(make(), unusual, size, seed, what)
 
 
-def _refused(sharing: PayloadChecker, payload: Payload, model: Params, what: str) -> bool:
+def _rejects(sharing: PayloadChecker, payload: Payload, model: Params, what: str) -> bool:
     try:
         sharing.check(payload, model)
     except MessageError:
@@ -222,17 +222,18 @@ def _refused(sharing: PayloadChecker, payload: Payload, model: Params, what: str
     return False
 
 
-def _check_bears(talk: _Talk, payload: Payload, size: int, seed: int, what: str) -> None:
-    """That a node which has not refused the payload can merge it, and speak afterwards."""
+def _check_merges(exchange: _Exchange, payload: Payload, size: int, seed: int, what: str) -> None:
+    """Assert that a node can merge a payload that `check` accepted, and send afterwards."""
     models = [_model(size, seed, node) for node in range(NODES)]
-    said = talk.said(models, 0)
-    doing = "merge"
+    received = exchange.payloads(models, 0)
+    step = "merge"
     try:
         with np.errstate(all="ignore"):
-            merged = talk.sharings[0].merge(models[0], {**said[0], 1: payload}, {p: _weight(0, p) for p in said[0]})
+            weights = {peer: _weight(0, peer) for peer in received[0]}
+            merged = exchange.sharings[0].merge(models[0], {**received[0], 1: payload}, weights)
             _check_vector(merged, models[0], f"a payload with {what}")
-            doing = "the next outgoing"
-            outgoing = talk.sharings[0].outgoing(_frozen(merged), 1)
+            step = "the next outgoing"
+            outgoing = exchange.sharings[0].outgoing(_frozen(merged), 1)
             if not isinstance(outgoing, Payload):
                 for peer in _others(0):
                     outgoing(peer)
@@ -240,13 +241,13 @@ def _check_bears(talk: _Talk, payload: Payload, size: int, seed: int, what: str)
         raise
     except Exception as error:
         raise AssertionError(
-            f"{doing} raised {type(error).__name__} after check had let a payload with {what} pass; "
-            "check must refuse with MessageError what cannot be merged"
+            f"{step} raised {type(error).__name__} after check accepted a payload with {what}; "
+            "check must reject a payload that cannot be merged, with MessageError"
         ) from error
 
 
-def _odd(payload: Payload) -> Iterator[tuple[str, Payload]]:
-    """The payload with each of its fields left out or of another value, and with extreme values in each array."""
+def _unusual(payload: Payload) -> Iterator[tuple[str, Payload]]:
+    """The payload without each field, with another value of each field, and with extreme values in each array."""
     for name, value in payload.fields.items():
         yield f"no field {name!r}", Payload(payload.arrays, {k: v for k, v in payload.fields.items() if k != name})
         for other in ("", "1", -1, 2**62, 0.5, math.nan, math.inf, True):
@@ -265,8 +266,8 @@ def _odd(payload: Payload) -> Iterator[tuple[str, Payload]]:
             yield f"{extreme} in {name!r}", Payload({**payload.arrays, name: changed}, payload.fields)
 
 
-def _broken(payload: Payload) -> Iterator[tuple[str, Payload]]:
-    """The payload with each of its arrays left out, of another type, and of another size."""
+def _malformed(payload: Payload) -> Iterator[tuple[str, Payload]]:
+    """The payload without each of its arrays, and with another type or size of each array."""
     for name, array in payload.arrays.items():
         longer = np.concatenate([array.reshape(-1), np.zeros(1, array.dtype)])
         other = np.dtype(np.float32 if array.dtype == np.float64 else np.float64)
@@ -282,12 +283,14 @@ def _broken(payload: Payload) -> Iterator[tuple[str, Payload]]:
 
 
 def _check_payload(payload: object, round: int) -> None:
-    assert isinstance(payload, Payload), f"round {round}: outgoing gave a {type(payload).__name__}; expected a Payload"
+    assert isinstance(payload, Payload), (
+        f"round {round}: outgoing returned a {type(payload).__name__}; expected a Payload"
+    )
     assert len(payload.arrays) <= MAX_ARRAYS, f"round {round}: {len(payload.arrays)} arrays; at most {MAX_ARRAYS}"
     for name, array in payload.arrays.items():
         assert isinstance(array, np.ndarray), f"round {round}: {name!r} is a {type(array).__name__}, not an array"
         assert array.dtype.str in DTYPES, (
-            f"round {round}: {name!r} is {array.dtype.str}, which the wire does not know; expected one of {DTYPES}"
+            f"round {round}: {name!r} is {array.dtype.str}, which the wire format lacks; expected one of {DTYPES}"
         )
     for key, value in payload.fields.items():
         assert isinstance(value, bool | int | float | str), (
@@ -296,40 +299,40 @@ def _check_payload(payload: object, round: int) -> None:
 
 
 def _check_vector(result: object, model: Params, where: str) -> None:
-    assert isinstance(result, np.ndarray), f"{where}: merge gave a {type(result).__name__}; expected an array"
-    assert result.dtype == np.float32, f"{where}: merge gave {result.dtype}; expected float32"
-    assert result.shape == model.shape, f"{where}: merge gave shape {result.shape}; expected {model.shape}"
+    assert isinstance(result, np.ndarray), f"{where}: merge returned a {type(result).__name__}; expected an array"
+    assert result.dtype == np.float32, f"{where}: merge returned {result.dtype}; expected float32"
+    assert result.shape == model.shape, f"{where}: merge returned shape {result.shape}; expected {model.shape}"
 
 
 def _check_same(
-    said: Mapping[NodeId, Mapping[NodeId, Payload]],
-    decoded: Mapping[NodeId, Mapping[NodeId, Payload]],
+    expected: Mapping[NodeId, Mapping[NodeId, Payload]],
+    found: Mapping[NodeId, Mapping[NodeId, Payload]],
     round: int,
-    who: str = "another in the same state",
+    who: str = "another sharing in the same state",
     why: str = "outgoing must depend on nothing else",
 ) -> None:
-    for receiver, payloads in said.items():
+    for receiver, payloads in expected.items():
         for sender, payload in payloads.items():
-            other = decoded[receiver][sender]
+            other = found[receiver][sender]
             where = f"round {round}, from {sender} to {receiver}"
             assert dict(other.fields) == dict(payload.fields), (
-                f"{where}: {who} said different fields, {dict(payload.fields)} and {dict(other.fields)}; {why}"
+                f"{where}: {who} sends different fields, {dict(payload.fields)} and {dict(other.fields)}; {why}"
             )
-            assert other.arrays.keys() == payload.arrays.keys(), f"{where}: {who} said other arrays; {why}"
+            assert other.arrays.keys() == payload.arrays.keys(), f"{where}: {who} sends other arrays; {why}"
             for name, array in payload.arrays.items():
-                assert _identical(other.arrays[name], array), f"{where}: {who} said different {name!r}; {why}"
+                assert _identical(other.arrays[name], array), f"{where}: {who} sends different {name!r}; {why}"
 
 
 def _through_the_wire(
-    heard: Mapping[NodeId, Mapping[NodeId, Payload]], round: int
+    received: Mapping[NodeId, Mapping[NodeId, Payload]], round: int
 ) -> dict[NodeId, dict[NodeId, Payload]]:
     try:
         return {
             node: {peer: _decoded(Message(peer, "model", round, payload)) for peer, payload in payloads.items()}
-            for node, payloads in heard.items()
+            for node, payloads in received.items()
         }
     except MessageError as error:
-        raise AssertionError(f"round {round}: a payload does not survive the wire: {error}") from error
+        raise AssertionError(f"round {round}: a payload cannot be encoded and decoded: {error}") from error
 
 
 def _decoded(message: Message) -> Payload:
@@ -337,7 +340,7 @@ def _decoded(message: Message) -> Payload:
 
 
 class _Untouched:
-    """Asserts that a read-only model is still that afterwards."""
+    """Asserts that a model stays read-only and unchanged."""
 
     def __init__(self, model: Params, what: str) -> None:
         self._model = model
@@ -353,10 +356,12 @@ class _Untouched:
 
 
 class _UntouchedPayloads:
-    """Asserts that nobody wrote into what was received: other nodes hold the same arrays."""
+    """Asserts that received payloads stay unchanged: other nodes share their arrays."""
 
-    def __init__(self, heard: Mapping[NodeId, Mapping[NodeId, Payload]], round: int) -> None:
-        self._arrays = [(n, a) for payloads in heard.values() for p in payloads.values() for n, a in p.arrays.items()]
+    def __init__(self, received: Mapping[NodeId, Mapping[NodeId, Payload]], round: int) -> None:
+        self._arrays = [
+            (n, a) for payloads in received.values() for p in payloads.values() for n, a in p.arrays.items()
+        ]
         self._round = round
 
     def __enter__(self) -> None:
@@ -365,7 +370,7 @@ class _UntouchedPayloads:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for (name, array), before in zip(self._arrays, self._before, strict=True):
             assert kind is not None or _identical(array, before), (
-                f"round {self._round}: merge wrote into {name!r} of a payload that it received"
+                f"round {self._round}: merge wrote into {name!r} of a received payload"
             )
 
 

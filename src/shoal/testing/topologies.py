@@ -1,9 +1,9 @@
-"""The conformance suite of topologies: run it on yours, and any algorithm can use it.
+"""The conformance suite of topologies. Every algorithm can use a topology that passes.
 
     def test_my_topology():
         check_topology(MyTopology(degree=4), nodes=20)
 
-Failures are AssertionErrors that name the node, the round and what was found.
+Failures are AssertionErrors that name the node, the round and the problem.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ TOLERANCE = 1e-12
 
 
 def check_topology(topology: Topology, nodes: int, seed: int = 0, rounds: int = 5) -> None:
-    """Assert that `topology` keeps its contract, and the graph it builds, and the weights on that graph."""
+    """Assert that `topology`, the graph that it builds and the weights on that graph keep their contracts."""
     graph = topology.build(nodes, seed)
     check_graph(graph, nodes, rounds)
     again = topology.build(nodes, seed)
-    for r in reversed(range(rounds)):  # the order of questions must not matter
+    for r in reversed(range(rounds)):  # the order of calls must not matter
         for node in reversed(range(nodes)):
             before, after = graph.links(node, r), again.links(node, r)
-            _say(before == after, node, r, f"built twice from seed {seed}, links are {before} and {after}")
+            _check(before == after, node, r, f"built twice from seed {seed}, links are {before} and {after}")
     for scheme in ("metropolis-hastings", "uniform"):
         check_mixing(Mixing(graph, scheme), rounds)
 
 
 def check_graph(graph: Graph, nodes: int, rounds: int = 5) -> None:
-    """Assert that a graph answers alike at both ends of each link, in every round."""
-    assert graph.nodes == nodes, f"the graph says it has {graph.nodes} nodes; it was built for {nodes}"
+    """Assert that both ends of every link agree about it, in every round."""
+    assert graph.nodes == nodes, f"the graph has {graph.nodes} nodes; it was built for {nodes}"
     first: list[Links] = []
     for r in range(rounds):
         links = [graph.links(node, r) for node in range(nodes)]
@@ -40,16 +40,16 @@ def check_graph(graph: Graph, nodes: int, rounds: int = 5) -> None:
             _check_links(graph, links, node, r)
         first = first or links
         for node in range(nodes) if graph.static else ():
-            _say(
+            _check(
                 links[node] == first[node],
                 node,
                 r,
-                f"the graph says it is static, but links changed from {first[node]} to {links[node]}",
+                f"the graph is declared static, but links changed from {first[node]} to {links[node]}",
             )
 
 
 def check_mixing(mixing: Mixing, rounds: int = 5) -> None:
-    """Assert that every row of W is an average, and its columns too where the weights promise it."""
+    """Assert that every row of W sums to 1, and every column where the weights must be doubly stochastic."""
     nodes = mixing.graph.nodes
     for r in range(rounds):
         columns = [0.0] * nodes
@@ -59,22 +59,22 @@ def check_mixing(mixing: Mixing, rounds: int = 5) -> None:
             links = mixing.graph.links(node, r)
             peers = mixing.peers(node, r)
             symmetric &= links.to == links.of
-            _say(peers.to == links.to, node, r, f"sends to {peers.to}, and its links go to {links.to}")
-            _say(
+            _check(peers.to == links.to, node, r, f"it sends to {peers.to}, but its links go to {links.to}")
+            _check(
                 tuple(peers.weights) == links.of,
                 node,
                 r,
-                f"weighs {tuple(peers.weights)}, hears {links.of}",
+                f"it has weights for {tuple(peers.weights)}, but receives from {links.of}",
             )
             own = 1.0 - math.fsum(peers.weights.values())
-            _say(own >= -TOLERANCE, node, r, f"its own weight is {own}, below 0")
+            _check(own >= -TOLERANCE, node, r, f"its own weight is {own}, below 0")
             columns[node] += own
             for peer, weight in peers.weights.items():
-                _say(weight >= 0.0, node, r, f"the weight of {peer} is {weight}, below 0")
+                _check(weight >= 0.0, node, r, f"the weight of {peer} is {weight}, below 0")
                 columns[peer] += weight
         doubly = len(degrees) == 1 or (symmetric and mixing.scheme == "metropolis-hastings")
         for node in range(nodes) if doubly else ():
-            _say(
+            _check(
                 abs(columns[node] - 1.0) < TOLERANCE * nodes,
                 node,
                 r,
@@ -84,34 +84,36 @@ def check_mixing(mixing: Mixing, rounds: int = 5) -> None:
 
 def _check_links(graph: Graph, links: list[Links], node: NodeId, round: int) -> None:
     own = links[node]
-    for word, peers in (("to", own.to), ("of", own.of)):
-        _say(isinstance(peers, tuple), node, round, f"links.{word} is a {type(peers).__name__}, not a tuple")
-        _say(
+    for name, peers in (("to", own.to), ("of", own.of)):
+        _check(isinstance(peers, tuple), node, round, f"links.{name} is a {type(peers).__name__}, not a tuple")
+        _check(
             all(type(peer) is int for peer in peers),
             node,
             round,
-            f"links.{word} holds other things than int: {peers}",
+            f"links.{name} has elements that are not int: {peers}",
         )
-        _say(
+        _check(
             all(0 <= peer < graph.nodes for peer in peers),
             node,
             round,
-            f"links.{word} leaves the graph: {peers}",
+            f"links.{name} has ids outside the graph: {peers}",
         )
-        _say(node not in peers, node, round, f"links.{word} holds the node itself: {peers}")
-        _say(
+        _check(node not in peers, node, round, f"links.{name} contains the node itself: {peers}")
+        _check(
             all(a < b for a, b in itertools.pairwise(peers)),
             node,
             round,
-            f"links.{word} is not in ascending order without repetition: {peers}",
+            f"links.{name} is not in ascending order without repetition: {peers}",
         )
     for peer in own.to:
-        _say(node in links[peer].of, node, round, f"sends to {peer}, which hears only from {links[peer].of}")
+        _check(node in links[peer].of, node, round, f"it sends to {peer}, which receives only from {links[peer].of}")
     for peer in own.of:
-        _say(node in links[peer].to, node, round, f"hears from {peer}, which sends only to {links[peer].to}")
+        _check(node in links[peer].to, node, round, f"it receives from {peer}, which sends only to {links[peer].to}")
     degree = graph.degree(node, round)
-    _say(degree == len(own.of), node, round, f"degree() is {degree}, but it hears from {len(own.of)}: {own.of}")
+    _check(
+        degree == len(own.of), node, round, f"degree() is {degree}, but it receives from {len(own.of)} nodes: {own.of}"
+    )
 
 
-def _say(holds: bool, node: NodeId, round: int, problem: str) -> None:
+def _check(holds: bool, node: NodeId, round: int, problem: str) -> None:
     assert holds, f"node {node}, round {round}: {problem}"

@@ -1,4 +1,4 @@
-"""Where runtimes are put to the test: a few of them in one world, each with a coroutine of yours on it."""
+"""Run coroutines on a few connected runtimes, for tests of runtimes."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from shoal.message import RUN_LENGTH
 from shoal.runtime import Runtime
 from shoal.types import NodeId
 
-if TYPE_CHECKING:  # the engines import torch; who only tests a topology need not wait for it
+if TYPE_CHECKING:  # the engines import torch, which a test of a topology does not need
     from shoal.engines.processes.transport import Transport
     from shoal.engines.simulation.world import World
 
 Body: TypeAlias = Callable[[Runtime], Coroutine[Any, Any, Any]]
-"""What a node does, given its runtime."""
+"""The coroutine that a node runs on its runtime."""
 
 
-class Arena(Protocol):
-    """A world of nodes that can talk to each other, made anew for each `run`."""
+class RuntimeHarness(Protocol):
+    """A set of connected nodes, created for each `run`."""
 
     def run(self, bodies: Mapping[NodeId, Body]) -> dict[NodeId, Any]:
-        """Run nodes 0, 1, … to their ends; returns what each body returned, without those that were lost.
+        """Run nodes 0, 1, … to the end. Return the result of each body, without failed nodes.
 
-        What a body raises, or one of its background tasks, ends the run and is raised here.
+        An exception in a body or in one of its background tasks ends the run and is raised here.
         """
         ...
 
     def mark_failed(self, node: NodeId) -> None:
-        """For a body to call: `node` dies now, and all others learn of it. It must be waiting for a message."""
+        """Fail `node` now and inform all others; bodies call this. The node must be waiting for a message."""
         ...
 
 
-class SimulatedArena:
-    """The simulation's runtimes, under a virtual clock. `network` is what they are linked by, an ideal one if None."""
+class SimulationHarness:
+    """Runtimes of the simulation, under a virtual clock. `network` None is an ideal network."""
 
     def __init__(self, network: Network | None = None) -> None:
         self._network = network
@@ -67,19 +67,19 @@ class SimulatedArena:
         self._world.mark_failed(node)
 
 
-class SocketArena:
-    """The process engine's runtimes: real time and TCP on this machine, though all in one process.
+class SocketHarness:
+    """Runtimes of the process engine: real time and TCP on this machine, but all in one process.
 
-    Nodes that are not done after `patience` seconds are an error.
+    Nodes that are not done after `timeout` seconds are an error.
     """
 
-    def __init__(self, patience: float = 30.0) -> None:
-        self.patience = patience
+    def __init__(self, timeout: float = 30.0) -> None:
+        self.timeout = timeout
         self.rejected: list[str] = []
-        """Why messages were refused."""
+        """Why messages were rejected."""
         self.endpoints: list[str] = []
-        """Where each node of the run listens."""
-        self._places: list[tuple[Transport, Mailbox]] = []
+        """The endpoint of each node of the run."""
+        self._ends: list[tuple[Transport, Mailbox]] = []
         self._tasks: list[asyncio.Task[Any]] = []
 
     def run(self, bodies: Mapping[NodeId, Body]) -> dict[NodeId, Any]:
@@ -87,7 +87,7 @@ class SocketArena:
 
     def mark_failed(self, node: NodeId) -> None:
         self._tasks[node].cancel()
-        for other, (transport, mailbox) in enumerate(self._places):
+        for other, (transport, mailbox) in enumerate(self._ends):
             if other != node:
                 mailbox.mark_failed(node)
                 transport.mark_failed(node)
@@ -99,14 +99,14 @@ class SocketArena:
         from shoal.engines.processes.slots import Slots
 
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._places = [self._place(context, id) for id in range(len(bodies))]
-        self.endpoints = [transport.endpoint for transport, _ in self._places]
-        for transport, _ in self._places:
+        self._ends = [self._connect(context, id) for id in range(len(bodies))]
+        self.endpoints = [transport.endpoint for transport, _ in self._ends]
+        for transport, _ in self._ends:
             transport.start(self.endpoints)
         slots = Slots(len(bodies))
 
-        async def live(id: NodeId) -> Any:
-            runtime = ProcessRuntime(id, *self._places[id], slots, trainings_per_slot=1.0)
+        async def run_body(id: NodeId) -> Any:
+            runtime = ProcessRuntime(id, *self._ends[id], slots, trainings_per_slot=1.0)
             try:
                 return await bodies[id](runtime)
             except asyncio.CancelledError:
@@ -115,25 +115,25 @@ class SocketArena:
             finally:
                 await runtime.end()
 
-        self._tasks = [asyncio.create_task(live(id)) for id in range(len(bodies))]
+        self._tasks = [asyncio.create_task(run_body(id)) for id in range(len(bodies))]
         try:
-            _, waiting = await asyncio.wait(self._tasks, timeout=self.patience, return_when=asyncio.FIRST_EXCEPTION)
+            _, waiting = await asyncio.wait(self._tasks, timeout=self.timeout, return_when=asyncio.FIRST_EXCEPTION)
             failures = [t.exception() for t in self._tasks if t.done() and not t.cancelled() and t.exception()]
             if failures:
                 raise failures[0]  # type: ignore[misc]
             if waiting:
-                stuck = [str(id) for id, task in enumerate(self._tasks) if task in waiting]
-                raise TimeoutError(f"after {self.patience:g} s, these nodes are not done: {', '.join(stuck)}")
+                waiting_ids = [str(id) for id, task in enumerate(self._tasks) if task in waiting]
+                raise TimeoutError(f"after {self.timeout:g} s, these nodes are not done: {', '.join(waiting_ids)}")
             return {id: task.result() for id, task in enumerate(self._tasks) if not task.cancelled()}
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            for transport, _ in self._places:
+            for transport, _ in self._ends:
                 transport.close()
             context.destroy(linger=0)
 
-    def _place(self, context: Any, id: NodeId) -> tuple[Transport, Mailbox]:
+    def _connect(self, context: Any, id: NodeId) -> tuple[Transport, Mailbox]:
         from shoal.engines.processes.transport import Transport
 
         mailbox = Mailbox()
@@ -145,7 +145,7 @@ class SocketArena:
             port=None,
             max_message_bytes=2**24,
             connections=64,
-            send_timeout=self.patience,
+            send_timeout=self.timeout,
             deliver=mailbox.put,
             reject=self.rejected.append,
         )
