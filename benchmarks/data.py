@@ -20,7 +20,8 @@ from shoal.data import Data
 from shoal.data.cifar import Cifar10
 from shoal.models.flat import initial_module
 from shoal.models.networks import GnLenet
-from shoal.training.trainer import Learner, Training
+from shoal.training.learner import Learner
+from shoal.training.settings import Training
 
 READY = """
 import time
@@ -60,7 +61,7 @@ def data_path(data: Data, batch_size: int, repeats: int = 40, steps: int = 5) ->
         batches = rng.integers(len(data.train), size=(steps, batch_size))
         # Other batches of the same size: those just gathered would be in the processor's cache.
         others = rng.integers(len(data.train), size=(steps, batch_size))
-        gathering.append(_seconds(lambda o=others: [learner._seen(learner._batch(b, None)[0])  # type: ignore[misc]
+        gathering.append(_seconds(lambda o=others: [learner.gather(b)  # type: ignore[misc]
                                                     for b in torch.from_numpy(o)]) / steps)  # fmt: skip
         training.append(_seconds(lambda b=batches: learner.train(params, {}, b)) / steps)  # type: ignore[misc]
     share = median([g / t for g, t in zip(gathering, training, strict=True)])

@@ -24,7 +24,7 @@ from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.results.records import RunFolder
 from shoal.topologies.measures import matrix
-from shoal.training.trainer import Batches
+from shoal.training.batches import Batches
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Records are written where no disk is measured with them: 10,000 files take a disk 0.2 to 5 s."""

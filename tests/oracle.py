@@ -22,7 +22,7 @@ from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.randomness import generator
 from shoal.testing import FakeRuntime, Faults
-from shoal.training.trainer import Batches
+from shoal.training.batches import Batches
 
 STEPS, BATCH, RATE = 2, 16, 0.2
 CRASH = Faults().crash(2, round=2).schedule

@@ -231,6 +231,7 @@ def test_files_and_functions_fit_a_reader() -> None:
         "shoal.experiment",
         "shoal.experiment.running",
         "shoal.engines.processes.coordinator",
+        "shoal.training",
         "shoal.testing",
     ],
 )

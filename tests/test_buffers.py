@@ -16,7 +16,11 @@ from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.models.flat import Buffers, FlatModule, changed_by, initial_module
 from shoal.results.records import RunFolder
-from shoal.training.trainer import Batches, Evaluate, Learner, TorchTrainer, Train, Training
+from shoal.training.batches import Batches
+from shoal.training.learner import Learner
+from shoal.training.settings import Training
+from shoal.training.torch_trainer import TorchTrainer
+from shoal.training.trainer import Evaluate, Train
 
 BATCH, STEPS, CLASSES = 5, 3, 3
 rng = np.random.default_rng(0)
@@ -309,8 +313,8 @@ def test_what_torch_cannot_stack_is_found_by_trying(make: Any, vectorized: bool)
     assert learner.flat.module.training
     nodes = [TorchTrainer(learner, PART, np.random.default_rng(n), step_seconds=0.0) for n in range(2)]
     params = learner.flat.read()
-    assert (len({Train(one, params).together for one in nodes}) == 1) is vectorized
-    assert (len({Evaluate(one, params).together for one in nodes}) == 1) is vectorized
+    assert (len({Train(one, params).batch_key for one in nodes}) == 1) is vectorized
+    assert (len({Evaluate(one, params).batch_key for one in nodes}) == 1) is vectorized
 
 
 def test_a_stackable_module_with_an_optimizer_that_is_not_is_tested_together() -> None:

@@ -48,7 +48,7 @@ from shoal.sharing.sharing import NodeInfo
 from shoal.sharing.topk import TopK
 from shoal.state import Stateful
 from shoal.testing import Faults, check_sharing
-from shoal.training.trainer import TorchTrainer
+from shoal.training.torch_trainer import TorchTrainer
 from shoal.traits import Traits
 from shoal.types import Params
 

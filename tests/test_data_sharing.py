@@ -25,7 +25,8 @@ from shoal.results.records import RunFolder
 from shoal.sharing.data import DataSharing
 from shoal.sharing.sharing import NodeInfo
 from shoal.testing import check_sharing
-from shoal.training.trainer import TorchTrainer, Train
+from shoal.training.torch_trainer import TorchTrainer
+from shoal.training.trainer import Train
 
 MODEL = np.zeros(3, np.float32)
 
@@ -229,10 +230,10 @@ def test_works_of_nodes_with_added_samples_are_not_stacked() -> None:
     setup = Setup(experiment())
     trainers = [_trainer(setup, node) for node in range(3)]
     works = [Train(trainer, setup.initial) for trainer in trainers]
-    assert len({work.together for work in works}) == 1
+    assert len({work.batch_key for work in works}) == 1
     others = trainers[1].data.drawn(20, np.random.default_rng(0))
     assert trainers[0].data.add(others) == 20
-    assert len({work.together for work in works}) == 2
+    assert len({work.batch_key for work in works}) == 2
     alone = [_trainer(setup, node) for node in range(3)]
     alone[0].data.add(others)
     expected = [trainer.train(setup.initial) for trainer in alone]

@@ -14,7 +14,7 @@ from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
 from shoal.randomness import generator
-from shoal.training.trainer import Batches
+from shoal.training.batches import Batches
 
 ROUNDS, STEPS, BATCH, RATE = 5, 2, 16, 0.2
 

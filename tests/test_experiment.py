@@ -20,7 +20,7 @@ from shoal.errors import ExperimentError, TopologyError
 from shoal.experiment import Experiment, parse_override, parse_overrides
 from shoal.experiment.setup import Setup
 from shoal.topologies.regular import Regular
-from shoal.training.trainer import Training
+from shoal.training.settings import Training
 from shoal.traits import Traits
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.toml"))

@@ -26,7 +26,7 @@ from shoal.randomness import generator
 from shoal.results.records import Evaluation, Event, Round, RunFolder
 from shoal.sharing.full import FullSharing
 from shoal.testing import FakeRuntime, Faults
-from shoal.training.trainer import Batches
+from shoal.training.batches import Batches
 from test_dpsgd import gradient
 
 NODES, ROUNDS, STEPS, BATCH, RATE = 5, 4, 2, 16, 0.2

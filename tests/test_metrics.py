@@ -19,8 +19,10 @@ from shoal.experiment import Experiment
 from shoal.models.flat import FlatModule
 from shoal.results.progress import MeanScore, main_metric
 from shoal.results.summary import fairness
+from shoal.training.learner import Learner
 from shoal.training.metrics import BY_TASK, Metrics
-from shoal.training.trainer import Learner, TorchTrainer, Training
+from shoal.training.settings import Training
+from shoal.training.torch_trainer import TorchTrainer
 
 # Six classes, four samples: ranks of the right class 1, 2, 6 and 1.
 OUTPUTS = torch.tensor(
@@ -42,7 +44,7 @@ def data(task: Task = "classification", padding: int | None = None, classes: int
 def measured(metrics: Metrics, *batches: tuple[torch.Tensor, torch.Tensor, float]) -> dict[str, float]:
     totals: dict[str, Any] = {}
     for outputs, targets, loss in batches:
-        for name, value in metrics.tally(outputs, targets, torch.tensor(loss)).items():
+        for name, value in metrics.batch_sums(outputs, targets, torch.tensor(loss)).items():
             totals[name] = totals.get(name, 0) + value
     return metrics.scores(totals)
 
@@ -111,9 +113,9 @@ def test_a_model_that_diverged_has_no_finite_perplexity() -> None:
 @pytest.mark.parametrize(
     ("task", "names", "said"),
     [
-        ("classification", ["rmse"], "'rmse' is not for a task of classification; use accuracy, top5"),
-        ("regression", ["accuracy"], "'accuracy' is not for a task of regression; use rmse, loss"),
-        ("sequence", ["per-class"], "'per-class' is not for a task of sequence"),
+        ("classification", ["rmse"], "'rmse' is not defined for a classification task; use accuracy, top5"),
+        ("regression", ["accuracy"], "'accuracy' is not defined for a regression task; use rmse, loss"),
+        ("sequence", ["per-class"], "'per-class' is not defined for a sequence task"),
         ("classification", ["acuracy"], "'acuracy' is unknown; did you mean 'accuracy'?"),
     ],
 )
@@ -124,16 +126,16 @@ def test_what_does_not_fit_the_task_is_refused(task: Task, names: list[str], sai
 
 
 def test_an_experiment_is_refused_before_it_runs(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match="'rmse' is not for a task"):
+    with pytest.raises(ExperimentError, match="'rmse' is not defined for"):
         Experiment(nodes=2, evaluation={"metrics": ["rmse", "nonsense"]}).run(tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("task", "names", "score", "said"),
     [
-        ("classification", None, "rmse", "it is not for a task of classification; use accuracy, loss"),
-        ("regression", None, "accuracy", "it is not for a task of regression; use rmse, loss"),
-        ("sequence", None, "class 3", "it is not for a task of sequence; use accuracy, perplexity, loss"),
+        ("classification", None, "rmse", "not defined for a classification task; use accuracy, loss"),
+        ("regression", None, "accuracy", "not defined for a regression task; use rmse, loss"),
+        ("sequence", None, "class 3", "not defined for a sequence task; use accuracy, perplexity, loss"),
         ("classification", None, "perplexity", "it would not be measured; add 'perplexity' to evaluation.metrics"),
         ("classification", ["top5"], "class 3", "it would not be measured; add 'per-class' to evaluation.metrics"),
         ("classification", ["per-class"], "class 6", "classes are numbered 0 to 5"),
@@ -160,7 +162,7 @@ def test_a_target_that_the_data_has_no_score_for_is_refused_before_it_runs(train
         trainer={"name": trainer},
         evaluation={"metric": "rmse", "target": 1.0},  # type: ignore[arg-type]
     )
-    with pytest.raises(ExperimentError, match=r"evaluation\.metric = 'rmse': it is not for a task of classification"):
+    with pytest.raises(ExperimentError, match=r"evaluation\.metric = 'rmse': not defined for a classification task"):
         plan.run(tmp_path)
 
 
@@ -183,7 +185,7 @@ def test_many_models_at_once_score_as_one_by_one(task: Task) -> None:
         layers.append(nn.Unflatten(1, (2, 3)))
     found = Data(Samples(x, y), Samples(x, y), 3, task, padding=-1 if task == "sequence" else None)
     learner = Learner(FlatModule(nn.Sequential(*layers)), Training(), found, None, Metrics(found, BY_TASK[task]))
-    learner._at_once = 300  # several batches, the last of them short
+    learner.evaluation_batch = 300  # several batches, the last of them short
     params = [rng.standard_normal(learner.flat.size).astype(np.float32) for _ in range(3)]
     for alone, together in zip(map(learner.evaluate, params), learner.evaluate_stacked(params), strict=True):
         assert together.keys() == alone.keys()

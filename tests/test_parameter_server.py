@@ -20,7 +20,7 @@ from shoal.message import Message, Payload
 from shoal.randomness import generator
 from shoal.results.records import Evaluation, Event, Round, RunFolder
 from shoal.testing import FakeRuntime, Faults
-from shoal.training.trainer import Batches
+from shoal.training.batches import Batches
 from test_dpsgd import gradient
 
 NODES, ROUNDS, BATCH, RATE = 4, 5, 16, 0.2

@@ -155,7 +155,7 @@ def test_other_trainers_are_shown_what_torch_sees() -> None:
 
     setup = Setup(experiment(partition=SHIFTED[0]))
     assert isinstance(setup.trainer_factory, TorchTrainerFactory)
-    inputs = setup.trainer_factory._inputs
+    inputs = setup.trainer_factory.inputs
     part = inputs.part(1)[:3]
     x = torch.from_numpy(inputs.data.train.x[part].copy())
     assert np.array_equal(inputs.batch(1, part).x, torch.rot90(x, 1, (2, 3)).numpy())

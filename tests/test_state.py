@@ -23,7 +23,7 @@ from shoal.topologies.given import Edges
 from shoal.topologies.regular import Regular
 from shoal.topologies.sampling.central import PeerSampler
 from shoal.topologies.static import Full, Ring
-from shoal.training.trainer import _as_tensors
+from shoal.training.optimizers import arrays_to_tensors
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def test_what_an_optimizer_keeps_is_restored_on_the_device_that_trains() -> None
     import torch
 
     state = {"exp_avg": np.ones(3, np.float32), "step": np.array(4.0, np.float32)}
-    restored = _as_tensors(state, torch.device("meta"))
+    restored = arrays_to_tensors(state, torch.device("meta"))
     assert (restored["exp_avg"].device.type, restored["step"].device.type) == ("meta", "cpu")
 
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
 import pytest
 
+from shoal.data.dataset import Samples
+from shoal.engines.simulation.batching import choose_batching
+from shoal.engines.simulation.compute import StackedComputer
 from shoal.errors import ExperimentError, NodeError, ShoalError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.state import Stateful
-from shoal.training.factory import TrainerInputs
-from shoal.training.trainer import Batches
+from shoal.training import BatchTrainer, Trained, TrainerInputs
+from shoal.training.batches import Batches
+from shoal.training.trainer import Evaluate, Train
+from shoal.types import Params
 
 ROOT = Path(__file__).parent.parent
 HAS_FLOWER = importlib.util.find_spec("flwr") is not None
@@ -104,7 +110,7 @@ def test_scikit_goes_on_from_its_state() -> None:
 
 def test_scikit_refuses_what_it_would_not_look_at() -> None:
     setup = Setup(scikit(training={"momentum": 0.9}))
-    with pytest.raises(ExperimentError, match=r"training\.momentum = 0\.9: trainer 'scikit' does not look at it"):
+    with pytest.raises(ExperimentError, match=r"training\.momentum = 0\.9: trainer 'scikit' does not use it"):
         setup.warm_up()
 
 
@@ -251,10 +257,10 @@ def test_flower_with_a_server(folder: Path) -> None:
         ("nowhere.py:Client", "there is no file"),
         ("client.py:Clent", "has no 'Clent'; did you mean 'Client'?"),
         ("client.py:number", "expected a class or a function"),
-        ("client.py:wants_too_much", "it wants 'model'; what it can be given is context, cid"),
-        ("client.py:raises", "making client 0 failed: RuntimeError: no data here"),
-        ("client.py:no_client", "it made a int without get_parameters; expected a NumPyClient"),
-        ("client.py:Silent", "gives no arrays"),
+        ("client.py:wants_too_much", "unknown parameter 'model'; available are context, cid"),
+        ("client.py:raises", "creating client 0 failed: RuntimeError: no data here"),
+        ("client.py:no_client", "it returned int without get_parameters; expected a NumPyClient"),
+        ("client.py:Silent", "get_parameters returns no arrays"),
         ("client.py:Odd", "array 0 of get_parameters is <U1; expected numbers"),
         ("no.such.module:Client", "importing 'no.such.module' failed"),
     ],
@@ -266,12 +272,14 @@ def test_clients_that_cannot_be_used_are_refused(client: str, said: str, folder:
 
 def test_a_client_that_changes_its_shapes_is_named(folder: Path) -> None:
     setup = Setup(flower(folder, "Other"))
-    with pytest.raises(NodeError, match=r"client 1: its fit gave arrays of shapes \(\(9,\),\)"):
+    with pytest.raises(NodeError, match=r"client 1: fit returned arrays of shapes \(\(9,\),\)"):
         setup.trainer_factory.trainer(1, setup.experiment.training, 0.0).train(setup.initial)
 
 
 def test_training_is_the_clients_own_affair(folder: Path) -> None:
-    with pytest.raises(ExperimentError, match=r"training\.lr = 0\.5: .* tell your client in trainer\.config"):
+    with pytest.raises(
+        ExperimentError, match=r"training\.lr = 0\.5: .* pass settings to your client in trainer\.config"
+    ):
         flower(folder, training={"lr": 0.5}).run(folder)
 
 
@@ -317,6 +325,56 @@ def test_the_trainer_of_the_docs_learns(tmp_path: Path) -> None:
     training = {"lr": 0.1, "local_steps": 4}
     run = experiment(trainer={"name": "centres.py:Centres"}, training=training, base=tmp_path).run(tmp_path)
     assert run.summary["accuracy"]["mean"] > 0.4
+
+
+class Counting(BatchTrainer):
+    """Adds the node's number at each step, and counts the calls for many nodes."""
+
+    calls: ClassVar[list[tuple[str, int]]] = []
+
+    def learn(self, params: Params, batches: Iterator[Samples]) -> Trained:
+        return Trained(params + np.float32(self.node * len(list(batches))), 0.0)
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        return {"loss": float(self.node)}
+
+    def train_key(self, steps: int | None) -> Hashable | None:
+        return None if self.node == 0 else self.steps(steps)
+
+    def evaluate_key(self) -> Hashable | None:
+        return "all"
+
+    @staticmethod
+    def train_batch(trainers: Sequence[Any], params: Sequence[Params], steps: int | None = None) -> list[Trained]:
+        Counting.calls.append(("train", len(trainers)))
+        return [trainer.train(own, steps) for trainer, own in zip(trainers, params, strict=True)]
+
+    @staticmethod
+    def evaluate_batch(trainers: Sequence[Any], params: Sequence[Params]) -> list[dict[str, float]]:
+        Counting.calls.append(("evaluate", len(trainers)))
+        return [trainer.evaluate(own) for trainer, own in zip(trainers, params, strict=True)]
+
+
+def test_any_trainer_that_offers_it_is_batched_with_trainers_of_the_same_key() -> None:
+    setup = Setup(scikit())
+    inputs, training = setup.trainer_factory.inputs, setup.experiment.training  # type: ignore[attr-defined]
+    trainers = [Counting(inputs, node, training, 0.0) for node in range(4)]
+    start = np.zeros(3, np.float32)
+    steps = [1, 1, 1, 2]
+    Counting.calls.clear()
+    works = [Train(trainer, start, count) for trainer, count in zip(trainers, steps, strict=True)]
+    assert [trained.params[0] for trained in StackedComputer().run(works)] == [0, 1, 2, 6]
+    assert StackedComputer().run([Evaluate(trainer, start) for trainer in trainers]) == [
+        {"loss": float(i)} for i in range(4)
+    ]
+    assert Counting.calls == [("train", 2), ("evaluate", 4)]
+
+
+def test_trainers_that_do_not_offer_it_are_never_batched() -> None:
+    setup = Setup(scikit(simulation={"batching": "auto"}))
+    trainers = [setup.trainer_factory.trainer(node, setup.experiment.training, 0.0) for node in range(2)]
+    assert len({Train(trainer, setup.initial).batch_key for trainer in trainers}) == 2
+    assert choose_batching(setup.experiment, setup) == "off"
 
 
 def test_the_examples_learn(tmp_path: Path) -> None:

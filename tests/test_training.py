@@ -15,7 +15,12 @@ from torch import nn
 from shoal.data.dataset import Data, Samples
 from shoal.errors import ExperimentError, NodeError
 from shoal.models.flat import FlatModule
-from shoal.training.trainer import ELEMENTWISE, Batches, Learner, TorchTrainer, Train, Training
+from shoal.training.batches import Batches
+from shoal.training.learner import Learner
+from shoal.training.optimizers import ELEMENTWISE
+from shoal.training.settings import Training
+from shoal.training.torch_trainer import TorchTrainer
+from shoal.training.trainer import Train
 
 CLASSES = 3
 BATCH = 5
@@ -156,12 +161,12 @@ def test_nodes_trained_together_are_trained_as_each_alone(name: str, keep_state:
     training = Training(**{**vars(OPTIMIZERS[name]), "keep_state": keep_state})
     alone = [trainer(training, node) for node in range(4)]
     learner = alone[0].learner
-    batch_key = [trainer(training, node, learner) for node in range(4)]
+    batched = [trainer(training, node, learner) for node in range(4)]
     models = [learner.flat.read() + np.float32(0.1 * node) for node in range(4)]
     apart, stacked = list(models), list(models)
     for _ in range(3):
         apart = [one.train(params).params for one, params in zip(alone, apart, strict=True)]
-        works = [Train(one, params) for one, params in zip(batch_key, stacked, strict=True)]
+        works = [Train(one, params) for one, params in zip(batched, stacked, strict=True)]
         assert len({work.batch_key for work in works}) == 1
         stacked = [trained.params for trained in Train.run_batch(works)]
     np.testing.assert_allclose(stacked, apart, rtol=1e-4, atol=1e-4)
@@ -249,8 +254,8 @@ def test_the_root_of_no_error_has_no_slope() -> None:
     exact = np.zeros(7, np.float32)
     batch = np.arange(4)[None]
     alone = learner.train(exact, {}, batch)[0]
-    batch_key = learner.train_stacked([exact, exact], [{}, {}], np.stack([batch, batch]))[0]
-    for trained in (alone, *batch_key):
+    stacked = learner.train_stacked([exact, exact], [{}, {}], np.stack([batch, batch]))[0]
+    for trained in (alone, *stacked):
         assert np.array_equal(trained.params, exact)
         assert trained.loss == pytest.approx(0.0, abs=1e-5)
 
@@ -267,8 +272,8 @@ def test_padding_counts_for_nothing_and_a_batch_of_it_changes_nothing(loss: str)
     expected = nn.functional.nll_loss(outputs[targets != 0], targets[targets != 0]).item()
     some, nothing = np.array([[0, 1]]), np.array([[2, 3]])
     alone = [learner.train(params, {}, batch)[0] for batch in (some, nothing)]
-    batch_key = learner.train_stacked([params, params], [{}, {}], np.stack([some, nothing]))[0]
-    for trained, empty in (alone, batch_key):
+    stacked = learner.train_stacked([params, params], [{}, {}], np.stack([some, nothing]))[0]
+    for trained, empty in (alone, stacked):
         assert trained.loss == pytest.approx(expected, rel=1e-5)
         assert not np.array_equal(trained.params, params)
         assert empty.loss == 0.0
@@ -279,9 +284,9 @@ def test_warming_up_tests_one_batch_and_leaves_the_model_as_it_was(monkeypatch: 
     monkeypatch.setattr(Learner, "EVALUATION_VALUES", 6 * 4)  # 4 samples at a time, of 15
     learner = trainer(Training()).learner
     before = learner.flat.read()
-    with mock.patch.object(learner.metrics, "tally", wraps=learner.metrics.tally) as tally:
+    with mock.patch.object(learner.metrics, "batch_sums", wraps=learner.metrics.batch_sums) as batch_sums:
         learner.warm_up(PART)
-    assert [len(call.args[1]) for call in tally.call_args_list] == [4]
+    assert [len(call.args[1]) for call in batch_sums.call_args_list] == [4]
     assert np.array_equal(learner.flat.read(), before)
 
 
@@ -392,7 +397,7 @@ def test_local_epochs_are_passes_over_what_a_node_holds() -> None:
 
 
 def test_steps_and_epochs_are_not_both_given() -> None:
-    with pytest.raises(ValueError, match="local_steps and local_epochs both say how long"):
+    with pytest.raises(ValueError, match="local_steps and local_epochs exclude each other"):
         Training(local_steps=4, local_epochs=1)
 
 
@@ -420,8 +425,8 @@ def test_the_proximal_term_holds_when_nodes_are_stacked() -> None:
     learner = Learner(FlatModule(module()), with_batches(Training("sgd", lr=0.1, proximal=0.7)), DATA)
     start = learner.flat.read()
     alone = [trainer(learner.training, node, learner).train(start).params for node in range(3)]
-    batch_key = TorchTrainer.train_batch([(trainer(learner.training, n, learner), start) for n in range(3)], None)
-    for one, other in zip(alone, batch_key, strict=True):
+    batched = TorchTrainer.train_batch([trainer(learner.training, n, learner) for n in range(3)], [start] * 3)
+    for one, other in zip(alone, batched, strict=True):
         np.testing.assert_allclose(one, other.params, atol=1e-6)
 
 
@@ -445,7 +450,7 @@ def test_samples_that_came_from_others_are_trained_on_and_kept_once() -> None:
     assert one.data.add(foreign) == 0
     assert one.data.add(Samples(DATA.train.x[PART[:4]], DATA.train.y[PART[:4]])) == 0
     assert one.samples == len(PART) + 2
-    seen = np.concatenate([one._next(1)[0].ravel() for _ in range(10)])
+    seen = np.concatenate([one.draw(1)[0].ravel() for _ in range(10)])
     assert {40, 41} <= set(seen.tolist())
     numbers = np.array([[9, 40, 41, 12, 13]])
     params = one.learner.flat.read()

@@ -14,7 +14,7 @@ from shoal.experiment.resolving import Resolver
 from shoal.experiment.tables import NodeSettings, ProcessesPlan
 from shoal.topologies.graph import WeightScheme
 from shoal.training import metrics
-from shoal.training.trainer import Training
+from shoal.training.settings import Training
 from shoal.traits import Constrained
 from shoal.types import NodeId
 

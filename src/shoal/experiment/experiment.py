@@ -38,7 +38,7 @@ from shoal.experiment.tables import (
 )
 from shoal.experiment.writing import experiment_to_table
 from shoal.topologies.graph import WeightScheme
-from shoal.training.trainer import Training
+from shoal.training.settings import Training
 from shoal.types import Bounds, NodeId
 
 if TYPE_CHECKING:

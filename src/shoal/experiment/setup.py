@@ -29,7 +29,7 @@ from shoal.randomness import generator
 from shoal.runtime import Runtime
 from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing
 from shoal.topologies.graph import Topology
-from shoal.training.factory import TrainerBackend, TrainerFactory, TrainerInputs
+from shoal.training import TrainerBackend, TrainerFactory, TrainerInputs
 from shoal.training.metrics import TRAINERS, Metrics
 from shoal.types import NodeId, Params
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from shoal.experiment.registry import Component
-from shoal.training.trainer import Training
+from shoal.training.settings import Training
 from shoal.types import Bounds, NodeId, parse_node_ids
 
 Engine: TypeAlias = Literal["simulation", "processes"]

@@ -1,17 +1,18 @@
-"""Flower's clients, unchanged, without a server: a node is a client, and its `fit` is local training.
+"""Flower clients, unchanged and without a server: a node is a client, and `fit` is its local training.
 
     trainer = { name = "flower", client = "client.py:client_fn" }
 
-`client` names a class or a function that makes a `NumPyClient`. It is called by the names of its parameters:
+`client` names a class or a function that returns a `NumPyClient`. It is called with the arguments that its parameters
+name:
 
-    context                              as Flower's client_fn(context): node_config has "partition-id" and
+    context                              as in Flower's client_fn(context): node_config has "partition-id" and
                                          "num-partitions", run_config is the trainer's `config`
-    cid, partition_id, num_partitions    as clients have been told before; the first is a string
-    seed                                 the experiment's
-    x_train, y_train, x_test, y_test     the node's part of the experiment's data set, scaled: copies of its own
+    cid, partition_id, num_partitions    as in older versions of Flower; `cid` is a string
+    seed                                 the experiment's seed
+    x_train, y_train, x_test, y_test     the node's part of the experiment's data set, normalised; these are copies
 
-A client that loads data of its own is told who it is, and the experiment's data set is left alone; it is still loaded
-and divided, so a small one will do.
+A client may load its own data. The experiment's data set is then not used, but it is still loaded and partitioned, so
+choose a small one.
 """
 
 from __future__ import annotations
@@ -33,21 +34,23 @@ from shoal.errors import ExperimentError, NodeError
 from shoal.plugins import load
 from shoal.randomness import derived_seed, generator
 from shoal.state import State, generator_state, restore_generator
-from shoal.training.factory import TrainerInputs, refuse_others
-from shoal.training.trainer import Trained, Training
+from shoal.training.factory import reject_unused_settings
+from shoal.training.inputs import TrainerInputs
+from shoal.training.settings import Training
+from shoal.training.trainer import Trained, require_samples
 from shoal.types import NodeId, Params
 
 
 @dataclass(frozen=True)
 class FlowerBackend:
-    """Flower's NumPyClient, of your own and unchanged: `fit` is a node's training, `evaluate` its test.
+    """Your own Flower NumPyClient, unchanged: `fit` trains a node, `evaluate` evaluates it.
 
-    `client` is file.py:name or module:name of a class or a function (client_fn) that makes one; `config` is what its
-    `fit` and `evaluate` are given. A step is a `fit`.
+    `client` is file.py:name or module:name of a class or a function (client_fn) that returns a client. `config` is
+    passed to `fit` and `evaluate`. A step is one `fit`.
     """
 
     client: Path
-    """A path, so that it is looked for beside the experiment."""
+    """A path, so that it is resolved relative to the experiment file."""
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,7 +62,7 @@ class FlowerBackend:
 
     @property
     def component_name(self) -> str:
-        """A file with its folder, a module without."""
+        """`client` as the plug-in loader takes it: a file with its folder, a module without."""
         return str(self.client) if ".py:" in self.client.name else self.client.name
 
     def create_factory(self, inputs: TrainerInputs) -> FlowerTrainerFactory:
@@ -74,9 +77,9 @@ class FlowerBackend:
 
 
 class FlowerTrainerFactory:
-    """Makes clients, each when it is first needed, and turns their lists of arrays into one vector and back.
+    """Creates each client when it is first needed, and converts its list of arrays to one vector and back.
 
-    Arrays of other types than float32 are cast on the way out and back on the way in; integers are rounded.
+    Arrays of other types than float32 are cast to float32 and back; integers are rounded.
     """
 
     def __init__(self, make: Callable[..., Any], config: dict[str, Any], inputs: TrainerInputs) -> None:
@@ -88,64 +91,49 @@ class FlowerTrainerFactory:
         self._clients: dict[NodeId, Any] = {}
         arrays = [np.asarray(array) for array in self.client(0).get_parameters(config=dict(config))]
         if not arrays:
-            raise self._wrong("its get_parameters gives no arrays, and all nodes start from those of client 0")
+            raise self._error("get_parameters returns no arrays; all nodes start from those of client 0")
         for i, array in enumerate(arrays):
             if array.dtype.kind not in "fiu":
-                raise self._wrong(f"array {i} of get_parameters is {array.dtype}; expected numbers to average")
+                raise self._error(f"array {i} of get_parameters is {array.dtype}; expected numbers to average")
         self._types = [array.dtype for array in arrays]
         self.shapes: tuple[tuple[int, ...], ...] = tuple(array.shape for array in arrays)
         self.initial: Params = self.flat(arrays)
 
     def trainer(self, node: NodeId, training: Training, step_seconds: float) -> FlowerTrainer:
-        refuse_others(training, (), "flower", "tell your client in trainer.config")
+        reject_unused_settings(training, (), "flower", "pass settings to your client in trainer.config")
         return FlowerTrainer(self, node, step_seconds)
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        """By every client, weighted by their numbers of samples: what Flower calls federated evaluation."""
-        tests = [self.test(node, params) for node in range(len(self.inputs.parts))]
-        names = dict.fromkeys(name for test in tests for name in test.scores)
-        found = {}
+        """Evaluate with every client, weighted by its number of samples. Flower calls this federated evaluation."""
+        evaluations = [self.evaluate_client(node, params) for node in range(len(self.inputs.parts))]
+        names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.scores)
+        means = {}
         for name in names:
-            those = [(test.scores[name], test.samples) for test in tests if name in test.scores]
-            found[name] = math.fsum(score * of for score, of in those) / sum(of for _, of in those)
-        return found
+            scores = [(e.scores[name], e.samples) for e in evaluations if name in e.scores]
+            means[name] = math.fsum(score * samples for score, samples in scores) / sum(n for _, n in scores)
+        return means
 
     def warm_up(self, node: NodeId, training: Training) -> None:
-        """Nothing is known of what clients share."""
+        """Do nothing: it is unknown what clients share."""
 
     def client(self, node: NodeId) -> Any:
         if node not in self._clients:
-            self._clients[node] = self._new(node)
+            self._clients[node] = self._create_client(node)
         return self._clients[node]
 
     def samples(self, node: NodeId) -> int:
-        """How many a client trains on, which only its `fit` says: that of another one made for it, to no other end."""
+        """Return how many samples a client trains on. Only `fit` returns that number, so a temporary client runs it."""
         import torch
 
         with torch.random.fork_rng(devices=[]):
-            return int(self._new(node).fit(self.arrays(self.initial), dict(self.config))[1])
+            return int(self._create_client(node).fit(self.arrays(self.initial), dict(self.config))[1])
 
-    def _new(self, node: NodeId) -> Any:
-        import torch
-
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derived_seed(self.inputs.seed, "initial parameters"))
-            try:
-                made = self._make(**self._told(node))
-            except Exception as error:
-                raise self._wrong(f"making client {node} failed: {type(error).__name__}: {error}") from error
-        client = getattr(made, "numpy_client", made)  # what to_client() has wrapped
-        for method in ("get_parameters", "fit", "evaluate"):
-            if not callable(getattr(client, method, None)):
-                raise self._wrong(f"it made a {type(made).__name__} without {method}; expected a NumPyClient")
-        return client
-
-    def test(self, node: NodeId, params: Params) -> Tested:
+    def evaluate_client(self, node: NodeId, params: Params) -> ClientEvaluation:
         loss, samples, metrics = self.client(node).evaluate(self.arrays(params), dict(self.config))
         if not samples:
-            return Tested({}, 0)
+            return ClientEvaluation({}, 0)
         numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float | np.number)}
-        return Tested({**numbers, "loss": float(loss)}, int(samples))
+        return ClientEvaluation({**numbers, "loss": float(loss)}, int(samples))
 
     def flat(self, arrays: list[NDArray[Any]]) -> Params:
         return np.concatenate([np.asarray(array).ravel().astype(np.float32) for array in arrays])
@@ -157,56 +145,72 @@ class FlowerTrainerFactory:
             for piece, shape, kind in zip(np.split(params, ends), self.shapes, self._types, strict=True)
         ]
 
-    def _told(self, node: NodeId) -> dict[str, Any]:
-        """What the client's maker asks for, by the names of its parameters."""
+    def _create_client(self, node: NodeId) -> Any:
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derived_seed(self.inputs.seed, "initial parameters"))
+            try:
+                made = self._make(**self._arguments(node))
+            except Exception as error:
+                raise self._error(f"creating client {node} failed: {type(error).__name__}: {error}") from error
+        client = getattr(made, "numpy_client", made)  # to_client() wraps the client
+        for method in ("get_parameters", "fit", "evaluate"):
+            if not callable(getattr(client, method, None)):
+                raise self._error(f"it returned {type(made).__name__} without {method}; expected a NumPyClient")
+        return client
+
+    def _arguments(self, node: NodeId) -> dict[str, Any]:
+        """Return the arguments for creating a client, by the names of the parameters."""
         nodes, inputs = len(self.inputs.parts), self.inputs
         train = cache(lambda: inputs.batch(node, inputs.part(node)))
         test = cache(lambda: inputs.test_batch(node, inputs.part_of_test(node)))
-        offered: dict[str, Callable[[], Any]] = {
+        available: dict[str, Callable[[], Any]] = {
             "context": lambda: _context(node, nodes, self.config),
             "cid": lambda: str(node),
             "partition_id": lambda: node,
             "num_partitions": lambda: nodes,
             "seed": lambda: inputs.seed,
-            # Copies: samples are read-only, and what a client does with its own is its own affair.
+            # Copies: samples are read-only, and a client may write into its own.
             "x_train": lambda: train().x.copy(),
             "y_train": lambda: train().y.copy(),
             "x_test": lambda: test().x.copy(),
             "y_test": lambda: test().y.copy(),
         }
-        told = {}
+        arguments = {}
         for name, parameter in inspect.signature(self._make).parameters.items():
-            if name in offered:
-                told[name] = offered[name]()
+            if name in available:
+                arguments[name] = available[name]()
             elif "Context" in str(parameter.annotation):
-                told[name] = offered["context"]()
+                arguments[name] = available["context"]()
             elif parameter.default is parameter.empty and parameter.kind not in (
                 parameter.VAR_POSITIONAL,
                 parameter.VAR_KEYWORD,
             ):
-                raise self._wrong(f"it wants {name!r}; what it can be given is {', '.join(offered)}")
-        return told
+                raise self._error(f"unknown parameter {name!r}; available are {', '.join(available)}")
+        return arguments
 
-    def _wrong(self, why: str) -> ExperimentError:
-        return ExperimentError([f"trainer.client = {getattr(self._make, '__name__', self._make)!r}: {why}"])
+    def _error(self, reason: str) -> ExperimentError:
+        return ExperimentError([f"trainer.client = {getattr(self._make, '__name__', self._make)!r}: {reason}"])
 
 
 class FlowerTrainer:
-    """A node's hold on its client. What the client itself keeps from round to round is in no checkpoint."""
+    """Trains and evaluates one node with its client. State inside the client is not part of checkpoints."""
 
-    def __init__(self, shop: FlowerTrainerFactory, node: NodeId, step_seconds: float) -> None:
+    def __init__(self, factory: FlowerTrainerFactory, node: NodeId, step_seconds: float) -> None:
         self.step_seconds = step_seconds
         self.cpu_seconds = 0.0
-        self._samples: int | None = 0 if node >= len(shop.inputs.parts) else None
-        self._shop = shop
+        self._is_service = node >= len(factory.inputs.parts)
+        self._samples: int | None = 0 if self._is_service else None
+        self._factory = factory
         self._node = node
-        self._rng = generator(shop.inputs.seed, "training", node)
+        self._rng = generator(factory.inputs.seed, "training", node)
 
     @property
     def samples(self) -> int:
-        """What the client said in its latest `fit`. Asked before the first, it takes one for nothing."""
+        """The number that the latest `fit` returned. Before the first `fit`, a temporary client runs one."""
         if self._samples is None:
-            self._samples = self._shop.samples(self._node)
+            self._samples = self._factory.samples(self._node)
         return self._samples
 
     def steps(self, steps: int | None) -> int:
@@ -215,24 +219,23 @@ class FlowerTrainer:
     def train(self, params: Params, steps: int | None = None) -> Trained:
         import torch
 
-        if self._node >= len(self._shop.inputs.parts):
-            raise NodeError("this node holds no data to train on: it serves the others")
-        started, losses, shop = time.thread_time(), [], self._shop
-        client, arrays = shop.client(self._node), shop.arrays(params)
+        require_samples(0 if self._is_service else 1)
+        started, losses, factory = time.thread_time(), [], self._factory
+        client, arrays = factory.client(self._node), factory.arrays(params)
         for _ in range(self.steps(steps)):
-            # What clients draw by torch, the order of their batches above all, is the same in every engine.
+            # Random draws of a client with torch, such as the order of batches, are the same in every engine.
             torch.default_generator.manual_seed(int(self._rng.integers(2**63)))
-            arrays, samples, metrics = client.fit(arrays, dict(shop.config))
+            arrays, samples, metrics = client.fit(arrays, dict(factory.config))
             self._check(arrays)
             self._samples = int(samples)
             losses.append(float(metrics.get("loss", metrics.get("train_loss", math.nan))))
         self.cpu_seconds += time.thread_time() - started
-        return Trained(shop.flat(arrays), float(np.mean(losses)))
+        return Trained(factory.flat(arrays), float(np.mean(losses)))
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        if self._node >= len(self._shop.inputs.parts):
-            return self._shop.evaluate(params)
-        return self._shop.test(self._node, params).scores
+        if self._is_service:
+            return self._factory.evaluate(params)
+        return self._factory.evaluate_client(self._node, params).scores
 
     def state(self) -> State:
         return {"rng": generator_state(self._rng), "samples": self._samples}
@@ -243,33 +246,33 @@ class FlowerTrainer:
 
     def _check(self, arrays: list[NDArray[Any]]) -> None:
         shapes = tuple(np.shape(array) for array in arrays)
-        if shapes != self._shop.shapes:
+        if shapes != self._factory.shapes:
             raise NodeError(
-                f"client {self._node}: its fit gave arrays of shapes {shapes}; its get_parameters gave "
-                f"{self._shop.shapes}"
+                f"client {self._node}: fit returned arrays of shapes {shapes}; get_parameters returned "
+                f"{self._factory.shapes}"
             )
 
 
-class Tested(NamedTuple):
-    """What a client said of a model, and how many samples it looked at."""
+class ClientEvaluation(NamedTuple):
+    """A client's scores of a model, and the number of samples that it evaluated."""
 
     scores: dict[str, float]
     samples: int
 
 
 def _context(node: NodeId, nodes: int, config: dict[str, Any]) -> SimpleNamespace:
-    """What Flower's Context has; its own class has other parameters in every few versions."""
+    """Return an object with the attributes of Flower's Context, whose constructor differs between versions."""
     return SimpleNamespace(
         run_id=0,
         node_id=node,
         node_config={"partition-id": node, "num-partitions": nodes},
         run_config=dict(config),
-        state=_records(),
+        state=_client_state(),
     )
 
 
-def _records() -> Any:
-    """Where a client may keep things from round to round."""
+def _client_state() -> Any:
+    """Return the object in which a client may keep data from round to round."""
     try:
         from flwr.common import RecordDict
     except ImportError:

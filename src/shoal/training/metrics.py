@@ -1,15 +1,15 @@
-"""How good a model is, in the numbers that fit its task.
+"""Metrics: the scores of a model on its test samples.
 
-Batches are tallied one by one: sums that add up over batches and nodes' stacks, and become scores at the end.
+Each batch gives sums (`batch_sums`). Sums are added over batches and turned into scores at the end (`scores`).
 
-    accuracy     the share of targets that the largest output names
-    top5         the share that is among the five largest
+    accuracy     the share of targets that have the largest output
+    top5         the share of targets among the five largest outputs
     per-class    the accuracy of each class, as "class 0", "class 1", …
-    loss         the mean of what training minimises
+    loss         the mean of the training loss
     perplexity   exp of the mean cross-entropy of a target
     rmse         the root of the mean squared error
 
-Where there is nothing to test on, there are no scores.
+Without test samples there are no scores.
 """
 
 from __future__ import annotations
@@ -31,44 +31,45 @@ BY_TASK: dict[Task, tuple[str, ...]] = {
     "sequence": ("accuracy", "top5", "perplexity", "loss"),
     "regression": ("rmse", "loss"),
 }
-"""What can be measured."""
+"""The metrics that are defined for each task."""
 DEFAULT: dict[Task, tuple[str, ...]] = {
     "classification": ("accuracy", "loss"),
     "sequence": ("accuracy", "perplexity", "loss"),
     "regression": ("rmse", "loss"),
 }
-"""What is measured when the experiment does not say."""
+"""The metrics of an experiment that does not set `evaluation.metrics`."""
 TOP = 5
 TRAINERS = ("torch", "scikit")
-"""Whose models are measured so. Clients of Flower and plug-ins name their scores themselves."""
+"""Trainers that report these metrics. Flower clients and plug-ins choose the names of their scores themselves."""
 
 
 class Metrics:
-    """The scores that an experiment asks for, on one data set."""
+    """The metrics of an experiment on one data set."""
 
     def __init__(self, data: Data, names: Sequence[str] | None = None) -> None:
         self.names = DEFAULT[data.task] if names is None else tuple(dict.fromkeys([*names, "loss"]))
-        if problems := [_misfit(name, data.task) for name in self.names if name not in BY_TASK[data.task]]:
+        if problems := [_unknown_metric(name, data.task) for name in self.names if name not in BY_TASK[data.task]]:
             raise ExperimentError(problems)
         self._task: Task = data.task
         self._classes = data.classes
         self._padding = data.padding
 
     def check(self, score: str) -> None:
-        """Raises `ExperimentError` unless `score` is one of those that there will be: a name, or 'class 3'."""
+        """Raise ExperimentError unless `score` will be reported. It is a metric's name, or "class 3"."""
         number = re.fullmatch(r"class (\d+)", score)
         name = score if number is None else "per-class"
         if name not in BY_TASK[self._task]:
             use = ", ".join(known for known in self.names if known != "per-class")
-            raise ExperimentError([f"evaluation.metric = {score!r}: it is not for a task of {self._task}; use {use}"])
+            raise ExperimentError([f"evaluation.metric = {score!r}: not defined for a {self._task} task; use {use}"])
         if name not in self.names:
-            said = f"evaluation.metric = {score!r}: it would not be measured; add {name!r} to evaluation.metrics"
-            raise ExperimentError([said])
+            raise ExperimentError(
+                [f"evaluation.metric = {score!r}: it would not be measured; add {name!r} to evaluation.metrics"]
+            )
         if number is not None and int(number[1]) >= self._classes:
             raise ExperimentError([f"evaluation.metric = {score!r}: classes are numbered 0 to {self._classes - 1}"])
 
-    def tally(self, outputs: torch.Tensor, targets: torch.Tensor, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The sums of one batch. `outputs` are as the model gave them, `loss` is the mean over the batch."""
+    def batch_sums(self, outputs: torch.Tensor, targets: torch.Tensor, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the sums of one batch. `outputs` are the model's outputs, `loss` is the mean over the batch."""
         import torch
 
         if self._task == "regression":
@@ -79,22 +80,22 @@ class Metrics:
         counts = torch.ones_like(targets, dtype=torch.bool) if self._padding is None else targets != self._padding
         hits = (outputs.argmax(1) == targets) & counts
         sums = {"count": counts.sum(), "hits": hits.sum()}
-        # The mean of nothing is NaN, and a batch of padding is no reason for the whole to be.
+        # The mean over no targets is NaN. A batch of padding must not make the total NaN.
         sums["loss"] = torch.where(sums["count"] > 0, loss * sums["count"], torch.zeros_like(loss))
         if "top5" in self.names:
             best = outputs.topk(min(TOP, outputs.shape[-1]), dim=1).indices
             sums["top5"] = ((best == targets[:, None]).any(1) & counts).sum()
         if "perplexity" in self.names:
-            known = torch.where(counts, targets, torch.zeros_like(targets))  # padding need not be a class
-            surprise = torch.nn.functional.cross_entropy(outputs, known, reduction="none")
-            sums["surprise"] = torch.where(counts, surprise, torch.zeros_like(surprise)).sum()
+            known = torch.where(counts, targets, torch.zeros_like(targets))  # padding may be no valid class
+            entropies = torch.nn.functional.cross_entropy(outputs, known, reduction="none")
+            sums["cross_entropy"] = torch.where(counts, entropies, torch.zeros_like(entropies)).sum()
         if "per-class" in self.names:
             members = torch.nn.functional.one_hot(targets, self._classes).to(torch.float32)
             sums["class_hits"], sums["class_counts"] = hits.to(torch.float32) @ members, members.sum(0)
         return sums
 
     def scores(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        """What the sums of all batches come to; nothing, where these were of nothing."""
+        """Return the scores from the sums of all batches; empty if there were no samples."""
         count = float(totals.get("count", 0))
         if not count:
             return {}
@@ -105,8 +106,8 @@ class Metrics:
             elif name == "top5":
                 found[name] = float(totals["top5"]) / count
             elif name == "perplexity":
-                surprise = float(totals["surprise"]) / count
-                found[name] = math.exp(surprise) if surprise < 700 else math.inf
+                entropy = float(totals["cross_entropy"]) / count
+                found[name] = math.exp(entropy) if entropy < 700 else math.inf
             elif name == "rmse":
                 squares = float(totals["squares"]) / count
                 found[name] = math.sqrt(squares) if squares >= 0 else math.nan
@@ -114,12 +115,18 @@ class Metrics:
                 found[name] = float(totals["loss"]) / count
             else:
                 pairs = zip(totals["class_hits"].tolist(), totals["class_counts"].tolist(), strict=True)
-                found.update({f"class {i}": hits / of for i, (hits, of) in enumerate(pairs) if of})
+                found.update({f"class {i}": hits / count for i, (hits, count) in enumerate(pairs) if count})
         return found
 
 
-def _misfit(name: str, task: Task) -> str:
+def add_sums(totals: dict[str, Any], sums: Mapping[str, Any]) -> None:
+    """Add the sums of a batch to `totals`, in place."""
+    for name, value in sums.items():
+        totals[name] = totals[name] + value if name in totals else value
+
+
+def _unknown_metric(name: str, task: Task) -> str:
     everywhere = {known for names in BY_TASK.values() for known in names}
     if name in everywhere:
-        return f"evaluation.metrics: {name!r} is not for a task of {task}; use {', '.join(BY_TASK[task])}"
+        return f"evaluation.metrics: {name!r} is not defined for a {task} task; use {', '.join(BY_TASK[task])}"
     return f"evaluation.metrics: {name!r} is unknown{nearest(name, BY_TASK[task])}"

@@ -1,33 +1,40 @@
-"""Torch networks: the trainer of every experiment that does not name another."""
+"""The torch backend, which trains in every experiment that does not name another trainer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from shoal.errors import ExperimentError
 from shoal.models.flat import FlatModule, initial_module, module_for
 from shoal.randomness import generator
-from shoal.training.factory import TrainerInputs
-from shoal.training.trainer import Learner, TorchTrainer, Training, find_device, first_inputs
+from shoal.training.inputs import TrainerInputs
+from shoal.training.learner import Learner
+from shoal.training.normalisation import example_inputs
+from shoal.training.settings import Training
+from shoal.training.torch_trainer import TorchTrainer
 from shoal.types import NodeId, Params
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
 class TorchBackend:
-    """The experiment's model, a torch module, trained by the optimizer and loss of `training`."""
+    """The experiment's model as a torch module, trained with the optimizer and the loss of `training`."""
 
     def create_factory(self, inputs: TrainerInputs) -> TorchTrainerFactory:
         return TorchTrainerFactory(inputs)
 
 
 class TorchTrainerFactory:
-    """One module for all nodes of a process, and a learner for each kind of training."""
+    """Holds one module for all nodes of a process, and one learner for each set of training settings."""
 
     def __init__(self, inputs: TrainerInputs) -> None:
         import torch
 
         torch.set_num_threads(1)  # a node is one thread; the engines use the other cores for other nodes
-        self._inputs = inputs
+        self.inputs = inputs
         self.flat = self._module("cpu")
         self.initial: Params = self.flat.read()
         self._learners: dict[str, Learner] = {}
@@ -37,50 +44,65 @@ class TorchTrainerFactory:
         return tuple(slot.shape for slot in self.flat.layout)
 
     def learner(self, training: Training) -> Learner:
-        """The learner for these settings; one for all nodes that share them."""
+        """Return the learner for these settings. Nodes with equal settings share it."""
         key = repr(training)
         if key not in self._learners:
-            if training.buffers != self._inputs.training.buffers:
+            inputs = self.inputs
+            if training.buffers != inputs.training.buffers:
                 raise ExperimentError(
                     [
                         f"training.buffers = {training.buffers!r} for a group: models of different nodes would differ "
-                        "in size; say it once, for all nodes"
+                        "in size; set it once, for all nodes"
                     ]
                 )
             flat = self.flat if training.device == "cpu" else self._module(training.device)
-            inputs = self._inputs
             self._learners[key] = Learner(flat, training, inputs.data, inputs.test, inputs.metrics)
         return self._learners[key]
 
     def trainer(self, node: NodeId, training: Training, step_seconds: float) -> TorchTrainer:
-        inputs = self._inputs
-        learns = node < len(inputs.parts)
+        inputs = self.inputs
+        has_data = node < len(inputs.parts)
         return TorchTrainer(
             self.learner(training),
             inputs.part(node),
             generator(inputs.seed, "training", node),
             step_seconds,
-            inputs.tests[node] if learns and inputs.tests is not None else None,
-            inputs.shifts[node] if learns and inputs.shifts is not None else None,
+            inputs.test_parts[node] if has_data and inputs.test_parts is not None else None,
+            inputs.shifts[node] if has_data and inputs.shifts is not None else None,
         )
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        return self.learner(self._inputs.training).evaluate(params)
+        return self.learner(self.inputs.training).evaluate(params)
 
     def warm_up(self, node: NodeId, training: Training) -> None:
-        """Take a step with every learner, so that a fork inherits all that torch sets up lazily."""
+        """Take a step with every learner, so that a fork inherits everything that torch sets up lazily."""
         if repr(training) not in self._learners:
-            self.learner(training).warm_up(self._inputs.parts[node])
+            self.learner(training).warm_up(self.inputs.parts[node])
 
-    def _module(self, device: str) -> FlatModule:
-        inputs, where = self._inputs, find_device(device)
+    def _module(self, device_name: str) -> FlatModule:
+        inputs, device = self.inputs, _find_device(device_name)
         try:
             return initial_module(
                 lambda: module_for(inputs.model.build(), inputs.data),
                 inputs.seed,
-                where,
+                device,
                 inputs.training.buffers,
-                first_inputs(inputs.data, where),
+                example_inputs(inputs.data, device),
             )
         except ValueError as error:
             raise ExperimentError([f"model = {inputs.model.name!r}: {error}"]) from error
+
+
+def _find_device(name: str) -> torch.device:
+    """Return the device of this name. Raises ExperimentError if this machine does not have it."""
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ExperimentError(
+            [f"training.device = {name!r}: not available on this machine ({reason}); try 'cpu'"]
+        ) from error
+    return device

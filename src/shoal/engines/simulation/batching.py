@@ -12,18 +12,16 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import platformdirs
 
 from shoal.engines.simulation.compute import STACK_SIZE
 from shoal.errors import ExperimentError
 from shoal.experiment import Batching, Experiment
 from shoal.experiment.setup import Setup
-from shoal.training.torch_factory import TorchTrainerFactory
-from shoal.training.trainer import Learner
+from shoal.training.trainer import BatchableTrainer, Train
 
 SECONDS = 0.3
 """How long each way is tried."""
@@ -44,13 +42,12 @@ def choose_batching(experiment: Experiment, setup: Setup) -> Batching:
         return "off" if asked == "auto" else asked  # nodes with samples of their own are not stacked
     if asked != "auto":
         return asked
-    if not isinstance(setup.trainer_factory, TorchTrainerFactory):
-        return "off"  # other people's training code: nothing is known of it
-    learner = setup.trainer_factory.learner(experiment.training)
+    if not isinstance(setup.trainer_factory.trainer(0, experiment.training, 0.0), BatchableTrainer):
+        return "off"
     key = _key(experiment, setup)
     known = _remembered()
     if key not in known:
-        known[key] = _measure(experiment, setup, learner)
+        known[key] = _measure(experiment, setup)
         _remember(known)
     return known[key]
 
@@ -61,25 +58,26 @@ def _adds_data(experiment: Experiment) -> bool:
     return any(experiment.settings(node).sharing.traits.adds_data for node in nodes)
 
 
-def _measure(experiment: Experiment, setup: Setup, learner: Learner) -> Batching:
+def _measure(experiment: Experiment, setup: Setup) -> Batching:
     cores = min(experiment.simulation.workers or os.cpu_count() or 1, experiment.nodes)
-    alone = _seconds(lambda: learner.train(setup.initial, {}, _batches(setup, learner, 1)[0]))
+    alone = _seconds(_works(experiment, setup, 1)[0].run)
     best = alone
-    way: Batching = "off"
-    if cores > 1 and alone > 1e-3:  # below that, the pool's own cost shows
-        best, way = alone / cores, "pool"
-    if learner.stackable and experiment.nodes > 1:
-        count = min(experiment.nodes, STACK_SIZE)
-        batches = _batches(setup, learner, count)
-        stacked = _seconds(lambda: learner.train_stacked([setup.initial] * count, [{}] * count, batches)) / count
-        if stacked < best:
-            way = "vmap"
-    return way
+    fastest: Batching = "off"
+    if cores > 1 and alone > 1e-3:  # below 1 ms, the overhead of the pool matters
+        best, fastest = alone / cores, "pool"
+    works = _works(experiment, setup, min(experiment.nodes, STACK_SIZE))
+    if len(works) > 1 and len({work.batch_key for work in works}) == 1:
+        batched = _seconds(lambda: Train.run_batch(works)) / len(works)
+        if batched < best:
+            fastest = "vmap"
+    return fastest
 
 
-def _batches(setup: Setup, learner: Learner, count: int) -> Any:
-    shape = (learner.training.local_steps, learner.training.batch_size)
-    return np.stack([np.resize(setup.parts[i % len(setup.parts)], shape) for i in range(count)])
+def _works(experiment: Experiment, setup: Setup, count: int) -> list[Train]:
+    """Return the first training of `count` nodes, with trainers that only the measurement uses."""
+    training = experiment.training
+    trainers = [setup.trainer_factory.trainer(node, training, 0.0) for node in range(count)]
+    return [Train(trainer, setup.initial, training.local_steps) for trainer in trainers]
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -95,9 +93,8 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _key(experiment: Experiment, setup: Setup) -> str:
     """What the outcome depends on."""
-    import torch
-
     facts = [
+        experiment.trainer.to_table(),
         experiment.model.to_table(),
         setup.data.shape,
         repr(experiment.training),
@@ -105,7 +102,7 @@ def _key(experiment: Experiment, setup: Setup) -> str:
         experiment.simulation.workers,
         os.cpu_count(),
         platform.processor() or platform.machine(),
-        torch.__version__,
+        version("torch"),
     ]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
 

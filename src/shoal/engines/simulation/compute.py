@@ -22,7 +22,7 @@ import numpy as np
 from shoal.engines.operating_system import exit_with_parent
 from shoal.errors import NodeError, RunError
 from shoal.runtime import Work
-from shoal.training.trainer import Evaluate, TorchTrainer, Train, Trained
+from shoal.training.trainer import Evaluate, Train, Trained, Trainer
 from shoal.types import Params
 
 STACK_SIZE = 256
@@ -82,7 +82,7 @@ class WorkerPool:
     SLOTS = 32
     """Parameter vectors that a worker holds at a time."""
 
-    def __init__(self, trainers: Sequence[TorchTrainer], workers: int, size: int) -> None:
+    def __init__(self, trainers: Sequence[Trainer], workers: int, size: int) -> None:
         self.at_once = 4 * workers * self.SLOTS
         self._index = {id(trainer): i for i, trainer in enumerate(trainers)}
         self._trainers = list(trainers)
@@ -142,7 +142,7 @@ class WorkerPool:
 class _Worker:
     """One forked process of the pool, seen from the parent."""
 
-    def __init__(self, trainers: list[TorchTrainer], size: int, elders: Sequence[_Worker]) -> None:
+    def __init__(self, trainers: list[Trainer], size: int, elders: Sequence[_Worker]) -> None:
         memory = mmap.mmap(-1, max(1, WorkerPool.SLOTS * size * 4))
         self.slots = np.frombuffer(memory, np.float32)[: WorkerPool.SLOTS * size].reshape(WorkerPool.SLOTS, size)
         self._pipe, theirs = Pipe()
@@ -179,7 +179,7 @@ class _Worker:
         os.waitpid(self._pid, 0)
 
 
-def _serve(pipe: Connection, slots: np.ndarray[Any, np.dtype[np.float32]], trainers: list[TorchTrainer]) -> None:
+def _serve(pipe: Connection, slots: np.ndarray[Any, np.dtype[np.float32]], trainers: list[Trainer]) -> None:
     """The life of a worker: commands in, results out, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

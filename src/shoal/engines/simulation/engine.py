@@ -240,7 +240,7 @@ class Simulation:
             return StackedComputer()
         if batching == "pool":
             workers = min(self.experiment.simulation.workers or os.cpu_count() or 1, self.experiment.nodes)
-            return WorkerPool([node.trainer for node in self.nodes], workers, self.setup.initial.size)  # type: ignore[misc]
+            return WorkerPool([node.trainer for node in self.nodes], workers, self.setup.initial.size)
         return SequentialComputer()
 
     def _start(self, node: Node, again: bool = False) -> None:

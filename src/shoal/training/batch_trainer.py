@@ -1,0 +1,51 @@
+"""A base class for trainers that learn from batches of NumPy arrays."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from shoal.data.dataset import Samples
+from shoal.randomness import generator
+from shoal.state import State
+from shoal.training.batches import Batches
+from shoal.training.inputs import TrainerInputs
+from shoal.training.settings import Training
+from shoal.training.trainer import Trained, require_samples
+from shoal.types import NodeId, Params
+
+
+class BatchTrainer(ABC):
+    """A trainer that lacks only `learn` and `evaluate`. It draws the batches that the torch trainer would draw."""
+
+    def __init__(self, inputs: TrainerInputs, node: NodeId, training: Training, step_seconds: float) -> None:
+        self.inputs, self.node, self.training = inputs, node, training
+        self.step_seconds, self.cpu_seconds = step_seconds, 0.0
+        self._part = inputs.part(node)
+        self._batches = Batches(self._part, training.batch_size, generator(inputs.seed, "training", node))
+
+    @abstractmethod
+    def learn(self, params: Params, batches: Iterator[Samples]) -> Trained:
+        """Take one step on each of `batches`, starting from `params`."""
+
+    @property
+    def samples(self) -> int:
+        return len(self._part)
+
+    def steps(self, steps: int | None) -> int:
+        return self.training.steps(len(self._part)) if steps is None else steps
+
+    def train(self, params: Params, steps: int | None = None) -> Trained:
+        require_samples(len(self._part))
+        started = time.thread_time()
+        drawn = self._batches.take(self.steps(steps))
+        trained = self.learn(params, (self.inputs.batch(self.node, numbers) for numbers in drawn))
+        self.cpu_seconds += time.thread_time() - started
+        return trained
+
+    def state(self) -> State:
+        return self._batches.state()
+
+    def restore(self, state: State) -> None:
+        self._batches.restore(state)

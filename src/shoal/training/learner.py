@@ -1,0 +1,296 @@
+"""Training and evaluation of one torch module: parameters in, parameters out.
+
+A `Learner` is shared by the torch trainers of one process. It trains one node at a time (`train`), or many nodes at
+once with their parameters stacked in a matrix (`train_stacked`, with `torch.func.vmap`).
+
+An elementwise optimizer (nearly all are) works on the flat vector. That gives the same numbers as tensor by tensor,
+in one call. Other optimizers work on the module's own tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal.data.dataset import Data, Indices, Samples, Shift
+from shoal.training.losses import Loss
+from shoal.training.metrics import Metrics, add_sums
+from shoal.training.normalisation import normalise, scaling_tensors
+from shoal.training.optimizers import (
+    OptimizerFactory,
+    OptimizerState,
+    load_state,
+    read_state,
+    stack_states,
+    unstack_state,
+)
+from shoal.training.settings import Training
+from shoal.training.trainer import Trained
+from shoal.types import Params
+
+if TYPE_CHECKING:
+    import torch
+
+    from shoal.models.flat import FlatModule
+
+
+class Learner:
+    """A module with its loss, its optimizer and the data: everything that training needs except the node."""
+
+    EVALUATION_VALUES = 2**15
+    """Input values that are evaluated at once. Evaluation then needs no more memory than training."""
+    EVALUATION_OUTPUTS = 2**22
+    """Output values at once. With a vocabulary of words at each position, outputs are far larger than inputs."""
+
+    def __init__(
+        self,
+        flat: FlatModule,
+        training: Training,
+        data: Data,
+        test: Samples | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """`test` replaces the test samples of `data`; `metrics` replaces the default metrics of the task."""
+        self.flat = flat
+        self.training = training
+        self.data = data
+        self.metrics = metrics or Metrics(data)
+        self.device = flat.values.device
+        self._train = _tensors(data.train, self.device)
+        self._test = _tensors(data.test if test is None else test, self.device)
+        values = math.prod(data.shape)
+        outputs = data.classes * (values if data.task == "sequence" else 1)
+        self.evaluation_batch = max(
+            1, min(self.EVALUATION_VALUES // max(1, values), self.EVALUATION_OUTPUTS // max(1, outputs))
+        )
+        """Test samples that are evaluated at once."""
+        self._scaling = scaling_tensors(data, self.device)
+        self._loss = Loss(training.loss, data)
+        self._optimizers = OptimizerFactory(training)
+        trained = flat.values[: flat.trained]
+        trained.grad = flat.gradient[: flat.trained]
+        self._optimizer = self._optimizers.create(
+            [trained] if self._optimizers.elementwise else list(flat.module.parameters())
+        )
+
+    # One node
+
+    def train(
+        self,
+        params: Params,
+        state: OptimizerState,
+        batches: Indices,
+        seed: int = 0,
+        added: Samples | None = None,
+        shift: Shift | None = None,
+        buffers: dict[str, torch.Tensor] | None = None,
+    ) -> tuple[Trained, OptimizerState]:
+        """Take one optimizer step on each batch. Return the result and the optimizer's new state.
+
+        `batches` holds indices of samples. Indices beyond the data set are samples of `added`. `seed` is for random
+        draws in the module (dropout). `shift` transforms the inputs for this node. `buffers` are the node's own
+        buffers; None takes the initial ones. After the call, `flat.read_local()` returns the new ones.
+        """
+        import torch
+
+        flat, optimizer, module = self.flat, self._optimizer, self.flat.module
+        proximal = self.training.proximal
+        added_tensors = None if added is None else _tensors(added, self.device)
+        torch.default_generator.manual_seed(seed)
+        flat.load(params)
+        flat.load_local(buffers)
+        values, gradient = flat.values[: flat.trained], flat.gradient[: flat.trained]
+        start = values.clone() if proximal else None
+        load_state(optimizer, state)
+        total = torch.zeros((), device=self.device)
+        for batch in torch.from_numpy(batches):
+            flat.gradient.zero_()
+            inputs, targets = self.gather(batch, added_tensors)
+            if shift is not None:
+                inputs = shift.apply(inputs, batch)
+            loss = self._loss(module(inputs), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if start is not None:
+                gradient.add_(values - start, alpha=proximal)
+            optimizer.step()
+            total += loss.detach()
+        flat.gather()
+        return Trained(flat.read(), float(total) / len(batches)), read_state(optimizer)
+
+    def evaluate(
+        self,
+        params: Params,
+        tests: Indices | None = None,
+        shift: Shift | None = None,
+        buffers: dict[str, torch.Tensor] | None = None,
+    ) -> dict[str, float]:
+        """Return the scores on all test samples, or on those with the indices `tests`.
+
+        `shift` transforms the inputs for this node. `buffers` are the node's own buffers; None takes the initial
+        ones, for example for the average of many models.
+        """
+        import torch
+
+        self.flat.load(params)
+        self.flat.load_local(buffers)
+        totals: dict[str, Any] = {}
+        with torch.inference_mode(), self._evaluation_mode():
+            for numbers, x, y in self._test_batches(tests):
+                outputs = self.flat.module(x if shift is None else shift.apply(x, -1 - numbers))
+                add_sums(totals, self.metrics.batch_sums(outputs, y, self._loss(outputs, y)))
+        return self.metrics.scores(totals)
+
+    def warm_up(self, samples: Indices) -> None:
+        """Train and evaluate on one batch, so that torch has imported and set up everything that it will use."""
+        params = self.flat.read()
+        batch = np.resize(samples, (1, self.training.batch_size))
+        self.train(params, {}, batch)
+        self.evaluate(params, np.arange(min(self.evaluation_batch, len(self._test[1]))))
+        self.flat.load(params)
+
+    # Many nodes
+
+    @property
+    def stackable(self) -> bool:
+        """Whether `train_stacked` gives the results of `train`. The optimizer has to be elementwise, too."""
+        return self._optimizers.elementwise and self.vectorized
+
+    @cached_property
+    def vectorized(self) -> bool:
+        """Whether torch can compute many models of this kind at once. Tried once, on one sample.
+
+        It cannot if the module changes its buffers, branches on values, or has layers that `torch.func.vmap` computes
+        in a loop. That loop would be slower than ours.
+        """
+        import torch
+
+        if self.flat.changing:
+            return False
+        views = self.flat.stacked(self.flat.values.expand(2, -1).clone())
+        x, y = (tensor[:1].expand(2, 1, *tensor.shape[1:]) for tensor in self._train)
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("error", message="There is a performance drop")
+            try:
+                self._stacked_gradients(views, normalise(x, self._scaling), y)
+                with torch.inference_mode(), self._evaluation_mode():
+                    self._stacked_sums(views, normalise(x[0], self._scaling), y[0])
+            except Exception:  # a user's module may raise anything; training it alone reports the error
+                return False
+        return True
+
+    def train_stacked(
+        self, params: Sequence[Params], states: Sequence[OptimizerState], batches: Indices, seed: int = 0
+    ) -> tuple[list[Trained], list[OptimizerState]]:
+        """Do what `train` does, for many nodes at once. `batches` has one more axis in front: the node."""
+        import torch
+
+        torch.default_generator.manual_seed(seed)
+        stack = torch.from_numpy(np.stack(params)).to(self.device)
+        gradient_stack = torch.zeros_like(stack)
+        values, gradient = stack[:, : self.flat.trained], gradient_stack[:, : self.flat.trained]
+        values.grad = gradient
+        start = values.clone() if self.training.proximal else None
+        views, gradient_views = self.flat.stacked(stack), self.flat.stacked(gradient_stack)
+        optimizer = self._optimizers.create([values])
+        if states[0]:
+            load_state(optimizer, stack_states(states))
+        total = torch.zeros(len(params), device=self.device)
+        for step in torch.from_numpy(batches).unbind(1):
+            gradients, losses = self._stacked_gradients(views, *self.gather(step))
+            for name, gradient_of in gradients.items():
+                gradient_views[name].copy_(gradient_of)
+            if start is not None:
+                gradient.add_(values - start, alpha=self.training.proximal)
+            optimizer.step()
+            total += losses
+        rows = stack.detach().cpu().numpy()
+        rows.flags.writeable = False
+        means = (total / batches.shape[1]).tolist()
+        trained = [Trained(row, loss) for row, loss in zip(rows, means, strict=True)]
+        return trained, unstack_state(read_state(optimizer), len(params))
+
+    def evaluate_stacked(self, params: Sequence[Params]) -> list[dict[str, float]]:
+        """Do what `evaluate` does on all test samples, for many models at once."""
+        import torch
+
+        views = self.flat.stacked(torch.from_numpy(np.stack(params)).to(self.device))
+        totals: dict[str, Any] = {}
+        with torch.inference_mode(), self._evaluation_mode():
+            for _, x, y in self._test_batches():
+                add_sums(totals, self._stacked_sums(views, x, y))
+        return [self.metrics.scores({k: v[i] for k, v in totals.items()}) for i in range(len(params))]
+
+    def _stacked_gradients(self, views: Any, x: Any, y: Any) -> Any:
+        """Return the gradients and the loss of every model, each on its own batch."""
+        from torch.func import functional_call, grad_and_value, vmap
+
+        def loss(trained: Any, rest: Any, x: Any, y: Any) -> Any:
+            return self._loss(functional_call(self.flat.module, {**trained, **rest}, (x,)), y)
+
+        trained = {slot.name: views[slot.name] for slot in self.flat.layout if slot.trained}
+        rest = {slot.name: views[slot.name] for slot in self.flat.layout if not slot.trained}
+        return vmap(grad_and_value(loss), randomness="different")(trained, rest, x, y)
+
+    def _stacked_sums(self, views: Any, x: Any, y: Any) -> Any:
+        """Return the metric sums of every model on one common batch."""
+        from torch.func import functional_call, vmap
+
+        def sums(parameters: Any) -> Any:
+            outputs = functional_call(self.flat.module, parameters, (x,))
+            return self.metrics.batch_sums(outputs, y, self._loss(outputs, y))
+
+        return vmap(sums)(views)
+
+    # Samples
+
+    def gather(
+        self, numbers: torch.Tensor, added: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return normalised inputs, and targets, of these training samples. `added` is counted after the data set."""
+        inputs, targets = self._train
+        if added is None:
+            return normalise(inputs[numbers], self._scaling), targets[numbers]
+        count = len(targets)
+        is_added = numbers >= count
+        own = numbers.clamp(max=count - 1)
+        x, y = inputs[own], targets[own]
+        x[is_added], y[is_added] = added[0][numbers[is_added] - count], added[1][numbers[is_added] - count]
+        return normalise(x, self._scaling), y
+
+    def _test_batches(self, tests: Indices | None = None) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
+        """Yield indices, normalised inputs and targets of the test samples, batch by batch."""
+        import torch
+
+        inputs, targets = self._test
+        count = len(targets) if tests is None else len(tests)
+        for start in range(0, count, self.evaluation_batch):
+            end = min(count, start + self.evaluation_batch)
+            if tests is None:
+                yield torch.arange(start, end), normalise(inputs[start:end], self._scaling), targets[start:end]
+            else:
+                rows = torch.from_numpy(tests[start:end])
+                yield rows, normalise(inputs[rows], self._scaling), targets[rows]
+
+    @contextmanager
+    def _evaluation_mode(self) -> Iterator[None]:
+        """The module in evaluation mode: without dropout."""
+        self.flat.module.eval()
+        try:
+            yield
+        finally:
+            self.flat.module.train()
+
+
+def _tensors(samples: Samples, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the samples as tensors. On a CPU they share the memory of the arrays."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(samples.x).to(device), torch.from_numpy(samples.y).to(device)

@@ -1,0 +1,136 @@
+"""Optimizers of torch by name, and their state: per node, stacked, and as arrays for checkpoints."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from shoal.errors import ExperimentError
+from shoal.schema import nearest
+from shoal.state import State
+from shoal.training.settings import Training
+
+if TYPE_CHECKING:
+    import torch
+
+ELEMENTWISE = frozenset(
+    ["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"]
+)
+"""Optimizers of torch that update every element independently of all others."""
+
+UNSUPPORTED = frozenset({"Optimizer", "LBFGS", "SparseAdam", "Muon"})
+"""Classes of torch.optim that need a closure, sparse gradients, or matrices only."""
+
+OptimizerState: TypeAlias = dict[str, Any]
+"""The state of an optimizer for one node. With one tensor: its entries. With several: the entries of each by index."""
+
+
+class OptimizerFactory:
+    """Creates the optimizer that `training` names."""
+
+    def __init__(self, training: Training) -> None:
+        """Raises ExperimentError that names the key of an unknown optimizer or option."""
+        self._class, self._options = _find(training)
+        self.elementwise = self._class.__name__ in ELEMENTWISE
+        """Whether it may work on the flat vector in place of the module's tensors, and on a stack of vectors."""
+
+    def create(self, tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = self._class(tensors, **self._options)
+        return optimizer
+
+
+def _find(training: Training) -> tuple[Any, dict[str, Any]]:
+    """Return the class of torch.optim and its arguments."""
+    import torch
+
+    classes = {
+        name.lower(): found
+        for name, found in vars(torch.optim).items()
+        if isinstance(found, type) and issubclass(found, torch.optim.Optimizer) and name not in UNSUPPORTED
+    }
+    name = training.optimizer.lower()
+    if name not in classes:
+        raise ExperimentError([f"training.optimizer = {training.optimizer!r}: unknown{nearest(name, classes)}"])
+    known = inspect.signature(classes[name]).parameters
+    wanted = {"momentum": training.momentum, "nesterov": training.nesterov, "weight_decay": training.weight_decay}
+    options: dict[str, Any] = {"lr": training.lr, **{k: v for k, v in wanted.items() if v}}
+    if training.weight_decay == 0.0 and "weight_decay" in known:
+        options["weight_decay"] = 0.0  # given explicitly, and the optimizer's default may differ
+    if "foreach" in known:
+        options["foreach"] = False  # no gain for one tensor, and it would import more of torch
+    problems = [f"training.{key}: {classes[name].__name__} has no such option" for key in options if key not in known]
+    for key, value in training.options.items():
+        if key not in known:
+            problems.append(f"training.options.{key}: {classes[name].__name__} has no such option{nearest(key, known)}")
+        options[key] = tuple(value) if isinstance(value, list) else value
+    if problems:
+        raise ExperimentError(problems)
+    return classes[name], options
+
+
+# State
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
+    """Make `optimizer` continue from `state`, as `read_state` returned it."""
+    tensors = optimizer.param_groups[0]["params"]
+    per_tensor = [state] if len(tensors) == 1 else [state.get(str(i), {}) for i in range(len(tensors))]
+    optimizer.state = defaultdict(dict, zip(tensors, (dict(s) for s in per_tensor), strict=True))
+
+
+def read_state(optimizer: torch.optim.Optimizer) -> OptimizerState:
+    tensors = optimizer.param_groups[0]["params"]
+    if len(tensors) == 1:
+        return dict(optimizer.state[tensors[0]])
+    return {str(i): dict(optimizer.state[t]) for i, t in enumerate(tensors)}
+
+
+def state_signature(state: OptimizerState) -> Hashable:
+    """Return a value that is equal for states that can be stacked: the same entries after equally many steps."""
+    return tuple((key, float(value) if _is_step_count(value) else None) for key, value in state.items())
+
+
+def stack_states(states: Sequence[OptimizerState]) -> OptimizerState:
+    """Return the state of one optimizer on stacked parameters; `states` have equal signatures."""
+    import torch
+
+    return {
+        key: value.clone() if _is_step_count(value) else torch.stack([state[key] for state in states])
+        for key, value in states[0].items()
+    }
+
+
+def unstack_state(state: OptimizerState, count: int) -> list[OptimizerState]:
+    """Return the states of the `count` nodes whose parameters were stacked."""
+    if not state:
+        return [{} for _ in range(count)]
+    return [
+        {key: value.clone() if _is_step_count(value) else value[i] for key, value in state.items()}
+        for i in range(count)
+    ]
+
+
+def _is_step_count(value: Any) -> bool:
+    """Whether an entry of a state is the step counter, which all elements share."""
+    return value.ndim == 0  # type: ignore[no-any-return]
+
+
+def tensors_to_arrays(state: OptimizerState) -> State:
+    """Return a state with NumPy arrays in place of tensors. They are copies: the optimizer writes into its own."""
+    return {
+        k: tensors_to_arrays(v) if isinstance(v, dict) else v.detach().cpu().numpy().copy() for k, v in state.items()
+    }
+
+
+def arrays_to_tensors(state: State, device: torch.device) -> OptimizerState:
+    """Undo `tensors_to_arrays`. Step counters stay on the CPU, where torch keeps them."""
+    import torch
+
+    return {
+        k: arrays_to_tensors(v, device)
+        if isinstance(v, dict)
+        else torch.tensor(v, device=torch.device("cpu") if k == "step" else device)
+        for k, v in state.items()
+    }

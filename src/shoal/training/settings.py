@@ -1,0 +1,50 @@
+"""The `training` table of an experiment."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from shoal.types import Bounds
+
+
+@dataclass(frozen=True)
+class Training:
+    """The `training` table of an experiment."""
+
+    optimizer: str = "sgd"
+    lr: Annotated[float, Bounds(above=0)] = 0.1
+    momentum: Annotated[float, Bounds(at_least=0, below=1)] = 0.0
+    nesterov: bool = False
+    weight_decay: Annotated[float, Bounds(at_least=0)] | None = None
+    """None keeps the optimizer's default: 0.01 for AdamW, 0 for most."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the optimizer, with torch's names."""
+    keep_state: bool = True
+    """Whether the optimizer's state (momentum, moments) is kept from round to round."""
+    loss: str = "auto"
+    """A loss of torch.nn, or "rmse". "auto" is cross-entropy for classes and tokens, and MSE for numbers."""
+    batch_size: Annotated[int, Bounds(at_least=1)] = 16
+    local_steps: Annotated[int, Bounds(at_least=1)] = 1
+    """Batches that a node trains on in a round."""
+    local_epochs: Annotated[int, Bounds(at_least=1)] | None = None
+    """Passes over the node's data in a round, in place of `local_steps`. Nodes with more data train longer."""
+    proximal: Annotated[float, Bounds(at_least=0)] = 0.0
+    """FedProx (Li et al. 2020): the factor μ of the term μ/2·‖x − x₀‖². x₀ are the parameters before training."""
+    buffers: Literal["shared", "local"] = "shared"
+    """Where the statistics live that a model updates in training (batch normalisation). "shared": nodes send and
+    average them like parameters. "local": every node keeps its own. Integer counters are always local."""
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.nesterov and self.momentum == 0.0:
+            raise ValueError("nesterov = true needs a momentum above 0")
+        if self.local_epochs is not None and self.local_steps != 1:
+            raise ValueError("local_steps and local_epochs exclude each other: give only one of them")
+
+    def steps(self, samples: int) -> int:
+        """Return the number of batches in a round of a node that holds `samples` samples."""
+        if self.local_epochs is None:
+            return self.local_steps
+        return math.ceil(self.local_epochs * samples / self.batch_size)

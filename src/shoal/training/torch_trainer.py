@@ -1,0 +1,131 @@
+"""The trainer of torch modules."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shoal.data.dataset import Indices, Shift
+from shoal.data.local import NodeData
+from shoal.state import State
+from shoal.training.batches import Batches
+from shoal.training.learner import Learner
+from shoal.training.optimizers import OptimizerState, arrays_to_tensors, state_signature, tensors_to_arrays
+from shoal.training.trainer import Trained, require_samples
+from shoal.types import Params
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TorchTrainer:
+    """Trains a torch module on the samples of one node. Nodes with the same learner can be batched."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        samples: Indices,
+        rng: np.random.Generator,
+        step_seconds: float,
+        tests: Indices | None = None,
+        shift: Shift | None = None,
+    ) -> None:
+        """`tests` are the node's own test samples; None evaluates on all. `shift` transforms the node's inputs."""
+        self.learner = learner
+        self.step_seconds = step_seconds
+        self.cpu_seconds = 0.0
+        self._tests = tests
+        self._shift = shift
+        self.data = NodeData(learner.data, samples)
+        self._rng = rng
+        self._batches = Batches(samples, learner.training.batch_size, rng)
+        self._state: OptimizerState = {}
+        self._buffers: dict[str, torch.Tensor] | None = None
+
+    @property
+    def samples(self) -> int:
+        return len(self.data)
+
+    def steps(self, steps: int | None) -> int:
+        return self.learner.training.steps(len(self.data)) if steps is None else steps
+
+    def train(self, params: Params, steps: int | None = None) -> Trained:
+        started = time.thread_time()
+        batches, seed = self.draw(self.steps(steps))
+        learner = self.learner
+        trained, state = learner.train(params, self._state, batches, seed, self.data.added, self._shift, self._buffers)
+        self._keep(state)
+        if learner.flat.local:
+            self._buffers = learner.flat.read_local()
+        self.cpu_seconds += time.thread_time() - started
+        return trained
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        return self.learner.evaluate(params, self._tests, self._shift, self._buffers)
+
+    # Batching: see `BatchableTrainer`
+
+    def train_key(self, steps: int | None) -> Hashable | None:
+        """Nodes are stacked if they train on unchanged samples of the data set, and their optimizers are in step."""
+        if not self.learner.stackable or self.data.added is not None or self._shift is not None:
+            return None
+        return (id(self.learner), self.steps(steps), state_signature(self._state))
+
+    def evaluate_key(self) -> Hashable | None:
+        """Nodes are stacked if they are evaluated on the same, unchanged samples."""
+        if self._tests is not None or self._shift is not None or not self.learner.vectorized:
+            return None
+        return id(self.learner)
+
+    @staticmethod
+    def train_batch(
+        trainers: Sequence[TorchTrainer], params: Sequence[Params], steps: int | None = None
+    ) -> list[Trained]:
+        started = time.thread_time()
+        count = trainers[0].steps(steps)
+        drawn = [trainer.draw(count) for trainer in trainers]
+        results, states = trainers[0].learner.train_stacked(
+            params,
+            [trainer._state for trainer in trainers],
+            np.stack([batches for batches, _ in drawn]),
+            drawn[0][1],
+        )
+        share = (time.thread_time() - started) / len(trainers)
+        for trainer, state in zip(trainers, states, strict=True):
+            trainer._keep(state)
+            trainer.cpu_seconds += share
+        return results
+
+    @staticmethod
+    def evaluate_batch(trainers: Sequence[TorchTrainer], params: Sequence[Params]) -> list[dict[str, float]]:
+        return trainers[0].learner.evaluate_stacked(params)
+
+    # State
+
+    def state(self) -> State:
+        """Return the optimizer's state, the node's buffers, the position in the batches and samples received."""
+        return {
+            "optimizer": tensors_to_arrays(self._state),
+            "buffers": tensors_to_arrays(self._buffers or {}),
+            "batches": self._batches.state(),
+            "data": self.data.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        self.data.restore(state["data"])
+        self._batches.restore(state["batches"])
+        self._state = arrays_to_tensors(state["optimizer"], self.learner.device)
+        self._buffers = arrays_to_tensors(state["buffers"], self.learner.device) or None
+
+    def draw(self, steps: int) -> tuple[Indices, int]:
+        """Draw the next batches, and a seed for random draws in the module (dropout)."""
+        require_samples(len(self.data))
+        self._batches.samples = self.data.held
+        return self._batches.take(steps), int(self._rng.integers(2**63))
+
+    def _keep(self, state: OptimizerState) -> None:
+        if self.learner.training.keep_state:
+            self._state = state
