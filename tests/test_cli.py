@@ -147,7 +147,7 @@ def test_run_show_and_plot(shoal: Callable, small: Path) -> None:
 
 
 def test_show_without_a_run_says_how_to_make_one(shoal: Callable) -> None:
-    assert_refused(shoal("show"), "there is no finished run in 'runs'; 'shoal run FILE' makes one")
+    assert_refused(shoal("show"), "there is no finished run in 'runs'; start one with 'shoal run FILE'")
     assert_refused(shoal("plot", "elsewhere"), "there is no finished run in 'elsewhere'")
 
 

@@ -314,7 +314,7 @@ def test_the_command_makes_lists_and_checks(shoal: Callable[..., Said], tmp_path
     said = shoal("keys", "make", "keys", "--nodes", 3)
     assert (said.code, said.out.strip()) == (0, "made keys for nodes 0-2: keys")
     said = shoal("keys", "make", "keys", "--nodes", 4)
-    assert said.out.strip() == "made keys for nodes 3; nodes 0-2 keep theirs (--force makes them anew): keys"
+    assert said.out.strip() == "made keys for nodes 3; nodes 0-2 keep theirs (--force replaces them): keys"
     (tmp_path / "keys" / "node-3.key_secret").unlink()
     said = shoal("keys", "list", "keys")
     rows = [line.split() for line in said.out.splitlines() if line.strip()]
@@ -323,7 +323,7 @@ def test_the_command_makes_lists_and_checks(shoal: Callable[..., Said], tmp_path
     assert public_of(tmp_path / "keys" / "node-2.key") in said.out
     assert read_pair(tmp_path / "keys", 2).secret.decode() not in said.out
     said = shoal("keys", "check", "keys", "--nodes", 3)
-    assert (said.code, said.out.strip()) == (0, "the keys of 3 nodes are in order: keys")
+    assert (said.code, said.out.strip()) == (0, "the keys of 3 nodes are valid: keys")
 
 
 def test_the_command_says_what_is_wrong_and_how_to_mend_it(shoal: Callable[..., Said], tmp_path: Path) -> None:

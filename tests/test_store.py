@@ -364,11 +364,11 @@ def test_fetch_list_path_and_verify(published: Server, shoal: Callable, tmp_path
     assert shoal("data", "path", "mnist").out.strip() == str(folder)
     said = shoal("data", "fetch", "mnist")
     assert said.code == 0, said
-    assert said.out.count("its checksum is right") == 2
+    assert said.out.count("its checksum is correct") == 2
     assert names(folder) == ["one.gz", "two.gz"]
-    assert shoal("data", "fetch", "mnist").out.count("there already") == 2
+    assert shoal("data", "fetch", "mnist").out.count("already here") == 2
     (folder / "one.gz").unlink()
-    assert shoal("data", "fetch", "mnist").out.count("its checksum is right") == 1
+    assert shoal("data", "fetch", "mnist").out.count("its checksum is correct") == 1
     assert re.search(r"mnist +600\.0 KB +yes", shoal("data", "list").out)
     said = shoal("data", "verify", "mnist")
     assert said.code == 0
@@ -376,7 +376,7 @@ def test_fetch_list_path_and_verify(published: Server, shoal: Callable, tmp_path
     (folder / "two.gz").write_bytes(b"other")
     said = shoal("data", "verify", "mnist")
     assert said.code == 1
-    assert "not sound" in said.out
+    assert "not valid" in said.out
     assert MD5 in said.out
 
 

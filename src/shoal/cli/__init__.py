@@ -1,4 +1,4 @@
-"""The command line: commands, what they display, checks of the machine, and plug-in templates.
+"""The command line: commands, live progress and tables, and the plug-ins that `shoal new` writes.
 
 The package may import every other package.
 """

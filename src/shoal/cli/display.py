@@ -1,10 +1,12 @@
-"""What a person sees: live progress, and the table of a run."""
+"""What the command line prints: live progress, single lines, and the table of a run."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +20,8 @@ from rich.text import Text
 from shoal.results.progress import Progress, main_metric
 from shoal.results.timing import higher_is_better
 
-PLAIN_EVERY = 2.0
-"""Seconds between lines where the output is not a terminal."""
+LINE_INTERVAL = 2.0
+"""Seconds between lines of progress when the output is not a terminal."""
 
 COUNTS = (
     "messages_rejected",
@@ -31,16 +33,34 @@ COUNTS = (
 """Keys of a summary that are shown when they are not 0."""
 
 
-class Display:
-    """A listener that shows progress: one live line in a terminal, plain lines elsewhere.
+def console(stderr: bool = False) -> Console:
+    """Return a console that wraps long lines only in a terminal."""
+    return Console(stderr=stderr, soft_wrap=not sys.stdout.isatty())
 
-    It has no thread of its own: engines may fork while it shows.
+
+def print_line(text: str, screen: Console | None = None) -> None:
+    """Print text as it is: without markup, colours or line breaks."""
+    (screen or console()).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def show_warnings(screen: Console) -> Iterator[Display]:
+    """Display progress, and show Python's warnings as notices."""
+    with warnings.catch_warnings(), Display(screen) as display:
+        warnings.showwarning = lambda message, *_, **__: display.notice(str(message))
+        yield display
+
+
+class Display:
+    """Shows progress: one live line in a terminal, a plain line every few seconds elsewhere.
+
+    It has no thread of its own: engines may fork while it is active.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        self._printed = -PLAIN_EVERY
+        self._printed = -LINE_INTERVAL
         self._line = ""
         self._phase = ""
 
@@ -56,7 +76,7 @@ class Display:
     def progress(self, progress: Progress) -> None:
         if self._live is not None:
             self._live.update(_bar(progress), refresh=True)
-        elif progress.phase != self._phase or time.monotonic() - self._printed >= PLAIN_EVERY:
+        elif progress.phase != self._phase or time.monotonic() - self._printed >= LINE_INTERVAL:
             line = describe(progress)
             if line != self._line:
                 self._console.print(line, highlight=False, soft_wrap=True)
@@ -66,35 +86,42 @@ class Display:
         self._console.print(f"[yellow]![/yellow] {escape(text)}", highlight=False, soft_wrap=True)
 
 
+def _bar(progress: Progress) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    done = progress.done if progress.phase == "running" else None
+    grid.add_row(ProgressBar(total=1, completed=done or 0, width=30, pulse=done is None), describe(progress))
+    return grid
+
+
 def describe(progress: Progress) -> str:
-    """One line of plain text."""
+    """Return the progress of a run as one line of plain text."""
     if progress.phase != "running":
         return f"{progress.phase} {progress.nodes} nodes"
     of = f"/{progress.rounds}" if progress.rounds else ""
     parts = [f"round {int(progress.round)}{of}"]
     if progress.score is not None:
         parts.append("{} {:.3f}".format(*progress.score))
-    parts.append(f"{size(progress.bytes_sent)} sent")
+    parts.append(f"{format_bytes(progress.bytes_sent)} sent")
     parts.append(f"{progress.alive}/{progress.nodes} nodes")
     if progress.virtual_seconds is not None:
-        parts.append(f"virtual {duration(progress.virtual_seconds)}")
-    parts.append(f"{duration(progress.seconds)} gone")
+        parts.append(f"virtual {format_seconds(progress.virtual_seconds)}")
+    parts.append(f"{format_seconds(progress.seconds)} elapsed")
     left = time_left(progress)
     if left is not None:
-        parts.append(f"{duration(left)} left")
+        parts.append(f"{format_seconds(left)} left")
     return " · ".join(parts)
 
 
 def time_left(progress: Progress) -> float | None:
-    """Seconds to go at the pace so far; None while there is no pace to speak of.
+    """Estimate the seconds until the run ends from its speed so far; None while that is unknown.
 
-    Before a round is over only the clock has one.
+    Before the first round ends, only the clock of a run with a duration shows a speed.
     """
     done = progress.done if progress.round >= 1 else replace(progress, rounds=None).done
     return progress.seconds * (1 - done) / done if done else None
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -102,7 +129,7 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def duration(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -111,56 +138,25 @@ def duration(seconds: float) -> str:
 
 
 def summary_table(summary: Mapping[str, Any], title: str) -> Table:
-    """The summary of a run, for a person."""
+    """Return the summary of a run as a table to print."""
     table = Table(title=Text(title), title_justify="left", show_header=False, box=None, padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
-    for key, value in _rows(summary):
-        table.add_row(key, value)
-    return table
-
-
-def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    times, memory = summary["time"], summary["memory"]
     rows = [
         ("status", _status(summary)),
         ("engine", f"{summary['engine']}, {summary['nodes']} nodes, seed {summary['seed']}"),
         ("rounds", str(summary["rounds"])),
         *_scores(summary),
-        ("test loss", _spread(summary["loss"])),
-        *_timing(summary),
+        ("test loss", _statistics(summary["loss"])),
+        *_best_and_target(summary),
+        *_averaged_model(summary),
+        *_resources(summary),
+        *((name.replace("_", " "), f"{summary[name]:,}") for name in COUNTS if summary.get(name)),
+        ("digest", summary["digest"][:16] if summary["digest"] else "no final models"),
     ]
-    if summary["averaged_model"] is not None:
-        scores = {name: score for name, score in summary["averaged_model"].items() if name != "round"}
-        if (name := main_metric(scores)) is not None:
-            rows.append(("averaged model", f"{name} {_number(scores[name], '.4f')}"))
-        rows.append(("consensus distance", _number(summary["consensus_distance"], ".4g")))
-    sent = summary["bytes_sent"]
-    rows.append(
-        (
-            "sent",
-            f"{size(sent['total'])} in {summary['messages_sent']:,} messages, {size(sent['per_node_mean'])} a node",
-        )
-    )
-    clock = duration(times["wall_s"])
-    if times["startup_s"] is not None:
-        clock += f" after {duration(times['startup_s'])} of start-up"
-    if times["virtual_s"] is not None:
-        clock += f"; virtual {duration(times['virtual_s'])}"
-    rows.append(("time", clock))
-    if times["total_cpu_s"] is not None:
-        rows.append(
-            ("processor", f"{duration(times['total_cpu_s'])}, of it {duration(times['train_cpu_s'] or 0.0)} training")
-        )
-    if memory["uss_mean_mib"] is not None:
-        rows.append(
-            ("memory", f"{memory['uss_mean_mib']:.1f} MiB private a node, {memory['pss_total_mib']:.0f} MiB in all")
-        )
-    for name in COUNTS:
-        if summary.get(name):
-            rows.append((name.replace("_", " "), f"{summary[name]:,}"))
-    rows.append(("digest", summary["digest"][:16] if summary["digest"] else "no final models"))
-    return rows
+    for key, value in rows:
+        table.add_row(key, value)
+    return table
 
 
 def _status(summary: Mapping[str, Any]) -> str:
@@ -175,21 +171,21 @@ def _status(summary: Mapping[str, Any]) -> str:
 
 
 def _scores(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was measured beside the loss, the leading one first and how the worst nodes fare by it after it."""
-    found = {name: spread for name, spread in summary["metrics"].items() if not name.startswith("class ")}
-    first = main_metric(found)
-    if first is None:
-        return [("accuracy", _spread(None))]
-    rows = [(first, _spread(found[first]))] if first != "loss" else []
-    ends = summary["fairness"][first]
-    worst = ends["lowest_10_percent" if higher_is_better(first) else "highest_10_percent"]
+    """Return all metrics but the loss: the main metric, its mean over the worst nodes, then the others."""
+    found = {name: statistics for name, statistics in summary["metrics"].items() if not name.startswith("class ")}
+    main = main_metric(found)
+    if main is None:
+        return [("accuracy", _statistics(None))]
+    rows = [(main, _statistics(found[main]))] if main != "loss" else []
+    extremes = summary["fairness"][main]
+    worst = extremes["lowest_10_percent" if higher_is_better(main) else "highest_10_percent"]
     if summary["nodes"] > 1 and worst is not None:
-        rows.append(("worst tenth", f"{first} {worst:.4f}"))
-    return rows + [(name, _spread(found[name])) for name in sorted(found) if name not in (first, "loss")]
+        rows.append(("worst tenth", f"{main} {worst:.4f}"))
+    return rows + [(name, _statistics(found[name])) for name in sorted(found) if name not in (main, "loss")]
 
 
-def _timing(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """How good the nodes were at best, and when they got to the target; summaries of old have neither."""
+def _best_and_target(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the best mean score and the time to the target; old summaries have neither."""
     virtual = summary["time"]["virtual_s"] is not None
     rows = []
     if (best := summary.get("best")) is not None:
@@ -201,12 +197,43 @@ def _timing(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def _averaged_model(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if summary["averaged_model"] is None:
+        return []
+    rows = []
+    scores = {name: score for name, score in summary["averaged_model"].items() if name != "round"}
+    if (name := main_metric(scores)) is not None:
+        rows.append(("averaged model", f"{name} {_number(scores[name], '.4f')}"))
+    rows.append(("consensus distance", _number(summary["consensus_distance"], ".4g")))
+    return rows
+
+
+def _resources(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return traffic, time, processor time and memory."""
+    sent, times, memory = summary["bytes_sent"], summary["time"], summary["memory"]
+    per_node = format_bytes(sent["per_node_mean"])
+    rows = [("sent", f"{format_bytes(sent['total'])} in {summary['messages_sent']:,} messages, {per_node} per node")]
+    clock = format_seconds(times["wall_s"])
+    if times["startup_s"] is not None:
+        clock += f" after {format_seconds(times['startup_s'])} of start-up"
+    if times["virtual_s"] is not None:
+        clock += f"; virtual {format_seconds(times['virtual_s'])}"
+    rows.append(("time", clock))
+    if times["total_cpu_s"] is not None:
+        training = format_seconds(times["train_cpu_s"] or 0.0)
+        rows.append(("processor", f"{format_seconds(times['total_cpu_s'])}, {training} of it for training"))
+    if memory["uss_mean_mib"] is not None:
+        total = f"{memory['pss_total_mib']:.0f} MiB in total"
+        rows.append(("memory", f"{memory['uss_mean_mib']:.1f} MiB private per node, {total}"))
+    return rows
+
+
 def _moment(seconds: float, virtual: bool) -> str:
-    shown = f"{seconds:.4g} s" if seconds < 60 else duration(seconds)
+    shown = f"{seconds:.4g} s" if seconds < 60 else format_seconds(seconds)
     return f"virtual {shown}" if virtual else shown
 
 
-def _spread(statistics: Mapping[str, Any] | None) -> str:
+def _statistics(statistics: Mapping[str, Any] | None) -> str:
     if statistics is None:
         return "not evaluated"
     if statistics["mean"] is None:
@@ -216,14 +243,3 @@ def _spread(statistics: Mapping[str, Any] | None) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "not finite" if value is None else format(value, form)
-
-
-def _bar(progress: Progress) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    done = progress.done if progress.phase == "running" else None
-    grid.add_row(ProgressBar(total=1, completed=done or 0, width=30, pulse=done is None), describe(progress))
-    return grid
-
-
-def console(stderr: bool = False) -> Console:
-    return Console(stderr=stderr, soft_wrap=not sys.stdout.isatty())

@@ -1,0 +1,55 @@
+"""Arguments that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from shoal.errors import ExperimentError
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""The commands of a parser, to which a module adds its own."""
+
+PICTURES = (".png", ".svg", ".pdf")
+"""The formats of pictures, by the ending of the file's name."""
+
+
+def add_set_option(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add `--set KEY=VALUE`, which may be given several times."""
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=help)
+
+
+def positive_integer(text: str) -> int:
+    """Parse an integer of at least 1; argparse prints the error."""
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    return int(text)
+
+
+def finite_number(text: str) -> float:
+    """Parse a number that is neither infinite nor NaN; argparse prints the error."""
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a finite number")
+
+
+def picture_path(text: str) -> Path:
+    """Parse the path of a picture to write; argparse prints the error."""
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a name that ends in {', '.join(PICTURES)}")
+    return Path(text)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Report an error while `path` is written as a problem of `--out`."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot write {str(path)!r}: {error.strerror}; choose another file"
+        raise ExperimentError([problem], "--out") from error
