@@ -1,0 +1,101 @@
+"""README and docs name only files, modules, examples and links that exist, and their TOML parses."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PATH = re.compile(r"\b(?:src/shoal|tests|benchmarks|examples)/[\w./-]*\w/?")
+MODULE = re.compile(r"(?<![\w./'\[-])shoal(?:\.[A-Za-z_]\w*)+")
+EXAMPLE = re.compile(r"`([\w-]+\.toml)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FORMER_NAMES = ROOT / "docs" / "decisions" / "names.md"
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the contents of all fenced blocks in this language."""
+    return [content for found, content in FENCE.findall(page.read_text()) if found == language]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[end:]:
+            if not hasattr(found, attribute):
+                return False
+            found = getattr(found, attribute)
+        return True
+    return False
+
+
+@pages
+def test_named_files_exist(page: Path) -> None:
+    if page == FORMER_NAMES:
+        pytest.skip("lists former names")
+    assert not [path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()]
+
+
+@pages
+def test_named_modules_and_attributes_exist(page: Path) -> None:
+    if page == FORMER_NAMES:
+        pytest.skip("lists former names")
+    assert not [name for name in set(MODULE.findall(page.read_text())) if not resolves(name)]
+
+
+@pages
+def test_named_examples_exist(page: Path) -> None:
+    written = {"experiment.toml", "my_sharing.toml", "pyproject.toml"}
+    named = set(EXAMPLE.findall(page.read_text())) - written
+    assert not [name for name in named if not (ROOT / "examples" / name).exists()]
+
+
+@pages
+def test_links_resolve(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        path = (page.parent / target).resolve() if target else page
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            broken.append(link)
+    assert not broken
+
+
+@pages
+def test_toml_blocks_parse(page: Path) -> None:
+    for block in blocks(page, "toml"):
+        tomllib.loads(block)
+
+
+@pages
+def test_python_blocks_compile(page: Path) -> None:
+    for block in blocks(page, "python"):
+        if not block.lstrip().startswith("async for"):  # a loop without its coroutine
+            compile(block, str(page), "exec")
+
+
+def test_the_loop_in_the_readme_is_the_loop_in_dpsgd() -> None:
+    source = (ROOT / "src" / "shoal" / "algorithms" / "dpsgd.py").read_text()
+    loop = blocks(ROOT / "README.md", "python")[0]
+    assert "".join(f"        {line}\n" for line in loop.splitlines()) in source
