@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import shoal
+from shoal.testing import check_sharing, check_topology
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -99,3 +102,36 @@ def test_the_loop_in_the_readme_is_the_loop_in_dpsgd() -> None:
     source = (ROOT / "src" / "shoal" / "algorithms" / "dpsgd.py").read_text()
     loop = blocks(ROOT / "README.md", "python")[0]
     assert "".join(f"        {line}\n" for line in loop.splitlines()) in source
+
+
+def block_with(page: str, text: str) -> str:
+    """Return the Python block of a page that contains this text."""
+    return next(block for block in blocks(ROOT / page, "python") if text in block)
+
+
+def load(source: str) -> dict[str, type]:
+    found: dict[str, type] = {"__name__": str}
+    exec(source, found)
+    return found
+
+
+def test_the_sharing_of_the_readme_passes_its_suite() -> None:
+    check_sharing(load(block_with("README.md", "class Half"))["Half"], averages=False)
+
+
+def test_the_algorithm_of_the_docs_runs(tmp_path: Path) -> None:
+    (tmp_path / "pairwise.py").write_text(block_with("docs/plugins.md", "class Pairwise"))
+    algorithm = {"name": "pairwise.py:Pairwise", "rounds": 2}
+    assert shoal.Experiment(nodes=4, algorithm=algorithm, base=tmp_path).run(tmp_path).status == "completed"
+
+
+def test_the_topology_of_the_docs_passes_its_suite() -> None:
+    check_topology(load(block_with("docs/plugins.md", "class Wheel"))["Wheel"](), nodes=8)
+
+
+def test_the_device_of_the_docs_runs(tmp_path: Path) -> None:
+    (tmp_path / "ageing.py").write_text(block_with("docs/devices.md", "class Ageing"))
+    device = {"name": "ageing.py:Ageing"}
+    algorithm = {"name": "dpsgd", "rounds": 2}
+    run = shoal.Experiment(nodes=4, device=device, algorithm=algorithm, base=tmp_path).run(tmp_path)
+    assert run.status == "completed"
