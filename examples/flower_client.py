@@ -1,4 +1,4 @@
-"""A Flower client as one would write it for Flower: softmax regression on its part of the data."""
+"""A Flower client, written for Flower: softmax regression on its part of the data."""
 
 import numpy as np
 from flwr.client import NumPyClient
