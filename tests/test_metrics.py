@@ -262,9 +262,9 @@ def test_own_test_samples_are_needed(users: Path) -> None:
         experiment(users, partition={"name": "iid"}).run(users)
     source = SOURCE.replace("np.arange(60) % 6", "np.arange(60) + 100")
     (users / "users.py").write_text(source)
-    (users / "strangers.py").write_text(source)
-    with pytest.raises(ExperimentError, match="no test sample of this data set is of a user that a node holds"):
-        experiment(users, dataset={"name": "strangers.py:Users"}).run(users)
+    (users / "others.py").write_text(source)
+    with pytest.raises(ExperimentError, match="no test samples of the users whose data the nodes hold"):
+        experiment(users, dataset={"name": "others.py:Users"}).run(users)
 
 
 def test_a_task_of_numbers_is_shown_and_plotted_by_its_rmse(users: Path, shoal: Callable[..., Any]) -> None:

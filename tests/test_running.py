@@ -1,4 +1,4 @@
-"""From an experiment to its summary: what people are told on the way, and what is written down."""
+"""`Experiment.run`: warnings, and the experiment that is written to the run's folder."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ UNEVEN: dict[str, Any] = {
     "model": {"name": "logistic"},
     "evaluation": {"every": 0},
 }
-SAID = "1 of its 5 links are left out"
+WARNING = "1 of its 5 links are dropped"
 
 
 def test_a_warning_is_given_once_from_python(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Experiment(**UNEVEN).run(tmp_path)
-    said = [str(warning.message) for warning in caught if issubclass(warning.category, TopologyWarning)]
-    assert len(said) == 1
-    assert SAID in said[0]
+    found = [str(warning.message) for warning in caught if issubclass(warning.category, TopologyWarning)]
+    assert len(found) == 1
+    assert WARNING in found[0]
 
 
 def test_a_warning_is_shown_once_on_the_command_line(shoal: Callable[..., Any]) -> None:
     Path("uneven.toml").write_text(tomli_w.dumps(UNEVEN))
-    said = shoal("run", "uneven.toml")
-    assert said.code == 0
-    assert said.out.count(SAID) == 1
+    result = shoal("run", "uneven.toml")
+    assert result.code == 0
+    assert result.out.count(WARNING) == 1
 
 
-def test_what_is_written_down_names_the_batching_that_was_chosen(tmp_path: Path) -> None:
+def test_the_written_experiment_names_the_batching_that_was_chosen(tmp_path: Path) -> None:
     experiment = Experiment(nodes=2, algorithm={"name": "dpsgd", "rounds": 1}, model={"name": "logistic"})
     assert experiment.simulation.batching == "auto"
     run = experiment.run(tmp_path)

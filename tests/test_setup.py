@@ -1,4 +1,4 @@
-"""What nodes have in common lies in memory once, however many processes they are."""
+"""The data of a run is in memory once, whatever the number of processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shoal.experiment.setup import _in_shared_memory
+from shoal.experiment.shared_memory import share_array
 
 Array = NDArray[Any]
 
@@ -23,7 +23,7 @@ def mapped(tmp_path: Path) -> Array:
 
 
 def mapping_of(array: Array) -> Any:
-    """The mapped memory that the values of an array lie in, if they do."""
+    """Return the mapped memory that holds the values of an array, or None."""
     owner: Any = array
     while isinstance(owner, np.ndarray | memoryview):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
@@ -31,11 +31,11 @@ def mapping_of(array: Array) -> Any:
 
 
 @pytest.mark.parametrize(
-    "seen", [lambda rows: rows, lambda rows: rows[1:], lambda rows: np.asarray(rows).view(), lambda rows: rows.T[:2].T]
+    "view", [lambda rows: rows, lambda rows: rows[1:], lambda rows: np.asarray(rows).view(), lambda rows: rows.T[:2].T]
 )
-def test_pages_of_a_file_are_left_where_they_are(seen: Callable[[Array], Array], mapped: Array) -> None:
-    array = seen(mapped)
-    assert _in_shared_memory(array) is array
+def test_views_of_a_mapped_file_are_not_copied(view: Callable[[Array], Array], mapped: Array) -> None:
+    array = view(mapped)
+    assert share_array(array) is array
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_pages_of_a_file_are_left_where_they_are(seen: Callable[[Array], Array],
         lambda rows: rows[:0].copy(),
     ],
 )
-def test_copies_of_them_are_put_where_processes_share_them(copied: Callable[[Array], Array], mapped: Array) -> None:
+def test_other_arrays_are_copied_to_shared_memory(copied: Callable[[Array], Array], mapped: Array) -> None:
     array = copied(mapped)
     assert mapping_of(array) is None
-    shared = _in_shared_memory(array)
+    shared = share_array(array)
     assert mapping_of(shared) is not None
     assert np.array_equal(shared, array)
-    assert _in_shared_memory(shared) is shared
+    assert share_array(shared) is shared

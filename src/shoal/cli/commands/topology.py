@@ -8,7 +8,6 @@ from shoal.cli.arguments import Commands, add_set_option, picture_path, writing
 from shoal.cli.display import console, print_line, show_warnings
 from shoal.experiment import Experiment, parse_overrides
 from shoal.topologies.graph import FromLabels, Mixing
-from shoal.topologies.measures import measure
 
 
 def add_parser(commands: Commands) -> None:
@@ -26,6 +25,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def inspect_topology(parsed: argparse.Namespace) -> int:
+    from shoal.topologies.measures import measure  # imports SciPy
+
     experiment = _experiment(parsed)
     with show_warnings(console()):
         mixing = _mixing(experiment)
