@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.lib.format import open_memmap
 
-from shoal.data.growing import Growing
 from shoal.data.leaf import Celeba, Femnist, LeafSynthetic, Reddit, Sent140, Shakespeare
+from shoal.data.npy_writer import NpyWriter
 from shoal.errors import DataError
 from shoal.experiment import Experiment
 
@@ -97,11 +97,13 @@ def test_what_leafs_scripts_leave_behind_is_told_in_one_warning_each_time(write:
     path = write([{"a": vectors(2), "none": vectors(0), "b": vectors(3, 4)}], [{"new": vectors(4), "a": vectors(1)}],
                  {"a": 81, "b": 3})  # fmt: skip
     for _ in range(2):  # decoded, and from the cache
-        with pytest.warns(UserWarning, match="num_samples of 2 users say 162 samples, and 3 are there") as caught:
+        with pytest.warns(
+            UserWarning, match="num_samples of 2 users declares 162 samples, but the files hold 3;"
+        ) as caught:
             data = LeafSynthetic(path).load(seed=0)
         assert len(caught) == 1
         said = str(caught[0].message)
-        assert "1 times a user has no samples" in said
+        assert "1 users have no samples in a file" in said
         assert "1 test users have no training data" in said
     assert data.test.owner is not None
     assert data.test.owner.tolist() == [2, 2, 2, 2, 0]
@@ -112,7 +114,7 @@ def test_users_that_are_listed_but_not_there_are_told(write: Write) -> None:
     path = write([{"a": vectors(2)}], [{"a": vectors(1)}])
     file = path / "train" / "all_data_0.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"users": ["gone", "a"], "num_samples": [5, 2]}))
-    with pytest.warns(UserWarning, match="num_samples of 1 users say 5 samples, and 0 are there"):
+    with pytest.warns(UserWarning, match="num_samples of 1 users declares 5 samples, but the files hold 0;"):
         assert len(LeafSynthetic(path).load(seed=0).train) == 2
 
 
@@ -140,7 +142,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "label text": ({"a": ([[1.0]], ["x"])}, "label of sample 0 is 'x'"),
     "ragged": ({"a": ([[1.0, 2.0], [1.0]], [0, 0])}, "sample 1 is 1 values; expected a list of 2"),
     "other length": ({"a": ([[1.0, 2.0]], [0]), "b": ([[1.0]], [0])}, r"user 'b': .*shape \(1,\); expected \(2,\)"),
-    "not numbers": ({"a": ([["u"]], [0])}, "something else than numbers"),
+    "not numbers": ({"a": ([["u"]], [0])}, "contains 'u'; expected numbers"),
     "infinite": ({"a": ([[1e300]], [0])}, "finite"),
     "nobody": ({}, "no user in 'user_data'"),
     "all empty": ({"a": ([], [])}, "no samples in 1 files"),
@@ -183,7 +185,7 @@ def test_a_gzip_that_is_cut_short_is_told(write: Write) -> None:
     path = write([{"a": vectors(100)}], [{"a": vectors(1)}], pack=True)
     file = path / "train" / "all_data_0.json.gz"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"all_data_0.json.gz: cannot be read: .*cut short"):
+    with pytest.raises(DataError, match=r"all_data_0.json.gz: cannot be read: .*incomplete"):
         LeafSynthetic(path).load(seed=0)
 
 
@@ -306,9 +308,9 @@ def test_reddit_is_sequences_whose_padding_does_not_count(write: Write, tmp_path
 
 def test_an_array_may_grow_to_any_length(tmp_path: Path) -> None:
     rows = np.arange(2_000_000, dtype=np.int32).reshape(-1, 2)
-    with Growing(tmp_path / "a.npy") as growing:
+    with NpyWriter(tmp_path / "a.npy") as writer:
         for start in range(0, len(rows), 300_000):
-            growing.add(rows[start : start + 300_000])
+            writer.append(rows[start : start + 300_000])
     assert np.array_equal(np.load(tmp_path / "a.npy"), rows)
     assert open_memmap(tmp_path / "a.npy", mode="r").shape == rows.shape
 
@@ -323,7 +325,7 @@ def test_real_femnist_digits(real: Callable[[str], Path]) -> None:
 
 def test_real_shakespeare_trusts_the_data_and_not_the_counts(real: Callable[[str], Path]) -> None:
     path = real("shakespeare")
-    with pytest.warns(UserWarning, match="num_samples of 43 users say 41,785 samples, and 38,388 are there"):
+    with pytest.warns(UserWarning, match="num_samples of 43 users declares 41,785 samples, but the files hold 38,388;"):
         data = Shakespeare(path).load(seed=0)
     assert data.train.owner is not None
     assert (len(data.train), len(data.test), data.train.owner.max() + 1) == (167_068, 38_388, 43)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shoal.data import store
 from shoal.data.dataset import Data, Samples, Scaling
 from shoal.data.decoded import decoded
-from shoal.data.growing import Growing
+from shoal.data.npy_writer import NpyWriter
 from shoal.data.pickles import read_pickle
 from shoal.errors import DataError
 
@@ -132,9 +132,9 @@ def _decode(form: _Form, source: Path, folder: Path) -> Mapping[str, NDArray[Any
     for split, names in (("train", form.train), ("test", (form.test,))):
         parts = [batches.pop(name) for name in names]
         labels[f"{split}_y"] = np.concatenate([y for _, y in parts])
-        with Growing(folder / f"{split}_x.npy") as x:
+        with NpyWriter(folder / f"{split}_x.npy") as x:
             for pixels, _ in parts:
-                x.add(pixels.reshape(-1, *SHAPE))
+                x.append(pixels.reshape(-1, *SHAPE))
     return labels
 
 

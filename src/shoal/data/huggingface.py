@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from shoal.data.dataset import Data, Samples, Scaling
 from shoal.data.decoded import Arrays, cache_folder, decoded
-from shoal.data.growing import Growing
+from shoal.data.npy_writer import NpyWriter
 from shoal.errors import DataError
 from shoal.randomness import generator
 from shoal.types import Bounds
@@ -112,10 +112,10 @@ class HuggingFace:
         targets, classes = self._targets(train, test)
         owners: dict[Any, int] = {}
         for split, rows, y in (("train", train, targets[0]), ("test", test, targets[1])):
-            with Growing(folder / f"x_{split}.npy") as inputs:
+            with NpyWriter(folder / f"x_{split}.npy") as inputs:
                 for start in range(0, len(rows), BATCH):
                     try:
-                        inputs.add(convert(rows[start : start + BATCH][column]))
+                        inputs.append(convert(rows[start : start + BATCH][column]))
                     except (ValueError, TypeError, OSError) as error:
                         raise DataError(
                             f"{self._place}: {split} samples {start} to {start + BATCH - 1}, column {column!r}: {error}"
