@@ -1,8 +1,9 @@
-# make demo     set everything up and run the main example
-# make test     set everything up and run the tests, JOBS at a time
-# make check    lint and types
-# make bench    the short benchmarks
-# make setup    only set up; make clean forgets it
+# make demo     install Shoal in .venv and run the main example
+# make test     install Shoal in .venv and run the tests, JOBS at a time
+# make check    check lint rules, formatting and types
+# make bench    run the short benchmarks
+# make format   fix lint errors and format the code
+# make setup    only install; make clean removes the installation and caches
 
 PYTHON ?= python3
 JOBS   ?= 2

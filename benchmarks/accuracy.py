@@ -1,4 +1,4 @@
-"""Does it learn: digits, 64 nodes, two shards each, on three graphs.
+"""Accuracy on the digits: 64 nodes, two shards each, on four graphs.
 
 python benchmarks/accuracy.py             # 5 seeds
 python benchmarks/accuracy.py --short     # 2 seeds
@@ -25,7 +25,7 @@ def main(seeds: int) -> None:
             found = [shoal_run("topologies.toml", {**settings, "seed": seed}) for seed in range(seeds)]
         accuracy = median([s["accuracy"]["mean"] for s in found])
         sent = found[0]["bytes_sent"]["per_node_mean"] / 1e6
-        note = f"after 200 rounds, {seeds} seeds; {sent:.1f} MB sent by a node"
+        note = f"after 200 rounds, {seeds} seeds; {sent:.1f} MB sent per node"
         figures.append(Figure(name, accuracy, "", at_least=0.9 if name == "dynamic 5-regular" else None, note=note))
     show("Accuracy on digits, 64 nodes, 2 shards each", figures)
 

@@ -1,8 +1,8 @@
-"""The same experiments in virtual and in real time: when each is over, by the simulation and by processes.
+"""End times of the same experiments in the simulation (virtual time) and in processes (real time).
 
 python benchmarks/agreement.py             # about two minutes
 
-Small enough that nodes do not wait for each other's cores: 8 nodes, 10 Mbit/s links, devices slower than this machine.
+The experiments are small, so nodes do not wait for a core: 8 nodes, 10 Mbit/s links, devices slower than this machine.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
                     note=f"{seconds:.2f} s virtual, {wall:.2f} s real; {sent:.1f} MB and {really:.1f} MB sent",
                 )
             )
-    show("Virtual and real finishing times, 8 nodes, 10 Mbit/s", figures)
+    show("Virtual and real end times, 8 nodes, 10 Mbit/s", figures)
 
 
 if __name__ == "__main__":

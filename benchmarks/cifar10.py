@@ -1,4 +1,4 @@
-"""Does it learn real images: GN-LeNet on CIFAR-10, 16 nodes, IID, a 5-regular graph, simulated.
+"""Accuracy on CIFAR-10: GN-LeNet, 16 nodes, IID, a 5-regular graph, simulated.
 
 SHOAL_DATA=… python benchmarks/cifar10.py [PICTURE.png]     # needs CIFAR-10: shoal data fetch cifar10
 """
@@ -40,7 +40,7 @@ def main(picture: Path | None) -> None:
         ),
         Figure("accuracy of the averaged model", summary["averaged_model"]["accuracy"], ""),
     ]
-    show("CIFAR-10, GN-LeNet, 16 nodes, IID, 5-regular, 640 steps a node", figures)
+    show("CIFAR-10, GN-LeNet, 16 nodes, IID, 5-regular, 640 steps per node", figures)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Codecs: how small they make a model, and how long they take.
+"""Compression ratios and times of the codecs.
 
     python benchmarks/codec_costs.py
 
 The values are those of GN-LeNet (89,834 parameters) after 30 steps of SGD on random images: weights and changes with
 the scales of their layers. The positions are a random tenth of them, and the tenth that changed most. Times are the
-best of many, on one core, and as a multiple of one copy of the model's memory.
+best of many runs, on one core, also as a multiple of one copy of the model's memory.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FLOAT_CODECS: list[Callable[[], FloatCodec]] = [
 
 
 def trained(steps: int) -> tuple[Params, Params]:
-    """The flat weights of GN-LeNet after so many steps, and how they changed."""
+    """Return the flat weights of GN-LeNet after this many steps, and their changes."""
     torch.manual_seed(1)
     model = GnLenet().build((3, 32, 32), 10)
     first = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
@@ -66,7 +66,7 @@ def trained(steps: int) -> tuple[Params, Params]:
 
 
 def best(work: Callable[[], Any], repeats: int) -> float:
-    """Milliseconds of the fastest run: what others do on the machine only adds."""
+    """Return the milliseconds of the fastest run, because other processes only add time."""
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -96,7 +96,7 @@ def indices(sets: dict[str, Positions], size: int, copy: float, repeats: int) ->
         )
         if isinstance(codec, GolombRice):
             figures = [
-                Figure("Golomb-Rice, a random tenth", bits["random"], "bits an index", at_most=5.3),
+                Figure("Golomb-Rice, a random tenth", bits["random"], "bits per index", at_most=5.3),
                 Figure("Golomb-Rice, encode and decode", encode + decode, "ms", at_most=3),
             ]
     print_wide(table)
@@ -115,7 +115,7 @@ def floats(values: dict[str, Params], copy: float, repeats: int) -> None:
         try:
             codec = make()
         except ValueError as missing:
-            print(f"  left out: {missing}")
+            print(f"  skipped: {missing}")
             continue
         shrunk = [f"{v.nbytes / sum(a.nbytes for a in codec.encode(v, rng).values()):.2f}" for v in values.values()]
         arrays = codec.encode(weights, rng)
@@ -125,7 +125,7 @@ def floats(values: dict[str, Params], copy: float, repeats: int) -> None:
         together = f"{(encode + decode) / copy:.0f} copies"
         table.add_row(str(codec), *shrunk, f"{error:.1e}", f"{encode:.3f} ms", f"{decode:.3f} ms", together)
     print_wide(table)
-    print("error: the norm of what was lost of the weights, relative to their own")
+    print("error: the norm of the error, relative to the norm of the weights")
 
 
 def relative_error(values: Params, back: NDArray[np.float32]) -> float:

@@ -1,8 +1,8 @@
-"""CIFAR-10: decoding it, having it ready, what the data path takes of a step, and what a node process pays for it.
+"""CIFAR-10: decoding, loading from the cache, the data path's share of a step, and the memory of node processes.
 
-    SHOAL_DATA=… python benchmarks/data.py       # about two minutes; 'shoal data fetch cifar10' gets the data
+    SHOAL_DATA=… python benchmarks/data.py       # about two minutes; 'shoal data fetch cifar10' downloads the data
 
-Data path and step are measured in turns, so that a busy machine slows both.
+Data path and step are measured in turns, so a busy machine slows both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LIKE_CIFAR = {"name": "synthetic", "shape": [3, 32, 32], "classes": 10, "samples
 
 
 def decoding() -> list[Figure]:
-    """Into a cache of its own; then from there, each time in a fresh interpreter."""
+    """Decode into a new cache, then load from it, each time in a new interpreter."""
     started, spent = time.perf_counter(), time.process_time()
     Cifar10().load(0)
     seconds, processor = time.perf_counter() - started, time.process_time() - spent
@@ -48,7 +48,7 @@ def decoding() -> list[Figure]:
 
 
 def data_path(data: Data, batch_size: int, repeats: int = 40, steps: int = 5) -> Figure:
-    """Gather and scale a batch, against a whole step with it."""
+    """Compare gathering and scaling a batch with a whole training step."""
     import torch
 
     torch.set_num_threads(1)
@@ -59,7 +59,7 @@ def data_path(data: Data, batch_size: int, repeats: int = 40, steps: int = 5) ->
     gathering, training = [], []
     for _ in range(repeats):
         batches = rng.integers(len(data.train), size=(steps, batch_size))
-        # Other batches of the same size: those just gathered would be in the processor's cache.
+        # Other batches of the same size, because gathered batches are in the processor's cache.
         others = rng.integers(len(data.train), size=(steps, batch_size))
         gathering.append(_seconds(lambda o=others: [learner.gather(b)  # type: ignore[misc]
                                                     for b in torch.from_numpy(o)]) / steps)  # fmt: skip
@@ -70,7 +70,7 @@ def data_path(data: Data, batch_size: int, repeats: int = 40, steps: int = 5) ->
 
 
 def memory(nodes: int = 32) -> list[Figure]:
-    """Private memory of a node after ten rounds of four steps: with CIFAR-10, and with made-up data of its shape."""
+    """Compare the private memory of a node after ten rounds of four steps with CIFAR-10 and with synthetic data."""
     settings = {"nodes": nodes, "algorithm.rounds": 10, "training.local_steps": 4, "evaluation.nodes": 0,
                 "evaluation.average": False}  # fmt: skip
     used = {}
@@ -91,7 +91,7 @@ def _seconds(work: Callable[[], object]) -> float:
 def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         os.environ["SHOAL_CACHE"] = str(Path(cache))
-        with step("decoding CIFAR-10, and loading what was decoded"):
+        with step("decoding CIFAR-10, and loading it from the cache"):
             figures = decoding()
         with step("the data path of a step"):
             data = Cifar10().load(0)

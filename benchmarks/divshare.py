@@ -1,14 +1,14 @@
-"""DivShare, AD-PSGD and SWIFT side by side: virtual time to accuracy, with and without communication stragglers.
+"""DivShare, AD-PSGD and SWIFT: virtual time to accuracy, with and without communication stragglers.
 
 python benchmarks/divshare.py                     # digits, three seeds: about ten minutes on two cores
 python benchmarks/divshare.py --short             # one seed
-python benchmarks/divshare.py --cifar10           # CIFAR-10 (SHOAL_DATA says where it is): days
+python benchmarks/divshare.py --cifar10           # CIFAR-10 (in SHOAL_DATA): days
 python benchmarks/divshare.py --cifar10 --short   # the same with 16 local steps, one seed, with stragglers only
-python benchmarks/divshare.py --overhead          # what the simulation takes beside training: three minutes
+python benchmarks/divshare.py --overhead          # the simulation's time outside training: three minutes
 
-The network is DivShare's: 60 nodes round one switch, 60 Mbit/s, of which 7 have 10 to 13 (Biswas et al., WWW 2025). The
-paper does not say how long an iteration trains. Here it is 0.32 s, which is about what a fast node needs to send the
-fragments of one iteration, six models: as fast as its sending can keep up with.
+The network is DivShare's: 60 nodes at one switch, 60 Mbit/s, 7 of them with 10 to 13 (Biswas et al., WWW 2025). The
+paper does not state the training time of an iteration. Here it is 0.32 s, about the time that a fast node needs to send
+the fragments of one iteration, six models: faster training would exceed its sending rate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shoal.results.timing import TimesToTarget, best, compare_times, curve
 from shoal.topologies import TopologyWarning
 
 PAPER = 3.9
-"""How many times sooner than AD-PSGD DivShare was in the paper, at best, with stragglers on CIFAR-10."""
+"""The best speed-up of DivShare over AD-PSGD in the paper, with stragglers on CIFAR-10."""
 TRAINING_SECONDS = 0.32
 GRAPH = {"name": "regular", "degree": 6}
 ALGORITHMS = ("divshare", "adpsgd", "swift")
@@ -42,7 +42,7 @@ ALGORITHMS = ("divshare", "adpsgd", "swift")
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt, and until when."""
+    """The data, the model and the target accuracy."""
 
     name: str
     settings: Mapping[str, Any]
@@ -84,13 +84,13 @@ def described(task: Task, algorithm: str, stragglers: bool, seed: int) -> Experi
 
 
 def run(place: str, task: Task, stragglers: bool, algorithm: str, seed: int) -> RunFolder:
-    warnings.simplefilter("ignore", TopologyWarning)  # that AD-PSGD leaves out links is known
+    warnings.simplefilter("ignore", TopologyWarning)  # AD-PSGD removes links, as expected
     return described(task, algorithm, stragglers, seed).run(place).folder
 
 
 def main(task: Task, seeds: int, both: bool) -> None:
     tables = []
-    # Runs are independent, and one core each: side by side they keep all cores busy.
+    # Runs are independent and use one core each, so they run in parallel.
     cores = ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
     with tempfile.TemporaryDirectory() as place, cores:
         every = [(stragglers, name, seed) for stragglers in ((False, True) if both else (True,))
@@ -98,20 +98,20 @@ def main(task: Task, seeds: int, both: bool) -> None:
         started = {which: cores.submit(run, place, task, *which) for which in every}
         done: dict[tuple[bool, str], list[RunFolder]] = {}
         for stragglers, name, seed in every:
-            with step(f"{name}, {'7 slow nodes' if stragglers else 'all alike'}, seed {seed}"):
+            with step(f"{name}, {'7 slow nodes' if stragglers else 'all equal'}, seed {seed}"):
                 done.setdefault((stragglers, name), []).append(started[stragglers, name, seed].result())
         for stragglers in sorted({which[0] for which in every}):
             tables.append(_table(task, stragglers, {name: done[stragglers, name] for name in ALGORITHMS}))
     console = Console(width=None if sys.stdout.isatty() else 140)
     for table in tables:
         console.print(table)
-    console.print(f"In the paper DivShare is up to {PAPER} times sooner than AD-PSGD, with stragglers, on CIFAR-10.")
+    console.print(f"In the paper DivShare is up to {PAPER} times faster than AD-PSGD, with stragglers, on CIFAR-10.")
 
 
 def _table(task: Task, stragglers: bool, runs: Mapping[str, list[RunFolder]]) -> Table:
-    title = f"{task.name}: virtual seconds to accuracy {task.target}, {'7 of 60 slow' if stragglers else 'all alike'}"
+    title = f"{task.name}: virtual seconds to accuracy {task.target}, {'7 of 60 slow' if stragglers else 'all equal'}"
     table = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("algorithm", "seconds", "over seeds", "against divshare", "best accuracy", "rounds", "GB sent"):
+    for column in ("algorithm", "seconds", "over seeds", "relative to divshare", "best accuracy", "rounds", "GB sent"):
         table.add_column(column, justify="left" if column == "algorithm" else "right")
     for standing in compare_times(runs, task.target):
         folders = runs[standing.label]
@@ -131,7 +131,7 @@ def _best(folder: RunFolder) -> float:
 
 
 def _seconds(standing: TimesToTarget) -> tuple[str, str, str]:
-    """The mean, the range over seeds, and how many times as long as the first."""
+    """Return the mean, the values of all seeds, and the ratio to the first algorithm."""
     every = ", ".join("never" if s is None else f"{s:.1f}" for s in standing.seconds)
     if standing.mean is None:
         return "not always", every, ""
@@ -139,7 +139,7 @@ def _seconds(standing: TimesToTarget) -> tuple[str, str, str]:
 
 
 def overhead() -> None:
-    """How much of its time the simulation spends on anything but training, one node after another.
+    """Measure the share of its time that the simulation spends outside training, one node after another.
 
     Training has one thread, so that what it takes of the processor is what it takes by the clock.
     """
@@ -161,7 +161,7 @@ def overhead() -> None:
             f"of its {measured}, the simulation spends outside training", 100 * (1 - trained / total), "%",
             at_most=10.0, note=f"{trained:.0f} of {total:.0f} s train; {summary['messages_sent']:,} messages sent",
         )
-        for measured, total in (("processor time", times["total_cpu_s"]), ("time by the clock", times["wall_s"]))
+        for measured, total in (("processor time", times["total_cpu_s"]), ("wall time", times["wall_s"]))
     ]  # fmt: skip
     show("DivShare's 60 nodes with stragglers, GN-LeNet", figures)
 

@@ -1,9 +1,9 @@
-"""What the flow model of the network costs.
+"""The cost of the network's flow model.
 
     python benchmarks/flows.py                 # half a minute
 
-Star: every node has a link up and a link down, and each transfer between two nodes drawn at random is replaced by
-another when it ends, so that the number of concurrent flows stays the same.
+Star: every node has an upload and a download link. When a transfer between two random nodes ends, another one replaces
+it, so the number of concurrent flows is constant.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def one_receiver(senders: int) -> tuple[int, Draw]:
 
 
 def dense_star(_: int) -> tuple[int, Draw]:
-    """All flows hang together: what happens to one link may be felt at any other."""
+    """All flows are connected: a change of one link may affect every other."""
     return star(100)
 
 
 def microseconds(network: tuple[int, Draw], concurrent: int, transfers: int) -> float:
-    """For each transfer, of processor time."""
+    """Return the processor time per transfer."""
     links, draw = network
     draws = random.Random(1)
     flows = Flows(np.full(links, CAPACITY))
@@ -71,7 +71,7 @@ def throughput() -> list[Figure]:
     for nodes, concurrent in ((60, 60), (60, 120), (60, 360), (1000, 1000)):
         each = median([microseconds(star(nodes), concurrent, 5000) for _ in range(3)])
         figures.append(Figure(f"star, {nodes} nodes, {concurrent} flows", 1e6 / each, "transfers/s", at_least=50_000,
-                              note=f"{each:.1f} µs a transfer"))  # fmt: skip
+                              note=f"{each:.1f} µs per transfer"))  # fmt: skip
     return figures
 
 
@@ -86,9 +86,9 @@ def growth() -> list[Figure]:
     }
     for name, shape in shapes.items():
         each = [median([microseconds(shape(flows), flows, 2000) for _ in range(3)]) for flows in (100, 1000, 10_000)]
-        told = " → ".join(f"{cost:.1f}" for cost in each)
+        costs = " → ".join(f"{cost:.1f}" for cost in each)
         figures.append(Figure(f"{name}: 10,000 / 100 flows", each[2] / each[0], "×", at_most=30,
-                              note=f"{told} µs for 100, 1,000 and 10,000 flows"))  # fmt: skip
+                              note=f"{costs} µs for 100, 1,000 and 10,000 flows"))  # fmt: skip
     return figures
 
 
@@ -101,17 +101,17 @@ def first_use() -> list[Figure]:
     )
     script(program)
     return [Figure("first use in a process", median([script(program) for _ in range(3)]), "s", at_most=1.0,
-                   note="import included; compiled before, on disk")]  # fmt: skip
+                   note="including the import; compiled before and cached on disk")]  # fmt: skip
 
 
 def main() -> None:
-    with step("compiling, or loading what was compiled"):
+    with step("compiling, or loading the compiled code"):
         microseconds(star(4), 8, 100)
     figures: list[Figure] = []
     for part in (throughput, growth, first_use):
         with step(part.__name__.replace("_", " ")):
             figures += part()
-    show("Flows: starts and ends of transfers, rates settled after each", figures)
+    show("Flows: starts and ends of transfers, with new rates after each", figures)
     missed = [figure.what for figure in figures if figure.met is False]
     print(f"Aims not met: {'; '.join(missed)}." if missed else "All aims are met.")
 

@@ -1,9 +1,9 @@
-"""LEAF's JSON: how fast it is decoded, and in how much memory.
+"""Time and memory of decoding LEAF's JSON files.
 
     python benchmarks/leaf.py [megabytes]
 
-A file in the form of FEMNIST is written, of 256 MB or as many as given, with writers of 200 images each, and decoded in
-a process of its own, which reads its peak from /proc/self/status. The target is a peak of at most three times the
+The script writes a file in the format of FEMNIST, 256 MB or the given size, with writers of 200 images each. A separate
+process decodes it and reads its peak memory from /proc/self/status. The target is a peak of at most three times the
 decoded arrays.
 """
 
@@ -41,7 +41,7 @@ print(taken, time.monotonic() - started, held, before, bytes, len(data.train))
 
 
 def write(folder: Path, megabytes: float) -> int:
-    """A training and a small test file; gives the size of the first."""
+    """Write a training file and a small test file. Returns the size of the training file."""
     rng = np.random.default_rng(1)
 
     def images() -> str:
@@ -72,13 +72,13 @@ def main() -> None:
             env=os.environ | {"SHOAL_CACHE": temporary},
         )  # fmt: skip
     taken, again, peak, before, arrays, samples = map(float, ended.stdout.split())
-    note = f"{samples:,.0f} images; peak {peak / 2**20:.0f} MiB, {before / 2**20:.0f} MiB before it began"
+    note = f"{samples:,.0f} images; peak {peak / 2**20:.0f} MiB, {before / 2**20:.0f} MiB before decoding"
     show(
         f"LEAF JSON of {size / 1e6:.0f} MB, {arrays / 1e6:.0f} MB decoded",
         [
             Figure("peak memory over decoded arrays", peak / arrays, "×", at_most=3, note=note),
-            Figure("decoding", taken, "s", note=f"{size / 1e6 / taken:.0f} MB of JSON a second"),
-            Figure("loading what is decoded", again, "s"),
+            Figure("decoding", taken, "s", note=f"{size / 1e6 / taken:.0f} MB of JSON per second"),
+            Figure("loading from the cache", again, "s"),
         ],
     )
 

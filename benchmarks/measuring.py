@@ -1,4 +1,4 @@
-"""What the benchmarks share: figures with their targets, and runs of the command line."""
+"""Common parts of the benchmarks: figures with their targets, and runs of the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = ROOT / "examples"
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number beside what it should be."""
+    """A measured number with its target."""
 
     what: str
     value: float
@@ -58,7 +58,7 @@ def show(title: str, figures: list[Figure]) -> None:
 
 
 def shoal_run(example: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Run an example with the command line, in a process of its own; returns its summary."""
+    """Run an example with the command line, in a separate process. Returns its summary."""
     with tempfile.TemporaryDirectory() as folder:
         run = shoal_run_in(Path(folder), example, settings)
         summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
@@ -66,7 +66,7 @@ def shoal_run(example: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def shoal_run_in(folder: Path, example: str, settings: dict[str, Any]) -> Path:
-    """Run an example with the command line, in a process of its own; returns the run's folder below `folder`."""
+    """Run an example with the command line, in a separate process. Returns the run's folder below `folder`."""
     command = [sys.executable, "-m", "shoal", "run", str(EXAMPLES / example), "--out", str(folder)]
     for key, value in settings.items():
         command += ["--set", f"{key}={_toml(value)}"]
@@ -83,7 +83,7 @@ def _toml(value: Any) -> str:
 
 
 def script(source: str) -> float:
-    """Run a script in a fresh interpreter; returns the number it prints last."""
+    """Run a script in a new interpreter. Returns the last number that it prints."""
     ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd=ROOT)
     return float(ended.stdout.split()[-1])
 
@@ -94,7 +94,7 @@ def median(values: list[float]) -> float:
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Say what is being measured, and how long it took."""
+    """Print what is measured, and how long it took."""
     print(f"  {what} …", end="", flush=True)
     started = time.monotonic()
     yield

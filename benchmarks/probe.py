@@ -1,4 +1,4 @@
-"""An algorithm that learns nothing: nodes of even number send to the next one, and write down how long it took."""
+"""An algorithm that measures message times: nodes with even ids send to the next node, which records the times."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from shoal.message import Payload
 from shoal.node import Node
 
-MAKE_READY = 1.0
-"""Seconds before anything is sent: connections are opened meanwhile."""
+CONNECT_SECONDS = 1.0
+"""Seconds before the first message, to open connections."""
 
 
 @dataclass(frozen=True)
 class Probe:
     """Send `count` messages of `kilobytes` each, one after another.
 
-    A sender waits until a message has left, and `pause` seconds more. With `training`, nodes train all the while.
+    A sender waits until a message has left, and `pause` seconds more. With `training`, nodes train at the same time.
     """
 
     rounds: int = 1
@@ -31,9 +31,9 @@ class Probe:
             node.background(_train(node))
         peer = node.id ^ 1
         async for _ in node.rounds(self.rounds):
-            await _say(node, peer, "hello")
+            await _send(node, peer, "hello")
             await node.receive(kind="hello", sender=peer)
-            await node.sleep(MAKE_READY)
+            await node.sleep(CONNECT_SECONDS)
             if node.id % 2 == 0:
                 await self._send(node, peer)
             else:
@@ -46,14 +46,14 @@ class Probe:
             await node.transmit(peer, Payload(content, {"sent": node.now()}), round=i, kind="probe")
             if self.pause:
                 await node.sleep(self.pause)
-        await _say(node, peer, "end")
+        await _send(node, peer, "end")
         await node.receive(kind="bye", sender=peer)
 
     async def _receive(self, node: Node, peer: int) -> None:
         node.background(self._write_down(node))
         await node.receive(kind="end", sender=peer)
         await node.sleep(0.2)
-        await _say(node, peer, "bye")
+        await _send(node, peer, "bye")
 
     async def _write_down(self, node: Node) -> None:
         while True:
@@ -62,8 +62,8 @@ class Probe:
                 node.event("took", f"{message.payload.fields['sent']!r} {node.now()!r} {message.wire_size}")
 
 
-async def _say(node: Node, peer: int, what: str) -> None:
-    """So often that one of them gets through, whatever the loss."""
+async def _send(node: Node, peer: int, what: str) -> None:
+    """Send it so often that one copy arrives despite losses."""
     for _ in range(30):
         await node.send([peer], Payload({}), round=0, kind=what)
 

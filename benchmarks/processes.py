@@ -1,10 +1,10 @@
-"""The process engine: memory of a node, start-up, processor time beside training, and 1024 nodes.
+"""The process engine: memory of a node, start-up, processor time outside training, and 1024 nodes.
 
-    python benchmarks/processes.py            # all but the 1024 nodes, about three minutes
-    python benchmarks/processes.py --thousand # 1024 nodes too: 14 GiB of memory, about three minutes more
+    python benchmarks/processes.py            # all except the 1024 nodes, about three minutes
+    python benchmarks/processes.py --thousand # also 1024 nodes: 14 GiB of memory, about three minutes more
 
-Everything runs GN-LeNet (89,834 parameters, 359 KB a message) on a random 5-regular graph. What is compared is measured
-in turns, so that a busy machine slows both sides.
+All runs use GN-LeNet (89,834 parameters, 359 KB per message) on a random 5-regular graph. Compared variants are
+measured in turns, so a busy machine slows both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.engines.processes.slots import usable_cores
 
 EXAMPLE = "thousand-processes.toml"
 QUIET = {"evaluation.nodes": 0, "evaluation.average": False, "dataset.samples": 2048}
-"""No evaluation: only what the algorithm itself costs."""
+"""No evaluation: only the cost of the algorithm itself."""
 
 PLAIN_SCRIPT = """
 import time, psutil
@@ -67,7 +67,7 @@ def start_up(repeats: int = 3) -> list[Figure]:
 def memory() -> list[Figure]:
     summary = shoal_run(EXAMPLE, {**QUIET, "nodes": 64, "algorithm.rounds": 10})
     uss = summary["memory"]["uss_mean_mib"]
-    return [Figure("private memory a node", uss, "MiB", at_most=12, note="USS after 10 rounds, 64 nodes, batch 8")]
+    return [Figure("private memory per node", uss, "MiB", at_most=12, note="USS after 10 rounds, 64 nodes, batch 8")]
 
 
 def processor(repeats: int = 3) -> list[Figure]:
@@ -82,7 +82,7 @@ def processor(repeats: int = 3) -> list[Figure]:
         bare = (before + script(BARE_STEPS)) / 2
         shares.append(bare * 16 * 20 * 8 / (long["time"]["wall_s"] * cores))
     return [
-        Figure("processor time beside training", median(beside), "ms", at_most=3, note="per node and round, degree 5"),
+        Figure("processor time outside training", median(beside), "ms", at_most=3, note="per node and round, degree 5"),
         Figure("bare steps / (wall × cores)", median(shares), "", at_least=0.85, note=f"8 local steps, {cores} cores"),
     ]
 
@@ -95,14 +95,16 @@ def thousand() -> list[Figure]:
     peak = f"the whole machine's peak rose by {used.peak / 2**30:.1f} GiB"
     return [
         Figure("1024 nodes: memory", pss, "GiB", at_most=14, note=f"sum of PSS after 3 rounds; {peak}"),
-        Figure("1024 nodes: start-up", summary["time"]["startup_s"], "s", at_most=90, note="to the last first round"),
+        Figure(
+            "1024 nodes: start-up", summary["time"]["startup_s"], "s", at_most=90, note="to the last node's first round"
+        ),
         Figure("1024 nodes: first round done", summary["first_round_s"], "s", at_most=90, note="by the last node"),
-        Figure("1024 nodes: three rounds", summary["time"]["wall_s"], "s", note="after start-up, two steps a round"),
+        Figure("1024 nodes: three rounds", summary["time"]["wall_s"], "s", note="after start-up, two steps per round"),
     ]
 
 
 class _MemoryWatch:
-    """The peak of the machine's used memory above what it was, kernel and caches of processes included."""
+    """The increase of the machine's used memory at its peak, including the kernel and caches of processes."""
 
     def __init__(self) -> None:
         self.peak = 0
@@ -134,4 +136,4 @@ def main(with_thousand: bool) -> None:
 if __name__ == "__main__":
     started = time.monotonic()
     main("--thousand" in sys.argv)
-    print(f"{time.monotonic() - started:.0f} s in all")
+    print(f"{time.monotonic() - started:.0f} s in total")

@@ -1,7 +1,7 @@
-"""All benchmarks, one after another.
+"""Run all benchmarks, one after another.
 
 make bench                             # the short ones
-python benchmarks/run.py               # all of them, 1024 processes included
+python benchmarks/run.py               # all of them, including 1024 processes
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 
 
 def main(short: bool) -> None:
@@ -31,7 +31,7 @@ def main(short: bool) -> None:
     ]
     for command in commands:
         print(f"benchmarks/{' '.join(command)}", flush=True)
-        subprocess.run([sys.executable, str(HERE / command[0]), *command[1:]], check=True)
+        subprocess.run([sys.executable, str(FOLDER / command[0]), *command[1:]], check=True)
 
 
 if __name__ == "__main__":

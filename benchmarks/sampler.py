@@ -1,4 +1,4 @@
-"""What a central peer sampler costs: as processes over TCP, each node told its neighbours every round.
+"""The cost of a central peer sampler, which sends every node process its neighbours in every round over TCP.
 
 python benchmarks/sampler.py               # 1024 nodes, about five minutes
 python benchmarks/sampler.py --short       # 128 nodes
@@ -25,17 +25,17 @@ def main(nodes: int) -> None:
             alone = shoal_run_in(Path(folder, "alone"), "thousand-processes.toml", {**settings, "topology": GRAPH})
         sampled = {**settings, "topology": {"name": "peer-sampler", "graph": GRAPH}}
         with step("neighbours from the sampler"):
-            told = shoal_run_in(Path(folder, "told"), "thousand-processes.toml", sampled)
-        summary, without = (json.loads((run / "summary.json").read_text()) for run in (told, alone))
-        records = [json.loads(line) for line in (told / "nodes" / f"{nodes}.jsonl").read_text().splitlines()]
+            sampled_run = shoal_run_in(Path(folder, "sampled"), "thousand-processes.toml", sampled)
+        summary, without = (json.loads((run / "summary.json").read_text()) for run in (sampled_run, alone))
+        records = [json.loads(line) for line in (sampled_run / "nodes" / f"{nodes}.jsonl").read_text().splitlines()]
     sampler = next(record for record in records if record["kind"] == "end")
     per_round, wall = sampler["total_cpu_s"] / ROUNDS, summary["time"]["wall_s"] / ROUNDS
     figures = [
         Figure("the sampler's share of a round", 100 * per_round / wall, "%", at_most=5.0,
                note=f"{1e3 * per_round:.0f} ms of processor time in rounds of {wall:.1f} s"),
-        Figure("bytes for the sampler, of all", 100 * (1 - _bytes(without) / _bytes(summary)), "%",
-               note=f"{sampler['bytes_sent'] / ROUNDS / nodes:.0f} bytes to each node a round"),
-        Figure("the run, against one without sampler", summary["time"]["wall_s"] / without["time"]["wall_s"], "×"),
+        Figure("bytes for the sampler, share of all", 100 * (1 - _bytes(without) / _bytes(summary)), "%",
+               note=f"{sampler['bytes_sent'] / ROUNDS / nodes:.0f} bytes to each node per round"),
+        Figure("the run, relative to one without sampler", summary["time"]["wall_s"] / without["time"]["wall_s"], "×"),
     ]  # fmt: skip
     show(f"A peer sampler for {nodes} processes, GN-LeNet, {ROUNDS} rounds", figures)
 

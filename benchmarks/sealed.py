@@ -1,12 +1,12 @@
-"""What sealed links cost: CURVE against plain, side by side.
+"""The cost of sealed links: CURVE compared with plain links.
 
     python benchmarks/sealed.py            # about four minutes
     python benchmarks/sealed.py --short    # one
 
-Messages are as long as GN-LeNet (359,336 bytes). Links: one process sends to another as fast as it can, with the
-engine's own transport, over 1 Gbit/s that the kernel shapes (as root), and over the loopback, which only copies. Runs:
-16 nodes, GN-LeNet, 5-regular, in rounds a second, with 8 local steps, with 2, as the example has it, and with 1. Each
-pair is measured in turns, so that a busy machine slows both sides, and what is shown is the median of the ratios.
+Messages have the size of GN-LeNet (359,336 bytes). Links: one process sends to another at full speed, with the engine's
+own transport, over 1 Gbit/s shaped by the kernel (as root), and over the loopback, which only copies. Runs: 16 nodes,
+GN-LeNet, 5-regular, in rounds per second, with 8 local steps, with 2 as in the example, and with 1. Each pair is
+measured in turns, so a busy machine slows both. The figures are the medians of the ratios.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ QUIET = {"evaluation.nodes": 0, "evaluation.average": False, "dataset.samples": 
 PARAMETERS = 89_834
 MESSAGES = 600
 AHEAD = 20
-"""Messages under way at most."""
+"""The maximum number of messages in transit."""
 GIGABIT = 125e6
 """Bytes per second."""
 
@@ -44,9 +44,9 @@ guards: set[asyncio.Task[None]] = set()
 
 
 async def _transport(id: int, pairs: list[KeyPair], place: str | None, deliver: Any) -> Transport:
-    """Of node `id`, in a network namespace if there is one."""
+    """Open the transport of node `id`, in a network namespace if there is one."""
     if place is not None:
-        enter(place)  # ZeroMQ's threads are started later, and in it too
+        enter(place)  # ZeroMQ's threads start later, in the same namespace
     context: zmq.Context[Any] = zmq.Context()
     seal = Seal(context, pairs[id], print, time.monotonic) if pairs else None
     transport = Transport(
@@ -70,7 +70,7 @@ async def _transport(id: int, pairs: list[KeyPair], place: str | None, deliver: 
 
 
 def _receive(pipe: Connection, pairs: list[KeyPair], place: str | None) -> None:
-    """Node 1: says how long the messages took after the first, and what processor time."""
+    """Node 1: report the time of the messages after the first one, and the processor time."""
 
     async def run() -> None:
         done = asyncio.Event()
@@ -97,7 +97,7 @@ def _receive(pipe: Connection, pairs: list[KeyPair], place: str | None) -> None:
 
 
 def _send(pipe: Connection, result: Connection, pairs: list[KeyPair], place: str | None) -> None:
-    """Node 0: says how many seconds all messages took, and processor seconds of the sender and of the receiver."""
+    """Node 0: report the seconds of all messages, and the processor seconds of sender and receiver."""
 
     async def run() -> tuple[float, float, float]:
         transport = await _transport(0, pairs, place, print)
@@ -120,7 +120,7 @@ def _send(pipe: Connection, result: Connection, pairs: list[KeyPair], place: str
 
 
 def link(sealed: bool, places: Sequence[str | None] = (None, None)) -> tuple[float, float]:
-    """Bytes per second from one process to another, and processor seconds for each message, on both sides."""
+    """Measure bytes per second from one process to another, and processor seconds per message on both sides."""
     pairs = [KeyPair.fresh() for _ in range(2)] if sealed else []
     (ours, theirs), (result, told) = multiprocessing.Pipe(), multiprocessing.Pipe()
     fork = multiprocessing.get_context("fork").Process
@@ -140,12 +140,12 @@ def links(repeats: int) -> list[Figure]:
     figures = _link_figures("one link of 1 Gbit/s", "over a veth", _over_a_gigabit(max(3, repeats // 2)))
     figures += _link_figures("one link that only copies", where, bare)
     cost = 1e3 * median([sealed - plain for (_, plain), (_, sealed) in bare])
-    note = "more, for each message, of sender and receiver together"
+    note = "more per message, sender and receiver together"
     return [*figures, Figure("… processor time", cost, "ms", note=note)]
 
 
 Measured: TypeAlias = list[tuple[tuple[float, float], tuple[float, float]]]
-"""What `link` says of a plain link and of a sealed one, in turns."""
+"""Results of `link` for a plain link and a sealed link, in turns."""
 
 
 def _side_by_side(repeats: int, places: Sequence[str | None]) -> Measured:
@@ -169,7 +169,7 @@ def _link_figures(what: str, where: str, measured: Measured) -> list[Figure]:
         return []
     plain, sealed = (median([each[side][0] for each in measured]) / 1e6 for side in (0, 1))
     ratio = median([sealed / plain for (plain, _), (sealed, _) in measured])
-    note = f"bytes a second {where}: {sealed:.0f} and {plain:.0f} MB/s"
+    note = f"bytes per second {where}: {sealed:.0f} and {plain:.0f} MB/s"
     return [Figure(f"{what}, sealed / plain", ratio, "×", at_least=0.85, note=note)]
 
 
@@ -187,10 +187,10 @@ def runs(repeats: int, rounds: int, local_steps: int) -> list[Figure]:
         memory.append(sealed["memory"]["uss_mean_mib"] - plain["memory"]["uss_mean_mib"])
     what = f"16 nodes, local steps: {local_steps}"
     return [
-        Figure(f"{what}, sealed / plain", median(ratios), "×", at_least=0.85, note="rounds a second"),
-        Figure("… by processor time", median(shares), "×", at_least=0.85, note="rounds for each second of a core"),
-        Figure("… processor time", 1e3 * median(processor), "ms", note="more, for each node and round, degree 5"),
-        Figure("… memory", median(memory), "MiB", note="more, private, of a node"),
+        Figure(f"{what}, sealed / plain", median(ratios), "×", at_least=0.85, note="rounds per second"),
+        Figure("… by processor time", median(shares), "×", at_least=0.85, note="rounds per second of a core"),
+        Figure("… processor time", 1e3 * median(processor), "ms", note="more per node and round, degree 5"),
+        Figure("… memory", median(memory), "MiB", note="more private memory per node"),
     ]
 
 
@@ -207,4 +207,4 @@ def main(short: bool) -> None:
 if __name__ == "__main__":
     started = time.monotonic()
     main("--short" in sys.argv)
-    print(f"{time.monotonic() - started:.0f} s in all")
+    print(f"{time.monotonic() - started:.0f} s in total")

@@ -1,11 +1,11 @@
-"""Secure aggregation beside plain sharing: bytes, accuracy, the time of masks, and the error of sums.
+"""Secure aggregation compared with plain sharing: bytes, accuracy, the time of masks, and the error of sums.
 
-python benchmarks/secure.py               # three minutes of processor time; where CIFAR-10 is here, six more
+python benchmarks/secure.py               # three minutes of processor time; six more if CIFAR-10 is present
 python benchmarks/secure.py --short       # one seed, fewer rounds of the small model, and without CIFAR-10
-python benchmarks/secure.py --cifar10     # CIFAR-10 alone (SHOAL_DATA says where it is)
+python benchmarks/secure.py --cifar10     # only CIFAR-10 (in SHOAL_DATA)
 
-The aims are set against DecentralizePy's (Dhasade et al., EuroMLSys 2023), whose secure aggregation sent 3 % more bytes
-and lost 3 points of accuracy with 48 nodes on a 5-regular graph.
+The aims refer to DecentralizePy (Dhasade et al., EuroMLSys 2023): its secure aggregation sent 3 % more bytes and lost 3
+points of accuracy with 48 nodes on a 5-regular graph.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shoal.sharing.secure.secure import Secure
 
 SECURE, PLAIN = "secure-aggregation.toml", "secure-aggregation-plain.toml"
 PARAMETERS = 89_834
-"""Of GN-LeNet on 32 × 32 pixels in colour, ten classes."""
+"""Parameters of GN-LeNet for 32 × 32 colour pixels and ten classes."""
 NEIGHBOURS = 5
 PARTNERS = NEIGHBOURS - 1
 ROUNDS = 1000
@@ -58,23 +58,23 @@ CIFAR10: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a node sends, on average: once, and in every round."""
+    """The mean traffic of a node: once per run, and in every round."""
 
     once: float
     each: float
     messages: float
-    """In every round."""
+    """Messages per node and round."""
     run_cpu_s: float
-    """Processor time per node and round, training left out."""
+    """Processor time per node and round, without training."""
 
     def after(self, rounds: int) -> float:
-        """Every message has the number of its round, which MessagePack writes in 1 byte below 128, then in 2 or 3."""
+        """Every message contains its round, which MessagePack writes in 1 byte below 128, then in 2 or 3."""
         longer = sum((number >= 128) + (number >= 256) for number in range(rounds))
         return self.once + rounds * self.each + self.messages * longer
 
 
 def traffic(example: str, settings: dict[str, Any], short: int = 1, long: int = 6) -> Traffic:
-    """By two runs of different length: what they differ by is that of the rounds more."""
+    """Measure by two runs of different length: their difference is the traffic of the additional rounds."""
     settings = {**settings, **QUIET}
     ran = {rounds: shoal_run(example, {**settings, "algorithm.rounds": rounds}) for rounds in (short, long)}
     sent = {rounds: summary["bytes_sent"]["per_node_mean"] for rounds, summary in ran.items()}
@@ -98,25 +98,25 @@ def bytes_sent(short: bool) -> list[Figure]:
     real = summary["bytes_sent"]["per_node_mean"]
     return [
         Figure(
-            f"bytes more in {ROUNDS:,} rounds", 100 * more, "%", at_most=1.0,
-            note=f"{secure.after(ROUNDS) / 1e6:,.1f} MB a node, plain {plain.after(ROUNDS) / 1e6:,.1f}; the paper: 3 %",
+            f"additional bytes in {ROUNDS:,} rounds", 100 * more, "%", at_most=1.0,
+            note=f"{secure.after(ROUNDS) / 1e6:,.1f} MB per node, plain {plain.after(ROUNDS) / 1e6:,.1f}; paper: 3 %",
         ),
         Figure(
-            "… a round, secure", secure.each / 1e6, "MB a node",
-            note=f"{secure.each:,.0f} bytes: what 6 rounds sent more than 1, by 5",
+            "… per round, secure", secure.each / 1e6, "MB per node",
+            note=f"{secure.each:,.0f} bytes: the difference of 6 rounds and 1 round, divided by 5",
         ),
         Figure(
-            "… a round, plain", plain.each / 1e6, "MB a node",
+            "… per round, plain", plain.each / 1e6, "MB per node",
             note=f"{plain.each:,.0f} bytes: secure is {secure.each - plain.each:,.0f} more",
         ),
-        Figure("… set-up, secure", secure.once / 1e3, "KB a node", note="keys and goodbyes, once in a run"),
+        Figure("… set-up, secure", secure.once / 1e3, "KB per node", note="keys and end messages, once per run"),
         Figure(
-            f"small model: {rounds:,} rounds, off what 1 and 6 foretell", 100 * abs(real / scaled - 1), "%",
-            at_most=0.01, note=f"{real:,.0f} and {scaled:,.0f} bytes a node: as many in every round",
+            f"small model: {rounds:,} rounds, deviation from prediction", 100 * abs(real / scaled - 1), "%",
+            at_most=0.01, note=f"{real:,.0f} and {scaled:,.0f} bytes per node: equal in every round",
         ),
         Figure(
-            "processor time more, a round", 1e3 * (secure.run_cpu_s - plain.run_cpu_s), "ms a node",
-            note=f"training left out; says and opens {NEIGHBOURS} models, {NEIGHBOURS * (PARTNERS + 2)} masks in all",
+            "additional processor time per round", 1e3 * (secure.run_cpu_s - plain.run_cpu_s), "ms per node",
+            note=f"without training; {NEIGHBOURS} models, {NEIGHBOURS * (PARTNERS + 2)} masks in total",
         ),
     ]  # fmt: skip
 
@@ -136,10 +136,10 @@ def accuracy(seeds: int, settings: dict[str, Any] | None = None) -> list[Figure]
     return [
         Figure("accuracy, secure", sum(secure) / seeds, "", note=over(f"{a:.4f}" for a in secure)),
         Figure("accuracy, plain", sum(plain) / seeds, "", note=over(f"{a:.4f}" for a in plain)),
-        Figure("they differ, at most by", max(apart), "points", at_most=0.3, note="the paper: 3 points lost"),
+        Figure("maximum difference", max(apart), "points", at_most=0.3, note="the paper: 3 points lost"),
         Figure(
-            "bytes more in these runs, at most", 100 * max(one / other - 1 for one, other in more), "%",
-            note=over(f"{one / 1e6:,.2f} MB a node, plain {other / 1e6:,.2f}" for one, other in more),
+            "maximum additional bytes in these runs", 100 * max(one / other - 1 for one, other in more), "%",
+            note=over(f"{one / 1e6:,.2f} MB per node, plain {other / 1e6:,.2f}" for one, other in more),
         ),
     ]  # fmt: skip
 
@@ -148,41 +148,41 @@ def costs() -> list[Figure]:
     rng = np.random.default_rng(0)
     ring = FixedPoint(Secure.bits, Secure.range)
     model, target = rng.standard_normal(PARAMETERS, np.float32), np.empty(PARAMETERS, np.float32)
-    words, total = ring.encode(model, 1 / 6), np.zeros(PARAMETERS, ring.dtype)
+    update, total = ring.encode(model, 1 / 6), np.zeros(PARAMETERS, ring.dtype)
     one, other = masks.Keys("run"), masks.Keys("run")
     one.agree(1, other.public)
 
     def pair() -> None:
-        """What a node does for one partner of one receiver."""
+        """The work of a node for one partner of one receiver."""
         seed = one.with_peer(1, 2, 3).seed
-        masks.add(words, seed)
+        masks.add(update, seed)
         masks.commitment(seed, 2, 3)
 
-    def deal() -> None:
-        """Shares of all secrets that a node has in one message, for each of its partners, sealed."""
+    def create_shares() -> None:
+        """Encrypted shares of all secrets of one message, for each partner of a node."""
         shares = shamir.split(rows([bytes(masks.SEED_BYTES)] * (1 + PARTNERS)), PARTNERS, PARTNERS // 2)
         for share in shares:
             one.with_peer(1, 2, 3).seal(share.tobytes(), True)
 
-    def open_one() -> None:
-        """What a receiver does for one whose words have come."""
+    def unmask_one() -> None:
+        """The work of a receiver for one neighbour whose update has arrived."""
         nonlocal total
-        total += words
+        total += update
         masks.commitment(bytes(masks.SEED_BYTES), 2, 3)
         masks.subtract(total, bytes(masks.SEED_BYTES))
 
     works: dict[str, tuple[Callable[[], object], float | None, str]] = {
-        "encoding": (lambda: ring.encode(model, 1 / 6), None, "the model in whole numbers, weighted"),
-        "masking with one partner": (pair, 5.0, f"seed, mask and commitment; {PARTNERS} partners a message"),
-        "dealing out shares": (deal, None, f"{1 + PARTNERS} secrets in {PARTNERS} shares each, sealed"),
-        "opening one neighbour's words": (open_one, 5.0, "added, and its own mask taken off"),
-        "decoding": (lambda: ring.decode(total), None, "once a round"),
-        "agreeing upon a key": (lambda: one.agree(1, other.public), None, "once a pair and run"),
+        "encoding": (lambda: ring.encode(model, 1 / 6), None, "the weighted model as integers"),
+        "masking with one partner": (pair, 5.0, f"seed, mask and commitment; {PARTNERS} partners per message"),
+        "creating shares": (create_shares, None, f"{1 + PARTNERS} secrets in {PARTNERS} shares each, encrypted"),
+        "unmasking one neighbour's update": (unmask_one, 5.0, "added, and its self mask removed"),
+        "decoding": (lambda: ring.decode(total), None, "once per round"),
+        "agreeing on a key": (lambda: one.agree(1, other.public), None, "once per pair and run"),
     }  # fmt: skip
     copies: list[float] = []
     found: dict[str, list[float]] = {name: [] for name in works}
     with step("time of masks"):
-        for _ in range(15):  # in turns, so that a busy machine slows all of them
+        for _ in range(15):  # in turns, so a busy machine slows all of them
             copies.append(_fastest(lambda: np.copyto(target, model)))
             for name, (work, _, _) in works.items():
                 found[name].append(_fastest(work))
@@ -212,9 +212,9 @@ def errors() -> list[Figure]:
     weight = 1 / (1 + NEIGHBOURS)
     total = np.zeros(PARAMETERS, ring.dtype)
     for model in models:
-        words, seed = ring.encode(model, weight), rng.bytes(masks.SEED_BYTES)
-        masks.add(words, seed)
-        total += words
+        update, seed = ring.encode(model, weight), rng.bytes(masks.SEED_BYTES)
+        masks.add(update, seed)
+        total += update
         masks.subtract(total, seed)
     error = np.abs(ring.decode(total) - (models.astype(np.float64) * weight).sum(axis=0)).max() / ring.range
     with step("models after one round, secure and plain"):
@@ -222,7 +222,7 @@ def errors() -> list[Figure]:
     return [
         Figure(
             "error of a sum, part of the range", error, "", at_most=2**-16,
-            note=f"2^{np.log2(error):.1f}: {NEIGHBOURS} models of values all over ±{ring.range:g}, against float64",
+            note=f"2^{np.log2(error):.1f}: {NEIGHBOURS} models with values in ±{ring.range:g}, compared with float64",
         ),
         Figure(
             "models of 48 nodes after one round, part of the range", apart, "", at_most=2**-16,
@@ -244,7 +244,7 @@ def main(short: bool) -> None:
     show(f"GN-LeNet ({PARAMETERS:,} parameters), 48 nodes, 5-regular: secure and plain", bytes_sent(short))
     show(f"Digits, 48 nodes, 2 shards each, 5-regular, 100 rounds, {seeds} seeds", accuracy(seeds))
     show(f"Masks of {PARAMETERS:,} parameters", costs())
-    show("Sums against averages in floating point", errors())
+    show("Sums compared with averages in floating point", errors())
     if not short and at_hand("cifar10"):
         cifar10()
 

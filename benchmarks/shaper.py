@@ -1,8 +1,8 @@
-"""The network model in real time against itself on paper: processes whose links are 1 to 200 Mbit/s and 1 to 200 ms.
+"""Accuracy of the network model in real time: processes with links of 1 to 200 Mbit/s and 1 to 200 ms.
 
 python benchmarks/shaper.py                # about two minutes
 python benchmarks/shaper.py --short        # half of the links
-python benchmarks/shaper.py --kernel       # the kernel's queues in the model's place, as root
+python benchmarks/shaper.py --kernel       # kernel shaping instead of the model, as root
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ PROBE = str(Path(__file__).resolve().parent / "probe.py") + ":Probe"
 MEGABITS = (1.0, 5.0, 20.0, 60.0, 100.0, 200.0)
 MILLISECONDS = (1.0, 5.0, 20.0, 50.0, 100.0, 200.0)
 SECONDS = 4.0
-"""How long a link's bandwidth is measured."""
+"""Seconds for which the bandwidth of a link is measured."""
 GOODPUT = 1448 / 1514
-"""What is left of a packet on an Ethernet without its headers, which the kernel counts and the model does not."""
+"""The content of an Ethernet packet without headers, which the kernel counts and the model does not."""
 LOSSES = (0.01, 0.1, 0.5)
 MESSAGES = 3000
 
@@ -32,7 +32,7 @@ MESSAGES = 3000
 def run(
     folder: Path, links: list[dict[str, float]], probes: list[dict[str, Any]], training: bool, kernel: bool
 ) -> RunFolder:
-    """Node 2i sends to node 2i + 1 over links[i], as probes[i] says. To the kernel, bandwidths are those of nodes."""
+    """Node 2i sends to node 2i + 1 over links[i] with probes[i]. For the kernel, bandwidths belong to nodes."""
     groups: list[dict[str, Any]] = [
         {"nodes": f"{2 * i}-{2 * i + 1}", "algorithm": probe} for i, probe in enumerate(probes)
     ]
@@ -59,7 +59,7 @@ def run(
 
 
 def took(folder: RunFolder, pair: int) -> list[tuple[float, float, int]]:
-    """Of each message that came: when it was sent, when it was there, and how long it was."""
+    """Return the send time, the arrival time and the size of each received message."""
     found = []
     for record in folder.read(2 * pair + 1):
         if isinstance(record, Event) and record.what == "took":
@@ -69,13 +69,13 @@ def took(folder: RunFolder, pair: int) -> list[tuple[float, float, int]]:
 
 
 def bandwidth(folder: RunFolder, pair: int) -> float:
-    """Mbit/s from the first message's arrival to the last's."""
+    """Return Mbit/s from the first arrival to the last one."""
     messages = took(folder, pair)
     return sum(size for _, _, size in messages[1:]) * 8e-6 / (messages[-1][1] - messages[0][1])
 
 
 def latency(folder: RunFolder, pair: int) -> float:
-    """Milliseconds, in the middle."""
+    """Return the median in milliseconds."""
     return 1e3 * statistics.median(there - sent for sent, there, _ in took(folder, pair))
 
 
@@ -86,7 +86,7 @@ def main(short: bool, kernel: bool) -> None:
     figures = []
     with tempfile.TemporaryDirectory() as place:
         for training in (False, True):
-            how = "while a node trains" if training else "while nobody trains"
+            how = "while a node trains" if training else "while no node trains"
             with step(f"bandwidths, {how}"):
                 kilobytes = [min(400.0, 1000 * m / 8 * SECONDS / 20) for m in megabits]
                 probes = [
@@ -114,7 +114,7 @@ def main(short: bool, kernel: bool) -> None:
             lost = 1 - len(took(folder, i)) / MESSAGES
             deviations = abs(lost - loss) / math.sqrt(loss * (1 - loss) / MESSAGES)
             figures.append(
-                Figure(f"loss {loss:g}: {lost:.4f} of {MESSAGES} messages, off by", deviations, "σ", at_most=3.0)
+                Figure(f"loss {loss:g}: {lost:.4f} of {MESSAGES} messages, deviation", deviations, "σ", at_most=3.0)
             )
     show(f"Processes shaped by the {'kernel' if kernel else 'model'}", figures)
 

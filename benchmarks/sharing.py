@@ -1,7 +1,7 @@
-"""What sharings cost and what they give.
+"""Cost and accuracy of sharings.
 
-python benchmarks/sharing.py              # the time of saying and of hearing, in copies of the model; bytes on the wire
-python benchmarks/sharing.py --accuracy   # digits, 64 nodes, two shards each: accuracy against bytes
+python benchmarks/sharing.py              # time of `outgoing` and `merge`, in copies of the model; bytes
+python benchmarks/sharing.py --accuracy   # digits, 64 nodes, two shards each: accuracy and bytes
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ SHARINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class Talk:
-    """A node and its neighbours, whose models drift as if they trained."""
+class Exchange:
+    """A node and its neighbours, with models that drift as in training."""
 
     def __init__(self, component: Component, flat: FlatModule) -> None:
         self._rng = np.random.default_rng(0)
@@ -65,10 +65,10 @@ class Talk:
             sharing.start(self._initial)
 
     def round(self, round: int) -> tuple[float, float, int]:
-        """The seconds of node 0's saying and of its hearing five others, and the bytes of one of its messages."""
+        """Return the seconds of node 0's `outgoing` and `merge` of five others, and the bytes of one message."""
         payloads: list[Any] = [None] * len(self.models)
-        saying = 0.0
-        for node in reversed(range(len(self.models))):  # node 0 last, which must not profit from what others drew
+        sending_s = 0.0
+        for node in reversed(range(len(self.models))):  # node 0 last, so that it does not profit from cached draws
             drawn.cache_clear()
             started = time.perf_counter()
             outgoing = self.sharings[node].outgoing(self.models[node], round)
@@ -76,21 +76,21 @@ class Talk:
                 payloads[node] = {peer: outgoing(peer) for peer in range(len(self.models)) if peer != node}
             else:
                 payloads[node] = outgoing
-            saying = time.perf_counter() - started
+            sending_s = time.perf_counter() - started
         size = Message(0, "model", round, _to(payloads[0], 1)).wire_size
-        hearing = 0.0
+        merging_s = 0.0
         weights = 1.0 / (1 + NEIGHBOURS)
         merged = []
         for node, (sharing, model) in enumerate(zip(self.sharings, self.models, strict=True)):
-            heard = {peer: _to(payloads[peer], node).frozen() for peer in range(len(self.models)) if peer != node}
+            received = {peer: _to(payloads[peer], node).frozen() for peer in range(len(self.models)) if peer != node}
             started = time.perf_counter()
             if isinstance(sharing, PayloadChecker):
-                for payload in heard.values():
+                for payload in received.values():
                     sharing.check(payload, model)
-            merged.append(sharing.merge(model, heard, dict.fromkeys(heard, weights)))
-            hearing = time.perf_counter() - started if node == 0 else hearing
+            merged.append(sharing.merge(model, received, dict.fromkeys(received, weights)))
+            merging_s = time.perf_counter() - started if node == 0 else merging_s
         self.models = [self._drifted(model) for model in merged]
-        return saying, hearing, size
+        return sending_s, merging_s, size
 
     def _drifted(self, model: Params) -> Params:
         moved = model + self._rng.standard_normal(model.size, np.float32) * np.float32(0.01) * np.abs(model)
@@ -99,7 +99,7 @@ class Talk:
 
 
 def _data(node: int) -> NodeData:
-    """Bytes as of CIFAR-10: 1,000 images, each node with a part of its own."""
+    """Byte images like CIFAR-10: 1,000 images, a separate part for each node."""
     images = np.random.default_rng(0).integers(0, 256, (1000, 3, 32, 32), np.uint8)
     samples = Samples(images, np.arange(1000) % 10)
     return NodeData(Data(samples, samples, 10), np.arange(1000)[node :: NEIGHBOURS + 1])
@@ -110,27 +110,27 @@ def _to(payload: Any, peer: int) -> Any:
 
 
 def costs() -> None:
-    torch.set_num_threads(1)  # as in every node
+    torch.set_num_threads(1)  # as in a node process
     flat = initial_parameters(GnLenet(), (3, 32, 32), 10, seed=0)
     model, target = flat.read(), np.empty(flat.size, np.float32)
     figures, full = [], 0
     for name, table in SHARINGS.items():
-        talk = Talk(Experiment(sharing=table).sharing, flat)
-        copies, said, heard, size = [], [], [], []
+        exchange = Exchange(Experiment(sharing=table).sharing, flat)
+        copies, sending, merging, size = [], [], [], []
         with step(name):
             for round in range(ROUNDS):
                 copies.append(_fastest(lambda: np.copyto(target, model)))
-                saying, hearing, bytes_ = talk.round(round)
-                said.append(saying)
-                heard.append(hearing)
+                sending_s, merging_s, bytes_ = exchange.round(round)
+                sending.append(sending_s)
+                merging.append(merging_s)
                 size.append(bytes_)
         copy, bytes_ = median(copies), int(np.mean(size))
         full = full or bytes_
-        note = f"{bytes_:,} bytes a message, {bytes_ / full:.2%} of full"
-        figures.append(Figure(f"{name}: say", median(said) / copy, "copies", at_most=LIMIT, note=note))
-        note = f"{NEIGHBOURS} neighbours: {median(heard) / copy:.0f} copies, {1e3 * median(heard):.2f} ms"
+        note = f"{bytes_:,} bytes per message, {bytes_ / full:.2%} of full"
+        figures.append(Figure(f"{name}: outgoing", median(sending) / copy, "copies", at_most=LIMIT, note=note))
+        note = f"{NEIGHBOURS} neighbours: {median(merging) / copy:.0f} copies, {1e3 * median(merging):.2f} ms"
         figures.append(
-            Figure(f"{name}: hear one", median(heard) / copy / NEIGHBOURS, "copies", at_most=LIMIT, note=note)
+            Figure(f"{name}: merge one", median(merging) / copy / NEIGHBOURS, "copies", at_most=LIMIT, note=note)
         )
     show(f"Sharings of GN-LeNet ({flat.size:,} parameters); a copy of the model takes {1e6 * copy:.1f} µs", figures)
 
@@ -174,7 +174,7 @@ def accuracy(seeds: int) -> None:
         sent = median([s["bytes_sent"]["per_node_mean"] for s in found])
         if name == "full":
             best, full = reached, sent
-        note = f"{sent / 1e6:.1f} MB sent by a node, {sent / full:.1%} of full; {100 * (reached - best):+.1f} points"
+        note = f"{sent / 1e6:.1f} MB sent per node, {sent / full:.1%} of full; {100 * (reached - best):+.1f} points"
         figures.append(Figure(name, reached, "", note=note))
     show(f"Digits, 64 nodes, 2 shards each, 5-regular, 200 rounds, {seeds} seeds", figures)
     print(json.dumps({figure.what: figure.value for figure in figures}))

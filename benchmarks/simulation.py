@@ -1,4 +1,4 @@
-"""The simulation against the bare cost of what it computes.
+"""The simulation compared with the bare cost of its computations.
 
     python benchmarks/simulation.py
 
@@ -27,11 +27,11 @@ from shoal.topologies.measures import matrix
 from shoal.training.batches import Batches
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""Records are written where no disk is measured with them: 10,000 files take a disk 0.2 to 5 s."""
+"""Records are written to memory, because 10,000 files take a disk 0.2 to 5 s."""
 
 
 def experiment(nodes: int, rounds: int) -> Experiment:
-    """mlp on digits-like data (64 inputs, 10 classes), one local step a round, 5-regular."""
+    """mlp on digits-like data (64 inputs, 10 classes), one local step per round, 5-regular."""
     return Experiment.from_file(
         EXAMPLES / "ten-thousand-simulated.toml",
         {
@@ -46,14 +46,14 @@ def experiment(nodes: int, rounds: int) -> Experiment:
 
 
 def simulated(nodes: int, rounds: int) -> float:
-    """Seconds per node and round, records written."""
+    """Measure seconds per node and round, with records."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         simulation = Simulation(experiment(nodes, rounds), RunFolder.create(Path(folder), "benchmark"))
         return simulation.run().wall_s / (nodes * rounds)
 
 
 def bare(nodes: int, rounds: int) -> float:
-    """Seconds per node and round of the training and the mixing alone."""
+    """Measure seconds per node and round of only the training and the mixing."""
     setup = Setup(experiment(nodes, rounds))
     module, flat = setup.trainer_factory.flat.module, setup.trainer_factory.flat
     inputs, targets = torch.from_numpy(setup.data.train.x.copy()), torch.from_numpy(setup.data.train.y.copy())
