@@ -26,7 +26,7 @@ from measuring import Figure, median, shoal_run, shoal_run_in, show, step
 from shoal.data.store import at_hand
 from shoal.sharing.secure import masks, shamir
 from shoal.sharing.secure.fixed_point import FixedPoint
-from shoal.sharing.secure.messages import rows
+from shoal.sharing.secure.messages import to_rows
 from shoal.sharing.secure.secure import Secure
 
 SECURE, PLAIN = "secure-aggregation.toml", "secure-aggregation-plain.toml"
@@ -154,15 +154,15 @@ def costs() -> list[Figure]:
 
     def pair() -> None:
         """The work of a node for one partner of one receiver."""
-        seed = one.with_peer(1, 2, 3).seed
+        seed = one.pair_secrets(1, 2, 3).seed
         masks.add(update, seed)
         masks.commitment(seed, 2, 3)
 
     def create_shares() -> None:
         """Encrypted shares of all secrets of one message, for each partner of a node."""
-        shares = shamir.split(rows([bytes(masks.SEED_BYTES)] * (1 + PARTNERS)), PARTNERS, PARTNERS // 2)
+        shares = shamir.split(to_rows([bytes(masks.SEED_BYTES)] * (1 + PARTNERS)), PARTNERS, PARTNERS // 2)
         for share in shares:
-            one.with_peer(1, 2, 3).seal(share.tobytes(), True)
+            one.pair_secrets(1, 2, 3).encrypt(share.tobytes(), True)
 
     def unmask_one() -> None:
         """The work of a receiver for one neighbour whose update has arrived."""

@@ -25,18 +25,18 @@ from shoal.experiment.registry import find, registry
 from shoal.message import RUN_LENGTH, Message, Payload, address, decode, framed, ticket_of
 from shoal.sharing.secure.masks import SEED_BYTES, TAG_BYTES
 from shoal.sharing.secure.messages import (
-    OF,
-    OWN,
-    PAIRS,
-    SEALS,
-    SHARES,
-    SPEAKERS,
-    WORDS,
-    Statement,
-    ids,
-    naming,
-    rows,
-    strings,
+    COMMITMENTS,
+    INCLUDED,
+    KEY_SHARES,
+    OWNERS,
+    PAIR_SEEDS,
+    SELF_SEED,
+    VALUES,
+    MaskedUpdate,
+    read_node_ids,
+    read_rows,
+    to_node_ids,
+    to_rows,
 )
 from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing
 from shoal.testing import Mutator, Reader
@@ -242,9 +242,9 @@ def secure_words() -> Iterator[Reader]:
     seed = bytes(range(SEED_BYTES))
     said = {
         "words": (_statement(), _read_words),
-        "to open": (Payload({SPEAKERS: naming([0, 1, 3])}), lambda said: ids(said, SPEAKERS)),
-        "opened": (Payload({OWN: rows([seed]), PAIRS: rows([seed] * 2)}), _read_opened),
-        "help": (Payload({OF: naming([1, 2]), SHARES: rows([bytes(80)] * 2)}), _read_help),
+        "to open": (Payload({INCLUDED: to_node_ids([0, 1, 3])}), lambda said: read_node_ids(said, INCLUDED)),
+        "opened": (Payload({SELF_SEED: to_rows([seed]), PAIR_SEEDS: to_rows([seed] * 2)}), _read_opened),
+        "help": (Payload({OWNERS: to_node_ids([1, 2]), KEY_SHARES: to_rows([bytes(80)] * 2)}), _read_help),
     }
     for name, (payload, read) in said.items():
         yield Reader(f"secure, {name}", partial(_read_payload, read), [_frames(payload)], Mutator.payload)
@@ -258,22 +258,22 @@ def _statement() -> Payload:
     secrets = 1 + PARTNERS
     words = np.random.default_rng(0).integers(2**32, size=SIZE, dtype=np.uint32)
     shares = [bytes(secrets * SEED_BYTES + TAG_BYTES)] * PARTNERS
-    return Statement(words, [bytes(SEED_BYTES)] * secrets, shares).payload()
+    return MaskedUpdate(words, [bytes(SEED_BYTES)] * secrets, shares).payload()
 
 
 def _read_words(said: Payload) -> None:
     _joined(find("sharing", "secure")(), ME).check(said, _model(0))  # type: ignore[attr-defined]
-    if SEALS in said.arrays:
-        statement = Statement.read(said, PARTNERS)
-        assert statement.words is said.arrays[WORDS]
+    if COMMITMENTS in said.arrays:
+        statement = MaskedUpdate.from_payload(said, PARTNERS)
+        assert statement.values is said.arrays[VALUES]
 
 
 def _read_opened(said: Payload) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    return strings(said, OWN, SEED_BYTES), strings(said, PAIRS, SEED_BYTES)
+    return read_rows(said, SELF_SEED, SEED_BYTES), read_rows(said, PAIR_SEEDS, SEED_BYTES)
 
 
 def _read_help(said: Payload) -> tuple[Sequence[NodeId], Sequence[bytes]]:
-    return ids(said, OF), strings(said, SHARES, 80)
+    return read_node_ids(said, OWNERS), read_rows(said, KEY_SHARES, 80)
 
 
 def _frames(payload: Payload, round: int = 0) -> Frames:

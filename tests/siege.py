@@ -42,7 +42,7 @@ from shoal.experiment import Experiment
 from shoal.message import RUN_LENGTH, Message, Payload, address, decode, ticket_of
 from shoal.message_budget import MessageBudget
 from shoal.results.records import Round, RunFolder
-from shoal.sharing.secure.messages import HELP, OF, OPEN, OPENED, SPEAKERS
+from shoal.sharing.secure.messages import INCLUDED, OWNERS, SHARES_REQUEST, UNMASK_ANSWER, UNMASK_REQUEST
 from shoal.testing import Mutator
 from shoal.testing.fuzz import Frames
 from shoal.types import NodeId
@@ -272,8 +272,10 @@ class Siege:
         if kind == "far ahead":
             return kind, [here, *self._model(FAR + self._random.randrange(10), sender, target.run)]
         if kind == "secure":
-            payload = Payload({self._random.choice((SPEAKERS, OF)): np.zeros(3, np.uint8)})
-            said = Message(sender, self._random.choice((OPEN, OPENED, HELP)), FAR, payload, target.run)
+            payload = Payload({self._random.choice((INCLUDED, OWNERS)): np.zeros(3, np.uint8)})
+            said = Message(
+                sender, self._random.choice((UNMASK_REQUEST, UNMASK_ANSWER, SHARES_REQUEST)), FAR, payload, target.run
+            )
             return kind, [here, *map(bytes, said.frames())]
         payload = Payload({"x": np.arange(50, dtype=np.float32), "y": np.zeros((3, 2), np.int8)}, {"a": 1, "b": "c"})
         _, frames = self._mutator.frames(Message(sender, "fuzz", 3, payload, target.run).frames())

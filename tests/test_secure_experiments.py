@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from secure_world import SecureWorld, recording_sharings
 from shoal.algorithms.fedavg import FedAvg
 from shoal.errors import ExperimentError, NodeError
 from shoal.experiment import Experiment
@@ -23,9 +24,8 @@ from shoal.sharing.secure.secure import Secure
 from shoal.sharing.secure.sender_groups import SenderGroups
 from shoal.sharing.sharing import SenderGroup
 from shoal.testing import FakeRuntime, Faults
-from together import Together, witnesses
 
-# A server that calls
+# A server
 
 
 def call(round: int = 0, last: bool = False, **arrays: Any) -> Message:
@@ -57,7 +57,7 @@ AMONG = "expected this node among those that are called, and nobody but clients"
         ({"company": np.empty(0, np.uint32)}, AMONG),
     ],
 )  # fmt: skip
-def test_a_call_that_does_not_say_who_else_is_called_is_refused(arrays: Any, why: str) -> None:
+def test_a_call_without_its_sender_group_is_rejected(arrays: Any, why: str) -> None:
     fake = FakeRuntime(call(0, **arrays), call(1, last=True, company=None, weight=None))
     node = fake.node(0, nodes=3, params=np.zeros(4), sharing=Secure(), services={"algorithm": 3})
     fake.run(FedAvg(2).run(node))
@@ -68,7 +68,7 @@ def test_a_call_that_does_not_say_who_else_is_called_is_refused(arrays: Any, why
     assert (node.params == 1).all()
 
 
-def test_a_node_that_was_not_told_its_company_does_not_guess_it() -> None:
+def test_a_sender_group_comes_from_the_server_or_the_graph() -> None:
     node = FakeRuntime().node(0, nodes=3, params=np.zeros(4), sharing=Secure(), services={"algorithm": 3})
     groups = SenderGroups()
     with pytest.raises(NodeError, match="node 0 does not know which nodes send to node 3 in round 0"):
@@ -77,23 +77,23 @@ def test_a_node_that_was_not_told_its_company_does_not_guess_it() -> None:
     assert groups.of(node, 3, 0) == SenderGroup([0, 1], {0: 0.25})
     with pytest.raises(NodeError, match="in round 1"):
         groups.of(node, 3, 1)
-    by_the_graph = groups.of(node, 1, 0)
-    assert by_the_graph.senders == {0, 2}
-    assert by_the_graph.weights == {0: 1 / 3, 2: 1 / 3}
+    from_graph = groups.of(node, 1, 0)
+    assert from_graph.senders == {0, 2}
+    assert from_graph.weights == {0: 1 / 3, 2: 1 / 3}
 
 
-def test_clients_are_told_how_much_they_count_themselves_and_of_the_others_who_they_are() -> None:
+def test_clients_receive_their_own_weight_and_the_ids_of_the_others() -> None:
     with mock.patch.object(Node, "samples", property(lambda node: node.id + 1)):
-        world = Together(FedAvg(1), witnesses(5)).run()
+        world = SecureWorld(FedAvg(1), recording_sharings(5)).run()
     told = {to: m.payload for to, m in world.sent if m.kind == "global" and "last" not in m.payload.fields}
     assert [told[client].fields for client in range(4)] == [{"weight": n / 10} for n in (1, 2, 3, 4)]
-    for said in told.values():
-        assert sorted(said.arrays) == ["company", "params"]
-        assert said.arrays["company"].tolist() == [0, 1, 2, 3]
+    for payload in told.values():
+        assert sorted(payload.arrays) == ["company", "params"]
+        assert payload.arrays["company"].tolist() == [0, 1, 2, 3]
     assert world.check_sums() == 1
 
 
-def test_a_call_that_comes_again_or_late_is_refused_and_not_trained_for() -> None:
+def test_a_repeated_or_late_call_is_rejected_without_training() -> None:
     fake = FakeRuntime(call(1))
     fake.deliver(call(1), at=1.0)
     fake.deliver(call(0), at=2.0)
@@ -163,7 +163,7 @@ def test_both_engines_give_the_same_models_and_bytes(changed: Any, tmp_path: Pat
     [{"name": "dpsgd"}, {"name": "el-oracle", "degree": 3}, {"name": "qg-dsgdm"}, {"name": "fedavg", "fraction": 0.7}],
     ids=lambda algorithm: algorithm["name"],
 )
-def test_it_learns_what_full_sharing_learns(algorithm: Any, tmp_path: Path) -> None:
+def test_models_equal_those_of_full_sharing(algorithm: Any, tmp_path: Path) -> None:
     some = {"algorithm": {**algorithm, "rounds": 3}}
     runs = [experiment(sharing={"name": name}, **some).run(tmp_path) for name in ("full", "secure")]
     nodes = range(experiment(**some).size)
@@ -181,14 +181,14 @@ def test_a_process_that_is_killed_in_the_last_round_does_not_stop_the_others(tmp
     for run in runs:
         assert list(run.summary["lost"]) == ["2"]
         for node in (0, 1, 3, 4, 5):
-            assert not any(what == "sum not opened" for what, _ in events_of(run, node))
-    # It dies before it says anything in that round: the same are in the sums of both.
+            assert not any(what == "sum not unmasked" for what, _ in events_of(run, node))
+    # It fails before it sends in that round: both engines have the same sums.
     survivors = (0, 1, 3, 4, 5)
     assert np.array_equal(models_of(runs[0], survivors), models_of(runs[1], survivors))
 
 
 @pytest.mark.parametrize("time", [0.5, 1.01, 1.06, 1.1, 1.14, 1.2, 1.25, 3.3])
-def test_one_that_dies_amid_its_messages_leaves_sums_that_can_be_opened(time: float, tmp_path: Path) -> None:
+def test_sums_are_unmasked_although_a_node_fails_between_its_messages(time: float, tmp_path: Path) -> None:
     run = experiment(
         topology={"name": "full"},
         network={"name": "uniform", "latency": 0.02, "upload": 0.5},
@@ -199,17 +199,17 @@ def test_one_that_dies_amid_its_messages_leaves_sums_that_can_be_opened(time: fl
     assert list(run.summary["lost"]) == ["2"]
     assert np.isfinite(models_of(run, (0, 1, 3, 4, 5))).all()
     for node in (0, 1, 3, 4, 5):
-        assert not any(what == "sum not opened" for what, _ in events_of(run, node))
+        assert not any(what == "sum not unmasked" for what, _ in events_of(run, node))
 
 
 def test_a_model_outside_the_range_ends_the_run_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(NodeError, match=r"expected within ±0\.0001: it would garble the sum; set a larger sharing"):
+    with pytest.raises(NodeError, match=r"expected within ±0\.0001: it would corrupt the sum; set a larger sharing"):
         experiment(sharing={"name": "secure", "range": 0.0001}).run(tmp_path)
 
 
 RESTARTS = (
-    "sharing = 'secure': a node that comes back is given a model in the clear, by whoever is furthest on; leave out "
-    "restarts (faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
+    "sharing = 'secure': a node that rejoins receives an unmasked model from the peer that is furthest ahead; leave "
+    "out restarts (faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
 )
 
 
@@ -217,16 +217,16 @@ RESTARTS = (
     ("changed", "problem"),
     [
         ({"sharing": {"name": "secure", "inner": {"name": "choco"}}},
-         "sharing.inner = 'choco': masks cancel only in a sum of models, coordinate by coordinate, and this says "
-         "something else; use 'full', 'random' or 'topk'"),
+         "sharing.inner = 'choco': masks cancel only in a sum of models, coordinate by coordinate, and this "
+         "sharing sends something else; use 'full', 'random' or 'topk'"),
         ({"sharing": {"name": "secure", "inner": {"name": "secure"}}},
-         "sharing.inner = 'secure': masks cancel only in a sum of models, coordinate by coordinate, and this says "
-         "something else; use 'full', 'random' or 'topk'"),
+         "sharing.inner = 'secure': masks cancel only in a sum of models, coordinate by coordinate, and this "
+         "sharing sends something else; use 'full', 'random' or 'topk'"),
         ({"sharing": {"name": "secure", "inner": {"name": "topk", "values": {"name": "int8"}}}},
-         "sharing.inner.values: sharing = 'secure' encodes values itself, in whole numbers that can be added; "
+         "sharing.inner.values: sharing = 'secure' encodes values itself, as integers that can be added; "
          "leave it out"),
         ({"sharing": {"name": "secure", "inner": {"name": "random", "common": False}}},
-         "sharing.inner.common = false: all who speak to a receiver have to say the same coordinates; leave it out"),
+         "sharing.inner.common = false: all senders of a receiver must send the same coordinates; leave it out"),
         ({"sharing": {"name": "secure", "partners": 5}},
          "sharing: partners = 5: expected an even number, half of them on each side"),
         ({"sharing": {"name": "secure", "range": 1e-300}},
@@ -235,35 +235,35 @@ RESTARTS = (
          "sharing.range = inf: expected number at least 5.42101e-20 and at most 1.84467e+19"),
         ({"algorithm": {"name": "gossip"}},
          "sharing = 'secure': it gives the weighted sum of all neighbours' models of a round, and algorithm = "
-         "'gossip' asks for more; use 'dpsgd', 'el-oracle', 'el-local', 'qg-dsgdm' or 'fedavg'"),
+         "'gossip' needs more; use 'dpsgd', 'el-oracle', 'el-local', 'qg-dsgdm' or 'fedavg'"),
         ({"topology": {"name": "peer-sampler"}},
-         "topology = 'peer-sampler': nodes find their peers by talking, so nobody knows who else speaks to its peers, "
-         "with whom sharing = 'secure' has to mask; use a graph that all nodes work out alike"),
+         "topology = 'peer-sampler': nodes find their peers with a protocol, so no node knows the other senders of "
+         "its peers, which sharing = 'secure' must mask with; use a graph that all nodes compute from the seed"),
         ({"topology": {"name": "ring"}, "nodes": 2},
-         "topology = 'ring': fewer than two speak to 2 of the nodes (0, 1), so a model would show; sharing = 'secure' "
-         "needs two at the least, or few = 'plain'"),
+         "topology = 'ring': 2 nodes (0, 1) have fewer than two senders, so a model would be visible; sharing = "
+         "'secure' needs at least two, or few = 'plain'"),
         ({"topology": {"name": "star"}, "nodes": 8},
-         "topology = 'star': fewer than two speak to 7 of the nodes (1, 2, 3, 4, 5 …), so a model would show; "
-         "sharing = 'secure' needs two at the least, or few = 'plain'"),
+         "topology = 'star': 7 nodes (1, 2, 3, 4, 5 …) have fewer than two senders, so a model would be visible; "
+         "sharing = 'secure' needs at least two, or few = 'plain'"),
         ({"topology": {"name": "regular", "degree": 1, "dynamic": True}, "nodes": 4},
-         "topology = 'regular': fewer than two speak to 4 of the nodes (0, 1, 2, 3), so a model would show; sharing = "
-         "'secure' needs two at the least, or few = 'plain'"),
+         "topology = 'regular': 4 nodes (0, 1, 2, 3) have fewer than two senders, so a model would be visible; "
+         "sharing = 'secure' needs at least two, or few = 'plain'"),
         ({"algorithm": {"name": "el-oracle", "rounds": 2, "degree": 1}},
-         "algorithm.degree = 1: a node hears one model in a round, and that would show; sharing = 'secure' needs two "
-         "at the least, or few = 'plain'"),
+         "algorithm.degree = 1: a node receives one model in a round, and that model would be visible; sharing = "
+         "'secure' needs at least two, or few = 'plain'"),
         ({"algorithm": {"name": "fedavg", "fraction": 0.1}},
-         "algorithm.fraction = 0.1 calls one client, whose model the server would see; sharing = 'secure' needs two "
-         "at the least, or few = 'plain'"),
+         "algorithm.fraction = 0.1 selects one client, and its model would be visible to the server; sharing = "
+         "'secure' needs at least two, or few = 'plain'"),
         ({"algorithm": {"name": "fedavg"}, "sharing": TOPK},
-         "sharing.inner = 'topk': each node names its coordinates to those that speak to it, and a server does "
-         "not; use 'full' or 'random'"),
+         "sharing.inner = 'topk': each node requests coordinates from its senders, and a server does not; use "
+         "'full' or 'random'"),
         ({"fault": Faults().crash(1).at(3.0).until(5.0).schedule}, RESTARTS),
         ({"fault": Faults().crash(1).at(3.0).lasting(5.0).schedule}, RESTARTS),
         ({"fault": Faults().crash(1).at(3.0).restart(1).at(5.0).schedule}, RESTARTS),
         ({"fault": Faults().crash().every(9.0).lasting(5.0).schedule}, RESTARTS),
     ],
 )  # fmt: skip
-def test_what_does_not_go_with_it_is_refused_with_what_to_do(changed: Any, problem: str) -> None:
+def test_incompatible_experiments_are_rejected_with_advice(changed: Any, problem: str) -> None:
     with pytest.raises(ExperimentError) as refused:
         experiment(**changed)
     assert problem in refused.value.problems
@@ -283,19 +283,19 @@ def test_what_does_not_go_with_it_is_refused_with_what_to_do(changed: Any, probl
         {"algorithm": {"name": "el-local", "rounds": 2, "peers": 1}},
     ],
 )
-def test_what_goes_with_it_is_taken(changed: Any) -> None:
+def test_compatible_experiments_are_accepted(changed: Any) -> None:
     experiment(**changed)
 
 
 @pytest.mark.parametrize("other", [{"name": "full"}, {"name": "secure", "range": 8.0}], ids=["full", "another range"])
-def test_all_nodes_have_to_share_alike(other: Any) -> None:
+def test_all_nodes_must_use_the_same_sharing(other: Any) -> None:
     with pytest.raises(ExperimentError) as refused:
         Setup(experiment(group=[{"nodes": "0-2", "sharing": other}]))
     assert any(
         problem.endswith(
             "cannot read the payloads of { name = 'secure', inner = 'full', bits = 32, range = 64.0, threshold = 0.5, "
-            "partners = 8, few = 'refuse' }, which other nodes use: masks cancel only where all nodes use secure "
-            "aggregation, and alike; let all nodes use one sharing"
+            "partners = 8, few = 'refuse' }, which other nodes use: masks cancel only if all nodes use secure "
+            "aggregation with the same options; let all nodes use one sharing"
         )
         for problem in refused.value.problems
     )

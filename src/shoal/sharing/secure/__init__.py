@@ -1,1 +1,4 @@
-"""What secure aggregation is made of: a ring, masks, shares of secrets, and who masks with whom."""
+"""Secure aggregation: fixed-point sums, masks, key shares and the protocol that removes the masks of a sum.
+
+It may import the core modules, `shoal.node`, `shoal.compression`, `shoal.topologies` and other sharings.
+"""

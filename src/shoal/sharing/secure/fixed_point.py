@@ -1,4 +1,4 @@
-"""Real numbers as whole ones modulo 2³² or 2⁶⁴: sums of these are exact, whatever their order, so masks cancel."""
+"""Real numbers as integers modulo 2³² or 2⁶⁴: their sums are exact in any order, so masks cancel."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from shoal.types import Params
 
-Words: TypeAlias = NDArray[Any]
-"""Elements of a ring: uint32 or uint64, whose arithmetic is that modulo 2³² or 2⁶⁴."""
+RingVector: TypeAlias = NDArray[Any]
+"""Integers modulo 2³² or 2⁶⁴, as uint32 or uint64."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Fixed-point numbers of `bits` bits for values of −`range` to `range`.
+    """Fixed-point numbers of `bits` bits for values from −`range` to `range`.
 
-    A value v is the whole number next to v · 2^(bits − 2) / range. One bit is the sign's; one is left free, so that a
-    sum whose weights add up to 1 at most cannot wrap, not even with what rounding adds to each of up to 2^(bits − 2)
-    terms. A term of 32 bits is off by half of 2^−30 of the range, at most; one of 64 by what its product in double
-    precision is off, at most 2^−53 of the range.
+    A value v becomes the integer closest to v · 2^(bits − 2) / range. One bit is the sign. One bit stays free: a sum
+    whose weights add up to at most 1 cannot wrap, even with the rounding error of up to 2^(bits − 2) terms. The error
+    of a 32-bit term is at most half of 2^−30 of the range. The error of a 64-bit term is that of its product in double
+    precision, at most 2^−53 of the range.
     """
 
     bits: Literal[32, 64]
@@ -36,7 +36,7 @@ class FixedPoint:
         return 2.0 ** (self.bits - 2) / self.range
 
     def outside(self, values: Params) -> float | None:
-        """A value that cannot be encoded: the largest, or one that is not a number. None where all can."""
+        """Return a value that cannot be encoded: the largest one, or NaN. None if all can be encoded."""
         if values.size == 0:
             return None
         least, most = float(values.min()), float(values.max())
@@ -46,12 +46,12 @@ class FixedPoint:
             return most
         return most if most >= -least else least
 
-    def encode(self, values: Params, weight: float) -> Words:
-        """`weight` (0 to 1) times `values`, none of which is `outside`."""
+    def encode(self, values: Params, weight: float) -> RingVector:
+        """Return `weight` (0 to 1) times `values`. No value may be `outside`."""
         scaled = np.multiply(values, weight * self.scale, dtype=np.float64)
         np.rint(scaled, out=scaled)
         return scaled.astype(f"<i{self.bits // 8}").view(self.dtype)
 
-    def decode(self, words: Words) -> NDArray[np.float64]:
-        signed = words.view(f"<i{self.bits // 8}")
+    def decode(self, encoded: RingVector) -> NDArray[np.float64]:
+        signed = encoded.view(f"<i{self.bits // 8}")
         return signed / np.float64(self.scale)

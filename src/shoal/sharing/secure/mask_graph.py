@@ -1,8 +1,9 @@
-"""Who of those that speak to one receiver mask with whom.
+"""The mask graph: which of the nodes that send to one receiver mask their updates with each other.
 
-With all others, where they are few. With many, each stands on a circle and masks with its nearest on both sides, so
-that masks and shares grow with their number and not with its square (Bell et al., "Secure single-server aggregation
-with (poly)logarithmic overhead", CCS 2020, draw such graphs at random; so is the order on the circle here).
+Few senders mask with all others. Many senders stand on a circle, and each masks with its nearest neighbours on both
+sides, so that the number of masks and key shares grows with the number of senders and not with its square (Bell et al.,
+"Secure single-server aggregation with (poly)logarithmic overhead", CCS 2020, draw such graphs at random; the order on
+the circle is random here too).
 """
 
 from __future__ import annotations
@@ -14,34 +15,39 @@ from typing import TypeAlias
 
 from shoal.types import NodeId
 
-_PLACE = struct.Struct("<qQQ")
-_Circle: TypeAlias = Mapping[NodeId, tuple[NodeId, ...]]
-_latest: dict[NodeId, tuple[Hashable, _Circle]] = {}
-"""The last circle around each receiver, and what it is of. In a simulation all who stand on it need it, in every
-round."""
+_POSITION = struct.Struct("<qQQ")
+_Partners: TypeAlias = Mapping[NodeId, tuple[NodeId, ...]]
+_latest: dict[NodeId, tuple[Hashable, _Partners]] = {}
+"""The latest circle of each receiver, with its arguments. In a simulation all its senders need it in every round."""
 
 
-def circle(company: Collection[NodeId], partners: int, receiver: NodeId, seed: int) -> _Circle:
-    """For each of `company` its partners, in ascending order. Alike on all nodes; who is whose partner is mutual."""
-    if len(company) - 1 <= partners:
-        return {node: tuple(sorted(set(company) - {node})) for node in sorted(company)}
-    asked = tuple(sorted(company)), partners, seed
-    if receiver not in _latest or _latest[receiver][0] != asked:
-        _latest[receiver] = asked, _circle(company, partners, receiver, seed)
+def mask_partners(senders: Collection[NodeId], count: int, receiver: NodeId, seed: int) -> _Partners:
+    """Return the partners of each sender in ascending order: all others, or `count` of them if there are more.
+
+    All nodes compute the same partners, and partnership is mutual.
+    """
+    if len(senders) - 1 <= count:
+        return {node: tuple(sorted(set(senders) - {node})) for node in sorted(senders)}
+    key = tuple(sorted(senders)), count, seed
+    if receiver not in _latest or _latest[receiver][0] != key:
+        _latest[receiver] = key, _circle(senders, count, receiver, seed)
     return _latest[receiver][1]
 
 
-def _circle(company: Collection[NodeId], partners: int, receiver: NodeId, seed: int) -> _Circle:
-    order = sorted(company, key=lambda node: hashlib.sha256(_PLACE.pack(seed, receiver, node)).digest())
-    count, reach = len(order), partners // 2
+def _circle(senders: Collection[NodeId], count: int, receiver: NodeId, seed: int) -> _Partners:
+    order = sorted(senders, key=lambda node: hashlib.sha256(_POSITION.pack(seed, receiver, node)).digest())
+    size, reach = len(order), count // 2
     return {
-        node: tuple(sorted(order[(place + step) % count] for step in range(-reach, reach + 1) if step))
+        node: tuple(sorted(order[(place + step) % size] for step in range(-reach, reach + 1) if step))
         for place, node in enumerate(order)
     }
 
 
 def connected(partners: Mapping[NodeId, Collection[NodeId]], among: Collection[NodeId]) -> bool:
-    """Whether masks link all of `among`, directly or by way of each other: if not, parts of their sum would show."""
+    """Return whether masks link all of `among`, directly or through each other.
+
+    If they do not, the masks cancel in parts of the sum, and these parts would be visible.
+    """
     left = set(among)
     reached = [left.pop()] if left else []
     while reached:

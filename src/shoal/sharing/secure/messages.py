@@ -1,4 +1,4 @@
-"""What the nodes that speak to one receiver in one round have agreed upon, and what travels between them."""
+"""The parameters of one protocol round, and the messages of secure aggregation."""
 
 from __future__ import annotations
 
@@ -13,158 +13,172 @@ from numpy.typing import NDArray
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.sharing.secure import masks, shamir
-from shoal.sharing.secure.fixed_point import Words
-from shoal.sharing.secure.mask_graph import circle, connected
+from shoal.sharing.secure.fixed_point import RingVector
+from shoal.sharing.secure.mask_graph import connected, mask_partners
 from shoal.sharing.secure.masks import SEED_BYTES, TAG_BYTES, Keys, commitment
 from shoal.types import NodeId
 
-KEY = "secure-key"
-"""A public key, for one whom this node masks with."""
-AGAIN = "again"
-"""With a key: the other's has not come, and is asked for."""
-SUPPORT = "secure-support"
-"""The coordinates that a receiver wants to hear, to those that speak to it."""
-OPEN, OPENED = "secure-open", "secure-opened"
-"""The receiver says whose words it has; each of them says what takes off its masks."""
-HELP, HELPED = "secure-help", "secure-helped"
-"""The receiver asks for shares of what one that has died since would have said."""
-BYE = "secure-bye"
-"""The receiver has ended, and asks for nothing any more."""
+# Kinds of messages
 
-WORDS, SEALS, SHARES, PLAIN = "words", "seals", "shares", "plain"
-SPEAKERS, OWN, PAIRS, OF, REFUSED = "speakers", "own", "pairs", "of", "refused"
-NO_SEAL = bytes(SEED_BYTES)
+PUBLIC_KEY = "secure-key"
+"""A public key, for a mask partner."""
+COORDINATES = "secure-support"
+"""The coordinates that a receiver requests from its senders."""
+UNMASK_REQUEST, UNMASK_ANSWER = "secure-open", "secure-opened"
+"""The receiver names the senders whose updates it has; each of them answers with the seeds that remove its masks."""
+SHARES_REQUEST, SHARES_ANSWER = "secure-help", "secure-helped"
+"""The receiver asks for the key shares of a sender that has failed since it sent its update."""
+FINISHED = "secure-bye"
+"""The receiver has ended and sends no more requests."""
+
+# Names of arrays and fields
+
+RESEND = "again"
+"""A field of a public key: the sender has not received the receiver's key and asks for it."""
+VALUES, COMMITMENTS, KEY_SHARES, UNMASKED = "words", "seals", "shares", "plain"
+INCLUDED, SELF_SEED, PAIR_SEEDS, OWNERS, REFUSAL = "speakers", "own", "pairs", "of", "refused"
+
+NO_COMMITMENT = bytes(SEED_BYTES)
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Gathering:
-    """All who speak to one receiver in one round. Everyone of them, and the receiver, works it out alike."""
+class ProtocolRound:
+    """All senders of one receiver in one round. Every sender and the receiver compute the same mask graph from it."""
 
     receiver: NodeId
     round: int
-    company: Collection[NodeId]
-    reach: int
-    """With how many others each masks, if there are more."""
+    senders: Collection[NodeId]
+    max_partners: int
     threshold: float
     seed: int
 
     @property
     def masked(self) -> bool:
-        """Whether there is a sum to hide in."""
-        return len(self.company) >= 2
+        """Whether a sum of two or more updates can hide each of them."""
+        return len(self.senders) >= 2
 
     @cached_property
     def partners(self) -> Mapping[NodeId, tuple[NodeId, ...]]:
-        """With whom each masks, in ascending order. They also hold the shares of its secrets."""
-        return circle(self.company, self.reach, self.receiver, self.seed)
+        """The mask partners of each sender, in ascending order. They also hold its key shares."""
+        return mask_partners(self.senders, self.max_partners, self.receiver, self.seed)
 
     @property
-    def holders(self) -> int:
-        """How many partners each has: all have equally many."""
+    def partner_count(self) -> int:
+        """The number of partners, equal for all senders."""
         return len(next(iter(self.partners.values())))
 
     @property
     def shares_needed(self) -> int:
-        """How many shares of a node's secrets suffice."""
-        return max(min(2, self.holders), math.ceil(self.threshold * self.holders))
+        """The number of key shares that recover the secrets of a sender."""
+        return max(min(2, self.partner_count), math.ceil(self.threshold * self.partner_count))
 
     @property
-    def links_needed(self) -> int:
-        """With how many others in a sum a node must have masked for its words to be hidden in it: with as many as it
-        takes to put its secrets together, so that fewer colluders leave one whose mask they do not know."""
+    def masks_needed(self) -> int:
+        """The number of senders in a sum that a sender must have masked with.
+
+        It equals the number of shares that recover its secrets: fewer colluders leave a mask that they do not know.
+        """
         return self.shares_needed
 
     @property
-    def quorum(self) -> int:
-        """How many must be in a sum that is opened. Two more than there may be colluders, who subtract their own: a
-        sum of what is left is then of two others at the least."""
-        return max(2, math.ceil(self.threshold * len(self.company)), 1 + self.shares_needed)
+    def senders_needed(self) -> int:
+        """The number of senders in a sum that may be unmasked.
 
-    def why_not(self, speakers: Collection[NodeId]) -> str | None:
-        """Why a sum of these must not be opened; None where it may be."""
-        if not set(speakers) <= set(self.company):
-            return "some of them do not speak to the receiver in this round"
-        if len(speakers) < self.quorum:
-            return f"{len(speakers)} of {len(self.company)} are in the sum, and it takes {self.quorum}"
-        if not connected(self.partners, speakers):
-            return "so many are missing that the masks of the others cancel in parts of the sum"
+        It is two more than the possible colluders, who subtract their own updates: the rest is then a sum of at least
+        two others.
+        """
+        return max(2, math.ceil(self.threshold * len(self.senders)), 1 + self.shares_needed)
+
+    def objection(self, included: Collection[NodeId]) -> str | None:
+        """Return why a sum of these senders' updates must not be unmasked; None if it may be."""
+        if not set(included) <= set(self.senders):
+            return "some of them do not send to the receiver in this round"
+        if len(included) < self.senders_needed:
+            return (
+                f"{len(included)} of {len(self.senders)} updates are in the sum, and {self.senders_needed} are needed"
+            )
+        if not connected(self.partners, included):
+            return "so many updates are missing that the masks of the others cancel in parts of the sum"
         return None
 
 
 @dataclass(frozen=True)
-class Statement:
-    """What one node says to a receiver."""
+class MaskedUpdate:
+    """The payload of one sender for a receiver."""
 
-    words: Words
-    """Its model, weighted, encoded, and masked."""
-    seals: Sequence[bytes]
-    """Commitments to its secrets: the seed of its own mask, then those that it shares with each partner. `NO_SEAL`
-    where it did not mask with a partner."""
-    shares: Sequence[bytes]
-    """For each partner its share of all these secrets, sealed."""
+    values: RingVector
+    """The model: weighted, encoded and masked."""
+    commitments: Sequence[bytes]
+    """Commitments to the sender's secrets: the seed of its self mask, then the seed of each pairwise mask.
+    `NO_COMMITMENT` for a partner that the sender did not mask with."""
+    key_shares: Sequence[bytes]
+    """For each partner its share of all these secrets, encrypted."""
 
     def payload(self) -> Payload:
-        return Payload({WORDS: self.words, SEALS: rows(self.seals), SHARES: rows(self.shares)})
+        arrays = {VALUES: self.values, COMMITMENTS: to_rows(self.commitments), KEY_SHARES: to_rows(self.key_shares)}
+        return Payload(arrays)
 
     @classmethod
-    def read(cls, payload: Payload, partners: int) -> Statement:
-        """Raises `MessageError` for what no node with so many partners would say."""
-        seals, shares = payload.arrays.get(SEALS), payload.arrays.get(SHARES)
+    def from_payload(cls, payload: Payload, partners: int) -> MaskedUpdate:
+        """Raises `MessageError` if the payload does not fit a sender with this number of partners."""
+        commitments, shares = payload.arrays.get(COMMITMENTS), payload.arrays.get(KEY_SHARES)
         secrets = 1 + partners
-        if seals is None or seals.dtype != np.uint8 or seals.shape != (secrets, SEED_BYTES):
-            raise MessageError(f"expected {secrets} commitments {SEALS!r}, of {SEED_BYTES} bytes each")
+        if commitments is None or commitments.dtype != np.uint8 or commitments.shape != (secrets, SEED_BYTES):
+            raise MessageError(f"expected {secrets} commitments {COMMITMENTS!r} of {SEED_BYTES} bytes each")
         length = secrets * SEED_BYTES + TAG_BYTES
         if shares is None or shares.dtype != np.uint8 or shares.shape != (partners, length):
-            raise MessageError(f"expected {partners} sealed shares {SHARES!r}, of {length} bytes each")
-        return cls(payload.arrays[WORDS], [bytes(row) for row in seals], [bytes(row) for row in shares])
+            raise MessageError(f"expected {partners} encrypted key shares {KEY_SHARES!r} of {length} bytes each")
+        return cls(payload.arrays[VALUES], [bytes(row) for row in commitments], [bytes(row) for row in shares])
 
 
-def masked(words: Words, speaker: NodeId, gathering: Gathering, keys: Keys, maskers: Collection[NodeId]) -> Statement:
-    """What `speaker` says of its encoded model, which it masks in place: with `maskers`, of its partners."""
-    receiver, round, partners = gathering.receiver, gathering.round, gathering.partners[speaker]
-    secrets, pairs = [keys.own_seed(receiver, round)], {}
-    masks.add(words, secrets[0])
+def mask_update(
+    values: RingVector, sender: NodeId, protocol_round: ProtocolRound, keys: Keys, maskers: Collection[NodeId]
+) -> MaskedUpdate:
+    """Mask `values`, the encoded model of `sender`, in place. `maskers` are the partners that it has a key with."""
+    receiver, round, partners = protocol_round.receiver, protocol_round.round, protocol_round.partners[sender]
+    secrets, pairs = [keys.self_mask_seed(receiver, round)], {}
+    masks.add(values, secrets[0])
     for partner in partners:
         if partner not in maskers:
-            secrets.append(NO_SEAL)
+            secrets.append(NO_COMMITMENT)
             continue
-        pair = pairs[partner] = keys.with_peer(partner, receiver, round)
-        (masks.add if speaker < partner else masks.subtract)(words, pair.seed)
+        pair = pairs[partner] = keys.pair_secrets(partner, receiver, round)
+        (masks.add if sender < partner else masks.subtract)(values, pair.seed)
         secrets.append(pair.seed)
-    seals = [NO_SEAL if secret == NO_SEAL else commitment(secret, receiver, round) for secret in secrets]
-    shares = shamir.split(rows(secrets), gathering.holders, gathering.shares_needed)
-    sealed = [
-        pairs[holder].seal(share.tobytes(), from_lower=speaker < holder)
+    commitments = [NO_COMMITMENT if s == NO_COMMITMENT else commitment(s, receiver, round) for s in secrets]
+    shares = shamir.split(to_rows(secrets), protocol_round.partner_count, protocol_round.shares_needed)
+    encrypted = [
+        pairs[holder].encrypt(share.tobytes(), from_lower=sender < holder)
         if holder in pairs
         else bytes(share.size + TAG_BYTES)
         for holder, share in zip(partners, shares, strict=True)
     ]
-    return Statement(words, seals, sealed)
+    return MaskedUpdate(values, commitments, encrypted)
 
 
-def rows(parts: Sequence[bytes]) -> Bytes:
-    """Equally long strings of bytes as an array, one in each row."""
+def to_rows(parts: Sequence[bytes]) -> Bytes:
+    """Return byte strings of equal length as the rows of an array."""
     array = np.frombuffer(b"".join(parts), np.uint8)
     return array.reshape(len(parts), -1) if parts else array.reshape(0, 0)
 
 
-def strings(payload: Payload, name: str, length: int) -> list[bytes]:
-    """The rows of an array of bytes. Raises `MessageError` where it has others than of this length."""
+def read_rows(payload: Payload, name: str, length: int) -> list[bytes]:
+    """Return the rows of an array of bytes. Raises `MessageError` if they do not have this length."""
     array = payload.arrays.get(name)
     if array is None or array.dtype != np.uint8 or array.ndim != 2 or (len(array) and array.shape[1] != length):
         raise MessageError(f"expected an array {name!r} of rows of {length} bytes")
     return [bytes(row) for row in array]
 
 
-def ids(payload: Payload, name: str) -> tuple[NodeId, ...]:
-    """The nodes that an array names, in ascending order. Raises `MessageError` for anything else."""
+def to_node_ids(nodes: Collection[NodeId]) -> NDArray[np.uint32]:
+    return np.array(sorted(nodes), np.uint32)
+
+
+def read_node_ids(payload: Payload, name: str) -> tuple[NodeId, ...]:
+    """Return the node ids in an array, in ascending order. Raises `MessageError` for anything else."""
     array = payload.arrays.get(name)
     if array is None or array.dtype != np.uint32 or array.ndim != 1 or (np.diff(array.astype(np.int64)) <= 0).any():
-        raise MessageError(f"expected an array {name!r} of increasing numbers of nodes")
+        raise MessageError(f"expected an array {name!r} of increasing node ids")
     return tuple(array.tolist())
-
-
-def naming(nodes: Collection[NodeId]) -> NDArray[np.uint32]:
-    return np.array(sorted(nodes), np.uint32)

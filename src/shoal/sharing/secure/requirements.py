@@ -1,4 +1,4 @@
-"""What secure aggregation demands of the experiment that it is in."""
+"""What secure aggregation requires of an experiment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from shoal.topologies.inspection import graph_of
 from shoal.traits import ExperimentView
 
 NAME = "sharing = 'secure'"
-LOOKED_AT = 8
-"""Rounds of a graph that changes: where nobody has two neighbours in any of these, nobody ever will."""
+ROUNDS_CHECKED = 8
+"""The rounds of a changing graph that are checked. If no node has two neighbours in any of them, none ever will."""
 
 
 def incompatibilities(inner: Sharing, few: str, experiment: ExperimentView) -> list[str]:
@@ -23,19 +23,17 @@ def _inner(inner: Sharing, experiment: ExperimentView) -> list[str]:
     name = getattr(options, "name", "full")
     if not isinstance(inner, FullSharing | CoordinateSelector):
         return [
-            f"sharing.inner = {name!r}: masks cancel only in a sum of models, coordinate by coordinate, and this says "
-            "something else; use 'full', 'random' or 'topk'"
+            f"sharing.inner = {name!r}: masks cancel only in a sum of models, coordinate by coordinate, and this "
+            "sharing sends something else; use 'full', 'random' or 'topk'"
         ]
     if isinstance(inner, CoordinateSelector) and not isinstance(getattr(inner, "values", Float32()), Float32):
-        return [f"sharing.inner.values: {NAME} encodes values itself, in whole numbers that can be added; leave it out"]
+        return [f"sharing.inner.values: {NAME} encodes values itself, as integers that can be added; leave it out"]
     if isinstance(inner, Random) and not inner.common:
-        return [
-            "sharing.inner.common = false: all who speak to a receiver have to say the same coordinates; leave it out"
-        ]
+        return ["sharing.inner.common = false: all senders of a receiver must send the same coordinates; leave it out"]
     if isinstance(inner, CoordinateSelector) and not inner.common and experiment.algorithm.traits.sends_to == "server":
         return [
-            f"sharing.inner = {name!r}: each node names its coordinates to those that speak to it, and a server does "
-            "not; use 'full' or 'random'"
+            f"sharing.inner = {name!r}: each node requests coordinates from its senders, and a server does not; "
+            "use 'full' or 'random'"
         ]
     return []
 
@@ -45,7 +43,7 @@ def _algorithm(experiment: ExperimentView) -> list[str]:
         return []
     return [
         f"{NAME}: it gives the weighted sum of all neighbours' models of a round, and algorithm = "
-        f"{experiment.algorithm.name!r} asks for more; use 'dpsgd', 'el-oracle', 'el-local', 'qg-dsgdm' or 'fedavg'"
+        f"{experiment.algorithm.name!r} needs more; use 'dpsgd', 'el-oracle', 'el-local', 'qg-dsgdm' or 'fedavg'"
     ]
 
 
@@ -53,8 +51,8 @@ def _faults(experiment: ExperimentView) -> list[str]:
     if not experiment.restarts:
         return []
     return [
-        f"{NAME}: a node that comes back is given a model in the clear, by whoever is furthest on; leave out restarts "
-        "(faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
+        f"{NAME}: a node that rejoins receives an unmasked model from the peer that is furthest ahead; leave out "
+        "restarts (faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
     ]
 
 
@@ -64,33 +62,33 @@ def _topology(few: str, experiment: ExperimentView) -> list[str]:
         fraction = experiment.algorithm.options.get("fraction", 1.0)
         if few == "refuse" and max(1, round(fraction * experiment.nodes)) < 2:
             return [
-                f"algorithm.fraction = {fraction:g} calls one client, whose model the server would see; {NAME} needs "
-                "two at the least, or few = 'plain'"
+                f"algorithm.fraction = {fraction:g} selects one client, and its model would be visible to the server; "
+                f"{NAME} needs at least two, or few = 'plain'"
             ]
         return []
     degree = experiment.algorithm.options.get("degree", 2)
     if to == "anyone" and few == "refuse" and degree < 2:
         return [
-            f"algorithm.degree = {degree}: a node hears one model in a round, and that would show; {NAME} needs two at "
-            "the least, or few = 'plain'"
+            f"algorithm.degree = {degree}: a node receives one model in a round, and that model would be visible; "
+            f"{NAME} needs at least two, or few = 'plain'"
         ]
     if to != "neighbours":
         return []
     if experiment.topology.traits.discovers_peers:
         return [
-            f"topology = {experiment.topology.name!r}: nodes find their peers by talking, so nobody knows who else "
-            f"speaks to its peers, with whom {NAME} has to mask; use a graph that all nodes work out alike"
+            f"topology = {experiment.topology.name!r}: nodes find their peers with a protocol, so no node knows the "
+            f"other senders of its peers, which {NAME} must mask with; use a graph that all nodes compute from the seed"
         ]
     graph = graph_of(experiment)
     if few == "plain" or graph is None:
         return []
-    rounds = range(1 if graph.static else LOOKED_AT)
+    rounds = range(1 if graph.static else ROUNDS_CHECKED)
     by_round = [[graph.degree(node, round) for node in range(graph.nodes)] for round in rounds]
-    lonely = [node for node, degrees in enumerate(zip(*by_round, strict=True)) if max(degrees) < 2]
-    if not lonely or (not graph.static and len(lonely) < graph.nodes):
+    exposed = [node for node, degrees in enumerate(zip(*by_round, strict=True)) if max(degrees) < 2]
+    if not exposed or (not graph.static and len(exposed) < graph.nodes):
         return []
-    some = ", ".join(map(str, lonely[:5])) + (" …" if len(lonely) > 5 else "")
+    some = ", ".join(map(str, exposed[:5])) + (" …" if len(exposed) > 5 else "")
     return [
-        f"topology = {experiment.topology.name!r}: fewer than two speak to {len(lonely)} of the nodes ({some}), so a "
-        f"model would show; {NAME} needs two at the least, or few = 'plain'"
+        f"topology = {experiment.topology.name!r}: {len(exposed)} nodes ({some}) have fewer than two senders, so a "
+        f"model would be visible; {NAME} needs at least two, or few = 'plain'"
     ]

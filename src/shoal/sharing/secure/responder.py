@@ -1,134 +1,139 @@
-"""The speaker's part after its words: hand out what takes its masks off, to those who may ask, and no more."""
+"""The sender's part after it has sent its update: reveal the seeds that remove its masks, to the receiver alone."""
 
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.errors import MessageError
 from shoal.message import Message, Payload
 from shoal.node import Node
 from shoal.sharing.secure.masks import SEED_BYTES, TAG_BYTES, Keys
 from shoal.sharing.secure.messages import (
-    HELP,
-    HELPED,
-    OF,
-    OPEN,
-    OPENED,
-    OWN,
-    PAIRS,
-    REFUSED,
-    SHARES,
-    SPEAKERS,
-    Gathering,
-    ids,
-    naming,
-    rows,
-    strings,
+    INCLUDED,
+    KEY_SHARES,
+    OWNERS,
+    PAIR_SEEDS,
+    REFUSAL,
+    SELF_SEED,
+    SHARES_ANSWER,
+    SHARES_REQUEST,
+    UNMASK_ANSWER,
+    UNMASK_REQUEST,
+    ProtocolRound,
+    read_node_ids,
+    read_rows,
+    to_node_ids,
+    to_rows,
 )
 from shoal.types import NodeId
 
-REMEMBERED = 16
-"""Rounds in which a receiver was spoken to: of more, the earliest are forgotten, and cannot be opened any longer. One
-whose sums stay closed never says that it needs them no more."""
+REMEMBERED_ROUNDS = 16
+"""The rounds that a node remembers for each receiver. The sums of earlier rounds cannot be unmasked any more. Without a
+limit, the memory would grow for a receiver whose sums stay masked."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a node remembers of its words to a receiver, until it is asked about a later round."""
+class SentUpdate:
+    """What a node remembers of an update, until the receiver asks about a later round."""
 
-    gathering: Gathering
+    protocol_round: ProtocolRound
     partners: tuple[NodeId, ...]
-    """Those that it masked with."""
-    speakers: tuple[NodeId, ...] | None = None
-    """Whose words were in the sum that it has helped to open."""
+    """The partners that it masked with."""
+    included: tuple[NodeId, ...] | None = None
+    """The senders in the sum that it has helped to unmask."""
 
 
-class Answers:
-    """One node's, to all who ask it."""
+class UnmaskingResponder:
+    """Answers the unmasking requests of all receivers of one node."""
 
     def __init__(self) -> None:
-        self._said: dict[NodeId, dict[int, Said]] = {}
+        self._sent: dict[NodeId, dict[int, SentUpdate]] = {}
+        """By receiver and round."""
 
-    def remember(self, gathering: Gathering, partners: tuple[NodeId, ...]) -> None:
-        """The node speaks to a receiver, and has masked with these."""
-        said = self._said.setdefault(gathering.receiver, {})
-        said[gathering.round] = Said(gathering, partners)
-        while len(said) > REMEMBERED:
-            del said[next(iter(said))]
+    def remember(self, protocol_round: ProtocolRound, partners: tuple[NodeId, ...]) -> None:
+        """Remember that the node sends an update that is masked with `partners`."""
+        sent = self._sent.setdefault(protocol_round.receiver, {})
+        sent[protocol_round.round] = SentUpdate(protocol_round, partners)
+        while len(sent) > REMEMBERED_ROUNDS:
+            del sent[next(iter(sent))]
 
     @property
     def receivers(self) -> Set[NodeId]:
-        """Those that may ask."""
-        return self._said.keys()
+        """The nodes that may send requests."""
+        return self._sent.keys()
 
-    async def attend(self, node: Node, keys: Keys) -> None:
-        node.background(self._help(node, keys))
+    async def serve(self, node: Node, keys: Keys) -> None:
+        node.background(self._serve_key_shares(node, keys))
         while True:
-            asked = await node.receive(kind=OPEN)
-            if asked is not None:
-                await node.send([asked.sender], self.opened(node, keys, asked), round=asked.round, kind=OPENED)
+            request = await node.receive(kind=UNMASK_REQUEST)
+            if request is not None:
+                answer = self.seeds(node, keys, request)
+                await node.send([request.sender], answer, round=request.round, kind=UNMASK_ANSWER)
 
-    async def _help(self, node: Node, keys: Keys) -> None:
+    async def _serve_key_shares(self, node: Node, keys: Keys) -> None:
         while True:
-            asked = await node.receive(kind=HELP)
-            if asked is not None:
-                await node.send([asked.sender], self.helped(node, keys, asked), round=asked.round, kind=HELPED)
+            request = await node.receive(kind=SHARES_REQUEST)
+            if request is not None:
+                answer = self.key_shares(node, keys, request)
+                await node.send([request.sender], answer, round=request.round, kind=SHARES_ANSWER)
 
-    def opened(self, node: Node, keys: Keys, asked: Message) -> Payload:
-        """The seeds that take the masks off this node's words, and off the sum those of the absent."""
+    def seeds(self, node: Node, keys: Keys, request: Message) -> Payload:
+        """Return the seed of this node's self mask, and of its pairwise masks with senders that are not in the sum."""
         try:
-            said, speakers = self._agreed(node, asked)
+            sent, included = self._checked(node, request)
         except MessageError as error:
-            node.reject(asked.sender, str(error))
-            return Payload({}, {REFUSED: str(error)})
-        receiver, round = asked.sender, asked.round
-        absent = [p for p in said.partners if p not in speakers]
-        pairs = [keys.with_peer(partner, receiver, round).seed for partner in absent]
-        return Payload({OWN: rows([keys.own_seed(receiver, round)]), PAIRS: rows(pairs)})
+            node.reject(request.sender, str(error))
+            return Payload({}, {REFUSAL: str(error)})
+        receiver, round = request.sender, request.round
+        absent = [partner for partner in sent.partners if partner not in included]
+        pairs = [keys.pair_secrets(partner, receiver, round).seed for partner in absent]
+        return Payload({SELF_SEED: to_rows([keys.self_mask_seed(receiver, round)]), PAIR_SEEDS: to_rows(pairs)})
 
-    def _agreed(self, node: Node, asked: Message) -> tuple[Said, tuple[NodeId, ...]]:
-        """What was said, and whose words are in the sum. Raises `MessageError` where that must not be opened."""
-        said = self._said.get(asked.sender, {}).get(asked.round)
-        if said is None:
-            raise MessageError(f"nothing was said to it in round {asked.round}, or a later round was opened since")
-        speakers = ids(asked.payload, SPEAKERS)
-        if node.id not in speakers:
-            raise MessageError("this node's words are not in the sum: it has nothing to take off")
-        if (why := said.gathering.why_not(speakers)) is not None:
-            raise MessageError(why)
-        if len(set(said.partners) & set(speakers)) < (needed := said.gathering.links_needed):
-            raise MessageError(f"this node has masked with fewer than {needed} of them: its words would show")
-        if said.speakers not in (None, speakers):
-            raise MessageError("another sum of this round was opened before: their difference would show")
-        # What was said in earlier rounds is not asked for any more.
-        earlier = self._said[asked.sender]
-        self._said[asked.sender] = {r: kept for r, kept in earlier.items() if r > asked.round}
-        self._said[asked.sender][asked.round] = Said(said.gathering, said.partners, speakers)
-        return said, speakers
+    def _checked(self, node: Node, request: Message) -> tuple[SentUpdate, tuple[NodeId, ...]]:
+        """Return the update and the senders in the sum. Raises `MessageError` if the sum must not be unmasked."""
+        receiver, round = request.sender, request.round
+        sent = self._sent.get(receiver, {}).get(round)
+        if sent is None:
+            raise MessageError(f"nothing was sent to it in round {round}, or a later sum was unmasked since")
+        included = read_node_ids(request.payload, INCLUDED)
+        if node.id not in included:
+            raise MessageError("this node's update is not in the sum: there is nothing to unmask")
+        if (objection := sent.protocol_round.objection(included)) is not None:
+            raise MessageError(objection)
+        if len(set(sent.partners) & set(included)) < (needed := sent.protocol_round.masks_needed):
+            raise MessageError(f"this node has masked with fewer than {needed} of them: its update would be visible")
+        if sent.included not in (None, included):
+            raise MessageError("another sum of this round was unmasked before: the difference would be visible")
+        # A receiver does not ask about earlier rounds again.
+        self._sent[receiver] = {r: kept for r, kept in self._sent[receiver].items() if r > round}
+        self._sent[receiver][round] = replace(sent, included=included)
+        return sent, included
 
-    def helped(self, node: Node, keys: Keys, asked: Message) -> Payload:
-        """This node's shares of what others, who have died since they spoke, would have handed out."""
-        of: list[NodeId] = []
-        handed: list[bytes] = []
+    def key_shares(self, node: Node, keys: Keys, request: Message) -> Payload:
+        """Return this node's key shares of senders that have failed since they sent their updates."""
+        owners: list[NodeId] = []
+        revealed: list[bytes] = []
         try:
-            receiver, round = asked.sender, asked.round
-            said = self._said.get(receiver, {}).get(round)
-            if said is None or said.speakers is None:
-                raise MessageError(f"no sum was opened to it in round {round}, or a later one since")
-            dealers = ids(asked.payload, OF)
-            shares = strings(asked.payload, SHARES, (1 + said.gathering.holders) * SEED_BYTES + TAG_BYTES)
-            if len(shares) != len(dealers):
-                raise MessageError(f"expected a share for each of {len(dealers)} nodes, not {len(shares)}")
-            for dealer, sealed in zip(dealers, shares, strict=True):
-                if dealer not in said.partners or dealer not in said.speakers:
-                    raise MessageError(f"there is no share here of what node {dealer} said to it")
-                plain = keys.with_peer(dealer, receiver, round).unseal(sealed, from_lower=dealer < node.id)
+            receiver, round = request.sender, request.round
+            sent = self._sent.get(receiver, {}).get(round)
+            if sent is None or sent.included is None:
+                raise MessageError(f"no sum of round {round} was unmasked for it, or a later one was since")
+            requested = read_node_ids(request.payload, OWNERS)
+            shares = read_rows(
+                request.payload, KEY_SHARES, (1 + sent.protocol_round.partner_count) * SEED_BYTES + TAG_BYTES
+            )
+            if len(shares) != len(requested):
+                raise MessageError(f"expected a key share for each of {len(requested)} nodes, not {len(shares)}")
+            for owner, encrypted in zip(requested, shares, strict=True):
+                if owner not in sent.partners or owner not in sent.included:
+                    raise MessageError(f"this node holds no key share of node {owner} for it")
+                plain = keys.pair_secrets(owner, receiver, round).decrypt(encrypted, from_lower=owner < node.id)
                 share = [plain[i : i + SEED_BYTES] for i in range(0, len(plain), SEED_BYTES)]
-                partners = said.gathering.partners[dealer]
-                absent = [1 + place for place, other in enumerate(partners) if other not in said.speakers]
-                of.append(dealer)
-                handed.extend(share[place] for place in (0, *absent))
+                partners = sent.protocol_round.partners[owner]
+                absent = [1 + place for place, other in enumerate(partners) if other not in sent.included]
+                owners.append(owner)
+                revealed.extend(share[place] for place in (0, *absent))
         except MessageError as error:
-            node.reject(asked.sender, str(error))
-        return Payload({OF: naming(of), SHARES: rows(handed)})
+            node.reject(request.sender, str(error))
+        return Payload({OWNERS: to_node_ids(owners), KEY_SHARES: to_rows(revealed)})

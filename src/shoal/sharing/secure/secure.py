@@ -1,25 +1,26 @@
-"""Secure aggregation: a receiver learns the weighted sum of its neighbours' models, and none of them.
+"""Secure aggregation: a receiver learns the weighted sum of its neighbours' models, but none of the models.
 
 Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, for the neighbours of
 every node of a graph in place of a server's clients.
 
-In each round, each node j of those that speak to receiver i
+In each round, each sender j of receiver i
 
-1. weights its model with w_ij, which both know, and encodes it in a ring, where sums are exact;
-2. adds a mask with each partner k > j and subtracts one with each k < j, so that these cancel in the sum, and adds one
-   mask more that is its own;
-3. sends that with a commitment to the seed of every mask, and a share of every seed for each partner, sealed for it.
+1. weights its model with w_ij, which both know, and encodes it as integers, whose sums are exact;
+2. adds a pairwise mask for each partner k > j and subtracts one for each k < j, so that these cancel in the sum, and
+   adds a self mask;
+3. sends this masked update with a commitment to the seed of every mask, and an encrypted share of every seed for each
+   partner.
 
-The receiver says whose words have come. Each of those hands out the seed of its own mask, and those that it shares with
-nodes whose words have not come. What one that has died since would have handed out, the others' shares give. A node
-hands out its own seed only if its words are in the sum, and so are those of enough others that it has masked with; and
-a pair's only if the other's are not. So late words stay hidden, and those of one whom nobody masks with. What a node
-must remember for this follows from its keys.
+The receiver names the senders whose updates have arrived. Each of them reveals the seed of its self mask, and the seeds
+of its pairwise masks with nodes whose updates have not arrived. For a sender that has failed since, the key shares of
+its partners give these seeds. A node reveals the seed of its self mask only if its update is in the sum together with
+those of enough partners; it reveals the seed of a pairwise mask only if the partner's update is not in the sum. So late
+updates stay hidden, and so does the update of a node without partners. A node derives all these seeds from its keys.
 
-This is against receivers and neighbours that want to know more than they are told, also together, and against words
-that are wrong or forged. One thing is trusted: that a receiver names the same speakers to all. One that tells some of
-them that a node is among them, and others that it is not, gets all its seeds. Of sparse models, a receiver names the
-coordinates that it wants to hear, and so its neighbours learn something of where its own have changed most.
+This protects against curious receivers and neighbours, also if they collude, and against invalid or forged updates. One
+thing is trusted: a receiver names the same senders to all. A receiver that names a node to some senders but not to
+others obtains all seeds of that node. With sparse models, a receiver requests coordinates, so its neighbours learn
+roughly where its own model has changed most.
 """
 
 from __future__ import annotations
@@ -32,47 +33,46 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.compression.indices import GolombRice, Positions
+from shoal.compression.indices import Positions
 from shoal.errors import MessageError, PrivacyError
 from shoal.message import Payload
 from shoal.node import Node, Received
 from shoal.sharing.full import FullSharing
-from shoal.sharing.secure.coordinates import Wanted
+from shoal.sharing.secure.coordinates import CoordinateExchange
 from shoal.sharing.secure.fixed_point import FixedPoint
-from shoal.sharing.secure.key_exchange import Exchange
-from shoal.sharing.secure.messages import BYE, PLAIN, SEALS, SUPPORT, WORDS, Gathering, masked
+from shoal.sharing.secure.key_exchange import KeyExchange
+from shoal.sharing.secure.messages import COMMITMENTS, FINISHED, UNMASKED, VALUES, ProtocolRound, mask_update
 from shoal.sharing.secure.requirements import incompatibilities
-from shoal.sharing.secure.responder import Answers
+from shoal.sharing.secure.responder import UnmaskingResponder
 from shoal.sharing.secure.sender_groups import SenderGroups
-from shoal.sharing.secure.unmasking import ClosedError, Opening
+from shoal.sharing.secure.unmasking import Unmasking, UnmaskingError
 from shoal.sharing.sharing import CoordinateSelector, NodeAware, NodeInfo, SenderGroup, Sharing
 from shoal.state import State, Stateful
 from shoal.traits import ExperimentView
 from shoal.types import Bounds, Nested, NodeId, Params
 
 SUM, WEIGHT, POSITIONS = "sum", "weight", "positions"
-STAY = 5
-"""For how many receives a node waits at its end for a receiver that says nothing: for so many the receiver may wait in
-vain for others, for a key, for coordinates, for words, for what takes off masks, and for help. To one that is slower
-still nobody hands out anything any more: its last sums stay closed."""
-_CODE = GolombRice()
+DRAIN_TIMEOUTS = 5
+"""The receive timeouts that a node waits at its end for a receiver. The receiver may time out that often itself: for a
+key, for coordinates, for updates, for seeds and for key shares. A slower receiver gets no more answers, and its last
+sums stay masked."""
 
 
 @dataclass
 class Secure:
-    """Bonawitz et al. 2017: each node learns the weighted sum of its neighbours' models exactly, and none of them.
+    """Bonawitz et al. 2017: each node learns the exact weighted sum of its neighbours' models, but none of the models.
 
-    Models are numbers of `bits` bits for values within ±`range`; a model that leaves it ends its node. `inner` says
-    which coordinates: "full" all, "random" those of its seed, "topk" those that have probably changed most at the
-    receiver and its neighbours since it last averaged them. This is not top-k sharing without masks: a receiver hears
-    `fraction` of the coordinates from all its neighbours, where without masks it hears of each neighbour those that
-    have changed most there.
+    Models are numbers of `bits` bits for values within ±`range`; a node whose model exceeds the range ends with an
+    error. `inner` selects the coordinates: "full" all, "random" those of its seed, "topk" those that have probably
+    changed most at the receiver and its neighbours since its last average of them. This differs from top-k sharing
+    without masks: a receiver gets the same `fraction` of the coordinates from all its neighbours, where without masks
+    it gets from each neighbour the coordinates that have changed most there.
 
-    Each of a receiver's neighbours masks with up to `partners` others, and `threshold` of the shares that these hold
-    recover its secrets. A sum is opened if at least `threshold` of the neighbours are in it, and one more than it takes
-    partners to recover a secret: so at least two are not of those who may collude. Otherwise the receiver keeps its own
-    model, and says so. A receiver with fewer than two neighbours makes an experiment invalid, or in a graph that
-    changes hears nothing for that round; with `few` = "plain" it is told models unmasked.
+    Each sender of a receiver masks with up to `partners` others, and `threshold` of the key shares that they hold
+    recover its secrets. A sum is unmasked if at least `threshold` of the neighbours are in it, and one more than the
+    partners that recover a secret: so at least two senders are not among the possible colluders. Otherwise the receiver
+    keeps its own model and records an event. A receiver with fewer than two neighbours makes an experiment invalid; in
+    a graph that changes, it receives nothing in that round. With `few` = "plain" it receives unmasked models.
     """
 
     inner: Annotated[Sharing, Nested("sharing")] = field(default_factory=FullSharing)
@@ -85,27 +85,24 @@ class Secure:
     def __post_init__(self) -> None:
         if self.partners % 2:
             raise ValueError(f"partners = {self.partners}: expected an even number, half of them on each side")
-        self._ring = FixedPoint(self.bits, self.range)
-        self._exchange = Exchange()
+        self._codec = FixedPoint(self.bits, self.range)
+        self._key_exchange = KeyExchange()
         self._sender_groups = SenderGroups()
+        self._responder = UnmaskingResponder()
+        self._coordinates: CoordinateExchange | None = None
+        """Set if nodes do not all select the same coordinates."""
         self._node: Node | None = None
-        self._answers = Answers()
-        self._latest: dict[NodeId, int] = {}
-        """The last round in which each receiver was spoken to."""
-        self._asked: set[NodeId] = set()
-        """Those who may wait for this node to ask them for something."""
         self._params: Params = np.empty(0, np.float32)
-        self._supports: dict[NodeId, Positions] = {}
-        """In the present round: the coordinates to say to each receiver, and those that this node hears."""
-        self._wanted: Wanted | None = None
-        """Names the coordinates that this node hears, where nodes do not select alike."""
-        self._unnamed: dict[NodeId, tuple[int, int]] = {}
-        """Receivers whose coordinates have not come of late: how often they were waited for, and the last round of
-        these."""
-        self._gatherings: dict[NodeId, Gathering] = {}
-        """Of the present round, by receiver: a large circle takes a while to work out."""
+        self._last_round: dict[NodeId, int] = {}
+        """The last round in which this node sent to each receiver."""
+        self._past_senders: set[NodeId] = set()
+        """The nodes that may wait for requests of this node."""
+        self._positions: dict[NodeId, Positions] = {}
+        """In the current round: the coordinates to send to each receiver, and those that this node receives."""
+        self._protocol_rounds: dict[NodeId, ProtocolRound] = {}
+        """Of the current round, by receiver: a large mask graph takes a while to compute."""
 
-    # The sharing.
+    # The sharing
 
     def bind(self, info: NodeInfo) -> None:
         self._info = info
@@ -114,200 +111,170 @@ class Secure:
 
     def start(self, params: Params) -> None:
         self.inner.start(params)
-        self._size = params.size
         self._count = self.inner.select(params, 0).size if isinstance(self.inner, CoordinateSelector) else params.size
         if isinstance(self.inner, CoordinateSelector) and not self.inner.common:
-            self._wanted = Wanted(params, self._count)
+            self._coordinates = CoordinateExchange(params, self._count)
 
     def outgoing(self, params: Params, round: int) -> Callable[[NodeId], Payload]:
-        if (value := self._ring.outside(params)) is not None:
+        if (value := self._codec.outside(params)) is not None:
             limit = "a finite number" if not np.isfinite(value) else f"within ±{self.range:g}"
             raise PrivacyError(
-                f"node {self._info.id}, round {round}: a parameter is {value:g}, expected {limit}: it would garble "
+                f"node {self._info.id}, round {round}: a parameter is {value:g}, expected {limit}: it would corrupt "
                 "the sum; set a larger sharing.range, or a smaller training.lr if the model diverges"
             )
         self._params = params
-        return partial(self._words, params=params, round=round)
+        return partial(self._update, params=params, round=round)
 
     def check(self, payload: Payload, params: Params) -> None:
-        words = payload.arrays.get(WORDS)
-        if words is None or words.dtype != self._ring.dtype or words.shape != (self._count,):
-            raise MessageError(f"expected an array {WORDS!r} of {self._count} words of {self.bits} bits")
-        if (payload.fields.get(PLAIN) is True) != (SEALS not in payload.arrays):
-            raise MessageError(f"expected {SEALS!r}, or the field {PLAIN!r} where nothing is masked")
+        values = payload.arrays.get(VALUES)
+        if values is None or values.dtype != self._codec.dtype or values.shape != (self._count,):
+            raise MessageError(f"expected an array {VALUES!r} of {self._count} integers of {self.bits} bits")
+        if (payload.fields.get(UNMASKED) is True) != (COMMITMENTS not in payload.arrays):
+            raise MessageError(f"expected {COMMITMENTS!r}, or the field {UNMASKED!r} if the update is not masked")
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         merged = np.array(params)
         if not received:
             return merged
-        peer, opened = next(iter(received.items()))
-        # Each counts as much of its weight as the others: what is missing to 1 since some are missing is common to all.
-        factor = weights[peer] / float(opened.fields[WEIGHT])
-        positions = opened.arrays.get(POSITIONS, slice(None))
+        peer, unmasked = next(iter(received.items()))
+        # Missing senders change the weights of all others by the same factor.
+        factor = weights[peer] / float(unmasked.fields[WEIGHT])
+        positions = unmasked.arrays.get(POSITIONS, slice(None))
         own = params[positions] * np.float64(1.0 - sum(weights.values()))
-        merged[positions] = own + factor * opened.arrays[SUM]
-        if self._wanted is not None:
-            mean = opened.arrays[SUM] / sum(float(said.fields[WEIGHT]) for said in received.values())
-            self._wanted.hear(merged, opened.arrays[POSITIONS], mean, len(received))
+        merged[positions] = own + factor * unmasked.arrays[SUM]
+        if self._coordinates is not None:
+            mean = unmasked.arrays[SUM] / sum(float(payload.fields[WEIGHT]) for payload in received.values())
+            self._coordinates.chooser.update(merged, unmasked.arrays[POSITIONS], mean, len(received))
         return merged
 
     def state(self) -> State:
-        """Keys are not in it: nodes that go on from a checkpoint agree upon new ones."""
-        parts = {"inner": self.inner, "wanted": self._wanted}
-        return {name: part.state() for name, part in parts.items() if isinstance(part, Stateful)}
+        """Return the state without keys: nodes that continue from a checkpoint agree on new ones."""
+        return {name: part.state() for name, part in self._stateful_parts().items()}
 
     def restore(self, state: State) -> None:
-        parts = {"inner": self.inner, "wanted": self._wanted}
-        for name, part in parts.items():
-            if isinstance(part, Stateful):
-                part.restore(state[name])
+        for name, part in self._stateful_parts().items():
+            part.restore(state[name])
+
+    def _stateful_parts(self) -> dict[str, Stateful]:
+        chooser = None if self._coordinates is None else self._coordinates.chooser
+        parts = {"inner": self.inner, "coordinates": chooser}
+        return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         return incompatibilities(self.inner, self.few, experiment)
 
-    # Before the words.
+    # Before the updates: keys and coordinates
 
     def set_sender_group(self, receiver: NodeId, round: int, group: SenderGroup) -> None:
         self._sender_groups.announce(receiver, round, group)
 
     async def before_send(self, node: Node, to: Sequence[NodeId], round: int) -> Sequence[NodeId]:
         self._node = node
-        self._gatherings = {}
-        gatherings = {receiver: self._gathering(node, receiver, round) for receiver in to}
-        hidden = [receiver for receiver, gathering in gatherings.items() if gathering.masked]
-        alone = [receiver for receiver in to if receiver not in hidden]
-        if alone:
-            how = "spoken to unmasked" if self.few == "plain" else "not spoken to"
-            node.event(how, f"round {round}: nobody else speaks to {', '.join(map(str, alone))}")
-        await self._exchange.meet(node, {p for receiver in hidden for p in gatherings[receiver].partners[node.id]})
-        allowed: Sequence[NodeId] = sorted({*hidden, *(alone if self.few == "plain" else ())})
-        if isinstance(self.inner, CoordinateSelector):
-            allowed = await self._agree_on_coordinates(node, self.inner, allowed, round)
-        return allowed
+        self._protocol_rounds = {}
+        rounds = {receiver: self._protocol_round(node, receiver, round) for receiver in to}
+        masked = [receiver for receiver, protocol_round in rounds.items() if protocol_round.masked]
+        single = [receiver for receiver in to if receiver not in masked]
+        if single:
+            event = "sent unmasked" if self.few == "plain" else "receiver skipped"
+            node.event(event, f"round {round}: no other node sends to {', '.join(map(str, single))}")
+        await self._key_exchange.run(node, {p for receiver in masked for p in rounds[receiver].partners[node.id]})
+        allowed: Sequence[NodeId] = sorted({*masked, *(single if self.few == "plain" else ())})
+        return await self._agree_on_coordinates(node, allowed, round)
 
-    def _gathering(self, node: Node, receiver: NodeId, round: int) -> Gathering:
-        kept = self._gatherings.get(receiver)
-        if kept is None or kept.round != round:
-            company = self._sender_groups.of(node, receiver, round).senders
-            kept = Gathering(receiver, round, company, self.partners, self.threshold, node.seed)
-            self._gatherings[receiver] = kept
-        return kept
+    def _protocol_round(self, node: Node, receiver: NodeId, round: int) -> ProtocolRound:
+        known = self._protocol_rounds.get(receiver)
+        if known is None or known.round != round:
+            senders = self._sender_groups.of(node, receiver, round).senders
+            known = ProtocolRound(receiver, round, senders, self.partners, self.threshold, node.seed)
+            self._protocol_rounds[receiver] = known
+        return known
 
-    async def _agree_on_coordinates(
-        self, node: Node, inner: CoordinateSelector, to: Sequence[NodeId], round: int
-    ) -> Sequence[NodeId]:
-        """All who speak to a receiver say the same coordinates to it: those that it names."""
-        if self._wanted is None:
-            self._supports = dict.fromkeys(to, inner.select(self._params, round))
+    async def _agree_on_coordinates(self, node: Node, to: Sequence[NodeId], round: int) -> Sequence[NodeId]:
+        """Return the receivers whose coordinates are known: all its senders send the same ones."""
+        if not isinstance(self.inner, CoordinateSelector):
             return to
-        own = self._wanted.name(self._params, round)
-        company = sorted(self._sender_groups.of(node, node.id, round).senders) if self._hears(node, round) else []
-        await node.send(company, Payload({SUPPORT: _CODE.encode(own, self._size)}), round=round, kind=SUPPORT)
-        awaited = [receiver for receiver in to if self._is_awaited(receiver, round)]
-        named = await self._named(node, awaited, round)
-        named |= await self._named(node, [r for r in to if r not in awaited], round, timeout=0.0)
-        for receiver in named:
-            self._unnamed.pop(receiver, None)
-        for receiver in awaited:
-            if receiver not in named:
-                self._unnamed[receiver] = (self._unnamed.get(receiver, (0, 0))[0] + 1, round)
-        # Who has not named any in time is not spoken to in this round.
-        self._supports = {receiver: self._positions(said) for receiver, said in sorted(named.items())}
-        allowed = list(self._supports)
-        self._supports[node.id] = own
-        return allowed
+        if self._coordinates is None:
+            self._positions = dict.fromkeys(to, self.inner.select(self._params, round))
+            return to
+        senders = self._sender_groups.of(node, node.id, round).senders if self._may_receive(node, round) else ()
+        self._positions = await self._coordinates.run(node, self._params, to, senders, round)
+        return [receiver for receiver in self._positions if receiver != node.id]
 
-    def _is_awaited(self, receiver: NodeId, round: int) -> bool:
-        """To wait in every round for one that hangs would make this node's words late for all others. So one that does
-        not speak to this node either is waited for in the next round, then after two more, four, eight."""
-        times, latest = self._unnamed.get(receiver, (0, 0))
-        return not times or round - latest >= 2 ** (times - 1)
+    # The masked update
 
-    async def _named(
-        self, node: Node, by: Sequence[NodeId], round: int, timeout: float | None = None
-    ) -> dict[NodeId, Payload]:
-        return await node.receive_each(by, round=round, kind=SUPPORT, timeout=timeout, check=self._positions)
-
-    def _positions(self, said: Payload) -> Positions:
-        code = said.arrays.get(SUPPORT)
-        if code is None:
-            raise MessageError(f"no array {SUPPORT!r}")
-        return _CODE.decode(code, self._count, self._size)
-
-    # The words.
-
-    def _words(self, receiver: NodeId, params: Params, round: int) -> Payload:
+    def _update(self, receiver: NodeId, params: Params, round: int) -> Payload:
         node = self._node
         if node is None:
-            # Where an experiment's sharings are tried on each other, there are no nodes. Two that differ must not go
-            # together, and this is what tells.
-            raise MessageError("masks cancel only where all nodes use secure aggregation, and alike")
-        if self._latest.get(receiver, -1) >= round:
+            # Before a run, Setup checks that the sharings of all nodes accept each other's payloads. There are no nodes
+            # then; this error makes the check fail for sharings that differ.
+            raise MessageError("masks cancel only if all nodes use secure aggregation with the same options")
+        if self._last_round.get(receiver, -1) >= round:
             raise PrivacyError(
-                f"node {node.id} was to speak to node {receiver} in round {round} once more: two messages under the "
-                "same masks show their difference; an algorithm may send once per round"
+                f"node {node.id} would send to node {receiver} twice in round {round}: two updates under the same "
+                "masks reveal their difference; an algorithm may send once per round"
             )
-        self._latest[receiver] = round
-        gathering = self._gathering(node, receiver, round)
-        values = params[self._supports[receiver]] if isinstance(self.inner, CoordinateSelector) else params
-        words = self._ring.encode(values, self._sender_groups.of(node, receiver, round).weights[node.id])
-        if not gathering.masked:
+        self._last_round[receiver] = round
+        protocol_round = self._protocol_round(node, receiver, round)
+        values = params[self._positions[receiver]] if isinstance(self.inner, CoordinateSelector) else params
+        encoded = self._codec.encode(values, self._sender_groups.of(node, receiver, round).weights[node.id])
+        if not protocol_round.masked:
             if self.few != "plain":
-                raise PrivacyError(f"node {node.id} was to speak to node {receiver} unmasked in round {round}")
-            return Payload({WORDS: words}, {PLAIN: True})
-        maskers = self._exchange.agreed(node, gathering.partners[node.id])
-        self._answers.remember(gathering, maskers)
-        return masked(words, node.id, gathering, self._exchange.keys(node), maskers).payload()
+                raise PrivacyError(f"node {node.id} would send to node {receiver} unmasked in round {round}")
+            return Payload({VALUES: encoded}, {UNMASKED: True})
+        maskers = self._key_exchange.with_key(node, protocol_round.partners[node.id])
+        self._responder.remember(protocol_round, maskers)
+        return mask_update(encoded, node.id, protocol_round, self._key_exchange.keys(node), maskers).payload()
 
-    # After the words.
+    # After the updates: unmasking
 
     def expected_senders(self, node: Node, senders: Sequence[NodeId], round: int) -> Sequence[NodeId]:
-        if self._hears(node, round):
+        if self._may_receive(node, round):
             return senders
         if senders:
-            node.event("hears nobody", f"round {round}: fewer than two speak to this node, so none may")
+            node.event("receive skipped", f"round {round}: fewer than two nodes send to this node, so none may send")
         return ()
 
-    def _hears(self, node: Node, round: int) -> bool:
-        return self.few == "plain" or self._gathering(node, node.id, round).masked
+    def _may_receive(self, node: Node, round: int) -> bool:
+        return self.few == "plain" or self._protocol_round(node, node.id, round).masked
 
     async def after_receive(self, node: Node, received: Received, round: int) -> Received:
-        for sender in received:
-            self._unnamed.pop(sender, None)  # it does not hang
-        gathering = self._gathering(node, node.id, round)
-        hidden = {sender: said for sender, said in received.items() if PLAIN not in said.fields}
-        opened = Received(received.peers)
-        if gathering.masked:
-            self._asked.update(gathering.company)
-            for sender in received.keys() - hidden.keys():
-                node.reject(sender, "its words are not masked")
+        if self._coordinates is not None:
+            for sender in received:
+                self._coordinates.mark_responsive(sender)
+        protocol_round = self._protocol_round(node, node.id, round)
+        masked = {sender: payload for sender, payload in received.items() if UNMASKED not in payload.fields}
+        unmasked = Received(received.peers)
+        if protocol_round.masked:
+            self._past_senders.update(protocol_round.senders)
+            for sender in received.keys() - masked.keys():
+                node.reject(sender, "its update is not masked")
             try:
-                found = await Opening(node, gathering, hidden).open()
-            except ClosedError as reason:
-                node.event("sum not opened", f"round {round}: {reason}; the model stays as it is")
-                return opened
-            speakers, words = found.speakers, found.words
+                found = await Unmasking(node, protocol_round, masked).run()
+            except UnmaskingError as reason:
+                node.event("sum not unmasked", f"round {round}: {reason}; the model stays unchanged")
+                return unmasked
+            senders, total = found.senders, found.values
         else:
-            for sender in hidden:
-                node.reject(sender, "its words are masked, and nobody else's are there to cancel that")
-            speakers = tuple(sender for sender in received if sender not in hidden)
-            words = sum((received[s].arrays[WORDS] for s in speakers), np.zeros(self._count, self._ring.dtype))
-        arrays: dict[str, NDArray[Any]] = {SUM: self._ring.decode(words)}
+            for sender in masked:
+                node.reject(sender, "its update is masked, and there is no other update that cancels the mask")
+            senders = tuple(sender for sender in received if sender not in masked)
+            total = sum((received[s].arrays[VALUES] for s in senders), np.zeros(self._count, self._codec.dtype))
+        arrays: dict[str, NDArray[Any]] = {SUM: self._codec.decode(total)}
         if isinstance(self.inner, CoordinateSelector):
-            common = self._wanted is None  # then nobody had to agree upon anything
-            arrays[POSITIONS] = self.inner.select(node.params, round) if common else self._supports[node.id]
-        counts = self._sender_groups.of(node, node.id, round).weights
-        for speaker in speakers:
-            opened[speaker] = Payload(arrays, {WEIGHT: counts[speaker]})
-        return opened
+            common = self._coordinates is None
+            arrays[POSITIONS] = self.inner.select(node.params, round) if common else self._positions[node.id]
+        weights = self._sender_groups.of(node, node.id, round).weights
+        for sender in senders:
+            unmasked[sender] = Payload(arrays, {WEIGHT: weights[sender]})
+        return unmasked
 
-    # What others ask for.
+    # Requests of other nodes
 
     async def serve_peers(self, node: Node) -> None:
-        await self._answers.attend(node, self._exchange.keys(node))
+        await self._responder.serve(node, self._key_exchange.keys(node))
 
     async def drain(self, node: Node) -> None:
-        gone = node.failed_peers
-        await node.send(sorted(self._asked - set(gone)), Payload({}), round=0, kind=BYE)
-        patience = None if node.receive_timeout is None else STAY * node.receive_timeout
-        await node.receive_each(sorted(self._answers.receivers - set(gone)), round=0, kind=BYE, timeout=patience)
+        failed = set(node.failed_peers)
+        await node.send(sorted(self._past_senders - failed), Payload({}), round=0, kind=FINISHED)
+        timeout = None if node.receive_timeout is None else DRAIN_TIMEOUTS * node.receive_timeout
+        await node.receive_each(sorted(self._responder.receivers - failed), round=0, kind=FINISHED, timeout=timeout)

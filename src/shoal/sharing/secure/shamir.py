@@ -1,8 +1,8 @@
-"""Secrets in shares, of which some suffice and fewer say nothing (Shamir, "How to share a secret", CACM 1979).
+"""Secret sharing: a threshold of shares gives the secret, and fewer shares reveal nothing.
 
-Every byte of a secret is the value at 0 of a polynomial over GF(2⁸) with random coefficients, of a degree one less than
-the shares that suffice; share x is its value at x. So a share is as long as the secret, and with fewer shares every
-secret is as likely as before.
+Shamir: How to share a secret, CACM 1979. Every byte of a secret is the value at 0 of a polynomial over GF(2⁸) with
+random coefficients. Its degree is the threshold minus one, and share x is its value at x. So a share is as long as the
+secret, and with fewer shares than the threshold all secrets are equally likely.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-MOST = 255
-"""Shares of one secret: as many as there are places other than 0."""
+MAX_SHARES = 255
+"""The most shares of one secret: one for each field element except 0."""
 _GENERATOR, _MODULUS = 3, 0x11B
 
 
 def _tables() -> tuple[Bytes, NDArray[np.int64]]:
-    """Powers of a generator, twice over so that a sum of two logarithms needs no remainder; and logarithms."""
+    """Return powers of a generator and logarithms. Powers repeat, so that a sum of two logarithms needs no modulo."""
     powers, logs = np.zeros(510, np.uint8), np.zeros(256, np.int64)
     element = 1
     for exponent in range(255):
@@ -36,8 +36,8 @@ def _tables() -> tuple[Bytes, NDArray[np.int64]]:
 _POWERS, _LOGS = _tables()
 
 
-def _times(a: Bytes, b: int) -> Bytes:
-    """Each of `a` times `b`, in GF(2⁸)."""
+def _multiply(a: Bytes, b: int) -> Bytes:
+    """Return each of `a` times `b` in GF(2⁸)."""
     if b == 0:
         return np.zeros_like(a)
     product: Bytes = _POWERS[_LOGS[a] + _LOGS[b]]
@@ -45,37 +45,37 @@ def _times(a: Bytes, b: int) -> Bytes:
     return product
 
 
-def _divided(a: int, b: int) -> int:
+def _divide(a: int, b: int) -> int:
     return 0 if a == 0 else int(_POWERS[_LOGS[a] - _LOGS[b] + 255])
 
 
 def split(secret: Bytes, holders: int, threshold: int) -> Bytes:
-    """The shares of `secret`, of any shape, one for each of `holders`: holder h (from 0) has place h + 1."""
-    if not 1 <= threshold <= holders <= MOST:
-        raise ValueError(f"{threshold} of {holders} shares; expected 1 of 1 at the least, and at most {MOST} shares")
+    """Return one share of `secret`, an array of any shape, for each holder: holder h (from 0) has place h + 1."""
+    if not 1 <= threshold <= holders <= MAX_SHARES:
+        raise ValueError(f"{threshold} of {holders} shares; expected at least 1 of 1, and at most {MAX_SHARES} shares")
     random = np.frombuffer(secrets.token_bytes(secret.size * (threshold - 1)), np.uint8)
     coefficients = random.reshape(threshold - 1, *secret.shape)
     shares = np.empty((holders, *secret.shape), np.uint8)
     for holder in range(holders):
         value = np.zeros(secret.shape, np.uint8)
         for coefficient in coefficients:
-            value = _times(value ^ coefficient, holder + 1)
+            value = _multiply(value ^ coefficient, holder + 1)
         shares[holder] = value ^ secret
     return shares
 
 
 def combine(shares: Mapping[int, Bytes]) -> Bytes:
-    """The secret, from the shares of as many holders as suffice. From fewer, or from a forged one, it is noise."""
+    """Return the secret from a threshold of shares. Fewer shares, or a forged one, give a random result."""
     places = [holder + 1 for holder in shares]
     secret: Bytes | None = None
     for place, share in zip(places, shares.values(), strict=True):
-        above = below = 1  # of Lagrange's polynomial at 0: products of x / (x − place), and minus is plus
+        above = below = 1  # Lagrange's polynomial at 0: products of x / (x − place); in GF(2⁸), minus is plus
         for other in places:
             if other != place:
-                above = int(_times(np.array([above], np.uint8), other)[0])
-                below = int(_times(np.array([below], np.uint8), other ^ place)[0])
-        term = _times(share, _divided(above, below))
+                above = int(_multiply(np.array([above], np.uint8), other)[0])
+                below = int(_multiply(np.array([below], np.uint8), other ^ place)[0])
+        term = _multiply(share, _divide(above, below))
         secret = term if secret is None else secret ^ term
     if secret is None:
-        raise ValueError("no share at all")
+        raise ValueError("no shares given")
     return secret

@@ -1,4 +1,4 @@
-"""A world of nodes that share securely, and what tests of them need."""
+"""A simulated world of nodes with secure aggregation, for tests."""
 
 from __future__ import annotations
 
@@ -23,83 +23,83 @@ from shoal.sharing.full import FullSharing
 from shoal.sharing.secure import secure
 from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.masks import Keys
-from shoal.sharing.secure.messages import Gathering, Statement, naming, rows
+from shoal.sharing.secure.messages import MaskedUpdate, ProtocolRound, to_node_ids, to_rows
 from shoal.sharing.secure.secure import Secure
-from shoal.sharing.secure.unmasking import Opening, Sum
+from shoal.sharing.secure.unmasking import UnmaskedSum, Unmasking
 from shoal.testing import FakeRuntime
 from shoal.topologies.graph import Links, Topology
 
 RUN = "0" * RUN_LENGTH
 
 
-# A world of nodes that share securely
+# A world of nodes with secure aggregation
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn:
-    """A graph in which each node hears each other one with some probability, in every round or once and for all."""
+class RandomGraph:
+    """A graph with each directed link at some probability, drawn in every round or once."""
 
     density: float
     static: bool = False
 
-    def build(self, nodes: int, seed: int) -> DrawnGraph:
-        return DrawnGraph(nodes, self.density, self.static, seed)
+    def build(self, nodes: int, seed: int) -> RandomGraphInstance:
+        return RandomGraphInstance(nodes, self.density, self.static, seed)
 
 
 @dataclasses.dataclass
-class DrawnGraph:
+class RandomGraphInstance:
     nodes: int
     density: float
     static: bool
     seed: int
 
     def links(self, node: int, round: int) -> Links:
-        hears = self._hears(round)
-        return Links(tuple(np.flatnonzero(hears[:, node]).tolist()), tuple(np.flatnonzero(hears[node]).tolist()))
+        linked = self._linked(round)
+        return Links(tuple(np.flatnonzero(linked[:, node]).tolist()), tuple(np.flatnonzero(linked[node]).tolist()))
 
     def degree(self, node: int, round: int) -> int:
-        return int(self._hears(round)[node].sum())
+        return int(self._linked(round)[node].sum())
 
-    def _hears(self, round: int) -> Any:
+    def _linked(self, round: int) -> Any:
         rng = np.random.default_rng([self.seed, 0 if self.static else round])
-        hears = rng.random((self.nodes, self.nodes)) < self.density
-        np.fill_diagonal(hears, False)
-        return hears
+        linked = rng.random((self.nodes, self.nodes)) < self.density
+        np.fill_diagonal(linked, False)
+        return linked
 
 
-class Witnessed(Secure):
-    """Remembers its models and, as a receiver, what it was told and what it opened."""
+class RecordingSharing(Secure):
+    """Records its models and, as a receiver, its payloads and unmasked sums."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.models: dict[int, Any] = {}
-        self.heard: dict[int, Mapping[int, Payload]] = {}
-        self.companies: dict[int, Mapping[int, float]] = {}
+        self.received: dict[int, Mapping[int, Payload]] = {}
+        self.weights: dict[int, Mapping[int, float]] = {}
         self.positions: dict[int, Any] = {}
-        self.sums: dict[int, Sum] = {}
+        self.sums: dict[int, UnmaskedSum] = {}
 
     def outgoing(self, params: Any, round: int) -> Any:
         self.models[round] = np.array(params)
         return super().outgoing(params, round)
 
     async def after_receive(self, node: Node, received: Any, round: int) -> Any:
-        self.heard[round] = dict(received)
-        self.companies[round] = self._sender_groups.of(node, node.id, round).weights
+        self.received[round] = dict(received)
+        self.weights[round] = self._sender_groups.of(node, node.id, round).weights
         opened = await super().after_receive(node, received, round)
-        for said in opened.values():
-            self.positions[round] = said.arrays.get("positions", slice(None))
+        for payload in opened.values():
+            self.positions[round] = payload.arrays.get("positions", slice(None))
         return opened
 
 
-class WitnessedOpening(Opening):
-    async def open(self) -> Sum:
-        found = await super().open()
-        self._node.sharing.sums[self._gathering.round] = found  # type: ignore[attr-defined]
+class RecordingUnmasking(Unmasking):
+    async def run(self) -> UnmaskedSum:
+        found = await super().run()
+        self._node.sharing.sums[self._protocol_round.round] = found  # type: ignore[attr-defined]
         return found
 
 
-class Together:
-    """Nodes of one simulated world, each with a sharing of its own, that run an algorithm."""
+class SecureWorld:
+    """Nodes of one simulated world that run an algorithm, each with its own sharing."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Together:
         models: Callable[[int], Any] | None = None,
         seed: int = 0,
     ) -> None:
-        """`models` gives what each node's training ends with; None: it drifts at random."""
+        """`models` returns the model after training by node; None: a random walk."""
         self.algorithm, self.sharings = algorithm, sharings
         served = hasattr(algorithm, "serve")
         self.learners = len(sharings) - served
@@ -145,22 +145,22 @@ class Together:
             self.records.append(fake.records)
             self._record(runtime)
 
-    def dies(self, node: int, after: int) -> Together:
-        """`node` dies when it has sent so many messages and is about to send one more."""
+    def fails(self, node: int, after: int) -> SecureWorld:
+        """Let `node` fail when it sends the message after the first `after` ones."""
         runtime = self.world.runtimes[node]
         send, left = runtime.send, itertools.count(after, -1)
 
-        async def until_death(to: int, message: Message) -> bool:
+        async def until_failure(to: int, message: Message) -> bool:
             if next(left) == 0:
                 self.world.kernel.soon(runtime.crash)
                 await park()
             return await send(to, message)
 
-        runtime.send = until_death  # type: ignore[method-assign]
+        runtime.send = until_failure  # type: ignore[method-assign]
         return self
 
-    def withhold(self, node: int, which: Callable[[int, Message], bool]) -> Together:
-        """What `node` sends is lost on its way, where `which` says so."""
+    def withhold(self, node: int, which: Callable[[int, Message], bool]) -> SecureWorld:
+        """Drop the messages from `node` that `which` selects."""
         runtime = self.world.runtimes[node]
         send = runtime.send
 
@@ -170,10 +170,10 @@ class Together:
         runtime.send = some  # type: ignore[method-assign]
         return self
 
-    def run(self) -> Together:
+    def run(self) -> SecureWorld:
         for node in self.nodes:
             self.world.runtimes[node.id].start(self._live(node))
-        with mock.patch.object(secure, "Opening", WitnessedOpening):
+        with mock.patch.object(secure, "Unmasking", RecordingUnmasking):
             self.world.kernel.run()
         self.world.raise_if_deadlocked()
         return self
@@ -181,20 +181,20 @@ class Together:
     def events(self, node: int) -> list[tuple[str, str]]:
         return [(record.what, record.detail) for record in self.records[node] if isinstance(record, Event)]
 
-    def expected(self, receiver: int, round: int, speakers: Collection[int]) -> Any:
-        """The sum of the encodings of what `speakers` had to say, without any mask."""
+    def expected(self, receiver: int, round: int, senders: Collection[int]) -> Any:
+        """Return the sum of the encoded models of `senders`, without masks."""
         sharing = self.sharings[receiver]
         ring = FixedPoint(sharing.bits, sharing.range)
-        weights, positions = sharing.companies[round], sharing.positions[round]
-        models = {speaker: self.sharings[speaker].models[round][positions] for speaker in speakers}
-        return sum(ring.encode(model, weights[speaker]) for speaker, model in models.items())
+        weights, positions = sharing.weights[round], sharing.positions[round]
+        models = {sender: self.sharings[sender].models[round][positions] for sender in senders}
+        return sum(ring.encode(model, weights[sender]) for sender, model in models.items())
 
     def check_sums(self) -> int:
-        """All sums that were opened are exact; how many they are."""
+        """Check that all unmasked sums are exact, and return their number."""
         opened = 0
         for receiver, sharing in enumerate(self.sharings):
             for round, found in sharing.sums.items():
-                assert np.array_equal(found.words, self.expected(receiver, round, found.speakers)), (receiver, round)
+                assert np.array_equal(found.values, self.expected(receiver, round, found.senders)), (receiver, round)
                 opened += 1
         return opened
 
@@ -212,19 +212,19 @@ class Together:
         await (run_interactively(life, node, node.sharing) if isinstance(node.sharing, InteractiveSharing) else life)
 
 
-# One receiver, and all others speak to it
+# One receiver for all others
 
 
 @dataclasses.dataclass(frozen=True)
-class Audience:
-    """Everybody speaks to node 0, and nobody to anybody else."""
+class InwardStar:
+    """All nodes send to node 0, and to no other node."""
 
-    def build(self, nodes: int, seed: int) -> AudienceGraph:
-        return AudienceGraph(nodes)
+    def build(self, nodes: int, seed: int) -> InwardStarGraph:
+        return InwardStarGraph(nodes)
 
 
 @dataclasses.dataclass
-class AudienceGraph:
+class InwardStarGraph:
     nodes: int
     static = True
 
@@ -235,37 +235,37 @@ class AudienceGraph:
         return 0 if node else self.nodes - 1
 
 
-def audience(speakers: list[Any], rounds: int = 1, **more: Any) -> Together:
-    """Node 0 hears `speakers`, which are nodes 1, 2, …"""
-    options = {key: getattr(speakers[0], key) for key in ("bits", "range", "threshold", "partners", "few")}
-    receiver = Witnessed(**options, inner=more.pop("inner", FullSharing()))
-    return Together(DPSGD(rounds), [receiver, *speakers], topology=Audience(), **more)
+def one_receiver(senders: list[Any], rounds: int = 1, **more: Any) -> SecureWorld:
+    """Return a world in which node 0 receives from `senders`, which are nodes 1, 2, …"""
+    options = {key: getattr(senders[0], key) for key in ("bits", "range", "threshold", "partners", "few")}
+    receiver = RecordingSharing(**options, inner=more.pop("inner", FullSharing()))
+    return SecureWorld(DPSGD(rounds), [receiver, *senders], topology=InwardStar(), **more)
 
 
-def witnesses(count: int, **options: Any) -> list[Any]:
-    return [Witnessed(**options) for _ in range(count)]
+def recording_sharings(count: int, **options: Any) -> list[Any]:
+    return [RecordingSharing(**options) for _ in range(count)]
 
 
-# One speaker, whom the test asks
+# One sender that the test sends requests to
 
 
-class Peers:
-    """Nodes 2, 3, … that speak to node 0 as node 1 does, played by the test: it knows their keys."""
+class PlayedPeers:
+    """Node 1 sends to node 0. The test plays nodes 2, 3, …, which do the same, and knows their keys."""
 
     def __init__(self, count: int = 4, **options: Any) -> None:
         self.fake = FakeRuntime()
         self.sharing = Secure(**options)
         self.model = np.linspace(-3, 3, 16, dtype=np.float32)
         self.node = self.fake.node(
-            1, nodes=count + 1, params=self.model, sharing=self.sharing, topology=Audience(), receive_timeout=5.0
+            1, nodes=count + 1, params=self.model, sharing=self.sharing, topology=InwardStar(), receive_timeout=5.0
         )
         self.keys = {peer: Keys(RUN) for peer in range(2, count + 1)}
         weights = dict.fromkeys(range(1, count + 1), 1 / (count + 1))
         sharing = self.sharing
-        self.gathering = Gathering(0, 0, weights, sharing.partners, sharing.threshold, self.node.seed)
+        self.protocol_round = ProtocolRound(0, 0, weights, sharing.partners, sharing.threshold, self.node.seed)
 
-    def speak(self, without: Collection[int] = (), rounds: int = 1, pause: float = 0.0) -> Peers:
-        """Node 1 speaks in each round; those `without` do not tell it a key."""
+    def send(self, without: Collection[int] = (), rounds: int = 1, pause: float = 0.0) -> PlayedPeers:
+        """Let node 1 send in each round; nodes in `without` do not send it a key."""
         for peer, keys in self.keys.items():
             if peer not in without:
                 self.fake.deliver(self.message(peer, "secure-key", **{"secure-key": np.frombuffer(keys.public, "u1")}))
@@ -279,26 +279,26 @@ class Peers:
 
         self.fake.run(main())
         for keys in self.keys.values():
-            keys.agree(1, self.sharing._exchange.keys(self.node).public)
+            keys.agree(1, self.sharing._key_exchange.keys(self.node).public)
         return self
 
     def message(self, sender: int, kind: str, round: int = 0, **arrays: Any) -> Message:
         return Message(sender, kind, round, Payload(arrays))
 
-    def statement(self, round: int = 0) -> Statement:
-        said = [m.payload for to, m in self.fake.sent if m.kind == "model" and m.round == round]
-        return Statement.read(said[0], len(self.gathering.partners[1]))
+    def update(self, round: int = 0) -> MaskedUpdate:
+        payload = [m.payload for to, m in self.fake.sent if m.kind == "model" and m.round == round]
+        return MaskedUpdate.from_payload(payload[0], len(self.protocol_round.partners[1]))
 
     def answers(self, kind: str = "secure-opened") -> list[Payload]:
         return [message.payload for to, message in self.fake.sent if message.kind == kind]
 
-    def refusals(self) -> list[str]:
+    def rejections(self) -> list[str]:
         return [r.detail for r in self.fake.records if isinstance(r, Event) and r.what == "payload rejected"]
 
-    def asks(self, *speakers: int, at: float = 50.0, sender: int = 0, round: int = 0) -> Peers:
-        self.fake.deliver(self.message(sender, "secure-open", round, speakers=naming(speakers)), at=at)
+    def ask_to_unmask(self, *senders: int, at: float = 50.0, sender: int = 0, round: int = 0) -> PlayedPeers:
+        self.fake.deliver(self.message(sender, "secure-open", round, speakers=to_node_ids(senders)), at=at)
         return self
 
-    def asks_help(self, of: Any, shares: list[bytes], at: float = 60.0) -> Peers:
-        self.fake.deliver(self.message(0, "secure-help", of=naming(of), shares=rows(shares)), at=at)
+    def ask_for_shares(self, of: Any, shares: list[bytes], at: float = 60.0) -> PlayedPeers:
+        self.fake.deliver(self.message(0, "secure-help", of=to_node_ids(of), shares=to_rows(shares)), at=at)
         return self
