@@ -151,7 +151,7 @@ def test_bodies_that_wait_for_ever_are_an_error_in_both_arms() -> None:
     async def body(runtime: Runtime) -> None:
         await runtime.receive(Filter("model", 4))
 
-    with pytest.raises(DeadlockError, match="node 0 waits for 'model' of round 4 from anyone"):
+    with pytest.raises(DeadlockError, match="node 0 waits for 'model' of round 4 from any node"):
         SimulationHarness().run({0: body})
     with pytest.raises(TimeoutError, match="these nodes are not done: 0"):
         SocketHarness(timeout=0.2).run({0: body})

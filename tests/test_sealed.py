@@ -371,7 +371,7 @@ def test_a_message_that_its_sender_repeats_is_received_once() -> None:
             mailbox = Mailbox()
             for message in receiver.came:
                 mailbox.put(message)
-            got = [mailbox.ask(Filter("model", round, (1,)), lambda: None).messages for round in (0, 1)]
+            got = [mailbox.start_receive(Filter("model", round, (1,)), lambda: None).messages for round in (0, 1)]
             assert [[m.round for m in messages] for messages in got] == [[0], [1]]
             assert mailbox.repeated == 1
 

@@ -1,6 +1,12 @@
-"""What a receive means: the messages of one node, and which of its tasks waits for which of them.
+"""Receive semantics: the messages of one node, and the receives that wait for them.
 
-Both engines use `Mailbox`, so that a receive means the same in both.
+All engines use `Mailbox`, so a receive means the same in all of them. A message is in one of these states:
+
+- unclaimed: it has arrived, and no receive has taken it yet;
+- taken: a receive wanted it;
+- repeated: the receive of its kind and round already took a message from the same sender; dropped and counted;
+- late: its receive timed out, and a receive for a later round has started since; dropped and counted;
+- dropped: it was unclaimed and exceeded the memory budget; counted.
 """
 
 from __future__ import annotations
@@ -15,11 +21,12 @@ from shoal.types import NodeId
 
 
 class Filter(msgspec.Struct, frozen=True, gc=False):
-    """Which messages a receive waits for.
+    """The messages that a receive waits for.
 
-    With `senders`, one message from each of them, or with `first` one from any of them; without, one message from
-    anyone. `round` None is any round. One message from each for a round is all that there is to say of this kind in it:
-    when a sender's has been received so, another of the same kind and round is a repetition, and is dropped.
+    With `senders`, a receive takes one message from each sender, or with `first` one message from any of them. Without
+    `senders`, it takes one message from any node. `round` None matches every round. A receive that takes one message
+    from each sender for a round expects no more of this kind and round: further messages are repetitions and are
+    dropped.
     """
 
     kind: str
@@ -27,22 +34,22 @@ class Filter(msgspec.Struct, frozen=True, gc=False):
     senders: tuple[NodeId, ...] | None = None
     first: bool = False
     more: bool = False
-    """Whether a sender may have more to say of this kind in a round, and the next of it is wanted."""
+    """Whether a sender may send several messages of this kind in a round; the receive takes the next one."""
 
     @property
     def once(self) -> bool:
-        """Whether a second message of a sender would be a repetition."""
+        """Whether a second message from the same sender is a repetition."""
         return self.round is not None and self.senders is not None and not self.first and not self.more
 
     def __str__(self) -> str:
         which = f"{self.kind!r}" if self.round is None else f"{self.kind!r} of round {self.round}"
         if self.senders is None:
-            return f"{which} from anyone"
+            return f"{which} from any node"
         return f"{which} from {'any of ' if self.first else ''}{', '.join(str(s) for s in self.senders)}"
 
 
 class Waiter:
-    """A receive under way."""
+    """A receive in progress."""
 
     __slots__ = ("_missing", "kind", "messages", "once", "round", "wake", "wanted")
 
@@ -56,7 +63,7 @@ class Waiter:
         self._missing = None if wanted.senders is None else set(wanted.senders)
 
     def offer(self, message: Message) -> bool:
-        """Take `message` if it is wanted."""
+        """Take `message` if the receive wants it. Returns whether it did."""
         if message.kind != self.kind or (self.round is not None and message.round != self.round):
             return False
         if self._missing is None:
@@ -73,7 +80,7 @@ class Waiter:
         return True
 
     def give_up_on(self, nodes: Collection[NodeId]) -> set[NodeId]:
-        """Stop waiting for `nodes`; returns those that were waited for."""
+        """Stop waiting for `nodes`. Returns the nodes that the receive was waiting for."""
         given_up = self._missing.intersection(nodes) if self._missing else set()
         if self._missing is not None:
             self._missing -= given_up
@@ -88,109 +95,141 @@ class Waiter:
         return bool(self.messages) if self._missing is None else not self._missing
 
 
+class _ReceivedSenders:
+    """The senders whose one message of a kind and round has been received, for the latest kinds and rounds."""
+
+    __slots__ = ("_forgotten", "_latest", "_limit", "_senders")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._senders: dict[tuple[str, int], set[NodeId] | tuple[NodeId, ...]] = {}
+        """A set while the receive is in progress, then a tuple, which needs a tenth of the memory. Receives with equal
+        senders share one tuple. This matters with many nodes."""
+        self._latest: tuple[NodeId, ...] = ()
+        """The senders of the receive that ended last."""
+        self._forgotten: dict[str, int] = {}
+        """The latest round of each kind that is not remembered any more."""
+
+    def __contains__(self, message: Message) -> bool:
+        return bool(self._senders) and message.sender in self._senders.get((message.kind, message.round), ())
+
+    def add(self, message: Message) -> None:
+        known = self._senders.get((message.kind, message.round))
+        if isinstance(known, set):
+            known.add(message.sender)
+            return
+        self._senders[message.kind, message.round] = {message.sender, *(known or ())}
+        if len(self._senders) > self._limit:
+            kind, round = next(iter(self._senders))
+            del self._senders[kind, round]
+            self._forgotten[kind] = max(round, self._forgotten.get(kind, -1))
+
+    def compact(self, kind: str, round: int) -> None:
+        """Reduce the memory of a receive that has ended."""
+        known = self._senders.get((kind, round))
+        if isinstance(known, set):
+            senders = tuple(sorted(known))
+            if senders != self._latest:
+                self._latest = senders
+            self._senders[kind, round] = self._latest
+
+    def remove(self, node: NodeId) -> None:
+        for key, known in self._senders.items():
+            if node in known:
+                self._senders[key] = tuple(sender for sender in known if sender != node)
+
+    def has_forgotten(self, message: Message) -> bool:
+        """Return whether the message is for a round whose senders are not remembered any more."""
+        return bool(self._forgotten) and message.round <= self._forgotten.get(message.kind, -1)
+
+
 class Mailbox:
-    """The messages of one node that nobody has asked for yet, and the receives that wait for more."""
+    """The unclaimed messages of one node, and its receives in progress."""
 
     LIMIT = 100_000
-    """The most unclaimed messages kept without a `MessageBudget`; more are dropped and counted in `dropped`."""
+    """The most unclaimed messages without a `MessageBudget`; further ones are dropped."""
     REMEMBERED = 16
-    """Of how many rounds, each of one kind, it is known who was heard; what comes for those before them is late."""
+    """The latest combinations of kind and round whose senders are remembered. Messages for earlier rounds are late."""
 
     def __init__(self, budget: MessageBudget | None = None) -> None:
-        """Without `budget` for what nobody has asked for, there is a limit to its number only."""
+        """`budget` limits the memory of unclaimed messages; without it only their number is limited."""
         self.budget = budget
         self.failed: set[NodeId] = set()
         self.late = 0
-        """Messages that came after the receive that wanted them had given up."""
         self.dropped = 0
-        """Messages that nobody had asked for, and for which there was no room."""
         self.repeated = 0
-        """Messages that had been received before: of the same sender, kind and round."""
         self._unclaimed: list[Message] = []
         self._waiters: list[Waiter] = []
+        self._received = _ReceivedSenders(self.REMEMBERED)
         self._given_up: dict[tuple[str, NodeId], int] = {}
-        """The latest round in which a receive of this kind went on without this sender."""
-        self._back: dict[NodeId, int] = {}
-        """Those that died and came back: from which round on they are waited for."""
-        self._asked: dict[str, int] = {}
-        """The latest round that a message of this kind was asked for."""
-        self._heard: dict[tuple[str, int], set[NodeId] | tuple[NodeId, ...]] = {}
-        """Whose one message of a kind and a round has been received. A tuple when the receive is over: it takes a tenth
-        of a set's memory, and nothing where the same were heard before, which counts where nodes are many."""
-        self._heard_last: tuple[NodeId, ...] = ()
-        """Those of the receive that was over last."""
-        self._over: dict[str, int] = {}
-        """The latest round of a kind that is no longer remembered."""
+        """The latest round in which a receive of this kind continued without this sender."""
+        self._rejoined: dict[NodeId, int] = {}
+        """The first round in which each rejoined node sends."""
+        self._latest_round: dict[str, int] = {}
+        """The latest round of each kind that a receive has asked for."""
         self._any_round: set[str] = set()
-        """The kinds that were asked for without a round."""
+        """The kinds that receives have asked for without a round."""
 
     def put(self, message: Message) -> None:
-        """Deliver a message; wakes the receive that it completes."""
-        if self._heard and message.sender in self._heard.get((message.kind, message.round), ()):
+        """Deliver a message. Wakes the receive that it completes."""
+        if message in self._received:
             self.repeated += 1
             return
         for waiter in self._waiters:
             if waiter.offer(message):
                 if waiter.once:
-                    self._remember(message)
+                    self._received.add(message)
                 if waiter.done:
                     self._end(waiter)
                     waiter.wake()
                 return
-        if self._is_over(message) or (self._given_up and self._is_late(message)):
+        if self._received.has_forgotten(message) or (self._given_up and self._is_late(message)):
             self.late += 1
         elif self.budget is None and len(self._unclaimed) >= self.LIMIT:
             self.dropped += 1
         else:
             self._unclaimed.append(message)
-            if self.budget is not None and self.budget.seems_full(message):
-                kept = self.budget.kept(self._unclaimed, self._asked, self._any_round)
+            if self.budget is not None and self.budget.may_exceed(message):
+                kept = self.budget.select(self._unclaimed, self._latest_round, self._any_round)
                 self.dropped += len(self._unclaimed) - len(kept)
                 self._unclaimed = kept
 
-    def ask(self, wanted: Filter, wake: Callable[[], None]) -> Waiter:
-        """Claim what is here. If the waiter is not `done` by then, `wake` is called once when it is."""
+    def start_receive(self, wanted: Filter, wake: Callable[[], None]) -> Waiter:
+        """Take the wanted messages that have arrived. If the waiter is not `done`, `wake` is called once when it is."""
         waiter = Waiter(wanted, wake)
-        if wanted.round is None:
-            self._any_round.add(wanted.kind)
-        elif wanted.round > self._asked.get(wanted.kind, -1):
-            self._asked[wanted.kind] = wanted.round
-            if self._given_up and self._unclaimed:
-                kept = [m for m in self._unclaimed if not self._is_late(m)]
-                self.late += len(self._unclaimed) - len(kept)
-                self._unclaimed = kept
+        self._note_round(wanted)
         if self._unclaimed:
             self._unclaimed = [m for m in self._unclaimed if waiter.done or not waiter.offer(m)]
             if waiter.once and waiter.messages:
-                self._remember_all(waiter.messages)
+                self._drop_repetitions(waiter.messages)
         if self.failed:
             self._give_up(waiter, self.failed)
-        if self._back and wanted.round is not None:
-            self._give_up(waiter, [node for node, round in self._back.items() if wanted.round < round])
+        if self._rejoined and wanted.round is not None:
+            self._give_up(waiter, [node for node, round in self._rejoined.items() if wanted.round < round])
         if waiter.done:
-            self._keep_heard(waiter)
+            self._compact(waiter)
         else:
             self._waiters.append(waiter)
         return waiter
 
     def collect(self, kind: str) -> list[Message]:
-        """Claim all that is here of this kind."""
+        """Take all messages of this kind that have arrived."""
         self._any_round.add(kind)
         found = [m for m in self._unclaimed if m.kind == kind]
         if found:
             self._unclaimed = [m for m in self._unclaimed if m.kind != kind]
         return found
 
-    def withdraw(self, waiter: Waiter) -> None:
-        """End a receive whose time is up. What it still wanted is late once a later round is asked for."""
+    def end_receive(self, waiter: Waiter) -> None:
+        """End a receive that has timed out. Messages that it wanted are late once a later round is asked for."""
         if waiter in self._waiters:
             self._end(waiter)
             self._give_up(waiter, waiter.missing)
 
     def mark_failed(self, node: NodeId) -> None:
-        """`node` has died: nobody waits for it any longer."""
+        """Stop waiting for `node`, which has failed."""
         self.failed.add(node)
-        self._back.pop(node, None)
+        self._rejoined.pop(node, None)
         for waiter in list(self._waiters):
             self._give_up(waiter, (node,))
             if waiter.done:
@@ -198,31 +237,40 @@ class Mailbox:
                 waiter.wake()
 
     def mark_rejoined(self, node: NodeId, round: int) -> None:
-        """`node` is back: it is waited for again from `round` on."""
+        """Wait for `node`, which has rejoined, from `round` on."""
         self.failed.discard(node)
-        self._back[node] = round
-        for what, heard in self._heard.items():
-            if node in heard:  # it knows nothing of what it said before
-                self._heard[what] = tuple(sender for sender in heard if sender != node)
+        self._rejoined[node] = round
+        self._received.remove(node)  # it has lost its state, so its new messages do not repeat the old ones
 
     @property
     def waiting(self) -> list[Waiter]:
         return list(self._waiters)
 
+    def _note_round(self, wanted: Filter) -> None:
+        if wanted.round is None:
+            self._any_round.add(wanted.kind)
+        elif wanted.round > self._latest_round.get(wanted.kind, -1):
+            self._latest_round[wanted.kind] = wanted.round
+            if self._given_up and self._unclaimed:
+                kept = [m for m in self._unclaimed if not self._is_late(m)]
+                self.late += len(self._unclaimed) - len(kept)
+                self._unclaimed = kept
+
+    def _drop_repetitions(self, messages: list[Message]) -> None:
+        """Record that `messages`, of one kind and round, have been received, and drop unclaimed repetitions."""
+        for message in messages:
+            self._received.add(message)
+        kept = [m for m in self._unclaimed if m not in self._received]
+        self.repeated += len(self._unclaimed) - len(kept)
+        self._unclaimed = kept
+
     def _end(self, waiter: Waiter) -> None:
         self._waiters.remove(waiter)
-        self._keep_heard(waiter)
+        self._compact(waiter)
 
-    def _keep_heard(self, waiter: Waiter) -> None:
-        """The receive is over. Who was heard in it is kept, in less memory."""
-        if not waiter.once or waiter.round is None:
-            return
-        heard = self._heard.get((waiter.kind, waiter.round))
-        if isinstance(heard, set):
-            senders = tuple(sorted(heard))
-            if senders != self._heard_last:
-                self._heard_last = senders
-            self._heard[waiter.kind, waiter.round] = self._heard_last
+    def _compact(self, waiter: Waiter) -> None:
+        if waiter.once and waiter.round is not None:
+            self._received.compact(waiter.kind, waiter.round)
 
     def _give_up(self, waiter: Waiter, nodes: Collection[NodeId]) -> None:
         given_up = waiter.give_up_on(nodes)
@@ -230,33 +278,7 @@ class Mailbox:
             for node in given_up:
                 self._given_up[waiter.kind, node] = max(waiter.round, self._given_up.get((waiter.kind, node), -1))
 
-    def _remember_all(self, messages: list[Message]) -> None:
-        """`messages` of one kind and round have been received: what repeats them is no longer wanted."""
-        for message in messages:
-            self._remember(message)
-        kind, round = messages[0].kind, messages[0].round
-        heard = self._heard[kind, round]
-        kept = [m for m in self._unclaimed if m.round != round or m.kind != kind or m.sender not in heard]
-        self.repeated += len(self._unclaimed) - len(kept)
-        self._unclaimed = kept
-
-    def _remember(self, message: Message) -> None:
-        """`message` has been received where one of its sender's was wanted."""
-        heard = self._heard.get((message.kind, message.round))
-        if isinstance(heard, set):
-            heard.add(message.sender)
-            return
-        self._heard[message.kind, message.round] = {message.sender, *(heard or ())}
-        if len(self._heard) > self.REMEMBERED:
-            kind, round = next(iter(self._heard))
-            del self._heard[kind, round]
-            self._over[kind] = max(round, self._over.get(kind, -1))
-
-    def _is_over(self, message: Message) -> bool:
-        """Whether the message is for a round so long ago that nobody knows who was heard in it."""
-        return bool(self._over) and message.round <= self._over.get(message.kind, -1)
-
     def _is_late(self, message: Message) -> bool:
-        """Whether the node gave up on this message, and has gone on to a later round."""
+        """Return whether the receive of this message has ended and a later round has been asked for."""
         given_up = self._given_up.get((message.kind, message.sender), -1)
-        return message.round <= given_up and message.round < self._asked.get(message.kind, -1)
+        return message.round <= given_up and message.round < self._latest_round.get(message.kind, -1)

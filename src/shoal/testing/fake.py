@@ -161,12 +161,12 @@ class FakeRuntime:
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         resume = self._kernel.task().resume
         await self.sleep(0.0)  # messages of the script for this moment arrive first
-        waiter = self.mailbox.ask(wanted, lambda: self._kernel.soon(resume))
+        waiter = self.mailbox.start_receive(wanted, lambda: self._kernel.soon(resume))
         if not waiter.done:
             if timeout is not None and timeout != math.inf:
                 self._at(self.now() + timeout, lambda: None if waiter.done else resume())
             await park()
-            self.mailbox.withdraw(waiter)
+            self.mailbox.end_receive(waiter)
         return waiter.messages
 
     def background(self, task: Coroutine[Any, Any, None]) -> None:

@@ -147,7 +147,7 @@ class ProcessRuntime:
             if not future.done():
                 future.set_result(None)
 
-        waiter = self.mailbox.ask(wanted, wake)
+        waiter = self.mailbox.start_receive(wanted, wake)
         if waiter.done:
             return waiter.messages
         if timeout is None and wanted.senders is not None and not self._serves:
@@ -161,7 +161,7 @@ class ProcessRuntime:
                 await self._wait(future, timeout, wake)
         finally:
             if not waiter.done:
-                self.mailbox.withdraw(waiter)
+                self.mailbox.end_receive(waiter)
         await self._online.wait()
         return waiter.messages
 

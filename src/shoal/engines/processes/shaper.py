@@ -156,9 +156,9 @@ class Shaper:
             self._place(key, message, self._told.pop(key))
             return
         self._here[key] = message
-        if self._budget is not None and self._budget.seems_full(message):
+        if self._budget is not None and self._budget.may_exceed(message):
             self._drain()  # word of some of them may have come
-            kept = set(map(id, self._budget.kept(list(self._here.values()), ())))
+            kept = set(map(id, self._budget.select(list(self._here.values()), ())))
             self.dropped += len(self._here) - len(kept)
             self._here = {key: message for key, message in self._here.items() if id(message) in kept}
 

@@ -231,7 +231,7 @@ class SimulatedRuntime:
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         kernel = self._kernel
         resume = self.waking(kernel.task())
-        waiter = self.mailbox.ask(wanted, lambda: kernel.soon(resume))
+        waiter = self.mailbox.start_receive(wanted, lambda: kernel.soon(resume))
         if waiter.done:
             return waiter.messages
         if timeout is not None and timeout != math.inf:
@@ -242,7 +242,7 @@ class SimulatedRuntime:
         else:
             await park()
         if not waiter.done:
-            self.mailbox.withdraw(waiter)
+            self.mailbox.end_receive(waiter)
         return waiter.messages
 
     def background(self, task: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,4 @@
-"""A mailbox has room for what is ahead of its time, and whoever fills it takes nothing from the others."""
+"""The memory budget of a mailbox: early messages are kept, and a sender that fills it takes nothing from the others."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def taken_by(mailbox: Mailbox, kind: str) -> int:
 
 
 def asked(mailbox: Mailbox, sender: int, round: int) -> bool:
-    return mailbox.ask(Filter("model", round, (sender,)), lambda: None).done
+    return mailbox.start_receive(Filter("model", round, (sender,)), lambda: None).done
 
 
-@pytest.mark.parametrize(("kind", "first"), [("model", FAR), ("unheard of", 0)], ids=["far rounds", "unknown kinds"])
-def test_what_nobody_asks_for_does_not_fill_the_memory(kind: str, first: int) -> None:
+@pytest.mark.parametrize(("kind", "first"), [("model", FAR), ("unknown", 0)], ids=["far rounds", "unknown kinds"])
+def test_unclaimed_messages_do_not_fill_the_memory(kind: str, first: int) -> None:
     full = mailbox()
     for number in range(2_000):  # 80 MB
         full.put(model(1, first + number, kind))
@@ -54,15 +54,15 @@ def test_what_nobody_asks_for_does_not_fill_the_memory(kind: str, first: int) ->
     assert full.dropped == 2_000 - len(kept) > 0
 
 
-def test_many_small_messages_do_not_fill_it_either() -> None:
+def test_many_small_messages_do_not_fill_the_memory() -> None:
     full = mailbox()
     for number in range(20_000):
         full.put(model(1, FAR + number, size=0))
-    assert len(full.collect("model")) * MessageBudget.EACH <= MessageBudget(MODEL, NODES).size
+    assert len(full.collect("model")) * MessageBudget.OVERHEAD <= MessageBudget(MODEL, NODES).size
     assert full.dropped > 0
 
 
-def test_who_fills_a_mailbox_takes_nothing_from_the_others() -> None:
+def test_a_sender_that_fills_a_mailbox_takes_nothing_from_the_others() -> None:
     full = mailbox()
     for number in range(1_000):
         full.put(model(5, FAR + number))
@@ -73,11 +73,11 @@ def test_who_fills_a_mailbox_takes_nothing_from_the_others() -> None:
     assert all(asked(full, sender, round) for round in (10, 400, 990) for sender in (1, 2, 3))
 
 
-def test_who_fills_a_mailbox_is_still_heard_in_the_rounds_that_come() -> None:
+def test_messages_for_the_next_rounds_are_kept_even_from_a_sender_that_fills_a_mailbox() -> None:
     full = mailbox()
-    assert not asked(full, 2, 0)  # models are what is asked for here
+    assert not asked(full, 2, 0)  # the node asks for models by round
     for number in range(1_000):
-        full.put(model(5, FAR + number, "unheard of" if number % 2 else "model"))
+        full.put(model(5, FAR + number, "unknown" if number % 2 else "model"))
     for round in range(4):
         full.put(model(5, round))
     for number in range(1_000):
@@ -85,29 +85,31 @@ def test_who_fills_a_mailbox_is_still_heard_in_the_rounds_that_come() -> None:
     assert all(asked(full, 5, round) for round in range(4))
 
 
-def test_all_nodes_may_be_ahead_by_a_round() -> None:
-    everybody = Mailbox(MessageBudget(MODEL, 500))
-    for round in range(MessageBudget.AHEAD):
+def test_all_nodes_may_be_one_round_ahead() -> None:
+    mailbox_of_500 = Mailbox(MessageBudget(MODEL, 500))
+    for round in range(MessageBudget.MESSAGES_PER_NODE):
         for sender in range(500):
-            everybody.put(model(sender, round))
-    assert everybody.dropped == 0
+            mailbox_of_500.put(model(sender, round))
+    assert mailbox_of_500.dropped == 0
 
 
-def test_a_node_that_sends_long_messages_has_room_for_those_of_others() -> None:
+def test_the_budget_grows_with_the_messages_that_a_node_sends() -> None:
     long = 100 * MODEL
-    modest, talkative = mailbox(), mailbox()
-    assert talkative.budget is not None
-    talkative.budget.expect(long)
-    for each in (modest, talkative):
-        for round in range(MessageBudget.AHEAD):
+    small, large = mailbox(), mailbox()
+    assert large.budget is not None
+    large.budget.expect(long)
+    for each in (small, large):
+        for round in range(MessageBudget.MESSAGES_PER_NODE):
             for sender in range(NODES):
                 each.put(model(sender, round, size=long))
-    assert modest.dropped > 0
-    assert talkative.dropped == 0
-    assert all(asked(modest, sender, 0) for sender in range(NODES)), "the next message of each is kept, however long"
+    assert small.dropped > 0
+    assert large.dropped == 0
+    assert all(asked(small, sender, 0) for sender in range(NODES)), (
+        "the next message of each sender is kept at any size"
+    )
 
 
-# The next and the newest
+# Priorities
 
 
 def collect(mailbox: Mailbox) -> None:
@@ -115,19 +117,19 @@ def collect(mailbox: Mailbox) -> None:
 
 
 def receive_any(mailbox: Mailbox) -> None:
-    mailbox.withdraw(mailbox.ask(Filter("model"), lambda: None))
+    mailbox.end_receive(mailbox.start_receive(Filter("model"), lambda: None))
 
 
 def receive_a_round(mailbox: Mailbox) -> None:
-    mailbox.withdraw(mailbox.ask(Filter("model", 0, (NODES,)), lambda: None))  # of nobody who speaks here
+    mailbox.end_receive(mailbox.start_receive(Filter("model", 0, (NODES,)), lambda: None))  # a node that never sends
 
 
 def nothing(mailbox: Mailbox) -> None:
-    """The node is busy with its first training."""
+    """Ask for nothing: the node is still in its first training."""
 
 
 def overflowing(before: Callable[[Mailbox], None]) -> Mailbox:
-    """After 300 rounds of five senders, the last of whom says a hundred times as much as the others."""
+    """Return a mailbox after 300 rounds of five senders; the last one sends a hundred messages in each round."""
     full = mailbox()
     before(full)
     for round in range(300):
@@ -140,7 +142,7 @@ def overflowing(before: Callable[[Mailbox], None]) -> Mailbox:
 
 
 @pytest.mark.parametrize("before", [nothing, collect, receive_any])
-def test_of_what_is_collected_the_newest_of_each_is_kept(before: Callable[[Mailbox], None]) -> None:
+def test_the_newest_message_of_each_sender_is_kept_for_collect(before: Callable[[Mailbox], None]) -> None:
     newest: dict[int, int] = {}
     for message in overflowing(before).collect("model"):
         newest[message.sender] = max(message.round, newest.get(message.sender, -1))
@@ -148,13 +150,13 @@ def test_of_what_is_collected_the_newest_of_each_is_kept(before: Callable[[Mailb
 
 
 @pytest.mark.parametrize("before", [nothing, receive_a_round])
-def test_of_what_is_received_by_rounds_the_next_of_each_are_kept(before: Callable[[Mailbox], None]) -> None:
+def test_the_next_messages_of_each_sender_are_kept_for_receives_by_round(before: Callable[[Mailbox], None]) -> None:
     full = overflowing(before)
     assert all(asked(full, sender, round) for round in range(10) for sender in range(1, 5))
     assert asked(full, 5, 0)
 
 
-def test_of_what_is_asked_for_in_both_ways_both_are_kept() -> None:
+def test_both_are_kept_if_a_kind_is_asked_for_in_both_ways() -> None:
     full = mailbox()
     receive_a_round(full)
     collect(full)
@@ -167,7 +169,7 @@ def test_of_what_is_asked_for_in_both_ways_both_are_kept() -> None:
 
 
 @pytest.mark.parametrize("before", [collect, receive_any])
-def test_of_messages_of_one_round_that_are_collected_the_last_to_come_are_kept(
+def test_the_last_messages_of_one_round_are_kept_for_collect(
     before: Callable[[Mailbox], None],
 ) -> None:
     full = mailbox()
@@ -180,8 +182,8 @@ def test_of_messages_of_one_round_that_are_collected_the_last_to_come_are_kept(
 
 
 @pytest.mark.parametrize("before", [nothing, collect])
-def test_of_what_is_collected_in_parts_the_newest_of_each_part_is_kept(before: Callable[[Mailbox], None]) -> None:
-    """As those of models that are sent in fragments, of which some come seldom."""
+def test_the_newest_message_of_each_fragment_is_kept(before: Callable[[Mailbox], None]) -> None:
+    """Some fragments of a model arrive rarely."""
     full = mailbox()
     before(full)
     for round in range(1_000):
@@ -194,26 +196,28 @@ def test_of_what_is_collected_in_parts_the_newest_of_each_part_is_kept(before: C
     assert newest == {**{part: 995 + part for part in range(5)}, **dict.fromkeys(range(5, 10), 400)}
 
 
-# How much
+# Size
 
 
-def test_who_fills_a_mailbox_leaves_the_others_what_each_may_have_where_many_are_ahead() -> None:
-    nodes, usual = 600, 2**22
-    full = Mailbox(MessageBudget(usual, nodes))
-    for round in range(MessageBudget.AHEAD):
+def test_each_sender_keeps_its_quota_even_if_many_nodes_are_ahead() -> None:
+    nodes, typical = 600, 2**22
+    full = Mailbox(MessageBudget(typical, nodes))
+    for round in range(MessageBudget.MESSAGES_PER_NODE):
         for sender in range(1, nodes):
-            full.put(model(sender, round, size=usual))
+            full.put(model(sender, round, size=typical))
     for number in range(1_000):
-        full.put(model(0, FAR + number, size=usual))
+        full.put(model(0, FAR + number, size=typical))
     assert full.dropped > 500
-    assert all(asked(full, sender, round) for round in range(MessageBudget.AHEAD) for sender in range(1, nodes))
+    assert all(
+        asked(full, sender, round) for round in range(MessageBudget.MESSAGES_PER_NODE) for sender in range(1, nodes)
+    )
 
 
-def test_who_fills_a_mailbox_with_short_messages_leaves_room_for_those_of_others(
+def test_short_messages_leave_memory_for_messages_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Mailbox, "LIMIT", 1_000)
-    monkeypatch.setattr(MessageBudget, "MOST", 1_000, raising=False)
+    monkeypatch.setattr(MessageBudget, "MAX_MESSAGES", 1_000, raising=False)
     full = Mailbox(MessageBudget(100 * MODEL, NODES))
     for number in range(3_000):
         full.put(model(1, FAR + number, size=0))
@@ -222,7 +226,7 @@ def test_who_fills_a_mailbox_with_short_messages_leaves_room_for_those_of_others
     assert len(full.collect("model")) <= 1_000
 
 
-def test_what_is_claimed_makes_room_again() -> None:
+def test_taking_a_message_frees_its_memory() -> None:
     ordinary = mailbox()
     for round in range(1_000):
         ordinary.put(model(1, round))
@@ -230,23 +234,23 @@ def test_what_is_claimed_makes_room_again() -> None:
     assert ordinary.dropped == 0
 
 
-def test_a_room_that_is_nearly_full_is_not_looked_through_for_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = list[int]()
-    kept = MessageBudget.kept
-    monkeypatch.setattr(MessageBudget, "kept", lambda budget, *given: looks.append(1) or kept(budget, *given))
+def test_a_nearly_full_mailbox_is_not_scanned_for_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    scans = list[int]()
+    kept = MessageBudget.select
+    monkeypatch.setattr(MessageBudget, "select", lambda budget, *given: scans.append(1) or kept(budget, *given))
     budget = MessageBudget(MODEL, NODES)
     nearly_full = Mailbox(budget)
-    size = model(size=0).wire_size + MessageBudget.EACH
-    for number in range(budget.size // size - 12):  # one model has room beside them, which takes as much as six
+    size = model(size=0).wire_size + MessageBudget.OVERHEAD
+    for number in range(budget.size // size - 12):  # leaves memory for one model, which needs as much as six of them
         nearly_full.put(model(2, FAR + number, size=0))
     for round in range(1_000):
         nearly_full.put(model(1, round))
         assert asked(nearly_full, 1, round)
-    assert 0 < len(looks) < 100
+    assert 0 < len(scans) < 100
     assert nearly_full.dropped == 0
 
 
-def test_without_room_nothing_is_dropped() -> None:
+def test_without_a_budget_nothing_is_dropped() -> None:
     unlimited = Mailbox()
     for number in range(1_000):
         unlimited.put(model(1, FAR + number))
@@ -262,13 +266,13 @@ kinds = st.sets(st.sampled_from(["model", "other"]))
 
 
 @given(messages, st.integers(0, 3 * MODEL), kinds, kinds)
-def test_what_is_kept_fits_is_in_order_and_has_something_of_everybody(
-    script: list[tuple[int, str, int, int]], usual: int, by_round: set[str], any_round: set[str]
+def test_kept_messages_fit_the_budget_are_in_order_and_come_from_every_sender(
+    script: list[tuple[int, str, int, int]], typical: int, by_round: set[str], any_round: set[str]
 ) -> None:
-    small = MessageBudget(usual, 4)
-    small.SPARE, small.BESIDE = 2, 0  # type: ignore[misc]
+    small = MessageBudget(typical, 4)
+    small.EXTRA_NODES, small.SMALL_MESSAGES = 2, 0  # type: ignore[misc]
     put = [model(sender, round, kind, size) for sender, kind, round, size in script]
-    kept = small.kept(put, by_round, any_round)
+    kept = small.select(put, by_round, any_round)
     places = [next(place for place, each in enumerate(put) if each is message) for message in kept]
     assert places == sorted(places)
     assert {message.sender for message in kept} == {message.sender for message in put}
@@ -277,7 +281,7 @@ def test_what_is_kept_fits_is_in_order_and_has_something_of_everybody(
     assert {message.sender for message in kept if message.kind in known} == asked_for
     largest = {message.sender: message for message in sorted(kept, key=lambda m: m.wire_size)}
     beside = [message for message in kept if message is not largest[message.sender]]
-    assert sum(message.wire_size + MessageBudget.EACH for message in beside) <= small.size or len(kept) == len(put)
+    assert sum(message.wire_size + MessageBudget.OVERHEAD for message in beside) <= small.size or len(kept) == len(put)
 
 
 @given(
@@ -285,17 +289,17 @@ def test_what_is_kept_fits_is_in_order_and_has_something_of_everybody(
     kinds,
     kinds,
 )
-def test_of_usual_messages_those_that_are_asked_for_first_are_kept_of_everybody(
+def test_the_first_typical_message_of_every_sender_is_kept(
     script: list[tuple[int, int, int]], by_round: set[str], any_round: set[str]
 ) -> None:
     small = MessageBudget(MODEL, 4)
-    small.SPARE = 0  # type: ignore[misc]
+    small.EXTRA_NODES = 0  # type: ignore[misc]
     put = [model(sender, round, size=size) for sender, round, size in script]
-    kept = small.kept(put, by_round, any_round)
+    kept = small.select(put, by_round, any_round)
     unknown = "model" not in by_round | any_round
     for sender in range(4):
-        rising = sorted((message for message in put if message.sender == sender), key=lambda m: m.round)
-        if rising and ("model" in by_round or unknown):
-            assert any(message is rising[0] for message in kept)
-        if rising and ("model" in any_round or unknown):
-            assert any(message is rising[-1] for message in kept)
+        ascending = sorted((message for message in put if message.sender == sender), key=lambda m: m.round)
+        if ascending and ("model" in by_round or unknown):
+            assert any(message is ascending[0] for message in kept)
+        if ascending and ("model" in any_round or unknown):
+            assert any(message is ascending[-1] for message in kept)
