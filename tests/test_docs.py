@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import tomllib
@@ -96,6 +97,27 @@ def test_python_blocks_compile(page: Path) -> None:
     for block in blocks(page, "python"):
         if not block.lstrip().startswith("async for"):  # a loop without its coroutine
             compile(block, str(page), "exec")
+
+
+@pages
+def test_python_blocks_import_what_exists(page: Path) -> None:
+    imported = [
+        f"{statement.module}.{alias.name}"
+        for block in blocks(page, "python")
+        if not block.lstrip().startswith("async for")
+        for statement in ast.walk(ast.parse(block))
+        if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith("shoal")
+        for alias in statement.names
+    ]
+    assert not [name for name in imported if not resolves(name)]
+
+
+def test_events_of_the_privacy_page_are_recorded_by_the_code() -> None:
+    table = (ROOT / "docs" / "privacy.md").read_text().partition("## Events")[2].partition("## ")[0]
+    events = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert len(events) > 5
+    assert not [event for event in events if f'"{event}"' not in source]
 
 
 def test_the_loop_in_the_readme_is_the_loop_in_dpsgd() -> None:
