@@ -105,7 +105,7 @@ def test_more_nodes_than_memory_has_room_for_are_refused(
 ) -> None:
     monkeypatch.setattr("shoal.engines.processes.capacity.available_memory", lambda: 660 * 2**20)
     said = shoal("run", small, "--engine", "processes")
-    assert_refused(said, "nodes = 6: about", "fit on this machine, by free memory")
+    assert_refused(said, "nodes = 6: about", "fit on this machine, limited by free memory")
     assert 0 < int(re.search(r"about (\d+) nodes", said.err)[1]) < 6  # type: ignore[index]
 
 

@@ -81,7 +81,7 @@ def test_the_mapping_is_written_beside_the_run_s_records(tmp_path: Path) -> None
 
 
 def test_a_launcher_refuses_nodes_of_another_machine_before_it_starts_any(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="nodes 2-3 are to run on 'elsewhere'"):
+    with pytest.raises(LaunchError, match="nodes 2-3 are placed on 'elsewhere'"):
         Experiment(nodes=4, engine="processes", mapping={"name": "linear", "machines": ["localhost", "elsewhere"]}).run(
             tmp_path
         )

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +26,10 @@ from hypothesis import strategies as st
 
 from conftest import until
 from shoal.engines.processes import control, sealing
-from shoal.engines.processes.coordinator import Coordinator
 from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.keys import KeyPair, make_keys
 from shoal.engines.processes.network_process import NetworkProcess
+from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.sealing import Seal, _HandshakeCounter, authenticated_sender
 from shoal.engines.processes.shaper import Registration, Shaper, Submission, decode_network_reports, encode, identity
 from shoal.engines.processes.transport import Transport
@@ -38,7 +38,7 @@ from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.mailbox import Filter, Mailbox
 from shoal.message import RUN_LENGTH, Message, Payload, address
-from shoal.results.records import Event, RunFolder
+from shoal.results.records import Event
 from shoal.testing import Faults
 from test_processes import NODES, ROUNDS, Started, listens_on, started
 
@@ -519,8 +519,10 @@ def test_a_sealed_run_learns_what_a_plain_one_does_and_counts_strangers_at_every
                 stack.enter_context(knocking(f"tcp://127.0.0.1:{port}"))
                 stack.enter_context(knocking(f"tcp://127.0.0.1:{port}", KeyPair.fresh(), KeyPair.fresh().public))
             until(lambda: going.folder.node(0).read_text().count("stranger refused") >= 2)
-            until(lambda: going.said.count("a stranger was refused by the supervisor") >= 2)
-            until(lambda: "a stranger was refused by the network's process" in going.said)  # once for several
+            until(lambda: going.said.count("the coordinator rejected an unauthenticated connection") >= 2)
+            until(
+                lambda: "the network process rejected an unauthenticated connection" in going.said
+            )  # once for several
         going.let_go()
         code, out = going.end()
     assert code == 0, out
@@ -578,15 +580,15 @@ def test_keys_that_cannot_seal_a_run_end_it_before_anything_is_started(tmp_path:
 
 
 def test_keys_that_change_while_a_run_starts_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fork = Coordinator._fork
+    start_all = NodeStarter.start_all
 
-    def late(coordinator: Coordinator, parameters: int) -> None:
+    def late(starter: NodeStarter, request: control.StartNodes) -> None:
         make_keys(tmp_path / "keys", 4, force=True)
-        fork(coordinator, parameters)
+        start_all(starter, request)
 
     make_keys(tmp_path / "keys", 4)
-    monkeypatch.setattr(Coordinator, "_fork", late)
-    with pytest.raises(LaunchError, match=r"node \d could not start: .*not those that the run began with") as refused:
+    monkeypatch.setattr(NodeStarter, "start_all", late)
+    with pytest.raises(LaunchError, match=r"node \d could not start: .*changed since the run began") as refused:
         small(keys=tmp_path / "keys").run(tmp_path)
     assert "shoal keys check" in str(refused.value)
 
@@ -594,18 +596,18 @@ def test_keys_that_change_while_a_run_starts_end_it(tmp_path: Path, monkeypatch:
 def test_a_node_that_is_started_again_after_its_keys_have_changed_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restart = Coordinator._restart
+    restart = NodeStarter.restart
 
-    def late(coordinator: Coordinator, nodes: list[int]) -> None:
+    def late(starter: NodeStarter, nodes: Collection[int]) -> None:
         make_keys(tmp_path / "keys", 4, force=True)
-        restart(coordinator, nodes)
+        restart(starter, nodes)
 
     make_keys(tmp_path / "keys", 4)
-    monkeypatch.setattr(Coordinator, "_restart", late)
+    monkeypatch.setattr(NodeStarter, "restart", late)
     summary = restarting(keys=tmp_path / "keys").run(tmp_path).summary
     assert summary["status"] == "incomplete"
     assert summary["lost"].keys() == {"2"}
-    assert "not those that the run began with" in summary["lost"]["2"]
+    assert "changed since the run began" in summary["lost"]["2"]
 
 
 def test_without_curve_nothing_is_sent_in_the_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -719,16 +721,7 @@ def test_without_the_other_ones_key_a_sealed_process_says_nothing() -> None:
     in_time(body)
 
 
-# At the supervisor's door
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Any:
-    """One whose nodes have a model of three parameters, and have all said that they listen, under names "0" to "3"."""
-    coordinator: Any = Coordinator(small(), RunFolder.create(tmp_path, "supervised"))
-    coordinator._parameters = 3
-    coordinator._identities = {node: b"%d" % node for node in range(4)}
-    return coordinator
+# At the network's door
 
 
 def from_socket(*messages: list[bytes]) -> Any:
@@ -743,112 +736,11 @@ def from_socket(*messages: list[bytes]) -> Any:
     return SimpleNamespace(recv_multipart=receive)
 
 
-def test_a_node_cannot_speak_for_another_to_the_supervisor(coordinator: Any) -> None:
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as door, zmq.Context() as other:
-        pairs = [KeyPair.fresh() for _ in range(2)]
-        coordinator._seal = Seal(context, KeyPair.fresh(), coordinator._turn_away, time.monotonic)
-        coordinator._seal.secure_server(door)
-        coordinator._seal.allow_all({str(node): pair.public for node, pair in enumerate(pairs)})
-        coordinator._socket = door
-        port = door.bind_to_random_port("tcp://127.0.0.1")
-        with other.socket(zmq.DEALER) as liar:
-            liar.setsockopt(zmq.IDENTITY, b"0")
-            reach(liar, pairs[1], coordinator._seal.pair.public)
-            liar.connect(f"tcp://127.0.0.1:{port}")
-            lies = [
-                control.NodeDone(0),
-                control.NodeFailed(0, coordinator._run, ""),
-                control.UnauthenticatedConnections(coordinator._run, 9, ""),
-            ]
-            coordinator._network = b"0"
-            for lie in lies:
-                liar.send(control.encode(lie))
-            coordinator._identities[1] = b"0"
-            liar.send(control.encode(control.NodeDone(1)))
-            until(lambda: coordinator._seal.answer_pending() or coordinator._hear_nodes() or coordinator._done)
-        assert coordinator._done == {1}
-        assert coordinator._reasons == {}
-        assert (coordinator._strangers, coordinator._strangers_of_network) == (len(lies), 0)
-        coordinator._seal.close()
-
-
-@pytest.mark.parametrize("rest", [[], [b""], [b"x" * 11], [b"x" * 16], [b"x" * 12, b""]], ids=repr)
-def test_what_is_no_model_is_dropped_and_counted(coordinator: Any, rest: list[bytes]) -> None:
-    said = control.encode(control.ModelSnapshot(0, 0, 0.0))
-    good = np.arange(3, dtype=np.float32).tobytes()
-    coordinator._socket = from_socket([b"0", said, *rest], [b"0", said, good])
-    coordinator._hear_nodes()
-    assert coordinator._strangers == 1
-    (averaged,) = coordinator._averages.complete({0})
-    assert averaged.mean.tobytes() == good
-
-
-NOWHERE = [
-    "", "garbage", "tcp://", "tcp://:1", "tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://127.0.0.1:0", "tcp://127.0.0.1:*",
-    "tcp://127.0.0.1:65536", "tcp://127.0.0.1:99999999", "tcp://127.0.0.1:-1", "tcp://127.0.0.1:01", "tcp://127.0.0.1:１",
-    "tcp://127.0.0.1:1\n", "tcp://127.0.0.2:1", "tcp://eth0;127.0.0.1:1", "ipc://x:1", "inproc://127.0.0.1:1",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("where", NOWHERE)
-def test_who_says_that_it_listens_where_nobody_can_is_turned_away_and_counted(coordinator: Any, where: str) -> None:
-    coordinator._identities.clear()
-    coordinator._starts.expect(range(4), time.monotonic())
-    lies: list[Any] = [
-        control.NodeListening(0, coordinator._run, where),
-        control.NetworkListening(coordinator._run, where),
-    ]
-    true = control.NodeListening(0, coordinator._run, "tcp://127.0.0.1:65535")
-    coordinator._socket = from_socket(*[[b"0", control.encode(said)] for said in (*lies, true)])
-    coordinator._hear_nodes()
-    assert coordinator._strangers == len(lies)
-    assert coordinator._endpoints == {0: true.endpoint}
-    assert coordinator._network is None
-
-
-@pytest.mark.parametrize(
-    ("processes", "spaces", "where"),
-    [
-        ({"host": "0.0.0.0", "announce": "ten.example"}, None, "tcp://ten.example:1"),
-        ({"host": "[::1]"}, None, "tcp://[::1]:1"),
-        ({"shaping": "kernel"}, object(), "tcp://10.0.0.3:1"),
-    ],
-    ids=["announced", "IPv6", "namespaces"],
-)
-def test_nodes_listen_where_the_run_has_them_listen(tmp_path: Path, processes: Any, spaces: Any, where: str) -> None:
-    coordinator: Any = Coordinator(small(**processes, sealed=False), RunFolder.create(tmp_path, "supervised"))
-    coordinator._namespaces = spaces
-    coordinator._starts.expect(range(4), time.monotonic())
-    hellos = [control.NodeListening(2, coordinator._run, each) for each in ("tcp://127.0.0.1:1", where)]
-    hellos += [control.NodeListening(nobody, coordinator._run, where) for nobody in (-5, 4, 2**60)]
-    coordinator._socket = from_socket(*[[b"2", control.encode(hello)] for hello in hellos])
-    coordinator._hear_nodes()
-    assert coordinator._endpoints == {2: where}
-    assert coordinator._strangers == 1
-
-
-def test_only_the_last_report_of_the_networks_is_taken_for_the_last(coordinator: Any) -> None:
-    coordinator._network = b"network"
-    for report, is_last in (
-        (control.UnauthenticatedConnections(coordinator._run, 1, "one"), False),
-        (control.UnauthenticatedConnections(coordinator._run, 3, "another", final=True), True),
-    ):
-        coordinator._hear_of_strangers(report)
-        assert coordinator._network_reported is is_last
-    assert coordinator._strangers_of_network == 3
-
-
-def test_a_flood_does_not_keep_the_supervisor_or_the_network_from_the_rest(coordinator: Any) -> None:
+def test_a_flood_of_messages_does_not_keep_the_network_process_from_its_other_work() -> None:
     flood = from_socket(*[[b"x", b"garbage"]] * 20_000)
-    coordinator._socket = flood
-    coordinator._hear_nodes()
-    assert flood.recv_multipart(), "there is more, for another turn"
     network: Any = SimpleNamespace(_nodes=flood, _seal=None, _size=4)
     assert NetworkProcess._posts(network) == []
-    assert flood.recv_multipart(), "there is more, for another turn"
-
-
-# At the network's door
+    assert flood.recv_multipart(), "the rest waits for another turn"
 
 
 def reach(socket: zmq.Socket[Any], pair: KeyPair, key: bytes) -> None:

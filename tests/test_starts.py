@@ -1,105 +1,110 @@
-"""Patience with nodes that are started, and have not said yet that they listen."""
+"""Nodes that were started and do not report that they listen."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+import time
+from typing import Any, cast
 
 import pytest
 
+from coordination import FakeAgent, FakeServer
 from shoal.engines.processes import control
-from shoal.engines.processes.coordinator import Coordinator
-from shoal.engines.processes.start_monitor import LONGEST_LOOK, Starts
-from shoal.experiment import Experiment
-from shoal.results.records import RunFolder
+from shoal.engines.processes.liveness import MIN_START_SECONDS, LivenessMonitor, Timeouts
+from shoal.engines.processes.node_commands import NodeCommands
+from shoal.engines.processes.node_registry import NodeRegistry
+from shoal.engines.processes.run_times import RunTimes
+from shoal.engines.processes.start_monitor import MAX_CHECK_INTERVAL, StartMonitor
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
-class Watched(Starts):
-    """With a clock of its own, looked at as often as somebody does who has nothing else to do."""
+class CheckedMonitor(StartMonitor):
+    """A monitor with a clock of its own, which is checked at regular intervals."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = 1000.0
-        self.given_up: list[set[int]] = []
+        self.found: list[set[int]] = []
 
     def start(self, *nodes: int) -> None:
         self.expect(nodes, self.clock)
 
-    def passes(self, seconds: float, look: float = LONGEST_LOOK) -> None:
+    def advance(self, seconds: float, interval: float = MAX_CHECK_INTERVAL) -> None:
         until = self.clock + seconds
         while self.clock < until:
-            self.clock += look
-            if overdue := self.overdue(self.clock, PATIENCE):
-                self.given_up.append(overdue)
+            self.clock += interval
+            if overdue := self.overdue(self.clock, TIMEOUT):
+                self.found.append(overdue)
 
 
 @pytest.fixture
-def starts() -> Watched:
-    starts = Watched()
-    starts.start(0, 1, 2, 3)
-    return starts
+def monitor() -> CheckedMonitor:
+    monitor = CheckedMonitor()
+    monitor.start(0, 1, 2, 3)
+    return monitor
 
 
-def test_every_node_that_listens_gives_the_others_more_time(starts: Watched) -> None:
+def test_every_node_that_listens_gives_the_others_more_time(monitor: CheckedMonitor) -> None:
     for node in (0, 1, 2):
-        starts.passes(PATIENCE - 1.0)
-        starts.settle(node)
-    starts.passes(PATIENCE - 1.0)
-    assert (starts.given_up, starts.nodes) == ([], {3})
-    starts.passes(2.0)
-    assert starts.given_up == [{3}]
-    starts.passes(PATIENCE - 2.0)
-    assert starts.given_up == [{3}], "once is enough, for a while"
-    starts.settle(3)
-    starts.passes(10 * PATIENCE)
-    assert starts.given_up == [{3}]
-    assert not starts.nodes
+        monitor.advance(TIMEOUT - 1.0)
+        monitor.settle(node)
+    monitor.advance(TIMEOUT - 1.0)
+    assert (monitor.found, monitor.nodes) == ([], {3})
+    monitor.advance(2.0)
+    assert monitor.found == [{3}]
+    monitor.advance(TIMEOUT - 2.0)
+    assert monitor.found == [{3}], "it is reported once in this time"
+    monitor.settle(3)
+    monitor.advance(10 * TIMEOUT)
+    assert monitor.found == [{3}]
+    assert not monitor.nodes
 
 
-def test_time_in_which_nobody_could_look_does_not_count(starts: Watched) -> None:
-    starts.passes(100_000.0, look=10_000.0)
-    assert starts.given_up == []
+def test_time_without_checks_does_not_count(monitor: CheckedMonitor) -> None:
+    monitor.advance(100_000.0, interval=10_000.0)
+    assert monitor.found == []
 
 
 def test_time_before_the_first_start_does_not_count() -> None:
-    starts = Watched()
-    starts.passes(10 * PATIENCE)
-    starts.start(0)
-    starts.passes(PATIENCE - 1.0)
-    assert starts.given_up == []
+    monitor = CheckedMonitor()
+    monitor.advance(10 * TIMEOUT)
+    monitor.start(0)
+    monitor.advance(TIMEOUT - 1.0)
+    assert monitor.found == []
 
 
-def test_nodes_that_are_started_later_do_not_prolong_the_wait_for_earlier_ones(starts: Watched) -> None:
-    starts.settle(0)
+def test_nodes_that_are_started_later_do_not_extend_the_timeout_of_earlier_ones(monitor: CheckedMonitor) -> None:
+    monitor.settle(0)
     for _ in range(2):
-        starts.passes(PATIENCE / 2 + 1.0)
-        starts.start(0)  # again and again, as where nodes come and go
-        starts.settle(0)
-    assert starts.given_up == [{1, 2, 3}]
+        monitor.advance(TIMEOUT / 2 + 1.0)
+        monitor.start(0)  # again and again, as where nodes crash and restart
+        monitor.settle(0)
+    assert monitor.found == [{1, 2, 3}]
 
 
-def test_nodes_that_listen_give_more_time_to_those_that_were_started_after_them(starts: Watched) -> None:
-    starts.start(4)
+def test_nodes_that_listen_give_more_time_to_nodes_that_were_started_after_them(monitor: CheckedMonitor) -> None:
+    monitor.start(4)
     for node in (0, 1, 2):
-        starts.passes(PATIENCE - 1.0)
-        starts.settle(node)
-    assert starts.given_up == []
-    starts.passes(PATIENCE + 1.0)
-    assert starts.given_up == [{3, 4}]
+        monitor.advance(TIMEOUT - 1.0)
+        monitor.settle(node)
+    assert monitor.found == []
+    monitor.advance(TIMEOUT + 1.0)
+    assert monitor.found == [{3, 4}]
 
 
-def test_a_supervisor_ends_those_that_do_not_start_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    experiment = Experiment(name="starting", nodes=4, algorithm={"name": "dpsgd", "rounds": 1}, engine="processes")
-    coordinator: Any = Coordinator(experiment, RunFolder.create(tmp_path, "starting"))
-    assert coordinator._patience_at_start >= PATIENCE
-    said: list[Any] = []
-    coordinator._zygote = SimpleNamespace(say=said.append)
-    monkeypatch.setattr(coordinator._starts, "overdue", lambda now, patience: {3, 1})
-    coordinator._give_up_on_those_that_do_not_start()
-    assert said == [control.KillNodes([1, 3])]
-    assert all("did not say" in coordinator._reasons[node] for node in (1, 3))
+def test_nodes_that_do_not_start_are_killed_with_a_reason() -> None:
+    agent, registry, starts = FakeAgent(), NodeRegistry(4), StartMonitor()
+    server: Any = FakeServer()
+    commands = NodeCommands(registry, cast(Any, agent), server, RunTimes(None, range(4)))
+    timeouts = Timeouts(start=0.1, hang=1.0, finish=1.0)
+    liveness = LivenessMonitor(registry, frozenset(range(4)), starts, commands, timeouts, "nodes.log")
+    starts.expect([1, 3], time.monotonic() - 1.0)
+    liveness.end_nodes_that_do_not_start()
+    assert agent.requests == [control.KillNodes([1, 3])]
+    for node in (1, 3):
+        assert registry[node].failure == "did not report within 0.1 s that it listens; see nodes.log"
+
+
+def test_nodes_have_a_minute_to_start_although_the_hang_timeout_is_shorter() -> None:
+    assert Timeouts.from_hang_timeout(1.0).start == MIN_START_SECONDS == TIMEOUT
+    assert Timeouts.from_hang_timeout(100.0).start > 100.0

@@ -1,4 +1,4 @@
-"""The average of all nodes' models, and how far they are from it, from models that come one at a time."""
+"""The average of all nodes' models and their distance from it, computed from models that arrive one at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from shoal.types import NodeId, Params
 
 
 @dataclass(frozen=True)
-class Averaged:
-    """All models of one round, taken together."""
+class ModelAverage:
+    """The average of the models of one round."""
 
     round: int
     nodes: int
@@ -22,13 +22,13 @@ class Averaged:
     """The root mean square of the nodes' Euclidean distances to the mean."""
 
 
-class Averages:
-    """Sums in double precision, one model's worth of memory per round that is under way."""
+class ModelAverages:
+    """Sums of models in double precision. Memory: one model per incomplete round."""
 
     def __init__(self) -> None:
         self._sums: dict[int, NDArray[np.float64]] = {}
         self._squares: dict[int, float] = {}
-        self._from: dict[int, set[NodeId]] = {}
+        self._nodes: dict[int, set[NodeId]] = {}
 
     def add(self, node: NodeId, round: int, params: Params) -> None:
         double = params.astype(np.float64)
@@ -37,17 +37,17 @@ class Averages:
         else:
             self._sums[round] = double.copy()
             self._squares[round] = 0.0
-            self._from[round] = set()
+            self._nodes[round] = set()
         self._squares[round] += float(double @ double)
-        self._from[round].add(node)
+        self._nodes[round].add(node)
 
-    def complete(self, alive: set[NodeId]) -> Iterator[Averaged]:
-        """Take out the rounds for which the models of all nodes that are alive have come, in order."""
-        for round in sorted(r for r, nodes in self._from.items() if len(alive) <= len(nodes) and alive <= nodes):
+    def complete(self, awaited: set[NodeId]) -> Iterator[ModelAverage]:
+        """Remove and return, in order, the rounds that have a model of every node in `awaited`."""
+        for round in sorted(r for r, n in self._nodes.items() if len(awaited) <= len(n) and awaited <= n):
             yield self._take(round)
 
-    def _take(self, round: int) -> Averaged:
-        count = len(self._from.pop(round))
+    def _take(self, round: int) -> ModelAverage:
+        count = len(self._nodes.pop(round))
         mean = self._sums.pop(round) / count
-        spread = max(0.0, self._squares.pop(round) / count - float(mean @ mean))
-        return Averaged(round, count, mean.astype(np.float32), float(np.sqrt(spread)))
+        variance = max(0.0, self._squares.pop(round) / count - float(mean @ mean))
+        return ModelAverage(round, count, mean.astype(np.float32), float(np.sqrt(variance)))

@@ -61,9 +61,9 @@ def _engine(
         table["simulation"]["batching"] = simulation.batching  # as it was measured, so that a replay does the same
         write_experiment(folder.experiment, table)
         return simulation.run()
-    from shoal.engines.processes.coordinator import Coordinator
+    from shoal.engines.processes.coordinator import run_processes
 
-    return Coordinator(experiment, folder, listener, command_time).run()
+    return run_processes(experiment, folder, listener, command_time)
 
 
 def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:

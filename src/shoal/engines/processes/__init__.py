@@ -1,10 +1,21 @@
-"""Nodes as operating-system processes that talk TCP.
+"""The engine that runs nodes as operating-system processes, which exchange messages over TCP.
 
-supervisor.py    starts, watches, collects and ends everything; never imports torch
-zygote.py        imports, loads and warms up once, then forks nodes
-node_process.py  the life of a forked node: an event loop, a training thread, a transport
-transport.py     TCP over ZeroMQ between nodes
-namespaces.py    a network of its own for each node, where the kernel shapes messages
-delay.py         what of a network the kernel does not do
-control.py       what supervisor, zygote and nodes say to each other
+This package may import everything that `engines` may, except the simulation. The coordinator's process never imports
+torch: only the zygote and its children may import the node process, the runtime and `Setup`.
+
+coordinator.py           follows a run; made of the parts below
+  agent.py               the processes of one machine: zygote_process.py, namespaces.py, capacity.py
+  control_server.py      the coordinator's socket: decodes messages and checks who may send them
+  node_registry.py       the lifecycle of every node
+  node_starter.py        starts and restarts nodes; start_monitor.py finds nodes that do not start
+  node_commands.py       what nodes are told to do while they run
+  liveness.py            ends nodes that hang or do not finish
+  scheduled_events.py    timed faults and availability
+  average_evaluations.py evaluates averaged models
+zygote.py                imports, loads and warms up once, then forks nodes
+node_process.py          a forked node: an event loop, a training thread, a transport
+network_process.py       the network model in real time
+transport.py             TCP over ZeroMQ between nodes; sealing.py and keys.py encrypt it
+shaper.py, delay.py      messages that arrive when the network model says
+control.py               the messages between coordinator, agents and nodes
 """

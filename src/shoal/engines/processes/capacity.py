@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.engines.operating_system import MIB, available_memory, process_limit, raise_file_limit
+from shoal.errors import LaunchError
 
 NODE_MIB = 14.0
-"""Private and kernel memory of a node beside its models (see benchmarks/processes.py)."""
+"""Private and kernel memory of a node without its models (see benchmarks/processes.py)."""
 MODELS_PER_NODE = 14
-"""Vectors of the model's size that a node may hold at once: its own, a gradient, messages in and out."""
+"""Vectors of the model's size that a node may hold at once: its model, a gradient, messages in and out."""
 SHARED_MIB = 600.0
-"""What the zygote and the supervisor take once."""
+"""Memory of the zygote and the coordinator."""
 THREADS_PER_NODE = 4
 """The event loop, the training thread, and ZeroMQ's two."""
-FILES_KEPT = 64
-"""Files that the supervisor needs beside one connection per node."""
+RESERVED_FILES = 64
+"""Open files that the coordinator needs in addition to one connection per node."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The limits of this machine, in nodes, and which of them binds."""
+    """The limits of this machine, in nodes."""
 
     by_memory: int
     by_files: int
@@ -32,6 +33,7 @@ class Capacity:
 
     @property
     def reason(self) -> str:
+        """The limit that is reached first."""
         if self.nodes == max(0, self.by_memory):
             return "free memory"
         if self.nodes == max(0, self.by_files):
@@ -40,10 +42,20 @@ class Capacity:
 
 
 def capacity(parameters: int) -> Capacity:
-    """For nodes whose model has this many parameters."""
+    """The limits for nodes whose model has this many parameters."""
     per_node = NODE_MIB + MODELS_PER_NODE * parameters * 4 / MIB
     return Capacity(
         by_memory=int((available_memory() / MIB - SHARED_MIB) / per_node),
-        by_files=raise_file_limit() - FILES_KEPT,
+        by_files=raise_file_limit() - RESERVED_FILES,
         by_processes=process_limit() // THREADS_PER_NODE,
     )
+
+
+def check_capacity(nodes: int, parameters: int) -> None:
+    """Raise `LaunchError` if this machine cannot run so many nodes."""
+    limits = capacity(parameters)
+    if nodes > limits.nodes:
+        raise LaunchError(
+            f"nodes = {nodes}: about {limits.nodes} nodes with a model of {parameters:,} parameters fit on this "
+            f"machine, limited by {limits.reason}; use fewer nodes, or engine = 'simulation'"
+        )

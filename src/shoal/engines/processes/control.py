@@ -1,5 +1,5 @@
-"""What the supervisor, the zygote and the nodes say to each other: MessagePack, checked against these types and
-tagged with their names."""
+"""The control messages between coordinator, agents and nodes: MessagePack, validated against these types, tagged with
+their names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from shoal.results.progress import Score
 from shoal.types import NodeId
 
-# Supervisor to zygote.
+# Coordinator to agent.
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -18,38 +18,40 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
     experiment: dict[str, Any]
     base: str
+    """The folder that relative paths in the experiment refer to."""
 
 
 class StartNodes(msgspec.Struct, frozen=True, tag=True):
-    """Start these nodes."""
+    """Start the processes of these nodes."""
 
     nodes: list[NodeId]
     coordinator: str
-    """The supervisor's endpoint."""
+    """The coordinator's endpoint."""
     run: str
     folder: str
     restarted: bool = False
-    """Whether they were alive before, and died."""
+    """Whether these nodes ran before and failed."""
     with_network: bool = False
-    """Whether the network's own process is started as well, before them."""
+    """Whether to start the network process too, before the nodes."""
     namespaces: list[str] = []
-    """Where node i finds the network namespace that it lives in; none where all live in the machine's own."""
+    """Item i is the path of the network namespace of node i; empty where all nodes share the machine's namespace."""
     coordinator_key: bytes | None = None
-    """The supervisor's public key, where links are sealed."""
+    """The coordinator's public key, where links are sealed."""
     key_folder: str | None = None
-    """The folder with the nodes' own keys; where there is none, each gets a new pair when it is started."""
+    """The folder with the nodes' key pairs; None: every node gets a new pair when it starts."""
     public_keys: list[bytes] = []
-    """The public keys of all nodes, where they are in a folder: no node starts with another, which nobody lets in."""
+    """The public keys of all nodes, where a folder holds the key pairs. A node does not start with any other key,
+    because its peers would reject it."""
 
 
 class KillNodes(msgspec.Struct, frozen=True, tag=True):
-    """End these nodes at once."""
+    """Kill the processes of these nodes at once."""
 
     nodes: list[NodeId]
 
 
 class EvaluateAverage(msgspec.Struct, frozen=True, tag=True):
-    """Test the average of all models, and append the record to the run's averages."""
+    """Evaluate the average of all models, and append the record to the run's averages."""
 
     round: int
     time: float
@@ -60,74 +62,83 @@ class EvaluateAverage(msgspec.Struct, frozen=True, tag=True):
     tick: int | None = None
 
 
-# Zygote to supervisor.
+# Agent to coordinator.
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """What all nodes share is built."""
+
     parameters: int
+    """Of the model."""
     warnings: list[str]
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
-    """The experiment cannot be prepared: an error of Shoal's, by the name of its class, or a traceback."""
+    """The experiment cannot be prepared, or nodes cannot be forked."""
 
     error: str
+    """The name of a class in `shoal.errors`."""
     text: str
+    """The error's message, or a traceback."""
     problems: list[str]
 
 
 class KeyAnnounced(msgspec.Struct, frozen=True, tag=True):
-    """The public key of a node that is about to be started, or of the network's process, which is no node."""
+    """The public key of a node that is about to start; `node` is None for the network process."""
 
     node: NodeId | None
     key: bytes
 
 
 class NodeExited(msgspec.Struct, frozen=True, tag=True):
-    """A node's process has ended: with an exit code, or by a signal (then negative)."""
+    """A node's process exited. The code is the exit code, or the negative number of a signal."""
 
     node: NodeId
     code: int
 
 
 class NetworkExited(msgspec.Struct, frozen=True, tag=True):
-    """The network's process has ended."""
+    """The network process exited."""
 
     code: int
 
 
 class AverageEvaluated(msgspec.Struct, frozen=True, tag=True):
+    """The process that evaluates an average exited."""
+
     round: int
     code: int
 
 
-# Node to supervisor.
+# Node to coordinator.
 
 EXIT_UNUSABLE_KEYS = 3
-"""The exit code of a node that has no keys to speak to the supervisor with."""
+"""The exit code of a node that has no usable key pair, and so cannot report to the coordinator."""
 
 
 class NodeListening(msgspec.Struct, frozen=True, tag=True):
+    """The node accepts connections at `endpoint`."""
+
     node: NodeId
     run: str
     endpoint: str
 
 
 class NetworkListening(msgspec.Struct, frozen=True, tag=True):
-    """The network's process listens."""
+    """The network process accepts connections at `endpoint`."""
 
     run: str
     endpoint: str
 
 
 class UnauthenticatedConnections(msgspec.Struct, frozen=True, tag=True):
-    """How many the network's process has turned away by now, and the last of them."""
+    """How many unauthenticated connections the network process rejected so far, and details of the last one."""
 
     run: str
     count: int
     last: str
     final: bool = False
-    """Whether this is the last word of it."""
+    """Whether this is the last report."""
 
 
 class FirstRoundStarted(msgspec.Struct, frozen=True, tag=True):
@@ -137,18 +148,19 @@ class FirstRoundStarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProgressReport(msgspec.Struct, frozen=True, tag=True):
-    """Where the node is."""
+    """The node's progress."""
 
     node: NodeId
     rounds: int
     bytes_sent: int
     evaluated: int | None = None
-    """The round of the latest evaluation, and what is shown of it."""
+    """The round of the latest evaluation."""
     score: Score | None = None
+    """The main score of that evaluation."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """Said every few seconds. Busy: the node computes, or waits for something that will end by itself."""
+    """Sent every few seconds. Busy: the node computes, or waits for something that ends by itself."""
 
     node: NodeId
     busy: bool
@@ -170,44 +182,43 @@ class NodeDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeFailed(msgspec.Struct, frozen=True, tag=True):
-    """The node cannot go on."""
+    """The node cannot continue."""
 
     node: NodeId
     run: str
     text: str
 
 
-# Supervisor to node.
+# Coordinator to node.
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """All nodes listen: begin."""
+    """All nodes listen: start the algorithm."""
 
     endpoints: list[str]
     epoch: float = 0.0
     """When the run began, on the machine's monotonic clock."""
     network_endpoint: str | None = None
-    """Where the network's process listens, if messages are shaped."""
+    """Where the network process listens, if messages are shaped."""
     failed_nodes: list[NodeId] = []
-    """The nodes that are dead."""
     offline: bool = False
     """Whether the node is offline at first."""
     public_keys: list[bytes] = []
     """The nodes' public keys, where links are sealed."""
     network_key: bytes | None = None
-    """That of the network's process."""
+    """The public key of the network process."""
 
 
 class PeerFailed(msgspec.Struct, frozen=True, tag=True):
-    """This node has died."""
+    """This node failed."""
 
     node: NodeId
     time: float
-    """When that was known, on the machine's monotonic clock: before it could be started again."""
+    """When the coordinator learned of it, on the machine's monotonic clock: before the node could restart."""
 
 
 class PeerRestarted(msgspec.Struct, frozen=True, tag=True):
-    """This node, which had died, was started again, and listens there."""
+    """This node, which had failed, was started again and listens at `endpoint`."""
 
     node: NodeId
     endpoint: str
@@ -216,40 +227,41 @@ class PeerRestarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetOnline(msgspec.Struct, frozen=True, tag=True):
-    """To one node: go offline, or come online again."""
+    """To one node: go online, or offline."""
 
     online: bool
 
 
 class InjectFault(msgspec.Struct, frozen=True, tag=True):
-    """To one node: a fault on schedule that is not a crash."""
+    """To one node: a scheduled fault other than a crash."""
 
     kind: Literal["hang", "raise", "slow"]
     detail: str
     factor: float | None = None
-    """How slow it is to compute; None: as before."""
+    """How many times longer the node computes; None: no change."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
-    """All nodes are done, or the run is being stopped: write down the rest and leave."""
+    """All nodes are done, or the run is being stopped: write the remaining records and exit."""
 
     stopped: bool = False
     tick: int | None = None
-    """The number of the last moment at which all models are looked at, where that is done by the clock."""
+    """The number of the last evaluation tick, where models are evaluated by the clock."""
     time: float = 0.0
     """When the run ended."""
 
 
-ToZygote: TypeAlias = Prepare | StartNodes | KillNodes | EvaluateAverage
-FromZygote: TypeAlias = Prepared | StartFailed | KeyAnnounced | NodeExited | NetworkExited | AverageEvaluated
+ToAgent: TypeAlias = Prepare | StartNodes | KillNodes | EvaluateAverage
+FromAgent: TypeAlias = Prepared | StartFailed | KeyAnnounced | NodeExited | NetworkExited | AverageEvaluated
 FromOneNode: TypeAlias = FirstRoundStarted | ProgressReport | Heartbeat | ModelSnapshot | NodeDone | NodeFailed
+FromNetwork: TypeAlias = NetworkListening | UnauthenticatedConnections
 FromNode: TypeAlias = NodeListening | NetworkListening | UnauthenticatedConnections | FromOneNode
 ToNode: TypeAlias = Start | PeerFailed | PeerRestarted | SetOnline | InjectFault | Finish
 
 encode = msgspec.msgpack.Encoder().encode
-decode_to_zygote = msgspec.msgpack.Decoder(ToZygote).decode
-decode_from_zygote = msgspec.msgpack.Decoder(FromZygote).decode
+decode_to_agent = msgspec.msgpack.Decoder(ToAgent).decode
+decode_from_agent = msgspec.msgpack.Decoder(FromAgent).decode
 decode_from_node = msgspec.msgpack.Decoder(FromNode).decode
 decode_to_node = msgspec.msgpack.Decoder(ToNode).decode
 DECODE_ERRORS = (ValueError, msgspec.DecodeError, RecursionError)
-"""What these raise for anything else: text that is not UTF-8, other data, and data nested too deep to be looked at."""
+"""What the decoders raise: text that is not UTF-8, data of other types, and data that is nested too deeply."""

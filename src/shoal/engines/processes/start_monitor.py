@@ -1,4 +1,4 @@
-"""Nodes that were started, and have not said yet that they listen."""
+"""How long nodes that were started have not reported that they listen."""
 
 from __future__ import annotations
 
@@ -8,55 +8,56 @@ from dataclasses import dataclass
 
 from shoal.types import NodeId
 
-LONGEST_LOOK = 0.25
-"""Seconds between two looks that count, at the most: who looks seldom was kept from its work, and heard nobody."""
+MAX_CHECK_INTERVAL = 0.25
+"""Seconds between two checks that count at most. A coordinator that checks less often was kept from its work, and has
+not read the nodes' messages."""
 
 
 @dataclass
-class _Start:
+class _Batch:
     """Nodes that were started together."""
 
     nodes: set[NodeId]
     waited: float = 0.0
-    """Seconds since one of them, or of those before them, was last heard of."""
+    """Seconds since a node of this batch, or of an earlier one, last settled."""
 
 
-class Starts:
-    """Those whom others may wait for to begin.
+class StartMonitor:
+    """The nodes that are starting, in the order in which they were started.
 
-    Whoever was started with a node, or before it, and listens shows that the node may still have to wait for its turn.
-    Those that were started later do not, or where nodes come and go nobody would ever be given up.
+    A node that listens shows that nodes started with it, or after it, may still be waiting for their turn. It says
+    nothing about nodes started before it: otherwise, where nodes crash and restart, no node would ever be overdue.
     """
 
     def __init__(self) -> None:
-        self._starts: list[_Start] = []
-        """The first that were started first."""
-        self._looked = math.inf
+        self._batches: list[_Batch] = []
+        """The oldest first."""
+        self._checked = math.inf
 
     @property
     def nodes(self) -> set[NodeId]:
-        return {node for start in self._starts for node in start.nodes}
+        return {node for batch in self._batches for node in batch.nodes}
 
     def expect(self, nodes: Collection[NodeId], now: float) -> None:
-        self._starts.append(_Start(set(nodes)))
-        self._looked = now
+        self._batches.append(_Batch(set(nodes)))
+        self._checked = now
 
     def settle(self, node: NodeId) -> None:
-        """It listens, or is dead."""
-        for place, start in enumerate(self._starts):
-            if node in start.nodes:
-                start.nodes.discard(node)
-                for later in self._starts[place:]:
+        """The node listens, or its process has exited."""
+        for place, batch in enumerate(self._batches):
+            if node in batch.nodes:
+                batch.nodes.discard(node)
+                for later in self._batches[place:]:
                     later.waited = 0.0
-        self._starts = [start for start in self._starts if start.nodes]
+        self._batches = [batch for batch in self._batches if batch.nodes]
 
-    def overdue(self, now: float, patience: float) -> set[NodeId]:
-        """Those that were waited for in vain for so many seconds; each is named once in these."""
-        seconds, self._looked = min(LONGEST_LOOK, max(0.0, now - self._looked)), now
+    def overdue(self, now: float, timeout: float) -> set[NodeId]:
+        """The nodes that did not settle for `timeout` seconds. A node is returned once in `timeout` seconds."""
+        seconds, self._checked = min(MAX_CHECK_INTERVAL, max(0.0, now - self._checked)), now
         found: set[NodeId] = set()
-        for start in self._starts:
-            start.waited += seconds
-            if start.waited > patience:
-                start.waited = 0.0
-                found |= start.nodes
+        for batch in self._batches:
+            batch.waited += seconds
+            if batch.waited > timeout:
+                batch.waited = 0.0
+                found |= batch.nodes
         return found

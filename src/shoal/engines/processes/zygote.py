@@ -1,8 +1,8 @@
-"""The zygote: imports, loads and warms up once, then forks a process for every node.
+"""The zygote: imports, loads data and warms up once, then forks a process for every node.
 
-It is a fresh interpreter that the supervisor starts, so that neither threads nor sockets of the caller's process are
-forked with it. It stays free of both itself: nodes make theirs after the fork. It lives as long as the run, reaps its
-children, tells the supervisor of their ends, and ends them all when the supervisor is gone.
+It is a new interpreter that the agent starts, so that no thread and no socket of the caller's process is forked with
+it. It has no threads and sockets of its own either: nodes create theirs after the fork. It lives as long as the run,
+reaps its children, reports their exits, and kills them all when the agent's end of the pipe is closed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shoal.types import NodeId
 
 
 class Zygote:
-    """One run's zygote, on its end of the pipe to the supervisor."""
+    """The zygote of one run, at its end of the pipe to the agent."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -41,123 +41,125 @@ class Zygote:
         self._setup: Setup | None = None
         self._slots = Slots()
         self._nodes: dict[int, NodeId] = {}
-        """Process to node."""
+        """Node by process id."""
         self._averages: dict[int, int] = {}
-        """Process to round."""
+        """Round by the id of the process that evaluates its average."""
         self._network: int | None = None
-        """The network's process."""
-        self._wake, self._woken = os.pipe()
-        os.set_blocking(self._woken, False)
+        """The id of the network process."""
+        self._child_exited, self._wakeup = os.pipe()
+        os.set_blocking(self._wakeup, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Until the supervisor hangs up."""
+        """Handle requests until the agent closes the pipe."""
         try:
             while True:
-                ready = wait([self._pipe, self._wake])
-                if self._wake in ready:
-                    os.read(self._wake, 4096)
+                ready = wait([self._pipe, self._child_exited])
+                if self._child_exited in ready:
+                    os.read(self._child_exited, 4096)
                     self._reap()
                 if self._pipe in ready:
-                    self._obey(control.decode_to_zygote(self._pipe.recv_bytes()))
+                    self._handle(control.decode_to_agent(self._pipe.recv_bytes()))
         except (EOFError, ConnectionError):
             self._kill([*self._nodes, *self._averages, *([] if self._network is None else [self._network])])
 
-    def _obey(self, said: control.ToZygote) -> None:
-        if isinstance(said, control.Prepare):
-            self._prepare(said)
-        elif isinstance(said, control.StartNodes):
-            self._fork_all(said)
-        elif isinstance(said, control.KillNodes):
-            self._kill([pid for pid, node in self._nodes.items() if node in said.nodes])
+    def _handle(self, request: control.ToAgent) -> None:
+        if isinstance(request, control.Prepare):
+            self._prepare(request)
+        elif isinstance(request, control.StartNodes):
+            self._start_nodes(request)
+        elif isinstance(request, control.KillNodes):
+            self._kill([pid for pid, node in self._nodes.items() if node in request.nodes])
         else:
-            self._evaluate(said)
+            self._evaluate(request)
 
-    def _prepare(self, said: control.Prepare) -> None:
+    def _prepare(self, request: control.Prepare) -> None:
         try:
-            experiment = Experiment.from_table(said.experiment, base=Path(said.base))
+            experiment = Experiment.from_table(request.experiment, base=Path(request.base))
             self._slots = Slots(experiment.processes.training_slots)
             with warnings.catch_warnings(record=True) as caught:
                 self._setup = Setup(experiment, shared=True)
             self._setup.warm_up()
         except ExperimentError as error:
-            self._say(control.StartFailed("ExperimentError", str(error), list(error.problems)))
+            self._report(control.StartFailed("ExperimentError", str(error), list(error.problems)))
         except ShoalError as error:
-            self._say(control.StartFailed(type(error).__name__, str(error), []))
+            self._report(control.StartFailed(type(error).__name__, str(error), []))
         except Exception:
-            self._say(control.StartFailed("RunError", traceback.format_exc(), []))
+            self._report(control.StartFailed("RunError", traceback.format_exc(), []))
         else:
-            # What exists now is never garbage: keep the collector, and with it copy-on-write, away from it.
+            # What exists now is never garbage. Without this the collector would write to it, and unshare its memory.
             gc.collect()
             gc.freeze()
-            self._say(control.Prepared(self._setup.initial.size, [str(warning.message) for warning in caught]))
+            self._report(control.Prepared(self._setup.initial.size, [str(warning.message) for warning in caught]))
 
-    def _fork_all(self, said: control.StartNodes) -> None:
-        if said.with_network:
-            self._fork_network(said)
-        for node in said.nodes:
+    def _start_nodes(self, request: control.StartNodes) -> None:
+        if request.with_network:
+            self._fork_network(request)
+        for node in request.nodes:
             try:
-                self._fork(node, said)
+                self._fork_node(node, request)
             except OSError as error:
-                why = f"only {len(self._nodes)} of {len(said.nodes)} nodes could be started: {error.strerror}"
-                self._say(control.StartFailed("LaunchError", f"{why}; use fewer, or engine = 'simulation'", []))
+                reason = f"only {len(self._nodes)} of {len(request.nodes)} nodes could be started: {error.strerror}"
+                self._report(
+                    control.StartFailed("LaunchError", f"{reason}; use fewer nodes, or engine = 'simulation'", [])
+                )
                 return
 
-    def _fork(self, node: NodeId, said: control.StartNodes) -> None:
+    def _fork_node(self, node: NodeId, request: control.StartNodes) -> None:
         assert self._setup is not None
         setup = self._setup
-        pair = self._new_pair(node, said) if said.key_folder is None else None
+        pair = self._new_pair(node, request) if request.key_folder is None else None
         pid = os.fork()
         if pid:
             self._nodes[pid] = node
         else:
-            self._become(lambda: run_node(setup, node, self._slots, said, pair))
+            self._run_child(lambda: run_node(setup, node, self._slots, request, pair))
 
-    def _fork_network(self, said: control.StartNodes) -> None:
+    def _fork_network(self, request: control.StartNodes) -> None:
         assert self._setup is not None
         setup = self._setup
-        pair = self._new_pair(None, said)
+        pair = self._new_pair(None, request)
         pid = os.fork()
         if pid:
             self._network = pid
         else:
-            self._become(lambda: NetworkProcess(setup, said, pair).serve())
+            self._run_child(lambda: NetworkProcess(setup, request, pair).serve())
 
-    def _new_pair(self, node: NodeId | None, said: control.StartNodes) -> KeyPair | None:
-        """The keys of a process that is about to be forked, where links are sealed.
+    def _new_pair(self, node: NodeId | None, request: control.StartNodes) -> KeyPair | None:
+        """The key pair of a process that is about to be forked, where links are sealed.
 
-        The supervisor knows the public one before anybody can knock with it; nobody but the child keeps the secret one.
+        The public key is reported before the process can connect with it. Only the child keeps the secret key.
         """
-        # It is freed here, not wiped: what is forked later may find earlier secrets in memory that nobody uses. All of
-        # these processes are one user's, who can read the memory of each. With a folder of keys no secret is ever here
-        # but that of the network's process.
-        if said.coordinator_key is None:
+        # The secret key is freed here, not wiped: a process that is forked later may find it in unused memory. All of
+        # these processes belong to one user, who can read the memory of each. With a folder of keys the only secret
+        # key here is the one of the network process.
+        if request.coordinator_key is None:
             return None
         pair = KeyPair.fresh()
-        self._say(control.KeyAnnounced(node, pair.public))
+        self._report(control.KeyAnnounced(node, pair.public))
         return pair
 
-    def _evaluate(self, said: control.EvaluateAverage) -> None:
+    def _evaluate(self, request: control.EvaluateAverage) -> None:
         assert self._setup is not None
         setup = self._setup
         pid = os.fork()
         if pid:
-            self._averages[pid] = said.round
+            self._averages[pid] = request.round
         else:
-            self._become(lambda: _evaluate(setup, said))
+            self._run_child(lambda: _evaluate_average(setup, request))
 
-    def _become(self, life: Callable[[], int]) -> None:
-        """In the child: leave the zygote behind, live, and exit."""
+    def _run_child(self, main: Callable[[], int]) -> None:
+        """In the child: release what belongs to the zygote, run `main`, and exit with its code."""
         code = 1
         try:
             exit_with_parent(self._pid)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._pipe.close()
-            os.close(self._wake)
-            os.close(self._woken)
-            code = life()
+            os.close(self._child_exited)
+            os.close(self._wakeup)
+            code = main()
         except BaseException:
             traceback.print_exc()
         finally:
@@ -172,33 +174,33 @@ class Zygote:
                 return
             code = os.waitstatus_to_exitcode(status)
             if pid in self._nodes:
-                self._say(control.NodeExited(self._nodes.pop(pid), code))
+                self._report(control.NodeExited(self._nodes.pop(pid), code))
             elif pid == self._network:
                 self._network = None
-                self._say(control.NetworkExited(code))
+                self._report(control.NetworkExited(code))
             elif pid in self._averages:
-                self._say(control.AverageEvaluated(self._averages.pop(pid), code))
+                self._report(control.AverageEvaluated(self._averages.pop(pid), code))
 
     @staticmethod
     def _kill(pids: list[int]) -> None:
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)  # ours until reaped, so the number cannot be another's
+            os.kill(pid, signal.SIGKILL)  # the id cannot belong to another process before ours is reaped
 
-    def _say(self, said: control.FromZygote) -> None:
-        self._pipe.send_bytes(control.encode(said))
+    def _report(self, report: control.FromAgent) -> None:
+        self._pipe.send_bytes(control.encode(report))
 
 
-def _evaluate(setup: Setup, said: control.EvaluateAverage) -> int:
-    scores = setup.evaluate(np.frombuffer(said.params, np.float32))
-    record = Average(said.round, said.time, said.nodes, said.consensus_distance, scores, said.tick)
-    RecordFile(RunFolder(Path(said.folder)).averages).write(record)
+def _evaluate_average(setup: Setup, request: control.EvaluateAverage) -> int:
+    scores = setup.evaluate(np.frombuffer(request.params, np.float32))
+    record = Average(request.round, request.time, request.nodes, request.consensus_distance, scores, request.tick)
+    RecordFile(RunFolder(Path(request.folder)).averages).write(record)
     return 0
 
 
 def main() -> None:
     exit_with_parent(int(sys.argv[2]))
     raise_file_limit()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what a Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what a Ctrl-C means
     Zygote(Connection(int(sys.argv[1]))).serve()
 
 

@@ -1,4 +1,4 @@
-"""The zygote, seen from the supervisor that starts it."""
+"""The zygote, seen from the agent that starts it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shoal.errors import RunError
 from shoal.results.records import RunFolder
 
 MALLOC = {
-    # One heap for all threads of a node. It grows and shrinks only when nodes say so (`release_memory`): a node's
-    # private memory is small between trainings, and a training does not pay for every allocation anew.
+    # One heap for all threads of a node. It grows and shrinks only when a node calls `release_memory`: the private
+    # memory of a node is small between trainings, and a training does not pay for every allocation again.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
@@ -23,48 +23,54 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 
 class ZygoteProcess:
-    """A process of its own, and the group of all nodes."""
+    """The zygote's process, and the process group that it forms with all nodes."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self.pipe, theirs = Pipe()
+        self._pipe, zygote_pipe = Pipe()
         environment = {**os.environ, **MALLOC, **ONE_THREAD}
         with open(folder.log, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.engines.processes.zygote", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "shoal.engines.processes.zygote", str(zygote_pipe.fileno()), str(os.getpid())],
+                pass_fds=[zygote_pipe.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # a Ctrl-C in the terminal reaches the supervisor alone
+                start_new_session=True,  # a Ctrl-C in the terminal reaches the coordinator alone
             )
         self._log = folder.log
-        theirs.close()
+        zygote_pipe.close()
 
-    def say(self, said: control.ToZygote) -> None:
+    def send(self, request: control.ToAgent) -> None:
         try:
-            self.pipe.send_bytes(control.encode(said))
+            self._pipe.send_bytes(control.encode(request))
         except OSError as error:
-            raise self._died() from error
+            raise self._exited() from error
 
-    def hear(self) -> control.FromZygote:
+    def has_report(self) -> bool:
+        return self._pipe.poll()
+
+    def receive(self) -> control.FromAgent:
         try:
-            said: control.FromZygote = control.decode_from_zygote(self.pipe.recv_bytes())
+            report: control.FromAgent = control.decode_from_agent(self._pipe.recv_bytes())
         except (EOFError, OSError) as error:
-            raise self._died() from error
-        return said
+            raise self._exited() from error
+        return report
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
 
     def kill(self) -> None:
-        """The zygote and every node, at once."""
+        """Kill the zygote and every node at once."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
-            return  # all gone already
+            return  # all of them have exited
 
     def close(self) -> None:
         self.kill()
         self._process.wait()
-        self.pipe.close()
+        self._pipe.close()
 
-    def _died(self) -> RunError:
-        return RunError(f"the process that starts nodes died; its last words are in {self._log}")
+    def _exited(self) -> RunError:
+        return RunError(f"the process that starts nodes exited unexpectedly; see {self._log}")

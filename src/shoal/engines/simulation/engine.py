@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator
 from functools import partial
 
-from shoal.engines.averaging import Averaged, Averages
+from shoal.engines.averaging import ModelAverage, ModelAverages
 from shoal.engines.operating_system import processor_seconds
 from shoal.engines.rejoining import answer_rejoining_peers, rejoin
 from shoal.engines.simulation.batching import choose_batching
@@ -96,7 +96,7 @@ class Simulation:
         self.folder = folder
         self.listener: ProgressListener = listener or NullProgressListener()
         self.lines = BufferedRecordFiles(folder, experiment.size)
-        self.averages = Averages()
+        self.averages = ModelAverages()
         self.score = MeanScore()
         self.rounds_begun = 0
         self.lost: dict[NodeId, str] = {}
@@ -196,7 +196,7 @@ class Simulation:
         for averaged in self.averages.complete(self._awaited):
             self._write_average(averaged, self.world.kernel.now)
 
-    def _write_average(self, averaged: Averaged, time: float, tick: int | None = None) -> None:
+    def _write_average(self, averaged: ModelAverage, time: float, tick: int | None = None) -> None:
         scores = self.setup.evaluate(averaged.mean)
         self._averages_file.write(
             Average(averaged.round, time, averaged.nodes, averaged.consensus_distance, scores, tick)
@@ -368,7 +368,7 @@ class Simulation:
             self.lines.write(node.id, record)
             self.score.add(self._ticks, main_score(found))
         if self.experiment.evaluation.average and "algorithm" not in self.experiment.services:
-            averages = Averages()
+            averages = ModelAverages()
             for node in there:
                 averages.add(node.id, self._ticks, node.params)
             for averaged in averages.complete(set()):

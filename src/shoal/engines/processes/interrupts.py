@@ -1,0 +1,39 @@
+"""Signals that ask the coordinator to end a run."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Notes the first signal, and calls a function at every further one. Restores the previous handlers on exit."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        """The last signal that arrived."""
+        self._on_repeat: Callable[[], None] | None = None
+        self._previous = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def __enter__(self) -> Interrupts:
+        for number in SIGNALS:
+            signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def on_repeat(self, function: Callable[[], None]) -> None:
+        """Call `function`, in the signal handler, when the user asks again."""
+        self._on_repeat = function
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and self._on_repeat is not None:
+            self._on_repeat()
+        self.signal = number

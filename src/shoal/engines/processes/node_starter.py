@@ -1,0 +1,112 @@
+"""Starting nodes: all of them at the beginning of a run, and failed ones again when the fault schedule restarts them.
+
+A node starts in three steps. The agent forks its process; the process reports that it listens; the coordinator sends
+`Start` once every node that starts with it listens, so that all of them know each other's endpoints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+import msgspec
+
+from shoal.engines.processes import control
+from shoal.engines.processes.agent import Agent
+from shoal.engines.processes.control_server import ControlServer
+from shoal.engines.processes.node_registry import NodeRegistry, NodeState
+from shoal.engines.processes.run_times import RunTimes
+from shoal.engines.processes.start_monitor import StartMonitor
+from shoal.engines.run_tracker import RunTracker
+from shoal.types import NodeId
+
+
+class NodeStarter:
+    """Starts and restarts nodes, and tells running nodes where restarted ones listen."""
+
+    def __init__(
+        self, registry: NodeRegistry, agent: Agent, server: ControlServer, tracker: RunTracker, times: RunTimes
+    ) -> None:
+        self._registry = registry
+        self._agent = agent
+        self._server = server
+        self._tracker = tracker
+        self._times = times
+        self._request: control.StartNodes | None = None
+        self.monitor = StartMonitor()
+
+    def start_all(self, request: control.StartNodes) -> None:
+        """Have the agent start all nodes."""
+        self._request = request
+        self._agent.send(request)
+        for node in request.nodes:
+            self._registry[node].state = NodeState.STARTING
+        self.monitor.expect(request.nodes, time.monotonic())
+
+    def restart(self, nodes: Collection[NodeId]) -> None:
+        """Have the agent start nodes again that are lost."""
+        if not nodes:
+            return
+        assert self._request is not None
+        for node in nodes:
+            self._tracker.node_restarted(node)
+            self._registry[node].start_again(time.monotonic())
+        self.monitor.expect(nodes, time.monotonic())
+        self._agent.send(
+            msgspec.structs.replace(self._request, nodes=sorted(nodes), restarted=True, with_network=False)
+        )
+
+    def node_listening(self, message: control.NodeListening) -> None:
+        entry = self._registry[message.node]
+        entry.state = NodeState.LISTENING
+        entry.endpoint = message.endpoint
+        self.monitor.settle(message.node)
+
+    @property
+    def all_listening(self) -> bool:
+        """Whether every node waits for its `Start`."""
+        return all(entry.state is NodeState.LISTENING for entry in self._registry)
+
+    def send_start(self) -> None:
+        """Start the algorithm on all nodes. Whether a node is offline at first is part of the message: a message that
+        follows could arrive after the node has begun."""
+        self._server.send_network(self._start_message())
+        for offline in (False, True):
+            nodes = [entry.id for entry in self._registry if entry.offline == offline]
+            self._server.send(nodes, msgspec.structs.replace(self._start_message(), offline=offline))
+        for entry in self._registry:
+            entry.state = NodeState.RUNNING
+
+    def release_restarted(self) -> None:
+        """Start the algorithm on restarted nodes that listen, and tell the other nodes where they are.
+
+        Waits for all restarted nodes, so that nodes that restart together know each other's endpoints.
+        """
+        if self.monitor.nodes:
+            return
+        restarted = sorted(self._registry.in_state(NodeState.LISTENING))
+        for node in restarted:
+            entry = self._registry[node]
+            update = control.PeerRestarted(node, entry.endpoint, entry.public_key)
+            self._server.send_network(update)
+            self._server.send(self._registry.present.difference(restarted), update)
+        for node in restarted:
+            entry = self._registry[node]
+            ended = sorted(self._tracker.lost.keys() | self._registry.done)
+            start = msgspec.structs.replace(self._start_message(), failed_nodes=ended, offline=entry.offline)
+            self._server.send([node], start)
+            if entry.slowdown is not None:
+                self._server.send([node], entry.slowdown)
+            entry.state = NodeState.RUNNING
+            self._tracker.listener.notice(f"node {node} was restarted")
+
+    def _start_message(self) -> control.Start:
+        keys = [entry.public_key for entry in self._registry if entry.public_key is not None]
+        return control.Start(
+            [entry.endpoint for entry in self._registry],
+            self._times.epoch,
+            self._server.network_endpoint,
+            sorted(self._tracker.lost),
+            public_keys=keys if self._server.sealed else [],
+            network_key=self._server.network_key,
+        )

@@ -1,0 +1,48 @@
+"""When a run was requested, when it began, and when its nodes reached their first rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from shoal.types import NodeId
+
+
+class RunTimes:
+    """The clock of a run: seconds since all nodes were told to start. Also measures the startup."""
+
+    def __init__(self, command_time: float | None, round_nodes: Collection[NodeId]) -> None:
+        """`command_time` is when the user asked for the run, on the clock of `time.time`; by default now."""
+        self._command_time = time.time() if command_time is None else command_time
+        self.epoch = 0.0
+        """When the run began, on the machine's monotonic clock."""
+        self.startup: float | None = None
+        """Seconds from the command until every node of `round_nodes` began its first round."""
+        self.first_round: float | None = None
+        """Seconds from the command until every node of `round_nodes` ended its first round."""
+        self.finished_at: float | None = None
+        """When the last node was done, on the machine's monotonic clock."""
+        self._to_begin = set(round_nodes)
+        self._to_end = set(round_nodes)
+
+    def start(self) -> None:
+        self.epoch = time.monotonic()
+
+    def now(self) -> float:
+        return time.monotonic() - self.epoch
+
+    def since_command(self) -> float:
+        return time.time() - self._command_time
+
+    def first_round_began(self, node: NodeId) -> bool:
+        """Note that a node began its first round. True if it was the last node to do so."""
+        self._to_begin.discard(node)
+        if self._to_begin or self.startup is not None:
+            return False
+        self.startup = self.since_command()
+        return True
+
+    def first_round_ended(self, node: NodeId) -> None:
+        self._to_end.discard(node)
+        if not self._to_end and self.first_round is None:
+            self.first_round = self.since_command()

@@ -1,0 +1,141 @@
+"""Timed events in a run with processes: availability, crashes, restarts and other scheduled faults.
+
+Faults between nodes and changes of the network are applied by the network process, which has the same schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from shoal.engines.environment_events import EventQueue, apply_event
+from shoal.engines.processes import control
+from shoal.engines.processes.node_commands import NodeCommands
+from shoal.engines.processes.node_registry import NodeRegistry
+from shoal.engines.processes.node_starter import NodeStarter
+from shoal.engines.processes.run_times import RunTimes
+from shoal.engines.run_tracker import RunTracker
+from shoal.environment.faults import FaultEvent
+from shoal.environment.network.network import AvailabilityChange, NetworkChange
+from shoal.experiment.environment import Environment
+from shoal.results.records import Event, RecordFile, RunFolder
+from shoal.types import NodeId
+
+
+class ScheduledEvents:
+    """Applies the events of the environment to nodes when they are due. It is an `EventHandler`."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        registry: NodeRegistry,
+        commands: NodeCommands,
+        starter: NodeStarter,
+        tracker: RunTracker,
+        times: RunTimes,
+        folder: RunFolder,
+    ) -> None:
+        self._environment = environment
+        self._registry = registry
+        self._commands = commands
+        self._starter = starter
+        self._tracker = tracker
+        self._times = times
+        self._folder = folder
+        self._queue = EventQueue(iter(()))
+
+    def begin(self) -> None:
+        """Load the schedule, and note which nodes are offline at first: they learn it with their `Start`."""
+        self._queue = EventQueue(self._environment.events())
+        while self._queue.next_time <= 0.0 and not isinstance(self._queue.next, FaultEvent):
+            event = self._queue.pop()
+            if isinstance(event, AvailabilityChange):
+                self._note_availability(event)
+
+    def apply_due(self) -> None:
+        while self._tracker.phase == "running" and self._queue.next_time <= self._times.now():
+            apply_event(self._queue.pop(), self)
+
+    def seconds_to_next(self) -> float:
+        """Seconds until the next event; infinity if there is none while nodes run."""
+        if self._tracker.phase != "running":
+            return math.inf
+        return max(0.0, self._queue.next_time - self._times.now())
+
+    def offline_forever(self, nodes: Collection[NodeId]) -> bool:
+        """Whether all of these nodes are offline, and no event can bring one of them online or start another."""
+        if self._queue.next is not None and self._environment.restarts:
+            return False
+        now = self._times.now()
+        return all(self._registry[n].offline and not self._environment.will_be_online(n, now) for n in nodes)
+
+    def restart_exited(self, node: NodeId) -> bool:
+        """Restart a node whose process has exited, if a restart was due before. Returns whether it was."""
+        due = self._registry[node].restart_on_exit
+        if due:
+            self._restart([node])
+        return due
+
+    # The operations of an `EventHandler`
+
+    def change_availability(self, change: AvailabilityChange) -> None:
+        self._note_availability(change)
+        self._commands.set_online(change.node, not self._registry[change.node].offline)
+
+    def change_network(self, change: NetworkChange) -> None:
+        """Nothing: the network process does it."""
+
+    def crash(self, fault: FaultEvent) -> None:
+        working = self._working(fault.nodes)
+        for node in working:
+            entry = self._registry[node]
+            entry.restart_on_exit = False
+            entry.fail("crashed on schedule")
+            self._record(node, fault)
+        self._commands.kill(working)
+
+    def restart(self, fault: FaultEvent) -> None:
+        lost = self._tracker.lost
+        for node in fault.nodes:
+            if self._registry[node].failure is not None and node not in lost:
+                self._registry[node].restart_on_exit = True
+        self._restart([node for node in fault.nodes if node in lost])
+
+    def hang(self, fault: FaultEvent) -> None:
+        self._commands.inject(self._healthy(fault.nodes), control.InjectFault("hang", str(fault)))
+
+    def raise_error(self, fault: FaultEvent) -> None:
+        self._commands.inject(self._healthy(fault.nodes), control.InjectFault("raise", str(fault)))
+
+    def slow_down(self, fault: FaultEvent) -> None:
+        factor = fault.value if fault.what != "network" else None
+        message = control.InjectFault("slow", str(fault), factor)
+        if factor is not None:
+            for node in fault.nodes:
+                self._registry[node].slowdown = message
+        self._commands.inject(self._healthy(fault.nodes), message)
+
+    def disturb_links(self, fault: FaultEvent) -> None:
+        """Only tell the user: the network process does it."""
+        self._tracker.listener.notice(f"at {fault.time:g} s: {fault}")
+
+    def _note_availability(self, change: AvailabilityChange) -> None:
+        self._registry[change.node].offline_reasons += -1 if change.online else 1
+
+    def _working(self, nodes: Collection[NodeId]) -> list[NodeId]:
+        return [node for node in nodes if self._registry[node].working]
+
+    def _healthy(self, nodes: Collection[NodeId]) -> list[NodeId]:
+        """The nodes that work and are not about to end."""
+        return [node for node in self._working(nodes) if self._registry[node].failure is None]
+
+    def _restart(self, nodes: Collection[NodeId]) -> None:
+        for node in nodes:
+            self._record(node, FaultEvent(self._times.now(), "restart", (node,)))
+        self._starter.restart(nodes)
+
+    def _record(self, node: NodeId, fault: FaultEvent) -> None:
+        """Write a record for a node that cannot write it itself."""
+        file = RecordFile(self._folder.node(node))
+        file.write(Event("fault", fault.time, str(fault)))
+        file.close()
