@@ -167,7 +167,7 @@ def test_a_node_that_hangs_hangs_whole_and_the_others_go_on(tmp_path: Path) -> N
     described = experiment(Gossip(10), "full")
     run = dataclasses.replace(described, fault=Faults().hang(3, round=2).schedule).run(tmp_path)
     assert run.summary["status"] == "incomplete"
-    assert run.summary["lost"] == {"3": "hung: it waits for nothing that could come"}
+    assert run.summary["lost"] == {"3": "hung: it waits for something that never arrives"}
 
 
 @pytest.mark.parametrize("parameters", [{"period": 0.0}, {"period": -1.0}, {"variant": "mud"}, {"rounds": 0}])

@@ -1,0 +1,176 @@
+"""The nodes of a simulation: built, started, restarted and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+from shoal.engines.rejoining import answer_rejoining_peers, rejoin
+from shoal.engines.run_tracker import RunTracker
+from shoal.engines.simulation.kernel import Crash, park
+from shoal.engines.simulation.recorder import Recorder
+from shoal.engines.simulation.world import SimulatedRuntime, World
+from shoal.environment.faults import Fault, FaultEvent
+from shoal.errors import NodeError
+from shoal.experiment.setup import Setup
+from shoal.message import RUN_LENGTH
+from shoal.node import Node
+from shoal.results.records import Event, Record
+from shoal.types import NodeId, Params
+
+ROUNDS_PER_PROGRESS_CHECK = 64
+
+
+class _NodeObserver:
+    """The observer of one simulated node."""
+
+    def __init__(self, nodes: SimulatedNodes, id: NodeId, faults: list[Fault]) -> None:
+        self._nodes = nodes
+        self._id = id
+        self._faults = faults
+
+    def record(self, record: Record) -> None:
+        self._nodes.recorder.write(self._id, record)
+
+    def model(self, round: int, params: Params) -> None:
+        self._nodes.tracker.add_model(self._id, round, params)
+        self._nodes.recorder.write_complete_averages()
+
+    async def before_round(self, round: int) -> None:
+        self._nodes.count_round(self._id)
+        if self._faults and self._faults[0].strikes_at(round):
+            fault = self._faults.pop(0)
+            world = self._nodes.world
+            self.record(Event("fault", world.kernel.now, f"{fault.kind} at round {round}"))
+            if fault.kind == "crash":
+                raise Crash
+            if fault.kind == "raise":
+                raise NodeError(f"fault on schedule: node {self._id} raises at round {round}")
+            world.runtimes[self._id].hang()
+            await park()  # never resumed
+
+    def defer_evaluation(self, round: int, params: Params) -> bool:
+        return False  # an evaluation takes no virtual time
+
+
+class SimulatedNodes:
+    """All nodes, by id."""
+
+    def __init__(self, setup: Setup, world: World, tracker: RunTracker, recorder: Recorder) -> None:
+        self.world = world
+        self.tracker = tracker
+        self.recorder = recorder
+        self._setup = setup
+        self._experiment = setup.experiment
+        self._rounds_begun = 0
+        """Rounds that nodes of `round_nodes` began."""
+        self.learning = set(range(setup.experiment.nodes))
+        """Learners whose algorithm has not ended."""
+        self.last_end = 0.0
+        """When the last node ended. The kernel's clock continues to the last timeout, whether it is needed or not."""
+        self.nodes = [self._build(id) for id in range(setup.experiment.size)]
+
+    @property
+    def present_learners(self) -> list[Node]:
+        """The learners that have not crashed."""
+        return [node for node in self.nodes[: self._experiment.nodes] if node.id not in self.tracker.lost]
+
+    def start_all(self) -> None:
+        for node in self.nodes:
+            self._start(node, self._setup.run_node(node))
+            if self._setup.environment.restarts:
+                self.world.runtimes[node.id].background(answer_rejoining_peers(node))
+
+    def restart(self, id: NodeId) -> None:
+        """Start a crashed node again. It has lost everything except its data."""
+        if id not in self.tracker.lost or not self.world.runtimes[id].failed:
+            return
+        self.world.apply_event(FaultEvent(self.world.kernel.now, "restart", (id,)))
+        runtime = SimulatedRuntime(self.world, id)
+        runtime.take_over_from(self.world.runtimes[id])
+        self.world.runtimes[id] = runtime
+        for other in self.world.runtimes:
+            if other.id != id and (other.id < self._experiment.nodes or other.failed):
+                runtime.mailbox.mark_failed(other.id)  # a learner, until it has answered
+        self.nodes[id] = self._build(id)
+        self.tracker.node_restarted(id)
+        if id in self.tracker.learners:
+            self.learning.add(id)
+        self.tracker.listener.notice(f"node {id} was restarted")
+        self._start(self.nodes[id], self._rejoin_and_run(self.nodes[id]))
+
+    def finish_learners(self) -> None:
+        """End all learners, because the duration of the run is over. A hung node does not finish."""
+        for runtime in self.world.runtimes[: self._experiment.nodes]:
+            if not runtime.hung:
+                runtime.finish()
+
+    def finish_services(self) -> None:
+        """End the nodes that provide services, because all learners have ended or hang. A hung node does not finish."""
+        for id in self._experiment.services.values():
+            if not self.world.runtimes[id].hung:
+                self.world.runtimes[id].finish()
+
+    def lose_hung_nodes(self) -> None:
+        """At the end of the run: nodes that still run will never end."""
+        for runtime in self.world.runtimes:
+            if runtime.running:
+                self.tracker.node_lost(runtime.id, "hung: it waits for something that never arrives")
+        self.recorder.write_complete_averages()
+
+    def stop_all(self) -> None:
+        for runtime in self.world.runtimes:
+            runtime.stop()
+
+    def current_node(self) -> NodeId | None:
+        """The node whose code the kernel ran last."""
+        return next((r.id for r in self.world.runtimes if r.runs(self.world.kernel.current)), None)
+
+    def count_round(self, node: NodeId) -> None:
+        if node in self.tracker.round_nodes:
+            self._rounds_begun += 1
+        if self._rounds_begun % ROUNDS_PER_PROGRESS_CHECK == 0 and self.tracker.progress_due():
+            self.report_progress()
+
+    def report_progress(self) -> None:
+        self.recorder.flush_if_due()
+        round_nodes = self.tracker.round_nodes
+        in_round = len(round_nodes) - len(self.tracker.lost.keys() & round_nodes)
+        self.tracker.report_progress(
+            max(0, self._rounds_begun - in_round) / len(round_nodes),
+            sum(node.bytes_sent for node in self.nodes),
+            self.world.kernel.now,
+        )
+
+    def _build(self, id: NodeId) -> Node:
+        return self._setup.node(
+            id,
+            self.world.runtimes[id],
+            _NodeObserver(self, id, self._experiment.faults(id)),
+            "0" * RUN_LENGTH,
+            self._experiment.simulation.receive_timeout,
+        )
+
+    def _start(self, node: Node, main: Coroutine[Any, Any, None]) -> None:
+        self.world.runtimes[node.id].start(main, partial(self._node_ended, node))
+
+    async def _rejoin_and_run(self, node: Node) -> None:
+        learners = self.world.runtimes[: self._experiment.nodes]
+        if await rejoin(node, [r.id for r in learners if r.running and r.id != node.id]):
+            await self._setup.run_node(node)
+
+    def _node_ended(self, node: Node, crashed: bool) -> None:
+        self.last_end = self.world.kernel.now
+        if crashed:
+            self.world.apply_event(FaultEvent(self.world.kernel.now, "crash", (node.id,)))
+            self.tracker.node_lost(node.id, "crashed on schedule")
+            self.tracker.listener.notice(self._experiment.describe_failure(node.id, "crashed"))
+        else:
+            self.tracker.expect_no_more_models([node.id])
+        self.recorder.write_complete_averages()
+        if not crashed:
+            self.recorder.write_end(node, self.world.runtimes[node.id].mailbox)
+        self.learning.discard(node.id)
+        if not self.learning:
+            self.finish_services()

@@ -1,0 +1,109 @@
+"""Timed events in a simulation: availability, faults and changes of the network, at their virtual times."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from shoal.engines.environment_events import EventQueue, apply_event
+from shoal.engines.simulation.nodes import SimulatedNodes
+from shoal.engines.simulation.recorder import Recorder
+from shoal.engines.simulation.world import World
+from shoal.environment.faults import FaultEvent
+from shoal.environment.network.model import EnvironmentEvent
+from shoal.environment.network.network import AvailabilityChange, NetworkChange
+from shoal.errors import NodeError
+from shoal.experiment.environment import Environment
+from shoal.types import NodeId
+
+
+class ScheduledEvents:
+    """Applies the events of the environment to nodes and network. It is an `EventHandler`."""
+
+    def __init__(self, environment: Environment, world: World, nodes: SimulatedNodes, recorder: Recorder) -> None:
+        self._environment = environment
+        self._world = world
+        self._nodes = nodes
+        self._recorder = recorder
+        self._queue = EventQueue(environment.events() if environment.has_timed_events else iter(()))
+        self._unblocking_times = environment.unblocking_times()
+        self._next_unblocking = next(self._unblocking_times, math.inf)
+
+    def schedule_next(self) -> None:
+        if self._queue.next is not None:
+            event = self._queue.pop()
+            self._world.kernel.schedule_daemon(event.time, partial(self._apply, event))
+
+    def run_is_over(self) -> bool:
+        """Whether all learners have ended, or no node can continue whatever event follows."""
+        now, duration = self._world.kernel.now, self._environment.experiment.duration
+        if not self._nodes.learning:
+            return True
+        if (duration is not None and now < duration) or not self._world.is_idle:
+            return False
+        while self._next_unblocking < now:
+            self._next_unblocking = next(self._unblocking_times, math.inf)
+        suspended = [r.id for r in self._world.runtimes if r.suspended and not r.hung]
+        return self._next_unblocking == math.inf and not any(
+            self._environment.will_be_online(node, now) for node in suspended
+        )
+
+    def offline_forever(self) -> list[NodeId]:
+        now = self._world.kernel.now
+        offline = [runtime.id for runtime in self._world.runtimes if runtime.offline_reasons]
+        return [id for id in offline if not self._environment.will_be_online(id, now)]
+
+    def _apply(self, event: EnvironmentEvent) -> None:
+        if not self.run_is_over():
+            apply_event(event, self)
+            self.schedule_next()
+
+    # The operations of an `EventHandler`
+
+    def change_availability(self, change: AvailabilityChange) -> None:
+        runtime = self._world.runtimes[change.node]
+        self._world.apply_event(change)
+        if change.online:
+            runtime.come_online()
+        else:
+            runtime.go_offline()
+
+    def change_network(self, change: NetworkChange) -> None:
+        self._world.apply_event(change)
+
+    def crash(self, fault: FaultEvent) -> None:
+        self._record(fault)
+        for node in fault.nodes:
+            self._world.runtimes[node].crash()
+
+    def restart(self, fault: FaultEvent) -> None:
+        for node in fault.nodes:
+            self._recorder.write_fault(node, fault)
+        for node in fault.nodes:
+            self._nodes.restart(node)
+
+    def hang(self, fault: FaultEvent) -> None:
+        self._record(fault)
+        for node in fault.nodes:
+            self._world.runtimes[node].hang()
+
+    def raise_error(self, fault: FaultEvent) -> None:
+        self._record(fault)
+        raise NodeError(f"fault on schedule: {fault} at {self._world.kernel.now:g} s")
+
+    def slow_down(self, fault: FaultEvent) -> None:
+        self._record(fault)
+        self.disturb_links(fault)
+        if fault.what != "network":
+            for node in fault.nodes:
+                self._world.runtimes[node].slow_down(fault.value)
+
+    def disturb_links(self, fault: FaultEvent) -> None:
+        self._nodes.tracker.listener.notice(f"at {self._world.kernel.now:g} s: {fault}")
+        self._world.apply_event(fault)
+
+    def _record(self, fault: FaultEvent) -> None:
+        """Record the fault for every node that runs."""
+        for node in fault.nodes:
+            if self._world.runtimes[node].running:
+                self._recorder.write_fault(node, fault)
