@@ -51,7 +51,7 @@ RULES: dict[str, set[str]] = {
     | {"results"},
     "engines.simulation": CORE | NODE | {"experiment", "environment", "results", "training", "topologies"},
     "engines.processes": CORE | NODE | {"experiment", "environment", "results", "training", "topologies"},
-    "engines": CORE | {"node", "results"},
+    "engines": CORE | {"node", "results", "environment", "experiment"},
     "cli": {"*"},
     "testing": {"*"},
 }
