@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from measuring import Figure, median, shoal_run, shoal_run_in, show, step
-from shoal.data.store import at_hand
+from shoal.data.store import is_available
 from shoal.sharing.secure import masks, shamir
 from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.messages import to_rows
@@ -245,7 +245,7 @@ def main(short: bool) -> None:
     show(f"Digits, 48 nodes, 2 shards each, 5-regular, 100 rounds, {seeds} seeds", accuracy(seeds))
     show(f"Masks of {PARAMETERS:,} parameters", costs())
     show("Sums compared with averages in floating point", errors())
-    if not short and at_hand("cifar10"):
+    if not short and is_available("cifar10"):
         cifar10()
 
 

@@ -155,7 +155,7 @@ def test_a_truncated_archive_is_refused_and_leaves_nothing(packing: str, share: 
     with pytest.raises(DataError, match=f"cifar.{packing}"):
         Cifar10(path).load(0)
     assert nothing_cached()
-    assert not next(store.verified("cifar10", path)).sound
+    assert not next(store.verify("cifar10", path)).valid
 
 
 @pytest.mark.parametrize(
@@ -263,9 +263,9 @@ def test_nothing_is_imported_for_a_pickle(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_batch_that_was_changed_is_not_sound(tmp_path: Path) -> None:
-    verdict = next(store.verified("cifar10", tar(tmp_path / "cifar.tar", batches())))
-    assert not verdict.sound
-    assert "data_batch_1" in verdict.reason
+    verification = next(store.verify("cifar10", tar(tmp_path / "cifar.tar", batches())))
+    assert not verification.valid
+    assert "data_batch_1" in verification.reason
 
 
 def test_the_real_cifar_10_is_whole_balanced_and_as_published(

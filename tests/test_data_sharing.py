@@ -47,7 +47,7 @@ def joined(samples: int, held: list[int], id: int = 0) -> tuple[DataSharing, Nod
 
 
 def numbers(data: NodeData) -> list[int]:
-    return sorted(int(n) for n in data.drawn(10**6, np.random.default_rng(0)).x[:, 0])
+    return sorted(int(n) for n in data.sample(10**6, np.random.default_rng(0)).x[:, 0])
 
 
 # What is said and kept
@@ -103,13 +103,13 @@ def test_it_conforms_where_no_data_is_to_be_seen(size: int) -> None:
         (np.zeros((1, 2), np.float32), np.zeros(1, np.int32), "'y' is int32"),
         (np.zeros((2, 2), np.float32), np.zeros(1, np.int64), "a target for each"),
         (np.zeros((), np.float32), np.zeros((), np.int64), "expected samples 'x'"),
-        (np.zeros((1, 2), np.float32), np.zeros((1, 1), np.int64), r"'y' is int64 of shape \(1,\) a sample"),
+        (np.zeros((1, 2), np.float32), np.zeros((1, 1), np.int64), r"'y' is int64 of shape \(1,\) per sample"),
         (
             np.zeros((1, 3), np.float32),
             np.zeros(1, np.int64),
-            r"shape \(3,\) a sample, expected float32 of shape \(2,\)",
+            r"shape \(3,\) per sample, expected float32 of shape \(2,\)",
         ),
-        (np.zeros(1, np.float32), np.zeros(1, np.int64), r"shape \(\) a sample"),
+        (np.zeros(1, np.float32), np.zeros(1, np.int64), r"shape \(\) per sample"),
         (np.zeros((1, 2), np.float32), np.full(1, 5), "targets from 5 to 5, expected 0 to 4"),
         (np.zeros((1, 2), np.float32), np.full(1, -1), "targets from -1"),
         (np.full((1, 2), np.nan, np.float32), np.zeros(1, np.int64), "not finite"),
@@ -210,7 +210,7 @@ def test_no_node_keeps_a_sample_twice_and_all_come_to_hold_nearly_all(tmp_path: 
     total = len(simulation.setup.data.train)
     for node in simulation.nodes:
         data = node.trainer.data  # type: ignore[attr-defined]
-        held = data.drawn(10 * total, np.random.default_rng(0))
+        held = data.sample(10 * total, np.random.default_rng(0))
         assert len(data) == len(held)
         assert len(np.unique(np.column_stack([held.x, held.y]), axis=0)) == len(held)
         assert 0.9 * total < len(data) <= total
@@ -231,7 +231,7 @@ def test_works_of_nodes_with_added_samples_are_not_stacked() -> None:
     trainers = [_trainer(setup, node) for node in range(3)]
     works = [Train(trainer, setup.initial) for trainer in trainers]
     assert len({work.batch_key for work in works}) == 1
-    others = trainers[1].data.drawn(20, np.random.default_rng(0))
+    others = trainers[1].data.sample(20, np.random.default_rng(0))
     assert trainers[0].data.add(others) == 20
     assert len({work.batch_key for work in works}) == 2
     alone = [_trainer(setup, node) for node in range(3)]
@@ -284,10 +284,10 @@ def test_a_node_restored_holds_what_it_was_sent(tmp_path: Path) -> None:
 def test_ids_that_no_embedding_has_are_refused() -> None:
     ratings = Samples(np.array([[0, 1], [2, 0]], np.int32), np.array([1.0, 4.5], np.float32))
     data = NodeData(Data(ratings, ratings, 1, task="regression", sizes=(3, 2)), np.array([0]))
-    data.require(ratings.x, ratings.y)
+    data.validate(ratings.x, ratings.y)
     for x in ([[0, 2]], [[3, 0]], [[-1, 0]]):
         with pytest.raises(ValueError, match="expected them below"):
-            data.require(np.array(x, np.int32), np.array([1.0], np.float32))
+            data.validate(np.array(x, np.int32), np.array([1.0], np.float32))
     assert data.add(ratings) == 1
 
 

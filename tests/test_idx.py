@@ -128,7 +128,7 @@ def test_a_truncated_or_damaged_gz_is_named(share: float, tmp_path: Path) -> Non
     file.write_bytes(content[:200] + b"\0\0\0\0" + content[204:])
     with pytest.raises(DataError, match=STEMS[0]):
         Mnist().load(0)
-    assert not next(store.verified("mnist")).sound
+    assert not next(store.verify("mnist")).valid
 
 
 def test_the_real_fashion_mnist_is_balanced_and_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +144,9 @@ def test_the_real_fashion_mnist_is_balanced_and_as_published(monkeypatch: pytest
     assert data.scaling is not None
     assert data.train.x[::10].mean() == pytest.approx(data.scaling.mean[0], abs=2)
     assert data.train.x[::10].std() == pytest.approx(data.scaling.std[0], abs=2)
-    verdicts = list(store.verified("fashion-mnist"))
-    assert len(verdicts) == 4
-    assert all(verdict.sound for verdict in verdicts), verdicts
+    verifications = list(store.verify("fashion-mnist"))
+    assert len(verifications) == 4
+    assert all(verification.valid for verification in verifications), verifications
 
 
 def test_packed_anew_is_as_good_as_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,10 +160,10 @@ def test_packed_anew_is_as_good_as_published(tmp_path: Path, monkeypatch: pytest
         for file, (stem, array) in zip(known.files, arrays().items(), strict=True)
     )
     monkeypatch.setitem(PUBLISHERS, "mnist", dataclasses.replace(known, files=files))
-    assert [v.reason.split(";")[0] for v in store.verified("mnist")] == ["packed differently"] * 4
-    assert all(v.sound for v in store.verified("mnist"))
+    assert [v.reason.split(";")[0] for v in store.verify("mnist")] == ["packed differently"] * 4
+    assert all(v.valid for v in store.verify("mnist"))
     (folder / f"{STEMS[2]}.gz").write_bytes(gzip.compress(idx(np.zeros((10, 28, 28)))))
-    assert [v.sound for v in store.verified("mnist")] == [True, True, False, True]
+    assert [v.valid for v in store.verify("mnist")] == [True, True, False, True]
 
 
 def test_both_engines_train_on_it_alike(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from shoal.data import PARTITIONS, ByOwner, Partition, Samples
+from shoal.data import PARTITIONS, OwnerPartition, Partition, Samples
 from shoal.data.partitions import Classes, Dirichlet, Iid, Natural, Quantity, Shards
 from shoal.data.shifts import Noise, Rotation
 from shoal.errors import DataError
@@ -18,7 +18,7 @@ from shoal.testing import check_partition
 
 few = st.integers(1, 4)
 naturals = st.builds(Natural, by=st.sampled_from(["users", "samples"]), order=st.sampled_from(["random", "contiguous"]))
-CASES: dict[str, st.SearchStrategy[Partition | ByOwner]] = {
+CASES: dict[str, st.SearchStrategy[Partition | OwnerPartition]] = {
     "iid": st.just(Iid()),
     "shards": st.builds(Shards, per_node=few),
     "dirichlet": st.builds(Dirichlet, alpha=st.sampled_from([1e-300, 1e-3, 0.1, 0.5, 10.0, 1e9]), minimum=few),
@@ -62,10 +62,10 @@ law = settings(
 DIGITS = np.random.default_rng(0).integers(0, 10, 3000)
 
 
-def split(partition: Partition | ByOwner, labels: np.ndarray, nodes: int, seed: int = 0) -> list[np.ndarray]:
+def split(partition: Partition | OwnerPartition, labels: np.ndarray, nodes: int, seed: int = 0) -> list[np.ndarray]:
     """By a user for each sample, where it goes by users."""
     rng = generator(seed, "partition")
-    if isinstance(partition, ByOwner):
+    if isinstance(partition, OwnerPartition):
         return partition.split_owned(owned(np.arange(len(labels))), owned([]), nodes, rng)[0]
     return partition.split(labels, nodes, rng)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.data.dataset import ByOwner, Shifts
+from shoal.data.dataset import OwnerPartition, ShiftingPartition
 from shoal.data.partitions import Dirichlet, Iid, Natural
 from shoal.data.shifts import Noise, Noisy, Rotation, Turned
 from shoal.errors import DataError, ExperimentError, ShoalError
@@ -116,11 +116,11 @@ def test_samples_are_dealt_as_the_partition_inside_deals_them(kind: Any) -> None
     parts = kind(of=inside).split(labels, 5, generator(0, "partition"))
     expected = inside.split(labels, 5, generator(0, "partition"))
     assert all(map(np.array_equal, parts, expected))
-    assert isinstance(kind(), Shifts)
+    assert isinstance(kind(), ShiftingPartition)
     assert kind(of=inside).by_class
     assert not hasattr(kind(of=Iid()), "by_class")
-    assert isinstance(kind(of=Natural()), ByOwner)
-    assert not isinstance(kind(of=Iid()), ByOwner)
+    assert isinstance(kind(of=Natural()), OwnerPartition)
+    assert not isinstance(kind(of=Iid()), OwnerPartition)
 
 
 def test_an_experiment_spells_both() -> None:

@@ -27,13 +27,13 @@ import pytest
 from shoal.data import DATASETS, Dataset, downloads, store
 from shoal.data.arrays import ArrayFiles
 from shoal.data.cifar import Cifar10
-from shoal.data.decoded import cache_folder, decoded, is_decoded
+from shoal.data.decoded import cache_folder, is_decoded, load_decoded
 from shoal.data.downloads import download
 from shoal.data.idx import Mnist
 from shoal.data.leaf import Femnist, LeafSynthetic, Reddit, Sent140, Shakespeare
 from shoal.data.movielens import Movielens
-from shoal.data.plots import draw_holdings
-from shoal.data.publishers import PUBLISHERS, Published, Publisher
+from shoal.data.plots import draw_partition
+from shoal.data.publishers import PUBLISHERS, PublishedFile, Publisher
 from shoal.errors import DataError
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -62,8 +62,8 @@ class Server:
     asked: list[str | None] = field(default_factory=list)
     """The range of each request."""
 
-    def file(self, name: str = "data.tar.gz", md5: str | None = MD5) -> Published:
-        return Published(name, f"{self.url}/{name}", len(CONTENT), md5)
+    def file(self, name: str = "data.tar.gz", md5: str | None = MD5) -> PublishedFile:
+        return PublishedFile(name, f"{self.url}/{name}", len(CONTENT), md5)
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def closed_port() -> int:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/x.tar.gz", "http://nowhere.invalid/x.tar.gz"])
 def test_no_network_is_said_with_the_manual_route(url: str, tmp_path: Path) -> None:
-    file = Published("x.tar.gz", url.format(port=closed_port()), 1, MD5)
+    file = PublishedFile("x.tar.gz", url.format(port=closed_port()), 1, MD5)
     with pytest.raises(DataError, match=r"cannot be reached .*put it as x\.tar\.gz into") as caught:
         download(file, tmp_path / "folder")
     assert file.url in str(caught.value)
@@ -226,7 +226,7 @@ def test_a_server_that_falls_silent_counts_as_cut(
 ) -> None:
     monkeypatch.setattr(downloads, "PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        file = Published("x", f"http://127.0.0.1:{silent.getsockname()[1]}/x", 1, MD5)
+        file = PublishedFile("x", f"http://127.0.0.1:{silent.getsockname()[1]}/x", 1, MD5)
         with pytest.raises(DataError, match="put it as x into"):
             download(file, tmp_path)
 
@@ -243,7 +243,7 @@ def test_a_folder_that_cannot_be_made_is_named(server: Server, tmp_path: Path) -
 def test_every_entry_is_complete() -> None:
     for name, known in PUBLISHERS.items():
         assert name in DATASETS or name == "movielens-100k"
-        assert bool(known.files) != bool(known.by_hand), name
+        assert bool(known.files) != bool(known.instructions), name
         for file in known.files:
             assert file.url.endswith(f"/{file.name}")
             assert file.size > 0
@@ -265,10 +265,10 @@ def test_a_decoding_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path)
 
     for error, decode in ((DataError, fail), (ZeroDivisionError, lambda folder: 1 / 0), (KeyboardInterrupt, interrupt)):
         with pytest.raises(error):
-            decoded("it", 1, [source], decode)  # type: ignore[arg-type]
+            load_decoded("it", 1, [source], decode)  # type: ignore[arg-type]
         assert names(cache_folder()) == []
         assert not is_decoded("it")
-    arrays = decoded("it", 1, [source], lambda folder: {"x": np.arange(3)})
+    arrays = load_decoded("it", 1, [source], lambda folder: {"x": np.arange(3)})
     assert arrays["x"].tolist() == [0, 1, 2]
     assert is_decoded("it")
     assert not is_decoded("i")
@@ -283,7 +283,7 @@ def test_another_source_or_version_is_decoded_anew(tmp_path: Path) -> None:
     source.write_text("x")
 
     def decode(version: int, value: int) -> int:
-        return int(decoded("it", version, [source], lambda folder: {"x": np.array([value])})["x"][0])
+        return int(load_decoded("it", version, [source], lambda folder: {"x": np.array([value])})["x"][0])
 
     assert [decode(1, 1), decode(1, 2), decode(2, 3)] == [1, 1, 3]
     source.write_text("longer")
@@ -294,20 +294,20 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "file"))
     with pytest.raises(DataError, match="SHOAL_CACHE"):
-        decoded("it", 1, [tmp_path / "file"], lambda folder: {})
+        load_decoded("it", 1, [tmp_path / "file"], lambda folder: {})
 
 
 @pytest.mark.parametrize("damage", ["empty", "missing", "no manifest"])
 def test_a_decoded_form_that_was_damaged_is_decoded_anew(damage: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_text("x")
-    decoded("it", 1, [source], lambda folder: {"x": np.arange(3), "y": np.arange(2)})
+    load_decoded("it", 1, [source], lambda folder: {"x": np.arange(3), "y": np.arange(2)})
     folder = next(cache_folder().iterdir())
     if damage == "empty":
         (folder / "y.npy").write_bytes(b"")
     else:
         (folder / ("y.npy" if damage == "missing" else "manifest.json")).unlink()
-    arrays = decoded("it", 1, [source], lambda folder: {"x": np.arange(4), "y": np.arange(5)})
+    arrays = load_decoded("it", 1, [source], lambda folder: {"x": np.arange(4), "y": np.arange(5)})
     assert (len(arrays["x"]), len(arrays["y"])) == (4, 5)
     assert names(cache_folder()) == [folder.name]
 
@@ -315,7 +315,7 @@ def test_a_decoded_form_that_was_damaged_is_decoded_anew(damage: str, tmp_path: 
 def test_the_decoded_form_may_be_read_as_the_umask_says(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        decoded("it", 1, [], lambda folder: {"x": np.arange(3)})
+        load_decoded("it", 1, [], lambda folder: {"x": np.arange(3)})
     finally:
         os.umask(before)
     folder = next(cache_folder().iterdir())
@@ -328,7 +328,7 @@ def test_what_was_left_behind_long_ago_is_swept(tmp_path: Path) -> None:
         folder = cache_folder() / name
         folder.mkdir(parents=True)
         os.utime(folder, (time.time() - age,) * 2)
-    decoded("it", 1, [], lambda folder: {"x": np.arange(3)})
+    load_decoded("it", 1, [], lambda folder: {"x": np.arange(3)})
     assert [name for name in names(cache_folder()) if name.startswith(".")] == [".it-new"]
 
 
@@ -340,11 +340,11 @@ def test_reading_and_writing_that_fail_are_told_apart(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(DataError, match=r"cannot be read: .*Input/output error.*source"):
-        decoded("it", 1, [], reading)
+        load_decoded("it", 1, [], reading)
     with pytest.raises(DataError, match=r"cannot write .*No space left"):
-        decoded("it", 1, [], writing)
+        load_decoded("it", 1, [], writing)
     with pytest.raises(DataError, match=r"cannot read .*gone"):
-        decoded("it", 1, [tmp_path / "gone"], lambda folder: {})
+        load_decoded("it", 1, [tmp_path / "gone"], lambda folder: {})
 
 
 # The commands
@@ -420,7 +420,7 @@ def test_wrong_commands_are_refused(arguments: list[str], words: list[str], shoa
 def test_a_folder_of_the_operating_system_is_looked_in_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "usr"
     place.mkdir()
-    known = dataclasses.replace(PUBLISHERS["fashion-mnist"], elsewhere=(place,))
+    known = dataclasses.replace(PUBLISHERS["fashion-mnist"], system_folders=(place,))
     monkeypatch.setitem(PUBLISHERS, "fashion-mnist", known)
     with pytest.raises(DataError):
         store.sources("fashion-mnist")
@@ -449,7 +449,7 @@ def test_a_zip_without_a_published_checksum_is_at_least_undamaged(
         path.write_bytes(content)
     said = shoal("data", "verify", "movielens")
     assert said.code == int(damage)
-    assert ("ratings.csv in it is damaged" if damage else "gives no checksum") in said.out
+    assert ("ratings.csv is damaged" if damage else "so it cannot be compared") in said.out
 
 
 @pytest.mark.parametrize("unpacked", [False, True])
@@ -471,15 +471,15 @@ def test_ratings_packed_anew_or_unpacked_are_judged_by_what_is_in_them(
     else:
         with zipfile.ZipFile(f"{folder}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(f"{stem}/{name}", text)
-    verdict = next(store.verified(dataset))
-    assert verdict.sound, verdict
-    assert "ratings by" in verdict.reason
-    assert "gives no checksum" in verdict.reason
-    assert ("of the archive itself" in verdict.reason) == (dataset == "movielens-100k")
-    assert "None" not in verdict.reason
+    verification = next(store.verify(dataset))
+    assert verification.valid, verification
+    assert "ratings by" in verification.reason
+    assert "so it cannot be compared" in verification.reason
+    assert ("of the archive only" in verification.reason) == (dataset == "movielens-100k")
+    assert "None" not in verification.reason
     if unpacked:
         (folder / name).write_text(text[: len(text) // 2])
-        assert next(store.verified(dataset)).sound is False
+        assert next(store.verify(dataset)).valid is False
 
 
 def test_another_form_of_the_same_images_is_not_taken_for_the_archive(tmp_path: Path) -> None:
@@ -628,7 +628,7 @@ def test_one_long_word_does_not_make_all_words_long(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"flag": 1}, {"method": 99}, {"method": 8}])
 def test_a_zip_that_cannot_be_unpacked_is_not_sound(change: dict[str, int], tmp_path: Path) -> None:
-    assert not next(store.verified("movielens", changed(ratings(tmp_path), **change))).sound
+    assert not next(store.verify("movielens", changed(ratings(tmp_path), **change))).valid
 
 
 # Who holds what
@@ -653,7 +653,7 @@ def test_plot_draws_who_holds_what(shoal: Callable, small: Path, tmp_path: Path)
 def test_any_number_of_nodes_and_classes_can_be_drawn(nodes: int, classes: int, ending: str, tmp_path: Path) -> None:
     counts = np.random.default_rng(0).poisson(0.5, (nodes, classes))
     counts[0, 0] = 700
-    draw_holdings(counts, tmp_path / f"x.{ending}")
+    draw_partition(counts, tmp_path / f"x.{ending}")
     assert (tmp_path / f"x.{ending}").stat().st_size > 1000
     if ending == "png":
         width, height = size_of(tmp_path / "x.png")
@@ -663,5 +663,5 @@ def test_any_number_of_nodes_and_classes_can_be_drawn(nodes: int, classes: int, 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing to draw"):
-        draw_holdings(np.zeros((3, 4), np.int64), tmp_path / "x.png")
+        draw_partition(np.zeros((3, 4), np.int64), tmp_path / "x.png")
     assert not os.path.exists(tmp_path / "x.png")

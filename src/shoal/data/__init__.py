@@ -1,18 +1,21 @@
-"""Data sets and partitions. Each is named here, and imported only when an experiment asks for it."""
+"""Data sets and partitions. Each is listed here by name, and imported only when an experiment uses it.
+
+May import the foundations only. Importing this package imports neither torch nor a data set.
+"""
 
 from __future__ import annotations
 
 from shoal.data.dataset import (
-    ByOwner,
     Data,
     Dataset,
     Indices,
     LocalData,
+    OwnerPartition,
     Partition,
     Samples,
     Scaling,
     Shift,
-    Shifts,
+    ShiftingPartition,
     Task,
 )
 
@@ -48,15 +51,15 @@ PARTITIONS: dict[str, str] = {
 __all__ = [
     "DATASETS",
     "PARTITIONS",
-    "ByOwner",
     "Data",
     "Dataset",
     "Indices",
     "LocalData",
+    "OwnerPartition",
     "Partition",
     "Samples",
     "Scaling",
     "Shift",
-    "Shifts",
+    "ShiftingPartition",
     "Task",
 ]

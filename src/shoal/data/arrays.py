@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.dataset import Data, Samples, Scaling, Task
-from shoal.data.decoded import Arrays, decoded
+from shoal.data.decoded import Arrays, load_decoded
 from shoal.data.store import UNREADABLE
 from shoal.errors import DataError
 from shoal.randomness import generator
@@ -105,7 +105,7 @@ class ArrayFiles:
             return {"x": array.astype(self._input_type(where, array.dtype), copy=False)}
 
         key = f"arrays-{where.member or where.file.stem}-{'ids' if self.sizes else 'numbers'}"
-        return decoded(key, VERSION, [where.file], decode)["x"]
+        return load_decoded(key, VERSION, [where.file], decode)["x"]
 
     def _input_type(self, where: Where, kind: np.dtype[Any]) -> np.dtype[Any]:
         if self.sizes:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shoal.data import store
 from shoal.data.dataset import Data, Samples, Scaling
-from shoal.data.decoded import decoded
+from shoal.data.decoded import load_decoded
 from shoal.data.npy_writer import NpyWriter
 from shoal.data.pickles import read_pickle
 from shoal.errors import DataError
@@ -109,7 +109,7 @@ def _load(form: _Form, path: Path | None, normalize: bool) -> Data:
     source = _folder_or_tar(store.sources(form.name, path)[0])
     names = (*form.train, form.test)
     files = [source] if source.is_file() else [source / name for name in names if (source / name).is_file()]
-    arrays = decoded(form.name, VERSION, files, lambda folder: _decode(form, source, folder))
+    arrays = load_decoded(form.name, VERSION, files, lambda folder: _decode(form, source, folder))
     return Data(
         train=Samples(arrays["train_x"], arrays["train_y"]),
         test=Samples(arrays["test_x"], arrays["test_y"]),

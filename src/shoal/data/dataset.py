@@ -1,7 +1,7 @@
-"""What a data set and a partition are.
+"""The contracts of data sets and partitions.
 
-A data set is loaded once and shared by all nodes of a machine; a partition tells which node holds which of
-its training samples, as indices. Each works with every other.
+A data set is loaded once and shared by all nodes of a machine. A partition assigns its training samples to nodes, as
+indices. Every partition works with every data set.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Indices: TypeAlias = NDArray[np.int64]
 
 
 Task: TypeAlias = Literal["classification", "sequence", "regression"]
-"""What targets are: a class for each sample, a token for each place of a sequence, or a number."""
+"""The kind of targets: a class for each sample, a token for each position of a sequence, or a number."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and targets, one row each, in one piece of memory that nobody writes to: both are read-only.
+    """Inputs and targets, one row each. Both arrays are read-only.
 
-    Inputs are float32 or bytes, which `Data.scaling` turns into what a model sees, or the ids of tokens and things.
+    Inputs are float32 or bytes, which `Data.scaling` turns into inputs of a model, or ids of tokens, users or items.
     """
 
     x: NDArray[Any]
     y: NDArray[Any]
     """int64 classes or tokens, or float32 numbers."""
     owner: Indices | None = None
-    """The user that each sample came from, numbered from 0, where the data set knows."""
+    """The user that each sample comes from, numbered from 0; None if the data set has no users."""
 
     def __post_init__(self) -> None:
         if self.owner is not None and len(self.owner) != len(self.y):
@@ -43,7 +43,7 @@ class Samples:
         if len(self.x) != len(self.y):
             raise ValueError(f"{len(self.x)} inputs and {len(self.y)} targets; expected a target for each input")
         for name, array in (("x", self.x), ("y", self.y)):
-            shared = array.view()  # the caller's own array stays as it is
+            shared = array.view()  # the caller's array stays writable
             shared.flags.writeable = False
             object.__setattr__(self, name, shared)
 
@@ -56,7 +56,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Inputs as a model sees them: (x − mean)/std in float32; one number for all values, or one for each channel."""
+    """The inputs of a model are (x − mean)/std in float32; one number for all values, or one for each channel."""
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (255.0,)
@@ -64,30 +64,30 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Data:
-    """A loaded data set. The test samples are common to all nodes."""
+    """A loaded data set. All nodes share the test samples."""
 
     train: Samples
     test: Samples
     classes: int
-    """Outputs of a model: classes, tokens of the vocabulary, or 1 for a number."""
+    """The number of outputs of a model: classes, tokens of the vocabulary, or 1 for a regression."""
     task: Task = "classification"
     scaling: Scaling | None = None
     sizes: tuple[int, ...] = ()
-    """Of inputs that are ids: how many there are. One number for tokens; users and items for ratings."""
+    """The number of distinct ids, if inputs are ids: one number for tokens; users and items for ratings."""
     padding: int | None = None
-    """The target that does not count, where sequences are filled up."""
+    """The target of padded positions in sequences. It does not count."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.train.x.shape[1:])
 
-    def require(self, x: NDArray[Any], y: NDArray[Any]) -> None:
-        """Raise ValueError, with the reason, where these cannot be samples of this data set."""
+    def validate(self, x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Raise ValueError, with the reason, if these cannot be samples of this data set."""
         for name, array, own in (("x", x, self.train.x), ("y", y, self.train.y)):
             if array.dtype != own.dtype or array.shape[1:] != own.shape[1:] or array.ndim != own.ndim:
                 raise ValueError(
-                    f"{name!r} is {array.dtype} of shape {array.shape[1:]} a sample, "
+                    f"{name!r} is {array.dtype} of shape {array.shape[1:]} per sample, "
                     f"expected {own.dtype} of shape {own.shape[1:]}"
                 )
         if len(x) != len(y):
@@ -95,7 +95,7 @@ class Data:
         if not len(y):
             return
         if not all(np.isfinite(array).all() for array in (x, y) if array.dtype.kind == "f"):
-            raise ValueError("values that are not finite")
+            raise ValueError("some values are not finite")
         allowed = y if self.padding is None else y[y != self.padding]
         if self.task != "regression" and allowed.size and not 0 <= allowed.min() <= allowed.max() < self.classes:
             raise ValueError(f"targets from {allowed.min()} to {allowed.max()}, expected 0 to {self.classes - 1}")
@@ -104,76 +104,74 @@ class Data:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The class of each training sample. Raises `DataError` where targets are no classes."""
+        """The class of each training sample. Raises `DataError` if targets are not classes."""
         if self.task != "classification":
-            raise DataError(
-                f"samples of a {self.task} task have no classes to divide them by; use partition = 'iid' or 'natural'"
-            )
+            raise DataError(f"samples of a {self.task} task have no classes; use partition = 'iid' or 'natural'")
         return self.train.y
 
 
 class LocalData(Protocol):
     """The samples that one node trains on."""
 
-    def require(self, x: NDArray[Any], y: NDArray[Any]) -> None:
-        """Raise ValueError, with the reason, where these cannot be samples of the node's data set."""
+    def validate(self, x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Raise ValueError, with the reason, if these cannot be samples of the node's data set."""
         ...
 
     def __len__(self) -> int: ...
 
-    def drawn(self, count: int, rng: np.random.Generator) -> Samples:
-        """`count` of them at random, each at most once; all of them when there are fewer."""
+    def sample(self, count: int, rng: np.random.Generator) -> Samples:
+        """Return `count` random samples, each at most once; all of them if there are fewer."""
         ...
 
     def add(self, samples: Samples) -> int:
-        """Keep those of `samples` that the node does not hold yet; how many those were."""
+        """Add the samples that the node does not hold yet. Return their number."""
         ...
 
 
 class Dataset(Protocol):
-    """A recipe for data; its parameters are those of its constructor."""
+    """A component that loads data. The parameters of its constructor are its options."""
 
     def load(self, seed: int) -> Data: ...
 
 
 class Partition(Protocol):
-    """Who holds what."""
+    """Assigns training samples to nodes."""
 
     def split(self, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> list[Indices]:
-        """One array of sample indices per node. No sample is given to two nodes; no node is left empty.
+        """Return one array of sample indices per node. No sample goes to two nodes; no node is empty.
 
-        Every sample is given to someone, unless the partition says when not. Equal arguments, with `rng` in
-        the same state, give equal arrays. Raises `DataError` when there is no such split.
+        Every sample goes to a node, unless the partition documents an exception. Equal arguments, with `rng` in the
+        same state, give equal arrays. Raises `DataError` if there is no such split.
         """
         ...
 
 
 @runtime_checkable
-class ByOwner(Protocol):
-    """A partition that goes by whom samples came from."""
+class OwnerPartition(Protocol):
+    """A partition by the users that samples come from."""
 
     def split_owned(
         self, train: Samples, test: Samples, nodes: int, rng: np.random.Generator
     ) -> tuple[list[Indices], list[Indices]]:
-        """What each node holds of the training samples, as `split` says, and of the test samples (maybe nothing)."""
+        """Return the training samples of each node, as `split` does, and its test samples (possibly none)."""
         ...
 
 
 @runtime_checkable
-class Shifts(Protocol):
-    """A partition whose nodes see their samples differently: turned, in noise, …"""
+class ShiftingPartition(Protocol):
+    """A partition that transforms the inputs of each node: rotated, with noise, …"""
 
     def shifts(self, nodes: int, shape: tuple[int, ...], rng: np.random.Generator) -> list[Shift | None]:
-        """How each node sees its inputs; None is as they are."""
+        """Return the transformation of each node; None leaves inputs unchanged."""
         ...
 
 
 class Shift(Protocol):
-    """What becomes of a node's inputs, whenever it looks at them. The same input always looks the same."""
+    """A transformation of a node's inputs. The same input always gives the same result."""
 
     def apply(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """A batch of float32 inputs, already scaled, and the numbers of its samples; a new batch of the same shape.
+        """Transform a batch of normalised float32 inputs. Return a new batch of the same shape.
 
-        Training samples count from 0 up, test samples from −1 down.
+        `numbers` are the indices of the samples: 0, 1, … for training samples and −1, −2, … for test samples.
         """
         ...

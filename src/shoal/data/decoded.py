@@ -41,7 +41,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SHOAL_CACHE") or platformdirs.user_cache_dir("shoal")) / "decoded"
 
 
-def decoded(
+def load_decoded(
     name: str, version: int, sources: Sequence[Path], decode: Callable[[Path], Mapping[str, NDArray[Any]]]
 ) -> Arrays:
     """The arrays of a data set, read-only and memory-mapped.

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.data.publishers import Published
+from shoal.data.publishers import PublishedFile
 from shoal.data.store import CHUNK, UNFINISHED, md5
 from shoal.errors import DataError
 
@@ -22,7 +22,7 @@ Progress = Callable[[int, int | None], None]
 """Told how many bytes there are, and how many there will be, where the server says."""
 
 
-def download(file: Published, folder: Path, progress: Progress = lambda done, total: None) -> Path:
+def download(file: PublishedFile, folder: Path, progress: Progress = lambda done, total: None) -> Path:
     """`file` in `folder`, downloaded unless it is there; its path.
 
     What has come so far is in a file whose name ends in ".part", and is not asked for again. Raises `DataError` when
@@ -55,7 +55,7 @@ class _CutError(Exception):
     """The connection ended before the file did."""
 
 
-def _complete(file: Published, part: Path, progress: Progress) -> None:
+def _complete(file: PublishedFile, part: Path, progress: Progress) -> None:
     """Connect until all of the file is in `part`, or there is nothing more to be had."""
     for attempt in range(1, ATTEMPTS + 1):
         before = _size(part)
@@ -70,7 +70,7 @@ def _complete(file: Published, part: Path, progress: Progress) -> None:
                 ) from cut
 
 
-def _receive(file: Published, part: Path, progress: Progress) -> None:
+def _receive(file: PublishedFile, part: Path, progress: Progress) -> None:
     """One connection: what is missing of `part`, or all of it from a server that does not know how to go on."""
     have = _size(part)
     request = urllib.request.Request(file.url, headers={"User-Agent": "shoal", "Accept-Encoding": "identity"})
@@ -118,5 +118,5 @@ def _size(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _by_hand(file: Published, part: Path) -> str:
+def _by_hand(file: PublishedFile, part: Path) -> str:
     return f"download it in another way and put it as {file.name} into {part.parent}"

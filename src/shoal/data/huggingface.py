@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.dataset import Data, Samples, Scaling
-from shoal.data.decoded import Arrays, cache_folder, decoded
+from shoal.data.decoded import Arrays, cache_folder, load_decoded
 from shoal.data.npy_writer import NpyWriter
 from shoal.errors import DataError
 from shoal.randomness import generator
@@ -75,7 +75,7 @@ class HuggingFace:
         if self.path is not None and not self.path.is_dir():
             raise DataError(f"dataset 'huggingface': there is no folder {self.path}")
         sources = [] if self.path is None else [file for file in self.path.rglob("*") if file.is_file()]
-        arrays = decoded(f"huggingface-{self._key()}", VERSION, sources, self._decode)
+        arrays = load_decoded(f"huggingface-{self._key()}", VERSION, sources, self._decode)
         classes, tokens = arrays["facts"].tolist()
         train, test = (
             Samples(arrays[f"x_{split}"], arrays[f"y_{split}"], arrays.get(f"owner_{split}"))

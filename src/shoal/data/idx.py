@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from shoal.data import store
 from shoal.data.dataset import Data, Samples, Scaling
-from shoal.data.decoded import decoded
+from shoal.data.decoded import load_decoded
 from shoal.errors import DataError
 
 VERSION = 1
@@ -131,7 +131,7 @@ def _load(name: str, path: Path | None, scaling: Scaling) -> Data:
     if path is not None and path.is_file():
         raise DataError(f"dataset {name!r}: path = {str(path)!r} is a file; expected the folder of the four idx files")
     files = store.sources(name, path)
-    arrays = decoded(name, VERSION, files, lambda folder: _decode(files))
+    arrays = load_decoded(name, VERSION, files, lambda folder: _decode(files))
     return Data(
         train=Samples(arrays["train_x"], arrays["train_y"]),
         test=Samples(arrays["test_x"], arrays["test_y"]),

@@ -1,4 +1,4 @@
-"""What one node holds: its part of the common data set, and samples that others sent it."""
+"""The samples of one node: its part of the common data set, and samples received from other nodes."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ T = TypeVar("T", bound=np.generic)
 
 
 class NodeData:
-    """Samples by number: those of the common data set by their place in it, those that were added after them."""
+    """Samples by index: first those of the common data set, then the added ones."""
 
     def __init__(self, data: Data, held: Indices) -> None:
         self.added: Samples | None = None
-        """What others sent, in order; the first has the number `len(common)`."""
+        """Samples received from other nodes, in order. The first has the index `len(data.train)`."""
         self._data = data
         self._common = data.train
-        self._held = _Rows(held)
-        self._added: tuple[_Rows[Any], _Rows[Any]] | None = None
-        self._known: set[bytes] | None = None
+        self._held = _GrowingArray(held)
+        self._added: tuple[_GrowingArray[Any], _GrowingArray[Any]] | None = None
+        self._digests: set[bytes] | None = None
 
     @property
     def held(self) -> Indices:
-        """The numbers of all samples that the node holds."""
+        """The indices of all samples that the node holds."""
         return self._held.rows
 
     def __len__(self) -> int:
         return len(self.held)
 
-    def require(self, x: NDArray[Any], y: NDArray[Any]) -> None:
-        self._data.require(x, y)
+    def validate(self, x: NDArray[Any], y: NDArray[Any]) -> None:
+        self._data.validate(x, y)
 
-    def drawn(self, count: int, rng: np.random.Generator) -> Samples:
-        """`count` of them at random, each at most once; all of them when there are fewer."""
+    def sample(self, count: int, rng: np.random.Generator) -> Samples:
+        """Return `count` random samples, each at most once; all of them if there are fewer."""
         numbers = rng.choice(self.held, min(count, len(self.held)), replace=False)
         return Samples(*self._rows(numbers))
 
     def add(self, samples: Samples) -> int:
-        """Keep those of `samples` that the node does not hold yet; how many those were."""
-        if self._known is None:
-            self._known = set(_digests(*self._rows(self.held)))
-        fresh = []
+        """Add the samples that the node does not hold yet. Return their number."""
+        if self._digests is None:
+            self._digests = set(_digests(*self._rows(self.held)))
+        new = []
         for row, digest in enumerate(_digests(samples.x, samples.y)):
-            if digest not in self._known:
-                self._known.add(digest)
-                fresh.append(row)
-        if fresh:
+            if digest not in self._digests:
+                self._digests.add(digest)
+                new.append(row)
+        if new:
             if self._added is None:
-                self._added = _Rows(samples.x[:0]), _Rows(samples.y[:0])
+                self._added = _GrowingArray(samples.x[:0]), _GrowingArray(samples.y[:0])
             x, y = self._added
             first = len(self._common) + len(y.rows)
-            self._held.add(np.arange(first, first + len(fresh)))
-            x.add(samples.x[fresh])
-            y.add(samples.y[fresh])
+            self._held.append(np.arange(first, first + len(new)))
+            x.append(samples.x[new])
+            y.append(samples.y[new])
             self.added = Samples(x.rows, y.rows)
-        return len(fresh)
+        return len(new)
 
     def state(self) -> State:
         added = self.added
@@ -74,21 +74,22 @@ class NodeData:
         common, added = self._common, self.added
         if added is None:
             return common.x[numbers], common.y[numbers]
-        foreign = numbers >= len(common)
-        x, y = common.x[np.where(foreign, 0, numbers)], common.y[np.where(foreign, 0, numbers)]
-        x[foreign], y[foreign] = added.x[numbers[foreign] - len(common)], added.y[numbers[foreign] - len(common)]
+        is_added = numbers >= len(common)
+        own = np.where(is_added, 0, numbers)
+        x, y = common.x[own], common.y[own]
+        x[is_added], y[is_added] = added.x[numbers[is_added] - len(common)], added.y[numbers[is_added] - len(common)]
         return x, y
 
 
-class _Rows(Generic[T]):
-    """Rows to which more are added behind the last, in a buffer that doubles: a row is moved a few times at most."""
+class _GrowingArray(Generic[T]):
+    """An array that rows are appended to. Its buffer doubles when it is full, so that rows are rarely copied."""
 
     def __init__(self, first: NDArray[T]) -> None:
-        self._buffer = first  # and full, so nothing is ever written into what was given
+        self._buffer = first  # full, so nothing is ever written into the array of the caller
         self.rows = first
-        """All so far. They stay as they are when more come, which are seen in another view."""
+        """All rows. `append` does not change this view; it creates a new one."""
 
-    def add(self, more: NDArray[T]) -> None:
+    def append(self, more: NDArray[T]) -> None:
         count = len(self.rows)
         if count + len(more) > len(self._buffer):
             size = max(count + len(more), 2 * count)
@@ -99,7 +100,7 @@ class _Rows(Generic[T]):
 
 
 def _digests(x: NDArray[Any], y: NDArray[Any]) -> list[bytes]:
-    """What tells samples apart: a hash of the input and its target."""
+    """Return a hash of each input with its target, to recognise equal samples."""
     return [
         hashlib.blake2b(row.tobytes() + target.tobytes(), digest_size=16).digest()
         for row, target in zip(np.ascontiguousarray(x), y, strict=True)

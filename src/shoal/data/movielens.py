@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.dataset import Data, Samples
-from shoal.data.decoded import Arrays, decoded
-from shoal.data.store import UNREADABLE, located
+from shoal.data.decoded import Arrays, load_decoded
+from shoal.data.store import UNREADABLE, locate
 from shoal.errors import DataError
 from shoal.randomness import generator
 from shoal.types import Bounds
@@ -68,9 +68,9 @@ class Movielens:
 
     def load(self, seed: int) -> Data:
         form = FORMS[self.version]
-        source = located(form.name, [f"{self.version}.zip", self.version, form.table], self.path)
+        source = locate(form.name, [f"{self.version}.zip", self.version, form.table], self.path)
         source = _file(self.version, source)
-        arrays = decoded(form.name, VERSION, [source], lambda folder: _decode(self.version, source))
+        arrays = load_decoded(form.name, VERSION, [source], lambda folder: _decode(self.version, source))
         x, y = arrays["x"], arrays["y"]
         test = _test(x[:, 0], self.test_fraction)
         if not test.any():
@@ -108,7 +108,7 @@ def _file(version: Version, source: Path) -> Path:
     """The zip or the file of ratings. Raises `DataError` for one that is of the other version."""
     form = FORMS[version]
     if source.is_dir():
-        source = located(form.name, [form.table], source)
+        source = locate(form.name, [form.table], source)
     for other, its in FORMS.items():
         same = source.name == its.table or source.suffix == Path(its.table).suffix
         if other != version and same:

@@ -22,7 +22,7 @@ Counts = npt.NDArray[np.int64]
 """How many samples of each class each node holds: nodes × classes."""
 
 
-def draw_holdings(counts: Counts, path: str | Path, title: str = "") -> None:
+def draw_partition(counts: Counts, path: str | Path, title: str = "") -> None:
     """Draw how many samples of each class each node holds: nodes from left to right, classes from bottom to top."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

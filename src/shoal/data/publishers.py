@@ -14,7 +14,7 @@ from shoal.schema import nearest
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedFile:
     """One file, as its publisher gives it."""
 
     name: str
@@ -35,14 +35,14 @@ class Publisher:
 
     folder: str
     """Its folder below SHOAL_DATA."""
-    files: tuple[Published, ...] = ()
+    files: tuple[PublishedFile, ...] = ()
     reader: str | None = None
     """`module:function`, which gives (name, md5) of each part of what a file holds."""
     description: str | None = None
     """`module:function`, which reads all of a file whose contents have no published md5, and says what they are."""
-    elsewhere: tuple[Path, ...] = ()
+    system_folders: tuple[Path, ...] = ()
     """Folders where an operating system's package puts the files."""
-    by_hand: str = ""
+    instructions: str = ""
     """What to do where there is nothing to download."""
 
 
@@ -52,10 +52,10 @@ ZALANDO = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 GROUPLENS = "https://files.grouplens.org/datasets/movielens"
 
 
-def _idx(base: str, stem: str, size: int, md5: str, unpacked: str) -> Published:
+def _idx(base: str, stem: str, size: int, md5: str, unpacked: str) -> PublishedFile:
     """An idx file, gzipped. Some unpack it under a name with a dot in it."""
     also = (stem, f"{stem.replace('-idx', '.idx')}*")
-    return Published(f"{stem}.gz", f"{base}/{stem}.gz", size, md5, also, {stem: unpacked})
+    return PublishedFile(f"{stem}.gz", f"{base}/{stem}.gz", size, md5, also, {stem: unpacked})
 
 
 def _tars(*stems: str) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def _tars(*stems: str) -> tuple[str, ...]:
 def _leaf(name: str) -> Publisher:
     return Publisher(
         name,
-        by_hand=f"LEAF makes it with its own scripts: clone https://github.com/TalwalkarLab/leaf, run "
+        instructions=f"LEAF makes it with its own scripts: clone https://github.com/TalwalkarLab/leaf, run "
         f"'./preprocess.sh -s niid --sf 1.0 -k 0 -t sample' in data/{name.removeprefix('leaf-')}, and put the folders "
         f"data/train and data/test that it writes",
     )
@@ -76,7 +76,7 @@ PUBLISHERS: dict[str, Publisher] = {
     "cifar10": Publisher(
         "cifar-10",
         (
-            Published(
+            PublishedFile(
                 "cifar-10-python.tar.gz",
                 f"{TORONTO}/cifar-10-python.tar.gz",
                 170_498_071,
@@ -97,7 +97,7 @@ PUBLISHERS: dict[str, Publisher] = {
     "cifar100": Publisher(
         "cifar-100",
         (
-            Published(
+            PublishedFile(
                 "cifar-100-python.tar.gz",
                 f"{TORONTO}/cifar-100-python.tar.gz",
                 169_001_437,
@@ -138,12 +138,12 @@ PUBLISHERS: dict[str, Publisher] = {
                  "bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
         ),
         reader="shoal.data.idx:unpacked",
-        elsewhere=(Path("/usr/share/datasets/fashion-mnist"),),  # Debian's package dataset-fashion-mnist
+        system_folders=(Path("/usr/share/datasets/fashion-mnist"),),  # Debian's package dataset-fashion-mnist
     ),
     "movielens": Publisher(
         "movielens",
         (
-            Published(
+            PublishedFile(
                 "ml-latest-small.zip",
                 f"{GROUPLENS}/ml-latest-small.zip",
                 978_202,
@@ -156,7 +156,7 @@ PUBLISHERS: dict[str, Publisher] = {
     "movielens-100k": Publisher(
         "movielens",
         (
-            Published(
+            PublishedFile(
                 "ml-100k.zip",
                 f"{GROUPLENS}/ml-100k.zip",
                 4_924_029,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.data.dataset import ByOwner, Indices, Partition, Shift
+from shoal.data.dataset import Indices, OwnerPartition, Partition, Shift
 from shoal.data.partitions import Iid
 from shoal.errors import DataError
 from shoal.randomness import generator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class _Inside:
     """Deals as the partition inside does, and is what that is: by owner, by class."""
 
-    of: Partition | ByOwner
+    of: Partition | OwnerPartition
 
     def __post_init__(self) -> None:
         # Of the instance, not of the class: those who ask whether a partition goes by owner look for the method.
@@ -52,7 +52,7 @@ class Rotation(_Inside):
 
     angles: tuple[float, ...] = (0.0, 90.0, 180.0, 270.0)
     assign: Literal["in-turn", "random"] = "in-turn"
-    of: Annotated[Partition | ByOwner, Nested("partition")] = Iid()
+    of: Annotated[Partition | OwnerPartition, Nested("partition")] = Iid()
 
     def __post_init__(self) -> None:
         if not self.angles:
@@ -77,7 +77,7 @@ class Noise(_Inside):
     """
 
     sigma: Annotated[float, Bounds(at_least=0)] = 0.1
-    of: Annotated[Partition | ByOwner, Nested("partition")] = Iid()
+    of: Annotated[Partition | OwnerPartition, Nested("partition")] = Iid()
 
     def shifts(self, nodes: int, shape: tuple[int, ...], rng: np.random.Generator) -> list[Shift | None]:
         seed = int(rng.integers(2**63))

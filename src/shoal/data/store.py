@@ -1,4 +1,4 @@
-"""Where data sets lie, as their publishers give them: a folder for each below SHOAL_DATA."""
+"""The files of data sets as published: one folder for each data set below SHOAL_DATA."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from typing import Any
 
 import platformdirs
 
-from shoal.data.publishers import PUBLISHERS, Published, Publisher, publisher
+from shoal.data.publishers import PUBLISHERS, PublishedFile, Publisher, publisher
 from shoal.errors import DataError
 
 UNFINISHED = ".part"
-"""How the name of a file ends that is still being downloaded."""
+"""The suffix of a file that is not downloaded completely."""
 CHUNK = 1 << 20
 UNREADABLE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
-"""What reading a zip raises: RuntimeError is an encrypted one, or (NotImplementedError) a compression nobody knows."""
+"""Exceptions of reading a zip. RuntimeError: it is encrypted, or (NotImplementedError) the compression is unknown."""
 
 
 def data_folder() -> Path:
-    """Where data sets are looked for and downloaded to: SHOAL_DATA, or the platform's place for data."""
+    """Return the folder of all data sets: SHOAL_DATA, or the platform's folder for data."""
     return Path(os.environ.get("SHOAL_DATA") or Path(platformdirs.user_data_dir("shoal"), "data"))
 
 
 def dataset_folder(dataset: str) -> Path:
-    """Where this data set is downloaded to."""
+    """Return the folder that this data set is downloaded to."""
     known = PUBLISHERS.get(dataset)
     return data_folder() / (dataset if known is None else known.folder)
 
 
-def located(dataset: str, names: Sequence[str], path: Path | None = None) -> Path:
-    """The first of `names`, files or folders, that is there: in `path`, or in the folder of the data set.
+def locate(dataset: str, names: Sequence[str], path: Path | None = None) -> Path:
+    """Return the first existing file or folder of `names`, in `path` or in the folder of the data set.
 
-    Names may be patterns, as the shell has them. `path` may be the file itself. Without it, the folders in which a
-    package of the operating system puts the data set are looked in too.
+    Names may be shell patterns. `path` may be the file itself. Without `path`, folders of packages of the operating
+    system are searched too.
 
-    Raises `DataError` that says where it was looked for and how to get it.
+    Raises `DataError` with the folder that was searched and how to get the data set.
     """
     if path is not None and path.is_file():
         return path
     folder = path or dataset_folder(dataset)
-    for place in [folder] if path is not None else [folder, *_elsewhere(dataset)]:
+    for place in [folder] if path is not None else [folder, *_system_folders(dataset)]:
         for name in names:
             found = sorted(p for p in place.glob(name) if p.suffix != UNFINISHED)
             if found:
@@ -56,8 +56,8 @@ def located(dataset: str, names: Sequence[str], path: Path | None = None) -> Pat
     raise DataError(f"dataset {dataset!r}: {names[0]} is not in {folder}; {_how_to_get(dataset, folder)}{others}")
 
 
-def at_hand(dataset: str, path: Path | None = None) -> bool:
-    """Whether the files of a data set that is published are here; one that needs none always is."""
+def is_available(dataset: str, path: Path | None = None) -> bool:
+    """Whether the files of a data set are on this machine. A data set without files is always available."""
     known = PUBLISHERS.get(dataset)
     if known is None:
         return True
@@ -71,110 +71,112 @@ def at_hand(dataset: str, path: Path | None = None) -> bool:
 
 
 def sources(dataset: str, path: Path | None = None) -> list[Path]:
-    """What is there of each file that the data set is published as, in the order of `PUBLISHERS`."""
+    """Return the local path of each published file of the data set, in the order of `PUBLISHERS`."""
     return [source(dataset, file, path) for file in publisher(dataset).files]
 
 
-def source(dataset: str, file: Published, path: Path | None = None) -> Path:
-    """What is there of one file of a data set, under whatever name."""
-    return located(dataset, (file.name, *file.also), path)
+def source(dataset: str, file: PublishedFile, path: Path | None = None) -> Path:
+    """Return the local path of one published file, under any of its names."""
+    return locate(dataset, (file.name, *file.also), path)
 
 
-def _elsewhere(dataset: str) -> tuple[Path, ...]:
+def _system_folders(dataset: str) -> tuple[Path, ...]:
     known = PUBLISHERS.get(dataset)
-    return () if known is None else known.elsewhere
+    return () if known is None else known.system_folders
 
 
 def _how_to_get(dataset: str, folder: Path) -> str:
     known = PUBLISHERS.get(dataset)
     if known is not None and not known.files:
-        return f"{known.by_hand} into that folder (SHOAL_DATA is where data sets are looked for)"
+        return f"{known.instructions} into that folder (SHOAL_DATA is the folder of all data sets)"
     return (
-        f"'shoal data fetch {dataset}' downloads it, or put it there by hand (SHOAL_DATA is where data sets are "
-        "looked for)"
+        f"'shoal data fetch {dataset}' downloads it, or put it there yourself (SHOAL_DATA is the folder of all data "
+        "sets)"
     )
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What was found out about one file or folder."""
+class Verification:
+    """The result of verifying one file or folder."""
 
     path: Path
-    sound: bool
-    """Whether it is what was published."""
+    valid: bool
+    """Whether it equals the published file."""
     reason: str
 
 
-def verified(dataset: str, path: Path | None = None) -> Iterator[Verdict]:
-    """Compares each file with what was published: by its checksum or, where it was packed anew, by its contents.
+def verify(dataset: str, path: Path | None = None) -> Iterator[Verification]:
+    """Compare each file with the published one: by its checksum or, if it was repacked, by its contents.
 
-    Raises `DataError` when a file is not there. One that cannot be read is not sound; so much for it.
+    Raises `DataError` if a file is missing. A file that cannot be read is invalid.
     """
     known = publisher(dataset)
     if not known.files:
-        raise DataError(f"dataset {dataset!r}: no checksums are published, for everyone makes it anew; {known.by_hand}")
+        raise DataError(
+            f"dataset {dataset!r}: no checksums are published, because every user generates it; {known.instructions}"
+        )
     for file, found in zip(known.files, sources(dataset, path), strict=True):
-        yield _verdict(known, file, found)
+        yield _verify_file(known, file, found)
 
 
-def _verdict(known: Publisher, file: Published, source: Path) -> Verdict:
+def _verify_file(known: Publisher, file: PublishedFile, source: Path) -> Verification:
     if source.is_file() and file.md5 is not None and md5(source) == file.md5:
-        return Verdict(source, True, "as published")
+        return Verification(source, True, "as published")
     if known.description is not None:
-        return _described(known.description, file, source)
+        return _verify_readable(known.description, file, source)
     if known.reader is None:
-        return Verdict(source, False, _differs(file, source))
-    read: Callable[[Path], Iterator[tuple[str, str]]] = _named(known.reader)
+        return Verification(source, False, _differs(file, source))
+    read: Callable[[Path], Iterator[tuple[str, str]]] = _import(known.reader)
     try:
         found = dict(read(source))
     except DataError as error:
-        return Verdict(source, False, str(error))
+        return Verification(source, False, str(error))
     differs = [name for name, expected in file.contents.items() if _part(found, name, file) != expected]
     if differs:
-        return Verdict(source, False, f"not what was published: {', '.join(differs)} differ{'s' * (len(differs) == 1)}")
-    return Verdict(source, True, "packed differently; every byte of its contents is as published")
+        return Verification(source, False, f"differs from the published file in {', '.join(differs)}")
+    return Verification(source, True, "packed differently; its contents are identical to the published ones")
 
 
-def _part(found: dict[str, str], name: str, file: Published) -> str | None:
-    """The checksum of a part; where a file is one part, whatever that is called."""
+def _part(found: dict[str, str], name: str, file: PublishedFile) -> str | None:
+    """Return the checksum of a part. If a file has only one part, its name does not matter."""
     return next(iter(found.values()), None) if len(file.contents) == 1 else found.get(name)
 
 
-def _described(description: str, file: Published, source: Path) -> Verdict:
-    """What can be said where no checksum of this, or of its contents, is published: that it is whole, and reads."""
-    describe: Callable[[Path], str] = _named(description)
+def _verify_readable(description: str, file: PublishedFile, source: Path) -> Verification:
+    """Verify that a file is complete and readable, if no checksum of it or of its contents is published."""
+    describe: Callable[[Path], str] = _import(description)
     try:
         if source.is_file() and zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as archive:
                 damaged = archive.testzip()
             if damaged is not None:
-                return Verdict(source, False, f"{damaged} in it is damaged")
+                return Verification(source, False, f"the member {damaged} is damaged")
         found = describe(source)
     except DataError as error:
-        return Verdict(source, False, str(error))
+        return Verification(source, False, str(error))
     except UNREADABLE as error:
-        return Verdict(source, False, f"damaged: {error}")
-    of = "" if file.md5 is None else " but of the archive itself"
-    return Verdict(source, True, f"undamaged: {found}; its publisher gives no checksum{of} to compare it with")
+        return Verification(source, False, f"damaged: {error}")
+    published = "no checksum" if file.md5 is None else "a checksum of the archive only"
+    return Verification(source, True, f"undamaged: {found}; its publisher gives {published}, so it cannot be compared")
 
 
-def _differs(file: Published, source: Path) -> str:
+def _differs(file: PublishedFile, source: Path) -> str:
     if file.md5 is None:
-        return "its publisher gives no checksum to compare it with"
+        return "its publisher gives no checksum, so it cannot be compared"
     if source.is_dir():
-        return "the checksum of what was published is of the archive"
-    return f"its md5 is {md5(source)}, and {file.md5} was published"
+        return "the published checksum is that of the archive"
+    return f"its md5 is {md5(source)}; expected {file.md5}, as published"
 
 
-def _named(place: str) -> Callable[[Path], Any]:
-    """The function that `module:function` names."""
+def _import(place: str) -> Callable[[Path], Any]:
+    """Return the function that `module:function` names."""
     module, function = place.split(":")
     read: Callable[[Path], Any] = getattr(importlib.import_module(module), function)
     return read
 
 
 def md5(path: Path) -> str:
-    """The md5 of a file: a checksum as publishers give it, no protection against malice."""
+    """Return the md5 of a file. Publishers give md5; it does not protect against deliberate changes."""
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with path.open("rb") as file:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.data.dataset import ByOwner, Data, Dataset, Indices, Partition, Samples, Shift, Shifts
+from shoal.data.dataset import Data, Dataset, Indices, OwnerPartition, Partition, Samples, Shift, ShiftingPartition
 from shoal.errors import DataError, ExperimentError
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.shared_memory import share_samples
@@ -40,7 +40,7 @@ def load_data(experiment: Experiment, shared: bool = False) -> LocalData:
     data = dataset.load(experiment.seed)
     if shared:
         data = replace(data, train=share_samples(data.train), test=share_samples(data.test))
-    partition: Partition | ByOwner = experiment.partition.build()
+    partition: Partition | OwnerPartition = experiment.partition.build()
     parts, test_parts = _split(partition, data, experiment)
     selected = _select_test_samples(len(data.test), experiment)
     return LocalData(
@@ -53,11 +53,11 @@ def load_data(experiment: Experiment, shared: bool = False) -> LocalData:
 
 
 def _split(
-    partition: Partition | ByOwner, data: Data, experiment: Experiment
+    partition: Partition | OwnerPartition, data: Data, experiment: Experiment
 ) -> tuple[list[Indices], list[Indices] | None]:
     """Return the training samples of each node and, if samples have owners, its test samples."""
     rng = generator(experiment.seed, "partition")
-    if isinstance(partition, ByOwner):
+    if isinstance(partition, OwnerPartition):
         return partition.split_owned(data.train, data.test, experiment.nodes, rng)
     if getattr(partition, "by_class", False):
         labels = data.labels
@@ -95,8 +95,8 @@ def _own_test_parts(
     return [np.flatnonzero(np.isin(selected, own)) for own in test_parts]
 
 
-def _shifts(partition: Partition | ByOwner, data: Data, experiment: Experiment) -> list[Shift | None] | None:
-    if not isinstance(partition, Shifts):
+def _shifts(partition: Partition | OwnerPartition, data: Data, experiment: Experiment) -> list[Shift | None] | None:
+    if not isinstance(partition, ShiftingPartition):
         return None
     if data.sizes:
         raise DataError(

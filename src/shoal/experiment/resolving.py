@@ -147,11 +147,11 @@ def locate(path: Path, base: Path) -> Path:
 
 def _available_dataset(dataset: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table of the data set or, if its files are missing on this machine, the table in `otherwise`."""
-    from shoal.data.store import at_hand
+    from shoal.data.store import is_available
 
     preferred = {key: value for key, value in dataset.items() if key != "otherwise"}
     path = preferred.get("path")
-    if at_hand(str(preferred.get("name")), None if path is None else Path(path)):
+    if is_available(str(preferred.get("name")), None if path is None else Path(path)):
         return preferred
     other = dataset["otherwise"]
     table = {"name": other} if isinstance(other, str) else dict(other)

@@ -51,7 +51,7 @@ class DataSharing:
         data = self._info.data
         if data is None:  # a trainer that shows no samples has none to give
             return Payload({"x": np.empty(0, np.float32), "y": np.empty(0, np.int64)})
-        drawn = data.drawn(self.samples, self._info.rng("data sharing", round))
+        drawn = data.sample(self.samples, self._info.rng("data sharing", round))
         return Payload({"x": drawn.x, "y": drawn.y})
 
     def check(self, payload: Payload, params: Params) -> None:
@@ -68,7 +68,7 @@ class DataSharing:
                 raise MessageError(f"{len(y)} samples for a node whose trainer takes none")
             return
         try:
-            data.require(x, y)
+            data.validate(x, y)
         except ValueError as error:
             raise MessageError(str(error)) from error
 

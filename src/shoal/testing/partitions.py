@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.data.dataset import ByOwner, Indices, Partition, Samples
+from shoal.data.dataset import Indices, OwnerPartition, Partition, Samples
 from shoal.errors import DataError
 from shoal.randomness import generator
 
 
 def check_partition(
-    partition: Partition | ByOwner,
+    partition: Partition | OwnerPartition,
     labels: NDArray[np.int64],
     nodes: int,
     seed: int = 0,
@@ -65,7 +65,7 @@ def check_partition(
 
 
 def _split(
-    partition: Partition | ByOwner,
+    partition: Partition | OwnerPartition,
     labels: NDArray[np.int64],
     owners: Indices,
     test_owners: Indices,
@@ -74,7 +74,7 @@ def _split(
 ) -> tuple[list[Indices], list[Indices] | None]:
     given, rng = labels.copy(), generator(seed, "partition")
     tests = None
-    if isinstance(partition, ByOwner):
+    if isinstance(partition, OwnerPartition):
         train = Samples(np.zeros((len(labels), 1), np.float32), given, owners.copy())
         test = Samples(np.zeros((len(test_owners), 1), np.float32), np.zeros(len(test_owners), np.int64), test_owners)
         parts, tests = partition.split_owned(train, test, nodes, rng)
@@ -86,7 +86,11 @@ def _split(
 
 
 def _check_tests(
-    partition: ByOwner | Partition, parts: list[Indices], tests: list[Indices], owners: Indices, test_owners: Indices
+    partition: OwnerPartition | Partition,
+    parts: list[Indices],
+    tests: list[Indices],
+    owners: Indices,
+    test_owners: Indices,
 ) -> None:
     assert len(tests) == len(parts), f"{partition} gave test samples to {len(tests)} nodes, of {len(parts)}"
     for node, (part, own) in enumerate(zip(parts, tests, strict=True)):

@@ -14,8 +14,8 @@ from shoal.cli.display import console, format_bytes, print_line, show_warnings
 from shoal.data import store
 from shoal.data.decoded import is_decoded
 from shoal.data.downloads import download
-from shoal.data.plots import draw_holdings
-from shoal.data.publishers import PUBLISHERS, Published, publisher
+from shoal.data.plots import draw_partition
+from shoal.data.publishers import PUBLISHERS, PublishedFile, publisher
 from shoal.errors import DataError
 
 INVALID = 1
@@ -76,7 +76,7 @@ def fetch_dataset(parsed: argparse.Namespace) -> int:
     name, screen = parsed.name, console()
     known, folder = publisher(name), store.dataset_folder(name)
     if not known.files:
-        raise DataError(f"dataset {name!r} cannot be downloaded: {known.by_hand} into {folder}")
+        raise DataError(f"dataset {name!r} cannot be downloaded: {known.instructions} into {folder}")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
                TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=screen, disable=not screen.is_terminal) as bars:
@@ -91,7 +91,7 @@ def fetch_dataset(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _download(name: str, file: Published, bars: Progress) -> Path:
+def _download(name: str, file: PublishedFile, bars: Progress) -> Path:
     bar = bars.add_task(escape(file.name), total=file.size)
 
     def show_progress(done: int, total: int | None) -> None:
@@ -107,10 +107,10 @@ def _download(name: str, file: Published, bars: Progress) -> Path:
 
 def verify_dataset(parsed: argparse.Namespace) -> int:
     screen, code = console(), 0
-    for verdict in store.verified(parsed.name, parsed.path):
-        mark = "[green]valid[/green]" if verdict.sound else "[red]not valid[/red]"
-        screen.print(f"{mark}  {escape(str(verdict.path))}: {escape(verdict.reason)}", highlight=False, soft_wrap=True)
-        code = code if verdict.sound else INVALID
+    for result in store.verify(parsed.name, parsed.path):
+        mark = "[green]valid[/green]" if result.valid else "[red]not valid[/red]"
+        screen.print(f"{mark}  {escape(str(result.path))}: {escape(result.reason)}", highlight=False, soft_wrap=True)
+        code = code if result.valid else INVALID
     return code
 
 
@@ -136,7 +136,7 @@ def plot_partition(parsed: argparse.Namespace) -> int:
         )
     counts = setup.label_counts()
     with writing(parsed.out):
-        draw_holdings(counts, parsed.out, f"{experiment.dataset.name}, {experiment.partition.name}")
+        draw_partition(counts, parsed.out, f"{experiment.dataset.name}, {experiment.partition.name}")
     held, classes = counts.sum(axis=1), (counts > 0).sum(axis=1)
     print_line(
         f"{len(counts)} nodes hold {held.min():,} to {held.max():,} samples of {classes.min()} to {classes.max()} of "
@@ -145,7 +145,7 @@ def plot_partition(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _find(name: str, file: Published) -> Path | None:
+def _find(name: str, file: PublishedFile) -> Path | None:
     """Return the path of a file of a data set, or None if it is not on this machine."""
     try:
         return store.source(name, file)
@@ -158,7 +158,7 @@ def _complete_folder(name: str) -> Path | None:
     known = publisher(name)
     try:
         if not known.files:
-            return store.located(name, ("train", "data/train")).parent
+            return store.locate(name, ("train", "data/train")).parent
         return store.sources(name)[0].parent
     except DataError:
         return None

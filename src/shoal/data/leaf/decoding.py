@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.dataset import Data, Samples
-from shoal.data.decoded import Arrays, decoded
+from shoal.data.decoded import Arrays, load_decoded
 from shoal.data.leaf.json_reader import read_sample_counts, read_users, shorten
 from shoal.data.npy_writer import NpyWriter
-from shoal.data.store import located
+from shoal.data.store import locate
 from shoal.errors import DataError
 
 VERSION = 2
@@ -60,7 +60,7 @@ Prepare: TypeAlias = Callable[[Sequence[Path]], tuple[Convert, Arrays]]
 
 def leaf_folder(name: str, path: Path | None) -> Path:
     """Return the folder that holds train and test."""
-    train = located(name, ["train", "data/train"], path)
+    train = locate(name, ["train", "data/train"], path)
     if not train.is_dir():
         raise DataError(
             f"dataset {shorten(name)}: {train} is a file; expected a folder with LEAF's train and test folders"
@@ -93,7 +93,7 @@ def decode_leaf(name: str, path: Path | None, prepare: Prepare, key: str = "", s
         return found
 
     all_sources = [*files["train"], *files["test"], *sources]
-    arrays = decoded(f"{name}-{key}" if key else name, VERSION, all_sources, decode)
+    arrays = load_decoded(f"{name}-{key}" if key else name, VERSION, all_sources, decode)
     _warn(name, folder, dict(zip((flaw for flaw, _ in FLAWS), arrays["counts"].tolist(), strict=True)))
     return arrays
 
