@@ -29,8 +29,9 @@ from rich.table import Table
 
 from measuring import Figure, show, step
 from shoal import Experiment
+from shoal.results.comparison import TimesToTarget, compare_times
 from shoal.results.records import RunFolder
-from shoal.results.timing import TimesToTarget, best, compare_times, curve
+from shoal.results.timing import best, curve
 from shoal.topologies import TopologyWarning
 
 PAPER = 3.9

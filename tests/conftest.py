@@ -33,8 +33,8 @@ simulation = { batching = "off" }
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a command said, and how it ended."""
+class CommandResult:
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -50,16 +50,18 @@ def small(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def shoal(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+def shoal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., CommandResult]:
     """The command line, in this process and in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(*arguments: object) -> Said:
+    def run(*arguments: object) -> CommandResult:
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             main([str(a) for a in arguments])
-        return Said(int(ended.value.code or 0), *capfd.readouterr())
+        return CommandResult(int(ended.value.code or 0), *capfd.readouterr())
 
     return run
 

@@ -1,6 +1,6 @@
-"""What the oracles of algorithms share: logistic regression on digits, trained for all nodes in double precision.
+"""Helpers for the oracles of algorithms: logistic regression on digits, trained for all nodes in double precision.
 
-An oracle is a few lines of NumPy on whole matrices, one row a node. `Shoal.steps(X)` gives every node's local step
+An oracle is a few lines of NumPy on whole matrices, one row per node. `Shoal.steps(X)` returns every node's local step
 u = train(x) − x on the batches that the run draws.
 """
 
@@ -30,7 +30,7 @@ HANG = Faults().hang(2, round=2).schedule
 
 
 def gradient(params: Any, x: Any, y: Any) -> Any:
-    """Of the mean cross-entropy of a linear model: weights (10, 64), then biases (10)."""
+    """The gradient of the mean cross-entropy of a linear model: weights (10, 64), then biases (10)."""
     weights, biases = params[:640].reshape(10, 64), params[640:]
     logits = x @ weights.T + biases
     likely = np.exp(logits - logits.max(1, keepdims=True))
@@ -69,21 +69,21 @@ class Shoal:
         for node, stream in enumerate(self._streams):
             for batch in stream.take(STEPS):
                 trained[node] -= RATE * gradient(trained[node], data.x[batch].astype(np.float64), data.y[batch])
-            self._rngs[node].integers(2**63)  # the seed of dropout, of which there is none
+            self._rngs[node].integers(2**63)  # the seed of dropout, which this model does not use
         return trained - models
 
     def adjacency(self, round: int = 0, graph: Any = None) -> Any:
-        """Row i: whom i hears from."""
+        """Row i: the senders to node i."""
         graph = graph or self.setup.mixing.graph
-        heard = np.zeros((self.nodes, self.nodes))
+        senders = np.zeros((self.nodes, self.nodes))
         for node in range(self.nodes):
-            heard[node, list(graph.links(node, round).of)] = 1
-        return heard
+            senders[node, list(graph.links(node, round).of)] = 1
+        return senders
 
     def metropolis(self, round: int = 0, graph: Any = None) -> Any:
-        heard = self.adjacency(round, graph)
-        degrees = heard.sum(1)
-        w = heard / (1 + np.maximum.outer(degrees, degrees))
+        senders = self.adjacency(round, graph)
+        degrees = senders.sum(1)
+        w = senders / (1 + np.maximum.outer(degrees, degrees))
         return w + np.diag(1 - w.sum(1))
 
 
@@ -94,17 +94,17 @@ def models_of(run: Any) -> Any:
 
 
 def agrees(described: Experiment, expected: Any, folder: Path, atol: float = 2e-5) -> Any:
-    """Run it, and assert that models differ from node to node and are those expected; returns the run."""
+    """Run the experiment, and assert that models differ between nodes and are as expected. Returns the run."""
     run = described.run(folder)
     models = models_of(run)
-    assert np.abs(expected - expected[0]).max() > 1e-4  # nodes differ: it matters who hears whom
+    assert np.abs(expected - expected[0]).max() > 1e-4  # nodes differ: the graph matters
     np.testing.assert_allclose(models, expected, atol=atol)
     assert run.summary["status"] == "completed"
     return run
 
 
 def same_in_both_engines(described: Experiment, folder: Path) -> Any:
-    """Run it in both, and assert that the models agree to the bit; returns the real run."""
+    """Run in both engines, and assert that the models are identical. Returns the run as processes."""
     simulated = described.run(folder)
     real = dataclasses.replace(described, engine="processes").run(folder)
     assert simulated.summary["digest"] == real.summary["digest"]
@@ -114,18 +114,18 @@ def same_in_both_engines(described: Experiment, folder: Path) -> Any:
 
 
 def survives_a_crash(described: Experiment, folder: Path) -> None:
-    """Run it with a crash, and assert that the others went on to the end and learnt."""
+    """Run with a crash, and assert that the other nodes finish and learn."""
     _survivors_learn(dataclasses.replace(described, fault=CRASH), folder)
 
 
 def survives_a_hang(described: Experiment, folder: Path) -> None:
-    """Run it with a node that hangs, and assert that the others went on to the end and learnt."""
-    patient = dataclasses.replace(described.simulation, receive_timeout=1.0)
-    _survivors_learn(dataclasses.replace(described, fault=HANG, simulation=patient), folder)
+    """Run with a node that hangs, and assert that the other nodes finish and learn."""
+    with_timeout = dataclasses.replace(described.simulation, receive_timeout=1.0)
+    _survivors_learn(dataclasses.replace(described, fault=HANG, simulation=with_timeout), folder)
 
 
 def _survivors_learn(described: Experiment, folder: Path) -> None:
-    """About as well as D-PSGD does with the same fault, or better."""
+    """Assert that they learn about as well as D-PSGD with the same fault, or better."""
     run = described.run(folder)
     models = models_of(run)
     assert run.summary["status"] == "incomplete"
@@ -142,46 +142,46 @@ def play(
     models: Any,
     topology: Any,
     train: Callable[[int, Any], Any] | None = None,
-    told: Callable[[int, Message], Message] | None = None,
-    lost: int | None = None,
+    tamper: Callable[[int, Message], Message] | None = None,
+    failing: int | None = None,
 ) -> list[Any]:
-    """Nodes that began with these models, at their end, in a world without torch.
+    """Run nodes that start with these models, without torch, and return them after their last round.
 
-    `train(node, params)` takes a second, and changes nothing when not given; `told(to, message)` may change messages;
-    `lost` dies after two and a half seconds.
+    `train(node, params)` takes a second, and changes nothing by default; `tamper(to, message)` may change messages;
+    node `failing` fails after two and a half seconds.
     """
     world = World(len(models))
-    nodes = [_player(id, models, topology, train or (lambda _, params: params)) for id in range(len(models))]
+    nodes = [_test_node(id, models, topology, train or (lambda _, params: params)) for id in range(len(models))]
     for node, runtime in zip(nodes, world.runtimes, strict=True):
         node.runtime = runtime
-        if told is not None:
-            _tap(runtime, told)
+        if tamper is not None:
+            _intercept(runtime, tamper)
         runtime.start(algorithm.run(node))
-    if lost is not None:
-        world.kernel.at(2.5, world.runtimes[lost].stop)
-        world.kernel.at(2.5, partial(world.mark_failed, lost))
+    if failing is not None:
+        world.kernel.at(2.5, world.runtimes[failing].stop)
+        world.kernel.at(2.5, partial(world.mark_failed, failing))
     world.kernel.run()
     world.raise_if_deadlocked()
-    return [node for node in nodes if node.id != lost]
+    return [node for node in nodes if node.id != failing]
 
 
-def _player(id: int, models: Any, topology: Any, train: Callable[[int, Any], Any]) -> Node:
+def _test_node(id: int, models: Any, topology: Any, train: Callable[[int, Any], Any]) -> Node:
     return FakeRuntime().node(
         id, nodes=len(models), params=models[id], topology=topology, train=lambda params: train(id, params)
     )
 
 
-def _tap(runtime: Any, told: Callable[[int, Message], Message]) -> None:
+def _intercept(runtime: Any, tamper: Callable[[int, Message], Message]) -> None:
     send = runtime.send
 
-    async def tapped(to: int, message: Message) -> bool:
-        return bool(await send(to, told(to, message)))
+    async def intercepted(to: int, message: Message) -> bool:
+        return bool(await send(to, tamper(to, message)))
 
-    runtime.send = tapped
+    runtime.send = intercepted
 
 
 def altered(message: Message, **changed: Any) -> Message:
-    """A message with other arrays or fields."""
+    """Return the message with other arrays or fields."""
     arrays = {k: changed.get(k, a) for k, a in message.payload.arrays.items()}
     fields = {k: changed.get(k, f) for k, f in message.payload.fields.items()}
     return Message(message.sender, message.kind, message.round, Payload(arrays, fields), message.run)

@@ -1,4 +1,4 @@
-"""AD-PSGD: pairs average at one stroke, though nobody stops for it; steps count once, and the mean is kept."""
+"""AD-PSGD: pairs average atomically while they train; every step counts once, and the mean is kept."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def events(fake: FakeRuntime) -> list[str]:
     return [record.what for record in fake.records if isinstance(record, Event)]
 
 
-def said(fake: FakeRuntime, kind: str) -> list[tuple[float, int, int, dict[str, Any]]]:
-    """When, to whom, of which round, and what."""
+def sent_messages(fake: FakeRuntime, kind: str) -> list[tuple[float, int, int, dict[str, Any]]]:
+    """The time, receiver, round and arrays of all sent messages of a kind."""
     return [
         (at, to, message.round, {name: a.tolist() for name, a in message.payload.arrays.items()})
         for at, (to, message) in zip(fake.sent_at, fake.sent, strict=True)
@@ -71,51 +71,51 @@ def active(fake: FakeRuntime, rounds: int = 1, **options: Any) -> Node:
 
 
 @pytest.mark.parametrize("at", [0.5, 1.0, 3.0])
-def test_the_step_of_a_stale_copy_is_applied_to_the_averaged_model(at: float) -> None:
+def test_step_of_a_stale_copy_is_applied_to_the_averaged_model(at: float) -> None:
     fake = FakeRuntime().deliver(answer([3, -1]), at=at)
     node = active(fake)
     assert node.params.tolist() == [8 - 3 + 8, 0 + 1 + 0]  # the step is 8, of the model before the average
-    assert said(fake, REQUEST) == [(0.0, 1, 0, {"params": [8, 0]})]
-    assert node.now() == max(1.0, at), "the averaging is waited for, and nothing else"
-    assert said(fake, DONE) == [(node.now(), 1, 0, {})]
+    assert sent_messages(fake, REQUEST) == [(0.0, 1, 0, {"params": [8, 0]})]
+    assert node.now() == max(1.0, at), "the node waits only for the average"
+    assert sent_messages(fake, DONE) == [(node.now(), 1, 0, {})]
 
 
-def test_each_iteration_has_an_exchange_of_its_own() -> None:
+def test_each_iteration_has_its_own_exchange() -> None:
     fake = FakeRuntime().deliver(answer([3, -1], 0), at=0.5).deliver(answer([1, 1], 1), at=1.5)
     node = active(fake, rounds=2)
     assert node.params.tolist() == [13 - 1 + 13, 1 - 1 + 1]
-    assert [(at, number) for at, _, number, _ in said(fake, REQUEST)] == [(0.0, 0), (1.0, 1)]
+    assert [(at, number) for at, _, number, _ in sent_messages(fake, REQUEST)] == [(0.0, 0), (1.0, 1)]
 
 
-def test_who_gets_no_answer_asks_again_for_the_same_and_counts_one() -> None:
+def test_request_is_repeated_after_a_timeout_and_counts_once() -> None:
     fake = FakeRuntime().deliver(answer([3, -1]), answer([3, -1]), at=5.5)
     node = active(fake, patience=2.0)
-    assert said(fake, REQUEST) == [(at, 1, 0, {"params": [8, 0]}) for at in (0.0, 3.0, 5.0)]
+    assert sent_messages(fake, REQUEST) == [(at, 1, 0, {"params": [8, 0]}) for at in (0.0, 3.0, 5.0)]
     assert node.params.tolist() == [13, 1]
     assert not events(fake)
 
 
-def test_who_still_gets_none_goes_on_with_its_step_alone() -> None:
+def test_node_continues_with_its_step_if_no_answer_arrives() -> None:
     fake = FakeRuntime()
     node = active(fake, receive_timeout=2.0, attempts=2)
     assert (node.params.tolist(), node.now()) == ([16, 0], 5.0)
     assert events(fake) == ["timed out"]
-    assert len(said(fake, REQUEST)) == 2
+    assert len(sent_messages(fake, REQUEST)) == 2
     active(again := FakeRuntime(), rounds=3, receive_timeout=2.0, attempts=2)
-    assert len(said(again, REQUEST)) == 2 + 1 + 1, "who kept silent is asked once"
+    assert len(sent_messages(again, REQUEST)) == 2 + 1 + 1, "a peer that timed out is asked once"
 
 
-def test_an_answer_that_was_given_up_on_still_counts() -> None:
+def test_answer_after_the_timeout_still_counts() -> None:
     fake = FakeRuntime().deliver(answer([3, -1], 0), at=3.5).deliver(answer([1, 1], 1), at=3.6)
-    node = active(fake, rounds=2, patience=2.0, attempts=1)  # given up at 3.0
+    node = active(fake, rounds=2, patience=2.0, attempts=1)  # times out at 3.0
     assert node.params.tolist() == [16 - 3 - 1 + 16, 0 + 1 - 1 + 0]
 
 
-def test_a_neighbour_that_dies_costs_no_more_than_time() -> None:
+def test_node_continues_if_its_neighbour_fails() -> None:
     fake = FakeRuntime().mark_failed(1, at=4.0)
     node = active(fake, rounds=3)
     assert (node.params.tolist(), node.now()) == ([64, 0], 6.0)
-    assert len(said(fake, REQUEST)) == 1
+    assert len(sent_messages(fake, REQUEST)) == 1
     assert not events(fake)
 
 
@@ -130,18 +130,18 @@ def test_a_neighbour_that_dies_costs_no_more_than_time() -> None:
     ],
     ids=["nothing", "too short", "not finite", "of another type", "of another name"],
 )
-def test_an_answer_that_makes_no_sense_ends_the_exchange_and_is_counted(payload: Payload) -> None:
+def test_invalid_answer_ends_the_exchange_and_is_counted(payload: Payload) -> None:
     node = active(FakeRuntime(Message(1, ANSWER, 0, Payload(payload.arrays, {"since": 0.0}))))
     assert node.rejected == 1
     assert node.params.tolist() == [16, 0]
 
 
-def test_answers_that_nobody_asked_for_change_nothing() -> None:
+def test_answers_without_a_request_are_ignored() -> None:
     node = active(FakeRuntime(answer([9, 9], 7), answer([3, -1]), answer([9, 9])))
     assert node.params.tolist() == [13, 1]
 
 
-def test_an_answer_to_what_it_asked_before_it_died_is_none_to_what_it_asks_now() -> None:
+def test_answer_to_a_request_from_before_a_restart_is_ignored() -> None:
     early = answer([9, 9], since=0.0)
     fake = FakeRuntime().deliver(early, at=2.25).deliver(answer([3, -1], since=2.0), at=2.5)
     node = fake.node(0, nodes=2, params=F([8, 0]), train=doubled)
@@ -154,7 +154,7 @@ def test_an_answer_to_what_it_asked_before_it_died_is_none_to_what_it_asks_now()
     assert node.params.tolist() == [13, 1]
 
 
-def test_who_is_refused_goes_on() -> None:
+def test_node_continues_if_its_request_is_rejected() -> None:
     fake = FakeRuntime(Message(1, ANSWER, 0, Payload({}, {"refused": True, "since": 0.0})))
     assert active(fake).params.tolist() == [16, 0]
     assert events(fake) == ["exchange rejected"]
@@ -164,79 +164,79 @@ def test_who_is_refused_goes_on() -> None:
 
 
 def passive(fake: FakeRuntime, rounds: int = 1, params: Any = (2, 2), **options: Any) -> Node:
-    patience = options.pop("receive_timeout", None)
-    node = fake.node(1, nodes=2, params=F(params), train=doubled, receive_timeout=patience)
+    timeout = options.pop("receive_timeout", None)
+    node = fake.node(1, nodes=2, params=F(params), train=doubled, receive_timeout=timeout)
     fake.run(ADPSGD(rounds, **options).run(node))
     return node
 
 
-def test_a_passive_node_answers_at_once_and_trains_on() -> None:
+def test_passive_node_answers_at_once_while_it_trains() -> None:
     fake = FakeRuntime().deliver(request([8, 0]), at=0.25).deliver(done(), at=1.5)
     node = passive(fake)
-    assert said(fake, ANSWER) == [(0.25, 0, 0, {"half": [3, -1]})]
+    assert sent_messages(fake, ANSWER) == [(0.25, 0, 0, {"half": [3, -1]})]
     assert node.params.tolist() == [2 + 3 + 2, 2 - 1 + 2]  # the step is 2, of the model before the average
     assert node.now() == 1.5
 
 
-def test_a_request_that_comes_again_is_answered_again_and_counts_once() -> None:
+def test_repeated_request_is_answered_again_and_counts_once() -> None:
     fake = FakeRuntime().deliver(request([8, 0]), at=0.25).deliver(request([8, 0]), at=1.25).deliver(done(), at=2.0)
     node = passive(fake)
-    assert said(fake, ANSWER) == [(at, 0, 0, {"half": [3, -1]}) for at in (0.25, 1.25)]
+    assert sent_messages(fake, ANSWER) == [(at, 0, 0, {"half": [3, -1]}) for at in (0.25, 1.25)]
     assert node.params.tolist() == [7, 3]
 
 
-def test_a_request_that_another_has_overtaken_is_not_answered() -> None:
+def test_overtaken_request_is_not_answered() -> None:
     fake = FakeRuntime().deliver(request([8, 0], 4), request([4, 4], 3), at=0.25).deliver(done(), at=2.0)
     node = passive(fake)
-    assert [number for _, _, number, _ in said(fake, ANSWER)] == [4]
+    assert [number for _, _, number, _ in sent_messages(fake, ANSWER)] == [4]
     assert node.params.tolist() == [7, 3]
 
 
-def test_a_neighbour_that_died_and_came_back_counts_anew() -> None:
+def test_requests_of_a_restarted_neighbour_are_new_exchanges() -> None:
     before = Message(0, REQUEST, 9, Payload({"params": F([8, 0])}, {"since": 0.0}))
     after = Message(0, REQUEST, 4, Payload({"params": F([9, 5])}, {"since": 0.5}))
     fake = FakeRuntime().deliver(before, at=0.25).deliver(after, at=0.75).deliver(done(), at=2.0)
     node = passive(fake)
-    assert [what for _, _, _, what in said(fake, ANSWER)] == [{"half": [3, -1]}, {"half": [2, 2]}]
+    assert [arrays for _, _, _, arrays in sent_messages(fake, ANSWER)] == [{"half": [3, -1]}, {"half": [2, 2]}]
     assert [m.payload.fields for _, m in fake.sent if m.kind == ANSWER] == [{"since": 0.0}, {"since": 0.5}]
     assert node.params.tolist() == [2 + 3 + 2 + 2, 2 - 1 + 2 + 2]
 
 
 @pytest.mark.parametrize("id", [0, 1])
-def test_who_comes_back_when_the_rounds_are_over_hangs_nobody(id: int) -> None:
+def test_node_that_rejoins_after_the_last_round_blocks_no_other(id: int) -> None:
     fake = FakeRuntime().deliver(done(), at=3.0)
     node = fake.node(id, nodes=2, params=F([2, 2]))
     node.begin_at(5, node.params)
     fake.run(ADPSGD(5).run(node))
     assert node.now() == 3.0 * id
-    assert len(said(fake, DONE)) == 1 - id
+    assert len(sent_messages(fake, DONE)) == 1 - id
 
 
-def test_it_answers_until_those_that_ask_are_done() -> None:
+def test_passive_node_answers_until_its_active_neighbours_finish() -> None:
     fake = FakeRuntime().deliver(request([8, 0]), at=7.0).deliver(done(), at=9.0)
     node = passive(fake)
-    assert said(fake, ANSWER) == [(7.0, 0, 0, {"half": [2, -2]})]
+    assert sent_messages(fake, ANSWER) == [(7.0, 0, 0, {"half": [2, -2]})]
     assert node.now() == 9.0
     with pytest.raises(DeadlockError, match="'done' from any of 0"):
         passive(FakeRuntime())
     assert passive(FakeRuntime().mark_failed(0, at=3.0)).now() == 3.0
 
 
-def test_who_only_is_slow_is_waited_for_and_who_is_not_there_is_not() -> None:
-    here = [Message(0, PROBE_REPLY, number, Payload({})) for number in range(3)]
-    fake = FakeRuntime(*here).deliver(done(), at=30.0)
+def test_slow_neighbour_is_waited_for_and_an_unreachable_one_is_not() -> None:
+    replies = [Message(0, PROBE_REPLY, number, Payload({})) for number in range(3)]
+    fake = FakeRuntime(*replies).deliver(done(), at=30.0)
     assert passive(fake, receive_timeout=10.0).now() == 30.0
-    assert [(at, to) for at, to, _, _ in said(fake, PROBE)] == [(11.0, 0), (21.0, 0)]
+    assert [(at, to) for at, to, _, _ in sent_messages(fake, PROBE)] == [(11.0, 0), (21.0, 0)]
     assert not events(fake)
-    silent = FakeRuntime()
-    assert passive(silent, receive_timeout=10.0, attempts=2).now() == 41.0
-    assert events(silent) == ["timed out", "timed out"]
+    unreachable = FakeRuntime()
+    assert passive(unreachable, receive_timeout=10.0, attempts=2).now() == 41.0
+    assert events(unreachable) == ["timed out", "timed out"]
 
 
-def test_an_active_node_says_that_it_is_there() -> None:
+def test_active_node_answers_probes() -> None:
     fake = FakeRuntime(Message(1, PROBE, 5, Payload({}))).deliver(answer([3, -1]), at=4.0)
     active(fake)
-    assert said(fake, PROBE_REPLY) == [(0.0, 1, 5, {})]
+    assert sent_messages(fake, PROBE_REPLY) == [(0.0, 1, 5, {})]
 
 
 @pytest.mark.parametrize(
@@ -244,30 +244,30 @@ def test_an_active_node_says_that_it_is_there() -> None:
     [Payload({}), Payload({"params": F([1])}), Payload({"params": F([np.inf, 0])}), Payload({"params": np.ones(2)})],
     ids=["nothing", "too short", "not finite", "of another type"],
 )
-def test_a_request_that_makes_no_sense_is_refused_and_counted(payload: Payload) -> None:
+def test_invalid_request_is_rejected_and_counted(payload: Payload) -> None:
     fake = FakeRuntime(Message(0, REQUEST, 0, payload), done())
     node = passive(fake)
     assert (node.rejected, node.params.tolist()) == (1, [4, 4])
     assert [m.payload.fields for _, m in fake.sent if m.kind == ANSWER] == [{"refused": True}]
 
 
-def test_only_active_neighbours_may_ask() -> None:
+def test_only_active_neighbours_may_send_requests() -> None:
     fake = FakeRuntime(request([8, 0], sender=2), done())
     node = fake.node(1, nodes=4, params=F([2, 2]), topology=Edges(((0, 1), (1, 3), (3, 2))))
     assert bipartition(node.mixing.graph).active == {0, 3}
     fake.deliver(done(3))
     fake.run(ADPSGD(1).run(node))
     assert (node.rejected, node.params.tolist()) == (1, [2, 2])
-    assert not said(fake, ANSWER)
+    assert not sent_messages(fake, ANSWER)
 
 
-def test_a_model_that_has_diverged_is_kept_from_the_others() -> None:
+def test_diverged_model_does_not_spread() -> None:
     fake = FakeRuntime(request([8, 0]), done())
     passive(fake, params=(np.nan, 0))
     assert [m.payload.fields for _, m in fake.sent if m.kind == ANSWER] == [{"refused": True}]
 
 
-def test_the_greatest_models_do_not_overflow() -> None:
+def test_largest_models_do_not_overflow() -> None:
     most = float(np.finfo(F).max)
     fake = FakeRuntime().deliver(request([most, -most]), at=1.5).deliver(done(), at=2.0)
     node = fake.node(1, nodes=2, params=F([-most, most]))
@@ -275,12 +275,12 @@ def test_the_greatest_models_do_not_overflow() -> None:
     assert node.params.tolist() == [0, 0]
 
 
-# Any schedule
+# Random schedules
 
 
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 9) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """A connected graph, by its edges."""
+    """A connected graph as a list of edges."""
     nodes = draw(st.integers(2, most))
     tree = [(draw(st.integers(0, node - 1)), node) for node in range(1, nodes)]
     pairs = [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
@@ -296,12 +296,12 @@ def spread(models: Any) -> float:
     return float(np.ptp(models, axis=0).max())
 
 
-@given(seed=st.integers(0, 2**32), graph=graphs(), patience=st.sampled_from([None, 0.3]))
+@given(seed=st.integers(0, 2**32), graph=graphs(), timeout=st.sampled_from([None, 0.3]))
 @settings(max_examples=20, deadline=None)
-def test_without_training_the_mean_is_kept_and_all_come_to_it(seed: int, graph: Any, patience: float | None) -> None:
+def test_mean_is_kept_without_training_and_models_approach_it(seed: int, graph: Any, timeout: float | None) -> None:
     nodes, edges = graph
     models = start(nodes, seed)
-    algorithm = ADPSGD(120, patience=patience, attempts=10)  # asks again, but never gives up: no way is as long
+    algorithm = ADPSGD(120, patience=timeout, attempts=10)  # repeats requests, but always gets an answer
     unsteady = Unsteady(seed, nodes, algorithm, models=models, topology=Edges(edges), train=lambda _, params: params)
     ends = np.stack([node.params for node in unsteady.run()])
     np.testing.assert_allclose(ends.mean(0), models.mean(0), atol=2e-6)
@@ -327,37 +327,37 @@ def test_every_step_counts_once(seed: int, graph: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deadly", "lossy", "exchanges"),
+    ("failures", "lossy", "exchanges"),
     [(False, False, 2_000), (True, False, 2_000), (False, True, 2_000), (True, True, 10_000)],
-    ids=["calm", "deaths", "losses", "deaths and losses"],
+    ids=["reliable", "failures", "losses", "failures and losses"],
 )
-def test_nobody_hangs_in_thousands_of_exchanges(deadly: bool, lossy: bool, exchanges: int) -> None:
+def test_no_node_hangs_in_thousands_of_exchanges(failures: bool, lossy: bool, exchanges: int) -> None:
     unsteady = Unsteady(
         7,
         16,
-        ADPSGD(rounds := exchanges // 5),  # 5 of the 8 active nodes live at the least
+        ADPSGD(rounds := exchanges // 5),  # at least 5 of the 8 active nodes do not fail
         models=start(16, 0),
         train=lambda _, params: params,
         topology=Grid(),
         loss=0.05 if lossy else 0.0,
         receive_timeout=3.0 if lossy else None,
     )
-    for node in (2, 5, 11) if deadly else ():
-        unsteady.die(node, at=50 + 100 * unsteady.rng.random())
+    for node in (2, 5, 11) if failures else ():
+        unsteady.fail(node, at=50 + 100 * unsteady.rng.random())
     left = unsteady.run()
-    assert len(left) == (13 if deadly else 16)
+    assert len(left) == (13 if failures else 16)
     assert spread(np.stack([node.params for node in left])) < 1e-3
     initiators = [node for node in left if node.id in bipartition(node.mixing.graph).active]
     assert all(node.messages_sent > rounds for node in initiators)
     assert len(initiators) * rounds >= exchanges
 
 
-# Two sides
+# Bipartition
 
 
 @given(graphs(most=14))
 @settings(max_examples=100, deadline=None)
-def test_every_graph_is_made_bipartite_and_stays_connected(graph: Any) -> None:
+def test_bipartition_keeps_a_graph_connected(graph: Any) -> None:
     nodes, edges = graph
     before = networkx.Graph(edges)
     sides = bipartition(undirected(nodes, edges))
@@ -370,7 +370,7 @@ def test_every_graph_is_made_bipartite_and_stays_connected(graph: Any) -> None:
     assert 2 * len(sides.active) >= nodes
 
 
-def test_the_larger_side_is_active_in_each_part_by_itself() -> None:
+def test_larger_side_of_each_component_is_active() -> None:
     assert bipartition(Star().build(5, 0)).active == {1, 2, 3, 4}
     assert bipartition(Ring().build(6, 0)).active == {0, 2, 4}
     assert bipartition(undirected(6, [(0, 1), (2, 3), (3, 4)])).active == {0, 2, 4, 5}
@@ -378,7 +378,7 @@ def test_the_larger_side_is_active_in_each_part_by_itself() -> None:
     assert (len(half.active), half.links - half.dropped) == (5, 25)
 
 
-def test_a_graph_that_is_not_bipartite_is_made_so_with_a_warning() -> None:
+def test_links_of_a_graph_that_is_not_bipartite_are_dropped_with_a_warning() -> None:
     with pytest.warns(TopologyWarning, match="topology 'ring' is not bipartite: 1 of its 7 links are dropped"):
         experiment(ADPSGD(), "ring", nodes=7)
     with warnings.catch_warnings():
@@ -386,7 +386,7 @@ def test_a_graph_that_is_not_bipartite_is_made_so_with_a_warning() -> None:
         experiment(ADPSGD(), "ring", nodes=8)
 
 
-def test_or_it_is_refused() -> None:
+def test_graph_that_is_not_bipartite_is_rejected_on_request() -> None:
     with pytest.raises(ExperimentError, match=r"because of 1 of its 7 links.* algorithm.bipartite = 'make'"):
         experiment(ADPSGD(bipartite="require"), "ring", nodes=7)
     experiment(ADPSGD(bipartite="require"), "ring", nodes=8)
@@ -397,7 +397,7 @@ def test_or_it_is_refused() -> None:
     ["one-peer-exponential", "gossip-sampler", "peer-sampler", {"name": "regular", "degree": 3, "dynamic": True}],
     ids=str,
 )
-def test_graphs_that_change_or_go_one_way_are_refused(topology: Any) -> None:
+def test_dynamic_and_directed_graphs_are_rejected(topology: Any) -> None:
     with pytest.raises(ExperimentError, match="averages in pairs and needs an undirected graph that does not change"):
         experiment(ADPSGD(), topology)
 
@@ -405,12 +405,12 @@ def test_graphs_that_change_or_go_one_way_are_refused(topology: Any) -> None:
 @pytest.mark.parametrize(
     "parameters", [{"rounds": 0}, {"patience": 0.0}, {"attempts": 0}, {"bipartite": "maybe"}], ids=str
 )
-def test_what_cannot_be_is_refused_before_anything_starts(parameters: dict[str, Any]) -> None:
+def test_invalid_options_are_rejected_before_the_run_starts(parameters: dict[str, Any]) -> None:
     with pytest.raises(ExperimentError, match=f"algorithm.{next(iter(parameters))} = "):
         experiment({"name": "adpsgd", **parameters})
 
 
-# Whole runs
+# Complete runs
 
 
 def learns(described: Any, folder: Path) -> Any:
@@ -422,14 +422,14 @@ def learns(described: Any, folder: Path) -> Any:
     return run
 
 
-def test_all_learn_in_both_engines(tmp_path: Path) -> None:
+def test_nodes_learn_in_both_engines(tmp_path: Path) -> None:
     described = experiment(ADPSGD(40), nodes=4, partition={"name": "iid"})
     simulated = learns(described, tmp_path)
     real = learns(dataclasses.replace(described, engine="processes"), tmp_path)
     assert simulated.summary["messages_sent"] == real.summary["messages_sent"] == 2 * 40 * 2 + 2 * 2
 
 
-def test_a_run_replays_to_the_bit_and_reaches_what_the_digits_allow(tmp_path: Path) -> None:
+def test_run_is_reproducible_and_accurate(tmp_path: Path) -> None:
     graph, network, partition = {"name": "regular", "degree": 3}, {"name": "uniform"}, {"name": "iid"}
     described = experiment(ADPSGD(60), graph, network=network, partition=partition)
     runs = [described.run(tmp_path) for _ in range(2)]
@@ -438,7 +438,7 @@ def test_a_run_replays_to_the_bit_and_reaches_what_the_digits_allow(tmp_path: Pa
     assert runs[0].summary["events"] == {"links dropped": 1}
 
 
-def test_lone_nodes_train_alone(tmp_path: Path) -> None:
+def test_single_node_trains_alone(tmp_path: Path) -> None:
     assert experiment(ADPSGD(3), "ring", nodes=1).run(tmp_path).summary["status"] == "completed"
 
 
@@ -450,7 +450,7 @@ def test_survivors_of_a_hang_learn(tmp_path: Path) -> None:
     survives_a_hang(experiment(ADPSGD(40, patience=1.0)), tmp_path)
 
 
-def test_what_was_evaluated_last_is_what_a_node_ends_with(tmp_path: Path) -> None:
+def test_last_evaluation_is_that_of_the_final_model(tmp_path: Path) -> None:
     described = experiment(ADPSGD(5), Tree(), nodes=5, group=({"nodes": "0", "device": {"step_seconds": 9.0}},))
     run = described.run(tmp_path)
     scores = [Setup(described).evaluate(np.load(run.folder.model(node)))["accuracy"] for node in range(5)]

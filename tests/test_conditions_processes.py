@@ -20,13 +20,13 @@ import leaping
 from conftest import is_zygote, until
 from leaping import LeapingLoop
 from shoal.engines.processes import control
-from shoal.engines.processes.coordinator_link import DeferredEvaluations
+from shoal.engines.processes.deferred_evaluations import DeferredEvaluations, SnapshotTimer
 from shoal.engines.processes.network_process import NetworkProcess
-from shoal.engines.processes.node_process import _look_at_the_last, _tick
-from shoal.engines.processes.runtime import ProcessRuntime
+from shoal.engines.processes.runtime import ProcessRuntime, RuntimeSettings
 from shoal.engines.processes.shaper import (
     Arrival,
     Departure,
+    NetworkAddress,
     Registration,
     Shaper,
     Submission,
@@ -113,12 +113,11 @@ def test_computing_is_drawn_out_to_what_the_device_takes(
 ) -> None:
     async def life() -> tuple[float, float, float]:
         loop = cast(LeapingLoop, asyncio.get_running_loop())
-        runtime = ProcessRuntime(0, cast(Transport, None), Mailbox(), Slots(), speed=Speed(step_seconds=STEP))
-        runtime.slow_down(slowness)
-        await runtime.compute(cast(Any, SimpleNamespace(seconds=2 * STEP, run=lambda: loop.leap(machine))))
-        found = runtime.now(), runtime.padded, runtime.overrun
-        await runtime.end()
-        return found
+        settings = RuntimeSettings(speed=Speed(step_seconds=STEP))
+        async with ProcessRuntime(0, cast(Transport, None), Mailbox(), Slots(), settings) as runtime:
+            runtime.slow_down(slowness)
+            await runtime.compute(cast(Any, SimpleNamespace(seconds=2 * STEP, run=lambda: loop.leap(machine))))
+            return runtime.now(), runtime.padded, runtime.overrun
 
     assert leaping.run(life()) == pytest.approx((machine + padded, padded, overrun))
 
@@ -269,7 +268,7 @@ LOOKED_AT = SimpleNamespace(
     nodes=2,
     next_round=1,
     params=np.zeros(3, np.float32),
-    schedule=SimpleNamespace(evaluated=True, averaged=False),
+    context=SimpleNamespace(schedule=SimpleNamespace(evaluated=True, averaged=False)),
     trainer=SimpleNamespace(evaluate=lambda params: {"sum": float(params.sum())}),
 )
 """A node whose model is looked at by the clock."""
@@ -313,6 +312,17 @@ def test_who_stops_a_run_by_the_clock_has_the_scores_of_the_models_that_were_kep
         assert run.summary["averaged_model"] is None  # rather than that of a moment long past
 
 
+def kept_snapshots() -> tuple[list[tuple[int, float]], Any]:
+    """A place that keeps snapshots, and the tick and time of each of them."""
+    kept: list[tuple[int, float]] = []
+    keep = lambda _round, time, _params, tick: kept.append((tick, time))  # noqa: E731
+    return kept, SimpleNamespace(keep=keep, discard_after=lambda tick: None)
+
+
+def snapshot_timer(deferred: Any, now: Callable[[], float] = lambda: 0.0, last_tick: int = 0) -> SnapshotTimer:
+    return SnapshotTimer(cast(Any, LOOKED_AT), cast(Any, None), deferred, now, 0.5, last_tick)
+
+
 @pytest.mark.parametrize(
     ("seen", "last", "kept"),
     [
@@ -324,38 +334,31 @@ def test_who_stops_a_run_by_the_clock_has_the_scores_of_the_models_that_were_kep
 def test_a_node_that_is_late_for_a_look_by_the_clock_makes_up_for_it(
     seen: int, last: int, kept: list[tuple[int, float]]
 ) -> None:
-    looks: list[tuple[int, float]] = []
-    later = SimpleNamespace(
-        keep=lambda _round, time, _params, tick: looks.append((tick, time)), forget_after=lambda tick: None
-    )
-    watcher = SimpleNamespace(ticks=seen, later=later)
-    _look_at_the_last(cast(Any, LOOKED_AT), cast(Any, watcher), control.Finish(tick=last, time=2.2), 0.5)
-    assert looks == kept
+    snapshots, deferred = kept_snapshots()
+    snapshot_timer(deferred, last_tick=seen).take_last(control.Finish(tick=last, time=2.2))
+    assert snapshots == kept
 
 
 def test_a_node_that_begins_late_makes_up_for_the_looks_before_that() -> None:
-    looks: list[tuple[int, float]] = []
+    snapshots, deferred = kept_snapshots()
 
     async def life() -> None:
         loop = cast(LeapingLoop, asyncio.get_running_loop())
-        later = SimpleNamespace(keep=lambda _round, time, _params, tick: looks.append((tick, time)))
-        watcher = SimpleNamespace(ticks=0, later=later)
-        runtime = SimpleNamespace(now=lambda: loop.time() + 1.2)  # the run began before this node did
-        ticking = asyncio.create_task(_tick(cast(Any, LOOKED_AT), cast(Any, runtime), cast(Any, watcher), 0.5))
+        timer = snapshot_timer(deferred, now=lambda: loop.time() + 1.2)  # the run began before this node did
+        running = asyncio.create_task(timer.run())
         await asyncio.sleep(0.9)
-        ticking.cancel()
+        running.cancel()
 
     leaping.run(life())
-    assert looks == [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]
+    assert snapshots == [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]
 
 
 def test_a_node_that_hears_late_of_the_end_has_looked_no_later_than_the_others(tmp_path: Path) -> None:
-    later = DeferredEvaluations(RunFolder.create(tmp_path, "late"))
+    deferred = DeferredEvaluations(RunFolder.create(tmp_path, "late"))
     for tick in (1, 2, 3, 4):
-        later.keep(0, tick * 0.5, np.full(3, tick, np.float32), tick)
-    watcher = SimpleNamespace(ticks=4, later=later)
-    _look_at_the_last(cast(Any, LOOKED_AT), cast(Any, watcher), control.Finish(tick=2, time=0.9), 0.5)
-    tested = later.test(cast(Any, LOOKED_AT))
+        deferred.keep(0, tick * 0.5, np.full(3, tick, np.float32), tick)
+    snapshot_timer(deferred, last_tick=4).take_last(control.Finish(tick=2, time=0.9))
+    tested = deferred.evaluate(cast(Any, LOOKED_AT))
     assert [(e.tick, e.time, e.scores["sum"]) for e in tested] == [(1, 0.5, 3.0), (2, 1.0, 6.0)]
 
 
@@ -400,9 +403,10 @@ def test_a_node_that_has_sent_nothing_hears_in_time() -> None:
         network.bind("tcp://127.0.0.1:*")
         endpoint = network.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
         came = asyncio.Event()
-        shaper = Shaper(context, 0, endpoint, cast(Transport, None), lambda message: deliver(message, came))
+        address = NetworkAddress(endpoint)
+        shaper = Shaper(context, 0, address, cast(Transport, None), lambda message: deliver(message, came))
         try:
-            shaper.take(message, 7)
+            shaper.receive(message, 7)
             until(lambda: network.poll(0))  # without the loop: nothing is read meanwhile
             name, _ = network.recv_multipart()
             for _ in range(3):

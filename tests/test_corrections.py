@@ -1,4 +1,4 @@
-"""D², gradient tracking and quasi-global momentum: what corrects D-PSGD where nodes hold different data."""
+"""D², gradient tracking and quasi-global momentum: corrections of D-PSGD for heterogeneous data."""
 
 from __future__ import annotations
 
@@ -75,19 +75,19 @@ def qg_dsgdm(shoal: Shoal, w: Any, beta: float = 0.8, mu: float = 0.7, rate: flo
     ],
     ids=["d2", "gradient tracking", "lazy gradient tracking", "qg-dsgdm"],
 )
-def test_all_models_follow_the_matrices(algorithm: Any, oracle: Any, topology: Any, tmp_path: Path) -> None:
+def test_models_follow_the_matrices(algorithm: Any, oracle: Any, topology: Any, tmp_path: Path) -> None:
     described = experiment(algorithm, topology=topology)
     shoal = Shoal(described)
     agrees(described, oracle(shoal, shoal.metropolis()), tmp_path)
 
 
-def test_d2_follows_the_plain_matrix_where_it_may(tmp_path: Path) -> None:
+def test_d2_follows_the_plain_matrix_if_eigenvalues_allow_it(tmp_path: Path) -> None:
     described = experiment(D2(ROUNDS, lazy=False), topology=FULL_ENOUGH)
     shoal = Shoal(described)
     agrees(described, d2(shoal, shoal.metropolis()), tmp_path)
 
 
-def test_gradient_tracking_follows_graphs_that_change(tmp_path: Path) -> None:
+def test_gradient_tracking_follows_dynamic_graphs(tmp_path: Path) -> None:
     described = experiment(GradientTracking(2), topology={"name": "regular", "degree": 3, "dynamic": True})
     shoal = Shoal(described)
     x = shoal.start
@@ -101,7 +101,7 @@ def test_gradient_tracking_follows_graphs_that_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [D2(4), GradientTracking(4), QGDSGDm(4)], ids=lambda a: type(a).__name__)
-def test_processes_agree_with_the_simulation_to_the_bit(algorithm: Any, tmp_path: Path) -> None:
+def test_processes_and_simulation_give_identical_models(algorithm: Any, tmp_path: Path) -> None:
     same_in_both_engines(experiment(algorithm, nodes=3), tmp_path)
 
 
@@ -115,31 +115,31 @@ def test_survivors_of_a_hang_learn(algorithm: Any, tmp_path: Path) -> None:
     survives_a_hang(experiment(algorithm), tmp_path)
 
 
-# What holds after a fault
+# Invariants after a fault
 
 
 UNEVEN = [{"nodes": "0", "device": {"step_seconds": 0.05}}, {"nodes": "3", "device": {"step_seconds": 0.003}}]
-"""Nodes on a ring are in different rounds when they learn of a fault."""
+"""With these devices, nodes on a ring are in different rounds when they learn of a fault."""
 
 
-def left_of(algorithm: Any, folder: Path, topology: Any, faults: Faults, patience: float | None) -> list[Any]:
-    """The nodes that live at the end, with what they remember."""
+def surviving_nodes(algorithm: Any, folder: Path, topology: Any, faults: Faults, timeout: float | None) -> list[Any]:
+    """Return the nodes that did not fail, with their memory."""
     described = experiment(
         algorithm,
         topology,
         nodes=12,
         group=UNEVEN,
         fault=faults.schedule,
-        simulation={"batching": "off", "receive_timeout": patience},
+        simulation={"batching": "off", "receive_timeout": timeout},
         network={"name": "uniform", "latency": 0.002},
     )
-    simulation = Simulation(described, RunFolder.create(folder, "left"))
+    simulation = Simulation(described, RunFolder.create(folder, "survivors"))
     simulation.run()
     return [node for node in simulation.nodes if node.id not in {fault.node for fault in described.fault}]
 
 
 FAULTS = pytest.mark.parametrize(
-    ("topology", "faults", "patience"),
+    ("topology", "faults", "timeout"),
     [
         ("ring", Faults().crash(3, round=6), None),
         ("star", Faults().crash(3, round=6), None),
@@ -151,20 +151,20 @@ FAULTS = pytest.mark.parametrize(
 
 
 @FAULTS
-def test_the_tracked_steps_of_those_left_add_up_to_theirs(
-    topology: str, faults: Faults, patience: float | None, tmp_path: Path
+def test_tracked_steps_of_survivors_sum_to_their_steps(
+    topology: str, faults: Faults, timeout: float | None, tmp_path: Path
 ) -> None:
-    nodes = left_of(GradientTracking(30), tmp_path, topology, faults, patience)
+    nodes = surviving_nodes(GradientTracking(30), tmp_path, topology, faults, timeout)
     mixed, before = (np.sum([node.memory[key] for node in nodes], 0, np.float64) for key in ("mixed", "before"))
     np.testing.assert_allclose(mixed, before, atol=1e-5)
     assert np.abs(before).max() > 1e-2
 
 
 @FAULTS
-def test_d2_moves_the_mean_of_those_left_by_the_mean_of_their_steps(
-    topology: str, faults: Faults, patience: float | None, tmp_path: Path
+def test_d2_moves_the_mean_of_survivors_by_the_mean_of_their_steps(
+    topology: str, faults: Faults, timeout: float | None, tmp_path: Path
 ) -> None:
-    nodes = left_of(D2(30), tmp_path, topology, faults, patience)
+    nodes = surviving_nodes(D2(30), tmp_path, topology, faults, timeout)
     moved = np.mean([node.params.astype(np.float64) - node.memory["before"][0] for node in nodes], 0)
     steps = np.mean([node.memory["before"][1] for node in nodes], 0, np.float64)
     np.testing.assert_allclose(moved, steps, atol=1e-5)
@@ -176,15 +176,15 @@ def halfway_to_two(params: Any) -> Any:
 
 
 @pytest.mark.parametrize("algorithm", [D2(4), GradientTracking(4)], ids=lambda a: type(a).__name__)
-def test_the_death_of_one_that_only_serves_changes_nothing(algorithm: Any) -> None:
-    """Three learn; node 3 draws the graph, say."""
+def test_failure_of_a_service_node_changes_nothing(algorithm: Any) -> None:
+    """Nodes 0 to 2 learn; node 3 is the service node of the topology."""
 
-    def end(*dead: int) -> Any:
+    def end(*failed: int) -> Any:
         names = ("params",) if isinstance(algorithm, D2) else ("x", "y")
         kind = "model" if isinstance(algorithm, D2) else "tracked"
-        said = Payload(dict.fromkeys(names, np.ones(2, np.float32)))
-        fake = FakeRuntime(*[Message(peer, kind, r, said) for peer in (1, 2) for r in range(4)]).mark_failed(
-            *dead, at=2.5
+        payload = Payload(dict.fromkeys(names, np.ones(2, np.float32)))
+        fake = FakeRuntime(*[Message(peer, kind, r, payload) for peer in (1, 2) for r in range(4)]).mark_failed(
+            *failed, at=2.5
         )
         node = fake.node(nodes=3, params=np.zeros(2, np.float32), train=halfway_to_two, services={"topology": 3})
         fake.run(algorithm.run(node))
@@ -194,27 +194,27 @@ def test_the_death_of_one_that_only_serves_changes_nothing(algorithm: Any) -> No
 
 
 @pytest.mark.parametrize("epoch", [-2, 1.5, True, "late", 2**60])
-def test_an_epoch_that_is_none_is_refused(epoch: Any) -> None:
-    said = Payload({"x": np.ones(2, np.float32), "y": np.ones(2, np.float32)}, {"epoch": epoch})
-    fake = FakeRuntime(*[Message(peer, "tracked", 0, said) for peer in (1, 2)])
+def test_invalid_epoch_is_rejected(epoch: Any) -> None:
+    payload = Payload({"x": np.ones(2, np.float32), "y": np.ones(2, np.float32)}, {"epoch": epoch})
+    fake = FakeRuntime(*[Message(peer, "tracked", 0, payload) for peer in (1, 2)])
     node = fake.node(nodes=3, params=np.zeros(2, np.float32))
     fake.run(GradientTracking(1).run(node))
     assert node.rejected == 2
 
 
-# What they are for
+# Heterogeneous objectives
 
 
 TARGETS = np.random.default_rng(0).normal(size=(6, 3))
 
 
 def towards_targets(node: int, params: Any) -> Any:
-    """A step down ½‖x − target‖², of which every node has another."""
+    """A gradient step on ½‖x − target‖², with a different target for every node."""
     return params - 0.2 * (params - TARGETS[node]).astype(np.float32)
 
 
 @pytest.mark.parametrize("algorithm", [D2(250), GradientTracking(250)], ids=lambda a: type(a).__name__)
-def test_every_node_finds_the_optimum_of_all_though_each_wants_another(algorithm: Any) -> None:
+def test_nodes_find_the_common_optimum_of_different_objectives(algorithm: Any) -> None:
     start = np.zeros((6, 3), np.float32)
     found = np.stack([node.params for node in play(algorithm, start, Ring(), towards_targets)])
     np.testing.assert_allclose(found, np.tile(TARGETS.mean(0), (6, 1)), atol=1e-4)
@@ -224,44 +224,44 @@ def test_every_node_finds_the_optimum_of_all_though_each_wants_another(algorithm
 
 @pytest.mark.parametrize("algorithm", [D2(250), GradientTracking(250)], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("topology", [Full(), Ring(), Star()], ids=["full", "ring", "star"])
-def test_what_a_dead_node_wanted_does_not_drag_the_others_for_ever(algorithm: Any, topology: Any) -> None:
+def test_objective_of_a_failed_node_does_not_bias_the_others(algorithm: Any, topology: Any) -> None:
     start = np.zeros((6, 3), np.float32)
-    found = np.stack([node.params for node in play(algorithm, start, topology, towards_targets, lost=5)])
+    found = np.stack([node.params for node in play(algorithm, start, topology, towards_targets, failing=5)])
     np.testing.assert_allclose(found, np.tile(TARGETS[:5].mean(0), (5, 1)), atol=1e-4)
 
 
 @pytest.mark.parametrize("algorithm", [D2(9), GradientTracking(9), QGDSGDm(9)], ids=lambda a: type(a).__name__)
-def test_the_mean_stays_when_nobody_learns(algorithm: Any) -> None:
+def test_mean_is_kept_without_training(algorithm: Any) -> None:
     models = np.random.default_rng(1).normal(size=(9, 4))
     ends = np.stack([node.params for node in play(algorithm, models, Star())])
     np.testing.assert_allclose(ends.mean(0), models.mean(0), atol=1e-6)
     assert np.ptp(ends, axis=0).max() < np.ptp(models, axis=0).max()
 
 
-def test_tracking_drops_what_is_not_two_finite_vectors() -> None:
-    def told(to: int, message: Message) -> Message:
+def test_tracking_rejects_invalid_vectors() -> None:
+    def tamper(to: int, message: Message) -> Message:
         x = message.payload.arrays["x"]
         broken = {1: {"x": x * np.float32(np.nan)}, 2: {"y": x[:-1]}, 3: {"y": x.astype(np.float64)}}
         return altered(message, **broken.get(message.sender, {}))
 
-    nodes = play(GradientTracking(3), np.random.default_rng(1).normal(size=(4, 5)), Full(), told=told)
+    nodes = play(GradientTracking(3), np.random.default_rng(1).normal(size=(4, 5)), Full(), tamper=tamper)
     assert [node.rejected for node in nodes] == [9, 6, 6, 6]
     assert all(np.isfinite(node.params).all() for node in nodes)
 
 
-# What does not go with them
+# Incompatible experiments
 
 
 @pytest.mark.parametrize("name", ["d2", "gradient-tracking", "qg-dsgdm"])
 @pytest.mark.parametrize(
     ("training", "problem"),
     [
-        ({"momentum": 0.9}, "training.momentum = 0.9: .* leave the momentum out"),
+        ({"momentum": 0.9}, "training.momentum = 0.9: .* remove the momentum"),
         ({"options": {"momentum": 0.5}}, "training.momentum = 0.5"),
         ({"optimizer": "adam"}, "training.optimizer = 'adam': .* use optimizer = 'sgd'"),
     ],
 )
-def test_only_plain_sgd_shows_gradients(name: str, training: dict[str, Any], problem: str) -> None:
+def test_optimizers_other_than_plain_sgd_are_rejected(name: str, training: dict[str, Any], problem: str) -> None:
     with pytest.raises(ExperimentError, match=problem):
         experiment({"name": name}, training=training)
 
@@ -270,25 +270,28 @@ def test_only_plain_sgd_shows_gradients(name: str, training: dict[str, Any], pro
     ("algorithm", "topology", "problem"),
     [
         ({"lazy": False}, {"name": "ring"}, "smallest eigenvalue of its mixing matrix is -0.333, .*lazy = true"),
-        ({}, {"name": "regular", "degree": 3, "dynamic": True}, "diverges where links change or go one way"),
-        ({}, {"name": "exponential"}, "diverges where links change or go one way"),
-        ({}, {"name": "gossip-sampler"}, "diverges where links change or go one way"),
+        ({}, {"name": "regular", "degree": 3, "dynamic": True}, "diverges on a graph that changes or is directed"),
+        ({}, {"name": "exponential"}, "diverges on a graph that changes or is directed"),
+        ({}, {"name": "gossip-sampler"}, "diverges on a graph that changes or is directed"),
     ],
 )
-def test_d2_refuses_graphs_on_which_it_diverges(algorithm: Any, topology: Any, problem: str) -> None:
+def test_d2_rejects_graphs_on_which_it_diverges(algorithm: Any, topology: Any, problem: str) -> None:
     with pytest.raises(ExperimentError, match=problem):
         experiment({"name": "d2", **algorithm}, topology=topology)
 
 
 @pytest.mark.parametrize("sharing", ["random", "topk"])
-def test_d2_refuses_sharings_that_leave_out_parts_of_a_model(sharing: str) -> None:
+def test_d2_rejects_sharings_that_omit_parts_of_a_model(sharing: str) -> None:
     with pytest.raises(ExperimentError, match=f"sharing = '{sharing}': 'd2' diverges unless whole models are averaged"):
         experiment({"name": "d2"}, sharing={"name": sharing})
 
 
-def test_a_sharing_of_one_s_own_has_to_say_that_it_leaves_nothing_out(tmp_path: Path) -> None:
+def test_custom_sharing_must_declare_that_it_sends_whole_models(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         """
+from shoal import Traits
+
+
 class Mine:
     def start(self, params): ...
     def outgoing(self, params, round): ...
@@ -308,22 +311,22 @@ class Whole(Mine):
 
 
 @pytest.mark.parametrize("parameters", [{"beta": 1.0}, {"mu": -0.1}])
-def test_momenta_are_from_0_to_1(parameters: dict[str, float]) -> None:
+def test_momentum_outside_0_to_1_is_rejected(parameters: dict[str, float]) -> None:
     with pytest.raises(ExperimentError, match="expected number at least 0 and below 1"):
         experiment({"name": "qg-dsgdm", **parameters})
 
 
 @pytest.mark.parametrize(
-    ("topology", "nodes", "least"),
+    ("topology", "nodes", "smallest"),
     [(Ring(), 16, -1 / 3), (Ring(), 5000, -1 / 3), (Torus(), 900, -3 / 5), (Full(), 16, 0), (Star(), 500, 0)],
     ids=lambda t: type(t).__name__,
 )
-def test_the_smallest_eigenvalue_is_found_on_small_and_large_graphs(topology: Any, nodes: int, least: float) -> None:
+def test_smallest_eigenvalue_of_small_and_large_graphs(topology: Any, nodes: int, smallest: float) -> None:
     w = matrix(Mixing(topology.build(nodes, 0)), 0)
-    assert smallest_eigenvalue(w) == pytest.approx(least, abs=1e-5)
+    assert smallest_eigenvalue(w) == pytest.approx(smallest, abs=1e-5)
 
 
-def test_eigenvalues_are_those_of_any_weights() -> None:
+def test_smallest_eigenvalue_with_any_weights() -> None:
     """A star with uniform weights: two eigenvalues beside 1 and 1/2, of a matrix that is not symmetric."""
     w = matrix(Mixing(Star().build(500, 0), "uniform"), 0)
     assert smallest_eigenvalue(w) == pytest.approx(np.linalg.eigvals(w.toarray()).real.min(), abs=1e-5)

@@ -1,4 +1,4 @@
-"""D-Cliques: x ← W(x + C u), where C averages over cliques and W weighs all neighbours by Metropolis-Hastings."""
+"""D-Cliques: x ← W(x + C u), where C averages over cliques and W has Metropolis-Hastings weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 4
 
 
 @pytest.mark.parametrize(("size", "between"), [(3, "ring"), (3, "full"), (8, "small-world")])
-def test_all_models_follow_the_matrices(size: int, between: str, tmp_path: Path) -> None:
+def test_models_follow_the_matrices(size: int, between: str, tmp_path: Path) -> None:
     described = experiment({"name": "d-cliques", "rounds": ROUNDS, "size": size, "between": between})
     shoal = Shoal(described)
     graph = DCliques(size, between).build_from(shoal.setup.label_counts(), described.seed)  # type: ignore[arg-type]
@@ -31,13 +31,13 @@ def test_all_models_follow_the_matrices(size: int, between: str, tmp_path: Path)
         assert run.summary["messages_sent"] == ROUNDS * (
             sum(len(members) * (len(members) - 1) for members in graph.cliques) + shoal.adjacency(graph=graph).sum()
         )
-    else:  # one clique of all: everybody holds the same
+    else:  # one clique of all nodes: all models are equal
         assert np.ptp(x, axis=0).max() < 1e-12
         models = [np.load(file) for file in sorted(described.run(tmp_path).folder.path.glob("checkpoints/*.npy"))]
         np.testing.assert_allclose(np.stack(models), x, atol=2e-5)
 
 
-def test_processes_agree_with_the_simulation_to_the_bit(tmp_path: Path) -> None:
+def test_processes_and_simulation_give_identical_models(tmp_path: Path) -> None:
     same_in_both_engines(experiment(DCliquesSGD(3, size=3), nodes=6), tmp_path)
 
 
@@ -45,7 +45,7 @@ def test_survivors_of_a_crash_learn(tmp_path: Path) -> None:
     survives_a_crash(experiment(DCliquesSGD(12, size=4)), tmp_path)
 
 
-def test_cliques_have_at_least_two_members_and_known_links_between() -> None:
+def test_invalid_clique_size_and_links_are_rejected() -> None:
     with pytest.raises(ExperimentError, match=r"algorithm.size = 1: expected integer at least 2"):
         experiment({"name": "d-cliques", "size": 1})
     with pytest.raises(ExperimentError, match=r"algorithm.between = 'rings': .* did you mean 'ring'"):

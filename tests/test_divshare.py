@@ -1,4 +1,4 @@
-"""DivShare: fragments to random nodes while the next model is trained, and averages of whatever has come."""
+"""DivShare: fragments to random nodes while the next model is trained, and averages of received fragments."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def make(fake: FakeRuntime, nodes: int = 9, **given: Any) -> Node:
     return fake.node(nodes=nodes, params=model(0), shapes=SHAPES, **given)
 
 
-def reference(own: Any, heard: list[tuple[int, Any]]) -> Any:
-    """(x[p] + Σ v[p]) / (1 + how many cover p), parameter by parameter."""
+def reference(own: Any, received: list[tuple[int, Any]]) -> Any:
+    """(x[p] + Σ v[p]) / (1 + number of values of p), parameter by parameter."""
     result = np.empty(SIZE)
     for p in range(SIZE):
-        covering = [float(params[p]) for number, params in heard if p in FRAGMENTS.positions[number]]
+        covering = [float(params[p]) for number, params in received if p in FRAGMENTS.positions[number]]
         result[p] = (float(own[p]) + sum(covering)) / (1 + len(covering))
     return result
 
 
-# What comes
+# Received fragments
 
 
 @settings(max_examples=25)
@@ -72,7 +72,7 @@ def test_a_newer_copy_replaces_the_older(order: int) -> None:
     )
 
 
-def test_what_has_come_counts_once_and_in_the_round_in_which_it_is_there() -> None:
+def test_fragment_counts_once_in_the_round_in_which_it_has_arrived() -> None:
     fake = FakeRuntime().deliver(fragment(1, 0, model(1)), at=1.5)
     node = make(fake)
     fake.run(DivShare(1, QUARTERS).run(node))
@@ -96,7 +96,7 @@ def test_what_has_come_counts_once_and_in_the_round_in_which_it_is_there() -> No
         ({"fragment": 0}, FRAGMENTS.payload(model(1) * np.float32(np.inf), 0).arrays["values"]),
     ],
 )
-def test_what_is_no_fragment_is_dropped_and_counted(fields: Any, values: Any) -> None:
+def test_invalid_fragment_is_rejected_and_counted(fields: Any, values: Any) -> None:
     fake = FakeRuntime(Message(1, "fragment", 0, Payload({"values": values}, fields)), fragment(2, 1, model(2)))
     node = make(fake)
     fake.run(DivShare(1, QUARTERS).run(node))
@@ -104,25 +104,25 @@ def test_what_is_no_fragment_is_dropped_and_counted(fields: Any, values: Any) ->
     np.testing.assert_allclose(node.params, reference(model(0), [(1, model(2))]), rtol=1e-5, atol=1e-6)
 
 
-# What is sent
+# Sent fragments
 
 
 def sent_in(fake: FakeRuntime, round: int) -> list[tuple[int, int]]:
     return [(to, int(m.payload.fields["fragment"])) for to, m in fake.sent if m.round == round]
 
 
-def test_the_trained_model_is_sent_before_it_is_averaged() -> None:
+def test_model_is_sent_after_training_and_before_averaging() -> None:
     fake = FakeRuntime(*(fragment(1, number, model(1)) for number in range(4)))
     node = make(fake, train=lambda params: params + 1)
     fake.run(DivShare(2, QUARTERS).run(node))
-    from_table = np.full(SIZE, np.nan, np.float32)
+    assembled = np.full(SIZE, np.nan, np.float32)
     for _, message in fake.sent:
         if message.round == 0:
-            from_table[FRAGMENTS.positions[int(message.payload.fields["fragment"])]] = message.payload.arrays["values"]
-    assert np.array_equal(from_table, model(0) + 1)
+            assembled[FRAGMENTS.positions[int(message.payload.fields["fragment"])]] = message.payload.arrays["values"]
+    assert np.array_equal(assembled, model(0) + 1)
 
 
-def test_a_message_carries_a_number_and_values_and_nothing_else() -> None:
+def test_message_carries_only_a_number_and_values() -> None:
     fake = FakeRuntime()
     fake.run(DivShare(2, QUARTERS).run(make(fake)))
     assert fake.sent
@@ -140,13 +140,13 @@ def test_each_fragment_goes_to_log2_n_distinct_nodes(nodes: int, expected: int) 
     assert {to for to, _ in pairs} <= set(range(nodes)) - {1}
 
 
-def test_fragments_go_to_nodes_of_their_own_in_random_order_and_every_node_is_as_likely() -> None:
+def test_receivers_of_fragments_are_independent_and_uniform_and_order_is_random() -> None:
     fake = FakeRuntime()
     fake.run(DivShare(200, QUARTERS, degree=3).run(make(fake, 9, id=4)))
     rounds = [sent_in(fake, r) for r in range(199)]
     drawn = Counter(to for pairs in rounds for to, _ in pairs)
     first = Counter(pairs[0][1] for pairs in rounds)
-    alike = sum(
+    equal = sum(
         {to for to, number in pairs if number == 0} == {to for to, number in pairs if number == 1} for pairs in rounds
     )
     assert drawn.keys() == set(range(9)) - {4}
@@ -154,7 +154,7 @@ def test_fragments_go_to_nodes_of_their_own_in_random_order_and_every_node_is_as
         assert 230 < count < 370
     for number in range(4):  # 50 of 199; a standard deviation is 6
         assert 20 < first[number] < 85
-    assert alike < 20  # one in 56
+    assert equal < 20  # one in 56
 
 
 def test_fragments_without_parameters_are_not_sent() -> None:
@@ -164,33 +164,33 @@ def test_fragments_without_parameters_are_not_sent() -> None:
     assert sizes == [1] * 14
 
 
-def test_one_payload_serves_all_who_are_sent_a_fragment() -> None:
+def test_receivers_of_a_fragment_share_one_payload() -> None:
     fake = FakeRuntime()
     fake.run(DivShare(2, QUARTERS, degree=5).run(make(fake)))
-    said = defaultdict(set)
+    buffers = defaultdict(set)
     for _, message in fake.sent:
-        said[message.round, message.payload.fields["fragment"]].add(id(message.payload.arrays["values"]))
-    assert {len(ids) for ids in said.values()} == {1}
+        buffers[message.round, message.payload.fields["fragment"]].add(id(message.payload.arrays["values"]))
+    assert {len(ids) for ids in buffers.values()} == {1}
 
 
 @given(st.integers(1, 10_000))
-def test_a_fraction_of_one_in_k_is_k_fragments(k: int) -> None:
+def test_fraction_of_one_in_k_gives_k_fragments(k: int) -> None:
     assert DivShare(fraction=1 / k).fragments == k
 
 
 @pytest.mark.parametrize(("fraction", "k"), [(1.0, 1), (0.7, 1), (0.5, 2), (0.4, 2), (0.3, 3), (0.1, 10), (0.09, 11)])
-def test_there_are_as_many_fragments_as_fit_whole(fraction: float, k: int) -> None:
+def test_number_of_fragments_is_rounded_down(fraction: float, k: int) -> None:
     assert DivShare(fraction=fraction).fragments == k
 
 
-# When it is sent
+# Timing of sending
 
 
-def test_what_is_unsent_when_the_next_model_is_there_is_dropped() -> None:
+def test_unsent_fragments_are_dropped_when_the_next_model_is_trained() -> None:
     fake = FakeRuntime()
     fake.transmission = 0.3
     fake.run(DivShare(4, QUARTERS, degree=2).run(make(fake, train=lambda params: params + 1)))
-    # Models are there at 1, 2, 3 and 4 s. What has begun to leave goes on to its end, and the next is a newer one.
+    # Models are trained at 1, 2, 3 and 4 s. A fragment that has begun to leave is sent to its end.
     assert [m.round for _, m in fake.sent] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
     np.testing.assert_allclose(fake.sent_at, 1 + 0.3 * np.arange(1, 11))
     for _, message in fake.sent:
@@ -198,7 +198,7 @@ def test_what_is_unsent_when_the_next_model_is_there_is_dropped() -> None:
         np.testing.assert_allclose(message.payload.arrays["values"], values.arrays["values"], rtol=1e-5, atol=1e-5)
 
 
-def test_an_out_queue_that_ran_empty_is_filled_again() -> None:
+def test_queue_that_ran_empty_is_filled_again() -> None:
     fake = FakeRuntime()
     fake.transmission = 0.05
     fake.run(DivShare(3, QUARTERS, degree=2).run(make(fake)))
@@ -208,7 +208,7 @@ def test_an_out_queue_that_ran_empty_is_filled_again() -> None:
 
 
 @pytest.mark.parametrize("streams", [2, 3, 50])
-def test_several_leave_at_a_time_with_streams(streams: int) -> None:
+def test_streams_send_several_fragments_at_a_time(streams: int) -> None:
     fake = FakeRuntime()
     fake.transmission = 0.4
     fake.run(DivShare(2, QUARTERS, degree=3, streams=streams).run(make(fake)))
@@ -218,7 +218,7 @@ def test_several_leave_at_a_time_with_streams(streams: int) -> None:
 
 
 def paced(algorithm: DivShare, models: Any, seconds: dict[int, float]) -> list[Node]:
-    """Nodes that train for a second and take so many `seconds` for each message, at their end."""
+    """Run nodes that train for a second and take `seconds` for each message, and return them."""
     world = World(len(models))
     nodes = [FakeRuntime().node(id, nodes=len(models), params=params) for id, params in enumerate(models)]
     for node, runtime in zip(nodes, world.runtimes, strict=True):
@@ -237,7 +237,7 @@ def _pace(runtime: Any, seconds: float) -> None:
     runtime.transmit = transmit
 
 
-def test_a_slow_node_gets_out_a_part_of_each_model() -> None:
+def test_slow_node_sends_a_part_of_each_model() -> None:
     seconds = {**dict.fromkeys(range(8), 0.01), 3: 0.35}
     nodes = paced(DivShare(10, 0.1, degree=2), np.zeros((8, 100), np.float32), seconds)
     sent = {node.id: node.messages_sent for node in nodes}
@@ -245,13 +245,13 @@ def test_a_slow_node_gets_out_a_part_of_each_model() -> None:
     assert sent[3] == 25  # in nine seconds, one after another
 
 
-def test_whole_models_to_all_give_all_the_mean() -> None:
+def test_whole_models_to_all_nodes_give_the_mean() -> None:
     models = np.random.default_rng(1).standard_normal((6, 40)).astype(np.float32)
     for node in paced(DivShare(2, fraction=1.0, degree=5), models, dict.fromkeys(range(6), 0.001)):
         np.testing.assert_allclose(node.params, models.mean(0), atol=1e-6)
 
 
-def test_fragments_to_a_few_bring_all_to_one_model_within_the_bounds_of_the_first() -> None:
+def test_fragments_to_a_few_nodes_lead_to_consensus() -> None:
     models = np.random.default_rng(1).standard_normal((10, 40)).astype(np.float32)
     ends = np.stack([n.params for n in paced(DivShare(25, 0.2), models, dict.fromkeys(range(10), 0.001))])
     assert np.ptp(ends, axis=0).max() < 1e-3
@@ -259,10 +259,10 @@ def test_fragments_to_a_few_bring_all_to_one_model_within_the_bounds_of_the_firs
     assert (ends < models.max(0) + 1e-5).all()
 
 
-# Who is sent to
+# Receivers
 
 
-def test_the_dead_are_not_sent_to() -> None:
+def test_failed_nodes_are_not_sent_fragments() -> None:
     fake = FakeRuntime().mark_failed(1, 2, 3, at=2.5)
     fake.run(DivShare(4, QUARTERS, degree=7).run(make(fake)))
     assert {to for to, _ in sent_in(fake, 1)} == set(range(1, 9))
@@ -270,7 +270,7 @@ def test_the_dead_are_not_sent_to() -> None:
     assert {to for to, _ in sent_in(fake, 2)} == set(range(4, 9))
 
 
-def test_a_node_that_is_left_alone_goes_on() -> None:
+def test_last_remaining_node_continues() -> None:
     fake = FakeRuntime().mark_failed(1)
     node = make(fake, 2, train=lambda params: params + 1)
     fake.run(DivShare(2, QUARTERS).run(node))
@@ -279,7 +279,7 @@ def test_a_node_that_is_left_alone_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("peers", "expected"), [("neighbours", {3, 5}), ("all", {*range(9)} - {4})])
-def test_who_is_drawn_from(peers: Any, expected: set[int]) -> None:
+def test_receivers_come_from_all_nodes_or_from_neighbours(peers: Any, expected: set[int]) -> None:
     fake = FakeRuntime()
     fake.run(DivShare(20, QUARTERS, degree=3, peers=peers).run(make(fake, id=4, topology=Ring())))
     assert {to for to, _ in fake.sent} == expected
@@ -297,13 +297,13 @@ def test_neighbours_on_a_full_graph_are_all_others() -> None:
 
 
 @pytest.mark.parametrize("unsent", [8, 3, 0])
-def test_a_node_made_anew_from_its_state_sends_what_was_unsent(unsent: int) -> None:
+def test_restored_node_sends_the_unsent_fragments(unsent: int) -> None:
     first, rest = FakeRuntime(), FakeRuntime()
     first.transmission = 5.0
     node = make(first, train=lambda params: params + 1)
     first.run(DivShare(2, QUARTERS, degree=2).run(node))
     state = node.state()
-    assert state["memory"]["unsent"] == 8  # the last of the first round's is still on its way
+    assert state["memory"]["unsent"] == 8  # the last fragment of the first round is still being sent
 
     again = make(rest, train=lambda params: params + 1)
     again.restore({**state, "memory": {**state["memory"], "unsent": unsent}})
@@ -315,21 +315,21 @@ def test_a_node_made_anew_from_its_state_sends_what_was_unsent(unsent: int) -> N
         np.testing.assert_allclose(message.payload.arrays["values"], expected.arrays["values"], rtol=1e-5, atol=1e-5)
 
 
-def test_the_state_says_how_many_have_not_begun_to_leave() -> None:
+def test_state_holds_the_number_of_waiting_fragments() -> None:
     fake = FakeRuntime()
-    left: list[int] = []
+    waiting: list[int] = []
 
     def train(params: Any) -> Any:
-        left.append(node.memory.get("unsent", 0))
+        waiting.append(node.memory.get("unsent", 0))
         return params
 
     node = make(fake, train=train)
     fake.transmission = 0.3
     fake.run(DivShare(3, QUARTERS, degree=2).run(node))
-    assert left == [0, 8 - 4, 8 - 3]
+    assert waiting == [0, 8 - 4, 8 - 3]
 
 
-# Whole runs
+# Complete runs
 
 
 def test_nodes_learn_and_the_same_seed_gives_the_same_models(tmp_path: Path) -> None:
@@ -340,14 +340,14 @@ def test_nodes_learn_and_the_same_seed_gives_the_same_models(tmp_path: Path) -> 
     assert run.summary["messages_rejected"] == 0
 
 
-def test_a_slow_network_is_sent_less(tmp_path: Path) -> None:
+def test_fewer_fragments_are_sent_on_a_slow_network(tmp_path: Path) -> None:
     fast = experiment(DivShare(10), network={"name": "uniform", "upload": 1000.0}).run(tmp_path)
     slow = experiment(DivShare(10), network={"name": "uniform", "upload": 0.05}).run(tmp_path)
     assert 0 < slow.summary["messages_sent"] < fast.summary["messages_sent"] <= 8 * 10 * 10 * 3
 
 
-def test_nodes_that_are_processes_learn(tmp_path: Path) -> None:
-    # Nobody waits for anybody: on a busy machine some may hear little.
+def test_processes_learn(tmp_path: Path) -> None:
+    # No node waits for another: on a busy machine some may receive little.
     described = experiment(DivShare(60), nodes=4, engine="processes", partition={"name": "iid"})
     run = described.run(tmp_path)
     assert run.status == "completed"
@@ -363,7 +363,11 @@ def test_survivors_of_a_crash_learn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "more", "problem"),
     [
-        ({"degree": 8}, {}, r"algorithm.degree = 8: each of 8 nodes has 7 others .* use a smaller degree"),
+        (
+            {"degree": 8},
+            {},
+            r"algorithm.degree = 8: each of 8 nodes .* at most 7 others; use a smaller degree",
+        ),
         ({"degree": 0}, {}, "algorithm.degree = 0"),
         ({"fraction": 0.0}, {}, "algorithm.fraction = 0.0"),
         ({"fraction": 1.5}, {}, "algorithm.fraction = 1.5"),
@@ -372,10 +376,10 @@ def test_survivors_of_a_crash_learn(tmp_path: Path) -> None:
         ({}, {"sharing": {"name": "topk"}}, "sharing = 'topk': 'divshare' builds its own payloads"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(algorithm: Any, more: Any, problem: str) -> None:
+def test_invalid_options_are_rejected_before_the_run_starts(algorithm: Any, more: Any, problem: str) -> None:
     with pytest.raises(ExperimentError, match=problem):
         experiment({"name": "divshare", **algorithm}, **more)
 
 
-def test_a_degree_beyond_the_neighbours_goes() -> None:
+def test_degree_above_the_number_of_neighbours_is_allowed() -> None:
     experiment(DivShare(degree=8, peers="neighbours"))

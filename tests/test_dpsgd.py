@@ -23,7 +23,7 @@ ROUNDS, STEPS, BATCH, RATE = 5, 2, 16, 0.2
 
 
 def gradient(params: Any, x: Any, y: Any) -> Any:
-    """Of the mean cross-entropy of a linear model: weights (10, 64), then biases (10)."""
+    """The gradient of the mean cross-entropy of a linear model: weights (10, 64), then biases (10)."""
     weights, biases = params[:640].reshape(10, 64), params[640:]
     logits = x @ weights.T + biases
     likely = np.exp(logits - logits.max(1, keepdims=True))
@@ -33,7 +33,7 @@ def gradient(params: Any, x: Any, y: Any) -> Any:
 
 
 def follow(setup: Setup, matrices: list[Any], overlap: bool) -> Any:
-    """All models after the last round, in double precision."""
+    """Return all models after the last round, in double precision."""
     experiment, data = setup.experiment, setup.data.train
     generators = [generator(experiment.seed, "training", node) for node in range(experiment.nodes)]
     streams = [Batches(part, BATCH, rng) for part, rng in zip(setup.parts, generators, strict=True)]
@@ -43,7 +43,7 @@ def follow(setup: Setup, matrices: list[Any], overlap: bool) -> Any:
         for node, stream in enumerate(streams):
             for batch in stream.take(STEPS):
                 trained[node] -= RATE * gradient(trained[node], data.x[batch].astype(np.float64), data.y[batch])
-            generators[node].integers(2**63)  # the seed of dropout, of which there is none
+            generators[node].integers(2**63)  # the seed of dropout, which this model does not use
         models = w @ models + (trained - models) if overlap else w @ trained
     return models
 
@@ -54,14 +54,14 @@ def ring(nodes: int) -> list[Any]:
 
 
 def one_peer(nodes: int) -> list[Any]:
-    """Node i hears i − 1, i − 2, i − 4, …, one a round."""
+    """Node i receives from i − 1, i − 2, i − 4, …, one per round."""
     identity = np.eye(nodes)
     hops = [1 << k for k in range((nodes - 1).bit_length())]
     return [(identity + np.roll(identity, -hops[r % len(hops)], 1)) / 2 for r in range(ROUNDS)]
 
 
-def linked(setup: Setup) -> list[Any]:
-    """Metropolis-Hastings weights from the adjacency of any undirected graph."""
+def metropolis(setup: Setup) -> list[Any]:
+    """Metropolis-Hastings matrices of any undirected graph."""
     nodes, graph = setup.experiment.nodes, setup.mixing.graph
     matrices = []
     for r in range(ROUNDS):
@@ -96,16 +96,17 @@ def models_of(run: Any, nodes: int) -> Any:
     return np.stack([np.load(run.folder.model(node)) for node in range(nodes)])
 
 
-def test_the_oracle_s_gradient_is_the_slope_of_the_loss() -> None:
+def test_gradient_of_the_oracle_matches_finite_differences() -> None:
     rng = np.random.default_rng(0)
-    params, x, y, way = rng.normal(size=650), rng.normal(size=(7, 64)), rng.integers(0, 10, 7), rng.normal(size=650)
+    params, direction = rng.normal(size=650), rng.normal(size=650)
+    x, y = rng.normal(size=(7, 64)), rng.integers(0, 10, 7)
 
     def loss(params: Any) -> float:
         logits = x @ params[:640].reshape(10, 64).T + params[640:]
         return float(np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(7), y]))
 
-    slope = (loss(params + 1e-6 * way) - loss(params - 1e-6 * way)) / 2e-6
-    assert slope == pytest.approx(gradient(params, x, y) @ way, rel=1e-5)
+    slope = (loss(params + 1e-6 * direction) - loss(params - 1e-6 * direction)) / 2e-6
+    assert slope == pytest.approx(gradient(params, x, y) @ direction, rel=1e-5)
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["adapt then combine", "overlap"])
@@ -121,20 +122,20 @@ def test_the_oracle_s_gradient_is_the_slope_of_the_loss() -> None:
     ],
     ids=lambda t: t["name"] + ("-dynamic" if t.get("dynamic") else ""),
 )
-def test_all_models_follow_the_matrix(topology: dict[str, Any], batching: str, overlap: bool, tmp_path: Path) -> None:
+def test_models_follow_the_matrix(topology: dict[str, Any], batching: str, overlap: bool, tmp_path: Path) -> None:
     described = experiment(
         topology=topology, algorithm=DPSGD(ROUNDS, overlap), simulation={"batching": batching, "workers": 1}
     )
     models = models_of(described.run(tmp_path), 8)
     setup = Setup(described)
     matrices = {"ring": ring, "one-peer-exponential": one_peer}.get(topology["name"])
-    expected = follow(setup, matrices(8) if matrices else linked(setup), overlap)
+    expected = follow(setup, matrices(8) if matrices else metropolis(setup), overlap)
     assert np.ptp(models, axis=0).max() > 1e-3  # nodes differ: the graph matters
     assert np.abs(expected - setup.initial).max() > 0.1
     np.testing.assert_allclose(models, expected, atol=2e-5)
 
 
-def test_processes_follow_it_too_and_agree_with_the_simulation_to_the_bit(tmp_path: Path) -> None:
+def test_processes_follow_the_matrix_and_equal_the_simulation(tmp_path: Path) -> None:
     simulated = experiment(nodes=4)
     real = dataclasses.replace(simulated, engine="processes")
     runs = [each.run(tmp_path) for each in (simulated, real)]
@@ -153,13 +154,13 @@ def test_every_message_is_counted_with_its_bytes(tmp_path: Path) -> None:
     assert summary["bytes_sent"]["total"] == 8 * 2 * ROUNDS * message.wire_size
 
 
-def test_with_equal_weights_of_all_every_node_holds_the_mean(tmp_path: Path) -> None:
+def test_full_graph_gives_every_node_the_mean(tmp_path: Path) -> None:
     described = experiment(topology={"name": "full"}, algorithm=DPSGD(1))
     models = models_of(described.run(tmp_path), 8)
     np.testing.assert_allclose(models, np.tile(models.mean(0), (8, 1)), atol=1e-6)
 
 
-def test_a_lone_node_is_plain_sgd(tmp_path: Path) -> None:
+def test_single_node_is_plain_sgd(tmp_path: Path) -> None:
     described = experiment(nodes=1)
     models = models_of(described.run(tmp_path), 1)
     np.testing.assert_allclose(models, follow(Setup(described), [np.eye(1)] * ROUNDS, overlap=False), atol=2e-5)

@@ -1,4 +1,4 @@
-"""Epidemic Learning: every node averages its own model and those received alike, on a graph that is new each round."""
+"""Epidemic Learning: every node averages its own and the received models, on a new graph in each round."""
 
 from __future__ import annotations
 
@@ -18,41 +18,39 @@ from shoal.topologies.regular import Regular
 
 ROUNDS = 5
 BOTH = pytest.mark.parametrize(
-    ("algorithm", "recipe"),
+    ("algorithm", "topology"),
     [(ELOracle(ROUNDS, degree=3), Regular(3, dynamic=True)), (ELLocal(ROUNDS, peers=3), RandomOut(3))],
     ids=["oracle", "local"],
 )
 
 
 @BOTH
-def test_all_models_are_means_of_own_and_received(algorithm: Any, recipe: Any, tmp_path: Path) -> None:
+def test_models_are_means_of_own_and_received_models(algorithm: Any, topology: Any, tmp_path: Path) -> None:
     described = experiment(algorithm)
-    shoal, graph = Shoal(described), recipe.build(8, described.seed)
+    shoal, graph = Shoal(described), topology.build(8, described.seed)
     x = shoal.start
     for r in range(ROUNDS):
-        heard = np.eye(8) + shoal.adjacency(r, graph)
-        x = heard / heard.sum(1, keepdims=True) @ (x + shoal.steps(x))
+        summed = np.eye(8) + shoal.adjacency(r, graph)
+        x = summed / summed.sum(1, keepdims=True) @ (x + shoal.steps(x))
     agrees(described, x, tmp_path)
 
 
 @BOTH
-def test_processes_agree_with_the_simulation_to_the_bit(algorithm: Any, recipe: Any, tmp_path: Path) -> None:
+def test_processes_and_simulation_give_identical_models(algorithm: Any, topology: Any, tmp_path: Path) -> None:
     same_in_both_engines(experiment(algorithm, nodes=6), tmp_path)
 
 
 @BOTH
-def test_survivors_of_a_crash_learn(algorithm: Any, recipe: Any, tmp_path: Path) -> None:
+def test_survivors_of_a_crash_learn(algorithm: Any, topology: Any, tmp_path: Path) -> None:
     survives_a_crash(experiment(type(algorithm)(12, 3)), tmp_path)
 
 
 @BOTH
-def test_as_many_messages_as_models_that_are_sent_and_none_to_say_that_there_is_nothing(
-    algorithm: Any, recipe: Any, tmp_path: Path
-) -> None:
+def test_only_models_are_sent(algorithm: Any, topology: Any, tmp_path: Path) -> None:
     assert experiment(algorithm).run(tmp_path).summary["messages_sent"] == 8 * 3 * ROUNDS
 
 
-def test_the_oracle_is_d_psgd_on_a_random_regular_graph(tmp_path: Path) -> None:
+def test_oracle_equals_dpsgd_on_a_random_regular_graph(tmp_path: Path) -> None:
     regular = {"name": "regular", "degree": 3, "dynamic": True}
     runs = [
         experiment(ELOracle(ROUNDS, degree=3)).run(tmp_path),
@@ -61,12 +59,12 @@ def test_the_oracle_is_d_psgd_on_a_random_regular_graph(tmp_path: Path) -> None:
     assert runs[0].summary["digest"] == runs[1].summary["digest"]
 
 
-def test_with_the_oracle_all_hear_equally_many_and_without_that_is_left_to_chance() -> None:
+def test_in_degrees_are_equal_with_the_oracle_and_random_without() -> None:
     oracle, local = Regular(3, dynamic=True).build(60, 1), RandomOut(3).build(60, 1)
     assert {oracle.degree(node, r) for node in range(60) for r in range(4)} == {3}
-    heard = [local.degree(node, r) for node in range(60) for r in range(4)]
-    assert np.mean(heard) == 3
-    assert {0, 3, 6} <= set(heard)
+    in_degrees = [local.degree(node, r) for node in range(60) for r in range(4)]
+    assert np.mean(in_degrees) == 3
+    assert {0, 3, 6} <= set(in_degrees)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +77,6 @@ def test_with_the_oracle_all_hear_equally_many_and_without_that_is_left_to_chanc
         ({"name": "el-local", "rounds": 0}, "algorithm.rounds = 0: expected integer at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(algorithm: dict[str, Any], problem: str) -> None:
+def test_invalid_options_are_rejected_before_the_run_starts(algorithm: dict[str, Any], problem: str) -> None:
     with pytest.raises(ExperimentError, match=problem):
         experiment(algorithm)

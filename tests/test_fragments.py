@@ -1,4 +1,4 @@
-"""Fragments: every parameter in one of them, the same on all nodes; and averages of those that came."""
+"""Fragments: each parameter is in one of them, the same on all nodes; and averages of received fragments."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_every_tensor_is_cut_evenly(shapes: Any, count: int, seed: int) -> None:
 
 
 @given(SHAPES, st.integers(1, 40), SEEDS)
-def test_all_nodes_cut_alike(shapes: Any, count: int, seed: int) -> None:
-    again = cut.__wrapped__(shapes, count, seed)  # as another process would, without a look at what is remembered
+def test_all_nodes_cut_the_same_fragments(shapes: Any, count: int, seed: int) -> None:
+    again = cut.__wrapped__(shapes, count, seed)  # as another process would, without the cache
     for one, other in zip(cut(shapes, count, seed).positions, again.positions, strict=True):
         assert np.array_equal(one, other)
 
 
-def test_another_seed_cuts_otherwise_and_tensors_of_one_size_are_cut_each_in_its_way() -> None:
+def test_cuts_differ_between_seeds_and_between_tensors() -> None:
     one, other = cut(((500,), (500,)), 2, 1), cut(((500,), (500,)), 2, 2)
     first, second = (one.positions[0][one.positions[0] // 500 == tensor] % 500 for tensor in (0, 1))
     for shared in (np.intersect1d(one.positions[0], other.positions[0]).size / 2, np.intersect1d(first, second).size):
@@ -52,14 +52,14 @@ def test_another_seed_cuts_otherwise_and_tensors_of_one_size_are_cut_each_in_its
 
 
 @given(SHAPES, st.integers(1, 12), SEEDS, st.data())
-def test_each_parameter_is_averaged_with_all_that_came_for_it(shapes: Any, count: int, seed: int, data: Any) -> None:
+def test_each_parameter_is_averaged_with_all_its_received_values(shapes: Any, count: int, seed: int, data: Any) -> None:
     fragments = cut(shapes, count, seed)
     size = sum(sizes(shapes))
-    came = data.draw(st.dictionaries(st.integers(0, count - 1), st.integers(0, 4)))
+    copies = data.draw(st.dictionaries(st.integers(0, count - 1), st.integers(0, 4)))
     rng = np.random.default_rng(seed)
     own = rng.standard_normal(size).astype(np.float32)
     models = rng.standard_normal((4, size)).astype(np.float32)
-    received = {number: [models[s][fragments.positions[number]] for s in range(n)] for number, n in came.items()}
+    received = {number: [models[s][fragments.positions[number]] for s in range(n)] for number, n in copies.items()}
 
     totals, counts = own.astype(np.float64), np.ones(size)
     for number, several in received.items():
@@ -72,7 +72,7 @@ def test_each_parameter_is_averaged_with_all_that_came_for_it(shapes: Any, count
     np.testing.assert_allclose(averaged, totals / counts, rtol=1e-6, atol=1e-7)
 
 
-def test_an_average_of_finite_values_is_finite_and_leaves_the_model_as_it_was() -> None:
+def test_average_of_finite_values_is_finite_and_does_not_change_the_model() -> None:
     largest = np.full(4, np.finfo(np.float32).max)
     largest.flags.writeable = False
     fragments = cut(((4,),), 2, 0)
@@ -80,24 +80,24 @@ def test_an_average_of_finite_values_is_finite_and_leaves_the_model_as_it_was() 
     assert averaged.tolist() == largest.tolist()
 
 
-def test_a_fragment_is_said_by_its_number_and_values_that_its_recipients_share() -> None:
+def test_payload_holds_the_number_and_read_only_values() -> None:
     fragments = cut(((3, 4), (5,)), 3, 7)
     params = np.arange(17, dtype=np.float32)
-    said = fragments.payload(params, 2)
-    assert said.frozen() is said
-    assert said.fields == {"fragment": 2}
-    assert said.arrays["values"].tolist() == fragments.positions[2].tolist()
-    fragments.check(said)
-    fragments.check(said, expected=2)
+    payload = fragments.payload(params, 2)
+    assert payload.frozen() is payload
+    assert payload.fields == {"fragment": 2}
+    assert payload.arrays["values"].tolist() == fragments.positions[2].tolist()
+    fragments.check(payload)
+    fragments.check(payload, expected=2)
 
 
-BROKEN: dict[str, Payload] = {
+INVALID: dict[str, Payload] = {
     "no number": Payload({"values": np.zeros(5, np.float32)}),
     "a negative number": Payload({"values": np.zeros(5, np.float32)}, {"fragment": -1}),
     "a number beyond the last": Payload({"values": np.zeros(5, np.float32)}, {"fragment": 2}),
-    "a fraction": Payload({"values": np.zeros(5, np.float32)}, {"fragment": 1.0}),
-    "a truth": Payload({"values": np.zeros(5, np.float32)}, {"fragment": True}),
-    "a word": Payload({"values": np.zeros(5, np.float32)}, {"fragment": "1"}),
+    "a float": Payload({"values": np.zeros(5, np.float32)}, {"fragment": 1.0}),
+    "a boolean": Payload({"values": np.zeros(5, np.float32)}, {"fragment": True}),
+    "a string": Payload({"values": np.zeros(5, np.float32)}, {"fragment": "1"}),
     "no values": Payload({}, {"fragment": 1}),
     "too few values": Payload({"values": np.zeros(4, np.float32)}, {"fragment": 1}),
     "values in two dimensions": Payload({"values": np.zeros((5, 1), np.float32)}, {"fragment": 1}),
@@ -106,13 +106,13 @@ BROKEN: dict[str, Payload] = {
 }
 
 
-@pytest.mark.parametrize("payload", BROKEN.values(), ids=BROKEN)
-def test_what_is_no_fragment_is_refused(payload: Payload) -> None:
+@pytest.mark.parametrize("payload", INVALID.values(), ids=INVALID)
+def test_invalid_fragment_is_rejected(payload: Payload) -> None:
     with pytest.raises(MessageError, match=r"fragment = |values"):
         cut(((10,),), 2, 0).check(payload)
 
 
-def test_another_fragment_than_the_one_expected_is_refused() -> None:
+def test_unexpected_fragment_is_rejected() -> None:
     fragments: Fragments = cut(((10,),), 2, 0)
     with pytest.raises(MessageError, match="fragment = 1: expected 0"):
         fragments.check(fragments.payload(np.zeros(10, np.float32), 1), expected=0)

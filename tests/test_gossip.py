@@ -1,4 +1,4 @@
-"""Gossip learning: one model a period to one random peer; who hears a model merges it by age, and trains."""
+"""Gossip learning: one model per period to one random peer; a receiver merges it by age, and trains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from oracle import experiment, survives_a_crash
-from shoal.algorithms.gossip import OLDEST, Gossip
+from shoal.algorithms.gossip import MAX_AGE, Gossip
 from shoal.errors import ExperimentError
 from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
@@ -24,79 +24,79 @@ def model(sender: int, value: float, age: Any, round: int = 0) -> Message:
     return Message(sender, "model", round, Payload({"params": np.full(2, value, np.float32)}, {"age": age}))
 
 
-def heard(variant: Any, *messages: Message, periods: int = 2) -> tuple[FakeRuntime, Any]:
-    """A node with model 2 that gains 1 by training, after some models came; the last thing it says is its model."""
+def after_receiving(variant: Any, *messages: Message, periods: int = 2) -> tuple[FakeRuntime, Any]:
+    """Run a node with model 2 that gains 1 by training and receives `messages`; it sends its model last."""
     fake = FakeRuntime(*messages)
     node = fake.node(nodes=3, params=np.full(2, 2.0, np.float32), train=lambda params: params + 1)
     fake.run(Gossip(periods, variant, LONG).run(node))
     return fake, node
 
 
-def said(fake: FakeRuntime) -> tuple[float, int]:
+def last_sent(fake: FakeRuntime) -> tuple[float, int]:
     payload = fake.sent[-1][1].payload
     return float(payload.arrays["params"][0]), int(payload.fields["age"])
 
 
-# What becomes of a model
+# Merging and training
 
 
-def test_a_first_model_counts_by_its_age_against_one_that_was_never_trained() -> None:
-    assert said(heard("mu", model(1, 8.0, age=3))[0]) == (8.0 + 1, 4)
+def test_trained_model_replaces_one_that_was_never_trained() -> None:
+    assert last_sent(after_receiving("mu", model(1, 8.0, age=3))[0]) == (8.0 + 1, 4)
 
 
-def test_two_models_that_were_never_trained_count_alike() -> None:
-    assert said(heard("mu", model(1, 8.0, age=0))[0]) == (5.0 + 1, 1)
+def test_two_models_that_were_never_trained_have_equal_weights() -> None:
+    assert last_sent(after_receiving("mu", model(1, 8.0, age=0))[0]) == (5.0 + 1, 1)
 
 
 def test_merge_then_update_weighs_by_age() -> None:
-    fake, _ = heard("mu", model(1, 8.0, age=2), model(2, 1.0, age=1))
+    fake, _ = after_receiving("mu", model(1, 8.0, age=2), model(2, 1.0, age=1))
     # 8 of age 2 replaces 2 of age 0, is trained to 9 of age 3; then 9·3/4 + 1·1/4, trained.
-    assert said(fake) == (7.0 + 1, 4)
+    assert last_sent(fake) == (7.0 + 1, 4)
 
 
 def test_update_then_merge_trains_both() -> None:
-    fake, _ = heard("um", model(1, 8.0, age=2))
+    fake, _ = after_receiving("um", model(1, 8.0, age=2))
     # 2 of age 0 becomes 3 of age 1, 8 of age 2 becomes 9 of age 3: 3·1/4 + 9·3/4.
-    assert said(fake) == (7.5, 3)
+    assert last_sent(fake) == (7.5, 3)
 
 
 def test_a_random_walk_replaces_the_model() -> None:
-    fake, _ = heard("rw", model(1, 8.0, age=0), model(2, 1.0, age=6))
-    assert said(fake) == (1.0 + 1, 7)
+    fake, _ = after_receiving("rw", model(1, 8.0, age=0), model(2, 1.0, age=6))
+    assert last_sent(fake) == (1.0 + 1, 7)
 
 
-def test_of_one_peer_s_models_that_wait_the_latest_counts() -> None:
-    fake, _ = heard("rw", model(1, 8.0, age=5, round=0), model(1, 4.0, age=6, round=1))
-    assert said(fake) == (4.0 + 1, 7)
+def test_latest_of_several_waiting_models_of_a_peer_counts() -> None:
+    fake, _ = after_receiving("rw", model(1, 8.0, age=5, round=0), model(1, 4.0, age=6, round=1))
+    assert last_sent(fake) == (4.0 + 1, 7)
 
 
-def test_models_that_come_while_the_node_trains_are_not_lost() -> None:
+def test_models_that_arrive_during_training_are_not_lost() -> None:
     fake = FakeRuntime(model(1, 8.0, age=1)).deliver(model(2, 1.0, age=2), at=0.5)
     node = fake.node(nodes=3, params=np.zeros(2, np.float32), train=lambda params: params + 1)
     fake.run(Gossip(2, "mu", LONG).run(node))
-    assert said(fake) == (9 / 2 + 1 / 2 + 1, 3)
+    assert last_sent(fake) == (9 / 2 + 1 / 2 + 1, 3)
 
 
 @pytest.mark.parametrize("age", [-1, 1.5, True, "old", 2**60, None])
-def test_a_model_without_an_age_is_dropped_and_counted(age: Any) -> None:
+def test_model_without_a_valid_age_is_rejected_and_counted(age: Any) -> None:
     broken = model(1, 8.0, age)
     if age is None:
         broken = Message(1, "model", 0, Payload(broken.payload.arrays))
-    fake, node = heard("mu", broken, model(2, 5.0, age=1))
+    fake, node = after_receiving("mu", broken, model(2, 5.0, age=1))
     assert node.rejected == 1
-    assert said(fake) == (5.0 + 1, 2)
+    assert last_sent(fake) == (5.0 + 1, 2)
 
 
-def test_a_model_that_is_none_is_dropped_and_counted() -> None:
-    fake, node = heard("mu", Message(1, "model", 0, Payload({"params": np.ones(9, np.float32)}, {"age": 3})))
+def test_invalid_model_is_rejected_and_counted() -> None:
+    fake, node = after_receiving("mu", Message(1, "model", 0, Payload({"params": np.ones(9, np.float32)}, {"age": 3})))
     assert node.rejected == 1
-    assert said(fake) == (2.0, 0)
+    assert last_sent(fake) == (2.0, 0)
 
 
 # The clock
 
 
-def test_one_model_a_period_from_a_random_moment_of_the_first_on() -> None:
+def test_one_model_per_period_after_a_random_part_of_the_first() -> None:
     fake = FakeRuntime()
     node = fake.node(nodes=9, params=np.zeros(2, np.float32), topology=Full())
     fake.run(Gossip(60, period=0.5).run(node))
@@ -105,14 +105,14 @@ def test_one_model_a_period_from_a_random_moment_of_the_first_on() -> None:
     assert {to for to, _ in fake.sent} == set(range(1, 9))
 
 
-def test_a_period_is_twice_what_the_device_takes_for_a_model() -> None:
+def test_default_period_is_twice_the_time_for_a_model() -> None:
     for variant, seconds in (("mu", 2.0), ("um", 4.0), ("rw", 2.0)):  # training takes a second
         fake = FakeRuntime()
         fake.run(Gossip(5, variant).run(fake.node(nodes=3, params=np.zeros(2, np.float32))))  # type: ignore[arg-type]
         np.testing.assert_allclose(np.diff(fake.sent_at), seconds)
 
 
-def test_devices_that_take_no_time_still_hear_each_other(tmp_path: Path) -> None:
+def test_devices_that_take_no_time_still_receive_models(tmp_path: Path) -> None:
     described = experiment(Gossip(60), "full", partition={"name": "iid"}, device={"step_seconds": 0.0})
     run = described.run(tmp_path)
     assert run.summary["status"] == "completed"
@@ -120,14 +120,14 @@ def test_devices_that_take_no_time_still_hear_each_other(tmp_path: Path) -> None
     assert run.summary["time"]["virtual_s"] > 0.05
 
 
-def test_the_age_of_the_oldest_model_stays_one_that_peers_take() -> None:
-    fake, node = heard("mu", model(1, 8.0, age=OLDEST - 1))
-    assert said(fake)[1] == OLDEST - 1
-    _, other = heard("mu", model(1, 8.0, age=said(fake)[1]))
+def test_age_stays_below_the_limit() -> None:
+    fake, node = after_receiving("mu", model(1, 8.0, age=MAX_AGE - 1))
+    assert last_sent(fake)[1] == MAX_AGE - 1
+    _, other = after_receiving("mu", model(1, 8.0, age=last_sent(fake)[1]))
     assert (node.rejected, other.rejected) == (0, 0)
 
 
-def test_nothing_is_said_to_the_dead() -> None:
+def test_failed_peers_are_not_sent_models() -> None:
     fake = FakeRuntime().mark_failed(1, at=5.0).mark_failed(2, at=11.0)
     node = fake.node(nodes=3, params=np.zeros(2, np.float32), topology=Ring())
     fake.run(Gossip(40, period=0.5).run(node))
@@ -137,11 +137,11 @@ def test_nothing_is_said_to_the_dead() -> None:
     assert node.now() > 19.0
 
 
-# Whole runs
+# Complete runs
 
 
 @pytest.mark.parametrize("variant", ["mu", "um", "rw"])
-def test_all_nodes_learn_and_a_run_replays(variant: Any, tmp_path: Path) -> None:
+def test_nodes_learn_and_a_run_is_reproducible(variant: Any, tmp_path: Path) -> None:
     described = experiment(Gossip(60, variant), "full", partition={"name": "iid"})
     runs = [described.run(tmp_path) for _ in range(2)]
     assert runs[0].summary["digest"] == runs[1].summary["digest"]
@@ -150,7 +150,7 @@ def test_all_nodes_learn_and_a_run_replays(variant: Any, tmp_path: Path) -> None
     assert runs[0].summary["accuracy"]["mean"] > 0.7
 
 
-def test_nodes_that_are_processes_learn_on_a_real_clock(tmp_path: Path) -> None:
+def test_processes_learn_on_a_real_clock(tmp_path: Path) -> None:
     described = experiment(Gossip(60), "full", nodes=4, engine="processes", partition={"name": "iid"})
     run = described.run(tmp_path)
     assert run.summary["status"] == "completed"
@@ -163,7 +163,7 @@ def test_survivors_of_a_crash_learn(tmp_path: Path) -> None:
     survives_a_crash(experiment(Gossip(60), "full", partition={"name": "iid"}), tmp_path)
 
 
-def test_a_node_that_hangs_hangs_whole_and_the_others_go_on(tmp_path: Path) -> None:
+def test_others_continue_if_a_node_hangs(tmp_path: Path) -> None:
     described = experiment(Gossip(10), "full")
     run = dataclasses.replace(described, fault=Faults().hang(3, round=2).schedule).run(tmp_path)
     assert run.summary["status"] == "incomplete"
@@ -171,6 +171,6 @@ def test_a_node_that_hangs_hangs_whole_and_the_others_go_on(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("parameters", [{"period": 0.0}, {"period": -1.0}, {"variant": "mud"}, {"rounds": 0}])
-def test_what_cannot_be_is_refused_before_anything_starts(parameters: dict[str, Any]) -> None:
+def test_invalid_options_are_rejected_before_the_run_starts(parameters: dict[str, Any]) -> None:
     with pytest.raises(ExperimentError, match=f"algorithm.{next(iter(parameters))} = "):
         experiment({"name": "gossip", **parameters})

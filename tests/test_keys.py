@@ -11,7 +11,7 @@ import pytest
 import zmq
 import zmq.auth
 
-from conftest import Said
+from conftest import CommandResult
 from shoal.engines.processes.keys import KeyPair, check_keys, list_keys, make_keys, read_pair, read_public, require_keys
 from shoal.errors import LaunchError
 
@@ -310,7 +310,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 # The command
 
 
-def test_the_command_makes_lists_and_checks(shoal: Callable[..., Said], tmp_path: Path) -> None:
+def test_the_command_makes_lists_and_checks(shoal: Callable[..., CommandResult], tmp_path: Path) -> None:
     said = shoal("keys", "make", "keys", "--nodes", 3)
     assert (said.code, said.out.strip()) == (0, "made keys for nodes 0-2: keys")
     said = shoal("keys", "make", "keys", "--nodes", 4)
@@ -326,7 +326,7 @@ def test_the_command_makes_lists_and_checks(shoal: Callable[..., Said], tmp_path
     assert (said.code, said.out.strip()) == (0, "the keys of 3 nodes are valid: keys")
 
 
-def test_the_command_says_what_is_wrong_and_how_to_mend_it(shoal: Callable[..., Said], tmp_path: Path) -> None:
+def test_the_command_says_what_is_wrong_and_how_to_mend_it(shoal: Callable[..., CommandResult], tmp_path: Path) -> None:
     shoal("keys", "make", "keys", "--nodes", 2)
     (tmp_path / "keys" / "node-0.key_secret").chmod(0o644)
     said = shoal("keys", "check", "keys", "--nodes", 3)
@@ -341,7 +341,7 @@ def test_the_command_says_what_is_wrong_and_how_to_mend_it(shoal: Callable[..., 
         assert shoal("keys", "make", "keys", "--nodes", wrong).code == 2
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are(shoal: Callable[..., Said]) -> None:
+def test_names_that_look_like_markup_are_shown_as_they_are(shoal: Callable[..., CommandResult]) -> None:
     for command in ("make", "check"):
         said = shoal("keys", command, "[/b]", "--nodes", 2)
         assert said.code == 0, said.err
@@ -349,7 +349,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(shoal: Callable[..., 
 
 
 def test_a_narrow_terminal_does_not_hide_whose_key_is_bad(
-    shoal: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shoal: Callable[..., CommandResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shoal("keys", "make", "keys", "--nodes", 3)

@@ -18,7 +18,7 @@ from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.models.flat import FlatModule
 from shoal.results.progress import MeanScore, main_metric
-from shoal.results.summary import fairness
+from shoal.results.statistics import fairness
 from shoal.training.learner import Learner
 from shoal.training.metrics import BY_TASK, Metrics
 from shoal.training.settings import Training
@@ -267,27 +267,29 @@ def test_own_test_samples_are_needed(users: Path) -> None:
         experiment(users, dataset={"name": "others.py:Users"}).run(users)
 
 
-def test_a_task_of_numbers_is_shown_and_plotted_by_its_rmse(users: Path, shoal: Callable[..., Any]) -> None:
+def test_a_regression_task_is_shown_and_plotted_by_its_rmse(users: Path, shoal: Callable[..., Any]) -> None:
     (users / "numbers.toml").write_text(experiment(users, True, name="numbers").toml())
-    said = shoal("run", users / "numbers.toml", "--plot")
-    assert said.code == 0, said.err
-    assert "rmse by rounds: " in said.out
-    assert "· rmse " in said.out, "progress"
+    result = shoal("run", users / "numbers.toml", "--plot")
+    assert result.code == 0, result.err
+    assert "rmse by rounds: " in result.out
+    assert "· rmse " in result.out, "progress"
     summary = json.loads(next(Path("runs").rglob("summary.json")).read_text())
     assert summary["accuracy"] is None
     assert summary["metrics"].keys() == summary["fairness"].keys() == {"rmse", "loss"}
     shown = shoal("show").out
     assert f"{summary['metrics']['rmse']['mean']:.4f} ± " in shown
-    assert f"rmse {summary['fairness']['rmse']['highest_10_percent']:.4f}" in shown, "the worst have the highest"
+    assert f"rmse {summary['fairness']['rmse']['highest_10_percent']:.4f}" in shown, (
+        "the worst nodes have the highest errors"
+    )
     assert "accuracy" not in shown
     assert shoal("plot", "runs").out == "rmse by rounds: rmse.png\n"
     assert shoal("plot", "runs", "--metric", "loss", "--out", "l.svg").code == 0
-    refused = shoal("plot", "runs", "--metric", "accuracy")
-    assert refused.code == 2
-    assert "'accuracy' was not measured; what was is loss, rmse" in refused.err
+    rejected = shoal("plot", "runs", "--metric", "accuracy")
+    assert rejected.code == 2
+    assert "'accuracy' was not measured; use one of loss, rmse" in rejected.err
 
 
-def test_the_leading_metric() -> None:
+def test_the_main_metric_is_accuracy_or_that_of_the_task() -> None:
     assert main_metric(["loss", "top5", "accuracy"]) == "accuracy"
     assert main_metric(["loss", "rmse"]) == "rmse"
     assert main_metric(["f1"]) == "f1"
@@ -298,7 +300,7 @@ def test_the_leading_metric() -> None:
     assert mean.mean == ("rmse", 1.5)
 
 
-def test_fairness_is_of_the_worst_tenth_at_either_end() -> None:
+def test_fairness_is_the_mean_of_the_lowest_and_the_highest_tenth() -> None:
     assert fairness(range(20)) == {"lowest_10_percent": 0.5, "highest_10_percent": 18.5}
     assert fairness([3.0, 1.0]) == {"lowest_10_percent": 1.0, "highest_10_percent": 3.0}
     assert fairness([]) is None

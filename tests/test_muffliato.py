@@ -1,4 +1,4 @@
-"""Muffliato: noise once a round, then K exchanges, plain or with Chebyshev's polynomial of W."""
+"""Muffliato: noise once per round, then K exchanges, plain or with the Chebyshev polynomial of W."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.topologies.regular import Regular
 from shoal.topologies.static import Ring
 
 ROUNDS, SIGMA = 4, 0.05
-APART = {"name": "edges", "edges": ((0, 1), (1, 2), (3, 4), (4, 5), (5, 6), (6, 7))}
+DISCONNECTED = {"name": "edges", "edges": ((0, 1), (1, 2), (3, 4), (4, 5), (5, 6), (6, 7))}
 
 
 def plain(w: Any, k: int) -> Any:
@@ -39,7 +39,7 @@ def accelerated(w: Any, k: int) -> Any:
 @pytest.mark.parametrize("gossip", [1, 2, 6])
 @pytest.mark.parametrize("polynomial", [plain, accelerated])
 @pytest.mark.parametrize("topology", ["ring", "star"])
-def test_all_models_follow_the_polynomial(topology: str, polynomial: Any, gossip: int, tmp_path: Path) -> None:
+def test_models_follow_the_polynomial(topology: str, polynomial: Any, gossip: int, tmp_path: Path) -> None:
     described = experiment(Muffliato(ROUNDS, SIGMA, gossip, polynomial is accelerated), topology)
     shoal = Shoal(described)
     w = polynomial(shoal.metropolis(), gossip)
@@ -52,7 +52,7 @@ def test_all_models_follow_the_polynomial(topology: str, polynomial: Any, gossip
     assert run.summary["messages_sent"] == shoal.adjacency().sum() * ROUNDS * gossip
 
 
-def test_plain_gossip_goes_with_graphs_that_change_with_each_exchange(tmp_path: Path) -> None:
+def test_plain_gossip_follows_graphs_that_change_with_each_exchange(tmp_path: Path) -> None:
     changing = {"name": "regular", "degree": 3, "dynamic": True}
     described = experiment(Muffliato(2, 0.0, 3, accelerated=False), changing)
     shoal = Shoal(described)
@@ -64,7 +64,7 @@ def test_plain_gossip_goes_with_graphs_that_change_with_each_exchange(tmp_path: 
     agrees(described, x, tmp_path)
 
 
-def test_processes_agree_with_the_simulation_to_the_bit(tmp_path: Path) -> None:
+def test_processes_and_simulation_give_identical_models(tmp_path: Path) -> None:
     same_in_both_engines(experiment(Muffliato(3, SIGMA, 3), nodes=5), tmp_path)
 
 
@@ -74,37 +74,37 @@ def test_survivors_of_a_crash_learn(faster: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("faster", [False, True], ids=["plain", "accelerated"])
-def test_the_mean_is_that_of_the_noised_models_and_noise_averages_away(faster: bool) -> None:
+def test_mean_of_noised_models_is_kept_and_noise_averages_away(faster: bool) -> None:
     models = np.zeros((20, 50), np.float32)
     noised = np.stack([generator(0, "muffliato noise", node).standard_normal(50, np.float32) for node in range(20)])
     ends = np.stack([node.params for node in play(Muffliato(1, 1.0, 15, faster), models, Ring())])
     np.testing.assert_allclose(ends.mean(0), noised.mean(0), atol=1e-6)
     spread = np.abs(ends - noised.mean(0)).max()
-    assert (spread < 0.2) == faster  # as many exchanges without acceleration leave far more
+    assert (spread < 0.2) == faster  # without acceleration as many exchanges leave far more noise
 
 
-def test_noise_is_drawn_anew_each_round_and_by_each_node() -> None:
-    said: list[tuple[int, str, int, Any]] = []
+def test_noise_is_drawn_independently_by_each_node_in_each_round() -> None:
+    sent: list[tuple[int, str, int, Any]] = []
 
-    def told(to: int, message: Message) -> Message:
-        said.append((message.round, message.kind, message.sender, message.payload.arrays["params"]))
+    def tamper(to: int, message: Message) -> Message:
+        sent.append((message.round, message.kind, message.sender, message.payload.arrays["params"]))
         return message
 
-    play(Muffliato(2, 1.0, 3), np.zeros((4, 200), np.float32), Ring(), told=told)
-    assert {(r, kind) for r, kind, _, _ in said} == {(r, f"exchange {k}") for r in range(2) for k in range(3)}
-    first = {sender: params for r, kind, sender, params in said if (r, kind) == (0, "exchange 0")}
+    play(Muffliato(2, 1.0, 3), np.zeros((4, 200), np.float32), Ring(), tamper=tamper)
+    assert {(r, kind) for r, kind, _, _ in sent} == {(r, f"exchange {k}") for r in range(2) for k in range(3)}
+    first = {sender: params for r, kind, sender, params in sent if (r, kind) == (0, "exchange 0")}
     assert np.std([*first.values()]) == pytest.approx(1.0, abs=0.1)
     assert np.abs(np.corrcoef(np.stack([*first.values()])) - np.eye(4)).max() < 0.3
 
 
-def test_without_noise_or_neighbours_nothing_is_lost() -> None:
+def test_node_without_noise_and_neighbours_only_trains() -> None:
     fake = FakeRuntime().mark_failed(1, 2)
     node = fake.node(nodes=3, params=np.ones(4, np.float32), train=lambda params: params + 1)
     fake.run(Muffliato(2, 0.0, 3).run(node))
     assert node.params.tolist() == [3.0] * 4
 
 
-def test_a_wrong_model_is_dropped_and_counted() -> None:
+def test_invalid_model_is_rejected_and_counted() -> None:
     fake = FakeRuntime(
         Message(1, "exchange 0", 0, Payload({"params": np.ones(3, np.float32)})),
         Message(2, "exchange 0", 0, Payload({"params": np.full(4, 3.0, np.float32)})),
@@ -119,9 +119,9 @@ def test_a_wrong_model_is_dropped_and_counted() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "topology", "problem"),
     [
-        ({}, APART, "topology = 'edges': its spectral gap is 0: .* connect the graph"),
-        ({"accelerated": False}, APART, "its spectral gap is 0"),
-        ({}, {"name": "regular", "degree": 3, "dynamic": True}, r"stays as it is; .*accelerated = false"),
+        ({}, DISCONNECTED, "topology = 'edges': its spectral gap is 0: .* connect the graph"),
+        ({"accelerated": False}, DISCONNECTED, "its spectral gap is 0"),
+        ({}, {"name": "regular", "degree": 3, "dynamic": True}, r"does not change; .*accelerated = false"),
         ({}, {"name": "one-peer-exponential"}, r"accelerated = false"),
         ({}, {"name": "exponential"}, r"an undirected graph"),
         ({}, {"name": "gossip-sampler"}, r"accelerated = false"),
@@ -129,7 +129,7 @@ def test_a_wrong_model_is_dropped_and_counted() -> None:
         ({"gossip": 0}, {"name": "ring"}, r"algorithm.gossip = 0: expected integer at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(algorithm: Any, topology: Any, problem: str) -> None:
+def test_invalid_options_are_rejected_before_the_run_starts(algorithm: Any, topology: Any, problem: str) -> None:
     with pytest.raises(ExperimentError, match=problem):
         experiment({"name": "muffliato", **algorithm}, topology)
 
@@ -141,14 +141,14 @@ def test_acceleration_needs_whole_models_and_plain_gossip_does_not() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")
-def test_a_graph_that_is_known_at_the_start_only_is_refused_there() -> None:
+def test_disconnected_graph_is_rejected_at_the_start_of_a_run() -> None:
     fake = FakeRuntime()
-    node = fake.node(nodes=8, params=np.ones(4, np.float32), topology=Edges(APART["edges"]))  # type: ignore[arg-type]
+    node = fake.node(nodes=8, params=np.ones(4, np.float32), topology=Edges(DISCONNECTED["edges"]))  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="spectral gap is 0"):
         fake.run(Muffliato(1).run(node))
 
 
-def test_a_graph_that_cannot_be_made_says_so_itself(tmp_path: Path) -> None:
+def test_graph_that_cannot_be_built_raises_its_own_error(tmp_path: Path) -> None:
     described = experiment(Muffliato(1), Regular(9))
     with pytest.raises(TopologyError, match="9-regular on 8 nodes"):
         described.run(tmp_path)

@@ -231,7 +231,7 @@ def test_a_message_is_kept_for_as_long_as_its_route_takes_and_none_overtakes_ano
         for round in range(40):
             for sender in (0, 1):
                 taken[sender, round] = asyncio.get_running_loop().time()
-                delay.take(said(sender, round))
+                delay.receive(said(sender, round))
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.3)
 
@@ -248,7 +248,7 @@ def test_a_message_is_kept_for_as_long_as_its_route_takes_and_none_overtakes_ano
 def test_messages_are_lost_as_often_as_the_network_says(loss: float) -> None:
     async def body(delay: Delay) -> None:
         for round in range(2000):
-            delay.take(said(0, round))
+            delay.receive(said(0, round))
 
     lost = 1 - len(on_a_delay(Uniform(latency=0.0, loss=loss), body)) / 2000
     assert lost == pytest.approx(loss, abs=4 * math.sqrt(loss * (1 - loss) / 2000))
@@ -257,8 +257,8 @@ def test_messages_are_lost_as_often_as_the_network_says(loss: float) -> None:
 def test_who_has_died_is_not_counted_on_because_it_asked_before() -> None:
     async def body(delay: Delay) -> None:
         for sender in (0, 1):
-            delay.take(said(sender, kind=REJOIN_REQUEST))
-            delay.take(said(sender))
+            delay.receive(said(sender, kind=REJOIN_REQUEST))
+            delay.receive(said(sender))
         delay.mark_failed(0)
         await asyncio.sleep(0.05)
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import Said
+from conftest import CommandResult
 from shoal.environment.network import NETWORKS, NetworkState, Route
 from shoal.environment.network.links import Ideal, Uniform, star
 from shoal.environment.network.matrix import Matrix, read
@@ -422,7 +422,7 @@ def test_every_network_keeps_the_contract(name: str, nodes: int, tmp_path: Path)
             assert 0 <= there.loss <= 1
 
 
-def test_every_network_is_listed_with_its_parameters(shoal: Callable[..., Said]) -> None:
+def test_every_network_is_listed_with_its_parameters(shoal: Callable[..., CommandResult]) -> None:
     said = shoal("list", "network")
     assert said.code == 0
     for words in (

@@ -1,4 +1,4 @@
-"""A parameter server: synchronous it follows x ← x + mean of steps, asynchronous it learns without anybody waiting."""
+"""A synchronous parameter server follows x ← x + mean of steps; an asynchronous one learns and no worker waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import Said
+from conftest import CommandResult
 from shoal.algorithms.parameter_server import ParameterServer
 from shoal.algorithms.support.server_optimizers import Momentum, ServerSGD
 from shoal.errors import ExperimentError
@@ -30,7 +30,7 @@ SLOW = [{"nodes": "0", "device": {"step_seconds": 0.1}}]
 
 
 def follow(described: Experiment, momentum: float = 0.0, without: Any = (), since: int = ROUNDS) -> Any:
-    """The server's model after synchronous rounds of one local step: x ← x − η · mean of gradients, with momentum."""
+    """Return the server's model after synchronous rounds of one step: x ← x − η · mean of gradients, with momentum."""
     setup = Setup(described)
     data = setup.data.train
     generators = [generator(described.seed, "training", node) for node in range(NODES)]
@@ -38,14 +38,14 @@ def follow(described: Experiment, momentum: float = 0.0, without: Any = (), sinc
     x = setup.initial.astype(np.float64)
     velocity = np.zeros_like(x)
     for r in range(ROUNDS):
-        slopes = []
+        grads = []
         for worker, stream in enumerate(streams):
             if worker in without and r >= since:
                 continue
             (batch,) = stream.take(1)
-            slopes.append(gradient(x, data.x[batch].astype(np.float64), data.y[batch]))
-            generators[worker].integers(2**63)  # the seed of dropout, of which there is none
-        velocity = momentum * velocity - RATE * np.mean(slopes, 0)
+            grads.append(gradient(x, data.x[batch].astype(np.float64), data.y[batch]))
+            generators[worker].integers(2**63)  # the seed of dropout, which this model does not use
+        velocity = momentum * velocity - RATE * np.mean(grads, 0)
         x = x + velocity
     return x
 
@@ -80,7 +80,7 @@ def in_both(described: Experiment, root: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
-def test_the_model_follows_the_mean_of_the_gradients(momentum: float, tmp_path: Path) -> None:
+def test_model_follows_the_mean_of_the_gradients(momentum: float, tmp_path: Path) -> None:
     server = Momentum(momentum=momentum) if momentum else ServerSGD()
     described = experiment(ParameterServer(ROUNDS, server=server))
     run = described.run(tmp_path)
@@ -92,13 +92,13 @@ def test_the_model_follows_the_mean_of_the_gradients(momentum: float, tmp_path: 
     assert [e.round for e in records(run, SERVER, Evaluation)] == [1, 3, 4]
 
 
-def test_processes_agree_with_the_simulation_to_the_bit(tmp_path: Path) -> None:
+def test_processes_and_simulation_give_identical_models(tmp_path: Path) -> None:
     runs = in_both(experiment(), tmp_path)
     for counted in ("digest", "bytes_sent", "messages_sent", "rounds", "accuracy", "loss", "status", "events"):
         assert runs[0].summary[counted] == runs[1].summary[counted], counted
 
 
-def test_a_worker_that_dies_is_left_out_of_the_mean(tmp_path: Path) -> None:
+def test_failed_worker_is_left_out_of_the_mean(tmp_path: Path) -> None:
     described = experiment(fault=Faults().crash(1, round=2).schedule)
     run = described.run(tmp_path)
     assert (run.status, run.summary["rounds"], list(run.summary["lost"])) == ("incomplete", ROUNDS, ["1"])
@@ -108,22 +108,22 @@ def test_a_worker_that_dies_is_left_out_of_the_mean(tmp_path: Path) -> None:
 # Asynchronous
 
 
-def test_a_lone_asynchronous_worker_is_a_synchronous_one(tmp_path: Path) -> None:
-    runs = [experiment(ParameterServer(ROUNDS, way), nodes=1).run(tmp_path) for way in (False, True)]
+def test_single_asynchronous_worker_equals_a_synchronous_one(tmp_path: Path) -> None:
+    runs = [experiment(ParameterServer(ROUNDS, asynchronous), nodes=1).run(tmp_path) for asynchronous in (False, True)]
     assert runs[0].summary["digest"] == runs[1].summary["digest"]
 
 
-def test_without_any_staleness_asynchronous_workers_do_as_synchronous_ones(tmp_path: Path) -> None:
+def test_asynchronous_workers_with_zero_staleness_equal_synchronous_ones(tmp_path: Path) -> None:
     run = experiment(ParameterServer(ROUNDS, True, staleness=0), group=SLOW).run(tmp_path)
     np.testing.assert_allclose(model_of(run), follow(experiment()), atol=2e-5)
 
 
 def learning(**changed: Any) -> Experiment:
-    """Long enough to learn something."""
+    """An experiment long enough to learn."""
     return experiment(ParameterServer(40, True), partition={"name": "iid"}, group=SLOW, **changed)
 
 
-def test_asynchronous_workers_learn_and_the_simulation_replays_them(tmp_path: Path) -> None:
+def test_asynchronous_workers_learn_and_the_simulation_is_reproducible(tmp_path: Path) -> None:
     one, same, other = (learning(seed=seed).run(tmp_path) for seed in (5, 5, 6))
     assert one.summary["status"] == "completed"
     assert one.summary["rounds"] == 40
@@ -144,29 +144,29 @@ def test_asynchronous_workers_learn_as_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("staleness", [1, 3, None])
-def test_the_fastest_is_never_further_ahead_than_allowed(staleness: int | None, tmp_path: Path) -> None:
+def test_fastest_worker_is_never_further_ahead_than_the_staleness(staleness: int | None, tmp_path: Path) -> None:
     run = experiment(ParameterServer(8, True, staleness), group=SLOW).run(tmp_path)
     slow, fast = ([r.time for r in records(run, worker, Round)] for worker in (0, 1))
     if staleness is None:
         assert fast[-1] < slow[0]
         return
     for r in range(staleness + 1, 8):
-        assert fast[r] > slow[r - staleness - 1]  # it began after that
-    assert fast[staleness] < slow[0]  # and it does run ahead
+        assert fast[r] > slow[r - staleness - 1]  # it began after that push
+    assert fast[staleness] < slow[0]  # and it does run ahead of the slowest
 
 
-def test_a_push_counts_as_one_of_all_workers(tmp_path: Path) -> None:
-    """Whether it comes alone or with others: u/n, of n workers alive."""
+def test_push_is_divided_by_the_number_of_workers(tmp_path: Path) -> None:
+    """Each push is applied as u/n for n running workers."""
     pushes = [Message(w, "model", 0, Payload({"params": np.full(3, 4 * (w + 1), np.float32)})) for w in (0, 1)]
     fake = FakeRuntime(*pushes)
     node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2})
     fake.run(ParameterServer(1, True).serve(node))
     assert node.params.tolist() == [6, 6, 6]
-    first, second, *goodbyes = fake.sent
-    assert [to for to, _ in (first, second, *goodbyes)] == [0, 1, 0, 1]
+    first, second, *final_models = fake.sent
+    assert [to for to, _ in (first, second, *final_models)] == [0, 1, 0, 1]
 
 
-def test_a_push_of_another_size_is_refused() -> None:
+def test_push_of_another_size_is_rejected() -> None:
     bad, good = (Message(0, "model", 0, Payload({"params": np.ones(size, np.float32)})) for size in (4, 3))
     fake = FakeRuntime(bad, good)
     node = fake.node(1, nodes=1, params=np.zeros(3, np.float32), services={"algorithm": 1})
@@ -175,7 +175,7 @@ def test_a_push_of_another_size_is_refused() -> None:
 
 
 @pytest.mark.parametrize("staleness", [None, 1])
-def test_others_go_on_when_an_asynchronous_worker_dies(staleness: int | None, tmp_path: Path) -> None:
+def test_others_continue_if_an_asynchronous_worker_fails(staleness: int | None, tmp_path: Path) -> None:
     described = experiment(ParameterServer(ROUNDS, True, staleness), fault=Faults().crash(1, round=2).schedule)
     run = described.run(tmp_path)
     assert (run.status, list(run.summary["lost"])) == ("incomplete", ["1"])
@@ -184,7 +184,7 @@ def test_others_go_on_when_an_asynchronous_worker_dies(staleness: int | None, tm
         assert np.array_equal(model_of(run, worker), model_of(run))
 
 
-def test_others_go_on_when_an_asynchronous_worker_keeps_silent(tmp_path: Path) -> None:
+def test_others_continue_if_an_asynchronous_worker_times_out(tmp_path: Path) -> None:
     run = experiment(
         ParameterServer(ROUNDS, True, 1),
         fault=Faults().hang(1, round=2).schedule,
@@ -194,10 +194,10 @@ def test_others_go_on_when_an_asynchronous_worker_keeps_silent(tmp_path: Path) -
     assert all(len(records(run, worker, Round)) == ROUNDS for worker in (0, 2, 3))
 
 
-def test_a_slow_worker_counts_again_when_its_push_comes(tmp_path: Path) -> None:
-    """With less patience than any training takes, nothing is lost but time."""
-    hasty = {"batching": "off", "receive_timeout": 0.004}
-    run = experiment(ParameterServer(ROUNDS, True), simulation=hasty).run(tmp_path)
+def test_late_push_of_a_slow_worker_counts(tmp_path: Path) -> None:
+    """With a timeout shorter than any training, every push still counts."""
+    short_timeout = {"batching": "off", "receive_timeout": 0.004}
+    run = experiment(ParameterServer(ROUNDS, True), simulation=short_timeout).run(tmp_path)
     assert run.status == "completed"
     for worker in range(NODES):
         assert [r.round for r in records(run, worker, Round)] == list(range(ROUNDS))
@@ -206,29 +206,29 @@ def test_a_slow_worker_counts_again_when_its_push_comes(tmp_path: Path) -> None:
     assert run.summary["digest"] == patient.summary["digest"]
 
 
-def test_nobody_is_held_back_by_a_slow_worker_that_was_given_no_more_time(tmp_path: Path) -> None:
-    hasty = {"batching": "off", "receive_timeout": 0.03}
-    run = experiment(ParameterServer(8, True, staleness=1), group=SLOW, simulation=hasty).run(tmp_path)
+def test_worker_that_timed_out_does_not_hold_back_the_others(tmp_path: Path) -> None:
+    short_timeout = {"batching": "off", "receive_timeout": 0.03}
+    run = experiment(ParameterServer(8, True, staleness=1), group=SLOW, simulation=short_timeout).run(tmp_path)
     slow, fast = ([r.time for r in records(run, worker, Round)] for worker in (0, 1))
     assert len(slow) == len(fast) == 8
     assert run.summary["events"]["timed out"] >= 1
 
 
-def test_a_server_whose_workers_have_all_died_ends_and_says_so() -> None:
+def test_server_ends_with_an_event_if_all_workers_failed() -> None:
     fake = FakeRuntime(Message(0, "model", 0, Payload({"params": np.ones(3, np.float32)}))).mark_failed(0, 1, at=1.0)
     node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2})
     fake.run(ParameterServer(50, True).serve(node))
-    assert [e.what for e in fake.records if isinstance(e, Event)] == ["nobody left", "staleness"]
+    assert [e.what for e in fake.records if isinstance(e, Event)] == ["no workers left", "staleness"]
     assert sum(isinstance(r, Round) for r in fake.records) == 0
     assert node.params.tolist() == [0.5] * 3
 
 
-def test_a_server_gives_up_on_workers_that_all_hang() -> None:
+def test_server_abandons_workers_that_all_hang() -> None:
     fake = FakeRuntime(Message(0, "model", 0, Payload({"params": np.ones(3, np.float32)})))
     node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2}, receive_timeout=1.0)
     fake.run(ParameterServer(50, True).serve(node))
-    happened = [e.what for e in fake.records if isinstance(e, Event)]
-    assert happened == ["timed out", "gave up", "nobody left", "staleness"]
+    events = [e.what for e in fake.records if isinstance(e, Event)]
+    assert events == ["timed out", "workers abandoned", "no workers left", "staleness"]
     assert node.now() == 10.0
 
 
@@ -236,35 +236,35 @@ def pushed(worker: int, round: int) -> Message:
     return Message(worker, "model", round, Payload({"params": np.ones(3, np.float32)}))
 
 
-def test_what_a_worker_pushed_before_it_died_counts_once_and_it_is_called_again() -> None:
+def test_push_from_before_a_failure_counts_once_and_the_worker_starts_again() -> None:
     fake = FakeRuntime().deliver(pushed(0, 0), at=2.0).deliver(pushed(1, 0), pushed(1, 0), at=3.0)
     fake.deliver(pushed(0, 1), at=4.0).deliver(pushed(1, 1), at=5.0)
     node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2})
 
-    async def dies_and_returns() -> None:
+    async def fail_and_rejoin() -> None:
         await node.sleep(1.0)
         fake.mailbox.mark_failed(1)
         node.mark_rejoined(1, 0)
 
     async def body() -> None:
-        node.background(dies_and_returns())
+        node.background(fail_and_rejoin())
         await ParameterServer(2, True).serve(node)
 
     fake.run(body())
-    calls = [(at, to, m.round) for at, (to, m) in zip(fake.sent_at, fake.sent, strict=True) if m.kind == "global"]
-    assert calls == [
+    models = [(at, to, m.round) for at, (to, m) in zip(fake.sent_at, fake.sent, strict=True) if m.kind == "global"]
+    assert models == [
         *[(0.0, 0, 0), (0.0, 1, 0)],
         *[(2.0, 0, 1), (2.0, 1, 0)],
         (3.0, 1, 1),
-        *[(5.0, 0, 1), (5.0, 1, 1)],  # the last model, to all
+        *[(5.0, 0, 1), (5.0, 1, 1)],  # the final model, to all
     ]
     assert (node.memory["clocks"], node.params.tolist()) == ([2, 2], [2.0] * 3)
 
 
-def test_a_restored_server_knows_how_far_its_workers_are() -> None:
+def test_restored_server_knows_the_progress_of_its_workers() -> None:
     def served(rounds: int, state: Any = None) -> Any:
-        called = 1 if state else 0
-        fake = FakeRuntime(*(pushed(worker, called) for worker in (0, 1)))
+        first_round = 1 if state else 0
+        fake = FakeRuntime(*(pushed(worker, first_round) for worker in (0, 1)))
         node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services={"algorithm": 2})
         if state:
             node.restore(state)
@@ -274,7 +274,7 @@ def test_a_restored_server_knows_how_far_its_workers_are() -> None:
     _, node = served(1)
     assert (node.memory["clocks"], node.memory["staleness"]) == ([1, 1], [2, 1, 1])
     fake, again = served(2, node.state())
-    assert [(to, said.round) for to, said in fake.sent[:2]] == [(0, 1), (1, 1)]
+    assert [(to, message.round) for to, message in fake.sent[:2]] == [(0, 1), (1, 1)]
     assert again.memory["clocks"] == [2, 2]
 
 
@@ -282,8 +282,8 @@ def test_a_restored_server_knows_how_far_its_workers_are() -> None:
 
 
 @pytest.mark.parametrize(("engine", "asynchronous"), [("simulation", False), ("simulation", True), ("processes", True)])
-def test_workers_keep_what_they_pulled_last_when_the_server_dies(
-    engine: str, asynchronous: bool, shoal: Callable[..., Said], tmp_path: Path
+def test_workers_keep_the_model_they_pulled_last_if_the_server_fails(
+    engine: str, asynchronous: bool, shoal: Callable[..., CommandResult], tmp_path: Path
 ) -> None:
     (tmp_path / "served.toml").write_text(
         f"""
@@ -300,19 +300,19 @@ def test_workers_keep_what_they_pulled_last_when_the_server_dies(
     folder = RunFolder(next((tmp_path / "runs" / "served").iterdir()))
     summary = folder.read_summary()
     assert (summary["status"], list(summary["lost"])) == ("incomplete", [str(SERVER)])
-    assert summary["events"]["server lost"] == NODES
+    assert summary["events"]["server unreachable"] == NODES
     assert all(folder.model(worker).exists() for worker in range(NODES))
 
 
-# What experiments may say
+# Options
 
 
-def test_a_limit_of_staleness_needs_asynchronous_workers() -> None:
+def test_staleness_needs_asynchronous_workers() -> None:
     with pytest.raises(ExperimentError, match="staleness is a limit for asynchronous workers"):
         Experiment.from_table({"algorithm": {"name": "parameter-server", "staleness": 2}})
 
 
-def test_only_full_sharing_says_a_step_as_it_is(tmp_path: Path) -> None:
+def test_sharing_other_than_full_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from shoal.sharing.full import FullSharing\n\n\nclass Mine(FullSharing):\n    pass\n"
     )

@@ -458,7 +458,7 @@ MUTE = textwrap.dedent(
     from shoal.engines.processes.liveness import LivenessMonitor
     from shoal.engines.processes.node_registry import NodeState
 
-    say = CoordinatorLink.say
+    send = CoordinatorLink.send
 
 
     def mutely(self, said, params=None):
@@ -466,10 +466,10 @@ MUTE = textwrap.dedent(
             if Path("began").exists():
                 return
             Path("began").touch()
-        say(self, said, params)
+        send(self, said, params)
 
 
-    CoordinatorLink.say = mutely
+    CoordinatorLink.send = mutely
     from_the_start = Path("began").exists()
 
 

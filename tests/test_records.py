@@ -1,4 +1,4 @@
-"""What a run writes down, and how it is read again."""
+"""The files of a run: what is written, and how it is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from shoal.experiment import Experiment
 from shoal.experiment.running import Run
 from shoal.results.progress import Outcome
 from shoal.results.records import Average, End, Evaluation, Event, Record, RecordFile, Round, RunFolder, decode, encode
-from shoal.results.summary import statistics, summarize
+from shoal.results.statistics import statistics
+from shoal.results.summary import summarize
 
 
 @pytest.fixture(scope="module")
@@ -75,31 +76,31 @@ def test_the_experiment_of_a_run_can_be_run_again(done: Run, tmp_path: Path) -> 
         assert again.summary[key] == done.summary[key]
 
 
-def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_left_out(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "cut")
     whole = [Round(0, 0.1, 2.0, 10, 1), Evaluation(0, 0.1, {"accuracy": 0.5})]
-    lines = RecordFile(folder.node(0))
+    file = RecordFile(folder.node(0))
     for record in whole:
-        lines.write(record)
-    lines.close()
-    with folder.node(0).open("ab") as file:
-        file.write(encode(Round(1, 0.2, 1.9, 20, 2))[:-7])
+        file.write(record)
+    file.close()
+    with folder.node(0).open("ab") as cut:
+        cut.write(encode(Round(1, 0.2, 1.9, 20, 2))[:-7])
     assert list(folder.read(0)) == whole
-    assert list(folder.read(1)) == [], "a node that wrote nothing"
+    assert list(folder.read(1)) == [], "a node without records"
 
 
-def test_the_summary_tells_of_the_last_average_whichever_was_written_last(tmp_path: Path) -> None:
+def test_the_summary_has_the_last_average_in_whatever_order_they_were_written(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "late")
-    lines = RecordFile(folder.averages)
-    lines.write(Average(3, 0.2, 6, 0.5, {"accuracy": 0.9}))
-    lines.write(Average(1, 0.1, 6, 0.7, {"accuracy": 0.4}))  # evaluated beside the other, and slower
-    lines.close()
+    file = RecordFile(folder.averages)
+    file.write(Average(3, 0.2, 6, 0.5, {"accuracy": 0.9}))
+    file.write(Average(1, 0.1, 6, 0.7, {"accuracy": 0.4}))  # evaluated in parallel, and slower
+    file.close()
     summary = summarize(folder, "processes", 6, 1, Outcome("completed", 1.0, 1.0))
     assert summary["averaged_model"] == {"accuracy": 0.9, "round": 3}
     assert summary["consensus_distance"] == 0.5
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_raises_a_launch_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match=r"cannot write to the output folder .*: Not a directory; choose another"):
         RunFolder.create(tmp_path / "file", "x")
@@ -124,6 +125,14 @@ def test_a_record_is_read_as_it_was_written(record: Record) -> None:
     assert decode(line) == record
 
 
+def test_the_old_name_of_unauthenticated_connections_is_read(tmp_path: Path) -> None:
+    new = End(1.0, "d", 1, 1, 0, 0, unauthenticated_connections=3)
+    assert decode(encode(new).replace(b"unauthenticated_connections", b"strangers")) == new
+    folder = RunFolder.create(tmp_path, "old")
+    folder.summary.write_text('{"status": "completed", "strangers": 4}')
+    assert folder.read_summary() == {"status": "completed", "unauthenticated_connections": 4}
+
+
 def test_a_score_that_is_not_finite_is_read_as_nan() -> None:
     read = decode(encode(Average(3, 1.0, 2, math.inf, {"loss": math.nan, "accuracy": 0.1})))
     assert isinstance(read, Average)
@@ -132,7 +141,7 @@ def test_a_score_that_is_not_finite_is_read_as_nan() -> None:
     assert (read.round, read.nodes, read.scores["accuracy"]) == (3, 2, 0.1)
 
 
-def test_statistics_of_what_is_not_finite_are_nan_and_of_nothing_none() -> None:
+def test_statistics_are_nan_if_a_value_is_not_finite_and_none_without_values() -> None:
     assert statistics([]) is None
     assert statistics([1.0, 3.0]) == {"mean": 2.0, "std": 1.0, "min": 1.0, "max": 3.0}
     diverged = statistics([1.0, math.inf, -math.inf])

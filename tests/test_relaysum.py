@@ -25,20 +25,20 @@ def distances(adjacency: Any) -> Any:
 
 
 @pytest.mark.parametrize("topology", ["tree", "star", CHAIN], ids=["tree", "star", "chain"])
-def test_all_models_are_averages_of_what_had_time_to_come(topology: Any, tmp_path: Path) -> None:
+def test_models_are_averages_of_all_that_could_have_latest(topology: Any, tmp_path: Path) -> None:
     described = experiment(RelaySum(ROUNDS), topology)
     shoal = Shoal(described)
     away = distances(shoal.adjacency())
     x, halves = shoal.start, []
     for r in range(ROUNDS):
         halves.append(x + shoal.steps(x))
-        told = r - np.maximum(0, away - 1)  # the round of the model of j that i has heard of
-        known = [[halves[told[i, j]][j] if told[i, j] >= 0 else shoal.start[j] for j in range(8)] for i in range(8)]
+        latest = r - np.maximum(0, away - 1)  # the round of the latest model of j that i has
+        known = [[halves[latest[i, j]][j] if latest[i, j] >= 0 else shoal.start[j] for j in range(8)] for i in range(8)]
         x = np.mean(known, axis=1)
     agrees(described, x, tmp_path)
 
 
-def test_processes_agree_with_the_simulation_to_the_bit(tmp_path: Path) -> None:
+def test_processes_and_simulation_give_identical_models(tmp_path: Path) -> None:
     same_in_both_engines(experiment(RelaySum(4), "tree", nodes=5), tmp_path)
 
 
@@ -50,7 +50,7 @@ def test_survivors_of_a_hang_learn(tmp_path: Path) -> None:
     survives_a_hang(experiment(RelaySum(60), "tree"), tmp_path)
 
 
-# What nodes that always train to a model of their own find: its average
+# Nodes whose training always gives the same model find the average of these models
 
 
 GIVEN = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
@@ -63,7 +63,7 @@ def given(node: int, params: Any) -> Any:
 @pytest.mark.parametrize(
     ("topology", "diameter"), [(Tree(), 5), (Star(), 2), (Grid(rows=1), 8)], ids=["tree", "star", "chain"]
 )
-def test_all_hold_the_exact_average_from_the_diameter_on_and_not_before(topology: Any, diameter: int) -> None:
+def test_average_is_exact_from_the_diameter_on_and_not_before(topology: Any, diameter: int) -> None:
     start = np.zeros_like(GIVEN)
     ends = np.stack([node.params for node in play(RelaySum(diameter), start, topology, given)])
     np.testing.assert_allclose(ends, np.tile(GIVEN.mean(0), (9, 1)), atol=1e-6)
@@ -71,17 +71,17 @@ def test_all_hold_the_exact_average_from_the_diameter_on_and_not_before(topology
     assert np.abs(early - GIVEN.mean(0)).max() > 0.01
 
 
-@pytest.mark.parametrize("lost", [1, 8], ids=["a branch", "a leaf"])
-def test_what_a_death_leaves_of_the_tree_averages_in_parts(lost: int) -> None:
-    nodes = play(RelaySum(14), np.zeros_like(GIVEN), Tree(), given, lost=lost)
-    parts = {1: [(0, 2, 5, 6), (3, 7, 8), (4,)], 8: [tuple(range(8))]}[lost]
+@pytest.mark.parametrize("failing", [1, 8], ids=["a branch", "a leaf"])
+def test_parts_of_the_tree_average_separately_after_a_failure(failing: int) -> None:
+    nodes = play(RelaySum(14), np.zeros_like(GIVEN), Tree(), given, failing=failing)
+    parts = {1: [(0, 2, 5, 6), (3, 7, 8), (4,)], 8: [tuple(range(8))]}[failing]
     for part in parts:
         for node in (node for node in nodes if node.id in part):
             np.testing.assert_allclose(node.params, GIVEN[list(part)].mean(0), atol=1e-6)
 
 
-def test_relays_that_are_none_are_dropped_and_counted() -> None:
-    def told(to: int, message: Message) -> Message:
+def test_invalid_relayed_sums_are_rejected_and_counted() -> None:
+    def tamper(to: int, message: Message) -> Message:
         total = message.payload.arrays["sum"]
         broken: dict[int, dict[str, Any]] = {
             1: {"sum": total[:1]},
@@ -92,7 +92,7 @@ def test_relays_that_are_none_are_dropped_and_counted() -> None:
         }
         return altered(message, **broken.get(message.sender, {}))
 
-    nodes = play(RelaySum(3), np.zeros_like(GIVEN), Star(), given, told=told)
+    nodes = play(RelaySum(3), np.zeros_like(GIVEN), Star(), given, tamper=tamper)
     assert nodes[0].rejected == 5 * 3
     np.testing.assert_allclose(nodes[0].params, GIVEN[[0, 6, 7, 8]].mean(0), atol=1e-6)
 
@@ -106,14 +106,14 @@ def test_relays_that_are_none_are_dropped_and_counted() -> None:
         {"name": "regular", "degree": 1, "dynamic": True},
         {"name": "edges", "edges": ((0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 6), (6, 7))},
     ],
-    ids=["a circle", "a changing graph", "a sampler", "changing pairs", "a circle and a chain"],
+    ids=["a cycle", "a dynamic graph", "a sampler", "dynamic pairs", "a cycle and a chain"],
 )
 @pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")
-def test_only_a_tree_will_do(topology: Any) -> None:
-    with pytest.raises(ExperimentError, match=r"relays sums along a tree.* use topology = { name = 'tree' }"):
+def test_graph_that_is_not_a_tree_is_rejected(topology: Any) -> None:
+    with pytest.raises(ExperimentError, match=r"needs a tree.* use topology = { name = 'tree' }"):
         experiment(RelaySum(), topology)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_lone_node_and_a_pair_are_trees(nodes: int, tmp_path: Path) -> None:
+def test_single_node_and_a_pair_are_trees(nodes: int, tmp_path: Path) -> None:
     assert experiment(RelaySum(3), "tree", nodes=nodes).run(tmp_path).summary["status"] == "completed"

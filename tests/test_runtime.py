@@ -181,7 +181,7 @@ def test_nonsense_on_a_node_s_port_is_refused_and_the_node_goes_on() -> None:
     (message,) = harness.run({0: receiver, 1: stranger})[0]
     assert message.sender == 1
     assert len(harness.rejected) == 7
-    assert any("there is no node 9" in why for why in harness.rejected)
+    assert any("the sender is node 9, which does not exist" in why for why in harness.rejected)
     assert any("a message of run 'another run'" in why for why in harness.rejected)
     assert any("a message for node 1, and this is node 0" in why for why in harness.rejected)
 

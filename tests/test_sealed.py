@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -31,7 +31,15 @@ from shoal.engines.processes.keys import KeyPair, make_keys
 from shoal.engines.processes.network_process import NetworkProcess
 from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.sealing import Seal, _HandshakeCounter, authenticated_sender
-from shoal.engines.processes.shaper import Registration, Shaper, Submission, decode_network_reports, encode, identity
+from shoal.engines.processes.shaper import (
+    NetworkAddress,
+    Registration,
+    Shaper,
+    Submission,
+    decode_network_reports,
+    encode,
+    identity,
+)
 from shoal.engines.processes.transport import Transport
 from shoal.errors import ExperimentError, LaunchError, MessageError
 from shoal.experiment import Experiment
@@ -320,7 +328,7 @@ def test_who_is_on_the_list_cannot_speak_for_another() -> None:
         async with places(count=3) as (receiver, sender, liar):
             await liar.transport.send(0, said(1))
             await soon(lambda: receiver.rejected)
-            assert receiver.rejected == ["a message of node 2's that says it is node 1's"]
+            assert receiver.rejected == ["node 2 sent a message in the name of node 1"]
             await sender.transport.send(0, said(1))
             await soon(lambda: receiver.came)
             assert len(receiver.came) == 1
@@ -331,7 +339,7 @@ def test_who_is_on_the_list_cannot_speak_for_another() -> None:
 def test_who_is_on_the_list_cannot_give_receipts_for_another() -> None:
     async def body() -> None:
         async with places(count=3) as (sender, receiver, liar):
-            receiver.transport.redeem = lambda message, ticket: receiver.came.append(message)  # gives none
+            receiver.transport.require_tickets(lambda message, ticket: receiver.came.append(message))  # and sends none
             transmitting = asyncio.create_task(sender.transport.transmit(1, said()))
             await soon(lambda: receiver.came)
             assert sender.seal is not None
@@ -340,7 +348,7 @@ def test_who_is_on_the_list_cannot_give_receipts_for_another() -> None:
             with knocking(sender.transport.endpoint, liar.seal.pair, sender.seal.pair.public) as push:
                 push.send_multipart([address(0, ticket), RUN.encode()])
                 await soon(lambda: sender.rejected)
-            assert sender.rejected == ["a receipt of node 2's for what was sent to node 1"]
+            assert sender.rejected == ["node 2 returned a receipt for a message to node 1"]
             assert not transmitting.done()
             transmitting.cancel()
 
@@ -518,7 +526,7 @@ def test_a_sealed_run_learns_what_a_plain_one_does_and_counts_strangers_at_every
             for port in doors:
                 stack.enter_context(knocking(f"tcp://127.0.0.1:{port}"))
                 stack.enter_context(knocking(f"tcp://127.0.0.1:{port}", KeyPair.fresh(), KeyPair.fresh().public))
-            until(lambda: going.folder.node(0).read_text().count("stranger refused") >= 2)
+            until(lambda: going.folder.node(0).read_text().count("unauthenticated connection") >= 2)
             until(lambda: going.said.count("the coordinator rejected an unauthenticated connection") >= 2)
             until(
                 lambda: "the network process rejected an unauthenticated connection" in going.said
@@ -528,7 +536,7 @@ def test_a_sealed_run_learns_what_a_plain_one_does_and_counts_strangers_at_every
     assert code == 0, out
     summary = going.summary
     assert summary["status"] == "completed"
-    at_nodes = summary["events"]["stranger refused"]
+    at_nodes = summary["events"]["unauthenticated connection"]
     assert at_nodes >= 2
     assert summary["unauthenticated_connections"] >= at_nodes + 2 + 1
     assert summary["messages_rejected"] == summary["messages_repeated"] == 0
@@ -710,10 +718,11 @@ def test_a_seal_closes_though_more_have_come_and_gone_than_anybody_looked_at() -
 
 def test_without_the_other_ones_key_a_sealed_process_says_nothing() -> None:
     async def body() -> None:
+        nowhere = NetworkAddress("tcp://127.0.0.1:9")
         async with places() as (place, _):
             for connect in (
-                lambda: CoordinatorLink(place.context, "tcp://127.0.0.1:9", place.seal, None),
-                lambda: Shaper(place.context, 0, "tcp://127.0.0.1:9", place.transport, print, place.seal, None),
+                lambda: CoordinatorLink(place.context, "tcp://127.0.0.1:9", cast(Any, None), place.seal),
+                lambda: Shaper(place.context, 0, nowhere, place.transport, print, seal=place.seal),
             ):
                 with pytest.raises(LaunchError, match="links are sealed"):
                     connect()
@@ -766,6 +775,7 @@ class Network:
         until(lambda: seal.answer_pending() or self._supervisor.poll(0))
         self._line, hello = self._supervisor.recv_multipart()
         self.endpoint = control.decode_from_node(hello).endpoint
+        self.address = NetworkAddress(self.endpoint, self.pair.public)
         self._seal = seal
         self._tell(control.Start([], time.monotonic(), public_keys=[pair.public for pair in pairs]))
 
@@ -815,11 +825,11 @@ def test_a_node_that_takes_the_name_of_another_at_the_network_neither_hears_nor_
 
     async def check(network: Network, pairs: list[KeyPair], receiver: Place, sender: Place, liar: Place) -> None:
         shapers = [
-            Shaper(p.context, p.id, network.endpoint, p.transport, p.came.append, p.seal, network.pair.public)
+            Shaper(p.context, p.id, network.address, p.transport, p.came.append, seal=p.seal)
             for p in (receiver, sender)
         ]
         for place, shaper in zip((receiver, sender), shapers, strict=True):
-            place.transport.redeem = shaper.take
+            place.transport.require_tickets(shaper.receive)
         assert await shapers[1].transmit(0, said(1, round=0))
         with liar.context.socket(zmq.DEALER) as lying:
             lying.setsockopt(zmq.IDENTITY, identity(1))
@@ -829,7 +839,7 @@ def test_a_node_that_takes_the_name_of_another_at_the_network_neither_hears_nor_
             lying.send(encode(Submission(7, 0, 100, time.monotonic(), True)))
             await soon(lambda: lying.poll(0))
             assert [told.ticket for told in decode_network_reports(lying.recv())] == [7]
-            await soon(lambda: (2, 7) in shapers[0]._told)  # its own, and not node 1's
+            await soon(lambda: shapers[0].is_missing(2, 7))  # its own, and not node 1's
             assert await shapers[1].transmit(0, said(1, round=1))
             await soon(lambda: len(receiver.came) == 2)
             assert not lying.poll(0)

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from shoal.engines.processes import shaper as shaper_module
-from shoal.engines.processes.shaper import Arrival, Shaper, encode
+from shoal.engines.processes.shaper import Arrival, NetworkAddress, Shaper, encode
 from shoal.engines.processes.transport import Transport
 from shoal.message import Message, Payload
 from shoal.message_budget import MessageBudget
@@ -27,10 +27,11 @@ def said(sender: int, round: int = 0) -> Message:
     return Message(sender, "model", round, Payload({"params": VALUES}))
 
 
-def held(shaper: Shaper) -> int:
-    """Bytes of all messages that it keeps."""
-    waiting = [message for *_, message in shaper._waiting]
-    return sum(m.wire_size for m in (*shaper._here.values(), *shaper._under_way.values(), *waiting))
+class Discarding:
+    """A transport that sends nothing."""
+
+    async def send(self, to: int, message: Message, ticket: int) -> bool:
+        return True
 
 
 class Place:
@@ -40,8 +41,8 @@ class Place:
         self.came: list[Message] = []
         self._network = context.socket(zmq.ROUTER)
         port = self._network.bind_to_random_port("tcp://127.0.0.1")
-        endpoint = f"tcp://127.0.0.1:{port}"
-        self.shaper = Shaper(context, 0, endpoint, cast(Transport, None), self.came.append, budget=budget)
+        address, transport = NetworkAddress(f"tcp://127.0.0.1:{port}"), cast(Transport, Discarding())
+        self.shaper = Shaper(context, 0, address, transport, self.came.append, budget)
         self._name: bytes | None = None
 
     def tell(self, *words: Arrival) -> None:
@@ -73,12 +74,12 @@ def test_of_what_is_never_posted_no_more_is_kept_than_a_mailbox_would_keep() -> 
 
     async def body(place: Place) -> None:
         shaper = place.shaper
-        shaper.take(said(2), 7)
+        shaper.receive(said(2), 7)
         for ticket in range(flood):
-            shaper.take(said(1, ticket), ticket)
-            assert held(shaper) <= size
+            shaper.receive(said(1, ticket), ticket)
+            assert shaper.held_bytes <= size
         assert flood * VALUES.nbytes > 2 * size, "or it would not have been too much"
-        assert shaper.dropped + len(shaper._here) == flood + 1
+        assert shaper.dropped + shaper.unannounced == flood + 1
         place.tell(Arrival(2, 7, 0.0))
         await place.until(lambda: place.came)
         assert [message.sender for message in place.came] == [2], "the others keep what is theirs"
@@ -97,18 +98,18 @@ def test_however_much_is_on_its_way_in_the_model_nothing_of_it_is_dropped(word_f
             tickets = range(first, first + 50)
             if word_first:
                 place.tell(*(Arrival(1, ticket, math.inf) for ticket in tickets))
-                await place.until(lambda last=tickets[-1]: (1, last) in shaper._told)
+                await place.until(lambda last=tickets[-1]: shaper.is_missing(1, last))
             for ticket in tickets:
-                shaper.take(said(1, ticket), ticket)
+                shaper.receive(said(1, ticket), ticket)
             if not word_first:
                 place.tell(*(Arrival(1, ticket, math.inf) for ticket in tickets))
-                await place.until(lambda: not shaper._here)
-        assert held(shaper) > 2 * MessageBudget(VALUES.nbytes, NODES).size
+                await place.until(lambda: not shaper.unannounced)
+        assert shaper.held_bytes > 2 * MessageBudget(VALUES.nbytes, NODES).size
         place.tell(*(Arrival(1, ticket, 0.0) for ticket in range(count)))
         await place.until(lambda: len(place.came) == count)
         assert [message.round for message in place.came] == list(range(count))
         assert not shaper.dropped
-        assert not held(shaper)
+        assert not shaper.held_bytes
 
     on_a_shaper(body)
 
@@ -120,7 +121,7 @@ def test_word_that_has_come_is_read_before_anything_is_dropped() -> None:
         place.tell(*(Arrival(1, ticket, math.inf) for ticket in range(count)))
         assert place.shaper._socket.poll(1000 * LONG)  # it is there, and the loop has not got to it
         for ticket in range(count):
-            place.shaper.take(said(1, ticket), ticket)
+            place.shaper.receive(said(1, ticket), ticket)
         assert not place.shaper.dropped
 
     on_a_shaper(body)
@@ -132,24 +133,23 @@ def test_what_comes_twice_with_one_ticket_is_not_kept_for_ever() -> None:
     async def body(place: Place) -> None:
         shaper = place.shaper
         for ticket in range(count):
-            shaper.take(said(1), ticket)
+            shaper.receive(said(1), ticket)
         place.tell(*(Arrival(1, ticket, math.inf) for ticket in range(count)))
         for ticket in range(count):
-            shaper.take(said(1), ticket)
+            shaper.receive(said(1), ticket)
         place.tell(*(Arrival(1, ticket, 0.0) for ticket in range(count)))
-        await place.until(lambda: place.came and not shaper._under_way)
+        await place.until(lambda: place.came)
         await asyncio.sleep(0.05)
-        assert held(shaper) <= MessageBudget(VALUES.nbytes, NODES).size
+        assert shaper.held_bytes <= MessageBudget(VALUES.nbytes, NODES).size
 
     on_a_shaper(body)
 
 
 def test_the_longest_that_a_node_sends_is_usual() -> None:
     async def body(place: Place) -> None:
-        ticket = place.shaper._post(1, said(0), 0.0, waits=False)
-        assert ticket
+        assert await place.shaper.send(1, said(0))
         for number in range(2 * NODES):
-            place.shaper.take(said(1 + number % 2, number), number)
+            place.shaper.receive(said(1 + number % 2, number), number)
         assert not place.shaper.dropped
 
     on_a_shaper(body, usual=0)
@@ -164,10 +164,10 @@ def test_word_of_messages_that_do_not_come_is_forgotten_by_and_by_and_for_each_s
         shaper = place.shaper
         place.tell(Arrival(2, 7, 0.0))
         place.tell(*(Arrival(1, ticket, 0.0) for ticket in range(1000)))
-        await place.until(lambda: (1, 999) in shaper._told)
-        assert [ticket for ticket in range(1000) if (1, ticket) in shaper._told] == list(range(990, 1000))
-        shaper.take(said(2), 7)
-        shaper.take(said(1, 5), 995)
+        await place.until(lambda: shaper.is_missing(1, 999))
+        assert [ticket for ticket in range(1000) if shaper.is_missing(1, ticket)] == list(range(990, 1000))
+        shaper.receive(said(2), 7)
+        shaper.receive(said(1, 5), 995)
         assert [(message.sender, message.round) for message in place.came] == [(2, 0), (1, 5)]
 
     on_a_shaper(body)

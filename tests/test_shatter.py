@@ -1,4 +1,4 @@
-"""Shatter: each chunk of the model is averaged over a random regular graph of its own, new in every round."""
+"""Shatter: each chunk of the model is averaged over its own random regular graph, a new one in every round."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ def test_each_chunk_follows_the_mixing_matrix_of_its_own_graph(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("nodes", "chunks", "degree"), [(7, 5, 4), (10, 3, 1), (2, 4, 1), (6, 60, 5)])
-def test_the_mean_of_every_parameter_stays_as_it_is(nodes: int, chunks: int, degree: int) -> None:
+def test_mean_of_every_parameter_is_kept(nodes: int, chunks: int, degree: int) -> None:
     before = models(nodes)
     after = np.stack([node.params for node in play(Shatter(3, chunks, degree), before, Ring())])
     np.testing.assert_allclose(after.mean(0), before.mean(0), atol=1e-6)
     assert np.std(after, axis=0).mean() < 0.6 * np.std(before, axis=0).mean()
 
 
-def test_no_node_is_sent_a_whole_model_by_one_sender() -> None:
-    said: dict[tuple[int, int, int], set[int]] = {}
+def test_no_node_receives_a_whole_model_from_one_sender() -> None:
+    chunks_sent: dict[tuple[int, int, int], set[int]] = {}
 
-    def told(to: int, message: Message) -> Message:
+    def tamper(to: int, message: Message) -> Message:
         chunk = message.payload.fields["fragment"]
         assert message.kind == f"chunk {chunk}"
-        said.setdefault((message.round, message.sender, to), set()).add(chunk)
+        chunks_sent.setdefault((message.round, message.sender, to), set()).add(chunk)
         return message
 
-    play(Shatter(3, 8, 2), models(12), Ring(), told=told)
-    assert sum(map(len, said.values())) == 3 * 12 * 8 * 2
-    assert max(map(len, said.values())) < 8
+    play(Shatter(3, 8, 2), models(12), Ring(), tamper=tamper)
+    assert sum(map(len, chunks_sent.values())) == 3 * 12 * 8 * 2
+    assert max(map(len, chunks_sent.values())) < 8
 
 
-def test_a_chunk_that_does_not_come_is_not_counted() -> None:
+def test_missing_chunk_is_left_out_of_the_average() -> None:
     fake = FakeRuntime().mark_failed(1)
     chunks = cut(((6,),), 2, 0)
     for c, value in ((0, 4.0), (1, 10.0)):
@@ -95,7 +95,7 @@ def test_a_chunk_that_does_not_come_is_not_counted() -> None:
     ],
     ids=str,
 )
-def test_what_is_not_the_chunk_is_dropped_and_counted(wrong: dict[str, Any]) -> None:
+def test_invalid_chunk_is_rejected_and_counted(wrong: dict[str, Any]) -> None:
     chunks = cut(((6,),), 2, 0)
     good = {
         (sender, c): Message(sender, f"chunk {c}", 0, chunks.payload(np.full(6, 6.0, np.float32), c))
@@ -111,7 +111,7 @@ def test_what_is_not_the_chunk_is_dropped_and_counted(wrong: dict[str, Any]) -> 
     assert node.params[chunks.positions[1]].tolist() == [4.0] * 3
 
 
-def test_processes_agree_with_the_simulation_to_the_bit(tmp_path: Path) -> None:
+def test_processes_and_simulation_give_identical_models(tmp_path: Path) -> None:
     same_in_both_engines(experiment(Shatter(3, 4, 2), nodes=5), tmp_path)
 
 
@@ -123,13 +123,13 @@ def test_survivors_of_a_hang_learn(tmp_path: Path) -> None:
     survives_a_hang(experiment(Shatter(12, 4, 3)), tmp_path)
 
 
-def test_one_that_dies_and_comes_back_takes_part_again_from_a_later_round_on(tmp_path: Path) -> None:
-    struck = Faults().crash(3).at(2.5).until(4.25).schedule
-    described = experiment(Shatter(8, 4, 3), device={"step_seconds": 1 / STEPS}, fault=struck)
+def test_node_that_rejoins_takes_part_again_from_a_later_round(tmp_path: Path) -> None:
+    faults = Faults().crash(3).at(2.5).until(4.25).schedule
+    described = experiment(Shatter(8, 4, 3), device={"step_seconds": 1 / STEPS}, fault=faults)
     run = described.run(tmp_path)
     assert run.summary["status"] == "completed"
-    ended = {node: [r for r in run.folder.read(node) if isinstance(r, Round)][-1] for node in range(8)}
-    assert {(r.round, r.time) for r in ended.values()} == {(7, 8.0)}  # nobody waited for what it was never sent
+    last = {node: [r for r in run.folder.read(node) if isinstance(r, Round)][-1] for node in range(8)}
+    assert {(r.round, r.time) for r in last.values()} == {(7, 8.0)}  # no node waited for a message that was never sent
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,6 @@ def test_one_that_dies_and_comes_back_takes_part_again_from_a_later_round_on(tmp
         ({}, {"sharing": {"name": "int8"}}, "sharing = 'int8': 'shatter' builds its own payloads"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(algorithm: Any, more: Any, problem: str) -> None:
+def test_invalid_options_are_rejected_before_the_run_starts(algorithm: Any, more: Any, problem: str) -> None:
     with pytest.raises(ExperimentError, match=problem):
         experiment({"name": "shatter", **algorithm}, **more)

@@ -1,4 +1,4 @@
-"""SWIFT: x ← Wx̂ + u with the models last heard, in nobody's time but one's own; and its weights on any graph."""
+"""SWIFT: x ← Wx̂ + u with the last models received, without waiting; and its weights on any graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle import Shoal, agrees, experiment, survives_a_crash, survives_a_hang
-from shoal.algorithms.swift import BROADCAST, SWIFT, coefficients
+from shoal.algorithms.support.communication_coefficients import communication_coefficients as coefficients
+from shoal.algorithms.swift import BROADCAST, SWIFT
 from shoal.errors import ExperimentError
 from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload
@@ -26,22 +27,22 @@ IRREGULAR = {"name": "edges", "edges": ((0, 1), (0, 2), (0, 3), (1, 2), (3, 4), 
 
 
 def matrix(graph: Any) -> Any:
-    """W: row i is what i gives to the models of all, its own on the diagonal."""
+    """W: row i holds the weights of node i, its own on the diagonal."""
     w = np.zeros((graph.nodes, graph.nodes))
     for node, weights in enumerate(coefficients(graph)):
         w[node, list(weights)] = list(weights.values())
     return w + np.diag(1 - w.sum(1))
 
 
-# The rule
+# The update rule
 
 
 @pytest.mark.parametrize(("skipped", "queue"), [(0, "latest"), (1, "latest"), (2, "latest"), (0, "all")])
-def test_all_models_follow_the_paper(skipped: int, queue: Any, tmp_path: Path) -> None:
-    network = {"name": "uniform", "latency": 1e-4}  # what is said in a round comes in this round
+def test_models_follow_the_paper(skipped: int, queue: Any, tmp_path: Path) -> None:
+    network = {"name": "uniform", "latency": 1e-4}  # messages of a round arrive in the same round
     described = experiment(SWIFT(6, skipped, queue), IRREGULAR, network=network)
     shoal = Shoal(described)
-    w, x = matrix(shoal.experiment.setup.mixing.graph), shoal.start
+    w, x = matrix(shoal.setup.mixing.graph), shoal.start
     for r in range(6):
         x = (w if (r + 1) % (skipped + 1) == 0 else np.eye(8)) @ x + shoal.steps(x)
     run = agrees(described, x, tmp_path)
@@ -53,35 +54,35 @@ def model(sender: int, value: float, round: int = 0) -> Message:
 
 
 def run(fake: FakeRuntime, algorithm: SWIFT, **settings: Any) -> Node:
-    """Node 0 of a ring of five, whose neighbours are 1 and 4: each counts a third."""
+    """Run node 0 of a ring of five. Its neighbours are 1 and 4; all weights are one third."""
     node = fake.node(nodes=5, params=F([3, 3]), train=lambda params: params + 100, **settings)
     fake.run(algorithm.run(node))
     return node
 
 
-def test_neighbours_count_as_they_were_last_heard_and_at_first_as_all_began() -> None:
+def test_last_model_of_each_neighbour_counts_and_at_first_the_initial_model() -> None:
     fake = FakeRuntime().deliver(model(1, 9), at=0.5).deliver(model(4, 12), at=1.5)
     np.testing.assert_allclose(run(fake, SWIFT(1)).params, (3 + 9 + 3) / 3 + 100)
     fake = FakeRuntime().deliver(model(1, 9), at=0.5).deliver(model(4, 12), at=1.5)
     np.testing.assert_allclose(run(fake, SWIFT(2)).params, (105 + 9 + 12) / 3 + 100)
 
 
-def test_what_is_heard_in_iterations_that_do_not_average_is_kept_for_those_that_do() -> None:
+def test_models_received_in_skipped_iterations_count_in_the_next_average() -> None:
     fake = FakeRuntime().deliver(model(1, 9), at=0.5).deliver(model(4, 12), at=1.5)
     np.testing.assert_allclose(run(fake, SWIFT(2, skipped=1)).params, (103 + 9 + 12) / 3 + 100)
 
 
-def test_a_model_that_another_has_overtaken_is_forgotten() -> None:
+def test_overtaken_model_is_ignored() -> None:
     fake = FakeRuntime(model(1, 9, round=5), model(1, 60, round=4))
     np.testing.assert_allclose(run(fake, SWIFT(1)).params, (3 + 9 + 3) / 3 + 100)
 
 
-def test_the_weight_of_the_dead_stays_with_the_node() -> None:
+def test_weight_of_a_failed_neighbour_stays_with_the_node() -> None:
     fake = FakeRuntime(model(1, 9), model(4, 12)).mark_failed(4, at=0.5)
     np.testing.assert_allclose(run(fake, SWIFT(1)).params, (3 + 9 + 3) / 3 + 100)
 
 
-def test_nobody_waits_for_anything() -> None:
+def test_node_never_waits() -> None:
     fake = FakeRuntime()
     fake.transmission = 50.0
     assert run(fake, SWIFT(7)).now() == 7.0
@@ -96,53 +97,53 @@ def test_nobody_waits_for_anything() -> None:
         Message(1, BROADCAST, 0, Payload({"params": F([9, np.nan])})),
         Message(1, BROADCAST, 0, Payload({"params": np.array([9.0, 9.0])})),
     ],
-    ids=["of a stranger", "nothing", "too short", "not finite", "of another type"],
+    ids=["not from a neighbour", "nothing", "too short", "not finite", "of another type"],
 )
-def test_what_makes_no_sense_is_dropped_and_counted(message: Message) -> None:
+def test_invalid_models_are_rejected_and_counted(message: Message) -> None:
     node = run(FakeRuntime(message), SWIFT(1))
     assert node.rejected == 1
     assert node.params.tolist() == [103, 103]
 
 
-def test_what_was_heard_is_in_the_state() -> None:
-    heard = run(FakeRuntime(model(1, 9), model(4, 12)), SWIFT(1))
+def test_received_models_are_part_of_the_state() -> None:
+    saved = run(FakeRuntime(model(1, 9), model(4, 12)), SWIFT(1))
     restored = FakeRuntime()
     node = restored.node(nodes=5, params=F([0, 0]), train=lambda params: params + 100)
-    node.restore(heard.state())
+    node.restore(saved.state())
     restored.run(SWIFT(2).run(node))
     np.testing.assert_allclose(node.params, (108 + 9 + 12) / 3 + 100)
 
 
-# What leaves the node
+# Sent messages
 
 
-def rounds_said(fake: FakeRuntime, to: int) -> list[tuple[float, int]]:
-    """When the last of each message to a peer left, and of which round it was."""
+def rounds_sent(fake: FakeRuntime, to: int) -> list[tuple[float, int]]:
+    """The time at which each message to a peer was sent completely, and its round."""
     sent = zip(fake.sent_at, fake.sent, strict=True)
     return [(at, message.round) for at, (peer, message) in sent if peer == to]
 
 
-def test_a_model_that_waits_is_replaced_by_the_next() -> None:
+def test_waiting_model_is_replaced_by_the_next() -> None:
     fake = FakeRuntime()
     fake.transmission = 2.5
     run(fake, SWIFT(9))
-    expected = [(2.5, 0), (5.0, 2), (7.5, 4), (9.0, 9)]  # the last is said whatever is still under way
-    assert rounds_said(fake, 1) == rounds_said(fake, 4) == expected
+    expected = [(2.5, 0), (5.0, 2), (7.5, 4), (9.0, 9)]  # the final model is sent at once
+    assert rounds_sent(fake, 1) == rounds_sent(fake, 4) == expected
 
 
-def test_or_none_is_left_out() -> None:
+def test_queue_all_sends_every_model() -> None:
     fake = FakeRuntime()
     fake.transmission = 2.5
     run(fake, SWIFT(9, queue="all"))
-    assert rounds_said(fake, 1) == [(float(r), r) for r in range(10)]
+    assert rounds_sent(fake, 1) == [(float(r), r) for r in range(10)]
 
 
-def test_on_slow_links_the_latest_is_worth_more_than_all(tmp_path: Path) -> None:
+def test_queue_latest_learns_better_on_slow_links(tmp_path: Path) -> None:
     slow = {"name": "uniform", "upload": 0.36}
     runs = [experiment(SWIFT(60, queue=queue), network=slow, nodes=6).run(tmp_path) for queue in ("latest", "all")]
-    latest, every = (done.summary for done in runs)
-    assert latest["messages_sent"] < 0.7 * every["messages_sent"]
-    assert latest["loss"]["mean"] < 0.95 * every["loss"]["mean"]
+    latest, all_models = (done.summary for done in runs)
+    assert latest["messages_sent"] < 0.7 * all_models["messages_sent"]
+    assert latest["loss"]["mean"] < 0.95 * all_models["loss"]["mean"]
 
 
 # The weights
@@ -157,7 +158,7 @@ def graphs(draw: st.DrawFn) -> Any:
 
 
 def by_the_paper(graph: Any) -> Any:
-    """The rule by itself, on matrices, one degree after another."""
+    """The paper's rule alone, on matrices, in descending order of degree."""
     n = graph.nodes
     linked = np.zeros((n, n))
     for node in range(n):
@@ -175,7 +176,7 @@ def by_the_paper(graph: Any) -> Any:
 
 @given(graphs())
 @settings(max_examples=100, deadline=None)
-def test_weights_are_symmetric_and_of_a_node_sum_to_one_with_a_share_of_its_own(graph: Any) -> None:
+def test_weights_are_symmetric_and_sum_to_one_with_a_positive_own_weight(graph: Any) -> None:
     w = matrix(graph)
     linked = {(node, peer) for node in range(graph.nodes) for peer in graph.links(node, 0).of}
     assert (w == w.T)[~np.eye(len(w), dtype=bool)].all()
@@ -188,53 +189,53 @@ def test_weights_are_symmetric_and_of_a_node_sum_to_one_with_a_share_of_its_own(
 
 @given(graphs())
 @settings(max_examples=100, deadline=None)
-def test_weights_are_the_papers_wherever_its_rule_holds_what_it_promises(graph: Any) -> None:
+def test_weights_are_those_of_the_paper_if_its_rule_keeps_own_weights_positive(graph: Any) -> None:
     expected = by_the_paper(graph)
     if expected.diagonal().min() > 1 / graph.nodes + 1e-9:
         np.testing.assert_allclose(matrix(graph), expected, atol=1e-12)
 
 
-def test_where_all_have_the_same_degree_all_count_alike() -> None:
+def test_weights_are_equal_on_regular_graphs() -> None:
     for graph, degree in ((Ring().build(7, 0), 2), (Full().build(6, 0), 5)):
         assert all(weight == 1 / (degree + 1) for weights in coefficients(graph) for weight in weights.values())
 
 
-def test_those_of_highest_degree_say_first() -> None:
+def test_nodes_of_highest_degree_offer_first() -> None:
     star = coefficients(Star().build(5, 0))
     assert star == [dict.fromkeys((1, 2, 3, 4), 0.2), *[{0: 0.2}] * 4]
-    # 0 has degree 4 and offers 1/5; then 1 has degree 3, offers (1 − 1/5)/3 to 5 and 6, which have it from nobody else
+    # 0 has degree 4 and offers 1/5; then 1 has degree 3, offers (1 − 1/5)/3 to 5 and 6, which get no other offer
     chain = coefficients(undirected(7, [(0, 1), (0, 2), (0, 3), (0, 4), (1, 5), (1, 6)]))
     assert chain[1] == pytest.approx({0: 1 / 5, 5: 4 / 15, 6: 4 / 15})
 
 
-def test_of_equals_the_smaller_offer_holds() -> None:
+def test_smaller_offer_counts_between_equal_degrees() -> None:
     # 1 and 2 have degree 2; 1 has a quarter from 0 and could offer 3/8, 2 has nothing and offers 1/3
     graph = undirected(6, [(0, 1), (0, 4), (0, 5), (1, 2), (2, 3)])
     assert coefficients(graph)[1] == pytest.approx({0: 1 / 4, 2: 1 / 3})
     assert coefficients(graph)[2] == pytest.approx({1: 1 / 3, 3: 1 / 3})
 
 
-def test_a_node_that_is_offered_more_than_it_has_takes_less() -> None:
+def test_node_accepts_less_if_offers_exceed_one() -> None:
     # Node 0 has three neighbours of degree 4, whose others have degree 12 and offer them little: they offer about half.
     hubs, given = range(4, 7), range(1, 4)
     edges = [(0, k) for k in given] + [(k, hub) for k in given for hub in hubs]
     edges += [(hub, 7 + 9 * i + leaf) for i, hub in enumerate(hubs) for leaf in range(9)]
     graph = undirected(7 + 27, edges)
-    assert by_the_paper(graph)[0, 0] < 0, "the rule by itself breaks its promise"
+    assert by_the_paper(graph)[0, 0] < 0, "the paper's rule alone gives a negative own weight"
     assert coefficients(graph)[0] == dict.fromkeys(given, 0.25)
     assert matrix(graph).diagonal().min() >= 1 / graph.nodes
 
 
-# Any schedule
+# Random schedules
 
 
 @given(st.integers(0, 2**32), st.integers(2, 8), st.integers(0, 2), st.sampled_from(["latest", "all"]))
 @settings(max_examples=20, deadline=None)
-def test_models_agree_without_training_whoever_dies(seed: int, nodes: int, skipped: int, queue: Any) -> None:
+def test_models_agree_without_training_despite_a_failure(seed: int, nodes: int, skipped: int, queue: Any) -> None:
     models = np.random.default_rng(seed).normal(size=(nodes, 4)).astype(F)
     world: dict[str, Any] = {"models": models, "topology": Full(), "train": lambda _, params: params, "loss": 0.1}
     unsteady = Unsteady(seed, nodes, SWIFT(100, skipped, queue), **world)
-    unsteady.die(0, at=10.0)
+    unsteady.fail(0, at=10.0)
     ends = np.stack([node.params for node in unsteady.run()])
     assert len(ends) == nodes - 1
     assert np.ptp(ends, axis=0).max() < 1e-3
@@ -242,10 +243,10 @@ def test_models_agree_without_training_whoever_dies(seed: int, nodes: int, skipp
     assert (ends.max(0) <= models.max(0) + 1e-4).all()
 
 
-# Whole runs
+# Complete runs
 
 
-def test_both_engines_come_to_the_end_and_learn(tmp_path: Path) -> None:
+def test_nodes_learn_in_both_engines(tmp_path: Path) -> None:
     training = {"lr": 0.2, "batch_size": 16, "local_steps": 10}
     described = experiment(SWIFT(20), nodes=4, partition={"name": "iid"}, training=training)
     before = Setup(described).evaluate(Setup(described).initial)
@@ -253,10 +254,10 @@ def test_both_engines_come_to_the_end_and_learn(tmp_path: Path) -> None:
         done = dataclasses.replace(described, engine=engine).run(tmp_path)  # type: ignore[arg-type]
         assert done.summary["status"] == "completed"
         assert done.summary["rounds"] == 20
-        assert done.summary["loss"]["mean"] < 0.8 * before["loss"]  # where nobody waits, some may hear little
+        assert done.summary["loss"]["mean"] < 0.8 * before["loss"]  # without waiting, some nodes may receive little
 
 
-def test_a_run_replays_to_the_bit_and_reaches_what_the_digits_allow(tmp_path: Path) -> None:
+def test_run_is_reproducible_and_accurate(tmp_path: Path) -> None:
     graph, network, partition = {"name": "regular", "degree": 3}, {"name": "uniform"}, {"name": "iid"}
     described = experiment(SWIFT(60), graph, network=network, partition=partition)
     runs = [described.run(tmp_path) for _ in range(2)]
@@ -273,7 +274,7 @@ def test_survivors_of_a_hang_learn(tmp_path: Path) -> None:
     survives_a_hang(experiment(SWIFT(40)), tmp_path)
 
 
-def test_lone_nodes_train_alone(tmp_path: Path) -> None:
+def test_single_node_trains_alone(tmp_path: Path) -> None:
     assert experiment(SWIFT(3), "ring", nodes=1).run(tmp_path).summary["status"] == "completed"
 
 
@@ -282,12 +283,12 @@ def test_lone_nodes_train_alone(tmp_path: Path) -> None:
     ["one-peer-exponential", "gossip-sampler", "peer-sampler", {"name": "regular", "degree": 3, "dynamic": True}],
     ids=str,
 )
-def test_graphs_that_change_or_go_one_way_are_refused(topology: Any) -> None:
-    with pytest.raises(ExperimentError, match="averages with what lasting neighbours said"):
+def test_dynamic_and_directed_graphs_are_rejected(topology: Any) -> None:
+    with pytest.raises(ExperimentError, match="needs an undirected graph that does not change"):
         experiment(SWIFT(), topology)
 
 
 @pytest.mark.parametrize("parameters", [{"rounds": 0}, {"skipped": -1}, {"queue": "some"}], ids=str)
-def test_what_cannot_be_is_refused_before_anything_starts(parameters: dict[str, Any]) -> None:
+def test_invalid_options_are_rejected_before_the_run_starts(parameters: dict[str, Any]) -> None:
     with pytest.raises(ExperimentError, match=f"algorithm.{next(iter(parameters))} = "):
         experiment({"name": "swift", **parameters})

@@ -1,4 +1,4 @@
-"""A simulated world in which nothing can be relied on, for what must hold in any schedule."""
+"""A simulated network with random delays, losses and failures, for invariants that must hold in any schedule."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shoal.testing import FakeRuntime
 
 
 class Unsteady:
-    """A world in which deaths are torn, and news of them slow.
+    """Nodes on an unreliable network.
 
-    Nodes train for different times, messages take up to `delay` seconds and overtake each other, a part `loss` of them
-    is lost, a node dies in the midst of things, what it had under way may be lost, and each of the others learns of its
-    death at a time of its own. There are no timeouts unless `receive_timeout` is given. `models` are those that nodes
-    begin with; `train(node, params)` is what they learn.
+    Nodes train for different times. Messages take up to `delay` seconds and overtake each other; the share `loss` of
+    them is lost. A node fails at any moment, its messages in transit may be lost, and each of the others learns of the
+    failure at a different time. There are no timeouts unless `receive_timeout` is given. `models` are the initial
+    models; `train(node, params)` returns the trained model.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Unsteady:
         self.delay, self.loss = delay, loss
         self.delivered = 0
         self.fakes = [FakeRuntime() for _ in range(nodes)]
-        """They keep the records of the nodes."""
+        """The records of the nodes."""
         self.nodes = [
             fake.node(
                 id,
@@ -62,11 +62,11 @@ class Unsteady:
             node.trainer.step_seconds = 0.5 + self.rng.random()  # type: ignore[attr-defined]
             runtime.start(algorithm.run(node))
 
-    def die(self, node: int, at: float) -> None:
-        self.world.kernel.at(at, partial(self._die, node))
+    def fail(self, node: int, at: float) -> None:
+        self.world.kernel.at(at, partial(self._fail, node))
 
     def run(self) -> list[Node]:
-        """Those that live to the end."""
+        """Run to the end, and return the nodes that did not fail."""
         self.world.kernel.run()
         self.world.raise_if_deadlocked()
         left = [node for node in self.nodes if not self.world.runtimes[node.id].failed]
@@ -74,15 +74,15 @@ class Unsteady:
         return left
 
     async def _send(self, sender: int, to: int, message: Message) -> bool:
-        self._on_its_way(sender, to, message)
+        self._put_in_transit(sender, to, message)
         return True
 
     async def _transmit(self, sender: int, to: int, message: Message) -> bool:
         await self.world.runtimes[sender].sleep(self.delay * self.rng.random())
-        self._on_its_way(sender, to, message)
+        self._put_in_transit(sender, to, message)
         return True
 
-    def _on_its_way(self, sender: int, to: int, message: Message) -> None:
+    def _put_in_transit(self, sender: int, to: int, message: Message) -> None:
         arrival = self.world.kernel.now + self.delay * self.rng.random()
         if self.rng.random() >= self.loss:
             self.world.kernel.at(arrival, partial(self._deliver, sender, to, message))
@@ -93,7 +93,7 @@ class Unsteady:
             self.delivered += 1
             self.world.runtimes[to].mailbox.put(message)
 
-    def _die(self, node: int) -> None:
+    def _fail(self, node: int) -> None:
         runtime = self.world.runtimes[node]
         runtime.failed, runtime.running = True, False
         runtime.stop()

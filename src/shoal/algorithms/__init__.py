@@ -1,4 +1,8 @@
-"""Who speaks when: one algorithm, one file. Start at dpsgd.py."""
+"""When a node trains, sends, receives and averages: one file per algorithm. Start with dpsgd.py.
+
+An algorithm's file shows the update rule of its paper; everything else is in `support`. The package imports the core,
+`shoal.node`, sharings and topologies, and no engine.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,24 @@ from shoal.node import Node
 
 
 class Algorithm(Protocol):
-    """What a node does, as a coroutine. Its parameters are those of its constructor.
+    """The program of a node, as a coroutine. Its options are the parameters of its constructor.
 
-    Every `await` is a window in which other tasks of the node may change `node.params`. No `time`, `random`,
-    `asyncio` or threads in here: the node offers a clock, generators and background tasks that work in every engine.
+    All nodes of a run execute `run` with the same options; it ends after the node's last round. During every `await`
+    other tasks of the node may change `node.params`: add a step to it, never overwrite it with an older result. Do not
+    use `time`, `random`, `asyncio` or threads: the node offers a clock, generators and background tasks that work in
+    every engine.
 
-    An algorithm may also have
-    - `async def serve(self, node)`: the life of one more node, a server (see `shoal.node.ServiceProvider`);
-    - `speaks`, one of `Speaks`: to whom, and whether by `node.sharing`. It tells which sharings go
-      with the algorithm; "neighbours" when it is not said;
-    - `incompatibilities(whole)`: what it cannot work with (see `shoal.traits.Constrained`).
+    An algorithm may declare `traits: ClassVar[Traits]` (see `shoal.traits.Traits`). Shoal uses them to reject
+    experiments that cannot work:
+    - `sends_to`: the receivers of its models: "neighbours" (the default), "server" or "anyone";
+    - `own_payloads`: it builds its own payloads and does not use `node.sharing`;
+    - `needs_only_sum`: it uses only the weighted sum of the received models, so that secure aggregation is possible;
+    - `has_service`: it has a method `async def serve(self, node)`, the program of one more node, a server (see
+      `shoal.node.ServiceProvider`);
+    - `per_node_options`: the options that may differ between nodes.
+
+    An algorithm that does not work with every experiment also has `incompatibilities(experiment)` (see
+    `shoal.traits.Constrained`).
     """
 
     async def run(self, node: Node) -> None: ...

@@ -1,4 +1,4 @@
-"""D-Cliques: the topology makes up for what single nodes lack, and cliques average gradients.
+"""D-Cliques: cliques that hold all classes average gradients, and all neighbours average models.
 
 Bellet, Kermarrec, Lavoie: D-Cliques: Compensating for Data Heterogeneity with Topology in Decentralized Federated
 Learning, SRDS 2022 (arXiv:2104.07365).
@@ -21,12 +21,12 @@ STEP = "step"
 
 @dataclass(frozen=True)
 class DCliquesSGD:
-    """Bellet et al. 2022: average steps in a clique that holds all classes, then models with all neighbours.
+    """Bellet et al. 2022: average steps in a clique that holds all classes, then average models with all neighbours.
 
-    Cliques of up to `size` nodes are made so that each holds the label mix of all; `between` is how they are linked.
-    With the local step u = train(x) − x, which is −ηg for one step of SGD: x½ = x + mean of u over the clique, all
-    members alike, then x ← Wx½ with Metropolis-Hastings weights. Steps are told in full, models as the sharing says.
-    The experiment's own topology is not used.
+    Each clique of up to `size` nodes has the label distribution of all nodes; `between` is the graph that links
+    cliques. With the local step u = train(x) − x, which is −ηg for one step of SGD: x½ = x + mean of u over the clique,
+    then x ← Wx½ with Metropolis-Hastings weights. Steps are sent in full, models by the experiment's sharing. The
+    experiment's own topology is not used.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100

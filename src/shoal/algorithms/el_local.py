@@ -1,4 +1,4 @@
-"""EL-Local: Epidemic Learning in which each node picks whom it sends to by itself.
+"""EL-Local: Epidemic Learning in which each node chooses its receivers itself.
 
 De Vos, Farhadkhani, Guerraoui, Kermarrec, Pires, Sharma: Epidemic Learning: Boosting Decentralized Learning with
 Randomized Communication, NeurIPS 2023.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from shoal.algorithms.support.requirements import unbuildable
+from shoal.algorithms.support.requirements import requires_own_graph
 from shoal.node import Node
 from shoal.topologies.random_out import RandomOut
 from shoal.traits import ExperimentView, Traits
@@ -18,11 +18,11 @@ from shoal.types import Bounds
 
 @dataclass(frozen=True)
 class ELLocal:
-    """De Vos et al. 2023, EL-Local: train, send to a few random nodes, average with however many come.
+    """De Vos et al. 2023, EL-Local: train, send to a few random nodes, average with all models received.
 
-    Each node sends to `peers` others (the paper's s), and averages its own model and those received alike. How many
-    come is left to chance; nodes draw from the experiment's seed, so each knows whom to wait for, and nobody is told
-    that there is nothing for it. The experiment's own topology is not used.
+    Each node sends to `peers` others (the paper's s), and averages its own model and the received ones with equal
+    weights. The number of received models is random. Receivers follow from the experiment's seed, so each node knows
+    its senders, and no message is needed to say that none will come. The experiment's own topology is not used.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -40,4 +40,4 @@ class ELLocal:
             node.params = node.sharing.merge(node.params, received, node.weights(received))
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return unbuildable("peers", RandomOut(self.peers), experiment)
+        return requires_own_graph("peers", RandomOut(self.peers), experiment)

@@ -1,4 +1,4 @@
-"""EL-Oracle: Epidemic Learning on a fresh random regular graph each round.
+"""EL-Oracle: Epidemic Learning on a new random regular graph in each round.
 
 De Vos, Farhadkhani, Guerraoui, Kermarrec, Pires, Sharma: Epidemic Learning: Boosting Decentralized Learning with
 Randomized Communication, NeurIPS 2023.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from shoal.algorithms.support.requirements import unbuildable
+from shoal.algorithms.support.requirements import requires_own_graph
 from shoal.node import Node
 from shoal.topologies.regular import Regular
 from shoal.traits import ExperimentView, Traits
@@ -18,10 +18,11 @@ from shoal.types import Bounds
 
 @dataclass(frozen=True)
 class ELOracle:
-    """De Vos et al. 2023, EL-Oracle: train, exchange on a new random regular graph each round, average.
+    """De Vos et al. 2023, EL-Oracle: train, exchange on a new random regular graph in each round, average.
 
-    Every node averages its own model and those of its `degree` neighbours (the paper's s) alike. There is no oracle:
-    each node works the graph of a round out from the experiment's seed. The experiment's own topology is not used.
+    Every node averages its own model and those of its `degree` neighbours (the paper's s) with equal weights. There is
+    no oracle: each node computes the graph of a round from the experiment's seed. The experiment's own topology is not
+    used.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -39,7 +40,7 @@ class ELOracle:
             node.params = node.sharing.merge(node.params, received, node.weights(received))
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return unbuildable("degree", self._graph(), experiment)
+        return requires_own_graph("degree", self._graph(), experiment)
 
     def _graph(self) -> Regular:
         return Regular(self.degree, dynamic=True)

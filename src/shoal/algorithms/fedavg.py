@@ -1,4 +1,4 @@
-"""FedAvg: a server calls some clients, they train, it averages (McMahan et al., AISTATS 2017, arXiv:1602.05629)."""
+"""FedAvg: a server samples clients, they train, it averages (McMahan et al., AISTATS 2017, arXiv:1602.05629)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from shoal.algorithms.support.server import alive, call, calls, dismiss
+from shoal.algorithms.support.server import RoundServer, running_clients, server_rounds
 from shoal.algorithms.support.server_optimizers import ServerOptimizer, ServerSGD
 from shoal.errors import MessageError
 from shoal.message import Payload
@@ -21,46 +21,47 @@ SAMPLES = "samples"
 
 @dataclass(frozen=True)
 class FedAvg:
-    """McMahan et al. 2017: each round a server calls a part of the clients, and averages by their sample counts.
+    """McMahan et al. 2017: in each round a server samples a part of the clients and averages by their sample counts.
 
-    With x the server's model, S the clients drawn and n_k their samples: x ← Σ n_k·train_k(x) / Σ n_k over S. `server`
-    puts an optimizer in place of that assignment: FedAvgM (Hsu et al. 2019), FedAdam, FedYogi and FedAdagrad (Reddi et
-    al. 2021). FedProx (Li et al. 2020) is `training.proximal`; local epochs are `training.local_epochs`.
+    With x the server's model, S the sampled clients and n_k their samples: x ← Σ n_k·train_k(x) / Σ n_k over S.
+    `server` replaces that assignment by an optimizer: FedAvgM (Hsu et al. 2019), FedAdam, FedYogi and FedAdagrad (Reddi
+    et al. 2021). FedProx (Li et al. 2020) is `training.proximal`; local epochs are `training.local_epochs`.
 
-    Clients answer by the experiment's sharing. One that dies or keeps silent is passed over, and counts no more in the
-    average than if it had not been drawn. At the end all hold the server's model; how clients end without a server is
-    said in `shoal.algorithms.support.server.calls`.
+    Clients send their models by the experiment's sharing. A client that fails or times out is left out of the average,
+    as if it had not been sampled. At the end all clients hold the server's model. If the server fails, clients end as
+    described in `shoal.algorithms.support.server.server_rounds`.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     fraction: Annotated[float, Bounds(above=0, at_most=1)] = 1.0
-    """Of the clients that are alive: how many are called, one at the least."""
+    """The fraction of the running clients to sample in a round; at least one client is sampled."""
     server: Annotated[ServerOptimizer, Nested("server-optimizer")] = field(default_factory=ServerSGD)
 
     traits: ClassVar[Traits] = Traits(sends_to="server", needs_only_sum=True, has_service=True)
 
     async def run(self, node: Node) -> None:
         await node.send([node.server], Payload({}, {SAMPLES: node.samples}), round=0, kind=JOIN)
-        async for r in calls(node):
+        async for r in server_rounds(node):
             trained = await node.train(node.params)
             await node.send([node.server], node.sharing.outgoing(trained, r), round=r)
 
     async def serve(self, node: Node) -> None:
-        joined = await node.receive_each(range(node.nodes), round=0, kind=JOIN, timeout=math.inf, check=_counts_samples)
-        samples = {client: int(said.fields[SAMPLES]) for client, said in joined.items()}
+        joined = await node.receive_each(range(node.nodes), round=0, kind=JOIN, timeout=math.inf, check=_check_samples)
+        samples = {client: int(payload.fields[SAMPLES]) for client, payload in joined.items()}
+        server = RoundServer(node)
         async for r in node.rounds(self.rounds):
-            drawn = self._draw(node, samples)
-            await call(node, drawn, r, _weights(samples, drawn))
-            received = await node.receive_each(drawn, round=r)
+            clients = self._sample(node, samples)
+            await server.start_round(clients, r, _weights(samples, clients))
+            received = await node.receive_each(clients, round=r)
             if not received:
-                node.event("nobody answered", f"round {r}: the model stays as it was")
+                node.event("no updates", f"round {r}: no client answered; the model is unchanged")
                 continue
             merged = node.sharing.merge(node.params, received, _weights(samples, received))
             node.params = self.server.step(node.params, merged - node.params, node.memory)
-        await dismiss(node, self.rounds)
+        await server.finish(self.rounds)
 
-    def _draw(self, node: Node, samples: Mapping[NodeId, int]) -> list[NodeId]:
-        clients = [client for client in alive(node) if client in samples]
+    def _sample(self, node: Node, samples: Mapping[NodeId, int]) -> list[NodeId]:
+        clients = [client for client in running_clients(node) if client in samples]
         count = max(1, round(self.fraction * len(clients)))
         return sorted(node.rng("clients").choice(clients, count, replace=False).tolist()) if clients else []
 
@@ -70,7 +71,7 @@ def _weights(samples: Mapping[NodeId, int], clients: Collection[NodeId]) -> dict
     return {client: samples[client] / total for client in clients}
 
 
-def _counts_samples(said: Payload) -> None:
-    count = said.fields.get(SAMPLES)
+def _check_samples(payload: Payload) -> None:
+    count = payload.fields.get(SAMPLES)
     if type(count) is not int or count < 1:
-        raise MessageError(f"expected a number of samples, at least 1, not {count!r}")
+        raise MessageError(f"{SAMPLES} = {count!r}: expected an integer, at least 1")

@@ -1,7 +1,7 @@
-"""Gossip learning: models walk the network on a clock, and are merged and trained where they come by.
+"""Gossip learning: on a clock, nodes send their models to random peers, which merge and train them.
 
 Ormándi, Hegedűs, Jelasity: Gossip Learning with Linear Models on Fully Distributed Data, Concurrency and Computation
-25(4), 2013; the merge by age is that of Hegedűs, Danner, Jelasity: Gossip Learning as a Decentralized Alternative to
+25(4), 2013; the merge by age is from Hegedűs, Danner, Jelasity: Gossip Learning as a Decentralized Alternative to
 Federated Learning, DAIS 2019.
 """
 
@@ -17,25 +17,27 @@ from shoal.sharing.sharing import Outgoing
 from shoal.traits import Traits
 from shoal.types import Bounds, NodeId
 
-OLDEST = 2**53
-"""No model is as old: ages up to here are exact as numbers of any kind."""
-SHORTEST = 1e-3
-"""Seconds: the shortest period that is not given, for devices that take no time."""
+MAX_AGE = 2**53
+"""Ages are below this limit, so that they are exact as integers and as floats."""
+MIN_PERIOD = 1e-3
+"""The shortest default period in seconds, for devices that take no time."""
 
 
 @dataclass(frozen=True)
 class Gossip:
-    """Ormándi et al. 2013: on a clock, send the model to one random peer; who hears a model merges, then trains.
+    """Ormándi et al. 2013: on a clock, send the model to one random peer; a receiver merges, then trains.
 
-    A model's age is how often it was trained. Of two models with ages s and t the merge is their average with weights
-    s/(s + t) and t/(s + t), and has the greater age. `variant` is what becomes of a model that comes:
-    "mu" merge with the own one, then train; "um" train both, then merge; "rw" train it in place of the own one, so
-    that models walk at random. Of several models of one peer that wait for a busy node, it takes the latest.
+    A model's age is the number of times that it was trained. Two models of ages s and t merge into their average with
+    weights s/(s + t) and t/(s + t), which has the greater age. `variant` is the treatment of a received model:
+    "mu": merge it with the node's model, then train; "um": train both, then merge; "rw": train it in place of the
+    node's model, so that models make random walks. Of several models of one peer that wait for a busy node, the latest
+    counts.
 
-    A round is one period: each node sends one model in it, the first after a random part of it, for clocks are not
-    set alike. `period` is in seconds. When it is not given, it is twice as long as a node takes for a model that
-    comes, by `device.step_seconds` and by how long the last one took: real time, where nodes are processes. It is a
-    millisecond at the least, for with `device.step_seconds = 0` all rounds would be over before anything could come.
+    A round is one period. Each node sends one model per period, the first after a random part of it, because clocks are
+    not synchronised. `period` is in seconds. By default it is twice the time that a node needs for a received model:
+    the larger of `device.step_seconds` times the steps and the time that the last one took, which is real time if
+    nodes are processes. It is at least a millisecond, because with `device.step_seconds = 0` all rounds would end
+    before any model arrives.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -45,70 +47,70 @@ class Gossip:
     traits: ClassVar[Traits] = Traits(sends_to="anyone")
 
     async def run(self, node: Node) -> None:
-        own = _Own(node, trainings=2 if self.variant == "um" else 1)
-        node.background(self._listen(node, own))
+        state = _ModelState(node, trainings=2 if self.variant == "um" else 1)
+        node.background(self._receive_models(node, state))
         rng = node.rng("gossip")
         async for r in node.rounds(self.rounds):
-            period = self.period or max(SHORTEST, 2 * own.seconds)
+            period = self.period or max(MIN_PERIOD, 2 * state.seconds)
             await node.sleep(period * rng.random() if r == 0 else period)
-            gone = node.failed_peers
-            peers = [peer for peer in (await node.peers(r)).to if peer not in gone]
+            failed = node.failed_peers
+            peers = [peer for peer in (await node.peers(r)).to if peer not in failed]
             if peers:
                 peer = peers[int(rng.integers(len(peers)))]
-                await node.send([peer], _aged(node.sharing.outgoing(node.params, r), peer, own.age), round=r)
+                await node.send([peer], _with_age(node.sharing.outgoing(node.params, r), peer, state.age), round=r)
 
-    async def _listen(self, node: Node, own: _Own) -> None:
-        """The only task that assigns the model: no step is lost, though the clock above goes on while it trains."""
+    async def _receive_models(self, node: Node, state: _ModelState) -> None:
+        """Receive and use models. Only this task assigns the model, so no step is lost while the clock above runs."""
         waiting: dict[NodeId, Message] = {}
         while True:
-            message = await node.receive(timeout=0.0 if waiting else None, check=_age)
+            message = await node.receive(timeout=0.0 if waiting else None, check=_age_of)
             if message is not None:
                 waiting[message.sender] = message
             elif waiting:
                 began = node.now()
-                await self._take(node, own, waiting.pop(next(iter(waiting))))
-                own.seconds = max(own.by_device, node.now() - began)
+                await self._use(node, state, waiting.pop(next(iter(waiting))))
+                state.seconds = max(state.device_seconds, node.now() - began)
 
-    async def _take(self, node: Node, own: _Own, message: Message) -> None:
-        sender, age = message.sender, _age(message.payload)
+    async def _use(self, node: Node, state: _ModelState, message: Message) -> None:
+        sender, age = message.sender, _age_of(message.payload)
         received = {sender: message.payload}
         if self.variant == "mu":
-            merged = node.sharing.merge(node.params, received, {sender: _share(age, own.age)})
-            trained, age = await node.train(merged), max(age, own.age)
+            merged = node.sharing.merge(node.params, received, {sender: _weight(age, state.age)})
+            trained, age = await node.train(merged), max(age, state.age)
         elif self.variant == "um":
             theirs = await node.train(node.sharing.merge(node.params, received, {sender: 1.0}))
             ours = await node.train(node.params)
-            share = _share(age + 1, own.age + 1)
-            trained, age = ours + (theirs - ours) * share, max(age, own.age)
+            weight = _weight(age + 1, state.age + 1)
+            trained, age = ours + (theirs - ours) * weight, max(age, state.age)
         else:
             trained = await node.train(node.sharing.merge(node.params, received, {sender: 1.0}))
-        node.params, own.age = trained, min(age + 1, OLDEST - 1)
-        node.memory["age"] = own.age
+        node.params, state.age = trained, min(age + 1, MAX_AGE - 1)
+        node.memory["age"] = state.age
 
 
-class _Own:
-    """What the clock of a node has to know of its model."""
+class _ModelState:
+    """The age of the node's model, and the time that a received model takes."""
 
     def __init__(self, node: Node, trainings: int) -> None:
         self.age: int = node.memory.get("age", 0)
-        self.by_device = trainings * node.trainer.steps(None) * node.trainer.step_seconds
-        """How long the node's device takes for a model that comes."""
-        self.seconds = self.by_device
-        """The same, or how long the last one took if that was longer."""
+        self.device_seconds = trainings * node.trainer.steps(None) * node.trainer.step_seconds
+        """The time that the node's device needs for a received model."""
+        self.seconds = self.device_seconds
+        """The same, or the time that the last model took if that was longer."""
 
 
-def _aged(outgoing: Outgoing, peer: NodeId, age: int) -> Payload:
-    said = outgoing if isinstance(outgoing, Payload) else outgoing(peer)
-    return Payload(said.arrays, {**said.fields, "age": age})
+def _with_age(outgoing: Outgoing, peer: NodeId, age: int) -> Payload:
+    payload = outgoing if isinstance(outgoing, Payload) else outgoing(peer)
+    return Payload(payload.arrays, {**payload.fields, "age": age})
 
 
-def _age(payload: Payload) -> int:
+def _age_of(payload: Payload) -> int:
     age = payload.fields.get("age")
-    if type(age) is not int or not 0 <= age < OLDEST:
-        raise MessageError(f"age = {age!r}: expected how often the model was trained")
+    if type(age) is not int or not 0 <= age < MAX_AGE:
+        raise MessageError(f"age = {age!r}: expected the number of times that the model was trained")
     return age
 
 
-def _share(theirs: int, ours: int) -> float:
-    """The weight of a model with age `theirs`; of two that were never trained, each counts alike."""
+def _weight(theirs: int, ours: int) -> float:
+    """The weight of a model of age `theirs`. Two models that were never trained have equal weights."""
     return theirs / (theirs + ours) if theirs + ours else 0.5

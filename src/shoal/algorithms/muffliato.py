@@ -1,4 +1,4 @@
-"""Muffliato: each node hides its model in noise, and gossip averages the noise away.
+"""Muffliato: each node adds noise to its model, and gossip averages the noise away.
 
 Cyffers, Even, Bellet, Massoulié: Muffliato: Peer-to-Peer Privacy Amplification for Decentralized Optimization and
 Averaging, NeurIPS 2022 (arXiv:2206.05091).
@@ -12,7 +12,7 @@ from typing import Annotated
 
 import numpy as np
 
-from shoal.algorithms.support.requirements import inexact
+from shoal.algorithms.support.requirements import requires_whole_models
 from shoal.errors import TopologyError
 from shoal.message import Payload
 from shoal.node import Node
@@ -23,8 +23,8 @@ from shoal.traits import ExperimentView
 from shoal.types import Bounds, Params
 
 EXCHANGE = "exchange {}"
-"""The kind of the messages of this exchange in a round. Their rounds are the node's, for by these it is known who is
-back."""
+"""The message kind of each exchange in a round. The round of a message is that of the node, because rejoining peers are
+recognised by it."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Muffliato:
     """Cyffers et al. 2022: train, add noise once, then average with the neighbours many times.
 
     `sigma` is the standard deviation of the Gaussian noise that a node adds to each parameter of its trained model,
-    once a round, before anyone sees it; in the units of the parameters. What privacy this gives, and how much more to
-    nodes far away, depends on the graph, on `gossip`, and on how far one sample can move a model: it is not accounted
-    for here, nor are gradients clipped.
+    once per round, before it sends the model; in the units of the parameters. The resulting privacy, and how much
+    stronger it is against distant nodes, depends on the graph, on `gossip`, and on how far one sample can move a model.
+    Shoal does not account for it, and does not clip gradients.
 
-    `gossip` is K, how often a round averages with W. All nodes' mean, of noised models, stays as it is. `accelerated`
-    takes the Chebyshev polynomial of W of degree K, which is nearest to the mean of all that K exchanges can reach:
-    x¹ = Wx⁰, x^{k+1} = ω_k Wx^k + (1 − ω_k)x^{k−1}, with ω from the spectral gap of the graph, which has to be
-    undirected and stay as it is. A changing graph changes with each exchange: number k of round r has graph rK + k.
+    `gossip` is K, the number of averages with W in a round. The mean of all noised models is kept. `accelerated`
+    applies the Chebyshev polynomial of W of degree K, which is the closest to the mean of all that K exchanges can
+    reach: x¹ = Wx⁰, x^{k+1} = ω_k Wx^k + (1 − ω_k)x^{k−1}, with ω from the spectral gap of the graph, which has to be
+    undirected and must not change. A dynamic graph changes with each exchange: number k of round r has graph rK + k.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -55,15 +55,15 @@ class Muffliato:
             x = trained + np.float32(self.sigma) * noise.standard_normal(trained.size, np.float32)
             before = x
             for k, omega in zip(range(self.gossip), _chebyshev(second), strict=False):
-                x, before = omega * await self._mixed(node, x, r, k) + (1 - omega) * before, x
+                x, before = omega * await self._average(node, x, r, k) + (1 - omega) * before, x
             node.params = x
 
-    async def _mixed(self, node: Node, x: Params, r: int, k: int) -> Params:
+    async def _average(self, node: Node, x: Params, r: int, k: int) -> Params:
         """This node's row of Wx, in exchange k of round r."""
 
-        def check(said: Payload) -> None:
+        def check(payload: Payload) -> None:
             if isinstance(node.sharing, PayloadChecker):
-                node.sharing.check(said, x)
+                node.sharing.check(payload, x)
 
         number, kind = r * self.gossip + k, EXCHANGE.format(k)
         peers = await node.peers(number)
@@ -73,18 +73,18 @@ class Muffliato:
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         graph = graph_of(experiment)
-        at = f"topology = {experiment.topology.name!r}"
+        topology = f"topology = {experiment.topology.name!r}"
         if self.accelerated and (changes(experiment) or (graph is not None and directed(graph))):
             return [
-                f"{at}: acceleration needs an undirected graph that stays as it is; use such a graph or "
+                f"{topology}: acceleration needs an undirected graph that does not change; use such a graph or "
                 "algorithm.accelerated = false"
             ]
         if graph is not None and graph.static and _gap(Mixing(graph, experiment.weights)) == 0.0:
-            return [f"{at}: {APART}"]
-        return inexact(experiment, "acceleration") if self.accelerated else []
+            return [f"{topology}: {DISCONNECTED}"]
+        return requires_whole_models(experiment, "acceleration") if self.accelerated else []
 
 
-APART = "its spectral gap is 0: some nodes never hear of others, and noise would not average away; connect the graph"
+DISCONNECTED = "its spectral gap is 0: it is not connected, and the noise would not average away; connect the graph"
 
 
 @cached_per_mixing
@@ -92,12 +92,12 @@ def _second_eigenvalue(mixing: Mixing) -> float:
     """|λ₂| of W."""
     gap = _gap(mixing)
     if gap == 0.0:
-        raise TopologyError(f"the graph of 'muffliato': {APART}")
+        raise TopologyError(f"the graph of 'muffliato': {DISCONNECTED}")
     return 1.0 - gap
 
 
 def _gap(mixing: Mixing) -> float:
-    from shoal.topologies.measures import matrix, spectral_gap  # scipy takes its time
+    from shoal.topologies.measures import matrix, spectral_gap  # imports scipy, which is slow
 
     return spectral_gap(matrix(mixing, 0))
 

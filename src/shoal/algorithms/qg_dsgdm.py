@@ -1,4 +1,4 @@
-"""QG-DSGDm: momentum from how the models moved together, in place of each node's own gradients.
+"""QG-DSGDm: momentum from the movement of the averaged models, in place of each node's own gradients.
 
 Lin, Karimireddy, Stich, Jaggi: Quasi-Global Momentum: Accelerating Decentralized Deep Learning on Heterogeneous Data,
 ICML 2021 (arXiv:2102.04761).
@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from shoal.algorithms.support.requirements import unlike_plain_sgd
+from shoal.algorithms.support.requirements import requires_plain_sgd
 from shoal.node import Node
 from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds
@@ -19,11 +19,11 @@ from shoal.types import Bounds
 
 @dataclass(frozen=True)
 class QGDSGDm:
-    """Lin et al. 2021, quasi-global momentum: D-PSGD with momentum from the way that the averaged models took.
+    """Lin et al. 2021, quasi-global momentum: D-PSGD with momentum from the movement of the averaged models.
 
-    With gradients g, x½ = x − η(βm + g), x⁺ = Wx½, m ← μm + (1 − μ)(x − x⁺)/η. Here m is kept as ηm, and
-    train(x) is x − ηg for one step of SGD. It is never sent. `beta` is how much of it a step takes, `mu` how much of
-    it stays; the paper sets both alike.
+    With gradients g, x½ = x − η(βm + g), x⁺ = Wx½, m ← μm + (1 − μ)(x − x⁺)/η. The code keeps ηm in place of m, and
+    train(x) is x − ηg for one step of SGD. The momentum is never sent. `beta` is its share in a step, `mu` the share
+    that is kept from round to round; the paper sets both to the same value.
     """
 
     traits: ClassVar[Traits] = Traits(needs_only_sum=True)
@@ -44,4 +44,4 @@ class QGDSGDm:
             node.memory["m"] = m = self.mu * m + (1 - self.mu) * (x - node.params)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return unlike_plain_sgd(experiment)
+        return requires_plain_sgd(experiment)

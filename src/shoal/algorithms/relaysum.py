@@ -1,4 +1,4 @@
-"""RelaySum: on a tree, sums are relayed, and every model counts alike from the tree's diameter on.
+"""RelaySum: nodes relay sums along a tree, and from the tree's diameter on every model has the same weight.
 
 Vogels, He, Koloskova, Lin, Karimireddy, Stich, Jaggi: RelaySum for Decentralized Deep Learning on Heterogeneous Data,
 NeurIPS 2021 (arXiv:2110.04175).
@@ -13,13 +13,13 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from shoal.algorithms.support.presence import PeerMonitor
+from shoal.algorithms.support.peer_monitor import PeerMonitor
 from shoal.algorithms.support.vectors import check_vectors
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.topologies.graph import Graph
-from shoal.topologies.inspection import directed, graph_of
+from shoal.topologies.inspection import graph_of, is_tree
 from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds, NodeId, Params
 
@@ -30,12 +30,12 @@ RELAY = "relay"
 class RelaySum:
     """Vogels et al. 2021: train, relay sums of models along a tree, average all n models.
 
-    With x½ = train(x) and N_i the neighbours of i, node i tells j the sum m_ij = x½_i + Σ_{k ∈ N_i, k ≠ j} m_ki, with
-    m_ki as last heard, and the number c_ij of models in it. Then x_i ← (x½_i + Σ_j m_ji + (n − c_i) x⁰)/n, where
-    c_i = 1 + Σ_j c_ji, and x⁰, the first model, stands for those that are too far away to be heard yet.
+    With x½ = train(x) and N_i the neighbours of i, node i sends j the sum m_ij = x½_i + Σ_{k ∈ N_i, k ≠ j} m_ki, with
+    m_ki as last received, and the number c_ij of models in it. Then x_i ← (x½_i + Σ_j m_ji + (n − c_i) x⁰)/n, where
+    c_i = 1 + Σ_j c_ji, and x⁰, the first model, replaces the models of nodes too far away to have arrived yet.
 
-    A neighbour that has died, or kept silent in a round, is missing from the sums, and so is all that it would have
-    relayed: the others divide by so many fewer. What a death leaves of the tree goes on in parts.
+    If a neighbour fails or times out, its sum is missing, with all models that it would have relayed. The other nodes
+    then divide by the number of models that they have. After a failure the remaining parts of the tree continue.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -45,70 +45,57 @@ class RelaySum:
     async def run(self, node: Node) -> None:
         first, n = node.memory.setdefault("first", node.params), node.nodes
         check = partial(_check, size=first.size, nodes=n)
-        heard = _remembered(node.memory.get("heard", {}))
-        reach, listener = _reach(node.mixing.graph, node.id), PeerMonitor(node)
+        received = _restored(node.memory.get("received", {}))
+        reach, monitor = _reach(node.mixing.graph, node.id), PeerMonitor(node)
         async for r in node.rounds(self.rounds):
             half = await node.train(node.params)
             neighbours = await node.peers(r)
-            await node.send(neighbours, partial(_relayed, half, heard), round=r, kind=RELAY)
-            heard = await listener.hear(neighbours, round=r, kind=RELAY, check=check)
-            total, count = _sum(half, heard.values())
+            await node.send(neighbours, partial(_relayed, half, received), round=r, kind=RELAY)
+            received = await monitor.receive(neighbours, round=r, kind=RELAY, check=check)
+            total, count = _sum(half, received.values())
             in_reach = reach[min(r, len(reach) - 1)]
             missing = in_reach - count
             total = total + first * np.float32(n - in_reach)
             node.params = total / np.float32(max(1, n - missing))
-            node.memory["heard"] = {str(j): [m.arrays["sum"], m.fields["count"]] for j, m in heard.items()}
+            node.memory["received"] = {str(j): [m.arrays["sum"], m.fields["count"]] for j, m in received.items()}
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         graph = graph_of(experiment)
-        if graph is not None and _is_tree(graph):
+        if graph is not None and is_tree(graph):
             return []
         return [
-            f"topology = {experiment.topology.name!r}: 'relaysum' relays sums along a tree, a connected graph without "
-            "circles that stays as it is; use topology = { name = 'tree' }, { name = 'star' }, "
+            f"topology = {experiment.topology.name!r}: 'relaysum' needs a tree, an undirected connected graph without "
+            "cycles that does not change; use topology = { name = 'tree' }, { name = 'star' }, "
             "or { name = 'grid', rows = 1 } for a chain"
         ]
 
 
-def _relayed(half: Params, heard: Mapping[NodeId, Payload], to: NodeId) -> Payload:
-    total, count = _sum(half, (said for peer, said in heard.items() if peer != to))
+def _relayed(half: Params, received: Mapping[NodeId, Payload], to: NodeId) -> Payload:
+    """The sum for one neighbour: all models except those that it relayed itself."""
+    total, count = _sum(half, (payload for peer, payload in received.items() if peer != to))
     return Payload({"sum": total}, {"count": count})
 
 
 def _sum(half: Params, relayed: Iterable[Payload]) -> tuple[Params, int]:
-    """The own model and those that were relayed, and how many they are."""
+    """The sum of the node's own model and all relayed ones, and the number of models in it."""
     total, count = half, 1
-    for said in relayed:
-        total, count = total + said.arrays["sum"], count + int(said.fields["count"])
+    for payload in relayed:
+        total, count = total + payload.arrays["sum"], count + int(payload.fields["count"])
     return total, count
 
 
-def _remembered(heard: Mapping[str, Any]) -> Mapping[NodeId, Payload]:
-    return {int(peer): Payload({"sum": total}, {"count": count}) for peer, (total, count) in heard.items()}
+def _restored(received: Mapping[str, Any]) -> Mapping[NodeId, Payload]:
+    return {int(peer): Payload({"sum": total}, {"count": count}) for peer, (total, count) in received.items()}
 
 
 def _reach(graph: Graph, node: NodeId) -> list[int]:
-    """How many nodes of a tree are at most 1, 2, 3, … links away from `node`, itself among them."""
+    """How many nodes of a tree are at most 1, 2, 3, … hops away from `node`, itself included."""
     counts = [1]
     frontier = [(node, node)]
     while frontier:
         frontier = [(peer, at) for at, before in frontier for peer in graph.links(at, 0).of if peer != before]
         counts.append(counts[-1] + len(frontier))
     return counts[1:]
-
-
-def _is_tree(graph: Graph) -> bool:
-    if not graph.static or directed(graph):
-        return False
-    if sum(graph.degree(node, 0) for node in range(graph.nodes)) != 2 * (graph.nodes - 1):
-        return False
-    # As many links as a tree: one in which all are reached from node 0.
-    reached, frontier = {0}, [0]
-    for at in frontier:  # grows while we walk it
-        found = [peer for peer in graph.links(at, 0).of if peer not in reached]
-        reached.update(found)
-        frontier += found
-    return len(reached) == graph.nodes
 
 
 def _check(payload: Payload, size: int, nodes: int) -> None:

@@ -1,4 +1,4 @@
-"""Running an experiment, in whichever engine, from its folder to its summary."""
+"""Run an experiment in its engine, from the creation of the run's folder to its summary."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ class Run:
 
 
 def run(
-    experiment: Experiment, out: Path, listener: ProgressListener | None = None, command_time: float | None = None
+    experiment: Experiment,
+    out: Path,
+    listener: ProgressListener | None = None,
+    command_time: float | None = None,
 ) -> Run:
-    """Run `experiment` below the folder `out`. Errors of the run are raised after its summary is written.
+    """Run `experiment` in a new folder below `out`. If the run fails, its summary is written and the error is raised.
 
-    `command_time` is when the user asked for it, on the clock of `time.time`; now, when not given.
+    `command_time` is the time of `time.time` at which the user started the command; default: now.
     """
     command_time = time.time() if command_time is None else command_time
     folder = RunFolder.create(out, experiment.name)
@@ -42,15 +45,15 @@ def run(
     placement = {machine: format_node_ids(nodes) for machine, nodes in experiment.placement.items()}
     folder.mapping.write_bytes(msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n")
     try:
-        outcome = _engine(experiment, folder, listener, command_time)
+        outcome = _run_engine(experiment, folder, listener, command_time)
     except BaseException as error:
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        _finish(folder, experiment, Outcome(status, wall_s=time.time() - command_time, startup_s=None))
+        _write_results(folder, experiment, Outcome(status, wall_s=time.time() - command_time, startup_s=None))
         raise
-    return Run(folder, _finish(folder, experiment, outcome))
+    return Run(folder, _write_results(folder, experiment, outcome))
 
 
-def _engine(
+def _run_engine(
     experiment: Experiment, folder: RunFolder, listener: ProgressListener | None, command_time: float
 ) -> Outcome:
     if experiment.engine == "simulation":
@@ -58,7 +61,7 @@ def _engine(
 
         simulation = Simulation(experiment, folder, listener, command_time)
         table = experiment.to_table()
-        table["simulation"]["batching"] = simulation.batching  # as it was measured, so that a replay does the same
+        table["simulation"]["batching"] = simulation.batching  # a replay of the run must not choose again
         write_experiment(folder.experiment, table)
         return simulation.run()
     from shoal.engines.processes.coordinator import run_processes
@@ -66,8 +69,7 @@ def _engine(
     return run_processes(experiment, folder, listener, command_time)
 
 
-def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
-    pace = experiment.round_nodes
-    summary = summarize(folder, experiment.engine, experiment.nodes, experiment.seed, outcome, experiment.size, pace)
-    write_metrics(folder, experiment.size)
+def _write_results(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
+    summary = summarize(folder, experiment.engine, experiment.nodes, experiment.seed, outcome, experiment.round_nodes)
+    write_metrics(folder)
     return summary

@@ -1,85 +1,66 @@
-"""Pictures of runs."""
+"""Plots of runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from shoal.errors import DataError
 from shoal.results.progress import main_metric
 from shoal.results.records import Average, Evaluation, RunFolder
-from shoal.results.timing import Curve, bytes_sent, clock, curve_or_none, experiment, records
+from shoal.results.timing import Curve, bytes_sent, clock, curve_or_none
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Axis: TypeAlias = Literal["rounds", "time", "bytes"]
-"""What to draw by."""
+"""The horizontal axis."""
 
-SHARES = ("accuracy", "top5", "class ")
+FRACTIONS = ("accuracy", "top5", "class ")
 """Metrics between 0 and 1, by how their names begin."""
-WAYS = ("versions", "simulation", "processes", "checkpoint", "mapping")
-"""Tables of an experiment that say how it is computed, and nothing of what."""
+IGNORED_TABLES = ("versions", "simulation", "processes", "checkpoint", "mapping")
+"""Tables of an experiment that do not name a run in a plot: they describe how it is computed, not what."""
 
 
 def choose_metric(folders: Sequence[RunFolder], wanted: str | None = None) -> str:
-    """What to draw of these runs: what is wanted, or the leading one of what was measured.
+    """Return the metric to plot: `wanted`, or the main metric of the runs.
 
-    Raises `DataError` where there is none, or not this one.
+    Raises `DataError` if the runs have no scores, or none of this metric.
     """
     known = {name for folder in folders for record in _evaluations(folder) for name in record.scores}
     metric = main_metric(known) if wanted is None else wanted
     if metric is None:
         raise DataError("nothing to plot: no scores were recorded; see evaluation.every and evaluation.nodes")
     if metric not in known:
-        raise DataError(f"--metric {metric!r} was not measured; what was is {', '.join(sorted(known)) or 'nothing'}")
+        raise DataError(f"--metric {metric!r} was not measured; use one of {', '.join(sorted(known)) or 'none'}")
     return metric
 
 
 def choose_axis(folders: Sequence[RunFolder]) -> Axis:
-    """What to draw these runs by when nobody says: time, if one of them was looked at by time, and else rounds."""
+    """Return the default axis: time if one of the runs was evaluated by time, else rounds."""
     ticks = any(record.tick is not None for folder in folders for record in _evaluations(folder))
     return "time" if ticks else "rounds"
 
 
 def metric_plot(folders: Sequence[RunFolder], path: Path, metric: str, x: Axis = "rounds") -> None:
-    """A metric by rounds, time or bytes sent: the mean over the nodes, their spread, and the averaged model.
+    """Plot a metric over rounds, time or bytes sent: mean, minimum and maximum of the nodes, and the averaged model.
 
-    Runs that do not have it, such as those that failed before their first evaluation, are left out.
+    Runs without this metric, such as those that failed before their first evaluation, are left out.
     """
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import EngFormatter
 
     curves = {folder: found for folder in folders if (found := curve_or_none(folder, metric)) is not None}
     alone = len(curves) == 1
     figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-    for number, ((folder, found), label) in enumerate(zip(curves.items(), labels(list(curves)), strict=True)):
-        xs = _along(x, folder, found)
-        colour = f"C{number}"
-        axes.plot(xs, found.means, color=colour, label=f"{label}: mean over nodes" if alone else label)
-        axes.fill_between(
-            xs, found.mins, found.maxs, color=colour, alpha=0.15, linewidth=0,
-            label="from node to node" if alone else None,
-        )  # fmt: skip
-        averages = _averages(folder, found)
-        places = [i for i, moment in enumerate(found.moments) if moment in averages]
-        if places:
-            axes.plot(
-                [xs[i] for i in places], [averages[found.moments[i]] for i in places],
-                color=colour, linestyle="--", linewidth=1, label="averaged model" if alone else None,
-            )  # fmt: skip
-    if x == "bytes":
-        axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
-    if x != "rounds":
-        axes.set_xlim(left=0)
-    axes.set(xlabel=_title(x, curves), ylabel=f"test {metric}")
-    if metric.startswith(SHARES):
-        axes.set_ylim(0, 1)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    for number, (folder, label) in enumerate(zip(curves, labels(list(curves)), strict=True)):
+        _draw_run(axes, folder, curves[folder], x, f"C{number}", label, alone)
+    _format_axes(axes, metric, x, _axis_title(x, curves))
     axes.legend(
-        frameon=False, loc="lower right" if metric.startswith(SHARES) else "upper right",
+        frameon=False, loc="lower right" if metric.startswith(FRACTIONS) else "upper right",
         title=None if alone else "mean over nodes; dashed: averaged model",
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,11 +68,42 @@ def metric_plot(folders: Sequence[RunFolder], path: Path, metric: str, x: Axis =
     plt.close(figure)
 
 
+def _draw_run(axes: Axes, folder: RunFolder, curve: Curve, x: Axis, colour: str, label: str, alone: bool) -> None:
+    """Draw one run; if it is alone, the legend names each of its lines."""
+    xs = _positions(x, folder, curve)
+    axes.plot(xs, curve.means, color=colour, label=f"{label}: mean over nodes" if alone else label)
+    axes.fill_between(
+        xs, curve.mins, curve.maxs, color=colour, alpha=0.15, linewidth=0,
+        label="from node to node" if alone else None,
+    )  # fmt: skip
+    averages = _averages(folder, curve)
+    found = [i for i, moment in enumerate(curve.moments) if moment in averages]
+    if found:
+        axes.plot(
+            [xs[i] for i in found], [averages[curve.moments[i]] for i in found],
+            color=colour, linestyle="--", linewidth=1, label="averaged model" if alone else None,
+        )  # fmt: skip
+
+
+def _format_axes(axes: Axes, metric: str, x: Axis, title: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    if x == "bytes":
+        axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
+    if x != "rounds":
+        axes.set_xlim(left=0)
+    axes.set(xlabel=title, ylabel=f"test {metric}")
+    if metric.startswith(FRACTIONS):
+        axes.set_ylim(0, 1)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def labels(folders: Sequence[RunFolder]) -> list[str]:
-    """A name for each run: the keys in which their experiments differ, where that tells them apart, else its folder."""
+    """Return a label for each run: the keys in which their experiments differ or, if these are equal, its folder."""
     if len(folders) < 2:
         return [folder.path.parent.name for folder in folders]
-    tables = [dict(_flat(experiment(folder))) for folder in folders]
+    tables = [dict(_flatten(folder.read_experiment())) for folder in folders]
     shared = [key for key in tables[0] if all(key in table for table in tables)]
     differing = [key for key in shared if any(table[key] != tables[0][key] for table in tables)]
     found = [", ".join(f"{key.removesuffix('.name')} = {table[key]}" for key in differing) for table in tables]
@@ -100,22 +112,22 @@ def labels(folders: Sequence[RunFolder]) -> list[str]:
     return [f"{folder.path.parent.name} {folder.path.name}" for folder in folders]
 
 
-def _flat(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
-    """The dotted keys of nested tables, with their values spelt."""
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted keys of nested tables and their values as text."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{place}{key}.") if place or key not in WAYS else ()
-        elif place or key != "name":
-            yield f"{place}{key}", str(value)
+            yield from _flatten(value, f"{prefix}{key}.") if prefix or key not in IGNORED_TABLES else ()
+        elif prefix or key != "name":
+            yield f"{prefix}{key}", str(value)
 
 
-def _along(x: Axis, folder: RunFolder, found: Curve) -> Sequence[float]:
+def _positions(x: Axis, folder: RunFolder, curve: Curve) -> Sequence[float]:
     if x == "bytes":
-        return bytes_sent(folder, found)
-    return found.times if x == "time" else found.rounds
+        return bytes_sent(folder, curve)
+    return curve.times if x == "time" else curve.rounds
 
 
-def _title(x: Axis, curves: Mapping[RunFolder, Curve]) -> str:
+def _axis_title(x: Axis, curves: Mapping[RunFolder, Curve]) -> str:
     if x == "bytes":
         return "sent by all nodes"
     if x == "time":
@@ -124,16 +136,16 @@ def _title(x: Axis, curves: Mapping[RunFolder, Curve]) -> str:
     return "round, mean over nodes" if any(found.by_ticks for found in curves.values()) else "round"
 
 
-def _averages(folder: RunFolder, found: Curve) -> dict[int, float]:
-    """The averaged model's score, by moment."""
+def _averages(folder: RunFolder, curve: Curve) -> dict[int, float]:
+    """Return the score of the averaged model at each tick or round."""
     scores = {}
     for record in folder.read_averages():
-        if isinstance(record, Average) and found.metric in record.scores:
-            moment = record.tick if found.by_ticks else record.round
+        if isinstance(record, Average) and curve.metric in record.scores:
+            moment = record.tick if curve.by_ticks else record.round
             if moment is not None:
-                scores[moment] = record.scores[found.metric]
+                scores[moment] = record.scores[curve.metric]
     return scores
 
 
 def _evaluations(folder: RunFolder) -> Iterator[Evaluation]:
-    return (record for _, record in records(folder) if isinstance(record, Evaluation))
+    return (record for _, record in folder.read_all() if isinstance(record, Evaluation))

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and what an engine says of it when it has ended."""
+"""The progress that a run reports, and the outcome that an engine returns."""
 
 from __future__ import annotations
 
@@ -13,62 +13,64 @@ Status: TypeAlias = Literal["completed", "incomplete", "failed", "interrupted"]
 """All nodes reached the end; some did; none did; the user stopped the run."""
 
 Score: TypeAlias = tuple[str, float]
-"""A metric, and what it comes to."""
+"""The name of a metric, and its value."""
 
-LEADING = ("accuracy", "rmse", "perplexity", "loss")
+MAIN_METRICS = ("accuracy", "rmse", "perplexity", "loss")
+"""In order of preference."""
 
 
 def main_metric(names: Iterable[str]) -> str | None:
-    """The metric to show where there is room for one: accuracy, or what a task without it is measured by."""
+    """Return the metric to show if only one is shown: accuracy, or the main metric of a task without accuracy."""
     found = sorted(names)
-    return next((name for name in LEADING if name in found), found[0] if found else None)
+    return next((name for name in MAIN_METRICS if name in found), found[0] if found else None)
 
 
 def main_score(scores: Mapping[str, float]) -> Score | None:
+    """Return the main metric and its value."""
     name = main_metric(scores)
     return None if name is None else (name, scores[name])
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is."""
+    """The progress of a run."""
 
     phase: str
     nodes: int
     alive: int
     seconds: float
-    """Wall time since the run began."""
+    """Wall time since the run started."""
     round: float = 0.0
-    """Rounds done, averaged over the nodes."""
+    """Finished rounds, mean over the nodes."""
     rounds: int | None = None
-    """Rounds to do, where the algorithm has a number of them."""
+    """All rounds, if the algorithm has a fixed number of them."""
     score: Score | None = None
     """Mean over the nodes at the latest evaluation."""
     bytes_sent: int = 0
     virtual_seconds: float | None = None
     duration: float | None = None
-    """When the run ends at the latest: in virtual seconds where there are such, else in real ones."""
+    """The time after which the run ends at the latest: virtual seconds if the run has a virtual clock."""
 
     @property
     def done(self) -> float | None:
-        """The part of the run that is behind it, by its rounds or by its clock; None where neither says."""
+        """The finished fraction of the run, by rounds or by the clock; None if neither has an end."""
         clock = self.seconds if self.virtual_seconds is None else self.virtual_seconds
         parts = [self.round / self.rounds if self.rounds else 0.0, clock / self.duration if self.duration else 0.0]
         return min(1.0, max(parts)) if self.rounds or self.duration else None
 
 
 class ProgressListener(Protocol):
-    """Somebody who watches a run."""
+    """Receives the progress of a run and notices for the user."""
 
     def progress(self, progress: Progress) -> None: ...
 
     def notice(self, text: str) -> None:
-        """Something the user should see: a node that was lost, a warning."""
+        """Show the user a message, such as a failed node or a warning."""
         ...
 
 
 class NullProgressListener:
-    """A listener that does not listen."""
+    """A listener that ignores everything."""
 
     def progress(self, progress: Progress) -> None: ...
 
@@ -77,23 +79,23 @@ class NullProgressListener:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, as only the engine knows."""
+    """How a run ended. Only the engine knows it: it is not in the records of the nodes."""
 
     status: Status
     wall_s: float
     startup_s: float | None
-    """From the command to the last node's first round; None when it did not come to that."""
+    """Seconds from the command until the last node began its first round; None if not all nodes did."""
     virtual_s: float | None = None
     lost: dict[int, str] = field(default_factory=dict)
     """Nodes that did not reach the end, and why."""
     facts: dict[str, object] = field(default_factory=dict)
-    """What the engine chose or measured, for the summary."""
+    """Further entries of the summary: what the engine chose or measured."""
     unauthenticated_connections: int = 0
-    """Connections that were refused beside those that nodes refused."""
+    """Connections that the engine rejected, in addition to those that nodes rejected."""
 
 
 class MeanScore:
-    """The mean score at the latest evaluation, from scores that come one at a time."""
+    """The mean score of the latest evaluation, updated with one score at a time."""
 
     def __init__(self) -> None:
         self._round = -1

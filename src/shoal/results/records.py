@@ -1,15 +1,16 @@
-"""What a run writes down.
+"""The files of a run.
 
     runs/<name>/<run id>/
-      experiment.toml      the experiment as it was resolved, with versions
-      nodes/<id>.jsonl     what each node recorded, one JSON object a line, appended and flushed
+      experiment.toml      the resolved experiment, with the versions of the software
+      mapping.json         the nodes on each machine
+      nodes/<id>.jsonl     the records of each node, one JSON object per line, appended and flushed
       averages.jsonl       the average of all models and the nodes' distance to it, at each evaluation
-      nodes.log            whatever the nodes' code printed
+      nodes.log            what the code of the nodes printed
       checkpoints/         the final models, <id>.npy
-      metrics.parquet      all records, columnar
-      summary.json         the run in a few numbers
+      metrics.parquet      all records as columns
+      summary.json         the summary of the run
 
-Records are append-only and self-contained: a run that was cut off can still be read.
+Records are only appended and do not refer to each other: those of an interrupted run can be read too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import math
 import os
 import secrets
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,7 @@ from shoal.types import NodeId, Params
 
 
 class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True):
-    """A round that a node finished. Bytes and messages are counted since the start of the run."""
+    """A round that a node finished. Bytes and messages are counted since the node started."""
 
     round: int
     time: float
@@ -41,18 +43,18 @@ class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True):
 
 
 class Evaluation(msgspec.Struct, tag="evaluation", tag_field="kind", frozen=True, omit_defaults=True):
-    """A node's model on the test data."""
+    """The scores of a node's model on the test data."""
 
     round: int
     time: float
     scores: dict[str, float]
     tick: int | None = None
-    """The number of the moment, from 1, when all nodes are looked at every so many seconds; None when by rounds.
-    Then it is left out of the line: a null in it would be read as NaN."""
+    """The number of the evaluation, from 1, if all nodes are evaluated every few seconds; None if by rounds. None is
+    omitted from the line: a null would be read as NaN."""
 
 
 class Average(msgspec.Struct, tag="average", tag_field="kind", frozen=True, omit_defaults=True):
-    """The average of all nodes' models on the test data, and their root mean square distance to it."""
+    """The scores of the average of all models, and the root mean square distance of the nodes to it."""
 
     round: int
     time: float
@@ -64,7 +66,7 @@ class Average(msgspec.Struct, tag="average", tag_field="kind", frozen=True, omit
 
 
 class Event(msgspec.Struct, tag="event", tag_field="kind", frozen=True):
-    """Something out of the ordinary."""
+    """A fault, a rejected message or another event that is not part of a normal round."""
 
     what: str
     time: float
@@ -72,7 +74,7 @@ class Event(msgspec.Struct, tag="event", tag_field="kind", frozen=True):
 
 
 class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
-    """A node that reached the end of its algorithm. What the engine cannot know is None."""
+    """A node reached the end of its algorithm. A value that the engine cannot measure is None."""
 
     time: float
     digest: str
@@ -86,43 +88,42 @@ class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
     uss_mib: float | None = None
     pss_mib: float | None = None
     padded_s: float | None = None
-    """How long training was drawn out to be as slow as the node's device."""
+    """Seconds that were added to training, so that the node is as slow as its device."""
     repeated_messages: int = 0
     unauthenticated_connections: int = 0
-    """Connections that were refused, where links are sealed."""
+    """Connections that the node rejected because their peer was not authenticated, if links are sealed."""
 
 
 Record: TypeAlias = Round | Evaluation | Average | Event | End
 
 OLD_NAME, NEW_NAME = "strangers", "unauthenticated_connections"
-"""A key of `end` records and of summaries, as versions up to 0.1 wrote it, and its name now."""
+"""A key of `end` records and of summaries in runs of earlier versions, and its present name."""
+_OLD_KEY, _NEW_KEY = (f'"{name}":'.encode() for name in (OLD_NAME, NEW_NAME))
 
 _decoder = msgspec.json.Decoder(Record)
 encode = msgspec.json.Encoder().encode
 
 
 def decode(line: bytes) -> Record:
-    """The record in `line`. JSON has no NaN and no infinity: the null that stands for them is read as NaN."""
-    line = line.replace(f'"{OLD_NAME}":'.encode(), f'"{NEW_NAME}":'.encode())
+    """Decode one line. JSON has neither NaN nor infinity: they are written as null and read as NaN."""
+    line = line.replace(_OLD_KEY, _NEW_KEY)
     try:
         record: Record = _decoder.decode(line)
     except msgspec.ValidationError:
-        record = msgspec.convert(_without_null(msgspec.json.decode(line)), Record)
+        record = msgspec.convert(_null_to_nan(msgspec.json.decode(line)), Record)
     return record
 
 
-def _without_null(fields: dict[str, Any]) -> dict[str, Any]:
-    """For the records of a model that diverged."""
-    scores = {name: _or_nan(score) for name, score in fields.get("scores", {}).items()}
-    return {**{key: _or_nan(value) for key, value in fields.items()}, "scores": scores}
-
-
-def _or_nan(value: Any) -> Any:
-    return math.nan if value is None else value
+def _null_to_nan(fields: dict[str, Any]) -> dict[str, Any]:
+    """Replace every null in the record of a diverged model."""
+    replaced = {key: math.nan if value is None else value for key, value in fields.items()}
+    if isinstance(fields.get("scores"), dict):
+        replaced["scores"] = {k: math.nan if v is None else v for k, v in fields["scores"].items()}
+    return replaced
 
 
 class RecordFile:
-    """One file of records, each on disk before the next is made."""
+    """One file of records. Each record is handed to the operating system before `write` returns."""
 
     def __init__(self, path: str | Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -140,33 +141,35 @@ class RecordFile:
 
 
 class BufferedRecordFiles:
-    """The files of many nodes of one process: gathered in memory and appended every few seconds.
+    """The record files of many nodes in one process: kept in memory, and appended every few seconds.
 
-    Ten thousand files take a while to append to: that may take one part in fifty of the time, and no more.
+    Ten thousand files take long to append to. Writing may take at most `MAX_SHARE` of the time.
     """
 
-    SECONDS = 5.0
-    SHARE = 1 / 50
-    BYTES = 256 * 2**20
+    INTERVAL = 5.0
+    """Seconds between two writes, at least."""
+    MAX_SHARE = 1 / 50
+    MAX_BYTES = 256 * 2**20
+    """Records in memory that are written at once."""
 
     def __init__(self, folder: RunFolder, nodes: int) -> None:
         self._folder = folder
-        self._waiting: list[list[bytes]] = [[] for _ in range(nodes)]
+        self._lines: list[list[bytes]] = [[] for _ in range(nodes)]
         self._size = 0
-        self._due = time.monotonic() + self.SECONDS
+        self._due = time.monotonic() + self.INTERVAL
 
     def write(self, node: NodeId, record: Record) -> None:
         line = encode(record)
-        self._waiting[node].append(line)
+        self._lines[node].append(line)
         self._size += len(line)
 
     def flush_if_due(self) -> None:
-        if self._size > self.BYTES or time.monotonic() > self._due:
+        if self._size > self.MAX_BYTES or time.monotonic() > self._due:
             self.flush()
 
     def flush(self) -> None:
         started = time.monotonic()
-        for node, lines in enumerate(self._waiting):
+        for node, lines in enumerate(self._lines):
             if lines:
                 file = RecordFile(self._folder.node(node))
                 file.write_all(lines)
@@ -174,18 +177,18 @@ class BufferedRecordFiles:
                 lines.clear()
         self._size = 0
         ended = time.monotonic()
-        self._due = ended + max(self.SECONDS, (ended - started) / self.SHARE)
+        self._due = ended + max(self.INTERVAL, (ended - started) / self.MAX_SHARE)
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where one run lies."""
+    """The folder of one run."""
 
     path: Path
 
     @classmethod
     def create(cls, root: Path, name: str) -> RunFolder:
-        """A new, empty folder `root/name/<run id>`."""
+        """Create the folder `root/name/<run id>`. Raises `LaunchError` if it cannot be written."""
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = cls(root / name / run_id)
         try:
@@ -231,23 +234,36 @@ class RunFolder:
         np.save(self.model(node), params)
 
     def read(self, node: NodeId) -> Iterator[Record]:
+        """Read the records of one node."""
         return _read(self.node(node))
 
+    def read_all(self) -> Iterator[tuple[NodeId, Record]]:
+        """Read the records of all nodes, node by node."""
+        for node in sorted(int(file.stem) for file in (self.path / "nodes").glob("*.jsonl")):
+            for record in self.read(node):
+                yield node, record
+
     def read_averages(self) -> Iterator[Record]:
+        """Read the evaluations of the averaged model."""
         return _read(self.averages)
 
+    def read_experiment(self) -> dict[str, Any]:
+        """Read the resolved experiment as plain data; empty if the run did not write it."""
+        return tomllib.loads(self.experiment.read_text()) if self.experiment.exists() else {}
+
     def read_summary(self) -> dict[str, Any]:
+        """Read the summary. Raises `DataError` if it is missing or damaged."""
         try:
             summary: dict[str, Any] = msgspec.json.decode(self.summary.read_bytes(), type=dict[str, Any])
         except (msgspec.DecodeError, OSError) as error:
-            raise DataError(f"{self.summary} cannot be read: {error}; the records beside it may be whole") from error
+            raise DataError(f"{self.summary} cannot be read: {error}; its records may be intact") from error
         if OLD_NAME in summary:
             summary[NEW_NAME] = summary.pop(OLD_NAME)
         return summary
 
 
 def _read(path: Path) -> Iterator[Record]:
-    """The whole records in `path`; a last line that was cut off is left out."""
+    """Read the records in `path` without an incomplete last line."""
     if not path.exists():
         return
     for line in path.read_bytes().split(b"\n")[:-1]:

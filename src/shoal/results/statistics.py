@@ -1,4 +1,4 @@
-"""Many numbers in a few."""
+"""Summary statistics."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterable
 
 
 def statistics(values: Iterable[float]) -> dict[str, float] | None:
-    """Mean, standard deviation (of the population) and extremes; None of nothing, NaN where a value is not finite."""
+    """Return mean, population standard deviation, minimum and maximum.
+
+    None if there are no values; all NaN if a value is not finite.
+    """
     found = list(values)
     if not found:
         return None
-    if not all(math.isfinite(v) for v in found):
+    if not all(map(math.isfinite, found)):
         return dict.fromkeys(("mean", "std", "min", "max"), math.nan)
     mean = math.fsum(found) / len(found)
     variance = math.fsum((v - mean) ** 2 for v in found) / len(found)
@@ -19,16 +22,15 @@ def statistics(values: Iterable[float]) -> dict[str, float] | None:
 
 
 def fairness(values: Iterable[float]) -> dict[str, float] | None:
-    """The means of the lowest and of the highest tenth: how those fare that fare worst, whichever end that is.
+    """Return the means of the lowest and of the highest tenth of the values: the worst nodes are at one of these ends.
 
-    None of nothing, NaN where a value is not finite.
+    None if there are no values; all NaN if a value is not finite.
     """
-    found = list(values)
+    found = sorted(values)
     if not found:
         return None
     if not all(map(math.isfinite, found)):
         return dict.fromkeys(("lowest_10_percent", "highest_10_percent"), math.nan)
-    found.sort()
     tenth = max(1, round(len(found) / 10))
     return {
         "lowest_10_percent": math.fsum(found[:tenth]) / tenth,

@@ -1,10 +1,11 @@
-"""A run in a few numbers, and all its records as one table."""
+"""The summary of a run, and all its records as one table."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from shoal.results.progress import Outcome
 from shoal.results.records import Average, End, Evaluation, Event, Record, Round, RunFolder
 from shoal.results.statistics import fairness, statistics
 from shoal.results.timing import Evaluations, SentTraffic, target_and_best, target_of
+from shoal.types import NodeId
 
 
 def summarize(
@@ -21,102 +23,129 @@ def summarize(
     nodes: int,
     seed: int,
     outcome: Outcome,
-    size: int | None = None,
-    pace: range | None = None,
+    round_nodes: range | None = None,
 ) -> dict[str, Any]:
-    """Read the records of a run, and write and return its summary. A number that is not finite is None in it.
+    """Read the records of a run; write and return its summary. A number that is not finite becomes None.
 
-    `size` counts the nodes with those that serve; `pace` are those whose rounds are the run's. Both are `nodes` when
-    not given.
+    `round_nodes` are the nodes whose rounds count as rounds of the run; default: all `nodes`.
     """
-    latest: dict[int, Evaluation] = {}
-    rounds: dict[int, int] = {}
-    sent: dict[int, SentTraffic] = {}
-    ends: dict[int, End] = {}
-    events: dict[str, int] = {}
     metric, target = target_of(folder)
-    evaluations = Evaluations(metric)
-    for node, record in _records(folder, size or nodes):
-        evaluations.add(node, record)
-        sent.setdefault(node, SentTraffic()).add(record)
-        if isinstance(record, Evaluation):
-            latest[node] = record
-        elif isinstance(record, Round):
-            rounds[node] = record.round + 1
-        elif isinstance(record, End):
-            ends[node] = record
-        elif isinstance(record, Event):
-            events[record.what] = events.get(record.what, 0) + 1
-    latest = {node: e for node, e in latest.items() if node not in outcome.lost} or latest  # models that there are
-    last_round = max((e.round for e in latest.values()), default=-1)
-    # Looked at by time, nodes are in different rounds at the end, and an offline one was last seen at an earlier tick.
-    final = [e for _, e in sorted(latest.items()) if e.round == last_round or e.tick is not None]
-    # Averages are evaluated beside each other: the last to be written need not be the last moment's.
+    records = _Records(metric)
+    for node, record in folder.read_all():
+        records.add(node, record)
+    # Averages are evaluated in parallel: the last line need not be the last evaluation.
     averages = sorted((r for r in folder.read_averages() if isinstance(r, Average)), key=_moment)
-    paced = pace or range(nodes)
-    survivors = [n for n in paced if n in ends] or [n for n in rounds if n in paced]
-    total_bytes = sum(each.bytes for each in sent.values())
+    average = averages[-1] if averages else None
+    ends = records.ends.values()
     summary: dict[str, Any] = {
         "status": outcome.status,
         "engine": engine,
         "nodes": nodes,
         "seed": seed,
-        "rounds": min((rounds.get(n, 0) for n in survivors), default=0),
-        "accuracy": statistics(e.scores["accuracy"] for e in final if "accuracy" in e.scores),
-        "loss": statistics(e.scores["loss"] for e in final if "loss" in e.scores),
-        "metrics": {name: statistics(e.scores[name] for e in final if name in e.scores) for name in _names(final)},
-        "fairness": {name: fairness(e.scores[name] for e in final if name in e.scores) for name in _names(final)},
-        **target_and_best(evaluations.curve(), metric, target),
-        "averaged_model": {**averages[-1].scores, "round": averages[-1].round} if averages else None,
-        "consensus_distance": averages[-1].consensus_distance if averages else None,
-        "bytes_sent": {"total": total_bytes, "per_node_mean": total_bytes / nodes},
-        "messages_sent": sum(each.messages for each in sent.values()),
-        "messages_rejected": sum(e.bad_messages for e in ends.values()),
-        "messages_unsent": sum(e.unsent_messages for e in ends.values()),
-        "messages_late": sum(e.late_messages for e in ends.values()),
-        "messages_repeated": sum(e.repeated_messages for e in ends.values()),
-        "unauthenticated_connections": sum(e.unauthenticated_connections for e in ends.values())
+        "rounds": records.finished_rounds(round_nodes or range(nodes)),
+        **_scores(records.final_evaluations(outcome.lost)),
+        **target_and_best(records.curve.curve(), metric, target),
+        "averaged_model": {**average.scores, "round": average.round} if average else None,
+        "consensus_distance": average.consensus_distance if average else None,
+        **_traffic(records, nodes),
+        "unauthenticated_connections": sum(e.unauthenticated_connections for e in ends)
         + outcome.unauthenticated_connections,
         "time": {
             "wall_s": outcome.wall_s,
             "virtual_s": outcome.virtual_s,
             "startup_s": outcome.startup_s,
-            "train_cpu_s": _total(e.train_cpu_s for e in ends.values()),
-            "total_cpu_s": _total(e.total_cpu_s for e in ends.values()),
-            "padded_s": _total(e.padded_s for e in ends.values()),
+            "train_cpu_s": _total(e.train_cpu_s for e in ends),
+            "total_cpu_s": _total(e.total_cpu_s for e in ends),
+            "padded_s": _total(e.padded_s for e in ends),
         },
         "memory": {
-            "uss_mean_mib": _mean(e.uss_mib for e in ends.values()),
-            "pss_mean_mib": _mean(e.pss_mib for e in ends.values()),
-            "pss_total_mib": _total(e.pss_mib for e in ends.values()),
+            "uss_mean_mib": _mean(e.uss_mib for e in ends),
+            "pss_mean_mib": _mean(e.pss_mib for e in ends),
+            "pss_total_mib": _total(e.pss_mib for e in ends),
         },
-        "digest": _digest(ends),
-        "events": events,
+        "digest": _digest(records.ends),
+        "events": dict(records.events),
         "lost": {str(node): why for node, why in outcome.lost.items()},
     }
     for key, value in outcome.facts.items():
-        place = (
-            summary["time"] if key in summary["time"] else summary["memory"] if key in summary["memory"] else summary
-        )
-        place[key] = value
+        table = next((summary[name] for name in ("time", "memory") if key in summary[name]), summary)
+        table[key] = value
     folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     return folder.read_summary()
+
+
+class _Records:
+    """What a summary needs of the records of all nodes."""
+
+    def __init__(self, metric: str | None) -> None:
+        self.curve = Evaluations(metric)
+        self.latest: dict[NodeId, Evaluation] = {}
+        self.rounds: dict[NodeId, int] = {}
+        self.sent: dict[NodeId, SentTraffic] = {}
+        self.ends: dict[NodeId, End] = {}
+        self.events: Counter[str] = Counter()
+
+    def add(self, node: NodeId, record: Record) -> None:
+        self.curve.add(node, record)
+        self.sent.setdefault(node, SentTraffic()).add(record)
+        if isinstance(record, Evaluation):
+            self.latest[node] = record
+        elif isinstance(record, Round):
+            self.rounds[node] = record.round + 1
+        elif isinstance(record, End):
+            self.ends[node] = record
+        elif isinstance(record, Event):
+            self.events[record.what] += 1
+
+    def finished_rounds(self, nodes: range) -> int:
+        """Return the least number of rounds that one of `nodes` finished, without failed nodes if others ended."""
+        surviving = [node for node in nodes if node in self.ends] or [node for node in self.rounds if node in nodes]
+        return min((self.rounds.get(node, 0) for node in surviving), default=0)
+
+    def final_evaluations(self, lost: Collection[NodeId]) -> list[Evaluation]:
+        """Return the last evaluation of each node, without failed nodes if others remain.
+
+        By rounds, only those of the last round count. By ticks, nodes are in different rounds at the end, and an
+        offline node was evaluated at an earlier tick.
+        """
+        latest = {node: e for node, e in self.latest.items() if node not in lost} or self.latest
+        last_round = max((e.round for e in latest.values()), default=-1)
+        return [e for _, e in sorted(latest.items()) if e.round == last_round or e.tick is not None]
 
 
 def _moment(average: Average) -> int:
     return average.round if average.tick is None else average.tick
 
 
-def _names(evaluations: list[Evaluation]) -> list[str]:
-    return sorted({name for evaluation in evaluations for name in evaluation.scores})
+def _scores(evaluations: list[Evaluation]) -> dict[str, Any]:
+    names = sorted({name for evaluation in evaluations for name in evaluation.scores})
+    values = {name: [e.scores[name] for e in evaluations if name in e.scores] for name in names}
+    return {
+        "accuracy": statistics(values.get("accuracy", ())),
+        "loss": statistics(values.get("loss", ())),
+        "metrics": {name: statistics(found) for name, found in values.items()},
+        "fairness": {name: fairness(found) for name, found in values.items()},
+    }
 
 
-def write_metrics(folder: RunFolder, nodes: int) -> None:
-    """All records as columns; a record's fields that are not its own kind's are null."""
+def _traffic(records: _Records, nodes: int) -> dict[str, Any]:
+    total, ends = sum(sent.bytes for sent in records.sent.values()), records.ends.values()
+    return {
+        "bytes_sent": {"total": total, "per_node_mean": total / nodes},
+        "messages_sent": sum(sent.messages for sent in records.sent.values()),
+        "messages_rejected": sum(e.bad_messages for e in ends),
+        "messages_unsent": sum(e.unsent_messages for e in ends),
+        "messages_late": sum(e.late_messages for e in ends),
+        "messages_repeated": sum(e.repeated_messages for e in ends),
+    }
+
+
+def write_metrics(folder: RunFolder) -> None:
+    """Write all records as columns; fields that a kind of record does not have are null."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [{"node": node, **_row(record)} for node, record in _records(folder, nodes)]
+    rows = [{"node": node, **_row(record)} for node, record in folder.read_all()]
     rows += [{"node": None, **_row(record)} for record in folder.read_averages()]
     names = dict.fromkeys(["node", "kind", "round", "time", *(name for row in rows for name in row)])
     columns = {name: [row.get(name) for row in rows] for name in names}
@@ -128,14 +157,8 @@ def _row(record: Record) -> dict[str, Any]:
     return {**{k: v for k, v in row.items() if k != "scores"}, **row.get("scores", {})}
 
 
-def _records(folder: RunFolder, nodes: int) -> Iterator[tuple[int, Record]]:
-    for node in range(nodes):
-        for record in folder.read(node):
-            yield node, record
-
-
-def _digest(ends: dict[int, End]) -> str | None:
-    """A hash of all final models, in order of node."""
+def _digest(ends: dict[NodeId, End]) -> str | None:
+    """Return a hash of all final models, in the order of nodes."""
     if not ends:
         return None
     combined = hashlib.sha256()

@@ -106,14 +106,8 @@ class SocketHarness:
         slots = Slots(len(bodies))
 
         async def run_body(id: NodeId) -> Any:
-            runtime = ProcessRuntime(id, *self._ends[id], slots, trainings_per_slot=1.0)
-            try:
+            async with ProcessRuntime(id, *self._ends[id], slots) as runtime:
                 return await bodies[id](runtime)
-            except asyncio.CancelledError:
-                if runtime.failure is None:
-                    raise
-            finally:
-                await runtime.end()
 
         self._tasks = [asyncio.create_task(run_body(id)) for id in range(len(bodies))]
         try:

@@ -1,30 +1,39 @@
-"""What components check of an experiment's graph before a run starts."""
+"""Properties of an experiment's graph that components check before a run starts."""
 
 from __future__ import annotations
 
 from shoal.errors import TopologyError
 from shoal.topologies.graph import Graph
+from shoal.topologies.static import components
 from shoal.traits import ExperimentView
 
 
 def graph_of(experiment: ExperimentView) -> Graph | None:
-    """The experiment's graph. None where it is made from labels, or found by talking, or cannot be made at all."""
+    """Return the experiment's graph. None if it is built from labels or found by a protocol, or cannot be built."""
     traits = experiment.topology.traits
     if traits.discovers_peers or traits.needs_labels:
         return None
     try:
         graph: Graph = experiment.topology.build().build(experiment.nodes, experiment.seed)
-    except TopologyError:  # said by whoever makes it for the run
+    except TopologyError:  # reported where the graph is built for the run
         return None
     return graph
 
 
 def changes(experiment: ExperimentView) -> bool:
-    """Whether nodes may have other neighbours in another round."""
+    """Whether the neighbours of a node may differ between rounds."""
     graph = graph_of(experiment)
     return experiment.topology.traits.discovers_peers or (graph is not None and not graph.static)
 
 
 def directed(graph: Graph) -> bool:
-    """Whether in round 0 somebody sends to one that it does not hear from."""
+    """Whether in round 0 some node sends to a peer that it does not receive from."""
     return any(links.to != links.of for links in (graph.links(node, 0) for node in range(graph.nodes)))
+
+
+def is_tree(graph: Graph) -> bool:
+    """Whether the graph is static, undirected, connected and without cycles."""
+    if not graph.static or directed(graph):
+        return False
+    links = sum(graph.degree(node, 0) for node in range(graph.nodes)) // 2
+    return links == graph.nodes - 1 and len(components(graph)) == 1

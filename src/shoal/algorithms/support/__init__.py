@@ -1,1 +1,5 @@
-"""What several algorithms share: retries, rejoining, servers, fragments, requirements of an experiment."""
+"""Building blocks of algorithms: exchanges with retries, servers, send queues, fragments, requirements.
+
+What several algorithms need, or what would hide the update rule in an algorithm's file, belongs here. The package
+imports the core, `shoal.node`, sharings and topologies, and no engine.
+"""

@@ -1,4 +1,4 @@
-"""For algorithms that send a model in parts: which parameters are in which part, and averages of what has come."""
+"""Fragments of a model, for algorithms that send a model in parts: their parameters, payloads and averages."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ VALUES = "values"
 
 @dataclass(frozen=True, eq=False)
 class Fragments:
-    """The parameters of a model, each in one of several fragments. All nodes know them, so only values are sent."""
+    """A partition of a model's parameters into fragments. All nodes know it, so only values are sent."""
 
     positions: tuple[NDArray[np.intp], ...]
-    """Of each fragment: where its parameters lie in the flat vector, in ascending order. Some may be empty, where there
-    are more fragments than a tensor has values."""
+    """The positions of each fragment's parameters in the flat vector, in ascending order. A fragment may be empty if
+    there are more fragments than parameters."""
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def payload(self, params: Params, number: int) -> Payload:
-        """Fragment `number` of a model, as it is sent; its values are read-only, so that all recipients share them."""
+        """Return fragment `number` of a model as a payload. Its read-only values are shared by all receivers."""
         values = params.take(self.positions[number])
         values.flags.writeable = False
         return Payload({VALUES: values}, {NUMBER: number})
 
     def check(self, payload: Payload, expected: int | None = None) -> None:
-        """Raise `MessageError` for what is no fragment of this model, or another than the one expected."""
+        """Raise `MessageError` unless the payload is a fragment of this model, and the expected one."""
         number = payload.fields.get(NUMBER)
         if type(number) is not int or not 0 <= number < len(self):
             raise MessageError(f"{NUMBER} = {number!r}: expected a number from 0 to {len(self) - 1}")
@@ -47,16 +47,16 @@ class Fragments:
         check_vectors(payload, self.positions[number].size, (VALUES,))
 
     def average(self, own: Params, received: Mapping[int, Sequence[Params]]) -> Params:
-        """`own`, each parameter averaged alike with all values that came for it; `received` is by fragment.
+        """Average each parameter of `own` with its received values, with equal weights; `received` is by fragment.
 
-        x[p] ← (x[p] + Σ v[p]) / (1 + how many cover p). Who covers one parameter of a fragment covers all of it, so
-        there is one count for each fragment.
+        x[p] ← (x[p] + Σ v[p]) / (1 + number of values of p). A sender of one parameter of a fragment sends all of them,
+        so there is one count per fragment.
         """
         averaged = own.copy()
         for number, several in received.items():
             if several:
                 positions = self.positions[number]
-                total = own.take(positions).astype(np.float64)  # where the sum of finite values is finite
+                total = own.take(positions).astype(np.float64)  # so that sums of finite values stay finite
                 for values in several:
                     total += values
                 averaged[positions] = total / (1 + len(several))
@@ -65,10 +65,10 @@ class Fragments:
 
 @lru_cache(maxsize=8)
 def cut(shapes: tuple[tuple[int, ...], ...], count: int, seed: int) -> Fragments:
-    """`count` fragments of a model with tensors of these shapes: the same wherever the seed is.
+    """Cut a model with tensors of these shapes into `count` fragments, the same on every node with this seed.
 
-    Every tensor is permuted by a permutation of its own and cut into `count` parts, whose sizes differ by one at most;
-    a fragment has one part of each tensor.
+    Every tensor is permuted by its own permutation and cut into `count` parts, whose sizes differ by at most one; a
+    fragment has one part of each tensor.
     """
     sizes = [math.prod(shape) for shape in shapes]
     fragment_of = np.empty(sum(sizes), np.int64)

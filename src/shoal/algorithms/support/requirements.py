@@ -1,4 +1,4 @@
-"""What algorithms demand of the experiment that they are in, for their `incompatibilities`."""
+"""Requirements of algorithms on the experiment, for their `incompatibilities`."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from shoal.topologies.graph import Topology
 from shoal.traits import ExperimentView
 
 
-def inexact(experiment: ExperimentView, needs: str) -> list[str]:
-    """A sharing that averages by another W in each round, for what diverges then.
+def requires_whole_models(experiment: ExperimentView, feature: str) -> list[str]:
+    """Reject sharings that average by a different W in each round, for a feature that diverges then.
 
-    It is one that leaves out some coordinates, or some of each difference, so that a model is not its row of Wx. A
-    sharing that says whole models, rounded at most, has the trait `sends_whole_models`; others are taken not to.
+    Such a sharing leaves out some coordinates, or a part of each difference, so that a model is not its row of Wx. A
+    sharing that sends whole models, at most rounded, has the trait `sends_whole_models`.
     """
     if experiment.sharing.traits.sends_whole_models:
         return []
     return [
-        f"sharing = {experiment.sharing.name!r}: {needs} diverges unless whole models are averaged; "
+        f"sharing = {experiment.sharing.name!r}: {feature} diverges unless whole models are averaged; "
         "use sharing = 'full', or 'float16', 'int8' or 'qsgd', which only round"
     ]
 
 
-def unlike_plain_sgd(experiment: ExperimentView) -> list[str]:
-    """What makes a local step more than the sum of −η times gradients: momentum, or moments of any kind."""
+def requires_plain_sgd(experiment: ExperimentView) -> list[str]:
+    """Reject optimizers whose local step is more than a sum of −η times gradients: with momentum or other moments."""
     training, name = experiment.training, experiment.algorithm.name
     problems = []
     if training.optimizer.lower() != "sgd":
         problems.append(
-            f"training.optimizer = {training.optimizer!r}: {name!r} compares the gradients of rounds, which only "
-            "plain SGD shows; use optimizer = 'sgd'"
+            f"training.optimizer = {training.optimizer!r}: {name!r} compares the gradients of different rounds and "
+            "needs plain SGD; use optimizer = 'sgd'"
         )
     if training.momentum or training.options.get("momentum"):
         momentum = training.momentum or training.options["momentum"]
         problems.append(
-            f"training.momentum = {momentum:g}: {name!r} compares the gradients of rounds, which only plain SGD "
-            "shows; leave the momentum out"
+            f"training.momentum = {momentum:g}: {name!r} compares the gradients of different rounds and needs plain "
+            "SGD; remove the momentum"
         )
     return problems
 
 
-def unbuildable(key: str, topology: Topology, experiment: ExperimentView) -> list[str]:
-    """Why an algorithm's own graph cannot be made on these nodes."""
+def requires_own_graph(key: str, topology: Topology, experiment: ExperimentView) -> list[str]:
+    """Check that the algorithm's own graph can be built for these nodes; `key` is the option that sets it."""
     try:
         topology.build(experiment.nodes, experiment.seed)
     except TopologyError as error:

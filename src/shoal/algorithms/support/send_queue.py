@@ -1,4 +1,4 @@
-"""For algorithms that send while they train: an out-queue, from which messages leave beside the algorithm."""
+"""Queues of outgoing messages, for algorithms that send while they train: newer messages replace unsent ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shoal.types import NodeId
 UNSENT = "unsent"
 
 
-class OutQueue:
-    """What a node has to say, and to whom: sent in order, `streams` messages at a time.
+class SendQueue:
+    """A queue that is sent in order, in the background, `streams` messages at a time.
 
-    What still waits when there is newer to say is dropped: a slow node is late with nothing, it only says less. A
-    message that has begun to leave goes on to its end. `node.memory["unsent"]` is how many wait, the last of those that
-    it was filled with: from a checkpoint, the algorithm fills the queue with these again.
+    A refill drops the messages that still wait, so a slow node never sends old messages; it sends fewer. A message that
+    has begun to leave is sent to its end. `node.memory["unsent"]` is the number of waiting messages, the last ones of
+    the latest refill: after a restore, the algorithm refills the queue with them.
     """
 
     def __init__(self, node: Node, kind: str, streams: int = 1) -> None:
@@ -29,11 +29,11 @@ class OutQueue:
         self._senders = 0
 
     def refill(self, messages: Iterable[tuple[NodeId, Payload]], round: int) -> None:
-        """Drop what waits, and send these in its place."""
+        """Replace the waiting messages."""
         self._waiting = deque(messages)
         self._round = round
         self._node.memory[UNSENT] = len(self._waiting)
-        # A sender ends when it finds nothing to send, for it could not be woken: those that are missing start here.
+        # A sender task ends when the queue is empty, because nothing could wake it. So start the missing ones.
         while self._senders < min(self._streams, len(self._waiting)):
             self._senders += 1
             self._node.background(self._send())
@@ -44,3 +44,27 @@ class OutQueue:
             self._node.memory[UNSENT] = len(self._waiting)
             await self._node.transmit(to, payload, round=self._round, kind=self._kind)
         self._senders -= 1
+
+
+class LatestSender:
+    """Sends the latest payload to each peer in the background, one message per peer at a time."""
+
+    def __init__(self, node: Node, kind: str) -> None:
+        self._node = node
+        self._kind = kind
+        self._unsent: dict[NodeId, tuple[Payload, int]] = {}
+        self._sending: set[NodeId] = set()
+
+    def send(self, peers: Iterable[NodeId], payload: Payload, round: int) -> None:
+        """Send to `peers`, in place of any earlier payload that has not begun to leave."""
+        for peer in peers:
+            self._unsent[peer] = payload, round
+            if peer not in self._sending:
+                self._sending.add(peer)
+                self._node.background(self._send(peer))
+
+    async def _send(self, peer: NodeId) -> None:
+        while peer in self._unsent:
+            payload, round = self._unsent.pop(peer)
+            await self._node.transmit(peer, payload, round=round, kind=self._kind)
+        self._sending.discard(peer)

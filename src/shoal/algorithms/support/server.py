@@ -1,21 +1,21 @@
-"""How a server and its clients talk: calls to rounds, each with the server's model, and a last one to say goodbye.
+"""Rounds that a server starts: it sends its model to clients, they train, and it sends the final model to all.
 
-The server's model is always said in full, whatever the sharing: a client that was not called for a while has nothing
-that less could build on.
+The server sends its whole model, whatever the sharing: a client that took no part for a while has no earlier model that
+a part or a difference could refer to.
 
-A client may go uncalled for many rounds, so its patience cannot be that of a receive. Where the experiment sets a
-`receive_timeout`, a client that has heard nothing for so long asks whether the server is there, and gives it as long
-again to say so.
+A client may take no part in many rounds, so it cannot time out as a receive does. If the experiment sets
+`receive_timeout`, a client that received nothing for that time sends the server a probe, and gives it the same time
+again to reply.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping
-from weakref import WeakSet
 
 import numpy as np
 
+from shoal.algorithms.support.probes import answer_probes
 from shoal.errors import MessageError
 from shoal.message import Message, Payload
 from shoal.node import Check, InteractiveSharing, Node
@@ -23,117 +23,114 @@ from shoal.sharing.full import FullSharing
 from shoal.sharing.sharing import SenderGroup
 from shoal.types import NodeId
 
-GLOBAL = "global"
-LAST = "last"
-COMPANY, WEIGHT = "company", "weight"
-ASK, HERE = "is the server there", "the server is there"
-_FULL = FullSharing()
-_answering: WeakSet[Node] = WeakSet()
-"""The servers that say so when they are asked."""
+GLOBAL_MODEL = "global"
+FINAL = "last"
+PARTICIPANTS, WEIGHT = "company", "weight"
+PROBE, PROBE_REPLY = "is the server there", "the server is there"
+_WHOLE_MODEL = FullSharing()
 
 
-def alive(node: Node) -> list[NodeId]:
-    """The clients that are not known to have died."""
-    gone = node.failed_peers
-    return [client for client in range(node.nodes) if client not in gone]
+def running_clients(node: Node) -> list[NodeId]:
+    """The clients that are not known to have failed."""
+    failed = node.failed_peers
+    return [client for client in range(node.nodes) if client not in failed]
 
 
-async def call(
-    node: Node, clients: Iterable[NodeId], round: int, company: Mapping[NodeId, float] | None = None
-) -> None:
-    """The server calls `clients` to a round, with its model. `company`: all that are called, and how much each counts.
-    If their sharing has to know, each is told who is called, and how much it counts itself."""
-    if node.receive_timeout is not None and node not in _answering:
-        _answering.add(node)
-        node.background(_answer(node))
-    model = _FULL.outgoing(node.params, round)
-    if company is None or not isinstance(node.sharing, InteractiveSharing):
-        await node.send(clients, model, round=round, kind=GLOBAL)
-        return
-    node.sharing.set_sender_group(node.id, round, SenderGroup(company.keys(), company))
-    arrays = Payload({**model.arrays, COMPANY: np.array(list(company), np.uint32)}).frozen().arrays
+class RoundServer:
+    """The server's side: starts rounds, and sends the final model."""
 
-    def said(client: NodeId) -> Payload:
-        return Payload(arrays, {WEIGHT: company[client]})
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        if node.receive_timeout is not None:
+            node.background(answer_probes(node, probe=PROBE, reply=PROBE_REPLY))
 
-    await node.send(clients, said, round=round, kind=GLOBAL)
+    async def start_round(
+        self, clients: Iterable[NodeId], round: int, weights: Mapping[NodeId, float] | None = None
+    ) -> None:
+        """Send the model to `clients`.
+
+        `weights` are those of all participants in the round. An interactive sharing needs them: each client is then
+        sent the list of participants and its own weight as well.
+        """
+        node = self._node
+        model = _WHOLE_MODEL.outgoing(node.params, round)
+        if weights is None or not isinstance(node.sharing, InteractiveSharing):
+            await node.send(clients, model, round=round, kind=GLOBAL_MODEL)
+            return
+        node.sharing.set_sender_group(node.id, round, SenderGroup(weights.keys(), weights))
+        arrays = Payload({**model.arrays, PARTICIPANTS: np.array(list(weights), np.uint32)}).frozen().arrays
+
+        def payload(client: NodeId) -> Payload:
+            return Payload(arrays, {WEIGHT: weights[client]})
+
+        await node.send(clients, payload, round=round, kind=GLOBAL_MODEL)
+
+    async def finish(self, rounds: int) -> None:
+        """Send the final model to all clients."""
+        final = Payload({"params": self._node.params}, {FINAL: True})
+        await self._node.send(running_clients(self._node), final, round=rounds - 1, kind=GLOBAL_MODEL)
 
 
-async def dismiss(node: Node, rounds: int) -> None:
-    """The server tells everybody what was learnt in all rounds."""
-    final = Payload({"params": node.params}, {LAST: True})
-    await node.send(alive(node), final, round=rounds - 1, kind=GLOBAL)
+async def server_rounds(node: Node) -> AsyncIterator[int]:
+    """Iterate over the rounds that the server starts for this client, with `node.params` set to the server's model.
 
+    If several models have arrived, the last counts: a client that is too slow for a round skips it. A model of a round
+    that this client has already taken part in, or of an earlier round, is rejected: it is a copy, or was overtaken.
 
-async def calls(node: Node) -> AsyncIterator[int]:
-    """The rounds that the server calls this client to. In each, `node.params` is the model that came with the call.
-
-    Of several calls that have come, the last counts: who was too slow for a round does not train for it any more. One
-    to a round that this client was called to before, or to an earlier one, is refused: it has come twice, or was
-    overtaken.
-    Ends with the server's last model. Should the server die, or fall silent, it ends with the model of the latest call:
-    that is what all have learnt together, where the client's own next step would be of its own data alone. Either is
-    evaluated.
+    Ends with the server's final model. If the server fails or times out, it ends with the last model received, which is
+    the result of all clients; one more local step would add this client's data alone. Either model is evaluated.
     """
     latest = -1
 
-    def check(said: Payload) -> None:
-        _FULL.check(said, node.params)
-        _company(said, node)
+    def check(payload: Payload) -> None:
+        _WHOLE_MODEL.check(payload, node.params)
+        _sender_group(payload, node)
 
-    while (heard := await _next_call(node, check)) is not None:
-        message: Message | None = None
-        while heard is not None:
-            if heard.round > latest or heard.payload.fields.get(LAST) is True:
-                message, latest = heard, max(latest, heard.round)
+    while (message := await _next_model(node, check)) is not None:
+        newest: Message | None = None
+        while message is not None:
+            if message.round > latest or message.payload.fields.get(FINAL) is True:
+                newest, latest = message, max(latest, message.round)
             else:
-                node.reject(
-                    heard.sender, f"a call to round {heard.round}, and this node has been called to round {latest}"
-                )
-            heard = await node.receive(kind=GLOBAL, sender=node.server, timeout=0.0, check=check)
-        if message is None:
+                node.reject(node.server, f"the model of round {message.round}: this node is already in round {latest}")
+            message = await node.receive(kind=GLOBAL_MODEL, sender=node.server, timeout=0.0, check=check)
+        if newest is None:
             continue
-        node.params = message.payload.arrays["params"]
-        if message.payload.fields.get(LAST) is True:
-            await node.evaluate(message.round)
+        node.params = newest.payload.arrays["params"]
+        if newest.payload.fields.get(FINAL) is True:
+            await node.evaluate(newest.round)
             return
-        if (group := _company(message.payload, node)) is not None and isinstance(node.sharing, InteractiveSharing):
+        if (group := _sender_group(newest.payload, node)) is not None and isinstance(node.sharing, InteractiveSharing):
             node.sharing.set_sender_group(node.server, latest, group)
         async with node.round(latest):
             yield latest
-    kept = f"the model that it was sent in round {latest}" if latest >= 0 else "the model that it began with"
-    fate = "died" if node.server in node.failed_peers else "keeps silent"
-    node.event("server lost", f"node {node.server} {fate}; this node keeps {kept}")
-    await node.evaluate(max(0, latest - 1))  # what a round begins with is what the one before ended with
+    kept = f"the model that it received in round {latest}" if latest >= 0 else "its initial model"
+    failure = "failed" if node.server in node.failed_peers else "timed out"
+    node.event("server unreachable", f"node {node.server} {failure}; this node keeps {kept}")
+    await node.evaluate(max(0, latest - 1))  # a round starts with the model that the previous round ended with
 
 
-def _company(said: Payload, node: Node) -> SenderGroup | None:
-    """All that are called, and how much this node counts; None where nobody has to know. Raises `MessageError`."""
-    if not isinstance(node.sharing, InteractiveSharing) or said.fields.get(LAST) is True:
+def _sender_group(payload: Payload, node: Node) -> SenderGroup | None:
+    """Return all participants and this node's weight; None if the sharing does not need them. Raises `MessageError`."""
+    if not isinstance(node.sharing, InteractiveSharing) or payload.fields.get(FINAL) is True:
         return None
-    ids, weight = said.arrays.get(COMPANY), said.fields.get(WEIGHT)
+    ids, weight = payload.arrays.get(PARTICIPANTS), payload.fields.get(WEIGHT)
     if ids is None or ids.dtype != np.uint32 or ids.ndim != 1 or len(np.unique(ids)) != len(ids):
-        raise MessageError(f"expected an array {COMPANY!r} of the nodes that are called")
+        raise MessageError(f"expected an array {PARTICIPANTS!r} of distinct node ids")
     if not isinstance(weight, float) or not 0 < weight <= 1:
-        raise MessageError(f"expected a field {WEIGHT!r}, how much this node counts, above 0 and at most 1")
+        raise MessageError(f"expected a field {WEIGHT!r}, the weight of this node, above 0 and at most 1")
     if node.id not in ids or ids.max() >= node.nodes:
-        raise MessageError("expected this node among those that are called, and nobody but clients")
+        raise MessageError(f"expected this node in {PARTICIPANTS!r}, and only clients")
     return SenderGroup(ids.tolist(), {node.id: weight})
 
 
-async def _next_call(node: Node, check: Check) -> Message | None:
-    """The server's next word; None when it has died, or does not even say that it is there."""
-    patience = math.inf if node.receive_timeout is None else node.receive_timeout
+async def _next_model(node: Node, check: Check) -> Message | None:
+    """Return the server's next message; None if the server has failed or does not reply to a probe."""
+    timeout = math.inf if node.receive_timeout is None else node.receive_timeout
     while True:
-        message = await node.receive(kind=GLOBAL, sender=node.server, timeout=patience, check=check)
+        message = await node.receive(kind=GLOBAL_MODEL, sender=node.server, timeout=timeout, check=check)
         if message is not None or node.server in node.failed_peers:
             return message
-        await node.send([node.server], Payload({}), round=0, kind=ASK)
-        if await node.receive(kind=HERE, sender=node.server, timeout=patience) is None:
-            return await node.receive(kind=GLOBAL, sender=node.server, timeout=0.0, check=check)
-
-
-async def _answer(node: Node) -> None:
-    while (asked := await node.receive(kind=ASK)) is not None:
-        if asked.sender < node.nodes:
-            await node.send([asked.sender], Payload({}), round=0, kind=HERE)
+        await node.send([node.server], Payload({}), round=0, kind=PROBE)
+        if await node.receive(kind=PROBE_REPLY, sender=node.server, timeout=timeout) is None:
+            return await node.receive(kind=GLOBAL_MODEL, sender=node.server, timeout=0.0, check=check)

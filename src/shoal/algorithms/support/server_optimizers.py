@@ -1,7 +1,7 @@
-"""What a server does with what its clients learnt: plain averaging, momentum, and the adaptive methods of FedOpt.
+"""Server optimizers: plain averaging, momentum, and the adaptive methods of FedOpt.
 
-Clients say where they would go; their average is a direction Δ, the server's pseudo-gradient with its sign turned.
-The server takes a step along it as an optimizer would along −∇F.
+The average of the clients' steps is a direction Δ, the negated pseudo-gradient. The server takes a step along it as an
+optimizer does along −∇F.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 from shoal.types import Bounds, Params
 
 Memory: TypeAlias = dict[str, Params]
-"""What an optimizer keeps from step to step: vectors by name, none before the first step."""
+"""The state of an optimizer: vectors by name, empty before the first step."""
 Rate: TypeAlias = Annotated[float, Bounds(above=0)]
 Decay: TypeAlias = Annotated[float, Bounds(at_least=0, below=1)]
 
 
 class ServerOptimizer(Protocol):
-    """Keeps nothing itself: what has to live on is put into `memory`."""
+    """A rule for the server's step. It has no state of its own: it keeps state in `memory`."""
 
     def step(self, params: Params, direction: Params, memory: Memory) -> Params:
-        """The server's next model, a new vector."""
+        """Return the server's next model, a new vector."""
         ...
 
 
 @dataclass(frozen=True)
 class ServerSGD:
-    """x ← x + lr·Δ: with lr = 1 the average of what the clients say, as in FedAvg (McMahan et al. 2017)."""
+    """x ← x + lr·Δ: with lr = 1 the average of the clients' models, as in FedAvg (McMahan et al. 2017)."""
 
     lr: Rate = 1.0
 
@@ -53,7 +53,7 @@ class Momentum:
 class Adam:
     """m ← β₁m + (1 − β₁)Δ, v ← β₂v + (1 − β₂)Δ², x ← x + lr·m/(√v + τ): FedAdam (Reddi et al. 2021).
 
-    As in the paper there is no correction of the first steps' bias: v begins at τ². A large τ adapts little.
+    As in the paper, the bias of the first steps is not corrected: v starts at τ². A large τ adapts little.
     """
 
     lr: Rate = 0.03
@@ -95,7 +95,7 @@ class Adagrad:
 
 
 def _adapted(params: Params, lr: float, memory: Memory, tau: float) -> Params:
-    """x + lr·m/(√v + τ), with what `memory` holds."""
+    """Return x + lr·m/(√v + τ), with m and v from `memory`."""
     scale: Params = np.sqrt(memory["v"]) + np.float32(tau)
     step: Params = memory["m"] / scale
     return params + lr * step

@@ -1,4 +1,4 @@
-"""For algorithms that speak for themselves: what their messages must hold, and averages of vectors."""
+"""Vectors in the payloads that algorithms build themselves: checks and averages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.types import NodeId, Params
 
 
 def check_vectors(payload: Payload, size: int, names: tuple[str, ...]) -> None:
-    """Raise `MessageError` unless these are float32 vectors of `size` finite values."""
+    """Raise `MessageError` unless the named arrays are float32 vectors of `size` finite values."""
     for name in names:
         vector = payload.arrays.get(name)
         if vector is None or vector.shape != (size,) or vector.dtype != np.float32:
@@ -22,7 +22,7 @@ def check_vectors(payload: Payload, size: int, names: tuple[str, ...]) -> None:
 
 
 def average(own: Params, others: Mapping[NodeId, Params], weights: Mapping[NodeId, float]) -> Params:
-    """The weighted average; the own weight is what those of `others` leave of 1."""
+    """Return the weighted average. The weight of `own` is 1 minus the weights of `others`."""
     mixed = own * np.float32(1.0 - sum(weights[peer] for peer in others))
     for peer, vector in others.items():
         mixed += vector * np.float32(weights[peer])
@@ -30,5 +30,5 @@ def average(own: Params, others: Mapping[NodeId, Params], weights: Mapping[NodeI
 
 
 def halved(weights: Mapping[NodeId, float]) -> dict[NodeId, float]:
-    """The weights of (W + I)/2, given those of W."""
+    """Return the weights of (W + I)/2, given those of W."""
     return {peer: weight / 2 for peer, weight in weights.items()}

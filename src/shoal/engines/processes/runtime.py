@@ -1,4 +1,4 @@
-"""A node's hold on the real world: its clock, its messages, and the thread that computes for it."""
+"""The runtime of a node process: the real clock, TCP messages, and a thread that computes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, TypeVar
 
 from shoal.engines.operating_system import release_memory
 from shoal.engines.processes.shaper import Shaper
 from shoal.engines.processes.slots import Slots
+from shoal.engines.processes.task_scope import TaskScope
 from shoal.engines.processes.transport import Transport
 from shoal.environment.devices import Speed
 from shoal.mailbox import Filter, Mailbox, Waiter
@@ -22,13 +25,46 @@ from shoal.runtime import Work
 from shoal.types import NodeId
 
 R = TypeVar("R")
-CROWDED = 32
-"""Trainings that follow each other in a slot, from which on nodes give memory back before they wait for their turn."""
-ROUNDS_OF_PATIENCE = 5.0
+MANY_TRAININGS_PER_SLOT = 32
+"""From so many on, nodes release memory before they wait for a training slot, not only after training."""
+TIMEOUT_FACTOR = 5.0
+"""A peer times out after this many times the longest time that a round's trainings, or an answer, took so far."""
+
+
+class RunClock:
+    """Seconds since the run began; 0 until `start`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._epoch: float | None = None
+
+    def start(self, epoch: float | None = None) -> None:
+        """`epoch` is when the run began on the machine's monotonic clock; None: now."""
+        self._epoch = self._loop.time() if epoch is None else epoch
+
+    def now(self) -> float:
+        return 0.0 if self._epoch is None else self._loop.time() - self._epoch
+
+
+@dataclass(frozen=True)
+class RuntimeSettings:
+    """How a node computes, and how long it waits for peers."""
+
+    trainings_per_slot: float = 1.0
+    """How many nodes train one after another in one slot, in each round."""
+    min_peer_timeout: float = 60.0
+    """Seconds that a node waits for a peer at the least."""
+    is_server: bool = False
+    """Whether the node serves the others instead of training."""
+    speed: Speed = Speed()
+    """The speed of the node's device."""
 
 
 class ProcessRuntime:
-    """A node's hold on the real world."""
+    """The runtime of one node: an asynchronous context manager, which the node's main task enters.
+
+    On exit it ends the background tasks and the training thread, and raises the error of a background task that failed.
+    """
 
     def __init__(
         self,
@@ -36,79 +72,85 @@ class ProcessRuntime:
         transport: Transport,
         mailbox: Mailbox,
         slots: Slots,
-        trainings_per_slot: float = 1.0,
-        min_patience: float = 60.0,
-        serves: bool = False,
+        settings: RuntimeSettings = RuntimeSettings(),  # noqa: B008 - frozen
         shaper: Shaper | None = None,
-        speed: Speed | None = None,
-        epoch: float | None = None,
+        clock: RunClock | None = None,
     ) -> None:
+        """Without `clock` the run begins now."""
         self.id = id
-        self._shaper = shaper
-        self._speed = speed or Speed()
+        self.mailbox = mailbox
         self.slowness = 1.0
-        """How many times slower than usual the node computes, by a fault."""
+        """How many times slower than usual the node computes, because of a fault."""
         self.padded = 0.0
-        """Seconds by which computing was drawn out, to be as slow as the node's device."""
+        """Seconds that were added to computations, to be as slow as the node's device."""
         self.overrun = 0.0
         """Seconds by which this machine was slower than the node's device."""
         self.hung = False
-        self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the node comes or goes, or its speed changes."""
-        self._online = asyncio.Event()
-        self._online.set()
-        self._serves = serves
-        self._longest_answer: float | None = None
-        self._min_patience = min_patience
-        self.trainings_per_slot = trainings_per_slot
-        """How many nodes' trainings follow each other in one slot, in a round."""
-        self.mailbox = mailbox
-        self.failure: BaseException | None = None
-        """What a background task raised."""
         self._transport = transport
         self._slots = slots
-        self._trainer = TrainingThread()
-        self._background: set[asyncio.Task[None]] = set()
-        self._main = asyncio.current_task()
+        self._settings = settings
+        self._shaper = shaper
         self._loop = asyncio.get_running_loop()
-        self._started = self._loop.time() if epoch is None else epoch
+        if clock is None:
+            clock = RunClock()
+            clock.start()
+        self._clock = clock
+        self._trainer = TrainingThread()
+        self._background = TaskScope()
+        self._change: asyncio.Future[None] = self._loop.create_future()
+        """Done when the node goes online or offline, or its speed changes."""
+        self._online = asyncio.Event()
+        self._online.set()
         self._longest_work = 0.0
-        self._under_way = 0
+        self._longest_answer: float | None = None
+        """Seconds between two answers to a server; None before the first answer."""
+        self._timed_operations = 0
+        """Operations under way that end by themselves."""
+
+    async def __aenter__(self) -> ProcessRuntime:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._background.__aexit__(kind, error, trace)
+        finally:
+            self._trainer.end()
 
     def now(self) -> float:
-        return self._loop.time() - self._started
+        return self._clock.now()
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way that ends by itself: computing, sleeping, waiting with a timeout, and being
-        offline, for the supervisor knows how long."""
-        return not self.hung and (self._under_way > 0 or not self._online.is_set())
+        """Whether an operation is under way that ends by itself: computing, sleeping, or waiting with a timeout.
+
+        A node that is offline is busy too: the coordinator knows for how long.
+        """
+        return not self.hung and (self._timed_operations > 0 or not self._online.is_set())
 
     def set_online(self, online: bool) -> None:
-        """Come online, or do nothing from now on: whatever ends meanwhile has to wait."""
+        """Go online or offline. Operations that end while the node is offline return when it is online again."""
         if online and not self.hung:
             self._online.set()
         elif not online:
             self._online.clear()
-        self._changes()
+        self._notify_change()
 
     def slow_down(self, factor: float) -> None:
-        """Compute so many times slower than usual, from now on."""
+        """Compute `factor` times slower than usual from now on."""
         self.slowness = factor
-        self._changes()
+        self._notify_change()
 
     def hang(self) -> None:
-        """Fall silent for good."""
+        """Stop responding until the process ends."""
         self.hung = True
-        self.silence()
+        self._background.cancel()
         self.set_online(online=False)
 
     def fail(self, error: BaseException) -> None:
         """End the node's algorithm with an error."""
-        if self.failure is None:
-            self.failure = error
-            if self._main is not None:
-                self._main.cancel()
+        self._background.fail(error)
 
     async def sleep(self, seconds: float) -> None:
         with self._busy():
@@ -133,9 +175,9 @@ class ProcessRuntime:
     async def transmit(self, to: NodeId, message: Message) -> bool:
         self._expect(message)
         with self._busy():
-            got_out = await (self._transport if self._shaper is None else self._shaper).transmit(to, message)
+            was_sent = await (self._transport if self._shaper is None else self._shaper).transmit(to, message)
         await self._online.wait()
-        return got_out
+        return was_sent
 
     def collect(self, kind: str) -> list[Message]:
         return self.mailbox.collect(kind)
@@ -150,8 +192,8 @@ class ProcessRuntime:
         waiter = self.mailbox.start_receive(wanted, wake)
         if waiter.done:
             return waiter.messages
-        if timeout is None and wanted.senders is not None and not self._serves:
-            timeout = self.patience()
+        if timeout is None and wanted.senders is not None and not self._settings.is_server:
+            timeout = self.peer_timeout()
         try:
             if timeout is None and wanted.senders is not None:
                 await self._wait_for_answers(waiter, future)
@@ -166,9 +208,7 @@ class ProcessRuntime:
         return waiter.messages
 
     def background(self, task: Coroutine[Any, Any, None]) -> None:
-        started = self._loop.create_task(task)
-        self._background.add(started)
-        started.add_done_callback(self._background_ended)
+        self._background.start(task)
 
     def failed_peers(self) -> Collection[NodeId]:
         return self.mailbox.failed
@@ -177,28 +217,16 @@ class ProcessRuntime:
         self.mailbox.mark_rejoined(node, round)
         self._transport.mark_rejoined(node)
 
-    def patience(self) -> float:
-        """Seconds to wait for a peer that is not known to be dead, before going on without it."""
-        return self._min_patience + ROUNDS_OF_PATIENCE * self._longest_work * self.trainings_per_slot
+    def peer_timeout(self) -> float:
+        """Seconds to wait for a peer that is not known to have failed."""
+        settings = self._settings
+        return settings.min_peer_timeout + TIMEOUT_FACTOR * self._longest_work * settings.trainings_per_slot
 
-    def silence(self) -> None:
-        """End what runs beside the algorithm, which goes on."""
-        for task in list(self._background):
-            task.cancel()
-
-    async def halt(self) -> None:
-        """Do no more: what is being computed is the last."""
-        self.silence()
+    async def stop_computing(self) -> None:
+        """Compute nothing more after the computation under way, if any, and go offline."""
+        self._background.cancel()
         self.set_online(online=False)
         await asyncio.to_thread(self._trainer.end)
-
-    async def end(self) -> None:
-        """End the background tasks. What one of them raised is raised here."""
-        self.silence()
-        await asyncio.gather(*self._background, return_exceptions=True)
-        self._trainer.end()
-        if self.failure is not None:
-            raise self.failure
 
     async def _wait(self, future: asyncio.Future[None], timeout: float, wake: Callable[[], None]) -> None:
         timer = self._loop.call_later(timeout, wake)
@@ -209,28 +237,32 @@ class ProcessRuntime:
             timer.cancel()
 
     async def _wait_for_answers(self, waiter: Waiter, future: asyncio.Future[None]) -> None:
-        """Wait as one that does not train, and so cannot know from itself how long the others take.
+        """Wait as a server, which does not train and so cannot know from its own training how long the others take.
 
-        Before the first answer ever, it waits as long as it takes: should all be hung, the supervisor ends them. After
-        that, it goes on when nobody has answered for several times as long as the longest so far.
+        Before its first answer ever, the server waits without a timeout: if all nodes hang, the coordinator ends them.
+        After that, it stops waiting when no answer has arrived for several times the longest wait so far.
         """
-        heard, since = len(waiter.messages), self.now()
+        timeout = self._settings.min_peer_timeout
+        answers, since = len(waiter.messages), self.now()
         while not future.done():
             with nullcontext() if self._longest_answer is None else self._busy():
-                await asyncio.wait([future], timeout=min(1.0, self._min_patience))
+                await asyncio.wait([future], timeout=min(1.0, timeout))
             now = self.now()
-            if len(waiter.messages) > heard:
+            if len(waiter.messages) > answers:
                 self._longest_answer = max(self._longest_answer or 0.0, now - since)
-                heard, since = len(waiter.messages), now
-            elif now - since > self._min_patience + ROUNDS_OF_PATIENCE * (self._longest_answer or math.inf):
+                answers, since = len(waiter.messages), now
+            elif now - since > timeout + TIMEOUT_FACTOR * (self._longest_answer or math.inf):
                 return
 
     async def _pad(self, usual: float, took: float) -> None:
-        """Wait until the node's device would be done: one that takes so many seconds or, where nobody says how many,
-        so many times as long as this machine."""
-        own = self._speed.slowdown if self._speed.step_seconds is None else 1.0
-        left = (took if self._speed.step_seconds is None else usual) - took / (own * self.slowness)
-        if self._speed.step_seconds is not None:
+        """Wait until the node's device would be done.
+
+        The device takes `usual` seconds where its step time is known, and a multiple of this machine's time elsewhere.
+        """
+        speed = self._settings.speed
+        own = speed.slowdown if speed.step_seconds is None else 1.0
+        left = (took if speed.step_seconds is None else usual) - took / (own * self.slowness)
+        if speed.step_seconds is not None:
             self.overrun += max(0.0, -left * self.slowness)
         while left > 0:
             await self._online.wait()
@@ -241,25 +273,25 @@ class ProcessRuntime:
             left -= waited / slowness
 
     def _expect(self, message: Message) -> None:
-        """What this node says, others say to it."""
+        """Budget for messages of this size: peers send what this node sends."""
         if self.mailbox.budget is not None:
             self.mailbox.budget.expect(message.wire_size)
 
-    def _changes(self) -> None:
+    def _notify_change(self) -> None:
         self._change.set_result(None)
         self._change = self._loop.create_future()
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        self._under_way += 1
+        self._timed_operations += 1
         try:
             yield
         finally:
-            self._under_way -= 1
+            self._timed_operations -= 1
 
     def _compute(self, work: Work[R]) -> R:
-        """In the training thread. What it takes only while it trains is most of a node's memory: give it back."""
-        if self.trainings_per_slot > CROWDED:
+        """Compute in the training thread, then release the memory of training, which is most of a node's memory."""
+        if self._settings.trainings_per_slot > MANY_TRAININGS_PER_SLOT:
             release_memory()  # the models of the last round
         with self._slots.taken(self.id):
             started = time.monotonic()
@@ -268,14 +300,9 @@ class ProcessRuntime:
             self._longest_work = max(self._longest_work, time.monotonic() - started)
         return result
 
-    def _background_ended(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
-
 
 class TrainingThread:
-    """One thread beside the event loop, for one call after another."""
+    """A thread beside the event loop that makes one call after another."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = queue.SimpleQueue()
@@ -284,27 +311,27 @@ class TrainingThread:
         self._thread.start()
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        """What `function` returns or raises, in time."""
+        """Call `function` in the thread; the future has its result or its exception."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._calls.put((function, future))
         return future
 
     def end(self) -> None:
-        """After the calls that were made."""
+        """Wait for the calls made so far, and end the thread."""
         self._calls.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        while (called := self._calls.get()) is not None:
-            function, future = called
+        while (call := self._calls.get()) is not None:
+            function, future = call
             try:
                 outcome: tuple[Any, BaseException | None] = (function(), None)
             except BaseException as error:
                 outcome = (None, error)
-            self._loop.call_soon_threadsafe(_settle, future, *outcome)
+            self._loop.call_soon_threadsafe(_set_outcome, future, *outcome)
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _set_outcome(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if future.cancelled():
         return
     if error is None:

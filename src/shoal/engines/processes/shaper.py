@@ -1,24 +1,25 @@
 """A node's end of the network model, where nodes are processes.
 
-Messages themselves cross the machine at once. The network's own process works out what the model does to each, and
-the receiver keeps a message until it is due: nobody needs to be root, and whatever links the model has, those in the
-middle of the network too, are shared as the simulation shares them. While a node trains, its event loop goes on.
+TCP carries messages across the machine at once. The network process computes what the network model does to each of
+them, and the receiver keeps a message until it is due. This needs no root, and all links of the model are shared as in
+the simulation, including those in the middle of the network. The event loop keeps running while the node trains.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import msgspec
 import zmq
 
 from shoal.engines.processes.sealing import Seal
+from shoal.engines.processes.timed_queue import TimedQueue
 from shoal.engines.processes.transport import Transport
 from shoal.engines.rejoining import REJOIN_KINDS
 from shoal.message import Message
@@ -26,34 +27,34 @@ from shoal.message_budget import MessageBudget
 from shoal.types import NodeId
 
 MAX_ANNOUNCED = 100_000
-"""Of so many messages of a sender it is remembered when they are due though they are not here yet. That is more than
-sockets hold between two nodes: what was told before was given up by its sender, or never sent."""
-PROMPT = 0.02
-"""Seconds: a message that a task hands over so soon after its last one had left follows it without a gap. What it takes
-to learn that the last one has left is the shaper's time, not the node's."""
+"""Announced messages of one sender that are remembered while they are not here. Sockets between two nodes hold fewer:
+the sender of an older one has given up on it, or never sent it."""
+PROMPT_SECONDS = 0.02
+"""A message that a task sends so soon after its last message has left follows it without a gap: the time to learn that
+the last message has left is the shaper's time, not the node's."""
 
 
 class Registration(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A node listens: what is said to it before that finds nobody."""
+    """Node to network process: the node listens from now on. Earlier messages to it are lost."""
 
     since: float
-    """When it began, on the machine's monotonic clock."""
+    """When it began to listen, on the machine's monotonic clock."""
 
 
 class Submission(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A node has sent a message."""
+    """Node to network process: the node has sent a message."""
 
     ticket: int
     to: NodeId
     size: Annotated[int, msgspec.Meta(ge=0)]
     since: float
-    """When, on the machine's monotonic clock."""
+    """When it was sent, on the machine's monotonic clock."""
     waits: bool
-    """Whether the sender wants to know when it has left."""
+    """Whether the sender waits until the message has left."""
 
 
 class Departure(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the sender: the last of a message has left; or it did not get out."""
+    """Network process to sender: the last byte of a message has left, or the message was dropped before it left."""
 
     ticket: int
     time: float
@@ -61,12 +62,12 @@ class Departure(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Arrival(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the receiver: a message is there at a time; or it never will be."""
+    """Network process to receiver: when a message arrives."""
 
     sender: NodeId
     ticket: int
     time: float | None
-    """Infinite as long as all that is known is that the message is on its way."""
+    """On the machine's monotonic clock; infinite: in transit, with no time known yet; None: lost."""
 
 
 NodeReport: TypeAlias = Registration | Submission
@@ -75,112 +76,156 @@ encode = msgspec.msgpack.Encoder().encode
 decode_node_report = msgspec.msgpack.Decoder(NodeReport).decode
 decode_network_reports = msgspec.msgpack.Decoder(list[NetworkReport]).decode
 
+MessageKey: TypeAlias = tuple[NodeId, int]
+"""Sender and ticket of a message."""
+
+
+@dataclass(frozen=True)
+class NetworkAddress:
+    """Where the network process listens."""
+
+    endpoint: str
+    key: bytes | None = None
+    """Its public key, where links are sealed."""
+
+
+class _Pending:
+    """What is known of one message that is not delivered yet.
+
+    | message | announced | due      | state                                                            |
+    |---------|-----------|----------|------------------------------------------------------------------|
+    | here    | no        |          | unannounced: the network process may never report it             |
+    | missing | yes       | any      | announced: it is on its way through TCP, or was never sent       |
+    | here    | yes       | infinite | in transit through the network model                             |
+    | here    | yes       | finite   | queued until it is due                                           |
+
+    A message that is here and lost is not pending any longer.
+    """
+
+    __slots__ = ("announced", "due", "message")
+
+    def __init__(self, message: Message | None = None, announced: bool = False) -> None:
+        self.message = message
+        self.announced = announced
+        self.due: float | None = None
+
+    @property
+    def queued(self) -> bool:
+        return self.message is not None and self.announced and self.due is not None and self.due < math.inf
+
 
 class Shaper:
-    """Sends by the model, and delivers by it."""
+    """Reports the node's messages to the network process, and delivers its peers' messages when they are due."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         id: NodeId,
-        network: str,
+        network: NetworkAddress,
         transport: Transport,
         deliver: Callable[[Message], None],
-        seal: Seal | None = None,
-        key: bytes | None = None,
         budget: MessageBudget | None = None,
+        seal: Seal | None = None,
     ) -> None:
-        """`key` is that of the network's process, where links are sealed. `budget` is for what it has not told of."""
+        """`budget` limits the memory of unannounced messages."""
         self._transport = transport
         self._deliver = deliver
         self._budget = budget
         self.dropped = 0
-        """Messages that the network did not tell of, and for which there was no room."""
+        """Messages beyond the budget that the network process has not reported, and repetitions of messages."""
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.DEALER)
-        # ZeroMQ gives a name to whoever takes it last. Where links are sealed nobody else can know this node's.
+        # ZeroMQ gives an identity to the peer that claims it last. Where links are sealed, no peer can know this one.
         name = identity(id) if seal is None else identity(id) + secrets.token_bytes(16)
         self._socket.setsockopt(zmq.IDENTITY, name)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
         if seal is not None:
-            seal.secure_client(self._socket, key)
-        self._socket.connect(network)
+            seal.secure_client(self._socket, network.key)
+        self._socket.connect(network.endpoint)
         self._socket.send(encode(Registration(self._loop.time())))
-        self._tickets = time.monotonic_ns()  # higher than all of a node that died and had the same id
-        self._leaving: dict[int, asyncio.Future[Departure]] = {}
-        """Messages whose senders wait until they have left."""
-        self._left: tuple[asyncio.Task[object] | None, float] = (None, 0.0)
-        """Which task's message left last, and when."""
-        self._here: dict[tuple[NodeId, int], Message] = {}
-        """Messages of which nothing is known yet, and maybe never will be: anybody can make up a ticket."""
-        self._under_way: dict[tuple[NodeId, int], Message] = {}
-        """Messages that are here, and in the model on their way; how many these are is the model's business."""
-        self._told = _Told()
-        """When messages are due that are not here yet."""
-        self._waiting: list[tuple[float, int, tuple[NodeId, int], Message]] = []
-        """Messages that are here and not yet due: a heap."""
-        self._lost: set[tuple[NodeId, int]] = set()
-        """Those among them that got lost after all."""
-        self._deaths: dict[NodeId, int] = {}
-        """When nodes died, as tickets count."""
-        self._arrivals = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._tickets = time.monotonic_ns()  # higher than every ticket of a failed node that had the same id
+        self._departures: dict[int, asyncio.Future[Departure]] = {}
+        """Tickets of the messages whose sender waits until they have left."""
+        self._last_departure: tuple[asyncio.Task[object] | None, float] = (None, 0.0)
+        """The task whose message left last, and when."""
+        self._pending: dict[MessageKey, _Pending] = {}
+        """All messages that are not delivered yet. The budget limits the unannounced ones, which anyone can invent,
+        `MAX_ANNOUNCED` limits the missing ones, and the network model limits the others."""
+        self._missing: dict[NodeId, dict[int, None]] = {}
+        """The tickets of announced messages that are not here, by sender and in order of announcement."""
+        self._queue: TimedQueue[tuple[MessageKey, _Pending]] = TimedQueue(self._release)
+        self._failure_tickets: dict[NodeId, int] = {}
+        """When nodes failed, on the scale of tickets."""
         self._loop.add_reader(self._socket.FD, self._drain)
-        self._drain()  # ZeroMQ signals that something has come to those only that have looked for it in vain
+        self._drain()  # ZeroMQ signals arrivals only after a read that found nothing
 
     async def send(self, to: NodeId, message: Message) -> bool:
-        ticket = self._post(to, message, self._loop.time(), waits=False)
+        ticket = self._submit(to, message, self._loop.time(), waits=False)
         return await self._transport.send(to, message, ticket)
 
     async def transmit(self, to: NodeId, message: Message) -> bool:
         now = self._loop.time()
-        task, left = self._left
-        prompt = task is asyncio.current_task() and now - left < PROMPT
-        ticket = self._post(to, message, left if prompt else now, waits=True)
-        future = self._leaving[ticket] = self._loop.create_future()
+        task, left = self._last_departure
+        prompt = task is asyncio.current_task() and now - left < PROMPT_SECONDS
+        ticket = self._submit(to, message, left if prompt else now, waits=True)
+        future = self._departures[ticket] = self._loop.create_future()
         try:
             if not await self._transport.send(to, message, ticket):
                 return False
-            said: Departure = await future
+            departure: Departure = await future
         finally:
-            del self._leaving[ticket]
-        self._left = asyncio.current_task(), said.time
-        return said.was_sent
+            del self._departures[ticket]
+        self._last_departure = asyncio.current_task(), departure.time
+        return departure.was_sent
 
-    def take(self, message: Message, ticket: int) -> None:
-        """A message has come over the machine."""
+    def receive(self, message: Message, ticket: int) -> None:
+        """Take a message that has arrived over TCP."""
         key = message.sender, ticket
-        if key in self._told:
-            self._place(key, message, self._told.pop(key))
-            return
-        self._here[key] = message
-        if self._budget is not None and self._budget.may_exceed(message):
-            self._drain()  # word of some of them may have come
-            kept = set(map(id, self._budget.select(list(self._here.values()), ())))
-            self.dropped += len(self._here) - len(kept)
-            self._here = {key: message for key, message in self._here.items() if id(message) in kept}
+        pending = self._pending.get(key)
+        if pending is None or not pending.announced:
+            self._pending[key] = _Pending(message)  # replaces an unannounced message with the same ticket
+            self._limit_unannounced(message)
+        elif pending.message is None:
+            del self._missing[message.sender][ticket]
+            pending.message = message
+            self._schedule(key, pending)
+        else:
+            self.dropped += 1  # a repetition
 
     def mark_failed(self, node: NodeId, at: float) -> None:
-        """`node` has died: what it sent arrives, but nobody counts on it because it asked for that before.
+        """Ignore messages about rejoining that `node` sent before it failed. All its other messages arrive.
 
-        `at` is when, on the machine's monotonic clock: word of it may come after the node is back.
+        `at` is the time of the failure on the machine's monotonic clock: the node may have restarted since.
         """
-        self._deaths[node] = int(at * 1e9)
+        self._failure_tickets[node] = int(at * 1e9)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all messages that are here and not delivered yet."""
+        return sum(pending.message.wire_size for pending in self._pending.values() if pending.message is not None)
+
+    @property
+    def unannounced(self) -> int:
+        """Messages that are here and that the network process has not reported."""
+        return sum(not pending.announced for pending in self._pending.values())
+
+    def is_missing(self, sender: NodeId, ticket: int) -> bool:
+        """Whether a message is announced and not here."""
+        return ticket in self._missing.get(sender, ())
 
     def close(self) -> None:
         self._loop.remove_reader(self._socket.FD)
         self._socket.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._queue.close()
 
-    def _post(self, to: NodeId, message: Message, since: float, waits: bool) -> int:
+    def _submit(self, to: NodeId, message: Message, since: float, waits: bool) -> int:
         if self._budget is not None:
-            self._budget.expect(message.wire_size)  # what this node says, others say to it
+            self._budget.expect(message.wire_size)  # peers send what this node sends
         self._tickets += 1
         self._socket.send(encode(Submission(self._tickets, to, message.wire_size, since, waits)))
-        self._loop.call_soon(self._drain)  # sending may have swallowed the signal that something has come
+        self._loop.call_soon(self._drain)  # sending may consume ZeroMQ's signal that a message has arrived
         return self._tickets
 
     def _drain(self) -> None:
@@ -189,73 +234,67 @@ class Shaper:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            for said in decode_network_reports(frame):
-                if isinstance(said, Arrival):
-                    self._hear(said)
-                elif (future := self._leaving.get(said.ticket)) is not None and not future.done():
-                    future.set_result(said)
+            for report in decode_network_reports(frame):
+                if isinstance(report, Arrival):
+                    self._announce(report)
+                elif (future := self._departures.get(report.ticket)) is not None and not future.done():
+                    future.set_result(report)
 
-    def _hear(self, said: Arrival) -> None:
-        key = said.sender, said.ticket
-        message = self._under_way.pop(key, None) or self._here.pop(key, None)
-        if message is not None:
-            self._place(key, message, said.time)
-        elif said.time is not None or key in self._told:
-            self._told.note(key, said.time)
-        elif any(key == waiting for _, _, waiting, _ in self._waiting):
-            self._lost.add(key)
-        else:
-            self._told.note(key, None)
+    def _announce(self, arrival: Arrival) -> None:
+        key = arrival.sender, arrival.ticket
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = _Pending(announced=True)
+            self._limit_missing(arrival.sender, arrival.ticket)
+        elif pending.queued and arrival.time is not None:
+            return  # it is due already
+        pending.announced = True
+        pending.due = arrival.time
+        if pending.message is not None:
+            self._schedule(key, pending)
 
-    def _place(self, key: tuple[NodeId, int], message: Message, due: float | None) -> None:
-        """Keep a message until it is due, if it ever is."""
-        if due == math.inf:
-            self._under_way[key] = message
-        elif due is not None:
-            self._keep(key, message, due)
+    def _schedule(self, key: MessageKey, pending: _Pending) -> None:
+        """Deliver an announced message when it is due, or forget it if it is lost."""
+        if pending.due is None:
+            del self._pending[key]
+        elif pending.due < math.inf:
+            self._queue.put(pending.due, (key, pending))
 
-    def _keep(self, key: tuple[NodeId, int], message: Message, due: float) -> None:
-        self._arrivals += 1
-        heapq.heappush(self._waiting, (due, self._arrivals, key, message))
-        self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Deliver what is due, and see to the rest in time."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._waiting and self._waiting[0][0] <= self._loop.time():
-            _, _, key, message = heapq.heappop(self._waiting)
-            if key in self._lost:
-                self._lost.discard(key)
-            elif message.kind not in REJOIN_KINDS or key[1] > self._deaths.get(message.sender, 0):
-                self._deliver(message)
-        if self._waiting:
-            self._timer = self._loop.call_at(self._waiting[0][0], self._hand_over)
-
-
-class _Told:
-    """Due times of messages that are not here yet, by sender and ticket: the last `MAX_ANNOUNCED` of each sender."""
-
-    def __init__(self) -> None:
-        self._times: dict[NodeId, dict[int, float | None]] = {}
-
-    def __contains__(self, key: tuple[NodeId, int]) -> bool:
+    def _release(self, item: tuple[MessageKey, _Pending]) -> None:
+        key, pending = item
+        if self._pending.get(key) is not pending or pending.message is None:
+            return  # it was lost after all
+        del self._pending[key]
         sender, ticket = key
-        return ticket in self._times.get(sender, ())
+        if pending.message.kind not in REJOIN_KINDS or ticket > self._failure_tickets.get(sender, 0):
+            self._deliver(pending.message)
 
-    def note(self, key: tuple[NodeId, int], due: float | None) -> None:
-        sender, ticket = key
-        times = self._times.setdefault(sender, {})
-        times[ticket] = due
-        if len(times) > MAX_ANNOUNCED:
-            del times[next(iter(times))]
+    def _limit_unannounced(self, message: Message) -> None:
+        """Evict unannounced messages beyond the budget, one of which is `message`."""
+        if self._budget is None or not self._budget.may_exceed(message):
+            return
+        self._drain()  # reports of some of them may have arrived
+        unannounced = [
+            (key, pending.message)
+            for key, pending in self._pending.items()
+            if not pending.announced and pending.message is not None
+        ]
+        kept = set(map(id, self._budget.select([message for _, message in unannounced], ())))
+        for key, message in unannounced:
+            if id(message) not in kept:
+                del self._pending[key]
+                self.dropped += 1
 
-    def pop(self, key: tuple[NodeId, int]) -> float | None:
-        sender, ticket = key
-        return self._times[sender].pop(ticket)
+    def _limit_missing(self, sender: NodeId, ticket: int) -> None:
+        """Remember that a message is missing, and forget the sender's oldest missing message beyond the limit."""
+        tickets = self._missing.setdefault(sender, {})
+        tickets[ticket] = None
+        if len(tickets) > MAX_ANNOUNCED:
+            oldest = next(iter(tickets))
+            del tickets[oldest]
+            del self._pending[sender, oldest]
 
 
 def identity(node: NodeId) -> bytes:
-    """A node's name on the network's socket; ZeroMQ keeps names that begin with a zero byte for itself."""
+    """The node's ZeroMQ identity at the network process; ZeroMQ reserves identities that begin with a zero byte."""
     return b"n%d" % node

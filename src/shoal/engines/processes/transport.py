@@ -1,11 +1,11 @@
-"""TCP between nodes, over ZeroMQ: one socket to listen on, one to each peer, opened when first needed.
+"""TCP between nodes, over ZeroMQ: one socket to listen on, and one to each peer, opened when it is first needed.
 
-A message is encoded and copied once, however many peers it goes to; ZeroMQ counts the references. Arrays that come
-in are views of ZeroMQ's memory. Nothing here knows where a peer runs: it has an endpoint.
+A message is encoded and copied once, however many peers receive it: ZeroMQ counts the references. Arrays of received
+messages are views of ZeroMQ's memory. The transport knows a peer only by its endpoint, not by the machine it runs on.
 
-A message may have a ticket, in its address. The receiver sends it back, with nothing but the run's name behind it, as
-the receipt that `transmit` waits for; receipts are no messages, and nobody counts them. Where messages are shaped by
-the model, tickets are what the network's process knows them by, and nobody returns them.
+A message may have a ticket, in its address. The receiver returns the ticket, followed only by the run's name, as the
+receipt that `transmit` waits for. Receipts are not messages, and are not counted. Where the network model shapes
+messages, the network process knows them by their tickets, and receivers return none.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from shoal.errors import LaunchError, MessageError
 from shoal.message import Message, address, decode, ticket_of
 from shoal.types import NodeId
 
-# ZeroMQ's flags as plain numbers: pyzmq's own are enumerations, whose arithmetic shows in a profile.
+# ZeroMQ's flags as plain integers: pyzmq's are enumerations, whose arithmetic shows in a profile.
 NOBLOCK = int(zmq.NOBLOCK)
 NOBLOCK_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 NO_ENDPOINT = ""
-"""The endpoint of a peer that has died."""
+"""The endpoint of a failed peer."""
 MESSAGES_PER_TURN = 256
-"""Messages that are taken in before others have their turn: a flood must not keep the node from its work."""
+"""Messages that are read before other tasks run: a flood must not keep the node from its work."""
 MAX_LATE_RECEIPTS = 1000
-"""Receipts that wait until a peer takes them; of more the last ones. Who waits for so many does not read them."""
-NO_ADDRESS = (zmq.EINVAL, zmq.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO)
-"""What ZeroMQ says of an endpoint that it cannot connect to, ever."""
+"""Receipts that wait until a peer accepts them; older ones are dropped. A peer with so many does not read them."""
+UNUSABLE_ENDPOINT_ERRORS = (zmq.EINVAL, zmq.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO)
+"""ZeroMQ's error numbers for an endpoint that it can never connect to."""
 LINGER_MS = 30_000
-"""How long a closed connection still tries to deliver what was handed to it."""
-SLOWEST = 12_500.0
-"""Bytes per second: a receipt is waited for as long as the message takes at this pace, beside the usual patience."""
+"""How long a closed connection still tries to deliver its messages."""
+MIN_BYTES_PER_SECOND = 12_500.0
+"""The rate of the slowest link: a receipt may take `send_timeout`, and the time of the message at this rate."""
 
 
 class Transport:
-    """A node's sockets. `deliver` is called with every good message, `reject` with the reason for every other."""
+    """A node's sockets. Calls `deliver` with every valid message, and `reject` with the reason for every other one."""
 
     def __init__(
         self,
@@ -71,19 +71,18 @@ class Transport:
         self._endpoints: list[str] = []
         self._open: OrderedDict[NodeId, zmq.Socket[bytes]] = OrderedDict()
         self._stalled: set[NodeId] = set()
-        self._gone: set[NodeId] = set()
-        self.redeem: Callable[[Message, int], None] | None = None
-        """Takes messages in place of `deliver`, with their tickets, where all messages have one."""
+        self._failed: set[NodeId] = set()
+        self._deliver_with_ticket: Callable[[Message, int], None] | None = None
         self.unsent = 0
-        """Messages given up because their peer took nothing for `send_timeout` seconds."""
-        self._tickets = time.monotonic_ns()  # higher than all of a node that died and had the same id
+        """Messages dropped because their peer accepted nothing for `send_timeout` seconds."""
+        self._tickets = time.monotonic_ns()  # higher than every ticket of a failed node that had the same id
         self._receipts: dict[int, tuple[NodeId, asyncio.Future[bool]]] = {}
-        """The tickets of what was transmitted: to whom, and whether it is there."""
+        """The receipts that `transmit` waits for, by ticket: the receiver, and whether the message has arrived."""
         self._late: dict[NodeId, tuple[asyncio.Task[None], deque[int]]] = {}
-        """The tickets of receipts that could not be sent at once, and who sees to that: one task for each peer, for a
-        peer that reads none of them would have the node do nothing else."""
-        self._turn: asyncio.Handle | None = None
-        """When more messages have come than are taken in at once."""
+        """The tickets of receipts that could not be sent at once, and the task that sends them. One task per peer: a
+        peer that reads no receipts must not occupy the node."""
+        self._next_turn: asyncio.Handle | None = None
+        """Reads further messages, where more have arrived than are read in one turn."""
         self._inbox = context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
         self._inbox.setsockopt(zmq.LINGER, 0)
@@ -101,32 +100,36 @@ class Transport:
             ) from error
         bound = self._inbox.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
         self.endpoint = f"tcp://{announce or host}:{bound.rpartition(':')[2]}"
-        """Where other nodes find this one."""
+        """Where other nodes connect to this node."""
+
+    def require_tickets(self, deliver: Callable[[Message, int], None]) -> None:
+        """Deliver every message with its ticket, send no receipts, and reject messages without a ticket."""
+        self._deliver_with_ticket = deliver
 
     def start(self, endpoints: Sequence[str]) -> None:
-        """Begin to take messages in; `endpoints` is where each node listens."""
+        """Start to receive messages; node i listens at `endpoints[i]`."""
         self._endpoints = list(endpoints)
         asyncio.get_running_loop().add_reader(self._inbox.FD, self._drain)
         self._drain()
 
     async def send(self, to: NodeId, message: Message, ticket: int | None = None) -> bool:
-        """Whether ZeroMQ has taken the message, in the end. A ticket travels in its address."""
-        if to in self._gone:
+        """Hand a message to ZeroMQ, with the ticket in its address. Returns False if it was dropped."""
+        if to in self._failed:
             return False
         frames = [zmq.Frame(address(to, ticket), copy=True), *_frames(message)]
         if self._try(to, frames):
             self._stalled.discard(to)
             return True
-        if await self._insist(to, frames):
+        if await self._retry(to, frames):
             return True
-        if to not in self._gone:
+        if to not in self._failed:
             self.unsent += 1
         return False
 
     async def transmit(self, to: NodeId, message: Message) -> bool:
-        """As `send`, and wait for the peer's receipt: it has read the last of the message.
+        """Send a message, and wait for the receipt of the peer, which has then read all of it.
 
-        False when the peer dies first, or nothing comes from it for long.
+        Returns False if the peer fails before that, or if the receipt does not arrive in time.
         """
         self._tickets += 1
         ticket = self._tickets
@@ -135,7 +138,7 @@ class Transport:
         try:
             if not await self.send(to, message, ticket):
                 return False
-            async with asyncio.timeout(self._send_timeout + message.wire_size / SLOWEST):
+            async with asyncio.timeout(self._send_timeout + message.wire_size / MIN_BYTES_PER_SECOND):
                 return await receipt
         except TimeoutError:
             self.unsent += 1
@@ -144,21 +147,21 @@ class Transport:
             del self._receipts[ticket]
 
     def mark_failed(self, node: NodeId) -> None:
-        """`node` has died: drop what was to be sent to it."""
-        self._gone.add(node)
+        """Drop the messages to `node` that are not sent yet, and send it no more."""
+        self._failed.add(node)
         self.move(node, NO_ENDPOINT)
 
     def mark_rejoined(self, node: NodeId) -> None:
-        """`node` is spoken to again."""
-        self._gone.discard(node)
+        """Send messages to `node` again."""
+        self._failed.discard(node)
         self._stalled.discard(node)
 
     def move(self, node: NodeId, endpoint: str) -> None:
-        """`node` listens elsewhere from now on."""
+        """Connect to `node` at a new endpoint from now on."""
         socket = self._open.pop(node, None)
         if socket is not None:
             socket.close(linger=0)
-        if node in self._late and self._endpoints[node] != NO_ENDPOINT:  # else they wait for where it listens
+        if node in self._late and self._endpoints[node] != NO_ENDPOINT:  # else they wait for the endpoint
             self._late.pop(node)[0].cancel()
         if node < len(self._endpoints):
             self._endpoints[node] = endpoint
@@ -168,8 +171,8 @@ class Transport:
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._inbox.FD)
-        if self._turn is not None:
-            self._turn.cancel()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         for task, _ in self._late.values():
             task.cancel()
         self._inbox.close()
@@ -178,7 +181,7 @@ class Transport:
         self._open.clear()
 
     def _socket(self, to: NodeId) -> zmq.Socket[bytes]:
-        """The open connection to a peer, or a new one. Raises `ZMQError` where no more can be opened just now."""
+        """Return the open connection to a peer, or open one. Raises `ZMQError` if none can be opened at present."""
         socket = self._open.get(to)
         if socket is None:
             if len(self._open) >= self._connections:
@@ -189,34 +192,34 @@ class Transport:
                     self._seal.secure_client(socket, self._seal.key(to))
                 socket.connect(self._endpoints[to])
             except BaseException:
-                socket.close(linger=0)  # or it would hold a place for good
+                socket.close(linger=0)  # an open socket would count towards ZeroMQ's limit until the end
                 raise
             self._open[to] = socket
         self._open.move_to_end(to)
         return socket
 
     def _try(self, to: NodeId, frames: list[zmq.Frame]) -> bool:
-        """Hand the frames over, unless the queue to the peer is full, or closed connections still hold their places, or
-        the peer has spoken up before it was said where it listens."""
+        """Hand the frames to ZeroMQ, unless the queue to the peer is full, closed connections still linger, or the
+        peer's endpoint is not known yet, though it has sent a message."""
         if self._endpoints[to] == NO_ENDPOINT:
             return False
         try:
             socket = self._socket(to)
             for frame in frames[:-1]:
                 socket.send(frame, NOBLOCK_MORE, copy=False)
-            socket.send(frames[-1], NOBLOCK, copy=False)  # only the first part can be refused
+            socket.send(frames[-1], NOBLOCK, copy=False)  # ZeroMQ rejects only first parts
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, errno.EMFILE):
                 raise
             return False
         return True
 
-    async def _insist(self, to: NodeId, frames: list[zmq.Frame]) -> bool:
-        """Try until the peer has the frames, is dead, or has taken nothing for `send_timeout` seconds."""
+    async def _retry(self, to: NodeId, frames: list[zmq.Frame]) -> bool:
+        """Retry until the peer accepts the frames, fails, or has accepted nothing for `send_timeout` seconds."""
         deadline = asyncio.get_running_loop().time() + self._send_timeout
         while to not in self._stalled:
             await asyncio.sleep(0.005)
-            if to in self._gone:
+            if to in self._failed:
                 return False
             if self._try(to, frames):
                 return True
@@ -226,56 +229,62 @@ class Transport:
 
     def _acknowledge(self, sender: NodeId, ticket: int) -> None:
         if sender in self._late:
-            self._late[sender][1].append(ticket)  # after those before it
+            self._late[sender][1].append(ticket)  # after the earlier ones
             return
         try:
             sent = self._try(sender, self._receipt(sender, ticket))
         except zmq.ZMQError as error:
-            if error.errno not in NO_ADDRESS:
+            if error.errno not in UNUSABLE_ENDPOINT_ERRORS:
                 raise
-            return  # it listens nowhere, and gets none
-        if not sent and sender not in self._gone and sender not in self._stalled:
+            return  # the peer's endpoint is unusable: it gets no receipts
+        if not sent and sender not in self._failed and sender not in self._stalled:
             tickets = deque([ticket], maxlen=MAX_LATE_RECEIPTS)
-            self._late[sender] = asyncio.get_running_loop().create_task(self._catch_up(sender, tickets)), tickets
+            self._late[sender] = (
+                asyncio.get_running_loop().create_task(self._send_late_receipts(sender, tickets)),
+                tickets,
+            )
 
-    async def _catch_up(self, to: NodeId, tickets: deque[int]) -> None:
-        """Send the receipts that are late, and those that are by then, until the peer takes no more."""
+    async def _send_late_receipts(self, to: NodeId, tickets: deque[int]) -> None:
+        """Send the receipts that are late, and those added meanwhile, until the peer accepts no more."""
         try:
             while tickets:
                 frames = self._receipt(to, tickets.popleft())
-                if not self._try(to, frames) and not await self._insist(to, frames):
+                if not self._try(to, frames) and not await self._retry(to, frames):
                     return
         finally:
-            if to in self._late and self._late[to][1] is tickets:  # else the peer has moved, and there are others
+            if to in self._late and self._late[to][1] is tickets:  # else the peer has moved, and has a new queue
                 del self._late[to]
 
     def _receipt(self, to: NodeId, ticket: int) -> list[zmq.Frame]:
         return [zmq.Frame(address(to, ticket), copy=True), zmq.Frame(self._name, copy=True)]
 
     def _settle(self, ticket: int, sender: str | None) -> None:
-        """The receipt for a ticket has come; maybe nobody waits for it any longer."""
+        """Complete the `transmit` that waits for this receipt, if it still waits."""
         to, receipt = self._receipts.get(ticket, (None, None))
         if receipt is None or receipt.done():
             return
         if sender is not None and sender != str(to):
-            raise MessageError(f"a receipt of node {sender}'s for what was sent to node {to}")
+            raise MessageError(f"node {sender} returned a receipt for a message to node {to}")
         receipt.set_result(True)
 
     def _drain(self) -> None:
-        """Take in all that has come. ZeroMQ signals once for many messages, so stop only when there are none: after so
-        many that others should have their turn, or when something is raised, go on in the next one."""
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        """Read all messages that have arrived.
+
+        ZeroMQ signals once for many messages. So reading stops only when there are none; after `MESSAGES_PER_TURN`
+        messages, or after an exception, it continues when other tasks have run.
+        """
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
         is_empty = False
         try:
-            is_empty = self._take_in()
+            is_empty = self._read_some()
         finally:
             if not is_empty and not self._inbox.closed:
-                self._turn = asyncio.get_running_loop().call_soon(self._drain)
+                self._next_turn = asyncio.get_running_loop().call_soon(self._drain)
 
-    def _take_in(self) -> bool:
-        """Some hundreds of messages; whether there are no more."""
+    def _read_some(self) -> bool:
+        """Read up to `MESSAGES_PER_TURN` messages. Returns whether there are no more."""
         receive, run = self._inbox.recv, self._run
         for _ in range(MESSAGES_PER_TURN):
             try:
@@ -283,7 +292,7 @@ class Transport:
             except zmq.Again:
                 return True
             while frames[-1].more:
-                frames.append(receive(NOBLOCK, copy=False))  # the parts of a message come all at once
+                frames.append(receive(NOBLOCK, copy=False))  # all parts of a message arrive together
             try:
                 sender = None if self._seal is None else authenticated_sender(frames[0])
                 ticket = ticket_of(frames.pop(0).bytes, self._id)
@@ -292,18 +301,18 @@ class Transport:
                     continue
                 message = decode([frame.bytes if i == 0 else frame.buffer for i, frame in enumerate(frames)], run)
                 if message.sender >= len(self._endpoints):
-                    raise MessageError(f"there is no node {message.sender}")
+                    raise MessageError(f"the sender is node {message.sender}, which does not exist")
                 if sender is not None and sender != str(message.sender):
-                    raise MessageError(f"a message of node {sender}'s that says it is node {message.sender}'s")
-                if ticket is None and self.redeem is not None:
+                    raise MessageError(f"node {sender} sent a message in the name of node {message.sender}")
+                if ticket is None and self._deliver_with_ticket is not None:
                     raise MessageError("the message has no ticket")
             except MessageError as error:
                 self._reject(str(error))
                 continue
             if ticket is None:
                 self._deliver(message)
-            elif self.redeem is not None:
-                self.redeem(message, ticket)
+            elif self._deliver_with_ticket is not None:
+                self._deliver_with_ticket(message, ticket)
             else:
                 self._acknowledge(message.sender, ticket)
                 self._deliver(message)
@@ -311,7 +320,7 @@ class Transport:
 
 
 def _frames(message: Message) -> list[zmq.Frame]:
-    """The message in ZeroMQ's memory: copied there for the first recipient, shared by the others."""
+    """Return the message in ZeroMQ's memory: copied for the first receiver, shared by the others."""
     if message.encoded is None:
         message.encoded = [zmq.Frame(frame, copy=True) for frame in message.frames()]
     frames: list[zmq.Frame] = message.encoded

@@ -1,0 +1,122 @@
+"""Models that a node keeps during a run and evaluates after it, so that evaluation delays nobody's training."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from shoal.engines.processes import control
+from shoal.engines.processes.coordinator_link import CoordinatorLink
+from shoal.engines.processes.runtime import TrainingThread
+from shoal.engines.processes.slots import Slots
+from shoal.node import Node
+from shoal.results.records import Evaluation, RunFolder
+from shoal.types import Params
+
+
+class DeferredEvaluations:
+    """Models that wait for their evaluation, in a file without a name: the system deletes it with the process."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder.path)  # noqa: SIM115 - open as long as the process runs
+        self._kept: list[tuple[int, float, int | None]] = []
+        """Round, time and tick of each model in the file."""
+
+    def keep(self, round: int, time: float, params: Params, tick: int | None = None) -> None:
+        self._file.seek(len(self._kept) * params.nbytes)
+        self._file.write(params.data)
+        self._kept.append((round, time, tick))
+
+    def discard_after(self, tick: int) -> None:
+        """Discard the models of later ticks than this one."""
+        while self._kept and (self._kept[-1][2] or 0) > tick:
+            self._kept.pop()
+
+    def evaluate(self, node: Node, latest_first: bool = False) -> Iterator[Evaluation]:
+        """Evaluate all models, in the order in which they were kept or in reverse."""
+        size, kept = node.params.nbytes, list(enumerate(self._kept))
+        for place, (round, time, tick) in reversed(kept) if latest_first else kept:
+            self._file.seek(place * size)
+            params = np.frombuffer(self._file.read(size), np.float32)
+            yield Evaluation(round, time, node.trainer.evaluate(params), tick)
+
+
+async def in_training_slot(
+    evaluations: Iterator[Evaluation], node: Node, slots: Slots, link: CoordinatorLink
+) -> AsyncIterator[Evaluation]:
+    """Compute evaluations in a thread that holds a training slot, and send a heartbeat after each of them."""
+    thread = TrainingThread()
+
+    def evaluate_next() -> Evaluation | None:
+        with slots.taken(node.id):
+            return next(evaluations, None)
+
+    while (evaluation := await thread.call(evaluate_next)) is not None:
+        link.send(control.Heartbeat(node.id, busy=True))
+        yield evaluation
+    thread.end()
+
+
+class SnapshotReceiver(Protocol):
+    """Takes a node's model to average it with the other nodes' models."""
+
+    def model(self, round: int, params: Params, tick: int | None = None) -> None: ...
+
+
+class SnapshotTimer:
+    """Takes a snapshot of a node's model every `seconds` of the run: tick k is at k × `seconds`.
+
+    A snapshot is kept for its evaluation, or sent to be averaged, or both.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        receiver: SnapshotReceiver,
+        deferred: DeferredEvaluations | None,
+        now: Callable[[], float],
+        seconds: float,
+        last_tick: int = 0,
+    ) -> None:
+        """Begin after `last_tick`: a node that restarts takes no snapshots of ticks before its restart."""
+        self._node = node
+        self._receiver = receiver
+        self._deferred = deferred
+        self._now = now
+        self._seconds = seconds
+        self._last_tick = last_tick
+
+    async def run(self) -> None:
+        """Take snapshots until cancelled. A node that is late takes those it missed at once."""
+        while True:
+            tick = self._last_tick + 1
+            await asyncio.sleep(max(0.0, tick * self._seconds - self._now()))
+            self._take(tick, tick * self._seconds)
+
+    def take_last(self, finish: control.Finish) -> None:
+        """Take the snapshots up to the last tick of the run, which is at the run's end.
+
+        The other nodes may have taken snapshots that this node is late for. Snapshots after the last tick, of a node
+        that is informed late of the run's end, are discarded.
+        """
+        if finish.tick is None:
+            return
+        if self._deferred is not None:
+            self._deferred.discard_after(finish.tick)
+        for tick in range(self._last_tick + 1, finish.tick):
+            self._take(tick, tick * self._seconds)
+        if self._last_tick < finish.tick:
+            self._take(finish.tick, finish.time)
+
+    def _take(self, tick: int, time: float) -> None:
+        self._last_tick = tick
+        node = self._node
+        round = max(0, node.next_round - 1)
+        if self._deferred is not None and node.context.schedule.evaluated:
+            self._deferred.keep(round, time, node.params, tick)
+        if node.context.schedule.averaged:
+            self._receiver.model(round, node.params, tick)

@@ -1,0 +1,102 @@
+"""The observer of one node process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+from shoal.engines.processes import control
+from shoal.engines.processes.coordinator_link import CoordinatorLink
+from shoal.engines.processes.deferred_evaluations import DeferredEvaluations
+from shoal.engines.processes.runtime import ProcessRuntime
+from shoal.environment.faults import Fault
+from shoal.errors import NodeError
+from shoal.results.progress import main_score
+from shoal.results.records import Evaluation, Event, Record, RecordFile, Round
+from shoal.types import Params
+
+REPORT_INTERVAL = 0.5
+"""Seconds between progress reports, unless there is a new evaluation."""
+
+
+class NodeObserver:
+    """Writes a node's records to its file, reports its progress to the coordinator, and injects its faults."""
+
+    def __init__(
+        self,
+        runtime: ProcessRuntime,
+        records: RecordFile,
+        link: CoordinatorLink,
+        faults: list[Fault],
+        deferred: DeferredEvaluations | None,
+    ) -> None:
+        """`deferred` keeps models that are evaluated after the run; None: they are evaluated at once."""
+        self._id = runtime.id
+        self._runtime = runtime
+        self._records = records
+        self._link = link
+        self._faults = faults
+        self._deferred = deferred
+        self._first_round_reported = False
+        self._reported_at = 0.0
+        self._latest: tuple[int, int] = (0, 0)
+        """Rounds completed, and bytes sent by then."""
+        self._evaluation: Evaluation | None = None
+        """The latest evaluation that is not reported yet."""
+
+    def record(self, record: Record) -> None:
+        self._records.write(record)
+        if isinstance(record, Round):
+            self._latest = (record.round + 1, record.bytes_sent)
+            if record.round == 0 or time.monotonic() - self._reported_at > REPORT_INTERVAL:
+                self.report()
+        elif isinstance(record, Evaluation):
+            self._evaluation = record
+            self.report()
+
+    def report(self) -> None:
+        """Send the node's progress to the coordinator."""
+        self._reported_at = time.monotonic()
+        evaluation, self._evaluation = self._evaluation, None
+        rounds, sent = self._latest
+        if evaluation is None:
+            self._link.send(control.ProgressReport(self._id, rounds, sent))
+        else:
+            score = main_score(evaluation.scores)
+            self._link.send(control.ProgressReport(self._id, rounds, sent, evaluation.round, score))
+
+    def model(self, round: int, params: Params, tick: int | None = None) -> None:
+        self._link.send(control.ModelSnapshot(self._id, round, self._runtime.now(), tick), params)
+
+    def defer_evaluation(self, round: int, params: Params) -> bool:
+        if self._deferred is None:
+            return False
+        self._deferred.keep(round, self._runtime.now(), params)
+        return True
+
+    async def before_round(self, round: int) -> None:
+        if not self._first_round_reported:
+            self._first_round_reported = True
+            self._link.send(control.FirstRoundStarted(self._id))
+        if self._faults and self._faults[0].strikes_at(round):
+            fault = self._faults.pop(0)
+            self.record(Event("fault", self._runtime.now(), f"{fault.kind} at round {round}"))
+            if fault.kind == "crash":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault.kind == "raise":
+                raise NodeError(f"fault on schedule: node {self._id} raises at round {round}")
+            self._runtime.hang()
+            await asyncio.Event().wait()  # never set
+
+    def inject_fault(self, fault: control.InjectFault) -> None:
+        """Inject a fault that is scheduled by time."""
+        self.record(Event("fault", self._runtime.now(), fault.detail))
+        if fault.kind == "slow":
+            if fault.factor is not None:
+                self._runtime.slow_down(fault.factor)
+        elif fault.kind == "hang":
+            self._runtime.hang()
+        else:
+            self._runtime.fail(NodeError(f"fault on schedule: {fault.detail}"))

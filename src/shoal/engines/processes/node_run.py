@@ -1,0 +1,259 @@
+"""A node's part in a run, from the coordinator's start message to the record of the node's end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import Collection, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.engines.operating_system import Memory, process_memory, release_memory
+from shoal.engines.processes import control
+from shoal.engines.processes.coordinator_link import CoordinatorLink
+from shoal.engines.processes.deferred_evaluations import DeferredEvaluations, SnapshotTimer, in_training_slot
+from shoal.engines.processes.node_network import NodeNetwork
+from shoal.engines.processes.node_observer import NodeObserver
+from shoal.engines.processes.runtime import ProcessRuntime, RunClock, RuntimeSettings
+from shoal.engines.processes.slots import Slots
+from shoal.engines.processes.task_scope import TaskScope
+from shoal.engines.rejoining import answer_rejoining_peers, rejoin
+from shoal.experiment import Experiment
+from shoal.experiment.setup import Setup
+from shoal.results.records import End, Event, RecordFile, RunFolder
+from shoal.types import NodeId
+
+HEARTBEATS_PER_TIMEOUT = 6
+"""Heartbeats that a node sends in the time that a peer waits for it."""
+STOP_SECONDS = 7.0
+"""How long a node that is stopped goes on to evaluate models that it kept, after the latest."""
+REJECTIONS_RECORDED = 20
+"""Rejected messages and connections that are recorded one by one; further ones are only counted."""
+
+
+@dataclass(frozen=True)
+class NodeCommand:
+    """What the zygote hands to a node's process."""
+
+    setup: Setup
+    id: NodeId
+    slots: Slots
+    start: control.StartNodes
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.setup.experiment
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(Path(self.start.folder))
+
+    @property
+    def is_server(self) -> bool:
+        """Whether the node serves the others instead of training."""
+        return self.id >= self.experiment.nodes
+
+
+class RejectionLog:
+    """Counts rejected messages or connections, and records the first of them."""
+
+    def __init__(self, event: str, records: RecordFile, clock: RunClock) -> None:
+        self.count = 0
+        self._event = event
+        self._records = records
+        self._clock = clock
+
+    def __call__(self, reason: str) -> None:
+        self.count += 1
+        if self.count <= REJECTIONS_RECORDED:
+            self._records.write(Event(self._event, self._clock.now(), reason))
+
+
+class NodeRun:
+    """Owns what a node has while it takes part in a run: its runtime, its observer and its model."""
+
+    def __init__(
+        self,
+        command: NodeCommand,
+        message: control.Start,
+        network: NodeNetwork,
+        link: CoordinatorLink,
+        records: RecordFile,
+        clock: RunClock,
+        scope: TaskScope,
+    ) -> None:
+        """`scope` ends when the process does, and lasts longer than the node's algorithm."""
+        experiment, plan = command.experiment, command.experiment.processes
+        restarted = command.start.restarted
+        self._command = command
+        self._message = message
+        self._network = network
+        self._link = link
+        self._scope = scope
+        settings = RuntimeSettings(
+            trainings_per_slot=experiment.nodes / command.slots.count,
+            min_peer_timeout=plan.hang_timeout,
+            is_server=command.is_server,
+            speed=command.setup.speeds[command.id],
+        )
+        self.runtime = ProcessRuntime(
+            command.id, network.transport, network.mailbox, command.slots, settings, network.shaper, clock
+        )
+        self.runtime.set_online(not message.offline)
+        self._deferred = DeferredEvaluations(command.folder) if command.setup.environment.timing_matters else None
+        faults = [] if restarted else experiment.faults(command.id)
+        self.observer = NodeObserver(self.runtime, records, link, faults, self._deferred)
+        self._node = command.setup.node(
+            command.id, self.runtime, self.observer, command.start.run, plan.receive_timeout
+        )
+        self._heartbeat = scope.start(self._send_heartbeats(plan.hang_timeout / HEARTBEATS_PER_TIMEOUT))
+        self._snapshots: SnapshotTimer | None = None
+        self._snapshot_task: asyncio.Task[None] | None = None
+        seconds = experiment.evaluation.seconds
+        if seconds is not None and not command.is_server:
+            last_tick = int(self.runtime.now() / seconds) if restarted else 0
+            self._snapshots = SnapshotTimer(
+                self._node, self.observer, self._deferred, self.runtime.now, seconds, last_tick
+            )
+            self._snapshot_task = scope.start(self._snapshots.run())
+        self._stopping = False
+        self._ended_at = 0.0
+        self._cpu_seconds = 0.0
+        self._memory: Memory | None = None
+
+    async def run(self) -> None:
+        """Run the algorithm, wait until all nodes are done, and evaluate the models that were kept."""
+        began = time.process_time()
+        try:
+            async with self.runtime:
+                algorithm = self._algorithm()
+                self._link.resume()
+                await self._until_end(algorithm)
+        finally:
+            self._heartbeat.cancel()
+        self._cpu_seconds = time.process_time() - began
+        self._ended_at = self.runtime.now()
+        self._report_end()
+        finish = await self._link.finished
+        self._take_last_snapshot(finish)
+        if self._deferred is not None:
+            evaluations = self._deferred.evaluate(self._node)
+            async for evaluation in in_training_slot(evaluations, self._node, self._command.slots, self._link):
+                self.observer.record(evaluation)
+
+    def stop(self, finish: control.Finish) -> None:
+        """End early: save the model, evaluate as many kept models as there is time for, and exit."""
+        if self._stopping:
+            return
+        if self._command.experiment.checkpoint.final:
+            self._command.folder.save_model(self._command.id, self._node.params)
+        if self._deferred is None:
+            os._exit(0)
+        self._stopping = True
+        self._heartbeat.cancel()  # from now on a heartbeat follows each evaluation
+        self._take_last_snapshot(finish)
+        self._scope.start(self._evaluate_and_exit(self._deferred))
+
+    def end_record(self, rejected: int, unauthenticated: int) -> End:
+        """`rejected` messages and `unauthenticated` connections were counted by the sockets."""
+        node, mailbox, memory = self._node, self._network.mailbox, self._memory
+        return End(
+            self._ended_at,
+            digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
+            bytes_sent=node.bytes_sent,
+            messages_sent=node.messages_sent,
+            bad_messages=node.rejected + rejected,
+            late_messages=self._network.late_messages,
+            repeated_messages=mailbox.repeated,
+            unsent_messages=self._network.transport.unsent,
+            unauthenticated_connections=unauthenticated,
+            train_cpu_s=node.trainer.cpu_seconds,
+            total_cpu_s=self._cpu_seconds,
+            uss_mib=None if memory is None else memory.uss,
+            pss_mib=None if memory is None else memory.pss,
+            padded_s=self.runtime.padded or None,
+        )
+
+    def _algorithm(self) -> Coroutine[Any, Any, None]:
+        setup, node = self._command.setup, self._node
+        if self._command.start.restarted:
+            others = set(range(self._command.experiment.nodes)) - {node.id}
+            for other in others:
+                self._network.mailbox.mark_failed(other)  # until it answers
+            return self._rejoin(others.difference(self._message.failed_nodes))
+        if setup.environment.restarts:
+            self.runtime.background(answer_rejoining_peers(node))
+        return setup.run_node(node)
+
+    async def _rejoin(self, others: Collection[NodeId]) -> None:
+        await self._node.sleep(0.0)  # until the node is online
+        if await rejoin(self._node, others):
+            await self._command.setup.run_node(self._node)
+
+    async def _until_end(self, algorithm: Coroutine[Any, Any, None]) -> None:
+        """Run the algorithm until it returns, or until the run's duration is over.
+
+        A server's algorithm ends when all other nodes are done. A node that hangs does not end at all.
+        """
+        duration, serves = self._command.experiment.duration, self._command.is_server
+        if not serves and duration is None:
+            await algorithm
+            return
+        running = asyncio.ensure_future(algorithm)
+        ends: list[asyncio.Future[Any]] = [running, self._link.finished] if serves else [running]
+        left = None if serves or duration is None else max(0.0, duration - self.runtime.now())
+        try:
+            await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
+        if self.runtime.hung:
+            await running
+        if not running.done():
+            running.cancel()
+            await asyncio.wait([running])
+        elif not running.cancelled():
+            running.result()
+
+    def _report_end(self) -> None:
+        """Send the last progress report, save the model, and report that the algorithm has ended."""
+        command, node = self._command, self._node
+        self.observer.report()
+        if self.runtime.overrun > 0:
+            detail = f"by {self.runtime.overrun:.3f} s: this machine could not keep up with the device"
+            node.event("slower than its device", detail)
+        if command.experiment.checkpoint.final:
+            command.folder.save_model(command.id, node.params)
+        release_memory()
+        if not command.is_server or not self._link.finished.done():
+            self._link.send(control.NodeDone(command.id))
+        self._memory = process_memory()  # while all other nodes still run
+
+    def _take_last_snapshot(self, finish: control.Finish) -> None:
+        if self._snapshots is not None and self._snapshot_task is not None:
+            self._snapshot_task.cancel()
+            self._snapshots.take_last(finish)
+
+    async def _evaluate_and_exit(self, deferred: DeferredEvaluations) -> None:
+        """Evaluate the latest model that was kept, then earlier ones while there is time, and exit."""
+        until = time.monotonic() + STOP_SECONDS
+        try:
+            await self.runtime.stop_computing()
+            done = []
+            evaluations = deferred.evaluate(self._node, latest_first=True)
+            async for evaluation in in_training_slot(evaluations, self._node, self._command.slots, self._link):
+                done.append(evaluation)
+                if time.monotonic() > until:
+                    break
+            for evaluation in reversed(done):
+                self.observer.record(evaluation)
+        finally:
+            os._exit(0)
+
+    async def _send_heartbeats(self, interval: float) -> None:
+        while True:
+            await asyncio.sleep(interval)
+            self._link.send(control.Heartbeat(self._command.id, self.runtime.busy))
