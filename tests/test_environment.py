@@ -278,7 +278,7 @@ def test_messages_that_are_held_keep_a_run_waiting_and_not_stuck(tmp_path: Path)
 @pytest.mark.parametrize("kind", ["restart", "crash"])
 def test_one_that_serves_is_not_brought_back(kind: Any) -> None:
     ends = {"until": 2.0} if kind == "crash" else {}
-    with pytest.raises(ExperimentError, match=r"node 4 serves the others and cannot be brought back"):
+    with pytest.raises(ExperimentError, match=r"node 4 is a server and cannot restart"):
         experiment(algorithm={"name": "fedavg", "rounds": 2}, fault=(Fault(kind, NODES, time=1.0, **ends),))
 
 

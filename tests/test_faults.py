@@ -1,4 +1,4 @@
-"""Faults on schedule: what is taken and what is refused, the timetable, and what stands between nodes."""
+"""Scheduled faults: validation of tables, expansion to events, and faults between pairs of nodes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def experiment(*faults: dict[str, Any], **more: Any) -> Experiment:
 
 
 def problems(*faults: dict[str, Any], **more: Any) -> tuple[str, ...]:
-    with pytest.raises(ExperimentError) as refused:
+    with pytest.raises(ExperimentError) as error:
         experiment(*faults, **more)
-    return refused.value.problems
+    return error.value.problems
 
 
 def expanded(*faults: dict[str, Any], seed: int = 0, **more: Any) -> Iterator[FaultEvent]:
@@ -40,7 +40,7 @@ def expanded(*faults: dict[str, Any], seed: int = 0, **more: Any) -> Iterator[Fa
     return fault_events(described.fault, NODES, described.size, seed)
 
 
-# What is refused
+# Invalid tables
 
 
 CRASH = {"kind": "crash", "node": 3}
@@ -60,28 +60,28 @@ DRAWN = {"kind": "crash", "every": 60.0}
         ({**CRASH, "round": -1}, "round = -1: expected integer at least 0"),
         ({**DRAWN, "every": 0}, "every = 0: expected number above 0"),
         ({**DRAWN, "count": 0}, "count = 0: expected integer at least 1"),
-        ({**AT, "round": 5}, "time = 10.0: round says already when it strikes; remove one of them"),
-        ({**AT, "every": 5.0}, "every = 5.0: time says already when it strikes; remove one of them"),
-        ({"kind": "partition", "node": 3}, "time: missing; say when it strikes: time = … (in seconds) or every = … "
-         "(in seconds, on average)"),
-        ({**AT, "after": 5.0}, "after = 5.0: it limits strikes that are drawn; add every = … or remove it"),
-        ({**AT, "before": 5.0}, "before = 5.0: it limits strikes that are drawn; add every = … or remove it"),
-        ({**CRASH, "count": 5}, "count = 5: it limits strikes that are drawn; add every = … or remove it"),
+        ({**AT, "round": 5}, "time = 10.0: round is given too; remove one of them"),
+        ({**AT, "every": 5.0}, "every = 5.0: time is given too; remove one of them"),
+        ({"kind": "partition", "node": 3}, "time: missing; expected time = … (in seconds) or every = … "
+         "(mean seconds between random faults)"),
+        ({**AT, "after": 5.0}, "after = 5.0: it applies to random faults only; add every = … or remove it"),
+        ({**AT, "before": 5.0}, "before = 5.0: it applies to random faults only; add every = … or remove it"),
+        ({**CRASH, "count": 5}, "count = 5: it applies to random faults only; add every = … or remove it"),
         ({**DRAWN, "after": 9.0, "before": 9.0}, "before = 9.0: expected a time later than after = 9.0"),
         # for how long
         ({**AT, "until": 10.0}, "until = 10.0: expected a time later than time = 10.0"),
         ({**AT, "until": 9.0}, "until = 9.0: expected a time later than time = 10.0"),
         ({**AT, "lasting": 0.0}, "lasting = 0.0: expected number above 0"),
-        ({**AT, "until": 20.0, "lasting": 5.0}, "lasting = 5.0: until says already when it ends; remove one of them"),
-        ({**CRASH, "round": 2, "until": 20.0}, "until = 20.0: a fault by round does not end by the clock; "
-         "give time in place of round, or add a fault of kind = 'restart'"),
+        ({**AT, "until": 20.0, "lasting": 5.0}, "lasting = 5.0: until is given too; remove one of them"),
+        ({**CRASH, "round": 2, "until": 20.0}, "until = 20.0: a fault with a round has no end time; "
+         "give time instead of round, or add a fault of kind = 'restart'"),
         ({**DRAWN, "after": 9.0, "until": 9.0}, "until = 9.0: expected a time later than after = 9.0"),
-        ({**DRAWN, "before": 9.0, "until": 8.0}, "until = 8.0: expected no earlier time than before = 9.0; "
-         "later strikes would not end"),
-        # whom
-        ({"kind": "crash", "time": 1.0}, "node: missing; say whom it strikes: node = 3 or nodes = '0-3, 8'"),
+        ({**DRAWN, "before": 9.0, "until": 8.0}, "until = 8.0: expected a time not before 9.0 (before); "
+         "later faults would not end"),
+        # which nodes
+        ({"kind": "crash", "time": 1.0}, "node: missing; expected node = 3 or nodes = '0-3, 8'"),
         ({"kind": "slow", "time": 1.0, "factor": 2.0},
-         "node: missing; say whom it strikes: node = 3 or nodes = '0-3, 8'"),
+         "node: missing; expected node = 3 or nodes = '0-3, 8'"),
         ({**CRASH, "node": 8}, "node = 8: there is no such node; nodes = 8"),
         ({**AT, "node": 8}, "node = 8: there is no such node; nodes = 8"),
         ({"kind": "hang", "nodes": "2, 7-8"}, "nodes = '2, 7-8': there is no such node; nodes = 8"),
@@ -91,13 +91,13 @@ DRAWN = {"kind": "crash", "every": 60.0}
         ({**AT, "nodes": "1-2"}, "nodes = '1-2': node = 3 is given too; remove one of them"),
         ({**CUT, "others": "4-9"}, "others = '4-9': there is no such node; nodes = 8"),
         ({**CUT, "others": "5-4"}, "others = '5-4': 5-4 counts down; did you mean 4-5?"),
-        ({**CUT, "others": "3-5"}, "others = '3-5': node 3 is on both sides; name it on one"),
+        ({**CUT, "others": "3-5"}, "others = '3-5': node 3 is on both sides; remove it from one"),
         ({**CUT, "nodes": "0-7"},
-         "others: there is nobody else; name both sides, or neither: then all nodes are meant"),
-        ({"kind": "hold", "others": "3", "time": 1.0}, "others = '3': say also whose others they are: "
+         "others: there are no other nodes; name both sides, or neither for a fault between all nodes"),
+        ({"kind": "hold", "others": "3", "time": 1.0}, "others = '3': missing the nodes on this side; add "
          "node = 3 or nodes = '0-3, 8'"),
         ({"kind": "drop", "others": "0-7", "every": 1.0, "probability": 0.5},
-         "others = '0-7': nobody is left to be struck; name fewer others"),
+         "others = '0-7': no node is left for the random fault; name fewer others"),
         # how much
         ({**AT, "kind": "slow"}, "factor: missing; expected number above 0"),
         ({**AT, "kind": "slow", "factor": 0}, "factor = 0: expected number above 0"),
@@ -107,27 +107,27 @@ DRAWN = {"kind": "crash", "every": 60.0}
         ({**AT, "kind": "drop", "probability": 0}, "probability = 0: expected number above 0 and at most 1"),
         ({**AT, "kind": "drop", "probability": 1.1}, "probability = 1.1: expected number above 0 and at most 1"),
         # what a kind does not have
-        ({**AT, "factor": 2.0}, "factor = 2.0: kind = 'crash' has no such key; remove it (it goes with 'slow')"),
-        ({**AT, "others": "1"}, "others = '1': kind = 'crash' has no such key; remove it (it goes with 'partition', "
-         "'repair', 'hold', 'release', 'drop')"),
-        ({**AT, "oneway": False}, "oneway = False: kind = 'crash' has no such key; remove it (it goes with "
-         "'partition', 'repair', 'hold', 'release', 'drop')"),
-        ({**AT, "kind": "hang", "until": 20.0}, "until = 20.0: kind = 'hang' has no such key; remove it (it goes with "
-         "'crash', 'partition', 'hold', 'slow', 'drop')"),
+        ({**AT, "factor": 2.0}, "factor = 2.0: kind = 'crash' has no such key; remove it (only 'slow' have it)"),
+        ({**AT, "others": "1"}, "others = '1': kind = 'crash' has no such key; remove it (only 'partition', "
+         "'repair', 'hold', 'release', 'drop' have it)"),
+        ({**AT, "oneway": False}, "oneway = False: kind = 'crash' has no such key; remove it (only "
+         "'partition', 'repair', 'hold', 'release', 'drop' have it)"),
+        ({**AT, "kind": "hang", "until": 20.0}, "until = 20.0: kind = 'hang' has no such key; remove it (only "
+         "'crash', 'partition', 'hold', 'slow', 'drop' have it)"),
         ({**CUT, "probability": 0.5},
-         "probability = 0.5: kind = 'partition' has no such key; remove it (it goes with 'drop')"),
+         "probability = 0.5: kind = 'partition' has no such key; remove it (only 'drop' have it)"),
         ({**CUT, "round": 5},
-         "round = 5: kind = 'partition' has no such key; remove it (it goes with 'crash', 'raise', 'hang')"),
+         "round = 5: kind = 'partition' has no such key; remove it (only 'crash', 'raise', 'hang' have it)"),
         # nothing to undo
-        ({"kind": "restart", "node": 3, "time": 5.0}, "time = 5.0: node 3 is not down by then; "
-         "let it crash before, or leave it out"),
-        ({"kind": "repair", "time": 5.0}, "time = 5.0: nothing that it names is cut by then; "
-         "add a partition before, or remove this"),
-        ({"kind": "release", "node": 3, "time": 5.0}, "time = 5.0: nothing that it names is held by then; "
-         "add a hold before, or remove this"),
+        ({"kind": "restart", "node": 3, "time": 5.0}, "time = 5.0: node 3 is not down at this time; "
+         "add an earlier crash, or leave it out"),
+        ({"kind": "repair", "time": 5.0}, "time = 5.0: none of these nodes is cut at this time; "
+         "add an earlier partition, or remove this"),
+        ({"kind": "release", "node": 3, "time": 5.0}, "time = 5.0: none of these nodes is held at this time; "
+         "add an earlier hold, or remove this"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused_with_its_place_and_what_to_do(fault: dict[str, Any], problem: str) -> None:
+def test_an_invalid_fault_is_rejected_with_its_key_and_what_to_do(fault: dict[str, Any], problem: str) -> None:
     assert problems(fault) == (f"fault[0].{problem}",)
 
 
@@ -143,7 +143,7 @@ def test_all_problems_of_all_faults_are_reported_at_once() -> None:
     ]  # fmt: skip
 
 
-def test_a_fault_made_in_python_is_held_to_the_same() -> None:
+def test_a_fault_created_in_python_is_validated_too() -> None:
     with pytest.raises(ExperimentError, match=r"fault\[1\].time = -3.0: expected number at least 0"):
         Experiment(nodes=NODES, fault=Faults().crash(1).hang(2).at(-3.0).schedule)
     with pytest.raises(ExperimentError, match=r"fault\[0\].kind = 'crush': expected one of"):
@@ -159,18 +159,18 @@ def test_a_fault_made_in_python_is_held_to_the_same() -> None:
         ({"kind": "crash", "node": SERVER, "time": 5.0, "lasting": 9.0}, "node = 8"),
     ],
 )
-def test_who_serves_cannot_be_brought_back(fault: dict[str, Any], key: str) -> None:
-    said = "node 8 serves the others and cannot be brought back; leave it out, or let it crash for good"
-    assert problems(fault, **SERVED) == (f"fault[0].{key}: {said}",)
+def test_a_server_cannot_restart(fault: dict[str, Any], key: str) -> None:
+    problem = "node 8 is a server and cannot restart; leave it out, or remove the end of the crash"
+    assert problems(fault, **SERVED) == (f"fault[0].{key}: {problem}",)
 
 
-def test_who_serves_may_crash_and_be_cut_off_and_is_counted() -> None:
+def test_a_server_may_crash_and_be_cut_off() -> None:
     (crash,) = expanded({"kind": "crash", "node": SERVER, "time": 5.0}, **SERVED)
     assert crash.nodes == (SERVER,)
     (cut,) = expanded({"kind": "partition", "node": 0, "time": 5.0}, **SERVED)
     assert cut.others == (1, 2, 3, 4, 5, 6, 7, SERVER)
     (problem,) = problems({"kind": "hang", "node": 9}, **SERVED)
-    assert problem == "fault[0].node = 9: there is no such node; nodes = 8, and 1 that serve them"
+    assert problem == "fault[0].node = 9: there is no such node; nodes = 8, and 1 server"
 
 
 RESTART = {"kind": "restart", "node": 3, "time": 30.0}
@@ -181,12 +181,12 @@ RESTART = {"kind": "restart", "node": 3, "time": 30.0}
     [
         [{"kind": "crash", "node": 3, "time": 29.0}],
         [{"kind": "crash", "nodes": "0-7", "time": 30.0}],  # at the same time, but before it in the file
-        [{"kind": "crash", "node": 3, "round": 1000}],  # who knows when
+        [{"kind": "crash", "node": 3, "round": 1000}],  # at an unknown time
         [{"kind": "crash", "every": 9.0, "after": 29.0}],
         [{"kind": "crash", "node": 3, "time": 1.0, "until": 2.0}, {"kind": "crash", "node": 3, "time": 3.0}],
     ],
 )
-def test_a_restart_needs_a_crash_that_may_come_before(before: list[dict[str, Any]]) -> None:
+def test_a_restart_needs_a_possible_earlier_crash(before: list[dict[str, Any]]) -> None:
     experiment(*before, RESTART)
 
 
@@ -195,20 +195,20 @@ def test_a_restart_needs_a_crash_that_may_come_before(before: list[dict[str, Any
     [
         [{"kind": "crash", "node": 3, "time": 31.0}],
         [{"kind": "crash", "node": 2, "time": 10.0}],
-        [{"kind": "crash", "node": 3, "time": 10.0, "until": 20.0}],  # is back already
+        [{"kind": "crash", "node": 3, "time": 10.0, "until": 20.0}],  # has restarted before
         [{"kind": "crash", "node": 2, "round": 1}],
         [{"kind": "crash", "every": 9.0, "after": 30.0}],
         [{"kind": "crash", "nodes": "0-2", "every": 9.0}],
         [{"kind": "hang", "node": 3, "time": 10.0}],
     ],
 )
-def test_a_restart_of_a_node_that_is_up_is_refused(others: list[dict[str, Any]]) -> None:
+def test_a_restart_of_a_node_that_is_up_is_rejected(others: list[dict[str, Any]]) -> None:
     (problem,) = problems(*others, RESTART)
-    assert problem.startswith(f"fault[{len(others)}].time = 30.0: node 3 is not down by then")
+    assert problem.startswith(f"fault[{len(others)}].time = 30.0: node 3 is not down at this time")
 
 
 @pytest.mark.parametrize(("do", "undo"), [("partition", "repair"), ("hold", "release")])
-def test_what_is_undone_must_have_been_done_to_some_of_those_named(do: str, undo: str) -> None:
+def test_a_repair_or_release_needs_an_earlier_fault_between_some_of_its_nodes(do: str, undo: str) -> None:
     done = {"kind": do, "nodes": "0-1", "others": "2-3", "time": 10.0}
     undone = {"kind": undo, "nodes": "3-4", "others": "1, 5", "time": 30.0}
     experiment(done, undone)
@@ -223,22 +223,22 @@ def test_what_is_undone_must_have_been_done_to_some_of_those_named(do: str, undo
         ({"kind": do, "every": 10.0, "after": 30.0}, undone),
     ):
         (problem,) = problems(earlier, later)
-        assert problem.startswith("fault[1].time = 30.0: nothing that it names is")
+        assert problem.startswith("fault[1].time = 30.0: none of these nodes is")
 
 
-# What is taken
+# Valid tables
 
 
-def test_a_node_that_nothing_more_is_said_of_is_struck_at_the_first_round() -> None:
+def test_a_crash_without_a_time_happens_at_the_first_round() -> None:
     described = experiment({"kind": "crash", "nodes": "2-3"}, {"kind": "hang", "node": 3, "round": 4}, AT)
     assert described.faults(3) == [Fault("crash", round=0, nodes="2-3"), Fault("hang", 3, 4)]
     assert [fault.kind for fault in described.faults(2)] == ["crash"]
     assert described.faults(1) == []
     assert described.timed_faults == (Fault("crash", 3, time=10.0),)
-    assert [fault.strikes_at(3) for fault in described.faults(3)] == [True, False]
+    assert [fault.happens_at(3) for fault in described.faults(3)] == [True, False]
 
 
-def test_faults_by_round_come_in_the_order_of_rounds() -> None:
+def test_faults_by_round_are_sorted_by_round() -> None:
     described = experiment({"kind": "hang", "node": 1, "round": 7}, {"kind": "raise", "nodes": "0-2", "round": 5})
     assert [fault.round for fault in described.faults(1)] == [5, 7]
     assert list(fault_events(described.fault, NODES, NODES, 0)) == []
@@ -250,17 +250,17 @@ TIMES = st.floats(0, 100)
 
 @st.composite
 def tables(draw: st.DrawFn, kinds: st.SearchStrategy[str] = KINDS) -> dict[str, Any]:
-    """A fault by the clock that makes sense by itself."""
+    """A timed fault that is valid by itself."""
     kind = draw(kinds)
     table: dict[str, Any] = {"kind": kind}
     named = draw(st.sets(st.integers(0, NODES - 1), min_size=1, max_size=NODES - 1))
     between = kind in ("partition", "repair", "hold", "release", "drop")
-    drawn = draw(st.booleans()) or kind in ("restart", "repair", "release")  # those at a time need more than themselves
-    if draw(st.booleans()) or not (between or drawn):
+    random_fault = draw(st.booleans()) or kind in ("restart", "repair", "release")
+    if draw(st.booleans()) or not (between or random_fault):
         table["nodes"] = ", ".join(map(str, sorted(named)))
         if between and draw(st.booleans()):
             table["others"] = ", ".join(str(node) for node in range(NODES) if node not in named)
-    if drawn:
+    if random_fault:
         table |= {"every": draw(st.floats(0.5, 50)), "after": draw(TIMES), "count": draw(st.integers(1, 6))}
         if draw(st.booleans()):
             table["before"] = table["after"] + draw(st.floats(1, 50))
@@ -286,16 +286,16 @@ SCHEDULES = st.lists(tables(), max_size=5)
 
 @settings(max_examples=30, deadline=None)
 @given(SCHEDULES)
-def test_faults_survive_their_toml(schedule: list[dict[str, Any]]) -> None:
+def test_faults_are_the_same_after_a_round_trip_through_toml(schedule: list[dict[str, Any]]) -> None:
     described = experiment(*schedule)
     assert Experiment.from_table(tomllib.loads(described.toml())) == described
     assert [fault.to_table() for fault in described.fault] == schedule
 
 
-# The timetable
+# Expansion to events
 
 
-def test_what_happens_at_a_time_ends_at_another() -> None:
+def test_a_fault_with_an_end_yields_two_events() -> None:
     ends = {"time": 1.0, "until": 4.0, "nodes": "0, 2-3"}
     named, others = (0, 2, 3), (1, 4, 5, 6, 7)
     for fault, first, last in (
@@ -324,13 +324,13 @@ def test_what_happens_at_a_time_ends_at_another() -> None:
         assert list(expanded(lasts)) == [first]
 
 
-def test_what_names_no_node_is_between_all() -> None:
-    everybody = tuple(range(NODES + 1))
+def test_a_partition_without_nodes_is_between_all_nodes() -> None:
+    all_nodes = tuple(range(NODES + 1))
     cut, repair = expanded({"kind": "partition", "time": 1.0, "until": 2.0}, **SERVED)
-    assert cut.nodes == cut.others == repair.nodes == repair.others == everybody
+    assert cut.nodes == cut.others == repair.nodes == repair.others == all_nodes
 
 
-def test_what_happens_at_the_same_time_happens_in_the_order_of_the_file() -> None:
+def test_events_at_the_same_time_are_in_the_order_of_the_file() -> None:
     table = (
         {"kind": "hang", "node": 4, "time": 5.0},
         {"kind": "crash", "node": 3, "time": 2.0, "until": 5.0},
@@ -345,7 +345,7 @@ def test_what_happens_at_the_same_time_happens_in_the_order_of_the_file() -> Non
 
 @settings(max_examples=100, deadline=None)
 @given(SCHEDULES, st.integers(0, 2**63 - 1))
-def test_a_timetable_is_in_order_and_the_same_again(schedule: list[dict[str, Any]], seed: int) -> None:
+def test_events_are_in_order_of_time_and_reproducible(schedule: list[dict[str, Any]], seed: int) -> None:
     faults = [Fault(**table) for table in schedule]
     assert incompatibilities(faults, NODES, NODES) == []
     table = list(fault_events(faults, NODES, NODES, seed))
@@ -359,7 +359,7 @@ def test_a_timetable_is_in_order_and_the_same_again(schedule: list[dict[str, Any
 
 @settings(max_examples=100, deadline=None)
 @given(SCHEDULES, st.integers(0, 2**63 - 1))
-def test_what_a_fault_draws_does_not_depend_on_faults_by_round_nor_on_later_ones(
+def test_random_faults_do_not_depend_on_faults_by_round_nor_on_later_ones(
     schedule: list[dict[str, Any]], seed: int
 ) -> None:
     faults = [Fault(**table) for table in schedule if table["kind"] != "raise"]
@@ -370,7 +370,7 @@ def test_what_a_fault_draws_does_not_depend_on_faults_by_round_nor_on_later_ones
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(tables(st.just("crash")), min_size=2, max_size=5), st.integers(0, 2**63 - 1))
-def test_nodes_crash_when_up_and_come_back_when_down(schedule: list[dict[str, Any]], seed: int) -> None:
+def test_nodes_crash_only_when_up_and_restart_only_when_down(schedule: list[dict[str, Any]], seed: int) -> None:
     down: set[int] = set()
     for fault_event in fault_events([Fault(**table) for table in schedule], NODES, NODES, seed):
         if fault_event.kind == "crash":
@@ -381,39 +381,39 @@ def test_nodes_crash_when_up_and_come_back_when_down(schedule: list[dict[str, An
             down.difference_update(fault_event.nodes)
 
 
-def test_the_first_of_two_ends_brings_a_node_back() -> None:
+def test_the_first_of_two_ends_restarts_a_node() -> None:
     twice = ({**AT, "until": 30.0}, {"kind": "crash", "nodes": "2-3", "time": 15.0, "until": 20.0})
     assert [(h.time, str(h)) for h in expanded(*twice)] == [
         (10.0, "node 3 crashes"), (15.0, "node 2 crashes"), (20.0, "nodes 2-3 restart"),
     ]  # fmt: skip
 
 
-def test_each_fault_draws_for_itself_from_the_seed() -> None:
-    drawn = {"kind": "hang", "every": 5.0, "count": 4}
-    one, other = list(expanded(drawn, seed=1)), list(expanded(drawn, seed=2))
+def test_each_fault_has_its_own_random_times() -> None:
+    random_fault = {"kind": "hang", "every": 5.0, "count": 4}
+    one, other = list(expanded(random_fault, seed=1)), list(expanded(random_fault, seed=2))
     assert len(one) == len(other) == 4
     assert {h.time for h in one}.isdisjoint(h.time for h in other)
-    both = list(expanded(drawn, drawn, seed=1))
+    both = list(expanded(random_fault, random_fault, seed=1))
     assert len({h.time for h in both}) == 8
     assert {h.time for h in one} < {h.time for h in both}
 
 
-def test_a_restart_by_itself_names_all_its_nodes_since_they_may_have_crashed_by_round() -> None:
+def test_a_restart_includes_nodes_that_may_have_crashed_by_round() -> None:
     assert list(expanded({**CRASH, "round": 9}, RESTART)) == [FaultEvent(30.0, "restart", (3,))]
-    drawn = {"kind": "restart", "node": 3, "every": 9.0, "count": 2}
-    assert [h.nodes for h in expanded({**CRASH, "round": 9}, drawn)] == [(3,), (3,)]
+    random_fault = {"kind": "restart", "node": 3, "every": 9.0, "count": 2}
+    assert [h.nodes for h in expanded({**CRASH, "round": 9}, random_fault)] == [(3,), (3,)]
 
 
-def test_an_endless_timetable_is_made_as_it_is_read() -> None:
+def test_endless_events_are_generated_on_demand() -> None:
     endless = expanded({**DRAWN, "lasting": 1.0}, {"kind": "hang", "every": 1e-3}, {**CUT, "time": 0.5})
     some = list(itertools.islice(endless, 2000))
     assert {h.kind for h in some} == {"hang", "partition"}
     assert some[-1].time < some[0].time + 4
 
 
-def test_strikes_are_exponential_and_meet_all_nodes_alike() -> None:
-    drawn = {"kind": "hang", "nodes": "1-4", "every": 5.0, "after": 100.0, "count": 4000}
-    table = list(expanded(drawn, seed=3))
+def test_random_faults_are_exponential_in_time_and_uniform_over_nodes() -> None:
+    random_fault = {"kind": "hang", "nodes": "1-4", "every": 5.0, "after": 100.0, "count": 4000}
+    table = list(expanded(random_fault, seed=3))
     gaps = np.diff([100.0, *(h.time for h in table)])
     assert len(table) == 4000
     assert gaps.mean() == pytest.approx(5.0, rel=0.06)
@@ -424,9 +424,9 @@ def test_strikes_are_exponential_and_meet_all_nodes_alike() -> None:
     assert met[1:5] == pytest.approx(1000, rel=0.12)
 
 
-def test_the_ends_of_drawn_strikes_are_drawn_too() -> None:
-    drawn = {"kind": "slow", "factor": 3.0, "nodes": "0", "every": 1000.0, "lasting": 2.0, "count": 3000}
-    table = list(expanded(drawn, seed=3))
+def test_random_faults_have_random_durations() -> None:
+    random_fault = {"kind": "slow", "factor": 3.0, "nodes": "0", "every": 1000.0, "lasting": 2.0, "count": 3000}
+    table = list(expanded(random_fault, seed=3))
     begun = np.array([h.time for h in table if h.value == 3.0])
     ended = np.array([h.time for h in table if h.value == 1.0])
     assert len(begun) == len(ended) == 3000
@@ -434,9 +434,9 @@ def test_the_ends_of_drawn_strikes_are_drawn_too() -> None:
     assert (ended - begun).std() == pytest.approx(2.0, rel=0.15)
 
 
-def test_strikes_are_drawn_between_limits() -> None:
-    drawn = {"kind": "partition", "every": 0.5, "after": 10.0, "before": 20.0}
-    times = [h.time for h in expanded(drawn)]
+def test_random_faults_respect_their_limits() -> None:
+    random_fault = {"kind": "partition", "every": 0.5, "after": 10.0, "before": 20.0}
+    times = [h.time for h in expanded(random_fault)]
     assert 5 < len(times) < 50
     assert 10.0 < times[0] < times[-1] < 20.0
     table = list(expanded({"kind": "partition", "every": 0.5, "until": 20.0}))
@@ -445,21 +445,21 @@ def test_strikes_are_drawn_between_limits() -> None:
     assert [(h.kind, h.time) for h in repairs] == [("repair", 20.0)] * len(cuts)
 
 
-def test_a_drawn_partition_cuts_one_node_off_from_everybody_else() -> None:
+def test_a_random_partition_cuts_one_node_off_from_all_others() -> None:
     for fault_event in expanded({"kind": "partition", "nodes": "2-3", "every": 1.0, "count": 20}, **SERVED):
         (node,) = fault_event.nodes
         assert node in (2, 3)
         assert fault_event.others == tuple(other for other in range(NODES + 1) if other != node)
 
 
-def test_any_node_is_any_that_learns_and_is_not_on_the_other_side() -> None:
-    struck = {h.nodes[0] for h in expanded({**DRAWN, "count": 200}, **SERVED)}
-    assert struck == set(range(NODES))
-    drawn = {"kind": "hold", "others": "0-3, 8", "every": 1.0, "count": 200}
-    assert {h.nodes[0] for h in expanded(drawn, **SERVED)} == {4, 5, 6, 7}
+def test_a_random_fault_picks_training_nodes_that_are_not_on_the_other_side() -> None:
+    affected = {h.nodes[0] for h in expanded({**DRAWN, "count": 200}, **SERVED)}
+    assert affected == set(range(NODES))
+    random_fault = {"kind": "hold", "others": "0-3, 8", "every": 1.0, "count": 200}
+    assert {h.nodes[0] for h in expanded(random_fault, **SERVED)} == {4, 5, 6, 7}
 
 
-def test_drawn_repairs_without_nodes_undo_everything() -> None:
+def test_random_repairs_without_nodes_end_all_partitions() -> None:
     (repair,) = expanded({"kind": "repair", "every": 1.0, "count": 1})
     assert repair.nodes == repair.others == tuple(range(NODES))
 
@@ -475,7 +475,7 @@ def test_drawn_repairs_without_nodes_undo_everything() -> None:
         (FaultEvent(1.0, "partition", (0, 1), (4, 5)), "nodes 0-1 are cut off from 4-5"),
         (FaultEvent(1.0, "partition", (0,), (4, 5)), "node 0 is cut off from 4-5"),
         (FaultEvent(1.0, "partition", (0,), (4, 5), oneway=True), "node 0 no longer reaches 4-5"),
-        (FaultEvent(1.0, "partition", (0,)), "node 0 is cut off from everybody else"),
+        (FaultEvent(1.0, "partition", (0,)), "node 0 is cut off from all other nodes"),
         (FaultEvent(1.0, "partition", (0, 1), (0, 1)), "all nodes are cut off from each other"),
         (FaultEvent(1.0, "repair", (0,), (4, 5)), "node 0 and 4-5 reach each other again"),
         (FaultEvent(1.0, "repair", (0,), (4, 5), oneway=True), "node 0 reaches 4-5 again"),
@@ -490,14 +490,14 @@ def test_drawn_repairs_without_nodes_undo_everything() -> None:
         (FaultEvent(1.0, "drop", (3,), (4, 5), 0.0), "messages between node 3 and 4-5 are no longer dropped"),
     ],
 )  # fmt: skip
-def test_what_happens_is_said_in_a_sentence(fault_event: FaultEvent, sentence: str) -> None:
+def test_an_event_prints_as_a_sentence(fault_event: FaultEvent, sentence: str) -> None:
     assert str(fault_event) == sentence
 
 
-# What stands between nodes
+# Faults between pairs of nodes
 
 SIDES = st.sets(st.integers(0, NODES - 1))
-INTERFERENCES = st.builds(
+PAIR_EVENTS = st.builds(
     lambda kind, nodes, others, probability, oneway: FaultEvent(
         0.0, kind, tuple(sorted(nodes)), tuple(sorted(others)), probability if kind == "drop" else 0.0, oneway=oneway
     ),
@@ -507,26 +507,26 @@ INTERFERENCES = st.builds(
 
 
 def named(fault_event: FaultEvent) -> set[tuple[int, int]]:
-    """The pairs of a sender and a receiver that a happening is about."""
-    everybody = range(NODES)
-    nodes = fault_event.nodes or everybody
-    others = fault_event.others or [n for n in everybody if not fault_event.nodes or n not in fault_event.nodes]
+    """The pairs of a sender and a receiver that an event affects."""
+    all_nodes = range(NODES)
+    nodes = fault_event.nodes or all_nodes
+    others = fault_event.others or [n for n in all_nodes if not fault_event.nodes or n not in fault_event.nodes]
     pairs = {(a, b) for a in nodes for b in others}
     return {(a, b) for a, b in pairs | (set() if fault_event.oneway else {(b, a) for a, b in pairs}) if a != b}
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(INTERFERENCES, max_size=12))
-def test_what_stands_between_two_nodes_is_what_was_last_said_of_them(happened: list[FaultEvent]) -> None:
-    interference = PairFaults(NODES)
+@given(st.lists(PAIR_EVENTS, max_size=12))
+def test_the_last_event_of_a_pair_decides(events: list[FaultEvent]) -> None:
+    pair_faults = PairFaults(NODES)
     cut: set[tuple[int, int]] = set()
     held: set[tuple[int, int]] = set()
     drop: dict[tuple[int, int], float] = {}
-    for fault_event in happened:
+    for fault_event in events:
         pairs = named(fault_event)
         if fault_event.kind in ("repair", "release"):
-            assert interference.undoes(fault_event) == bool(pairs & (cut if fault_event.kind == "repair" else held))
-        interference.apply(fault_event)
+            assert pair_faults.undoes(fault_event) == bool(pairs & (cut if fault_event.kind == "repair" else held))
+        pair_faults.apply(fault_event)
         match fault_event.kind:
             case "partition":
                 cut |= pairs
@@ -539,74 +539,74 @@ def test_what_stands_between_two_nodes_is_what_was_last_said_of_them(happened: l
             case "drop":
                 drop.update(dict.fromkeys(pairs, fault_event.value))
     for pair in itertools.product(range(NODES), repeat=2):
-        assert interference.cut(*pair) is (pair in cut)
-        assert interference.held(*pair) is (pair in held)
-        assert interference.drop(*pair) == drop.get(pair, 0.0)
+        assert pair_faults.cut(*pair) is (pair in cut)
+        assert pair_faults.held(*pair) is (pair in held)
+        assert pair_faults.drop(*pair) == drop.get(pair, 0.0)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(INTERFERENCES, max_size=6), INTERFERENCES)
-def test_a_repair_undoes_all_that_it_names_of_whatever_partitions_and_nothing_else(
-    happened: list[FaultEvent], last: FaultEvent
+@given(st.lists(PAIR_EVENTS, max_size=6), PAIR_EVENTS)
+def test_a_repair_ends_all_partitions_between_its_nodes_and_no_others(
+    events: list[FaultEvent], last: FaultEvent
 ) -> None:
-    interference = PairFaults(NODES)
-    for fault_event in happened:
-        interference.apply(fault_event)
+    pair_faults = PairFaults(NODES)
+    for fault_event in events:
+        pair_faults.apply(fault_event)
     pairs = list(itertools.product(range(NODES), repeat=2))
-    before = {pair: interference.cut(*pair) for pair in pairs}
-    interference.apply(FaultEvent(1.0, "repair", last.nodes, last.others, oneway=last.oneway))
-    assert {pair: interference.cut(*pair) for pair in pairs} == {
+    before = {pair: pair_faults.cut(*pair) for pair in pairs}
+    pair_faults.apply(FaultEvent(1.0, "repair", last.nodes, last.others, oneway=last.oneway))
+    assert {pair: pair_faults.cut(*pair) for pair in pairs} == {
         pair: cut and pair not in named(last) for pair, cut in before.items()
     }
 
 
-def test_nothing_stands_between_nodes_at_first_nor_after_a_crash() -> None:
-    interference = PairFaults(NODES)
+def test_there_are_no_pair_faults_at_first_nor_after_a_crash() -> None:
+    pair_faults = PairFaults(NODES)
     for kind in ("crash", "restart", "hang", "raise", "slow", "repair", "release"):
-        interference.apply(FaultEvent(0.0, kind, (1,), (2,), 3.0))  # type: ignore[arg-type]
-    assert not interference.cut(1, 2)
-    assert not interference.held(1, 2)
-    assert interference.drop(1, 2) == 0.0
+        pair_faults.apply(FaultEvent(0.0, kind, (1,), (2,), 3.0))  # type: ignore[arg-type]
+    assert not pair_faults.cut(1, 2)
+    assert not pair_faults.held(1, 2)
+    assert pair_faults.drop(1, 2) == 0.0
 
 
-def test_a_repair_has_nothing_to_undo_between_a_node_and_itself() -> None:
-    interference = PairFaults(3)
-    interference.apply(FaultEvent(0.0, "partition", ()))
-    assert not interference.undoes(FaultEvent(0.0, "repair", (0,), (0,)))
+def test_a_repair_of_a_node_with_itself_has_no_effect() -> None:
+    pair_faults = PairFaults(3)
+    pair_faults.apply(FaultEvent(0.0, "partition", ()))
+    assert not pair_faults.undoes(FaultEvent(0.0, "repair", (0,), (0,)))
     for pair in ((0, 1), (0, 2), (1, 2)):
-        assert interference.undoes(FaultEvent(0.0, "repair", ()))
-        interference.apply(FaultEvent(0.0, "repair", pair[:1], pair[1:]))
-    assert not interference.undoes(FaultEvent(0.0, "repair", ()))
+        assert pair_faults.undoes(FaultEvent(0.0, "repair", ()))
+        pair_faults.apply(FaultEvent(0.0, "repair", pair[:1], pair[1:]))
+    assert not pair_faults.undoes(FaultEvent(0.0, "repair", ()))
 
 
-def test_the_same_partition_again_and_again_takes_no_more_room() -> None:
-    interference = PairFaults(NODES)
+def test_repeating_a_partition_takes_no_more_memory() -> None:
+    pair_faults = PairFaults(NODES)
     tracemalloc.start()
     try:
         for _ in range(1000):
-            interference.apply(FaultEvent(0.0, "partition", (0, 1), (2, 3)))
-            interference.apply(FaultEvent(0.0, "repair", (2,), (1,)))
+            pair_faults.apply(FaultEvent(0.0, "partition", (0, 1), (2, 3)))
+            pair_faults.apply(FaultEvent(0.0, "repair", (2,), (1,)))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert most < 100_000
-    assert interference.cut(0, 2)
-    assert not interference.cut(1, 2)
+    assert pair_faults.cut(0, 2)
+    assert not pair_faults.cut(1, 2)
 
 
-def test_a_few_partitions_of_many_nodes_take_little_room() -> None:
+def test_a_few_partitions_of_many_nodes_take_little_memory() -> None:
     nodes = 20_000
-    interference = PairFaults(nodes)  # a matrix of all pairs would be 400 MB
+    pair_faults = PairFaults(nodes)  # a matrix of all pairs would be 400 MB
     for first in range(5):
-        interference.apply(FaultEvent(0.0, "partition", tuple(range(first, 100)), tuple(range(100, nodes))))
-    interference.apply(FaultEvent(0.0, "drop", (), (), 0.5))
-    assert interference.cut(3, nodes - 1)
-    assert not interference.cut(3, 4)
-    assert interference.drop(nodes - 2, nodes - 1) == 0.5
-    assert interference.drop(7, 7) == 0.0
+        pair_faults.apply(FaultEvent(0.0, "partition", tuple(range(first, 100)), tuple(range(100, nodes))))
+    pair_faults.apply(FaultEvent(0.0, "drop", (), (), 0.5))
+    assert pair_faults.cut(3, nodes - 1)
+    assert not pair_faults.cut(3, 4)
+    assert pair_faults.drop(nodes - 2, nodes - 1) == 0.5
+    assert pair_faults.drop(7, 7) == 0.0
 
 
-# In tests, and on the page
+# The builder, and the snippets of the page
 
 
 def test_faults_read_as_a_sentence() -> None:
@@ -637,15 +637,15 @@ def test_faults_read_as_a_sentence() -> None:
         Fault("slow", nodes="0-1", factor=4.0, what="compute", time=0.0),
         Fault("drop", probability=0.1, time=0.0),
     )
-    with pytest.raises(ExperimentError) as refused:
+    with pytest.raises(ExperimentError) as error:
         Experiment(nodes=NODES, fault=faults.schedule)
-    assert [problem.split(":")[0] for problem in refused.value.problems] == [
+    assert [problem.split(":")[0] for problem in error.value.problems] == [
         "fault[6].time = 20.0"
     ]  # is repaired by then
 
 
-def test_a_time_needs_a_fault_that_it_is_the_time_of() -> None:
-    with pytest.raises(ValueError, match="begin with a verb"):
+def test_a_time_needs_a_fault_before_it() -> None:
+    with pytest.raises(ValueError, match="begin with a fault"):
         Faults().at(3.0)
 
 
@@ -653,7 +653,7 @@ def snippets() -> list[str]:
     return [block.partition("```")[0] for block in PAGE.read_text().split("```toml\n")[1:]]
 
 
-def test_every_snippet_of_the_page_is_an_experiment_and_every_kind_has_one() -> None:
+def test_every_snippet_of_the_page_is_a_valid_experiment_and_every_kind_has_one() -> None:
     kinds: set[str] = set()
     for snippet in snippets():
         described = Experiment.from_table({"nodes": 16, **tomllib.loads(snippet)})
@@ -665,14 +665,14 @@ def test_every_snippet_of_the_page_is_an_experiment_and_every_kind_has_one() -> 
     }  # fmt: skip
 
 
-def test_crashes_are_drawn_until_nobody_is_left_to_crash() -> None:
+def test_random_crashes_stop_when_all_nodes_are_down() -> None:
     faults = [Fault("crash", nodes="1, 2", every=1.0), Fault("slow", node=0, time=1e6, factor=2.0)]
-    struck = [fault_event.nodes for fault_event in fault_events(faults, 4, 4, 0)]
-    assert sorted(struck[:-1]) == [(1,), (2,)]
-    assert struck[-1] == (0,)
+    affected = [fault_event.nodes for fault_event in fault_events(faults, 4, 4, 0)]
+    assert sorted(affected[:-1]) == [(1,), (2,)]
+    assert affected[-1] == (0,)
 
 
-def test_those_that_restart_are_crashed_again_and_again() -> None:
-    drawn = fault_events([Fault("crash", nodes="1", every=1.0, lasting=0.1)], 4, 4, 0)
-    kinds = [fault_event.kind for fault_event in itertools.islice(drawn, 100)]
+def test_nodes_that_restart_crash_again() -> None:
+    random_fault = fault_events([Fault("crash", nodes="1", every=1.0, lasting=0.1)], 4, 4, 0)
+    kinds = [fault_event.kind for fault_event in itertools.islice(random_fault, 100)]
     assert kinds == ["crash", "restart"] * 50

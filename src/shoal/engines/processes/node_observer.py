@@ -80,7 +80,7 @@ class NodeObserver:
         if not self._first_round_reported:
             self._first_round_reported = True
             self._link.send(control.FirstRoundStarted(self._id))
-        if self._faults and self._faults[0].strikes_at(round):
+        if self._faults and self._faults[0].happens_at(round):
             fault = self._faults.pop(0)
             self.record(Event("fault", self._runtime.now(), f"{fault.kind} at round {round}"))
             if fault.kind == "crash":

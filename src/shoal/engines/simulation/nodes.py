@@ -39,7 +39,7 @@ class _NodeObserver:
 
     async def before_round(self, round: int) -> None:
         self._nodes.count_round(self._id)
-        if self._faults and self._faults[0].strikes_at(round):
+        if self._faults and self._faults[0].happens_at(round):
             fault = self._faults.pop(0)
             world = self._nodes.world
             self.record(Event("fault", world.kernel.now, f"{fault.kind} at round {round}"))
