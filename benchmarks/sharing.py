@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from measuring import Figure, median, shoal_run, show, step
-from shoal.compression.compressors import drawn
+from shoal.compression.compressors import random_positions
 from shoal.data.dataset import Data, Samples
 from shoal.data.local import NodeData
 from shoal.experiment import Experiment
@@ -69,7 +69,7 @@ class Exchange:
         payloads: list[Any] = [None] * len(self.models)
         sending_s = 0.0
         for node in reversed(range(len(self.models))):  # node 0 last, so that it does not profit from cached draws
-            drawn.cache_clear()
+            random_positions.cache_clear()
             started = time.perf_counter()
             outgoing = self.sharings[node].outgoing(self.models[node], round)
             if callable(outgoing):

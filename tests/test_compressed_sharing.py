@@ -26,11 +26,13 @@ from shoal.compression.compressors import (
     RandomCompressor,
     SparseCode,
     TopKCompressor,
-    drawn,
-    kept,
+    kept_count,
+    random_positions,
 )
-from shoal.compression.floats import QSGD, BFloat16, Float16, Float32, Int8, Zstd
+from shoal.compression.floats import BFloat16, Float16, Float32
 from shoal.compression.indices import Bitmap, EliasGamma, GolombRice, Raw
+from shoal.compression.libraries import Zstd
+from shoal.compression.quantizers import QSGD, Int8
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
@@ -79,7 +81,7 @@ def full(x: Matrix, w: Matrix, r: int) -> Matrix:
 
 def random(fraction: float, seed: int) -> Mix:
     def mix(x: Matrix, w: Matrix, r: int) -> Matrix:
-        chosen = drawn(derived_seed(seed, "random sharing", r), x.shape[1], int(fraction * x.shape[1]))
+        chosen = random_positions(derived_seed(seed, "random sharing", r), x.shape[1], int(fraction * x.shape[1]))
         mixed = x.copy()
         mixed[:, chosen] = (w @ x)[:, chosen]
         return mixed
@@ -331,9 +333,9 @@ def test_nodes_that_do_not_train_agree_on_the_mean(make: Callable[[], Any], roun
 @pytest.mark.parametrize(
     ("make", "unbiased"),
     [
-        (lambda: quantized.Int8(), True),
-        (lambda: quantized.QSGD(7, 16), True),
-        (lambda: quantized.Int8(unbiased=False), False),
+        (lambda: quantized.Int8Sharing(), True),
+        (lambda: quantized.QSGDSharing(7, 16), True),
+        (lambda: quantized.Int8Sharing(unbiased=False), False),
     ],
     ids=["int8", "qsgd", "int8 to the nearest"],
 )
@@ -396,7 +398,7 @@ def test_nodes_that_draw_their_own_coordinates_send_different_ones() -> None:
 def test_every_set_of_coordinates_is_drawn_as_often_as_any_other() -> None:
     counts = np.zeros(12)
     for seed in range(3000):
-        positions = drawn(seed, 12, 3)
+        positions = random_positions(seed, 12, 3)
         assert (np.diff(positions) > 0).all()
         counts[positions] += 1
     assert np.abs(counts / 3000 - 3 / 12).max() < 0.04
@@ -531,7 +533,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "deepsqueeze": lambda: DeepSqueeze(0.1, TopKCompressor(0.1)),
     "deepsqueeze random": lambda: DeepSqueeze(0.1, RandomCompressor(0.3, Int8())),
     "deepsqueeze quantized": lambda: DeepSqueeze(),
-    "qsgd": lambda: quantized.QSGD(16, 32),
+    "qsgd": lambda: quantized.QSGDSharing(16, 32),
 }
 AVERAGES = ("random", "choco", "choco random", "choco quantized", "choco topk float16", "deepsqueeze")
 AGREES = ("random", "random own", "topk", "topk zstd gamma", "choco", "choco topk float16", "deepsqueeze")
@@ -593,10 +595,10 @@ def test_a_state_does_not_change_when_its_owner_goes_on() -> None:
         (lambda: Random(0.1, values=Float16()), 0.05),
         (lambda: TopK(0.1), 0.1 + 0.469 / 32),  # a position has an entropy of 0.469 bits for each parameter
         (lambda: CHOCO(0.1, RandomCompressor(0.1)), 0.1),
-        (lambda: quantized.Float16(), 0.5),
-        (lambda: quantized.BFloat16(), 0.5),
-        (lambda: quantized.Int8(), 0.25 + 1 / 256),
-        (lambda: quantized.QSGD(7), 0.125 + 1 / 512),
+        (lambda: quantized.Float16Sharing(), 0.5),
+        (lambda: quantized.BFloat16Sharing(), 0.5),
+        (lambda: quantized.Int8Sharing(), 0.25 + 1 / 256),
+        (lambda: quantized.QSGDSharing(7), 0.125 + 1 / 512),
     ],
     ids=["random", "random, indices said", "random float16", "topk", "choco", "float16", "bfloat16", "int8", "qsgd"],
 )
@@ -690,9 +692,9 @@ FOUR = np.ones(4, np.float32)
         ({"positions": raw(1, 2, 2, 9), "values": FOUR}, {"count": 4}, "repeat or are out of order"),
         ({"positions": raw(4, 3, 2, 1), "values": FOUR}, {"count": 4}, "repeat or are out of order"),
         ({"positions": raw(1, 2, 3), "values": FOUR}, {"count": 4}, "6 bytes of positions, expected 8"),
-        ({"positions": raw(1, 2, 3, 4), "values": FOUR[:3]}, {"count": 4}, "expected one row of 4 float32"),
-        ({"positions": raw(1, 2, 3, 4), "values": FOUR.astype("<f8")}, {"count": 4}, "expected one row of 4 float32"),
-        ({"positions": raw(1, 2, 3, 4).view("<u2"), "values": FOUR}, {"count": 4}, "one row of bytes"),
+        ({"positions": raw(1, 2, 3, 4), "values": FOUR[:3]}, {"count": 4}, "expected a vector of 4 float32"),
+        ({"positions": raw(1, 2, 3, 4), "values": FOUR.astype("<f8")}, {"count": 4}, "expected a vector of 4 float32"),
+        ({"positions": raw(1, 2, 3, 4).view("<u2"), "values": FOUR}, {"count": 4}, "vector of uint8"),
         ({"positions": raw(1, 2, 3, 4), "values": FOUR}, {}, "field 'count' is None"),
         ({"positions": raw(1, 2, 3, 4), "values": FOUR}, {"count": 101}, "field 'count' is 101, expected 0 to 100"),
         ({"positions": raw(1, 2, 3, 4), "values": FOUR}, {"count": -1}, "field 'count' is -1"),
@@ -728,7 +730,7 @@ def test_bad_factors_are_refused(factor: Any) -> None:
 
 
 @pytest.mark.parametrize("scale", [math.inf, -math.inf, -1.0])
-@pytest.mark.parametrize("make", [quantized.Int8, quantized.QSGD, DeepSqueeze, lambda: TopK(0.1, Int8())])
+@pytest.mark.parametrize("make", [quantized.Int8Sharing, quantized.QSGDSharing, DeepSqueeze, lambda: TopK(0.1, Int8())])
 def test_bad_scales_are_refused(make: Callable[[], Any], scale: float) -> None:
     sharing = make()
     payload = payload_of(sharing)
@@ -759,7 +761,7 @@ def test_choco_refuses_bad_copies(extra: Payload, why: str) -> None:
 
 HOSTILE = MAKERS | {
     "deepsqueeze of one level": lambda: DeepSqueeze(1.0, QuantizedCompressor(QSGD(1))),
-    "int8": lambda: quantized.Int8(),
+    "int8": lambda: quantized.Int8Sharing(),
     "jwins": lambda: JWINS(fractions=(0.1, 1.0)),
     "jwins int8": lambda: JWINS("haar", fractions=(0.3,), values=Int8()),
     "powergossip": lambda: PowerGossip(),
@@ -844,7 +846,7 @@ def test_payloads_that_are_checked_and_never_merged_do_not_pile_up() -> None:
     payload = payload_of(sharing)
     for _ in range(1000):
         sharing.check(Payload(payload.arrays, dict(payload.fields)), np.zeros(100, np.float32))
-    assert len(sharing._heard._kept) <= 64
+    assert len(sharing._cache._decoded) <= 64
 
 
 class Liar(TopK):
@@ -939,7 +941,7 @@ def test_a_fraction_that_keeps_nothing_is_refused_with_the_smallest_that_does(sh
 @given(st.integers(1, 10**7))
 def test_the_smallest_fraction_named_keeps_one(size: int) -> None:
     with pytest.raises(ValueError, match="smallest") as caught:
-        kept(size, 0.99 / size)
+        kept_count(size, 0.99 / size)
     smallest = float(str(caught.value).rsplit(" ", 1)[1])
     assert int(size * smallest) >= 1
 

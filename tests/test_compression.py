@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 from shoal import schema
 from shoal.compression import INDICES, VALUES, FloatCodec, IndexCodec, Positions
 from shoal.compression.bits import pack, packed_size, unpack
-from shoal.compression.floats import QSGD, BFloat16, Blosc2, Float16, Float32, Int8, Zfp, Zstd
+from shoal.compression.floats import BFloat16, Float16, Float32
 from shoal.compression.indices import Bitmap, EliasGamma, GolombRice, Raw
-from shoal.compression.sparse import share_of, top_positions
+from shoal.compression.libraries import Blosc2, Zfp, Zstd
+from shoal.compression.quantizers import QSGD, Int8
+from shoal.compression.sparse import fraction_count, top_positions
 from shoal.errors import MessageError
 from shoal.message import DTYPES, Message, Payload, decode
 
@@ -185,7 +187,7 @@ def test_counts_that_cannot_be_are_refused(codec: IndexCodec, count: Any) -> Non
     ids=["int8", "matrix", "doubles", "bytes"],
 )
 def test_codes_that_are_not_rows_of_bytes_are_refused(codec: IndexCodec, code: Any) -> None:
-    with pytest.raises(MessageError, match="one row of bytes"):
+    with pytest.raises(MessageError, match="vector of uint8"):
         codec.decode(code, 2, 1000)
 
 
@@ -381,11 +383,11 @@ def test_rounding_by_chance_never_leaves_the_largest_level(codec: FloatCodec) ->
 def test_only_codecs_that_round_by_chance_want_a_generator() -> None:
     values = rng().normal(size=100).astype(np.float32)
     for name in CASES:
-        if name not in MARKS and not make(VALUES, name).by_chance:
+        if name not in MARKS and not make(VALUES, name).stochastic:
             make(VALUES, name).encode(values, None)
     Int8(unbiased=False).encode(values, None)
     for codec in (Int8(), QSGD()):
-        assert codec.by_chance
+        assert codec.stochastic
         with pytest.raises(ValueError, match="needs a generator"):
             codec.encode(values, None)
 
@@ -591,7 +593,7 @@ def test_a_missing_library_is_named_when_the_codec_is_made(
 def test_making_codecs_imports_no_library() -> None:
     program = (
         "import sys\n"
-        "from shoal.compression.floats import Zstd, Blosc2, Zfp\n"
+        "from shoal.compression.libraries import Blosc2, Zfp, Zstd\n"
         "for codec in (Zstd, Blosc2, Zfp):\n"
         "    try: codec()\n"
         "    except ValueError: pass\n"
@@ -648,4 +650,4 @@ def test_more_coordinates_than_there_are_cannot_be_chosen() -> None:
     ("size", "fraction", "count"), [(89_834, 0.1, 8983), (10, 0.01, 1), (10, 1.0, 10), (1, 0.5, 1), (0, 0.5, 0)]
 )
 def test_a_share_is_rounded_down_but_never_to_nothing(size: int, fraction: float, count: int) -> None:
-    assert share_of(size, fraction) == count
+    assert fraction_count(size, fraction) == count

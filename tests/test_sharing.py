@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shoal.compression.compressors import QuantizedCompressor, RandomCompressor, TopKCompressor
-from shoal.compression.floats import BFloat16, Int8
+from shoal.compression.floats import BFloat16
 from shoal.compression.indices import Bitmap
+from shoal.compression.quantizers import Int8
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.sharing import SHARINGS

@@ -1,11 +1,11 @@
-"""How to say less: sets of positions and lists of numbers as few bytes.
+"""Codecs that encode positions and values in few bytes, and compressors that combine them.
 
-A codec of positions (`INDICES`) turns a sorted set of coordinates into bytes; a codec of values (`VALUES`) turns
-float32 numbers into arrays that a message can carry. Both decode what comes from the network: whatever they would
-not have written themselves raises `MessageError`, before memory is taken for it. A compressor (`COMPRESSORS`) puts
-them together: a vector to a payload, and back to an approximation of the vector.
+An index codec (`INDICES`) encodes a sorted set of coordinates as bytes. A value codec (`VALUES`) encodes float32
+numbers as arrays that a message can carry. Both decode data from the network: they raise `MessageError` for anything
+that they would not have written themselves, before they allocate memory for it. A compressor (`COMPRESSORS`) turns a
+vector into a payload, and a payload into an approximation of the vector.
 
-Libraries are imported when a codec first needs them.
+The package imports only the core modules. Libraries are imported when a codec first needs them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ VALUES: dict[str, str] = {
     "float32": "shoal.compression.floats:Float32",
     "float16": "shoal.compression.floats:Float16",
     "bfloat16": "shoal.compression.floats:BFloat16",
-    "int8": "shoal.compression.floats:Int8",
-    "qsgd": "shoal.compression.floats:QSGD",
-    "zstd": "shoal.compression.floats:Zstd",
-    "blosc2": "shoal.compression.floats:Blosc2",
-    "zfp": "shoal.compression.floats:Zfp",
+    "int8": "shoal.compression.quantizers:Int8",
+    "qsgd": "shoal.compression.quantizers:QSGD",
+    "zstd": "shoal.compression.libraries:Zstd",
+    "blosc2": "shoal.compression.libraries:Blosc2",
+    "zfp": "shoal.compression.libraries:Zfp",
 }
 
 COMPRESSORS: dict[str, str] = {

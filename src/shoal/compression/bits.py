@@ -1,4 +1,4 @@
-"""Numbers of a few bits each, side by side in bytes."""
+"""Integers of a few bits, packed into bytes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 def packed_size(count: int, width: int) -> int:
-    """The bytes that `count` numbers of `width` bits take."""
+    """Return the bytes that `count` numbers of `width` bits need."""
     return (count * width + 7) // 8
 
 
 def pack(numbers: NDArray[Any], width: int) -> Bytes:
-    """Whole numbers of 0 to 2**width - 1 as `packed_size` bytes; `width` is at most 64.
+    """Return integers from 0 to 2**width - 1 as `packed_size` bytes; `width` is at most 64.
 
-    The whole bytes of all numbers come first, the least significant of each before the next; then the bits that are
-    left, where 8 numbers take as many bytes as there are such bits.
+    The whole bytes of all numbers come first, the least significant byte of all before the next one. Then come the
+    remaining bits of all numbers: for each such bit, 8 numbers need one byte.
     """
     if width == 8:
         return numbers.astype(np.uint8)
@@ -31,13 +31,13 @@ def pack(numbers: NDArray[Any], width: int) -> Bytes:
     if rest:
         lanes = np.zeros(-(-numbers.size // 8) * 8, np.uint8)
         lanes[: numbers.size] = numbers >> 8 * whole
-        narrow = _folded(lanes.view("<u8"), rest).view(np.uint8).reshape(-1, 8)[:, :rest].reshape(-1)
+        narrow = _fold(lanes.view("<u8"), rest).view(np.uint8).reshape(-1, 8)[:, :rest].reshape(-1)
         parts.append(narrow[: packed_size(numbers.size, rest)])
     return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
 
 def unpack(code: Bytes, count: int, width: int) -> NDArray[np.unsignedinteger]:
-    """The numbers that `pack` wrote. Raises `MessageError` for a wrong length or bits set where none belong."""
+    """Return the numbers that `pack` wrote. Raises `MessageError` for a wrong length or non-zero padding bits."""
     if code.size != packed_size(count, width):
         raise MessageError(f"{code.size} bytes, expected {packed_size(count, width)}: {count} numbers of {width} bits")
     whole, rest = divmod(width, 8)
@@ -48,7 +48,7 @@ def unpack(code: Bytes, count: int, width: int) -> NDArray[np.unsignedinteger]:
         narrow[: code.size - whole * count] = code[whole * count :]
         words = np.zeros((groups, 8), np.uint8)
         words[:, :rest] = narrow.reshape(-1, rest)
-        lanes = _unfolded(words.view("<u8").reshape(-1), rest).view(np.uint8)
+        lanes = _unfold(words.view("<u8").reshape(-1), rest).view(np.uint8)
         if lanes[count:].any():
             raise MessageError(f"bits are set after the last of {count} numbers")
         planes.append(lanes[:count])
@@ -60,15 +60,15 @@ def unpack(code: Bytes, count: int, width: int) -> NDArray[np.unsignedinteger]:
     return numbers
 
 
-def _folded(words: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
-    """The 8 bytes of each word, of which `width` bits are used, moved together: pairs, pairs of pairs, all."""
+def _fold(words: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
+    """Move the used `width` bits of the 8 bytes of each word together: in pairs, then pairs of pairs, then all."""
     for field, mask in _FIELDS:
         words = (words & mask) | (((words >> np.uint64(field)) & mask) << np.uint64(field // 8 * width))
     return words
 
 
-def _unfolded(words: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
-    """The inverse of `_folded`."""
+def _unfold(words: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
+    """Invert `_fold`."""
     for field, mask in reversed(_FIELDS):
         used = field // 8 * width
         kept = mask & (mask >> np.uint64(field - used))
@@ -80,4 +80,4 @@ _FIELDS = tuple(
     (bits, np.uint64(mask))
     for bits, mask in ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF))
 )
-"""Every other field of so many bits."""
+"""Field widths in bits, and a mask of every other field of that width."""

@@ -1,13 +1,12 @@
-"""A vector as a small payload, and the payload as an approximation of the vector.
+"""Compressors: a vector as a small payload, and the payload as an approximation of the vector.
 
-Sharings that say a part of a model, or a coarse picture of one, put it together from these: codecs of values and of
-positions, and the choice of coordinates. `SparseCode` and `DrawnCode` say values at some positions, and which; the
-compressors choose them as well.
+Sharings that send a part or an approximation of a model use these. `SparseCode` and `SeededCode` encode values at given
+positions; compressors choose the positions as well.
 
-What comes from the network is checked as it is unfolded. Positions are distinct and within the vector, there are as
-many values as positions, and arrays are of the type and size that the codec writes: anything else raises
-`MessageError`. Values may be all that their codec carries. That includes NaN for codecs of plain floats, as in full
-sharing: a model that has diverged is seen to have.
+Decoding checks all data from the network. Positions are distinct and within the vector, there are as many values as
+positions, and arrays have the type and size that the codec writes: anything else raises `MessageError`. Values may be
+anything that their codec carries. For codecs of plain floats this includes NaN, as in full sharing: a diverged model is
+visible as one.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.compression.floats import Float32, FloatCodec, Int8, given
+from shoal.compression.floats import Float32, FloatCodec
 from shoal.compression.indices import GolombRice, IndexCodec, Positions
-from shoal.compression.sparse import share_of, top_positions
+from shoal.compression.quantizers import Int8, require_generator
+from shoal.compression.sparse import fraction_count, top_positions
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.types import Bounds, Nested, Params
@@ -36,32 +36,32 @@ Indices: TypeAlias = Annotated[IndexCodec, Nested("indices")]
 
 @dataclass(frozen=True)
 class Part:
-    """Values at some positions of a vector, which increase; at all of them where `positions` is None.
+    """Values at increasing positions of a vector; at all positions if `positions` is None.
 
-    Read-only: the values may lie in a message that others hold too.
+    Read-only: the values may belong to a message that other nodes hold too.
     """
 
     values: Params
     positions: Positions | None = None
 
     def add_to(self, target: Params, weight: float = 1.0) -> None:
-        """target += weight · part, in place, where the part is zero at all other positions."""
+        """Add weight · part to `target`, in place. The part is zero at all other positions."""
         values = self.values if weight == 1.0 else self.values * np.float32(weight)
         if self.positions is None:
             target += values
         else:
-            np.add.at(target, self.positions, values)  # in one pass, where += gathers and scatters
+            np.add.at(target, self.positions, values)  # one pass; += would gather and scatter
 
 
-def kept(size: int, fraction: float) -> int:
-    """How many of `size` parameters are `fraction` of them, rounded down. Raises ValueError where that is none."""
+def kept_count(size: int, fraction: float) -> int:
+    """Return `fraction` of `size` parameters, rounded down. Raises ValueError if the result is 0."""
     if size * fraction < 1:
         smallest = math.ceil(1e6 / size) / 1e6 if size <= 10**5 else 1.01 / size
         raise ValueError(
             f"fraction = {fraction:g} keeps none of the model's {size} parameters; "
             f"the smallest that keeps one is {smallest:g}"
         )
-    return share_of(size, fraction)
+    return fraction_count(size, fraction)
 
 
 # Some coordinates
@@ -69,22 +69,22 @@ def kept(size: int, fraction: float) -> int:
 
 @dataclass(frozen=True)
 class SparseCode:
-    """Values at positions that the sender chose: both are coded, and their number travels beside them."""
+    """Values at positions that the sender chooses. Values, positions and their number are sent."""
 
     values: FloatCodec
     indices: IndexCodec
 
     def pack(self, part: Part, size: int, rng: np.random.Generator | None) -> Payload:
-        """What to send of a vector of `size`; `rng` is for codecs of values that are `by_chance`."""
+        """Return the payload for a part of a vector of `size`. Stochastic value codecs need `rng`."""
         assert part.positions is not None
         arrays = {
             "positions": self.indices.encode(part.positions, size),
             **self.values.encode(part.values, rng),
         }
-        return Payload(sealed(arrays, part.values), {"count": part.positions.size})
+        return Payload(read_only(arrays, part.values), {"count": part.positions.size})
 
     def unpack(self, payload: Payload, size: int) -> Part:
-        """What `pack` was given, as far as the codec of values keeps it. Raises `MessageError`."""
+        """Return the part that `pack` encoded, to the accuracy of the value codec. Raises `MessageError`."""
         count = _count(payload, size)
         code = payload.arrays.get("positions")
         if code is None:
@@ -93,11 +93,11 @@ class SparseCode:
 
 
 _known: dict[int, tuple[weakref.ref[NDArray[Any]], tuple[IndexCodec, int, int], Positions]] = {}
-"""Codes that are still about, by identity, and their positions."""
+"""The positions of codes that still exist, by identity."""
 
 
 def _decoded(indices: IndexCodec, code: NDArray[Any], count: int, size: int) -> Positions:
-    """The positions, read-only. In the simulation all receivers hold one message: it is decoded once."""
+    """Return the positions, read-only. In the simulation all receivers share one message: it is decoded once."""
     key, how = id(code), (indices, count, size)
     known = _known.get(key)
     if known is not None and known[0]() is code and known[1] == how:
@@ -110,36 +110,36 @@ def _decoded(indices: IndexCodec, code: NDArray[Any], count: int, size: int) -> 
 
 
 @dataclass(frozen=True)
-class DrawnCode:
-    """Values at positions that chance chose: the number they follow from travels, the positions do not."""
+class SeededCode:
+    """Values at random positions. The seed of the positions is sent, and not the positions."""
 
     values: FloatCodec
 
     def pack(self, vector: Params, count: int, seed: int, rng: np.random.Generator | None) -> tuple[Payload, Part]:
-        """What to send, and which part of it that is: `vector` at the `count` positions that `seed` stands for.
+        """Return the payload and the part it encodes: `vector` at the `count` positions of `seed`.
 
-        `seed` is a number of 63 bits; `rng` is for codecs of values that are `by_chance`.
+        `seed` has 63 bits. Stochastic value codecs need `rng`.
         """
-        positions = drawn(seed, vector.size, count)
+        positions = random_positions(seed, vector.size, count)
         part = Part(vector[positions], positions)
-        return Payload(sealed(self.values.encode(part.values, rng)), {"count": count, "seed": seed}), part
+        return Payload(read_only(self.values.encode(part.values, rng)), {"count": count, "seed": seed}), part
 
     def unpack(self, payload: Payload, size: int) -> Part:
-        """The values and their positions. Raises `MessageError`."""
+        """Return the values and their positions. Raises `MessageError`."""
         count = _count(payload, size)
         seed = payload.fields.get("seed")
         if type(seed) is not int or not 0 <= seed < 2**63:
-            raise MessageError(f"field 'seed' is {seed!r}, expected a number of 63 bits")
+            raise MessageError(f"field 'seed' is {seed!r}, expected an integer of 63 bits")
         values = self.values.decode(payload.arrays, count)
-        return Part(values, drawn(seed, size, count))
+        return Part(values, random_positions(seed, size, count))
 
 
-@functools.lru_cache(maxsize=8)  # when all nodes of a process draw alike, one draw serves them all
-def drawn(seed: int, size: int, count: int) -> Positions:
-    """`count` of `size` positions in increasing order, every such set as likely as any other. Read-only."""
+@functools.lru_cache(maxsize=8)  # nodes of one process with equal seeds share one draw
+def random_positions(seed: int, size: int, count: int) -> Positions:
+    """Return `count` of `size` positions in increasing order, all sets equally likely. Read-only."""
     rng = np.random.Generator(np.random.PCG64(seed))
     positions = rng.choice(size, count, replace=False, shuffle=False)
-    if size < 2**31:  # smaller numbers are sorted in half the time
+    if size < 2**31:  # half the time to sort
         positions = positions.astype(np.int32)
     positions.sort()
     positions = positions.astype(np.int64, copy=False)
@@ -151,121 +151,123 @@ def drawn(seed: int, size: int, count: int) -> Positions:
 
 
 class Compressor(Protocol):
-    """Turns a vector into a payload, and payloads into approximations. Has no state: one instance serves all nodes."""
+    """Turns vectors into payloads, and payloads into approximations. One instance, without state, serves all nodes."""
 
     @property
-    def by_chance(self) -> bool:
-        """Whether `compress` draws from its generator; if not, that may be None."""
+    def stochastic(self) -> bool:
+        """Whether `compress` draws from its generator. If not, the generator may be None."""
         ...
 
     def fit(self, size: int) -> None:
-        """Raise ValueError if vectors of `size` cannot be compressed, with the reason."""
+        """Raise ValueError with the reason if vectors of `size` cannot be compressed."""
         ...
 
     def compress(self, vector: Params, rng: np.random.Generator | None) -> tuple[Payload, Part]:
-        """What to send for `vector`, and the approximation that others read in it.
+        """Return the payload for `vector`, and the approximation that receivers decode.
 
-        It is never further from `vector` than zero is. Neither of the two changes when `vector` does, and chance comes
-        from `rng` alone.
+        The approximation is never further from `vector` than zero is. Later changes of `vector` affect neither of the
+        two. Random numbers come from `rng` alone.
         """
         ...
 
     def decompress(self, payload: Payload, size: int) -> Part:
-        """The approximation of a vector of `size` that is in `payload`, which may come from the network.
+        """Return the approximation of a vector of `size` in `payload`, which may come from the network.
 
-        Raises `MessageError` for what `compress` would not have made. Other arrays and fields may lie beside.
+        Raises `MessageError` for a payload that `compress` does not produce. Other arrays and fields are ignored.
         """
         ...
 
 
 @dataclass(frozen=True)
 class TopKCompressor:
-    """The `fraction` of coordinates with the largest magnitudes; the others are taken to be zero."""
+    """The `fraction` of coordinates with the largest magnitudes; the others count as zero."""
 
     fraction: Fraction = 0.1
     values: Values = Float32()
     indices: Indices = GolombRice()
 
     @property
-    def by_chance(self) -> bool:
-        return self.values.by_chance
+    def stochastic(self) -> bool:
+        return self.values.stochastic
 
     def fit(self, size: int) -> None:
-        kept(size, self.fraction)
+        kept_count(size, self.fraction)
 
     def compress(self, vector: Params, rng: np.random.Generator | None) -> tuple[Payload, Part]:
-        positions = top_positions(vector, kept(vector.size, self.fraction))
+        positions = top_positions(vector, kept_count(vector.size, self.fraction))
         exact = Part(vector[positions], positions)
-        return _shrunk(SparseCode(self.values, self.indices).pack(exact, vector.size, rng), exact, self.values)
+        return _with_best_factor(
+            SparseCode(self.values, self.indices).pack(exact, vector.size, rng), exact, self.values
+        )
 
     def decompress(self, payload: Payload, size: int) -> Part:
-        return _scaled(payload, SparseCode(self.values, self.indices).unpack(payload, size), self.values)
+        return _apply_factor(payload, SparseCode(self.values, self.indices).unpack(payload, size), self.values)
 
 
 @dataclass(frozen=True)
 class RandomCompressor:
-    """A random `fraction` of coordinates, by a seed in the message; the others are taken to be zero.
+    """A random `fraction` of coordinates, with their seed in the message; the others count as zero.
 
-    They are not scaled up to make the mean right: CHOCO and DeepSqueeze want a compressor that brings the vector
-    closer, and remember what it left out.
+    Values are not scaled up to an unbiased estimate: CHOCO and DeepSqueeze need a compressor that reduces the distance
+    to the vector, and they keep the error.
     """
 
-    by_chance: ClassVar[bool] = True
+    stochastic: ClassVar[bool] = True
 
     fraction: Fraction = 0.1
     values: Values = Float32()
 
     def fit(self, size: int) -> None:
-        kept(size, self.fraction)
+        kept_count(size, self.fraction)
 
     def compress(self, vector: Params, rng: np.random.Generator | None) -> tuple[Payload, Part]:
-        seed, count = int(given(rng).integers(2**63)), kept(vector.size, self.fraction)
-        payload, exact = DrawnCode(self.values).pack(vector, count, seed, rng)
-        return _shrunk(payload, exact, self.values)
+        seed, count = int(require_generator(rng).integers(2**63)), kept_count(vector.size, self.fraction)
+        payload, exact = SeededCode(self.values).pack(vector, count, seed, rng)
+        return _with_best_factor(payload, exact, self.values)
 
     def decompress(self, payload: Payload, size: int) -> Part:
-        return _scaled(payload, DrawnCode(self.values).unpack(payload, size), self.values)
+        return _apply_factor(payload, SeededCode(self.values).unpack(payload, size), self.values)
 
 
 @dataclass(frozen=True)
 class QuantizedCompressor:
-    """Every coordinate, its value coded by `values`."""
+    """All coordinates, with values encoded by `values`."""
 
     values: Values = Int8()
 
     @property
-    def by_chance(self) -> bool:
-        return self.values.by_chance
+    def stochastic(self) -> bool:
+        return self.values.stochastic
 
     def fit(self, size: int) -> None:
-        """Every size will do."""
+        """Accept every size."""
 
     def compress(self, vector: Params, rng: np.random.Generator | None) -> tuple[Payload, Part]:
-        payload = Payload(sealed(self.values.encode(vector, rng), vector))
-        return _shrunk(payload, Part(vector), self.values)
+        payload = Payload(read_only(self.values.encode(vector, rng), vector))
+        return _with_best_factor(payload, Part(vector), self.values)
 
     def decompress(self, payload: Payload, size: int) -> Part:
-        return _scaled(payload, Part(self.values.decode(payload.arrays, size)), self.values)
+        return _apply_factor(payload, Part(self.values.decode(payload.arrays, size)), self.values)
 
 
-def _shrunk(payload: Payload, exact: Part, codec: FloatCodec) -> tuple[Payload, Part]:
-    """The payload with the factor that brings its values closest to the exact ones, and what others read in it.
+def _with_best_factor(payload: Payload, exact: Part, codec: FloatCodec) -> tuple[Payload, Part]:
+    """Return the payload with the factor that brings its values closest to the exact ones, and its approximation.
 
-    Rounding by chance to a few levels may add more than the vector itself, and an error that is fed back would then
-    grow from round to round. The 2019 paper on CHOCO divides by a bound of that noise. Here the sender, who sees both,
-    takes the best factor: <v, C(v)> / <C(v), C(v)>, within 0 and 1. No error is then larger than the vector.
+    Stochastic rounding to a few levels may add noise that is larger than the vector, and with error feedback the error
+    would grow from round to round. The 2019 paper on CHOCO divides by a bound of that noise. Here the sender, who knows
+    both, uses the best factor: <v, C(v)> / <C(v), C(v)>, within 0 and 1. Then no error is larger than the vector.
     """
     rounded = codec.decode(payload.arrays, exact.values.size)
     if codec.lossless:
         return payload, Part(rounded, exact.positions)
     factor = _best_factor(exact.values, rounded)
     payload = Payload(payload.arrays, {**payload.fields, "factor": factor})
-    return payload, _scaled(payload, Part(rounded, exact.positions), codec)
+    return payload, _apply_factor(payload, Part(rounded, exact.positions), codec)
 
 
 def _best_factor(exact: Params, rounded: Params) -> float:
-    """The multiple, of 0 to 1, of `rounded` that is closest to `exact`; 1 where there is nothing finite to compare."""
-    # In doubles, which take longer, where squares leave the range of floats.
+    """Return the factor from 0 to 1 that brings `rounded` closest to `exact`; 1 if nothing is finite."""
+    # Doubles, which are slower, serve only if squares exceed the range of floats.
     for precision, least in ((np.float32, 1e-30), (np.float64, 0.0)):
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             power = float(np.multiply(rounded, rounded, dtype=precision).sum())
@@ -274,8 +276,8 @@ def _best_factor(exact: Params, rounded: Params) -> float:
     return 1.0
 
 
-def _scaled(payload: Payload, part: Part, codec: FloatCodec) -> Part:
-    """The part as its sender has shrunk it. Raises `MessageError` where it does not say how far."""
+def _apply_factor(payload: Payload, part: Part, codec: FloatCodec) -> Part:
+    """Return the part times the factor in the payload. Raises `MessageError` if the factor is missing or invalid."""
     if codec.lossless:
         return part
     factor = payload.fields.get("factor")
@@ -291,12 +293,12 @@ def _count(payload: Payload, size: int) -> int:
     return count
 
 
-def sealed(arrays: Mapping[str, NDArray[Any]], source: Params | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays, read-only, so that a message takes them without a copy; copied where they may be of `source`."""
-    read_only = {}
+def read_only(arrays: Mapping[str, NDArray[Any]], source: Params | None = None) -> dict[str, NDArray[Any]]:
+    """Make arrays read-only, so that a message can use them without a copy; copies those that may share `source`."""
+    result = {}
     for name, array in arrays.items():
         if source is not None and np.may_share_memory(array, source):
             array = array.copy()
         array.flags.writeable = False
-        read_only[name] = array
-    return read_only
+        result[name] = array
+    return result

@@ -1,10 +1,10 @@
-"""Sets of positions as bytes.
+"""Codecs of sets of positions.
 
-A set of positions is coded by its gaps. Both ends know how many positions there are and how many there could be,
-so neither is in the code. A code that is accepted is the one that `encode` writes for the positions it stands for.
+A set of positions is encoded by its gaps. Sender and receiver know the number of positions and the size of the vector,
+so the code contains neither. A code is accepted only if it is exactly the one that `encode` writes for its positions.
 
-No code loops over positions: what varies in length is split into a section of unary lengths, whose ends a bit search
-finds all at once, and sections of plain bits.
+No function loops over positions: data of variable length is split into a section of unary lengths, whose ends one bit
+search finds, and sections of plain bits.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ MAX_SIZE = 2**48
 
 
 class IndexCodec(Protocol):
-    """Codes a set of positions. Has no state: one instance serves all nodes."""
+    """Encodes a set of positions. It has no state: one instance serves all nodes."""
 
     def encode(self, positions: Positions, size: int) -> Bytes:
-        """The code of `positions`, which strictly increase within [0, size). Raises ValueError if they do not."""
+        """Return the code of `positions`. Raises ValueError unless they strictly increase within [0, size)."""
         ...
 
     def decode(self, code: Bytes, count: int, size: int) -> Positions:
-        """The `count` positions below `size` that `encode` turned into `code`.
+        """Return the `count` positions below `size` that `encode` turned into `code`.
 
-        `code` and `count` may come from the network; `size` is the receiver's own. Raises `MessageError` for
-        anything that `encode` would not have written. Takes memory in proportion to `size` at most.
+        `code` and `count` may come from the network; `size` is the receiver's own. Raises `MessageError` for anything
+        that `encode` does not write. The memory is at most proportional to `size`.
         """
         ...
 
 
 @dataclass(frozen=True)
 class GolombRice:
-    """Rice 1979: gaps as a quotient in unary and a remainder in bits, as many as suit each run of about 64 gaps.
+    """Rice 1979: each gap as a quotient in unary and a remainder in bits; each run of about 64 gaps has its own width.
 
-    Within 3 % of the entropy of a random set, and no set of equal count takes notably more. Sets that are dense in
-    some places and sparse in others, as the largest changes of a model are, take less. More than half of all
-    positions are coded as the set of those missing, so that all positions, like none, take no byte.
+    The code is within 3 % of the entropy of a random set, and no set of equal count needs much more. Sets that are
+    dense in some places and sparse in others, such as the largest changes of a model, need less. If more than half of
+    all positions are in the set, the missing ones are encoded, so that all positions, like none, need no byte.
 
     The code, in bits: for each run its number of remainder bits, the lowest bits of all first; bit 0 of the remainders
-    that have one, then bit 1, and so on, runs with the most bits first; the quotients. Runs are equally long, but for
-    the last, whose remainders zeros fill up.
+    that have one, then bit 1, and so on, runs with the most bits first; the quotients. Runs have equal length, except
+    the last one, whose remainders are padded with zeros.
     """
 
     RUN: ClassVar[int] = 64
@@ -74,7 +74,7 @@ class GolombRice:
         for bit, some in enumerate(having):
             if bit % 8 == 0:
                 octets = (filled >> bit).astype(np.uint8)[order]
-            sections.append((octets[:some] & np.uint8(1 << bit % 8)).reshape(-1))  # any number but 0 is packed as a one
+            sections.append((octets[:some] & np.uint8(1 << bit % 8)).reshape(-1))  # packbits: non-zero is one
         sections.append(_unary(rest >> np.repeat(widths, length)[: gaps.size]))
         return np.packbits(np.concatenate(sections))
 
@@ -90,7 +90,7 @@ class GolombRice:
             return np.empty(0, np.int64)
         (runs, length), width_bits = self._runs(count), self._width_bits(size)
         shortest = packed_size(runs * width_bits, 1)
-        longest = packed_size(runs * width_bits + 2 * size, 1)  # no gap of n takes more than 2n bits
+        longest = packed_size(runs * width_bits + 2 * size, 1)  # a gap of n needs at most 2n bits
         if not shortest <= code.size <= longest:
             raise MessageError(f"{code.size} bytes, expected {shortest} to {longest}")
         bits = np.unpackbits(code)
@@ -109,29 +109,27 @@ class GolombRice:
         filled = np.empty_like(ordered)
         filled[order] = ordered
         remainders, none = filled.reshape(-1)[:count], filled.reshape(-1)[count:]
-        ends = np.flatnonzero(bits[at:].view(np.bool_))  # among numbers, the search takes six times as long
+        ends = np.flatnonzero(bits[at:].view(np.bool_))  # six times as fast as among numbers
         if ends.size != count or bits.size - at - ends[-1] > 8 or none.any():
-            raise MessageError(
-                f"{ends.size} quotients in {bits.size - at} bits, expected {count}, and zeros to fill up"
-            )
+            raise MessageError(f"{ends.size} quotients in {bits.size - at} bits, expected {count} and zero padding")
         quotients, each = _lengths(ends), np.repeat(widths, length)[:count]
-        if int(quotients.max()) << len(having) > size and (quotients > size >> each).any():  # and shifts wrap round
-            raise MessageError(f"a gap wider than {size}, which is how many positions there are")
+        if int(quotients.max()) << len(having) > size and (quotients > size >> each).any():  # shifts could wrap around
+            raise MessageError(f"a gap wider than {size}, the number of positions")
         gaps = quotients << each
         gaps += remainders
         gaps += 1
         positions = _positions(gaps, size)
         if (self._widths(positions) != widths).any():
-            raise MessageError("remainders of other widths than suit the gaps")
+            raise MessageError("the widths of remainders do not match the gaps")
         return positions
 
     def _runs(self, count: int) -> tuple[int, int]:
-        """How many runs there are, and how long they are. The last falls short by less than there are runs."""
+        """Return the number of runs and their length. The last run is shorter by less than the number of runs."""
         runs = -(-count // self.RUN)
         return runs, -(-count // runs)
 
     def _widths(self, positions: Positions) -> NDArray[np.int64]:
-        """The remainder bits for each run."""
+        """Return the remainder bits of each run."""
         runs, length = self._runs(positions.size)
         edges = np.empty(runs + 1, np.int64)
         edges[0] = -1
@@ -148,7 +146,7 @@ class GolombRice:
 
 @dataclass(frozen=True)
 class EliasGamma:
-    """Elias 1975, gamma: the length of each gap in unary, then its bits; for gaps that are mostly tiny."""
+    """Elias 1975, gamma: the length of each gap in unary, then its bits; good for mostly tiny gaps."""
 
     def encode(self, positions: Positions, size: int) -> Bytes:
         gaps = _gaps(positions, size)
@@ -164,7 +162,7 @@ class EliasGamma:
 
 @dataclass(frozen=True)
 class EliasDelta:
-    """Elias 1975, delta: the length of each gap in gamma code, then its bits; for gaps of very different sizes."""
+    """Elias 1975, delta: the length of each gap in gamma code, then its bits; good for gaps of very different sizes."""
 
     def encode(self, positions: Positions, size: int) -> Bytes:
         gaps = _gaps(positions, size)
@@ -185,7 +183,7 @@ class EliasDelta:
 
 @dataclass(frozen=True)
 class Bitmap:
-    """One bit for each position there could be; the least for sets of about half of them."""
+    """One bit for each possible position; the shortest code for sets of about half of them."""
 
     def encode(self, positions: Positions, size: int) -> Bytes:
         _gaps(positions, size)
@@ -202,7 +200,7 @@ class Bitmap:
 
 @dataclass(frozen=True)
 class Raw:
-    """Each position as a 16-bit number, or 32 bits where positions go beyond 65,535."""
+    """Each position as a 16-bit number, or a 32-bit number if positions exceed 65,535."""
 
     def encode(self, positions: Positions, size: int) -> Bytes:
         _gaps(positions, size)
@@ -214,15 +212,15 @@ class Raw:
         _expect_size(code, count * dtype.itemsize)
         positions = np.ascontiguousarray(code).view(dtype).astype(np.int64)
         if (np.diff(positions) <= 0).any():
-            raise MessageError("positions repeat or are out of order, expected them to increase")
+            raise MessageError("positions repeat or are out of order, expected increasing positions")
         return _within(positions, size)
 
 
-# What the sender has: positions to gaps of at least 1
+# Encoding: positions to gaps of at least 1
 
 
 def _gaps(positions: Positions, size: int) -> NDArray[np.int64]:
-    """The distance of each position from the one before; the first counts from -1."""
+    """Return the distance of each position from the previous one; the first counts from -1."""
     if not 0 <= size < MAX_SIZE:
         raise ValueError(f"size is {size}, expected 0 to 2**48 - 1")
     gaps = np.array(positions, np.int64)
@@ -244,11 +242,11 @@ def _complement(positions: Positions, size: int) -> Positions:
 
 
 def _rice_ratio(count: _Number, size: _Number) -> _Number:
-    """A number with as many bits as remainders should have, in the shortest code of `count` gaps that sum to `size`.
+    """Return a number whose bit length is the best remainder width for `count` gaps that sum to `size`.
 
-    A bit more than k pays while q**(2**k) exceeds the golden ratio's inverse, q being the chance that a position is
-    not in the set (Kiely 2004). Here -1 / ln q is taken as size/count - 1/2, and in whole numbers: both ends have to
-    agree.
+    More than k bits pay off while q**(2**k) exceeds the inverse of the golden ratio, where q is the probability that a
+    position is not in the set (Kiely 2004). Here -1 / ln q is approximated by size/count - 1/2, in integers: sender and
+    receiver must agree.
     """
     return (4812 * (2 * size - count) - 1) // (20000 * count)
 
@@ -258,13 +256,13 @@ def _rice_width(count: int, size: int) -> int:
 
 
 def _by_width(widths: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[int]]:
-    """The runs in the order of falling widths, and for each bit how many of them have it."""
-    fewer = itertools.accumulate(np.bincount(widths).tolist())  # runs of so many bits at most, for 0, 1, …
+    """Return the runs in order of decreasing width, and for each bit the number of runs that have it."""
+    fewer = itertools.accumulate(np.bincount(widths).tolist())  # the number of runs of at most 0, 1, … bits
     return np.argsort(-widths, kind="stable"), [widths.size - runs for runs in fewer][:-1]
 
 
 def _unary(numbers: NDArray[np.int64]) -> Bytes:
-    """Bits: each number as so many zeros and a one."""
+    """Return bits: each number as that many zeros and a one."""
     ends = np.add.accumulate(numbers + 1) - 1
     bits = np.zeros(int(ends[-1]) + 1 if ends.size else 0, np.uint8)
     bits[ends] = 1
@@ -272,13 +270,13 @@ def _unary(numbers: NDArray[np.int64]) -> Bytes:
 
 
 def _gamma(numbers: NDArray[np.int64]) -> list[Bytes]:
-    """Bits: all lengths in unary, then all numbers without their leading one."""
+    """Return bits: all lengths in unary, then all numbers without their leading one."""
     widths = _bit_lengths(numbers) - 1
     return [_unary(widths), *_planes(numbers, widths)]
 
 
 def _planes(numbers: NDArray[np.int64], widths: NDArray[np.int64]) -> list[Bytes]:
-    """The lowest `widths` bits of each number, plane by plane: bit 0 of all that have one, then bit 1, and so on."""
+    """Return the lowest `widths` bits of each number: bit 0 of all that have one, then bit 1, and so on."""
     planes = []
     for bit in range(int(widths.max(initial=0))):
         planes.append(((numbers[widths > bit] >> bit) & 1).astype(np.uint8))
@@ -286,7 +284,7 @@ def _planes(numbers: NDArray[np.int64], widths: NDArray[np.int64]) -> list[Bytes
 
 
 def _bit_lengths(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`int.bit_length` of each number below 2**53, where doubles are exact."""
+    """Return the bit length of each number. Numbers must be below 2**53, where doubles are exact."""
     return np.frexp(numbers.astype(np.float64))[1].astype(np.int64)
 
 
@@ -294,13 +292,13 @@ def _raw_dtype(size: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype("<u2" if size <= 2**16 else "<u4" if size <= 2**32 else "<u8")
 
 
-# What the receiver has: bytes that anyone may have sent
+# Decoding: bytes from the network
 
 
 class _BitReader:
-    """Reads sections of bits one after the other; `longest` is the most bits that the code can have.
+    """Reads sections of bits in order. `longest` is the most bits that the code can have.
 
-    That is never more than twice the size: gamma and delta give a gap of n at most 2n bits.
+    This is at most twice the size: gamma and delta encode a gap of n in at most 2n bits.
     """
 
     def __init__(self, code: Bytes, longest: int) -> None:
@@ -310,9 +308,9 @@ class _BitReader:
         self._at = 0
 
     def gamma(self, count: int, widest: int) -> NDArray[np.int64]:
-        """`count` numbers of up to `widest` bits after the leading one."""
+        """Read `count` numbers of up to `widest` bits after the leading one."""
         bits = self._bits[self._at :].view(np.bool_)
-        ends = np.flatnonzero(bits)[:count]  # the first so many ones end the unary lengths
+        ends = np.flatnonzero(bits)[:count]  # the first ones end the unary lengths
         if ends.size != count:
             raise MessageError(f"{ends.size} lengths in the code, expected {count}")
         if not count:
@@ -324,7 +322,7 @@ class _BitReader:
         return self.planes(widths)
 
     def planes(self, widths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One number for each of `widths`: its leading one, then so many bits."""
+        """Read one number for each width: that many bits after a leading one."""
         if self._at + int(widths.sum()) > self._bits.size:
             raise MessageError(f"the code ends early: {widths.sum()} bits expected after bit {self._at}")
         numbers = np.left_shift(1, widths)
@@ -343,7 +341,7 @@ class _BitReader:
 
 def _check(code: Bytes, count: int, size: int) -> None:
     if not isinstance(code, np.ndarray) or code.dtype != np.uint8 or code.ndim != 1:
-        raise MessageError("positions are coded in one row of bytes (uint8)")
+        raise MessageError("expected the code of positions as a vector of uint8")
     if not 0 <= size < MAX_SIZE:
         raise ValueError(f"size is {size}, expected 0 to 2**48 - 1")
     if not isinstance(count, int | np.integer) or not 0 <= count <= size:
@@ -356,7 +354,7 @@ def _expect_size(code: Bytes, size: int) -> None:
 
 
 def _lengths(ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The unary numbers whose ones are at `ends`."""
+    """Return the unary numbers whose ones are at `ends`."""
     lengths = ends.copy()
     lengths[1:] -= ends[:-1]
     lengths[1:] -= 1
@@ -364,17 +362,17 @@ def _lengths(ends: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _positions(gaps: NDArray[np.int64], size: int) -> Positions:
-    """Gaps of 1 to 2 `size`, no more than `size` of them, to positions."""
-    # Whole numbers might wrap round where there are so many; doubles do not, and are exact where it matters.
+    """Return the positions of at most `size` gaps, each from 1 to 2 `size`."""
+    # The sum of integers might wrap around; doubles do not, and they are exact in the range that matters.
     if size >= 2**31 and gaps.sum(dtype=np.float64) > size:
-        raise MessageError(f"gaps that add up to more than {size}, expected positions below {size}")
+        raise MessageError(f"the gaps add up to more than {size}, expected positions below {size}")
     positions = np.add.accumulate(gaps)
     positions -= 1
     return _within(positions, size)
 
 
 def _within(positions: Positions, size: int) -> Positions:
-    """Increasing positions, the last of which must be below `size`."""
+    """Return increasing positions. Raises `MessageError` unless the last one is below `size`."""
     if positions.size and positions[-1] >= size:
         raise MessageError(f"position {positions[-1]}, expected positions below {size}")
     return positions

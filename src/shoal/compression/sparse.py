@@ -1,4 +1,4 @@
-"""Which coordinates to share."""
+"""The choice of coordinates to share."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 from shoal.compression.indices import Positions
 
 
-def share_of(size: int, fraction: float) -> int:
-    """How many of `size` coordinates are `fraction` of them: rounded down, and at least one if there are any."""
+def fraction_count(size: int, fraction: float) -> int:
+    """Return `fraction` of `size` coordinates, rounded down, and at least one if there are any."""
     return min(size, max(1, int(size * fraction)))
 
 
 def top_positions(values: NDArray[np.float32], count: int) -> Positions:
-    """The positions of the `count` largest magnitudes, in increasing order.
+    """Return the positions of the `count` largest magnitudes, in increasing order.
 
-    Among equals the lower position wins, so that every machine chooses alike. NaN counts as infinite: a coordinate
-    that has diverged is shown to the others, as it is when the whole model is shared.
+    Among equals the lower position wins, so that every machine makes the same choice. NaN counts as infinite: a
+    coordinate that has diverged is visible to the others, as in full sharing.
     """
     if not 0 <= count <= values.size:
         raise ValueError(f"count is {count}, expected 0 to {values.size}")
@@ -25,7 +25,7 @@ def top_positions(values: NDArray[np.float32], count: int) -> Positions:
         return np.empty(0, np.int64)
     if count == values.size:
         return np.arange(count, dtype=np.int64)
-    # Without their sign, floats are in the order of their bits; whole numbers are partitioned in half the time.
+    # Without their sign, floats have the order of their bits, and integers are partitioned in half the time.
     keys = np.ascontiguousarray(values, np.float32).view(np.int32) & np.int32(0x7FFFFFFF)
     candidates = _candidates(keys, count)
     if candidates.size < count:
@@ -38,7 +38,7 @@ _INFINITY = np.int32(0x7F800000)
 
 
 def _largest(keys: NDArray[np.int32], count: int) -> Positions:
-    """The positions of the `count` largest, in increasing order; of equals, as all above infinity are, the first."""
+    """Return the positions of the `count` largest keys, in increasing order; the first of equals. All NaN are equal."""
     if keys.max() > _INFINITY:
         keys = np.minimum(keys, _INFINITY)
     least = np.partition(keys, keys.size - count)[keys.size - count]
@@ -50,22 +50,23 @@ def _largest(keys: NDArray[np.int32], count: int) -> Positions:
 
 
 def _candidates(keys: NDArray[np.int32], count: int) -> Positions:
-    """Positions that are likely to hold the `count` largest and not many more, with all equals of those they hold.
+    """Return positions that probably include the `count` largest, and few more, with all equals of included keys.
 
-    A cut at a sample's quantile finds them in one pass, where few are wanted of many; otherwise there are none. They
-    are a few more than a tenth of all where fewer would do: `flatnonzero` takes thrice as long for just under a tenth.
+    If few of many are wanted, a threshold at the quantile of a sample finds them in one pass; otherwise the result is
+    empty. It has a little more than a tenth of all positions even if fewer would do, because `flatnonzero` takes three
+    times as long for just under a tenth.
     """
     share = count / keys.size
     if keys.size < 2**12 or share > 0.25:
         return np.empty(0, np.int64)
-    sample = keys[::_SAMPLED]
+    sample = keys[::_SAMPLE_STEP]
     expected = sample.size * (share if share < 0.04 else max(share, 0.1))
-    rank = int(expected + 4 * expected**0.5) + 1  # four standard deviations on the safe side
+    rank = int(expected + 4 * expected**0.5) + 1  # a margin of four standard deviations
     if rank >= sample.size:
         return np.empty(0, np.int64)
     cut = np.partition(sample, sample.size - rank)[sample.size - rank]
     return np.flatnonzero(keys >= min(cut, _INFINITY))
 
 
-_SAMPLED = 8
-"""One in so many is in the sample."""
+_SAMPLE_STEP = 8
+"""One of this many keys is in the sample."""

@@ -1,4 +1,7 @@
-"""What is said: how a node's model becomes messages, and messages become a model again."""
+"""Sharings: what nodes send of their models, and how they merge what they receive.
+
+The package may import the core modules, `shoal.compression`, `shoal.data` and `shoal.topologies`.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ SHARINGS: dict[str, str] = {
     "topk": "shoal.sharing.topk:TopK",
     "choco": "shoal.sharing.choco:CHOCO",
     "deepsqueeze": "shoal.sharing.deepsqueeze:DeepSqueeze",
-    "float16": "shoal.sharing.quantized:Float16",
-    "bfloat16": "shoal.sharing.quantized:BFloat16",
-    "int8": "shoal.sharing.quantized:Int8",
-    "qsgd": "shoal.sharing.quantized:QSGD",
+    "float16": "shoal.sharing.quantized:Float16Sharing",
+    "bfloat16": "shoal.sharing.quantized:BFloat16Sharing",
+    "int8": "shoal.sharing.quantized:Int8Sharing",
+    "qsgd": "shoal.sharing.quantized:QSGDSharing",
     "jwins": "shoal.sharing.jwins:JWINS",
     "powergossip": "shoal.sharing.powergossip:PowerGossip",
     "data": "shoal.sharing.data:DataSharing",

@@ -20,7 +20,7 @@ from shoal.compression.compressors import Compressor, Part, TopKCompressor
 from shoal.compression.floats import FLOAT32_MAX
 from shoal.errors import MessageError
 from shoal.message import Payload
-from shoal.sharing.payload_cache import Heard
+from shoal.sharing.payload_cache import PayloadCache
 from shoal.sharing.requirements import without_lasting_neighbours
 from shoal.sharing.sharing import NodeInfo, Outgoing
 from shoal.state import State
@@ -64,7 +64,7 @@ class CHOCO:
     compressor: Annotated[Compressor, Nested("compressor")] = TopKCompressor()
 
     def __post_init__(self) -> None:
-        self._heard: Heard[Part] = Heard(self.compressor.decompress)
+        self._cache: PayloadCache[Part] = PayloadCache(self.compressor.decompress)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         return without_lasting_neighbours(
@@ -87,7 +87,7 @@ class CHOCO:
     def outgoing(self, params: Params, round: int) -> Outgoing:
         if self._said is not None:  # no merge since: what was heard then is not in the pull
             self._left_out |= self._drop()
-        rng = self._info.rng("choco", round) if self.compressor.by_chance else None
+        rng = self._info.rng("choco", round) if self.compressor.stochastic else None
         difference, self._said = self.compressor.compress((params - self._copy).astype(np.float32), rng)
         _add(self._said, self._copy)
         asked = self._asked = self._left_out - self._asked  # who has been asked is given a round to answer
@@ -116,10 +116,10 @@ class CHOCO:
                 )
             if not (np.abs(copy) <= FLOAT32_MAX).all():
                 raise MessageError("array 'copy' holds numbers that are not finite in float32")
-        self._heard.check(payload, params.size)
+        self._cache.check(payload, params.size)
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        differences = self._heard.take(received, params.size)
+        differences = self._cache.take(received, params.size)
         said, self._said = self._said, None
         self._asked_by = sorted(peer for peer, payload in received.items() if payload.fields.get("lost", False))
         if self._followed is None:

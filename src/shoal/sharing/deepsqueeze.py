@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.compression.compressors import Compressor, Part, QuantizedCompressor
 from shoal.message import Payload
-from shoal.sharing.payload_cache import Heard
+from shoal.sharing.payload_cache import PayloadCache
 from shoal.sharing.requirements import without_neighbours
 from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
@@ -45,7 +45,7 @@ class DeepSqueeze:
     compressor: Annotated[Compressor, Nested("compressor")] = QuantizedCompressor()
 
     def __post_init__(self) -> None:
-        self._heard: Heard[Part] = Heard(self.compressor.decompress)
+        self._cache: PayloadCache[Part] = PayloadCache(self.compressor.decompress)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         return without_neighbours(experiment, "nodes step towards each other, in pairs")
@@ -60,17 +60,17 @@ class DeepSqueeze:
 
     def outgoing(self, params: Params, round: int) -> Payload:
         self._error += params
-        rng = self._info.rng("deepsqueeze", round) if self.compressor.by_chance else None
+        rng = self._info.rng("deepsqueeze", round) if self.compressor.stochastic else None
         payload, self._said = self.compressor.compress(self._error, rng)
         self._said.add_to(self._error, -1.0)
         return payload
 
     def check(self, payload: Payload, params: Params) -> None:
-        self._heard.check(payload, params.size)
+        self._cache.check(payload, params.size)
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         merged = params.copy()
-        for peer, part in self._heard.take(received, params.size).items():
+        for peer, part in self._cache.take(received, params.size).items():
             part.add_to(merged, self.gamma * weights[peer])
         said, self._said = self._said or Part(params), None  # who has not spoken is taken at its model
         said.add_to(merged, -self.gamma * sum(weights.values()))

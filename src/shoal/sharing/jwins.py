@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from shoal.compression.compressors import Fraction, Indices, Part, SparseCode, Values, kept
+from shoal.compression.compressors import Fraction, Indices, Part, SparseCode, Values, kept_count
 from shoal.compression.floats import Float32
 from shoal.compression.indices import GolombRice
 from shoal.compression.sparse import top_positions
 from shoal.message import Payload
 from shoal.schema import nearest
-from shoal.sharing.payload_cache import Heard, change
+from shoal.sharing.payload_cache import PayloadCache, weighted_change
 from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
 from shoal.types import Bounds, NodeId, Params
@@ -69,7 +69,7 @@ class JWINS:
         if not self.fractions:
             raise ValueError("fractions = []: expected one at least")
         self._code = SparseCode(self.values, self.indices)
-        self._heard: Heard[Part] = Heard(self._unfold)
+        self._cache: PayloadCache[Part] = PayloadCache(self._decode)
 
     def bind(self, info: NodeInfo) -> None:
         self._info = info
@@ -77,7 +77,7 @@ class JWINS:
     def start(self, params: Params) -> None:
         self._transform = _Wavelets(self.wavelet, self.level, params.size)
         for fraction in self.fractions:
-            kept(self._transform.size, fraction)
+            kept_count(self._transform.size, fraction)
         self._coefficients = self._transform.forward(params)
         self._scores = np.zeros_like(self._coefficients)
         self._params = params
@@ -89,18 +89,18 @@ class JWINS:
         before, size = self._coefficients, self._transform.size
         self._keep(params)
         self._scores += self._coefficients - before  # the difference first: beside a coefficient small scores vanish
-        chosen = top_positions(self._scores, kept(size, fraction))
+        chosen = top_positions(self._scores, kept_count(size, fraction))
         self._scores[chosen] = 0.0
         return self._code.pack(Part(self._coefficients[chosen], chosen), size, rng)
 
     def check(self, payload: Payload, params: Params) -> None:
-        self._heard.check(payload, self._transform.size)
+        self._cache.check(payload, self._transform.size)
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         if not received:
             return params.copy()
         own = self._coefficients if params is self._params else self._transform.forward(params)
-        moved = change(own, self._heard.take(received, own.size), weights)
+        moved = weighted_change(own, self._cache.take(received, own.size), weights)
         return params + self._transform.inverse(moved)  # exact where nothing changed, as the inverse of all is not
 
     def state(self) -> State:
@@ -113,7 +113,7 @@ class JWINS:
     def _keep(self, params: Params) -> None:
         self._params, self._coefficients = params, self._transform.forward(params)
 
-    def _unfold(self, payload: Payload, size: int) -> Part:
+    def _decode(self, payload: Payload, size: int) -> Part:
         part = self._code.unpack(payload, size)
         return Part(part.values) if len(part.values) == size else part  # all of them need no positions
 

@@ -1,4 +1,4 @@
-"""For sharings whose payloads take some work to unfold, or hold some coordinates only."""
+"""Decoded payloads that wait for their merge, and the merge of models of which some coordinates were received."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from shoal.types import NodeId, Params
 
 T = TypeVar("T")
 
-KEPT = 64
-"""Payloads of which is remembered what they unfold to: those of one round. Beyond, they are unfolded twice."""
+MAX_CACHED = 64
+"""The most payloads in a cache: those of one round. Further payloads are decoded twice."""
 
 
-class Heard(Generic[T]):
-    """What payloads say. A payload is unfolded when it is checked, and the merge that follows need not do it again."""
+class PayloadCache(Generic[T]):
+    """Decodes a payload when it is checked, so that the merge does not decode it again."""
 
-    def __init__(self, unfold: Callable[[Payload, int], T]) -> None:
-        """`unfold` is given a payload and the size of the model, and raises `MessageError`."""
-        self._unfold = unfold
-        self._kept: dict[int, tuple[Payload, T]] = {}  # by identity, which holds as long as the payload is held
+    def __init__(self, decode: Callable[[Payload, int], T]) -> None:
+        """`decode` takes a payload and the size of the model, and raises `MessageError`."""
+        self._decode = decode
+        self._decoded: dict[int, tuple[Payload, T]] = {}  # by identity, which is valid while the payload exists
 
     def check(self, payload: Payload, size: int) -> None:
-        unfolded = self._unfold(payload, size)
-        if len(self._kept) < KEPT:
-            self._kept[id(payload)] = payload, unfolded
+        decoded = self._decode(payload, size)
+        if len(self._decoded) < MAX_CACHED:
+            self._decoded[id(payload)] = payload, decoded
 
     def take(self, received: Mapping[NodeId, Payload], size: int) -> dict[NodeId, T]:
-        """What each of `received` says; all that was remembered is forgotten."""
-        kept, self._kept = self._kept, {}
+        """Return the decoded payloads by sender, and empty the cache."""
+        decoded, self._decoded = self._decoded, {}
         return {
-            peer: kept[id(payload)][1] if id(payload) in kept else self._unfold(payload, size)
+            peer: decoded[id(payload)][1] if id(payload) in decoded else self._decode(payload, size)
             for peer, payload in received.items()
         }
 
 
-def fill_in(params: Params, parts: Mapping[NodeId, Part], weights: Mapping[NodeId, float]) -> Params:
-    """The weighted average where coordinates that a peer did not send are taken to be as one's own.
+def merge_sparse(params: Params, parts: Mapping[NodeId, Part], weights: Mapping[NodeId, float]) -> Params:
+    """Return the weighted average in which a coordinate that a peer did not send counts as the node's own.
 
-    That is x[p] + Σ_j w_j (v_j[p] − x[p]) over the peers j that sent p.
+    This is x[p] + Σ_j w_j (v_j[p] − x[p]) over the peers j that sent p.
     """
-    merged = change(params, parts, weights)
+    merged = weighted_change(params, parts, weights)
     merged += params
     return merged
 
 
-def change(params: Params, parts: Mapping[NodeId, Part], weights: Mapping[NodeId, float]) -> Params:
-    """How far `fill_in` moves each coordinate."""
-    moved = np.zeros_like(params)
+def weighted_change(params: Params, parts: Mapping[NodeId, Part], weights: Mapping[NodeId, float]) -> Params:
+    """Return the change of each coordinate by `merge_sparse`."""
+    change = np.zeros_like(params)
     for peer, part in parts.items():
         own = params if part.positions is None else params[part.positions]
         weight = np.float32(weights[peer])
-        # Weighted first, where the difference of two finite values could be infinite; of equals it still is 0.
-        Part(part.values * weight - own * weight, part.positions).add_to(moved)
-    return moved
+        # Multiply first: the difference of two finite values could be infinite. For equal values the result is still 0.
+        Part(part.values * weight - own * weight, part.positions).add_to(change)
+    return change

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.compression.compressors import DrawnCode, Fraction, Part, Values, drawn, kept
+from shoal.compression.compressors import Fraction, Part, SeededCode, Values, kept_count, random_positions
 from shoal.compression.floats import Float32
 from shoal.compression.indices import Positions
 from shoal.message import Payload
 from shoal.randomness import derived_seed
-from shoal.sharing.payload_cache import Heard, fill_in
+from shoal.sharing.payload_cache import PayloadCache, merge_sparse
 from shoal.sharing.sharing import NodeInfo
 from shoal.types import NodeId, Params
 
@@ -37,28 +37,28 @@ class Random:
     values: Values = Float32()
 
     def __post_init__(self) -> None:
-        self._code = DrawnCode(self.values)
-        self._heard: Heard[Part] = Heard(self._code.unpack)
+        self._code = SeededCode(self.values)
+        self._cache: PayloadCache[Part] = PayloadCache(self._code.unpack)
 
     def bind(self, info: NodeInfo) -> None:
         self._info = info
 
     def start(self, params: Params) -> None:
-        self._count = kept(params.size, self.fraction)
+        self._count = kept_count(params.size, self.fraction)
 
     def outgoing(self, params: Params, round: int) -> Payload:
         seed = self._seed(round)
-        rng = self._info.rng("random sharing, rounding", round) if self.values.by_chance else None
+        rng = self._info.rng("random sharing, rounding", round) if self.values.stochastic else None
         return self._code.pack(params, self._count, seed, rng)[0]
 
     def check(self, payload: Payload, params: Params) -> None:
-        self._heard.check(payload, params.size)
+        self._cache.check(payload, params.size)
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        return fill_in(params, self._heard.take(received, params.size), weights)
+        return merge_sparse(params, self._cache.take(received, params.size), weights)
 
     def select(self, params: Params, round: int) -> Positions:
-        return drawn(self._seed(round), params.size, self._count)
+        return random_positions(self._seed(round), params.size, self._count)
 
     def _seed(self, round: int) -> int:
         who = () if self.common else (self._info.id,)

@@ -12,12 +12,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.compression.compressors import Fraction, Indices, Part, SparseCode, Values, kept
+from shoal.compression.compressors import Fraction, Indices, Part, SparseCode, Values, kept_count
 from shoal.compression.floats import Float32
 from shoal.compression.indices import GolombRice, Positions
 from shoal.compression.sparse import top_positions
 from shoal.message import Payload
-from shoal.sharing.payload_cache import Heard, fill_in
+from shoal.sharing.payload_cache import PayloadCache, merge_sparse
 from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
 from shoal.types import NodeId, Params
@@ -47,27 +47,27 @@ class TopK:
 
     def __post_init__(self) -> None:
         self._code = SparseCode(self.values, self.indices)
-        self._heard: Heard[Part] = Heard(self._code.unpack)
+        self._cache: PayloadCache[Part] = PayloadCache(self._code.unpack)
 
     def bind(self, info: NodeInfo) -> None:
         self._info = info
 
     def start(self, params: Params) -> None:
-        self._count = kept(params.size, self.fraction)
+        self._count = kept_count(params.size, self.fraction)
         self._shared = params.copy()
 
     def outgoing(self, params: Params, round: int) -> Payload:
         positions = self.select(params, round)
-        rng = self._info.rng("top-k sharing", round) if self.values.by_chance else None
+        rng = self._info.rng("top-k sharing", round) if self.values.stochastic else None
         payload = self._code.pack(Part(params[positions], positions), params.size, rng)
         self._shared[positions] = self.values.decode(payload.arrays, self._count)
         return payload
 
     def check(self, payload: Payload, params: Params) -> None:
-        self._heard.check(payload, params.size)
+        self._cache.check(payload, params.size)
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        return fill_in(params, self._heard.take(received, params.size), weights)
+        return merge_sparse(params, self._cache.take(received, params.size), weights)
 
     def select(self, params: Params, round: int) -> Positions:
         return top_positions(params - self._shared, self._count)
