@@ -1,4 +1,4 @@
-"""Every example whose data is at hand runs: shortened, on a few nodes, in the simulation; some as processes."""
+"""Every example whose data is available runs: shortened, on a few nodes, in the simulation; some as processes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from shoal.results.records import Event
 REAL = Path(os.environ.get("SHOAL_DATA") or Path(__file__).parent.parent / "../shared/data").resolve()
 CACHE = os.environ.get("SHOAL_CACHE")
 FOLDER = Path(__file__).parent.parent / "examples"
-AT_HAND = {"digits", "synthetic"}
-"""Data sets that nothing has to be fetched for."""
+INCLUDED = {"digits", "synthetic"}
+"""Data sets that need no download."""
 EXAMPLES = [
-    file for file in sorted(FOLDER.glob("*.toml")) if tomllib.loads(file.read_text())["dataset"]["name"] in AT_HAND
+    file for file in sorted(FOLDER.glob("*.toml")) if tomllib.loads(file.read_text())["dataset"]["name"] in INCLUDED
 ]
-FETCHED = [file for file in sorted(FOLDER.glob("*.toml")) if file not in EXAMPLES]
+DOWNLOADED = [file for file in sorted(FOLDER.glob("*.toml")) if file not in EXAMPLES]
 LARGE = {"thousand-processes", "ten-thousand-simulated"}
 NEEDS = {"flower": "flwr"}
-"""Examples of what is installed on demand, and as which module."""
+"""Examples that need an optional package, and its module."""
 NODES = 16
 ROUNDS = 3
 SHORT = {"algorithm.rounds": 2, "evaluation.every": 0, "evaluation.samples": 200, "training.local_steps": 2}
-"""What is enough of an example with real data."""
+"""A short version of an example with real data."""
 
 
 @pytest.fixture
 def real_data(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    """Real data sets, decoded once: the tests keep them, in a cache of their own."""
+    """Use the real data sets; the decoded ones are kept in the cache of the tests."""
     assert pytestconfig.cache is not None
     monkeypatch.setenv("SHOAL_DATA", str(REAL))
     monkeypatch.setenv("SHOAL_CACHE", CACHE or str(pytestconfig.cache.mkdir("shoal")))
@@ -51,7 +51,7 @@ def skip_without_data(file: Path) -> None:
         except DataError as error:
             pytest.skip(str(error))
     elif not (folder := REAL / dataset.get("folder", name) / "train").is_dir():
-        pytest.skip(f"dataset {name!r}: there is no {folder}; set SHOAL_DATA to where data sets lie")
+        pytest.skip(f"dataset {name!r}: there is no {folder}; set SHOAL_DATA to the folder of data sets")
 
 
 def shortened(file: Path, **more: Any) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_an_example_runs_as_processes(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("real_data")
 @pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")  # few links of few nodes are bipartite
-@pytest.mark.parametrize("file", FETCHED, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", DOWNLOADED, ids=lambda file: file.stem)
 def test_an_example_with_real_data_runs_in_the_simulation(file: Path, tmp_path: Path) -> None:
     skip_without_data(file)
     overrides = {**SHORT, "engine": "simulation", "nodes": 8, "simulation.batching": "off"}
@@ -110,7 +110,7 @@ def test_an_example_with_real_data_runs_as_processes(name: str, tmp_path: Path) 
     assert 0 <= run.summary["metrics"][main_metric(run.summary["metrics"])]["mean"] < 10
 
 
-def test_an_example_of_faults_runs_to_its_end(tmp_path: Path) -> None:
+def test_the_example_of_faults_completes(tmp_path: Path) -> None:
     less = {"training.local_steps": 1, "evaluation.nodes": 1, "evaluation.average": False}
     overrides = {"model": {"name": "logistic"}, "simulation.batching": "off", **less}
     run = Experiment.from_file(FOLDER / "faults.toml", overrides).run(tmp_path)
@@ -125,7 +125,7 @@ def test_an_example_of_faults_runs_to_its_end(tmp_path: Path) -> None:
 STRAGGLERS = ["divshare-stragglers", "adpsgd-stragglers", "swift-stragglers"]
 
 
-def test_algorithms_among_stragglers_are_given_the_same_task_and_time() -> None:
+def test_the_examples_of_stragglers_have_the_same_task_and_duration() -> None:
     tables = [tomllib.loads((FOLDER / f"{name}.toml").read_text()) for name in STRAGGLERS]
     assert all(table["evaluation"].keys() >= {"seconds", "target"} and "duration" in table for table in tables)
     for table in tables:
@@ -137,7 +137,7 @@ def test_algorithms_among_stragglers_are_given_the_same_task_and_time() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", STRAGGLERS)
-def test_among_stragglers_digits_are_learnt_where_there_is_no_cifar10(
+def test_the_examples_of_stragglers_use_digits_without_cifar10(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
@@ -149,9 +149,9 @@ def test_among_stragglers_digits_are_learnt_where_there_is_no_cifar10(
     assert described.dataset.name == "digits"
 
 
-def test_examples_are_found() -> None:
+def test_all_examples_are_found() -> None:
     assert len(EXAMPLES) >= 31
-    assert {file.stem for file in FETCHED} == {
+    assert {file.stem for file in DOWNLOADED} == {
         "cifar10", "divshare-movielens", "fashion-mnist", "femnist", "movielens", "shakespeare", *STRAGGLERS
     }  # fmt: skip
     assert {file.stem for file in EXAMPLES} > LARGE

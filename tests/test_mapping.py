@@ -1,4 +1,4 @@
-"""Which node runs where is plain data, checked before anything starts."""
+"""The mapping of nodes to machines: plain data, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shoal.types import format_node_ids, parse_node_ids
 
 
 @given(st.sets(st.integers(0, 60), min_size=1))
-def test_spelling_nodes_and_reading_them_are_inverse(ids: set[int]) -> None:
+def test_formatting_and_parsing_node_ids_are_inverse(ids: set[int]) -> None:
     assert parse_node_ids(format_node_ids(ids), 61) == sorted(ids)
 
 
-def test_many_nodes_are_spelt_in_few_words() -> None:
+def test_a_long_list_of_nodes_is_shortened() -> None:
     assert format_node_ids([0, 1, 2, 5, 7, 9, 10], most=2) == "0-2, 5 and 3 more"
     assert format_node_ids([0, 1, 2, 5], most=2) == "0-2, 5"
 
@@ -36,18 +36,18 @@ def test_linear_blocks_are_consecutive_and_equal_to_within_one(nodes: int, machi
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_groups_say_where_their_nodes_run() -> None:
+def test_groups_name_the_machines_of_their_nodes() -> None:
     experiment = Experiment(
         nodes=6, mapping={"name": "by-group", "otherwise": "a"}, group=[{"nodes": "1-2, 5", "machine": "b"}]
     )
     assert experiment.placement == {"a": [0, 3, 4], "b": [1, 2, 5]}
 
 
-def test_every_node_is_where_it_is_said_to_be() -> None:
+def test_an_explicit_mapping_places_every_node() -> None:
     assert Explicit({"b": "0, 3", "a": "1-2"}).place(4, {}) == ["b", "a", "a", "b"]
 
 
-def test_nodes_that_serve_run_with_the_first() -> None:
+def test_service_nodes_run_on_the_machine_of_node_0() -> None:
     experiment = Experiment(
         nodes=4, topology={"name": "peer-sampler", "graph": "ring"}, mapping={"name": "linear", "machines": ["a", "b"]}
     )
@@ -55,7 +55,7 @@ def test_nodes_that_serve_run_with_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "problem"),
     [
         ({"mapping": {"name": "linear", "machines": []}}, "expected the names of one or more machines"),
         ({"mapping": {"name": "linear", "machines": ["a", "a"]}}, "all different"),
@@ -66,12 +66,12 @@ def test_nodes_that_serve_run_with_the_first() -> None:
         ({"group": [{"nodes": "0", "machine": "b"}]}, "use 'by-group'"),
     ],
 )
-def test_a_mapping_that_cannot_be_is_refused(changed: dict[str, Any], words: str) -> None:
-    with pytest.raises(ExperimentError, match=words):
+def test_a_wrong_mapping_is_rejected(changed: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ExperimentError, match=problem):
         Experiment(nodes=4, **changed)
 
 
-def test_the_mapping_is_written_beside_the_run_s_records(tmp_path: Path) -> None:
+def test_the_mapping_is_written_to_the_runs_folder(tmp_path: Path) -> None:
     experiment = Experiment(
         nodes=4, algorithm={"name": "dpsgd", "rounds": 1}, mapping={"name": "linear", "machines": ["a", "b"]}
     )
@@ -80,7 +80,7 @@ def test_the_mapping_is_written_beside_the_run_s_records(tmp_path: Path) -> None
     assert Experiment.from_table(experiment.to_table()).placement == experiment.placement
 
 
-def test_a_launcher_refuses_nodes_of_another_machine_before_it_starts_any(tmp_path: Path) -> None:
+def test_nodes_of_another_machine_are_rejected_before_any_node_starts(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="nodes 2-3 are placed on 'elsewhere'"):
         Experiment(nodes=4, engine="processes", mapping={"name": "linear", "machines": ["localhost", "elsewhere"]}).run(
             tmp_path

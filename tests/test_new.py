@@ -1,4 +1,4 @@
-"""What `shoal new` writes works as it is, and it never writes over anything or leaves a half behind."""
+"""`shoal new` writes a working plug-in, never overwrites a file, and leaves no incomplete plug-in."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from shoal.testing import check_sharing
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
-def assert_refused(said: Any, *words: str) -> None:
-    assert said.code == 2, said
-    assert said.err.startswith("error: new: ")
-    assert "Traceback" not in said.err + said.out
-    for word in words:
-        assert word in said.err
+def assert_rejected(result: Any, *texts: str) -> None:
+    assert result.code == 2, result
+    assert result.err.startswith("error: new: ")
+    assert "Traceback" not in result.err + result.out
+    for text in texts:
+        assert text in result.err
 
 
 # What is written
@@ -45,10 +45,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_tests_that_are_written_pass(written: Path) -> None:
-    tests = [f"test_my_{kind}.py" for kind in KINDS]  # all in one process, which imports torch once
+def test_the_written_tests_pass(written: Path) -> None:
+    tests = [f"test_my_{kind}.py" for kind in KINDS]  # one process: it imports torch once
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", "-rA", *tests]
-    bare = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # pytest is all they need
+    bare = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # they need only pytest
     done = subprocess.run(command, cwd=written, env=bare, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for test in tests:
@@ -56,16 +56,14 @@ def test_the_tests_that_are_written_pass(written: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_experiments_that_are_written_run_from_any_folder(
-    kind: str, written: Path, shoal: Callable[..., Any]
-) -> None:
-    said = shoal("run", written / f"my_{kind}.toml", "--set", "algorithm.rounds=2")
-    assert said.code == 0, said
-    assert "completed" in said.out
+def test_the_written_experiments_run_from_any_folder(kind: str, written: Path, shoal: Callable[..., Any]) -> None:
+    result = shoal("run", written / f"my_{kind}.toml", "--set", "algorithm.rounds=2")
+    assert result.code == 0, result
+    assert "completed" in result.out
 
 
 @pytest.mark.parametrize("name", ["x", "my-own2", "a" * LONGEST_NAME], ids=len)
-def test_what_is_written_passes_our_own_lint_whatever_the_length_of_its_name(name: str, tmp_path: Path) -> None:
+def test_the_written_code_passes_our_lint_for_names_of_any_length(name: str, tmp_path: Path) -> None:
     for kind in KINDS:
         (tmp_path / kind).mkdir()
         write_plugin(kind, name, tmp_path / kind)
@@ -76,16 +74,16 @@ def test_what_is_written_passes_our_own_lint_whatever_the_length_of_its_name(nam
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_it_says_what_it_wrote_and_what_to_try(shoal: Callable[..., Any]) -> None:
+def test_new_prints_what_it_wrote_and_how_to_use_it(shoal: Callable[..., Any]) -> None:
     Path("my folder").mkdir()
-    said = shoal("new", "sharing", "every-other", "--out", "my folder")
-    assert said.code == 0
+    result = shoal("new", "sharing", "every-other", "--out", "my folder")
+    assert result.code == 0
     assert {path.name for path in Path("my folder").iterdir()} == {
         "every_other.py",
         "test_every_other.py",
         "every_other.toml",
     }
-    assert "\n  shoal run 'my folder/every_other.toml'\n  pytest 'my folder/test_every_other.py'\n" in said.out
+    assert "\n  shoal run 'my folder/every_other.toml'\n  pytest 'my folder/test_every_other.py'\n" in result.out
     assert shoal("new", "sharing", "here").out == (
         "wrote here.py, test_here.py and here.toml; try:\n  shoal run here.toml\n  pytest test_here.py\n"
     )
@@ -106,7 +104,7 @@ def test_no_placeholder_is_left(kind: str, tmp_path: Path) -> None:
         assert not re.search("plugin.?name", path.read_text(), re.IGNORECASE)
 
 
-# A sharing of one's own
+# A user's own sharing
 
 TOP_K = '''\
 """Top-k: the values that changed most."""
@@ -127,30 +125,30 @@ CODE = SparseCode(Float32(), GolombRice())
 
 @dataclass
 class Sparse:
-    """The `fraction` of the values that changed most since they were last said."""
+    """The `fraction` of the values that changed most since they were last sent."""
 
     fraction: Fraction = 0.1
 
     def start(self, params: Params) -> None:
-        self.said = params.copy()
+        self.sent = params.copy()
 
     def outgoing(self, params: Params, round: int) -> Payload:
-        positions = top_positions(params - self.said, max(1, int(self.fraction * params.size)))
-        self.said[positions] = params[positions]
+        positions = top_positions(params - self.sent, max(1, int(self.fraction * params.size)))
+        self.sent[positions] = params[positions]
         return CODE.pack(Part(params[positions], positions), params.size, None)
 
     def check(self, payload: Payload, params: Params) -> None:
         CODE.unpack(payload, params.size)
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        return fill_in(params, {peer: CODE.unpack(said, params.size) for peer, said in received.items()}, weights)
+        return fill_in(params, {peer: CODE.unpack(payload, params.size) for peer, payload in received.items()}, weights)
 
-    def state(self) -> State: return {"said": self.said.copy()}
-    def restore(self, state: State) -> None: self.said = state["said"].copy()
+    def state(self) -> State: return {"sent": self.sent.copy()}
+    def restore(self, state: State) -> None: self.sent = state["sent"].copy()
 '''
 
 
-def test_the_sharing_that_is_written_is_short(written: Path) -> None:
+def test_the_written_sharing_is_short(written: Path) -> None:
     assert len((written / "my_sharing.py").read_text().splitlines()) < 40
 
 
@@ -158,12 +156,12 @@ def test_top_k_is_the_sharing_with_a_few_lines_changed(shoal: Callable[..., Any]
     assert len(TOP_K.splitlines()) < 40
     assert shoal("new", "sharing", "sparse").code == 0
     Path("sparse.py").write_text(TOP_K)
-    check_sharing(find("sharing", "sparse.py:Sparse", tmp_path), averages=False)
+    check_sharing(find("sharing", f"{tmp_path}/sparse.py:Sparse"), averages=False)
     results = {}
     for engine in ("simulation", "processes"):
         quick = ["--set", "nodes=4", "--set", "algorithm.rounds=20", "--set", "simulation.batching=off"]
-        said = shoal("run", "sparse.toml", "--engine", engine, *quick, "--out", engine)
-        assert said.code == 0, said
+        result = shoal("run", "sparse.toml", "--engine", engine, *quick, "--out", engine)
+        assert result.code == 0, result
         [summary] = Path(engine).rglob("summary.json")
         results[engine] = json.loads(summary.read_text())
     simulated, real = results["simulation"], results["processes"]
@@ -172,78 +170,78 @@ def test_top_k_is_the_sharing_with_a_few_lines_changed(shoal: Callable[..., Any]
     assert simulated["accuracy"]["mean"] > 0.2  # by chance: 0.1
 
 
-# What is refused
+# What is rejected
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "texts"),
     [
         ("", ["the name ''", "expected letters, digits, - and _"]),
         ("a b", ["the name 'a b'"]),
         ("../up", ["the name '../up'"]),
         ("mine.py", ["the name 'mine.py'"]),
-        ("2nd", ["the first of them a letter"]),
-        ("_x", ["the first of them a letter"]),
+        ("2nd", ["starting with a letter"]),
+        ("_x", ["starting with a letter"]),
         ("é", ["expected letters, digits, - and _"]),
         ("mine\n", ["expected letters, digits, - and _"]),
         ("a" * (LONGEST_NAME + 1), ["has 41 characters; expected at most 40"]),
-        ("class", ["'class' is a word of Python itself", "such as 'my-class'"]),
-        ("none", ["'None' is a word of Python itself"]),
-        ("numpy", ["'numpy' is a module already", "numpy.py would hide"]),
-        ("torch", ["'torch' is a module already"]),
-        ("shoal", ["'shoal' is a module already"]),
-        ("random", ["'random' is a module already"]),
-        ("sys", ["'sys' is a module already"]),
-        ("conftest", ["'conftest' is pytest's own"]),
+        ("class", ["'class' is a keyword of Python", "such as 'my-class'"]),
+        ("none", ["'None' is a keyword of Python"]),
+        ("numpy", ["'numpy' is an existing module", "numpy.py would hide"]),
+        ("torch", ["'torch' is an existing module"]),
+        ("shoal", ["'shoal' is an existing module"]),
+        ("random", ["'random' is an existing module"]),
+        ("sys", ["'sys' is an existing module"]),
+        ("conftest", ["'conftest' is a file of pytest"]),
         ("payload", ["the class would be Payload", "such as 'my-payload'"]),
         ("value-error", ["the class would be ValueError"]),
         ("test-run", ["pytest would take the class TestRun for a test"]),
     ],
 )
-def test_a_name_that_cannot_be_is_refused(name: str, words: list[str], shoal: Callable[..., Any]) -> None:
-    assert_refused(shoal("new", "sharing", name), *words)
+def test_a_wrong_name_is_rejected(name: str, texts: list[str], shoal: Callable[..., Any]) -> None:
+    assert_rejected(shoal("new", "sharing", name), *texts)
     assert not list(Path().iterdir())
 
 
-def test_a_kind_that_cannot_be_is_refused(shoal: Callable[..., Any]) -> None:
-    assert_refused(shoal("new", "sharin", "mine"), "unknown kind 'sharin'; did you mean 'sharing'?")
-    assert_refused(shoal("new", "xyz", "mine"), "expected one of algorithm, dataset, sharing, topology")
+def test_an_unknown_kind_is_rejected(shoal: Callable[..., Any]) -> None:
+    assert_rejected(shoal("new", "sharin", "mine"), "unknown kind 'sharin'; did you mean 'sharing'?")
+    assert_rejected(shoal("new", "xyz", "mine"), "expected one of algorithm, dataset, sharing, topology")
     assert not list(Path().iterdir())
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_that_exists_is_named_and_kept(file: str, shoal: Callable[..., Any]) -> None:
+def test_an_existing_file_is_named_and_kept(file: str, shoal: Callable[..., Any]) -> None:
     existing = Path(file.replace("plugin_name", "mine"))
     existing.write_text("precious")
-    assert_refused(shoal("new", "dataset", "mine"), f"'{existing}' exists and is not overwritten")
+    assert_rejected(shoal("new", "dataset", "mine"), f"'{existing}' exists and is not overwritten")
     assert list(Path().iterdir()) == [existing]
     assert existing.read_text() == "precious"
 
 
-def test_all_files_that_exist_are_named_at_once(shoal: Callable[..., Any]) -> None:
+def test_all_existing_files_are_named_at_once(shoal: Callable[..., Any]) -> None:
     assert shoal("new", "topology", "mine").code == 0
     before = {path: path.read_text() for path in Path().iterdir()}
     Path("mine.toml").unlink()
-    Path("mine.toml").symlink_to("nowhere")  # a link that leads nowhere is in the way as well
-    assert_refused(shoal("new", "sharing", "mine"), "3 problems", "'mine.py'", "'test_mine.py'", "'mine.toml'")
+    Path("mine.toml").symlink_to("nowhere")  # a dangling link counts as existing
+    assert_rejected(shoal("new", "sharing", "mine"), "3 problems", "'mine.py'", "'test_mine.py'", "'mine.toml'")
     assert Path("mine.py").read_text() == before[Path("mine.py")]
     assert not Path("nowhere").exists()
 
 
-def test_a_folder_that_is_not_there_or_cannot_be_written_to_is_refused(shoal: Callable[..., Any]) -> None:
-    assert_refused(shoal("new", "sharing", "mine", "--out", "deep/down"), "there is no folder 'deep/down'; make it")
+def test_a_missing_or_read_only_folder_is_rejected(shoal: Callable[..., Any]) -> None:
+    assert_rejected(shoal("new", "sharing", "mine", "--out", "deep/down"), "there is no folder 'deep/down'; create it")
     Path("file").touch()
-    assert_refused(shoal("new", "sharing", "mine", "--out", "file"), "'file' is not a folder")
-    assert_refused(shoal("new", "sharing", "mine", "--out", "/proc"), "cannot write '/proc/mine.py'")
+    assert_rejected(shoal("new", "sharing", "mine", "--out", "file"), "'file' is not a folder")
+    assert_rejected(shoal("new", "sharing", "mine", "--out", "/proc"), "cannot write '/proc/mine.py'")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_refused(shoal: Callable[..., Any]) -> None:
+def test_a_folder_without_permission_is_rejected(shoal: Callable[..., Any]) -> None:
     Path("closed").mkdir(mode=0o500)
-    assert_refused(shoal("new", "sharing", "mine", "--out", "closed"), "cannot write 'closed/mine.py': Permission")
+    assert_rejected(shoal("new", "sharing", "mine", "--out", "closed"), "cannot write 'closed/mine.py': Permission")
 
 
-def test_where_one_file_cannot_be_written_none_is_left(tmp_path: Path) -> None:
+def test_if_one_file_cannot_be_written_no_file_is_left(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("precious")
     with pytest.raises(ExperimentError, match=f"cannot write '{tmp_path}/c': File exists"):
         write_all({tmp_path / "a": "1", tmp_path / "b": "2", tmp_path / "c": "3"})

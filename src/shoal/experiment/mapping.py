@@ -1,7 +1,7 @@
-"""Which node runs where: plain data, which a launcher reads.
+"""The mapping of nodes to machines: plain data that a launcher reads.
 
-A mapping is a recipe with one method, `place(nodes, machines_of_groups)`, that names a machine for every node. What
-comes of it is written into the run's folder as `mapping.json`: machines, and the nodes on each.
+A mapping has one method, `place(nodes, assigned)`, which names a machine for every node. The result is written to
+`mapping.json` in the run's folder: the machines, and the nodes on each.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ MAPPINGS: dict[str, str] = {
 
 
 class NodeMapping(Protocol):
-    """What a mapping is."""
+    """The interface of a mapping."""
 
     def place(self, nodes: int, assigned: Mapping[NodeId, Machine]) -> list[Machine]:
-        """A machine for each of `nodes` nodes; `assigned` is what their groups say. Raises ValueError if none fits."""
+        """Return the machine of each node; `assigned` holds the machines that groups name.
+
+        Raises ValueError if the mapping does not fit the nodes.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Linear:
-    """Nodes in order over the machines in order: blocks of consecutive nodes, equal to within one."""
+    """Consecutive blocks of nodes on the machines in order; the sizes of blocks differ by at most one."""
 
     machines: tuple[Machine, ...] = (LOCALHOST,)
 
     def __post_init__(self) -> None:
-        _require_different(self.machines)
+        _check_names(self.machines)
 
     def place(self, nodes: int, assigned: Mapping[NodeId, Machine]) -> list[Machine]:
         return [self.machines[node * len(self.machines) // nodes] for node in range(nodes)]
@@ -45,7 +48,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class ByGroup:
-    """Every node on the machine that its group names (`[[group]] machine = …`), the others on `otherwise`."""
+    """Every node on the machine of its group (`[[group]] machine = …`), all other nodes on `otherwise`."""
 
     otherwise: Machine = LOCALHOST
 
@@ -55,30 +58,30 @@ class ByGroup:
 
 @dataclass(frozen=True)
 class Explicit:
-    """Every node where it is said to be: machines = { "a" = "0-3, 8", "b" = "4-7" }."""
+    """Every node on the machine that lists it: machines = { "a" = "0-3, 8", "b" = "4-7" }."""
 
     machines: Mapping[Machine, str]
 
     def place(self, nodes: int, assigned: Mapping[NodeId, Machine]) -> list[Machine]:
-        where: dict[NodeId, Machine] = {}
-        for machine, spelt in self.machines.items():
-            for node in parse_node_ids(spelt, nodes):
-                if node in where:
-                    raise ValueError(f"node {node} is placed twice, on {where[node]!r} and on {machine!r}")
-                where[node] = machine
-        if lacking := [node for node in range(nodes) if node not in where]:
-            raise ValueError(f"no machine for nodes {format_node_ids(lacking)}")
-        return [where[node] for node in range(nodes)]
+        placed: dict[NodeId, Machine] = {}
+        for machine, ids in self.machines.items():
+            for node in parse_node_ids(ids, nodes):
+                if node in placed:
+                    raise ValueError(f"node {node} is placed twice, on {placed[node]!r} and on {machine!r}")
+                placed[node] = machine
+        if missing := [node for node in range(nodes) if node not in placed]:
+            raise ValueError(f"no machine for nodes {format_node_ids(missing)}")
+        return [placed[node] for node in range(nodes)]
 
 
 def by_machine(machines: Sequence[Machine]) -> dict[Machine, list[NodeId]]:
-    """The nodes on each machine, given the machine of each node."""
+    """Return the nodes on each machine, given the machine of each node."""
     placed: dict[Machine, list[NodeId]] = {}
     for node, machine in enumerate(machines):
         placed.setdefault(machine, []).append(node)
     return placed
 
 
-def _require_different(machines: Sequence[Machine]) -> None:
+def _check_names(machines: Sequence[Machine]) -> None:
     if not machines or len(set(machines)) != len(machines) or not all(machines):
         raise ValueError(f"machines = {list(machines)}: expected the names of one or more machines, all different")

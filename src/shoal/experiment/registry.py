@@ -1,4 +1,4 @@
-"""Names to classes: what an experiment may name, and where it is found."""
+"""The component registry: the names that an experiment may use, and the classes that they stand for."""
 
 from __future__ import annotations
 
@@ -13,40 +13,6 @@ from typing import Any
 from shoal import schema
 from shoal.plugins import load_class
 from shoal.traits import Traits, traits_of
-
-
-@dataclass(frozen=True)
-class Component:
-    """A name and its parameters: an algorithm, a sharing, a topology, … as an experiment spells it.
-
-    A parameter may be a component in its turn.
-    """
-
-    kind: str
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def traits(self) -> Traits:
-        """The traits that the component's class declares."""
-        return traits_of(find(self.kind, self.name))
-
-    def build(self) -> Any:
-        """A new instance."""
-        built = {k: v.build() if isinstance(v, Component) else v for k, v in self.options.items()}
-        return find(self.kind, self.name)(**built)
-
-    def to_table(self) -> dict[str, Any]:
-        to_table = {k: v.to_table() if isinstance(v, Component) else v for k, v in self.options.items()}
-        return {"name": self.name, **to_table}
-
-
-def registry(kind: str) -> Mapping[str, str]:
-    """The names that Shoal itself knows for `kind`, and where each is found."""
-    module, name = REGISTRIES[kind].split(":")
-    found: Mapping[str, str] = getattr(importlib.import_module(module), name)
-    return found
-
 
 REGISTRIES = {
     "algorithm": "shoal.algorithms:ALGORITHMS",
@@ -65,12 +31,47 @@ REGISTRIES = {
     "values": "shoal.compression:VALUES",
     "indices": "shoal.compression:INDICES",
 }
+"""The registry of each kind of component, as `module:name`."""
 
 
-def find(kind: str, name: str, base: Path | None = None) -> Any:
-    """The class that `name` stands for: a known name, `module:Class`, or `file.py:Class` relative to `base`.
+@dataclass(frozen=True)
+class Component:
+    """An algorithm, a sharing, a topology, … of an experiment: its name and its parameters.
 
-    Raises ValueError with the reason.
+    A parameter may itself be a component.
+    """
+
+    kind: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def traits(self) -> Traits:
+        """The traits that the component's class declares."""
+        return traits_of(find(self.kind, self.name))
+
+    def build(self) -> Any:
+        """Return a new instance."""
+        built = {k: v.build() if isinstance(v, Component) else v for k, v in self.options.items()}
+        return find(self.kind, self.name)(**built)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the component as the table of an experiment."""
+        options = {k: v.to_table() if isinstance(v, Component) else v for k, v in self.options.items()}
+        return {"name": self.name, **options}
+
+
+def registry(kind: str) -> Mapping[str, str]:
+    """Return the built-in names of `kind`, and the import path of each class."""
+    module, name = REGISTRIES[kind].split(":")
+    found: Mapping[str, str] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def find(kind: str, name: str) -> Any:
+    """Return the class of a built-in name, of `module:Class` or of `file.py:Class`. Raises ValueError with the reason.
+
+    A relative path of a file starts from the working folder.
     """
     known = registry(kind)
     if name in known:
@@ -78,23 +79,23 @@ def find(kind: str, name: str, base: Path | None = None) -> Any:
         return getattr(importlib.import_module(module), attribute)
     if ":" not in name:
         raise ValueError(f"unknown {kind} {name!r}{schema.nearest(name, known)}")
-    return load_class(name, base)
+    return load_class(name)
 
 
 def component_name(kind: str, instance: Any) -> str:
-    """An instance of a component's class as an experiment would name it; its parameters are left out."""
+    """Return the name of an instance's class in an experiment: a built-in name, or its import path."""
     cls = type(instance)
     path = f"{cls.__module__}:{cls.__qualname__}"
     return next((name for name, where in registry(kind).items() if where == path), path)
 
 
 def to_table(kind: str, instance: Any) -> dict[str, Any]:
-    """An instance of a component's class as plain data, which `from_table` reads: its name and its parameters.
+    """Return the name and the parameters of an instance as plain data, which `from_table` reads.
 
-    Raises ValueError for one that is not a dataclass.
+    Raises ValueError if it is not an instance of a dataclass.
     """
     if not dataclasses.is_dataclass(instance) or isinstance(instance, type):
-        raise ValueError(f"{instance!r} is not an instance of a dataclass, so nobody knows its parameters")
+        raise ValueError(f"{instance!r} is not an instance of a dataclass, so its parameters are unknown")
     nested = {p.name: p.nested for p in schema.parameters(type(instance)).values() if p.nested is not None}
     options = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance) if f.init}
     return {
@@ -126,6 +127,6 @@ def _plain(value: Any) -> Any:
 
 
 def components(kind: str) -> Iterator[tuple[str, Any]]:
-    """Every known name of `kind` and its class."""
+    """Yield every built-in name of `kind` and its class."""
     for name in registry(kind):
         yield name, find(kind, name)

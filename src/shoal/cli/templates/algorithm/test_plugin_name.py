@@ -1,4 +1,4 @@
-"""PluginName does what it says, one node at a time, and runs on both engines."""
+"""PluginName trains and averages as described, and runs on both engines."""
 
 from pathlib import Path
 
@@ -16,16 +16,16 @@ def model(value: float) -> Payload:
 
 
 def test_a_node_trains_once_and_averages_twice() -> None:
-    # Node 0 of two, each of which counts half. The fake runtime plays node 1, whose two messages are in the script.
+    # Node 0 of two nodes with equal weights. The fake runtime delivers two messages of node 1.
     fake = FakeRuntime(Message(1, "model", 0, model(3)), Message(1, "model", 1, model(6)))
     node = fake.node(nodes=2, params=np.zeros(3, np.float32), train=lambda params: params + 1)
     fake.run(PluginName(rounds=1, exchanges=2).run(node))
-    said = [(to, message.round, message.payload.arrays["params"][0]) for to, message in fake.sent]
-    assert said == [(1, 0, 1.0), (1, 1, 2.0)]  # trained: 1; with 3: 2
-    assert node.params.tolist() == [4, 4, 4]  # with 6: 4
+    sent = [(to, message.round, message.payload.arrays["params"][0]) for to, message in fake.sent]
+    assert sent == [(1, 0, 1.0), (1, 1, 2.0)]  # after training: 1; averaged with 3: 2
+    assert node.params.tolist() == [4, 4, 4]  # averaged with 6: 4
 
 
-def test_a_node_goes_on_without_a_peer_that_died() -> None:
+def test_a_node_continues_without_a_failed_peer() -> None:
     fake = FakeRuntime().mark_failed(1)
     node = fake.node(nodes=2, params=np.zeros(3, np.float32), train=lambda params: params + 1)
     fake.run(PluginName(rounds=2).run(node))

@@ -1,4 +1,4 @@
-"""PluginName keeps the contract of a sharing, and runs on both engines."""
+"""PluginName fulfils the contract of a sharing, and runs on both engines."""
 
 from pathlib import Path
 
@@ -15,20 +15,20 @@ EXPERIMENT = Path(__file__).with_name("plugin_name.toml")
 
 @pytest.mark.parametrize("size", [1, 2, 101])
 @pytest.mark.parametrize("parts", [1, 2, 3])
-def test_it_keeps_the_contract(parts: int, size: int) -> None:
-    # A few nodes talk for a few rounds. A sharing that does not keep the mean of all models says averages=False.
+def test_it_fulfils_the_contract(parts: int, size: int) -> None:
+    # A few nodes exchange models for a few rounds. Pass averages=False for a sharing that changes their mean.
     check_sharing(lambda: PluginName(parts), size)
 
 
-def test_a_round_says_one_part_and_leaves_the_rest_as_it_is() -> None:
+def test_a_round_sends_one_part_and_does_not_change_the_rest() -> None:
     sharing = PluginName(parts=2)
-    said = sharing.outgoing(np.full(4, 3, np.float32), round=1)
-    assert said.arrays["values"].size == 2
-    merged = sharing.merge(np.ones(4, np.float32), {7: said}, {7: 0.5})
+    payload = sharing.outgoing(np.full(4, 3, np.float32), round=1)
+    assert payload.arrays["values"].size == 2
+    merged = sharing.merge(np.ones(4, np.float32), {7: payload}, {7: 0.5})
     assert merged.tolist() == [1, 2, 1, 2]
 
 
-def test_a_part_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_part_is_rejected() -> None:
     params = np.zeros(4, np.float32)
     with pytest.raises(MessageError, match="part = 9"):
         PluginName().check(Payload({"values": params[::2]}, {"part": 9}), params)

@@ -1,4 +1,4 @@
-"""PluginName is a graph that nodes can use, and runs on both engines."""
+"""PluginName is a valid graph, and runs on both engines."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ EXPERIMENT = Path(__file__).with_name("plugin_name.toml")
 
 
 @pytest.mark.parametrize(("nodes", "hop"), [(3, 2), (4, 2), (16, 3), (16, 15), (33, 8)])
-def test_it_keeps_the_contract(nodes: int, hop: int) -> None:
-    # Both ends of every link know of it, the answers follow from the seed, and the weights make an average.
+def test_it_fulfils_the_contract(nodes: int, hop: int) -> None:
+    # Links have two ends, equal seeds give equal graphs, and the mixing weights of each node sum to 1.
     check_topology(PluginName(hop), nodes)
 
 
@@ -25,7 +25,7 @@ def test_nodes_are_linked_to_both_sides() -> None:
     assert PluginName(hop=3).build(10, seed=0).links(0, round=0).to == (1, 3, 7, 9)
 
 
-def test_models_spread_faster_than_on_a_ring() -> None:
+def test_models_mix_faster_than_on_a_ring() -> None:
     topologies = PluginName(hop=6), Ring()
     own, ring = (measure(Mixing(topology.build(32, seed=0))) for topology in topologies)
     assert own.diameter is not None
@@ -34,7 +34,7 @@ def test_models_spread_faster_than_on_a_ring() -> None:
     assert own.spectral_gap > 2 * ring.spectral_gap
 
 
-def test_a_hop_over_all_nodes_is_refused() -> None:
+def test_a_hop_beyond_the_last_node_is_rejected() -> None:
     with pytest.raises(TopologyError, match="hop = 5 on 5 nodes"):
         PluginName(hop=5).build(5, seed=0)
 
