@@ -169,7 +169,7 @@ def test_a_truncated_archive_is_refused_and_leaves_nothing(packing: str, share: 
         ({"data": np.zeros((ROWS, 3071), np.uint8)}, r"data is of shape \(12, 3071\)"),
         ({"data": np.zeros((0, 3072), np.uint8)}, r"data is of shape \(0, 3072\)|__builtin__\.bytes"),
         ({"data": [1, 2]}, r"data is missing"),
-        ({"data": np.zeros((ROWS, 3072), np.float32)}, r"an array of something other than bytes"),
+        ({"data": np.zeros((ROWS, 3072), np.float32)}, r"an array of another type than bytes"),
         ({"data": np.array([print], object)}, r"data_batch_3: the pickle names builtins\.print|__builtin__\.print"),
     ],
 )

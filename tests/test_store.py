@@ -136,7 +136,7 @@ def test_a_connection_that_is_cut_is_taken_up_where_it_was(server: Server, tmp_p
 
 def test_what_had_come_before_is_not_asked_for_again(server: Server, tmp_path: Path) -> None:
     server.cuts = [70_000, 0]
-    with pytest.raises(DataError, match=r"cut after 70,000 bytes.*fetch it again to go on"):
+    with pytest.raises(DataError, match=r"interrupted after 70,000 bytes.*fetch it again to resume"):
         download(server.file(), tmp_path)
     assert names(tmp_path) == ["data.tar.gz.part"]
     assert download(server.file(), tmp_path).read_bytes() == CONTENT
@@ -145,7 +145,7 @@ def test_what_had_come_before_is_not_asked_for_again(server: Server, tmp_path: P
 
 def test_a_server_that_always_hangs_up_is_not_asked_for_ever(server: Server, tmp_path: Path) -> None:
     server.cuts = [10] * 100
-    with pytest.raises(DataError, match=r"data\.tar\.gz into "):
+    with pytest.raises(DataError, match=r"data\.tar\.gz in "):
         download(server.file(), tmp_path)
     assert len(server.asked) == downloads.ATTEMPTS
 
@@ -177,7 +177,7 @@ def test_a_wrong_checksum_is_refused_and_leaves_nothing(have: bytes, server: Ser
     server.content = CONTENT if have else CONTENT[:-1] + b"!"
     if have:
         (tmp_path / "data.tar.gz.part").write_bytes(have)
-    with pytest.raises(DataError, match=f"and {MD5} was published; it was removed"):
+    with pytest.raises(DataError, match=f"expected {MD5}, as published. It was removed"):
         download(server.file(), tmp_path)
     assert names(tmp_path) == []
 
@@ -199,7 +199,7 @@ def test_what_the_server_does_not_have_is_said_with_the_manual_route(
     status: int, server: Server, tmp_path: Path
 ) -> None:
     server.status = status
-    with pytest.raises(DataError, match=f"{status}.*put it as data.tar.gz into") as caught:
+    with pytest.raises(DataError, match=f"{status}.*save it as data.tar.gz in") as caught:
         download(server.file(), tmp_path / "folder")
     assert server.url in str(caught.value)
     assert not (tmp_path / "folder").exists()
@@ -214,7 +214,7 @@ def closed_port() -> int:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/x.tar.gz", "http://nowhere.invalid/x.tar.gz"])
 def test_no_network_is_said_with_the_manual_route(url: str, tmp_path: Path) -> None:
     file = PublishedFile("x.tar.gz", url.format(port=closed_port()), 1, MD5)
-    with pytest.raises(DataError, match=r"cannot be reached .*put it as x\.tar\.gz into") as caught:
+    with pytest.raises(DataError, match=r"cannot be reached .*save it as x\.tar\.gz in") as caught:
         download(file, tmp_path / "folder")
     assert file.url in str(caught.value)
     assert str(tmp_path / "folder") in str(caught.value)
@@ -224,10 +224,10 @@ def test_no_network_is_said_with_the_manual_route(url: str, tmp_path: Path) -> N
 def test_a_server_that_falls_silent_counts_as_cut(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(downloads, "PATIENCE", 0.2)
+    monkeypatch.setattr(downloads, "TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         file = PublishedFile("x", f"http://127.0.0.1:{silent.getsockname()[1]}/x", 1, MD5)
-        with pytest.raises(DataError, match="put it as x into"):
+        with pytest.raises(DataError, match="save it as x in"):
             download(file, tmp_path)
 
 
@@ -339,7 +339,7 @@ def test_reading_and_writing_that_fail_are_told_apart(tmp_path: Path) -> None:
     def writing(folder: Path) -> dict[str, np.ndarray]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DataError, match=r"cannot be read: .*Input/output error.*source"):
+    with pytest.raises(DataError, match=r"cannot read its files: .*Input/output error.*source"):
         load_decoded("it", 1, [], reading)
     with pytest.raises(DataError, match=r"cannot write .*No space left"):
         load_decoded("it", 1, [], writing)

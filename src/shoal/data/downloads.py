@@ -1,4 +1,4 @@
-"""Downloads that go on where they were cut off, and are whole and checked before they bear their name."""
+"""Downloads that resume after an interruption. A file gets its final name when it is complete and verified."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from shoal.data.publishers import PublishedFile
 from shoal.data.store import CHUNK, UNFINISHED, md5
 from shoal.errors import DataError
 
-PATIENCE = 30.0
-"""Seconds without a byte after which a connection counts as cut."""
+TIMEOUT = 30.0
+"""Seconds without data after which a connection counts as interrupted."""
 ATTEMPTS = 5
-"""How often a connection that was cut is made again, as long as each brings something."""
+"""Connections to make before giving up. A connection that brings no data ends the attempts."""
 
 Progress = Callable[[int, int | None], None]
-"""Told how many bytes there are, and how many there will be, where the server says."""
+"""Called with the number of bytes so far, and with the total if the server reports it."""
 
 
 def download(file: PublishedFile, folder: Path, progress: Progress = lambda done, total: None) -> Path:
-    """`file` in `folder`, downloaded unless it is there; its path.
+    """Download `file` to `folder` unless it exists there. Return its path.
 
-    What has come so far is in a file whose name ends in ".part", and is not asked for again. Raises `DataError` when
-    the file cannot be had, which says how to get it by hand, or when it is not what was published.
+    Incomplete data are in a file with the suffix ".part", from which a download resumes. Raises `DataError` if the file
+    cannot be downloaded, with instructions to get it in another way, or if it differs from the published one.
     """
     path = folder / file.name
     if path.exists():
         if file.md5 is not None and md5(path) != file.md5:
-            raise DataError(f"{path} is there already, and is not the file that was published; remove it to fetch that")
+            raise DataError(f"{path} exists and differs from the published file; remove it to fetch the published one")
         return path
     part = folder / f"{file.name}{UNFINISHED}"
     try:
@@ -40,83 +40,83 @@ def download(file: PublishedFile, folder: Path, progress: Progress = lambda done
         if file.md5 is not None and found != file.md5:
             part.unlink()
             raise DataError(
-                f"{file.url}: what came has the md5 {found}, and {file.md5} was published; it was removed. Fetch it "
-                "again; if that does not help, the file was changed, on its way or by its publisher"
+                f"{file.url}: the download has the md5 {found}; expected {file.md5}, as published. It was removed. "
+                "Fetch it again; if that does not help, the file was changed on the way or by its publisher"
             )
         os.replace(part, path)
     except OSError as error:
         raise DataError(
-            f"cannot write to {folder}: {error.strerror or error}; set SHOAL_DATA to a folder that can be written"
+            f"cannot write to {folder}: {error.strerror or error}; set SHOAL_DATA to a folder with write access"
         ) from error
     return path
 
 
-class _CutError(Exception):
-    """The connection ended before the file did."""
+class _InterruptedError(Exception):
+    """The connection ended before the end of the file."""
 
 
 def _complete(file: PublishedFile, part: Path, progress: Progress) -> None:
-    """Connect until all of the file is in `part`, or there is nothing more to be had."""
+    """Connect until the file in `part` is complete. Raises `DataError` if no further connection helps."""
     for attempt in range(1, ATTEMPTS + 1):
         before = _size(part)
         try:
             _receive(file, part, progress)
             return
-        except _CutError as cut:
+        except _InterruptedError as interruption:
             if attempt == ATTEMPTS or _size(part) <= before:
                 raise DataError(
-                    f"{file.url}: the connection was cut after {_size(part):,} bytes ({cut}); fetch it again to go on "
-                    f"from there, or {_by_hand(file, part)}"
-                ) from cut
+                    f"{file.url}: the connection was interrupted after {_size(part):,} bytes ({interruption}); "
+                    f"fetch it again to resume, or {_advice(file, part)}"
+                ) from interruption
 
 
 def _receive(file: PublishedFile, part: Path, progress: Progress) -> None:
-    """One connection: what is missing of `part`, or all of it from a server that does not know how to go on."""
+    """Use one connection to receive the rest of `part`, or all of it from a server that cannot resume."""
     have = _size(part)
     request = urllib.request.Request(file.url, headers={"User-Agent": "shoal", "Accept-Encoding": "identity"})
     if have:
         request.add_header("Range", f"bytes={have}-")
     try:
-        answer = urllib.request.urlopen(request, timeout=PATIENCE)
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         with error:
             if have and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 if error.headers.get("Content-Range", "").rpartition("/")[2] != str(have):
-                    part.unlink()  # longer than the file: it was of another one
+                    part.unlink()  # longer than the file: it belongs to another version
                     _receive(file, part, progress)
                 return
             raise DataError(
-                f"{file.url}: the server says {error.code} {error.reason}; try again later, or {_by_hand(file, part)}"
+                f"{file.url}: the server sent {error.code} {error.reason}; try again later, or {_advice(file, part)}"
             ) from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise DataError(f"{file.url} cannot be reached ({reason}); {_by_hand(file, part)}") from error
-    with answer:
-        goes_on = answer.status == http.HTTPStatus.PARTIAL_CONTENT and answer.headers.get(
+        raise DataError(f"{file.url} cannot be reached ({reason}); {_advice(file, part)}") from error
+    with response:
+        resumes = response.status == http.HTTPStatus.PARTIAL_CONTENT and response.headers.get(
             "Content-Range", ""
         ).startswith(f"bytes {have}-")
-        start = have if goes_on else 0
-        total = None if answer.length is None else start + answer.length
+        start = have if resumes else 0
+        total = None if response.length is None else start + response.length
         part.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("ab" if goes_on else "wb") as out:
+        with part.open("ab" if resumes else "wb") as out:
             progress(start, total)
-            while chunk := _read(answer):
+            while chunk := _read(response):
                 out.write(chunk)
                 progress(out.tell(), total)
             if total is not None and out.tell() < total:
-                raise _CutError(f"{total:,} were promised")
+                raise _InterruptedError(f"{total:,} were announced")
 
 
-def _read(answer: http.client.HTTPResponse) -> bytes:
+def _read(response: http.client.HTTPResponse) -> bytes:
     try:
-        return answer.read1(CHUNK)
+        return response.read1(CHUNK)
     except (OSError, http.client.HTTPException) as error:
-        raise _CutError(str(error) or type(error).__name__) from error
+        raise _InterruptedError(str(error) or type(error).__name__) from error
 
 
 def _size(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _by_hand(file: PublishedFile, part: Path) -> str:
-    return f"download it in another way and put it as {file.name} into {part.parent}"
+def _advice(file: PublishedFile, part: Path) -> str:
+    return f"download it in another way and save it as {file.name} in {part.parent}"

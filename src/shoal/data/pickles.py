@@ -1,8 +1,8 @@
-"""Python pickles of bytes in arrays, read without running anything that they say.
+"""A restricted reader of Python pickles of byte arrays. It never runs code of a pickle.
 
-A pickle is a program: whatever it names is imported, and called as it likes. This reader knows dictionaries, lists,
-strings and numbers, and puts stand-ins of its own in the place of the four names with which numpy pickles an array.
-A pickle that names anything else is refused before that is imported.
+A pickle is a program: it can import and call anything. This reader accepts dictionaries, lists, strings and numbers. It
+replaces the names with which numpy pickles an array by classes of its own. A pickle with any other name is rejected
+before anything is imported.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ from shoal.errors import DataError
 
 
 def read_pickle(content: bytes, place: str) -> Any:
-    """What `content` holds. Strings of Python 2 come as bytes, arrays as read-only numpy arrays of uint8.
+    """Return the object in `content`. Strings of Python 2 become bytes, arrays read-only numpy arrays of uint8.
 
-    Raises `DataError`, which begins with `place`, for a pickle that is damaged or names what is not admitted.
+    Raises `DataError`, which starts with `place`, if the pickle is damaged or contains a name that is not allowed.
     """
     try:
         _check_memo(content)
         return _arrays(_Unpickler(io.BytesIO(content), encoding="bytes").load(), {})
-    except _RefusedError as refused:
+    except _RejectedError as rejected:
         raise DataError(
-            f"{place}: {refused}; expected numbers, strings, lists, dictionaries and arrays of bytes and nothing that "
-            "could run: the file is not what was published"
+            f"{place}: {rejected}; expected numbers, strings, lists, dictionaries and arrays of bytes and nothing that "
+            "could run: the file is not the published one"
         ) from None
-    except Exception as error:  # the opcodes of a damaged pickle raise what they like
+    except Exception as error:  # the opcodes of a damaged pickle may raise anything
         raise DataError(
             f"{place}: not a pickle, or a damaged one ({type(error).__name__}: {str(error)[:200]})"
         ) from error
 
 
 def _check_memo(content: bytes) -> None:
-    """Objects are remembered in a table as long as their highest number, which a few bytes can set to billions."""
+    """Reject huge memo indices. The memo table is as long as the highest index; a few bytes can set it to billions."""
     for code, number, _ in pickletools.genops(content):
         if code.name in ("PUT", "LONG_BINPUT") and isinstance(number, int) and number > len(content):
-            raise _RefusedError(f"the pickle numbers an object {reprlib.repr(number)}")
+            raise _RejectedError(f"the pickle has the memo index {reprlib.repr(number)}")
 
 
-class _RefusedError(pickle.UnpicklingError):
+class _RejectedError(pickle.UnpicklingError):
     pass
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ADMITTED:
-            raise _RefusedError(f"the pickle names {module[:100]}.{name[:100]}")
-        return ADMITTED[module, name]
+        if (module, name) not in ALLOWED:
+            raise _RejectedError(f"the pickle names {module[:100]}.{name[:100]}")
+        return ALLOWED[module, name]
 
 
-# None of the stand-ins has a `__dict__`, so that a pickle cannot hang anything on them.
+# None of these classes has a `__dict__`, so that a pickle cannot attach anything to them.
 
 
 class _Array:
-    """What `numpy.ndarray` stands for: an array to be filled by its state."""
+    """Stands for `numpy.ndarray`: an array that `__setstate__` fills."""
 
     __slots__ = ("value",)
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, fortran, raw = state
-        if not isinstance(kind, _Kind) or kind.code not in ("u1", b"u1"):
-            raise _RefusedError("the pickle holds an array of something other than bytes")
+        if not isinstance(kind, _DType) or kind.code not in ("u1", b"u1"):
+            raise _RejectedError("the pickle holds an array of another type than bytes")
         if not isinstance(raw, bytes) or not all(type(n) is int and n >= 0 for n in shape):
-            raise _RefusedError("the pickle holds an array whose content is no bytes")
+            raise _RejectedError("the pickle holds an array whose content is not bytes")
         if math.prod(shape) != len(raw):
-            raise _RefusedError(f"the pickle holds an array of shape {reprlib.repr(shape)} in {len(raw)} bytes")
+            raise _RejectedError(f"the pickle holds an array of shape {reprlib.repr(shape)} in {len(raw)} bytes")
         self.value = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-class _Kind:
-    """What `numpy.dtype` stands for. Its state says how bytes are ordered, which single ones are not."""
+class _DType:
+    """Stands for `numpy.dtype`. Its state is the byte order, which single bytes do not have."""
 
     __slots__ = ("code",)
 
@@ -88,38 +88,38 @@ class _Kind:
 
 
 class _Reconstruct:
-    """Makes an array to be filled, as `numpy.core.multiarray._reconstruct` does."""
+    """Stands for `numpy.core.multiarray._reconstruct`: creates an empty array."""
 
     __slots__ = ()
 
     def __call__(self, kind: Any, shape: Any, code: Any) -> _Array:
         if kind is not _Array:
-            raise _RefusedError("the pickle makes an array of a class of its own")
+            raise _RejectedError("the pickle creates an array of another class")
         return _Array()
 
 
 class _Encode:
-    """How Python 3 spells bytes in pickles that Python 2 can read: as text, in Latin-1."""
+    """Stands for `_codecs.encode`: Python 3 writes bytes as Latin-1 text in pickles for Python 2."""
 
     __slots__ = ()
 
     def __call__(self, text: Any, encoding: Any = "latin1") -> bytes:
         if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
-            raise _RefusedError("the pickle asks for an encoding other than latin1")
+            raise _RejectedError("the pickle uses another encoding than latin1")
         return text.encode("latin-1")
 
 
-ADMITTED: dict[tuple[str, str], Any] = {
+ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _Reconstruct(),
-    ("numpy._core.multiarray", "_reconstruct"): _Reconstruct(),  # as numpy 2 spells it
+    ("numpy._core.multiarray", "_reconstruct"): _Reconstruct(),  # numpy 2
     ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Kind,
+    ("numpy", "dtype"): _DType,
     ("_codecs", "encode"): _Encode(),
 }
 
 
 def _arrays(value: Any, seen: dict[int, Any]) -> Any:
-    """`value` with arrays in place of their stand-ins. Lists of numbers, which are long, stay as they are."""
+    """Replace each `_Array` by its array. Lists are not searched, because they are long and hold numbers only."""
     if isinstance(value, _Array):
         return value.value
     if isinstance(value, dict) and id(value) not in seen:

@@ -1,6 +1,6 @@
-"""Who publishes which data set: its files, where they are downloaded from, and their checksums. One table.
+"""A table of published data sets: their files, URLs and checksums.
 
-Shoal ships none of them. `shoal data fetch` downloads them, `shoal data verify` compares what is there with this table.
+Shoal does not ship them. `shoal data fetch` downloads them; `shoal data verify` compares local files with this table.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from shoal.schema import nearest
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """One file, as its publisher gives it."""
+    """One published file."""
 
     name: str
     url: str
     size: int
     """In bytes."""
     md5: str | None
-    """None where the publisher gives none: the file changes from time to time."""
-    also: tuple[str, ...] = ()
-    """Other names, or patterns of names, under which the same may lie: unpacked, or packed differently."""
+    """None if the publisher gives none, because the file changes from time to time."""
+    other_names: tuple[str, ...] = ()
+    """Other names or patterns of the same data: unpacked, or packed differently."""
     contents: Mapping[str, str] = field(default_factory=dict)
-    """The md5 of each part of what is in it, as `Publisher.reader` reads it: these hold however it is packed."""
+    """The md5 of each part of the contents, as `Publisher.reader` reads them; independent of the packing."""
 
 
 @dataclass(frozen=True)
 class Publisher:
-    """How to come by a data set."""
+    """How to get a data set."""
 
     folder: str
     """Its folder below SHOAL_DATA."""
     files: tuple[PublishedFile, ...] = ()
     reader: str | None = None
-    """`module:function`, which gives (name, md5) of each part of what a file holds."""
+    """`module:function` that yields (name, md5) of each part of a file's contents."""
     description: str | None = None
-    """`module:function`, which reads all of a file whose contents have no published md5, and says what they are."""
+    """`module:function` that reads a whole file and describes it, if its contents have no published md5."""
     system_folders: tuple[Path, ...] = ()
-    """Folders where an operating system's package puts the files."""
+    """Folders in which a package of the operating system installs the files."""
     instructions: str = ""
-    """What to do where there is nothing to download."""
+    """What to do if there is nothing to download. Continues with "into" and a folder."""
 
 
 TORONTO = "https://www.cs.toronto.edu/~kriz"
@@ -53,22 +53,22 @@ GROUPLENS = "https://files.grouplens.org/datasets/movielens"
 
 
 def _idx(base: str, stem: str, size: int, md5: str, unpacked: str) -> PublishedFile:
-    """An idx file, gzipped. Some unpack it under a name with a dot in it."""
-    also = (stem, f"{stem.replace('-idx', '.idx')}*")
-    return PublishedFile(f"{stem}.gz", f"{base}/{stem}.gz", size, md5, also, {stem: unpacked})
+    """Return a gzipped idx file. Unpacked, some copies have a dot in the name."""
+    other_names = (stem, f"{stem.replace('-idx', '.idx')}*")
+    return PublishedFile(f"{stem}.gz", f"{base}/{stem}.gz", size, md5, other_names, {stem: unpacked})
 
 
 def _tars(*stems: str) -> tuple[str, ...]:
-    """A tar of any compression. Whole names: others nearby hold the same images in another form."""
+    """Return the names of a tar with any compression. Patterns match whole names: similar files hold other formats."""
     return tuple(f"{stem}{ending}" for stem in stems for ending in (".tar", ".tar.*", ".tgz"))
 
 
 def _leaf(name: str) -> Publisher:
     return Publisher(
         name,
-        instructions=f"LEAF makes it with its own scripts: clone https://github.com/TalwalkarLab/leaf, run "
-        f"'./preprocess.sh -s niid --sf 1.0 -k 0 -t sample' in data/{name.removeprefix('leaf-')}, and put the folders "
-        f"data/train and data/test that it writes",
+        instructions=f"LEAF generates it with its own scripts: clone https://github.com/TalwalkarLab/leaf, run "
+        f"'./preprocess.sh -s niid --sf 1.0 -k 0 -t sample' in data/{name.removeprefix('leaf-')}, and copy the folders "
+        f"data/train and data/test that the script writes",
     )
 
 
@@ -173,15 +173,15 @@ PUBLISHERS: dict[str, Publisher] = {
     "reddit": _leaf("reddit"),
     "leaf-synthetic": _leaf("leaf-synthetic"),
 }  # fmt: skip
-"""By the name of the data set; a data set that comes in several forms has a name for each."""
+"""By the name of the data set. A data set with several versions has a name for each."""
 
 
 def publisher(dataset: str) -> Publisher:
-    """Raises `DataError` for a data set that nobody publishes, or that we do not know."""
+    """Return the publisher of a data set. Raises `DataError` if it is unknown or has none."""
     if dataset in PUBLISHERS:
         return PUBLISHERS[dataset]
     from shoal.data import DATASETS
 
     if dataset in DATASETS:
-        raise DataError(f"dataset {dataset!r} has no publisher: there is nothing to fetch, and nothing to verify")
+        raise DataError(f"dataset {dataset!r} has no publisher: there is nothing to fetch or verify")
     raise DataError(f"unknown dataset {dataset!r}{nearest(dataset, PUBLISHERS)}")

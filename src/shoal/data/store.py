@@ -77,7 +77,7 @@ def sources(dataset: str, path: Path | None = None) -> list[Path]:
 
 def source(dataset: str, file: PublishedFile, path: Path | None = None) -> Path:
     """Return the local path of one published file, under any of its names."""
-    return locate(dataset, (file.name, *file.also), path)
+    return locate(dataset, (file.name, *file.other_names), path)
 
 
 def _system_folders(dataset: str) -> tuple[Path, ...]:
