@@ -1,4 +1,4 @@
-"""Whatever an experiment may name runs on both engines, and says where it comes from."""
+"""Every sharing gives the same models on both engines, and every component names its source."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shoal.sharing import SHARINGS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OPTIONS: dict[str, dict[str, Any]] = {"data": {"samples": 3}, "jwins": {"fractions": [0.2]}}
-OURS = {"full", "float16", "bfloat16", "int8", "float32", "zstd", "blosc2", "raw", "bitmap"}
-"""Plain things, and libraries."""
+WITHOUT_PAPER = {"full", "float16", "bfloat16", "int8", "float32", "zstd", "blosc2", "raw", "bitmap"}
+"""Components without a paper: standard number formats and libraries."""
 
 
 def experiment(**changed: Any) -> Experiment:
@@ -57,7 +57,7 @@ def test_every_algorithm_and_sharing_is_in_an_example() -> None:
         assert any(re.search(rf'name ?= ?"{name}"|name={name}\b', text) for text in texts.values()), name
 
 
-def test_examples_are_commented_and_say_how_to_run_them() -> None:
+def test_examples_begin_with_a_comment_and_contain_the_command_that_runs_them() -> None:
     for file in EXAMPLES.glob("*.toml"):
         first = file.read_text().splitlines()[0]
         assert first.startswith("# "), file.name
@@ -66,10 +66,10 @@ def test_examples_are_commented_and_say_how_to_run_them() -> None:
 
 
 @pytest.mark.parametrize("kind", ["algorithm", "sharing", "values", "indices"])
-def test_the_one_line_that_is_listed_names_the_paper(kind: str) -> None:
+def test_the_first_line_of_a_docstring_names_the_paper(kind: str) -> None:
     assert kind in REGISTRIES
     for name, cls in components(kind):
         first = (cls.__doc__ or "").strip().splitlines()[0]
         assert first.endswith("."), (name, first)
-        if name not in OURS:
+        if name not in WITHOUT_PAPER:
             assert re.search(r"\b(19|20)\d\d\b", first), (name, first)

@@ -24,7 +24,7 @@ from shoal.engines.processes.shaper import (
 )
 from shoal.environment.network.links import Uniform
 from shoal.environment.network.model import NetworkModel
-from test_conditions_processes import network  # noqa: F401 - a fixture
+from test_environment_processes import network  # noqa: F401 - a fixture
 
 LONG = 60_000
 """Milliseconds for what takes a moment on a machine that has time."""

@@ -1,4 +1,4 @@
-"""The process engine with real processes: equal to the simulation, and alive through all that can go wrong."""
+"""The engine with real processes: it equals the simulation, and survives every failure of its processes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import psutil
 import pytest
 import zmq
 
 from conftest import SMALL, is_zygote, until
+from shoal.engines.processes import control
 from shoal.experiment import Experiment
 from shoal.message import Message, Payload, address
 from shoal.results.records import End, Evaluation, Round, RunFolder
@@ -33,7 +33,7 @@ NODES = 6
 ROUNDS = 4
 HELD = textwrap.dedent(
     '''
-    """D-PSGD that takes its time, or stays in a round until a test lets it go on, so that the test can step in."""
+    """D-PSGD that is slow, or stays in a round until a test releases it, so that the test can act in between."""
 
     from dataclasses import dataclass
     from pathlib import Path
@@ -49,13 +49,13 @@ HELD = textwrap.dedent(
         async def run(self, node):
             train = node.train
 
-            async def when_let(params, steps=None):
+            async def train_when_released(params, steps=None):
                 await node.sleep(self.seconds)
                 while node.next_round >= self.held and not Path("go-on").exists():
                     await node.sleep(0.02)
                 return await train(params, steps)
 
-            node.train = when_let
+            node.train = train_when_released
             await super().run(node)
     '''
 )
@@ -63,7 +63,7 @@ HELD = textwrap.dedent(
 
 @dataclass
 class Started:
-    """A run under way, as `shoal run` of its own."""
+    """A run in progress: a process of its own, `shoal run`."""
 
     process: subprocess.Popen[bytes]
     root: Path
@@ -79,28 +79,28 @@ class Started:
 
     @property
     def nodes(self) -> list[psutil.Process]:
-        """In order of id: they are forked one after another."""
+        """The processes of the nodes, in the order of their ids: they are forked one after another."""
         return until(lambda: (found := sorted(self.zygote.children(), key=lambda p: p.create_time())) and
                      len(found) == NODES and found)  # fmt: skip
 
     def wait_for_round(self, round: int, kind: type = Round) -> None:
-        """Until every node has finished `round`, or has another record of it."""
+        """Wait until every node has a record of this kind for `round`."""
         folder = self.folder
         until(lambda: all(any(isinstance(r, kind) and r.round >= round for r in folder.read(n)) for n in range(NODES)))
 
-    def let_go(self) -> None:
-        """Have the nodes that are held go on."""
+    def release(self) -> None:
+        """Let the nodes that are held continue."""
         (self.root.parent / "go-on").touch()
 
     @property
-    def said(self) -> str:
-        """All that it has said so far."""
+    def output(self) -> str:
+        """What the command has printed so far."""
         return _output(self.root.parent).read_text()
 
     def end(self) -> tuple[int, str]:
-        """The exit code and all that was said."""
+        """Wait for the end; returns the exit code and the output."""
         self.process.wait(timeout=120)
-        out = self.said
+        out = self.output
         assert "Traceback" not in out or "fault on schedule" in out, out
         return self.process.returncode, out
 
@@ -111,8 +111,8 @@ class Started:
 
 @contextmanager
 def started(root: Path, *settings: str, held: int | None = None, slow: float | None = None) -> Iterator[Started]:
-    """Under way. Nodes stay in round `held` until they are let go, or take `slow` seconds more for each: a test that
-    steps in is late for those on a loaded machine."""
+    """A run in progress. Nodes stay in round `held` until they are released, or take `slow` seconds longer for each
+    round: on a loaded machine a test needs time to act."""
     root.mkdir(parents=True, exist_ok=True)
     (root / "small.toml").write_text(SMALL)
     (root / "held.py").write_text(HELD)
@@ -158,12 +158,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Started:
 def assert_same(summary: dict[str, Any], expected: dict[str, Any]) -> None:
     for key in ("digest", "accuracy", "loss", "bytes_sent", "messages_sent"):
         assert summary[key] == expected[key]
-    # The supervisor adds models up as they arrive, and the order shows in the last digits.
+    # The coordinator adds models in the order of their arrival, which changes the last digits.
     assert summary["consensus_distance"] == pytest.approx(expected["consensus_distance"], rel=1e-6)
     assert summary["averaged_model"] == pytest.approx(expected["averaged_model"], rel=1e-5)
 
 
-def test_a_run_writes_all_its_files_and_the_keys_of_its_summary(undisturbed: Started) -> None:
+def test_a_run_writes_all_files_and_all_keys_of_its_summary(undisturbed: Started) -> None:
     folder = undisturbed.folder.path
     written = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
     assert written == {
@@ -202,11 +202,11 @@ def test_the_batched_simulation_gives_the_same_models_within_tolerance(undisturb
 # Nodes that fail
 
 
-def test_the_others_go_on_when_a_node_is_killed(tmp_path: Path) -> None:
+def test_the_other_nodes_continue_when_a_node_is_killed(tmp_path: Path) -> None:
     with started(tmp_path, held=1) as going:
         going.wait_for_round(0)
         going.nodes[2].kill()
-        going.let_go()
+        going.release()
         code, out = going.end()
     assert code == 3, out
     assert "node 2 was lost; its neighbours continue without it. killed by SIGKILL" in out
@@ -229,14 +229,14 @@ def test_a_node_whose_code_raises_is_lost_with_its_traceback_shown(tmp_path: Pat
     assert ends(going.folder) == {0, 2, 3, 4, 5}
 
 
-def test_of_an_error_that_is_longer_than_any_message_the_end_is_shown_and_all_is_in_the_log(tmp_path: Path) -> None:
-    (tmp_path / "wordy.py").write_text(
+def test_the_end_of_a_very_long_error_is_shown_and_the_whole_error_is_in_the_log(tmp_path: Path) -> None:
+    (tmp_path / "verbose.py").write_text(
         textwrap.dedent(
             """
             from shoal.algorithms.dpsgd import DPSGD
 
 
-            class Wordy(DPSGD):
+            class Verbose(DPSGD):
                 async def run(self, node):
                     if node.id == 1:
                         raise ValueError("begin" + 3 * 2**20 * "x" + "end")
@@ -244,7 +244,7 @@ def test_of_an_error_that_is_longer_than_any_message_the_end_is_shown_and_all_is
             """
         )
     )
-    code, out, done = run(tmp_path, "algorithm={name='wordy.py:Wordy', rounds=2}", "processes.max_message_mib=1")
+    code, out, done = run(tmp_path, "algorithm={name='verbose.py:Verbose', rounds=2}", "processes.max_message_mib=1")
     assert code == 3, out[-1000:]
     assert done.summary["lost"]["1"].endswith("xend")
     assert len(done.summary["lost"]["1"]) < 2**14
@@ -258,16 +258,16 @@ def test_a_run_that_loses_every_node_has_failed(tmp_path: Path) -> None:
     assert code == 1, out
     assert done.summary["status"] == "failed"
     assert len(done.summary["lost"]) == NODES
-    assert done.summary["rounds"] == 1, "what was recorded is kept"
+    assert done.summary["rounds"] == 1, "the records so far are kept"
 
 
-def test_a_node_that_hangs_is_given_up(tmp_path: Path) -> None:
+def test_a_node_that_hangs_is_stopped(tmp_path: Path) -> None:
     settings = ("fault=[{kind='hang', node=1, round=3}]", "processes.receive_timeout=1")
     code, out, done = run(tmp_path, *settings)
     assert code == 3, out
     assert list(done.summary["lost"]) == ["1"]
     assert "hung" in done.summary["lost"]["1"]
-    assert done.folder.model(1).is_file(), "what it learnt is kept"
+    assert done.folder.model(1).is_file(), "its model so far is kept"
     assert done.summary["events"]["timed out"] >= 1
     assert ends(done.folder) == {0, 2, 3, 4, 5}
 
@@ -282,13 +282,13 @@ def test_a_run_whose_nodes_all_hang_ends(tmp_path: Path) -> None:
     assert all("hung" in why for why in going.summary["lost"].values())
 
 
-def test_a_sampler_that_is_stopped_does_not_keep_the_run_from_ending(tmp_path: Path) -> None:
+def test_a_suspended_sampler_does_not_prevent_the_end_of_the_run(tmp_path: Path) -> None:
     sampler = "topology={name='peer-sampler', graph={name='regular', degree=2, dynamic=true}}"
     with started(tmp_path, sampler, "processes.receive_timeout=1", held=1) as going:
         going.wait_for_round(0)
         last = max(going.zygote.children(), key=lambda process: (process.create_time(), process.pid))
         last.suspend()
-        going.let_go()
+        going.release()
         code, out = going.end()
     assert code == 3, out
     assert list(going.summary["lost"]) == [str(NODES)]
@@ -297,7 +297,7 @@ def test_a_sampler_that_is_stopped_does_not_keep_the_run_from_ending(tmp_path: P
     assert ends(going.folder) == set(range(NODES))
 
 
-def test_a_zygote_that_dies_ends_the_run(tmp_path: Path) -> None:
+def test_a_zygote_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     with started(tmp_path, held=1) as going:
         going.wait_for_round(0)
         going.zygote.kill()
@@ -305,18 +305,18 @@ def test_a_zygote_that_dies_ends_the_run(tmp_path: Path) -> None:
     assert code == 1, out
     assert "the process that starts nodes exited unexpectedly; see" in out
     assert going.summary["status"] == "failed"
-    assert going.summary["rounds"] >= 1, "what was recorded is kept"
+    assert going.summary["rounds"] >= 1, "the records so far are kept"
 
 
-def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+def test_no_process_is_left_when_the_coordinator_is_killed(tmp_path: Path) -> None:
     with started(tmp_path, held=1) as going:
         going.wait_for_round(0)
-        all_of_them = [going.zygote, *going.nodes]
+        processes = [going.zygote, *going.nodes]
         going.process.kill()
-        until(lambda: not any(is_zygote(p) for p in all_of_them))
+        until(lambda: not any(is_zygote(p) for p in processes))
 
 
-# Users who have had enough
+# Interrupted runs
 
 
 def test_ctrl_c_at_the_start_ends_the_run(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_ctrl_c_at_the_start_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_that_is_stopped_keeps_what_it_has(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_records_and_models(number: signal.Signals, code: int, tmp_path: Path) -> None:
     with started(tmp_path, held=2) as going:
         going.wait_for_round(1, Evaluation)
         going.process.send_signal(number)
@@ -342,11 +342,11 @@ def test_a_run_that_is_stopped_keeps_what_it_has(number: signal.Signals, code: i
     assert len(list(going.folder.path.glob("checkpoints/*.npy"))) == NODES, "the models so far"
 
 
-def test_asking_twice_does_not_wait(tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     with started(tmp_path, held=1) as going:
         going.wait_for_round(0)
         for node in going.nodes:
-            node.suspend()  # they cannot leave on their own
+            node.suspend()  # so that they cannot exit by themselves
         going.process.send_signal(signal.SIGINT)
         time.sleep(1.0)
         going.process.send_signal(signal.SIGINT)
@@ -355,7 +355,7 @@ def test_asking_twice_does_not_wait(tmp_path: Path) -> None:
     assert code == 130, out
 
 
-# Strangers on the network
+# Unauthenticated connections
 
 
 def listens_on(node: psutil.Process) -> int:
@@ -380,19 +380,21 @@ def test_garbage_on_a_nodes_port_is_dropped_and_counted(undisturbed: Started, tm
         port = listens_on(going.nodes[0])
         going.wait_for_round(0)
         with socket.create_connection(("127.0.0.1", port)) as raw:
-            raw.sendall(b"GET / HTTP/1.1\r\nHost: shoal\r\n\r\n")  # ZeroMQ may take it for a peer of old
+            raw.sendall(
+                b"GET / HTTP/1.1\r\nHost: shoal\r\n\r\n"
+            )  # ZeroMQ may mistake it for a peer with an old version
         with socket.create_connection(("127.0.0.1", port)) as half_open:
             half_open.sendall(b"\xff\0\0\0")
         context = zmq.Context()
-        with context.socket(zmq.PUSH) as stranger:
-            stranger.setsockopt(zmq.LINGER, 2000)
-            stranger.connect(f"tcp://127.0.0.1:{port}")
+        with context.socket(zmq.PUSH) as client:
+            client.setsockopt(zmq.LINGER, 2000)
+            client.connect(f"tcp://127.0.0.1:{port}")
             for frames in foreign:
-                stranger.send_multipart(frames)
+                client.send_multipart(frames)
             until(lambda: going.folder.node(0).read_text().count("message rejected") >= len(foreign))
-            stranger.send(bytes(2**20))  # larger than allowed: the connection is cut
+            client.send(bytes(2**20))  # larger than allowed: the connection is cut
         context.destroy(linger=0)
-        going.let_go()
+        going.release()
         code, out = going.end()
     assert code == 0, out
     summary = going.summary
@@ -402,53 +404,57 @@ def test_garbage_on_a_nodes_port_is_dropped_and_counted(undisturbed: Started, tm
     assert summary["digest"] == undisturbed.summary["digest"]
 
 
-def test_strangers_at_the_supervisors_port_are_not_heard(undisturbed: Started, tmp_path: Path) -> None:
+def test_messages_of_unknown_processes_to_the_coordinator_are_ignored(undisturbed: Started, tmp_path: Path) -> None:
     with started(tmp_path, held=1) as going:
         port = listens_on(psutil.Process(going.process.pid))
         going.wait_for_round(0)
         context = zmq.Context()
-        with context.socket(zmq.DEALER) as stranger:
-            stranger.setsockopt(zmq.LINGER, 2000)
-            stranger.connect(f"tcp://127.0.0.1:{port}")
-            stranger.send(b"garbage")
-            stranger.send_multipart([b"", b"", b""])
-            for said in ("Done", "Began", "Failed"):
-                stranger.send(msgspec.msgpack.encode({"type": said, "node": 0, "text": "not me"}))
-            stranger.send(msgspec.msgpack.encode({"type": "Failed", "node": 10**6, "text": "nobody"}))
+        with context.socket(zmq.DEALER) as client:
+            client.setsockopt(zmq.LINGER, 2000)
+            client.connect(f"tcp://127.0.0.1:{port}")
+            client.send(b"garbage")
+            client.send_multipart([b"", b"", b""])
+            for forged in (
+                control.NodeDone(0),
+                control.FirstRoundStarted(0),
+                control.NodeFailed(0, "another run", "forged"),
+                control.NodeFailed(10**6, "another run", "unknown node"),
+            ):
+                client.send(control.encode(forged))
             time.sleep(0.3)
         context.destroy(linger=0)
-        going.let_go()
+        going.release()
         code, out = going.end()
     assert code == 0, out
     assert going.summary["digest"] == undisturbed.summary["digest"]
 
 
-def test_what_is_too_large_is_taken_in_by_neither_the_supervisor_nor_the_network(tmp_path: Path) -> None:
+def test_the_coordinator_and_the_network_process_disconnect_senders_of_too_large_messages(tmp_path: Path) -> None:
     shaped = ("network={name='uniform', latency=0.001}", "processes.max_message_mib=2")
     with started(tmp_path, *shaped, held=1) as going:
         going.wait_for_round(0)
         network = min(going.zygote.children(), key=lambda p: p.create_time())
-        doors = [(psutil.Process(going.process.pid), 2 * 2**20 + 1), (network, 2**16 + 1)]
+        servers = [(psutil.Process(going.process.pid), 2 * 2**20 + 1), (network, 2**16 + 1)]
         context = zmq.Context()
-        for process, size in doors:
-            with context.socket(zmq.DEALER) as stranger:
-                left = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-                stranger.connect(f"tcp://127.0.0.1:{listens_on(process)}")
-                stranger.send(bytes(size))
-                assert left.poll(120_000), "it was hung up on before all of it was there"
-                stranger.disable_monitor()
+        for process, size in servers:
+            with context.socket(zmq.DEALER) as client:
+                disconnected = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                client.connect(f"tcp://127.0.0.1:{listens_on(process)}")
+                client.send(bytes(size))
+                assert disconnected.poll(120_000), "the server disconnects before it has received everything"
+                client.disable_monitor()
         context.destroy(linger=0)
-        going.let_go()
+        going.release()
         code, out = going.end()
     assert code == 0, out
 
 
-# Nodes that are started, and do not say that they listen
+# Nodes that start and do not report that they listen
 
-MUTE = textwrap.dedent(
+SILENT_START = textwrap.dedent(
     '''
-    """D-PSGD of which node 2 does not say that it listens, once the file "began" is there. The supervisor waits for
-    long, but not for that one alone."""
+    """D-PSGD in which node 2 does not report that it listens, once the file "began" exists. The start timeout is
+    long, unless the coordinator waits for node 2 alone."""
 
     from pathlib import Path
 
@@ -461,52 +467,54 @@ MUTE = textwrap.dedent(
     send = CoordinatorLink.send
 
 
-    def mutely(self, said, params=None):
-        if isinstance(said, control.NodeListening) and said.node == 2:
+    def send_without_node_2(self, message, params=None):
+        if isinstance(message, control.NodeListening) and message.node == 2:
             if Path("began").exists():
                 return
             Path("began").touch()
-        send(self, said, params)
+        send(self, message, params)
 
 
-    CoordinatorLink.send = mutely
+    CoordinatorLink.send = send_without_node_2
     from_the_start = Path("began").exists()
 
 
     def start_timeout(self):
         restarted = len(self._registry.in_state(NodeState.RUNNING)) > 0
-        mute = self._starts.nodes == {2} and (from_the_start or restarted)
-        return 0.5 if mute else 600.0
+        only_node_2 = self._starts.nodes == {2} and (from_the_start or restarted)
+        return 0.5 if only_node_2 else 600.0
 
 
     LivenessMonitor.start_timeout = property(start_timeout)
 
 
-    class Mute(DPSGD):
+    class SilentStart(DPSGD):
         pass
     '''
 )
 
 
-def test_a_node_that_never_says_that_it_listens_ends_the_start(tmp_path: Path) -> None:
-    (tmp_path / "mute.py").write_text(MUTE)
+def test_a_node_that_never_reports_that_it_listens_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "silent_start.py").write_text(SILENT_START)
     (tmp_path / "began").touch()
-    code, out, _ = run(tmp_path, "algorithm={name='mute.py:Mute', rounds=2}")
+    code, out, _ = run(tmp_path, "algorithm={name='silent_start.py:SilentStart', rounds=2}")
     assert code == 2, out
     assert "node 2 could not start: did not report within 0.5 s that it listens" in out
 
 
-def test_a_node_that_is_started_again_and_never_says_that_it_listens_is_lost(tmp_path: Path) -> None:
-    (tmp_path / "mute.py").write_text(MUTE)
+def test_a_restarted_node_that_never_reports_that_it_listens_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "silent_start.py").write_text(SILENT_START)
     crash = "fault=[{kind='crash', node=2, time=1.0}, {kind='restart', node=2, time=1.5}]"
-    code, out, done = run(tmp_path, "algorithm={name='mute.py:Mute', rounds=20}", "device={step_seconds=0.1}", crash)
+    code, out, done = run(
+        tmp_path, "algorithm={name='silent_start.py:SilentStart', rounds=20}", "device={step_seconds=0.1}", crash
+    )
     assert code == 3, out
     assert "did not report within 0.5 s that it listens" in out
     assert ends(done.folder) == {0, 1, 3, 4, 5}
     assert done.summary["status"] == "incomplete"
 
 
-# What the user should be told
+# Warnings and errors
 
 
 def test_a_disconnected_graph_warns(tmp_path: Path) -> None:
@@ -515,26 +523,26 @@ def test_a_disconnected_graph_warns(tmp_path: Path) -> None:
     assert "the graph of 6 nodes is disconnected" in out
 
 
-def test_models_larger_than_the_largest_message_are_refused(tmp_path: Path) -> None:
+def test_a_model_larger_than_the_largest_message_is_an_error(tmp_path: Path) -> None:
     code, out, _ = run(tmp_path, "processes.max_message_mib=0.001", "processes.receive_timeout=0.5")
     assert code == 2
     assert "max_message_mib" in out
 
 
-def test_a_node_that_dies_while_it_finishes_is_lost(tmp_path: Path) -> None:
-    (tmp_path / "dies.py").write_text(
+def test_a_node_that_is_killed_while_it_finishes_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text(
         HELD + textwrap.dedent(
             """
-            class Dies(DPSGD):
+            class Killed(DPSGD):
                 async def run(self, node):
                     await super().run(node)
                     if node.id == 1:
-                        import os, shoal.engines.processes.node_process as process
-                        process.process_memory = lambda: os.kill(os.getpid(), 9)
+                        import os, shoal.engines.processes.node_run as node_run
+                        node_run.process_memory = lambda: os.kill(os.getpid(), 9)
             """
         )
     )  # fmt: skip
-    code, out, done = run(tmp_path, "algorithm={name='dies.py:Dies', rounds=2}")
+    code, out, done = run(tmp_path, "algorithm={name='killed.py:Killed', rounds=2}")
     assert ends(done.folder) == {0, 2, 3, 4, 5}
     assert code == 3, out
     assert json.loads(done.folder.summary.read_text())["status"] == "incomplete"

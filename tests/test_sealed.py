@@ -527,11 +527,11 @@ def test_a_sealed_run_learns_what_a_plain_one_does_and_counts_strangers_at_every
                 stack.enter_context(knocking(f"tcp://127.0.0.1:{port}"))
                 stack.enter_context(knocking(f"tcp://127.0.0.1:{port}", KeyPair.fresh(), KeyPair.fresh().public))
             until(lambda: going.folder.node(0).read_text().count("unauthenticated connection") >= 2)
-            until(lambda: going.said.count("the coordinator rejected an unauthenticated connection") >= 2)
+            until(lambda: going.output.count("the coordinator rejected an unauthenticated connection") >= 2)
             until(
-                lambda: "the network process rejected an unauthenticated connection" in going.said
+                lambda: "the network process rejected an unauthenticated connection" in going.output
             )  # once for several
-        going.let_go()
+        going.release()
         code, out = going.end()
     assert code == 0, out
     summary = going.summary

@@ -1,4 +1,4 @@
-"""The simulation: exact order, virtual time, faults, and the same numbers however they are computed."""
+"""The simulation: exact order, virtual time, faults, and the same results for every way to compute them."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def only_run(folder: Path) -> Path:
 # The kernel
 
 
-def nothing(task: Task, crashed: bool) -> None:
-    """Nobody listens."""
+def ignore_end(task: Task, crashed: bool) -> None:
+    """Do nothing when a task ends."""
 
 
 @given(st.lists(st.integers(0, 5), max_size=30))
-def test_what_happens_at_one_time_happens_in_the_order_it_was_scheduled(times: list[int]) -> None:
+def test_events_at_one_time_happen_in_the_order_in_which_they_were_scheduled(times: list[int]) -> None:
     kernel, seen = Kernel(), []
     for i, time in enumerate(times):
         kernel.at(time, lambda i=i: seen.append((kernel.now, i)))  # type: ignore[misc]
@@ -72,7 +72,7 @@ def test_what_happens_at_one_time_happens_in_the_order_it_was_scheduled(times: l
     assert seen == sorted((time, i) for i, time in enumerate(times))
 
 
-def test_what_is_due_soon_comes_before_any_later_time() -> None:
+def test_immediate_events_come_before_later_times() -> None:
     kernel, seen = Kernel(), []
     kernel.at(0.0, lambda: seen.append("at 0"))
     kernel.at(1.0, lambda: (kernel.soon(lambda: seen.append("soon after")), seen.append("at 1")))
@@ -82,7 +82,7 @@ def test_what_is_due_soon_comes_before_any_later_time() -> None:
     assert seen == ["first", "at 0", "at 1", "soon after", "also at 1"]
 
 
-def test_tasks_take_turns_and_time_moves_only_when_all_wait() -> None:
+def test_tasks_take_turns_and_time_advances_only_when_all_tasks_wait() -> None:
     kernel, seen = Kernel(), []
 
     async def sleeper(name: str, seconds: float) -> None:
@@ -91,13 +91,13 @@ def test_tasks_take_turns_and_time_moves_only_when_all_wait() -> None:
             await park()
             seen.append((name, kernel.now))
 
-    kernel.spawn(sleeper("a", 2.0), nothing)
-    kernel.spawn(sleeper("b", 1.0), nothing)
+    kernel.spawn(sleeper("a", 2.0), ignore_end)
+    kernel.spawn(sleeper("b", 1.0), ignore_end)
     kernel.run()
     assert seen == [("b", 1.0), ("a", 2.0), ("b", 2.0), ("a", 4.0)]
 
 
-def test_what_a_task_raises_ends_the_run_but_a_crash_ends_the_task_alone() -> None:
+def test_an_error_in_a_task_ends_the_run_but_a_crash_ends_only_the_task() -> None:
     async def fail(error: BaseException) -> None:
         raise error
 
@@ -105,7 +105,7 @@ def test_what_a_task_raises_ends_the_run_but_a_crash_ends_the_task_alone() -> No
     kernel.spawn(fail(Crash()), lambda task, crashed: ends.append(crashed))
     kernel.run()
     assert ends == [True]
-    kernel.spawn(fail(KeyError("on purpose")), nothing)
+    kernel.spawn(fail(KeyError("on purpose")), ignore_end)
     with pytest.raises(KeyError, match="on purpose"):
         kernel.run()
 
@@ -121,17 +121,16 @@ def test_a_cancelled_task_is_cleaned_up_and_not_resumed() -> None:
         finally:
             seen.append("cleaned up")
 
-    task = kernel.spawn(body(), nothing)
+    task = kernel.spawn(body(), ignore_end)
     kernel.soon(task.cancel)
     kernel.run()
     assert seen == ["cleaned up"]
 
 
-# A run depends on its seed alone
+# A run depends only on its seed
 
 PROGRAM = """
 import sys
-import weakref
 from shoal import Experiment
 run = Experiment(
     nodes=12, seed=3, algorithm={"name": "dpsgd", "rounds": 3},
@@ -144,8 +143,8 @@ print(run.summary["digest"], run.summary["time"]["virtual_s"], [l.split('"train_
 """
 
 
-def test_a_run_is_the_same_whatever_the_order_of_hashes(tmp_path: Path) -> None:
-    said = []
+def test_a_run_does_not_depend_on_the_order_of_hashes(tmp_path: Path) -> None:
+    outputs = []
     for hash_seed in ("0", "1"):
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, str(tmp_path)],
@@ -154,9 +153,9 @@ def test_a_run_is_the_same_whatever_the_order_of_hashes(tmp_path: Path) -> None:
             text=True,
             check=True,
         )
-        said.append(done.stdout)
-    assert len(said[0]) > 1000
-    assert said[0] == said[1]
+        outputs.append(done.stdout)
+    assert len(outputs[0]) > 1000
+    assert outputs[0] == outputs[1]
 
 
 def test_another_seed_gives_another_run(tmp_path: Path) -> None:
@@ -195,7 +194,7 @@ def test_a_message_takes_its_bytes_over_the_bandwidth_and_the_latency() -> None:
     assert up == about((0, 1.5 + seconds / 2), (1, 1.5 + seconds / 2), (0, 1.5 + seconds))
     down = arrivals(Uniform(latency=0.5, download=2.0))  # two senders share the receiver's link, until one is done
     assert down == about((0, 1.5 + seconds), (1, 1.5 + seconds), (0, 1.5 + 1.5 * seconds))
-    slow_down = arrivals(Uniform(latency=0.5, upload=4.0, download=1.0))  # the slower of the two links sets the pace
+    slow_down = arrivals(Uniform(latency=0.5, upload=4.0, download=1.0))  # the slower of the two links limits the rate
     assert slow_down[0] == (0, pytest.approx(1.5 + 2 * seconds))
     slow_up = arrivals(Uniform(latency=0.5, upload=1.0, download=4.0))
     assert slow_up[0] == (0, pytest.approx(1.5 + seconds))
@@ -215,12 +214,12 @@ def test_a_run_lasts_as_long_as_its_training_and_its_messages(tmp_path: Path) ->
     assert times == pytest.approx([a_round, 2 * a_round, 3 * a_round])
 
 
-def test_a_timeout_that_nobody_needed_does_not_lengthen_the_run(tmp_path: Path) -> None:
-    plain, patient = (
+def test_an_unused_timeout_does_not_lengthen_the_run(tmp_path: Path) -> None:
+    plain, with_timeout = (
         experiment(simulation={"batching": "off", "receive_timeout": t}).run(tmp_path).summary for t in (None, 1000.0)
     )
-    assert patient["time"]["virtual_s"] == plain["time"]["virtual_s"]
-    assert patient["digest"] == plain["digest"]
+    assert with_timeout["time"]["virtual_s"] == plain["time"]["virtual_s"]
+    assert with_timeout["digest"] == plain["digest"]
 
 
 def test_evaluation_takes_no_virtual_time(tmp_path: Path) -> None:
@@ -233,8 +232,8 @@ def test_evaluation_takes_no_virtual_time(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class WaitsForEver:
-    """Node 1 says nothing in round 1; all wait for it."""
+class WaitsForever:
+    """Node 1 sends nothing in round 1; its neighbours wait for it."""
 
     async def run(self, node: Node) -> None:
         for r in range(3):
@@ -286,20 +285,20 @@ class SendsAScratchArray:
             ARRIVED.setdefault(0, []).append(received[0].arrays["params"])
 
 
-def test_a_deadlock_names_who_waits_for_whom_and_which_round(tmp_path: Path) -> None:
+def test_a_deadlock_error_names_the_waiting_nodes_the_missing_senders_and_the_round(tmp_path: Path) -> None:
     with pytest.raises(DeadlockError) as caught:
-        experiment(algorithm=WaitsForEver()).run(tmp_path)
-    said = str(caught.value).splitlines()
-    assert "wait and nothing is on its way" in said[0]
-    waiting = {line.strip() for line in said if line.strip().startswith("node ")}
+        experiment(algorithm=WaitsForever()).run(tmp_path)
+    lines = str(caught.value).splitlines()
+    assert "wait and nothing is on its way" in lines[0]
+    waiting = {line.strip() for line in lines if line.strip().startswith("node ")}
     assert "node 0 waits for 'model' of round 1 from 1, 5 (still missing: [1])" in waiting
     assert "node 2 waits for 'model' of round 1 from 1, 3 (still missing: [1])" in waiting
     assert {line.split()[1] for line in waiting} >= {"0", "2"}
-    assert "simulation.receive_timeout" in said[-1]
+    assert "simulation.receive_timeout" in lines[-1]
 
 
-def test_a_deadlock_ends_where_a_timeout_lets_nodes_go_on(tmp_path: Path) -> None:
-    described = experiment(algorithm=WaitsForEver(), simulation={"batching": "off", "receive_timeout": 5.0})
+def test_with_a_timeout_nodes_continue_in_place_of_a_deadlock(tmp_path: Path) -> None:
+    described = experiment(algorithm=WaitsForever(), simulation={"batching": "off", "receive_timeout": 5.0})
     run = described.run(tmp_path)
     assert run.status == "completed"
     (event,) = [r for r in run.folder.read(0) if isinstance(r, Event)]
@@ -307,7 +306,7 @@ def test_a_deadlock_ends_where_a_timeout_lets_nodes_go_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("algorithm", [WritesInPlace(), WritesIntoAnElement(), WritesIntoWhatItReceives()])
-def test_an_algorithm_that_writes_into_a_model_in_place_fails_loudly(algorithm: Any, tmp_path: Path) -> None:
+def test_an_algorithm_that_writes_into_a_model_in_place_raises_an_error(algorithm: Any, tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=r"(?s)node \d raised:.*ValueError: .*read-only"):
         experiment(algorithm=algorithm).run(tmp_path)
 
@@ -322,7 +321,7 @@ def test_messages_in_flight_are_one_snapshot_that_all_recipients_share(network: 
     assert (arrived[0] == 7).all()
 
 
-def test_neighbours_go_on_without_a_node_that_crashed(tmp_path: Path) -> None:
+def test_neighbours_continue_without_a_crashed_node(tmp_path: Path) -> None:
     run = experiment(
         fault=Faults().crash(2, round=1).schedule, algorithm=DPSGD(4), evaluation={"every": 1, "samples": 20}
     ).run(tmp_path)
@@ -365,7 +364,7 @@ def test_a_node_that_hangs_is_a_deadlock_without_a_timeout(tmp_path: Path) -> No
         experiment(fault=Faults().hang(4, round=1).schedule).run(tmp_path)
 
 
-def test_with_a_timeout_nodes_go_on_without_one_that_hangs_and_it_is_missed(tmp_path: Path) -> None:
+def test_with_a_timeout_nodes_continue_without_a_hung_node_which_is_lost(tmp_path: Path) -> None:
     run = experiment(
         fault=Faults().hang(4, round=1).schedule, simulation={"batching": "off", "receive_timeout": 2.0}
     ).run(tmp_path)
@@ -375,7 +374,7 @@ def test_with_a_timeout_nodes_go_on_without_one_that_hangs_and_it_is_missed(tmp_
     assert len(run.summary["lost"]) == 1
 
 
-# The same numbers, however they are computed
+# The same results for every way to compute them
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "lr": 0.1},
@@ -411,27 +410,29 @@ def check_all_ways(tmp_path: Path, **changed: Any) -> None:
 
 @pytest.mark.parametrize("keep_state", [True, False], ids=["state kept", "state not kept"])
 @pytest.mark.parametrize("training", TRAININGS)
-def test_one_by_one_in_a_pool_and_stacked_give_the_same_models(training: str, keep_state: bool, tmp_path: Path) -> None:
+def test_sequential_pooled_and_stacked_training_give_the_same_models(
+    training: str, keep_state: bool, tmp_path: Path
+) -> None:
     settings = {**TRAININGS[training], "keep_state": keep_state, "batch_size": 8, "local_steps": 2}
     check_all_ways(tmp_path, training=settings)
 
 
-def test_so_do_groups_that_train_differently(tmp_path: Path) -> None:
+def test_all_ways_give_the_same_models_for_groups_with_different_training(tmp_path: Path) -> None:
     check_all_ways(tmp_path, group=GROUPS, network={"name": "uniform", "latency": 0.01, "upload": 10})
 
 
-def test_stacks_are_cut_to_a_size_without_changing_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_stacks_does_not_change_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = models_of(experiment(simulation={"batching": "vmap"}).run(tmp_path))
     monkeypatch.setattr("shoal.engines.simulation.compute.STACK_SIZE", 4)
     np.testing.assert_allclose(models_of(experiment(simulation={"batching": "vmap"}).run(tmp_path)), whole, atol=1e-5)
 
 
-def test_what_was_picked_is_written_down_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chosen_batching_is_written_to_the_run_and_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_file", lambda: tmp_path / "cache" / "batching.json")
     monkeypatch.setattr(measure, "SECONDS", 0.01)
     run = experiment(simulation={"batching": "auto"}).run(tmp_path)
-    picked = Experiment.from_file(run.folder.experiment).simulation.batching
-    assert picked in ("off", "vmap", "pool")
+    chosen = Experiment.from_file(run.folder.experiment).simulation.batching
+    assert chosen in ("off", "vmap", "pool")
     monkeypatch.setattr(measure, "_measure", lambda *_: pytest.fail("measured again"))
     again = experiment(simulation={"batching": "auto"}).run(tmp_path)
     assert again.summary["digest"] == run.summary["digest"]
@@ -444,7 +445,7 @@ class EndsEarly(DPSGD):
     rounds: int = ROUNDS - 2
 
 
-def test_a_node_that_ends_early_is_not_waited_for_in_the_average(tmp_path: Path) -> None:
+def test_averages_do_not_wait_for_a_node_that_ended_early(tmp_path: Path) -> None:
     run = experiment(
         evaluation={"every": 1, "samples": 20},
         group=[{"nodes": "0", "algorithm": {"name": f"{__name__}:EndsEarly"}}],
@@ -456,7 +457,7 @@ def test_a_node_that_ends_early_is_not_waited_for_in_the_average(tmp_path: Path)
     assert run.summary["averaged_model"]["round"] == ROUNDS - 1
 
 
-def test_a_timeout_that_was_not_needed_holds_no_message() -> None:
+def test_an_unused_timeout_keeps_no_message_in_memory() -> None:
     harness = SimulationHarness()
 
     async def sender(runtime: Runtime) -> None:
@@ -467,28 +468,30 @@ def test_a_timeout_that_was_not_needed_holds_no_message() -> None:
     async def receiver(runtime: Runtime) -> None:
         assert await runtime.receive(Filter("model", 0, (0,)), timeout=1000.0)
         await runtime.sleep(0.0)
-        gone.append(held[0]() is None)
+        freed.append(held[0]() is None)
 
     held: list[Any] = []
-    gone: list[bool] = []
+    freed: list[bool] = []
     harness.run({0: sender, 1: receiver})
-    assert gone == [True]
+    assert freed == [True]
 
 
 @pytest.mark.parametrize("batching", ["vmap", "pool"])
-def test_an_optimizer_that_is_not_elementwise_gives_what_it_gives_alone(batching: str, tmp_path: Path) -> None:
+def test_batching_does_not_change_the_result_of_an_optimizer_that_is_not_elementwise(
+    batching: str, tmp_path: Path
+) -> None:
     training = {"optimizer": "adafactor", "lr": 0.01, "batch_size": 8}
     alone = experiment(training=training).run(tmp_path)
     together = experiment(training=training, simulation={"batching": batching}).run(tmp_path)
     assert together.summary["digest"] == alone.summary["digest"]
 
 
-def test_the_workers_of_a_pool_are_in_the_processor_time(tmp_path: Path) -> None:
+def test_processor_time_includes_the_workers_of_a_pool(tmp_path: Path) -> None:
     spent = experiment(simulation={"batching": "pool", "workers": 2}).run(tmp_path).summary["time"]
     assert spent["total_cpu_s"] >= spent["train_cpu_s"] > 0
 
 
-def test_a_run_that_fails_has_no_digest_but_says_how_it_was_computed(tmp_path: Path) -> None:
+def test_a_failed_run_has_no_digest_but_records_its_batching(tmp_path: Path) -> None:
     with pytest.raises(NodeError):
         experiment(fault=Faults().raises(3, round=1).schedule).run(tmp_path)
     folder = only_run(tmp_path)

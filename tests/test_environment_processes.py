@@ -1,4 +1,4 @@
-"""Networks, devices, comings and goings, and faults by the clock where nodes are processes: as in the simulation."""
+"""Networks, devices, availability and timed faults with real processes: the same behaviour as in the simulation."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def events_of(run: Any, node: int) -> dict[str, Event]:
     return {event.what: event for event in records_of(run, node, Event)}
 
 
-def test_models_and_times_are_those_of_the_simulation_with_slow_nodes_and_a_look_by_the_clock(tmp_path: Path) -> None:
+def test_models_and_times_equal_the_simulation_with_slow_nodes_and_evaluation_by_the_clock(tmp_path: Path) -> None:
     plan = {"seconds": 0.5, "samples": 20}
     faults = Faults().slow(1, factor=2.0, what="compute").at(0.0)
     run = experiment(evaluation=plan, fault=faults.schedule).run(tmp_path)
@@ -87,19 +87,19 @@ def test_models_and_times_are_those_of_the_simulation_with_slow_nodes_and_a_look
     assert run.summary["digest"] == simulated.summary["digest"]
     virtual = simulated.summary["time"]["virtual_s"]
     ends = [end.time for node in range(NODES) for end in records_of(run, node, End)]
-    assert virtual * 0.95 < max(ends) < virtual + 40  # a loaded machine is slow; benchmarks look closer
+    assert virtual * 0.95 < max(ends) < virtual + 40  # a loaded machine is slow; benchmarks measure precisely
     times = [record.time for record in records_of(run, 1, Round)]
     assert np.diff([0.0, *times]).min() > 2 * 2 * STEP * 0.95
     padded = [end.padded_s for node in range(NODES) for end in records_of(run, node, End)]
     assert run.summary["time"]["padded_s"] == pytest.approx(sum(padded))
     assert len([e for e in records_of(run, 1, Event) if e.what == "fault"]) == 1
     for node in range(NODES):
-        looks = [(look.tick, look.time) for look in records_of(run, node, Evaluation)]
-        assert looks[:-1] == [(tick, tick * 0.5) for tick in range(1, len(looks))]
-        assert looks[-1][0] == len(looks) > 2
-        assert looks[-1][1] >= max(ends) - 0.01
+        ticks = [(evaluation.tick, evaluation.time) for evaluation in records_of(run, node, Evaluation)]
+        assert ticks[:-1] == [(tick, tick * 0.5) for tick in range(1, len(ticks))]
+        assert ticks[-1][0] == len(ticks) > 2
+        assert ticks[-1][1] >= max(ends) - 0.01
     averages = [average for average in run.folder.read_averages() if isinstance(average, Average)]
-    assert [(a.tick, a.nodes) for a in averages] == [(tick, NODES) for tick in range(1, len(looks) + 1)]
+    assert [(a.tick, a.nodes) for a in averages] == [(tick, NODES) for tick in range(1, len(ticks) + 1)]
     *_, last = simulated.folder.read_averages()
     assert averages[-1].scores == pytest.approx(last.scores, rel=1e-5)
 
@@ -108,10 +108,10 @@ def test_models_and_times_are_those_of_the_simulation_with_slow_nodes_and_a_look
     ("machine", "slowness", "padded", "overrun"),
     [(0.05, 1.0, 0.15, 0.0), (0.05, 2.0, 0.35, 0.0), (0.3, 1.0, 0.0, 0.1), (0.3, 2.0, 0.1, 0.0)],
 )
-def test_computing_is_drawn_out_to_what_the_device_takes(
+def test_computing_is_extended_to_the_time_of_the_device(
     machine: float, slowness: float, padded: float, overrun: float
 ) -> None:
-    async def life() -> tuple[float, float, float]:
+    async def body() -> tuple[float, float, float]:
         loop = cast(LeapingLoop, asyncio.get_running_loop())
         settings = RuntimeSettings(speed=Speed(step_seconds=STEP))
         async with ProcessRuntime(0, cast(Transport, None), Mailbox(), Slots(), settings) as runtime:
@@ -119,35 +119,35 @@ def test_computing_is_drawn_out_to_what_the_device_takes(
             await runtime.compute(cast(Any, SimpleNamespace(seconds=2 * STEP, run=lambda: loop.leap(machine))))
             return runtime.now(), runtime.padded, runtime.overrun
 
-    assert leaping.run(life()) == pytest.approx((machine + padded, padded, overrun))
+    assert leaping.run(body()) == pytest.approx((machine + padded, padded, overrun))
 
 
-def test_nodes_that_are_killed_by_the_clock_come_back_together_and_rejoin(tmp_path: Path) -> None:
-    # Many rounds: the others are still at work when nodes come back, even if the supervisor is late to start them.
+def test_nodes_that_crash_and_restart_by_schedule_rejoin_together(tmp_path: Path) -> None:
+    # Many rounds: the other nodes still train when nodes rejoin, even if the coordinator restarts them late.
     faults = Faults().crash("2-3").at(1.2).until(1.7).slow(2, factor=2.0, what="compute").at(1.4)
     run = experiment(algorithm={"name": "dpsgd", "rounds": ROUNDS}, fault=faults.schedule).run(tmp_path)
     assert run.summary["status"] == "completed", run.summary
     assert not run.summary["lost"]
     for node in (2, 3):
-        back = events_of(run, node)["rejoined"]
-        struck = [str(event.detail) for event in records_of(run, node, Event) if event.what == "fault"]
-        assert struck[:2] == ["nodes 2-3 crash", f"node {node} restarts"]
+        rejoined = events_of(run, node)["rejoined"]
+        faults_of_node = [str(event.detail) for event in records_of(run, node, Event) if event.what == "fault"]
+        assert faults_of_node[:2] == ["nodes 2-3 crash", f"node {node} restarts"]
         restart = next(e for e in records_of(run, node, Event) if e.detail == f"node {node} restarts")
-        assert 1.7 < restart.time < back.time < restart.time + 60
-        rounds = [r.round for r in records_of(run, node, Round) if r.time > back.time]
+        assert 1.7 < restart.time < rejoined.time < restart.time + 60
+        rounds = [r.round for r in records_of(run, node, Round) if r.time > rejoined.time]
         assert rounds == list(range(rounds[0], ROUNDS))
         before = [r.round for r in records_of(run, node, Round) if r.time < 1.7]
-        assert rounds[0] > max(before, default=0)  # never its first one: the others are in that at the least
-        # From the round on that was agreed upon nobody goes on without it.
+        assert rounds[0] > max(before, default=0)  # never its first round: the other nodes are at least in that round
+        # From the agreed round on, no node continues without it.
         waits = [e for other in range(NODES) for e in records_of(run, other, Event) if e.what == "timed out"]
         assert all(int(e.detail.partition(":")[0].removeprefix("round ")) < rounds[0] for e in waits)
-    twice = [r.time for r in records_of(run, 2, Round)][-2:]
-    assert twice[1] - twice[0] > 2 * 2 * STEP * 0.95  # as slow as before its death
+    last_two = [r.time for r in records_of(run, 2, Round)][-2:]
+    assert last_two[1] - last_two[0] > 2 * 2 * STEP * 0.95  # as slow as before the crash
     for node in (0, 1, 4, 5):
         assert [r.round for r in records_of(run, node, Round)] == list(range(ROUNDS))
 
 
-def test_who_is_offline_stands_still_and_a_partition_is_mended_and_all_end_when_time_is_up(tmp_path: Path) -> None:
+def test_offline_nodes_stand_still_a_partition_is_repaired_and_all_nodes_end_after_the_duration(tmp_path: Path) -> None:
     file = tmp_path / "intervals.csv"
     file.write_text("1,5,inf")
     run = experiment(
@@ -162,9 +162,9 @@ def test_who_is_offline_stands_still_and_a_partition_is_mended_and_all_end_when_
     assert first.time > 5.0
     peers = [node for node in range(NODES) if node != 1]
     assert min(records_of(run, node, Round)[0].time for node in peers) < 5.0
-    silences = [e for node in peers for e in records_of(run, node, Event) if e.what == "timed out"]
-    assert [e for e in silences if e.time < 5.0]
-    assert [e for e in silences if e.time > 6.8]
+    timeouts = [e for node in peers for e in records_of(run, node, Event) if e.what == "timed out"]
+    assert [e for e in timeouts if e.time < 5.0]
+    assert [e for e in timeouts if e.time > 6.8]
     for node in range(NODES):
         (end,) = records_of(run, node, End)
         assert 11.5 <= end.time < 120.0  # a thousand rounds take longer
@@ -172,28 +172,28 @@ def test_who_is_offline_stands_still_and_a_partition_is_mended_and_all_end_when_
         assert np.isfinite(np.load(run.folder.model(node))).all()
 
 
-def test_where_no_averages_are_looked_at_the_last_moment_has_the_next_number_all_the_same(tmp_path: Path) -> None:
+def test_without_averages_the_last_evaluation_still_has_the_next_tick(tmp_path: Path) -> None:
     run = experiment(
         algorithm={"name": "fedavg", "rounds": 1000}, duration=1.7, evaluation={"seconds": 0.5, "samples": 20}
     ).run(tmp_path)
     assert run.summary["status"] == "completed", run.summary
     for node in range(NODES):
-        looks = [(look.tick, look.time) for look in records_of(run, node, Evaluation)]
-        assert looks[:3] == [(tick, tick * 0.5) for tick in (1, 2, 3)]
-        assert [tick for tick, _ in looks] == list(range(1, len(looks) + 1))
-        assert looks[-1][1] >= 1.7
+        ticks = [(evaluation.tick, evaluation.time) for evaluation in records_of(run, node, Evaluation)]
+        assert ticks[:3] == [(tick, tick * 0.5) for tick in (1, 2, 3)]
+        assert [tick for tick, _ in ticks] == list(range(1, len(ticks) + 1))
+        assert ticks[-1][1] >= 1.7
     assert not records_of(run, NODES, Evaluation)  # the server, as in the simulation
 
 
-def test_of_faults_that_never_end_the_network_looks_only_as_far_as_it_has_to(tmp_path: Path) -> None:
+def test_the_network_process_reads_an_endless_fault_schedule_only_as_far_as_needed(tmp_path: Path) -> None:
     run = experiment(fault=Faults().crash(1).every(1e6).lasting(1.0).schedule, processes={"receive_timeout": 20.0}).run(
         tmp_path
     )
     assert run.summary["status"] == "completed", run.summary
-    assert "timed out" not in run.summary["events"]  # nobody waited in vain
+    assert "timed out" not in run.summary["events"]  # no node waited for a message that never arrived
 
 
-def test_a_run_whose_nodes_are_all_offline_for_good_ends_though_the_clock_goes_on(tmp_path: Path) -> None:
+def test_a_run_ends_when_all_nodes_are_offline_forever_although_events_continue(tmp_path: Path) -> None:
     file = tmp_path / "intervals.csv"
     file.write_text("".join(f"{node},0,1\n" for node in range(NODES)))
     run = experiment(
@@ -206,8 +206,8 @@ def test_a_run_whose_nodes_are_all_offline_for_good_ends_though_the_clock_goes_o
     assert run.summary["time"]["wall_s"] < 60
 
 
-def test_one_that_hangs_does_not_wake_when_it_comes_online() -> None:
-    async def life() -> bool:
+def test_a_hung_node_does_not_continue_when_it_comes_online() -> None:
+    async def body() -> bool:
         runtime = ProcessRuntime(0, cast(Transport, None), Mailbox(), Slots())
         runtime.hang()
         runtime.set_online(online=False)
@@ -217,12 +217,12 @@ def test_one_that_hangs_does_not_wake_when_it_comes_online() -> None:
         sleeping.cancel()
         return bool(done)
 
-    assert not asyncio.run(life())
+    assert not asyncio.run(body())
 
 
 @pytest.fixture
 def network() -> Iterator[tuple[Callable[[int], Any], float]]:
-    """Sockets of nodes to a network in a thread of its own, which has just begun, and when."""
+    """A function that connects a node to a network process, which runs in a thread, and the start of the run."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as coordinator:
         port = coordinator.bind_to_random_port("tcp://127.0.0.1")
         process = NetworkProcess(Setup(experiment()), control.StartNodes([], f"tcp://127.0.0.1:{port}", "run", ""))
@@ -249,7 +249,7 @@ def network() -> Iterator[tuple[Callable[[int], Any], float]]:
         assert not thread.is_alive()
 
 
-def test_a_node_that_begins_late_is_told_what_was_sent_to_it_before(network: Any) -> None:
+def test_a_node_that_registers_late_learns_of_earlier_messages(network: Any) -> None:
     node, epoch = network
     early = node(0)
     early.send(encode(Submission(7, 1, 100, epoch, True)))
@@ -263,7 +263,7 @@ def test_a_node_that_begins_late_is_told_what_was_sent_to_it_before(network: Any
     assert due.time == pytest.approx(epoch + 0.02 + 100 / (20 * 125_000), abs=1e-3)
 
 
-LOOKED_AT = SimpleNamespace(
+EVALUATED_NODE = SimpleNamespace(
     id=0,
     nodes=2,
     next_round=1,
@@ -271,14 +271,14 @@ LOOKED_AT = SimpleNamespace(
     context=SimpleNamespace(schedule=SimpleNamespace(evaluated=True, averaged=False)),
     trainer=SimpleNamespace(evaluate=lambda params: {"sum": float(params.sum())}),
 )
-"""A node whose model is looked at by the clock."""
+"""A node whose model is evaluated by the clock."""
 
 
-# What nobody planned
+# Unexpected ends
 
 
 def children(run: Started) -> tuple[psutil.Process, list[psutil.Process]]:
-    """The network's process, which is forked first, and the nodes' in order."""
+    """The network process, which is forked first, and the processes of the nodes in order."""
     network, *nodes = until(
         lambda: len(found := sorted(run.zygote.children(), key=lambda p: p.pid)) == NODES + 1 and found
     )
@@ -297,19 +297,19 @@ def test_ctrl_c_in_a_shaped_run_keeps_models_and_leaves_no_process(tmp_path: Pat
         until(lambda: not is_zygote(network))
 
 
-def test_who_stops_a_run_by_the_clock_has_the_scores_of_the_models_that_were_kept(tmp_path: Path) -> None:
+def test_an_interrupted_run_with_evaluation_by_the_clock_evaluates_the_models_so_far(tmp_path: Path) -> None:
     with started(tmp_path, SHAPED, "evaluation={seconds=0.3, samples=20}", held=1) as run:
         run.wait_for_round(0)
-        time.sleep(0.7)  # for two moments at the least
+        time.sleep(0.7)  # at least two ticks
         run.process.send_signal(signal.SIGINT)
         code, out = run.end()
         assert code == 130, out
         assert run.summary["accuracy"] is not None
         for node in range(NODES):
             ticks = [r.tick for r in run.folder.read(node) if isinstance(r, Evaluation)]
-            assert ticks == list(range(ticks[0], ticks[-1] + 1))  # the latest, and those before that there was time for
+            assert ticks == list(range(ticks[0], ticks[-1] + 1))  # the latest, and earlier ones as time permits
             assert len(ticks) > 2
-        assert run.summary["averaged_model"] is None  # rather than that of a moment long past
+        assert run.summary["averaged_model"] is None  # rather than an outdated one
 
 
 def kept_snapshots() -> tuple[list[tuple[int, float]], Any]:
@@ -320,18 +320,18 @@ def kept_snapshots() -> tuple[list[tuple[int, float]], Any]:
 
 
 def snapshot_timer(deferred: Any, now: Callable[[], float] = lambda: 0.0, last_tick: int = 0) -> SnapshotTimer:
-    return SnapshotTimer(cast(Any, LOOKED_AT), cast(Any, None), deferred, now, 0.5, last_tick)
+    return SnapshotTimer(cast(Any, EVALUATED_NODE), cast(Any, None), deferred, now, 0.5, last_tick)
 
 
 @pytest.mark.parametrize(
     ("seen", "last", "kept"),
     [
-        (3, 5, [(4, 2.0), (5, 2.2)]),  # late for the fourth: whoever was not has kept it
+        (3, 5, [(4, 2.0), (5, 2.2)]),  # late for the fourth tick, for which other nodes kept their models
         (4, 5, [(5, 2.2)]),
         (5, 5, []),
     ],
 )
-def test_a_node_that_is_late_for_a_look_by_the_clock_makes_up_for_it(
+def test_a_node_that_is_late_for_a_tick_takes_its_snapshot_at_the_end(
     seen: int, last: int, kept: list[tuple[int, float]]
 ) -> None:
     snapshots, deferred = kept_snapshots()
@@ -339,30 +339,30 @@ def test_a_node_that_is_late_for_a_look_by_the_clock_makes_up_for_it(
     assert snapshots == kept
 
 
-def test_a_node_that_begins_late_makes_up_for_the_looks_before_that() -> None:
+def test_a_node_that_starts_late_takes_the_snapshots_of_earlier_ticks() -> None:
     snapshots, deferred = kept_snapshots()
 
-    async def life() -> None:
+    async def body() -> None:
         loop = cast(LeapingLoop, asyncio.get_running_loop())
-        timer = snapshot_timer(deferred, now=lambda: loop.time() + 1.2)  # the run began before this node did
+        timer = snapshot_timer(deferred, now=lambda: loop.time() + 1.2)  # the run began before this node
         running = asyncio.create_task(timer.run())
         await asyncio.sleep(0.9)
         running.cancel()
 
-    leaping.run(life())
+    leaping.run(body())
     assert snapshots == [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]
 
 
-def test_a_node_that_hears_late_of_the_end_has_looked_no_later_than_the_others(tmp_path: Path) -> None:
+def test_a_node_that_learns_late_of_the_end_discards_snapshots_after_it(tmp_path: Path) -> None:
     deferred = DeferredEvaluations(RunFolder.create(tmp_path, "late"))
     for tick in (1, 2, 3, 4):
         deferred.keep(0, tick * 0.5, np.full(3, tick, np.float32), tick)
     snapshot_timer(deferred, last_tick=4).take_last(control.Finish(tick=2, time=0.9))
-    tested = deferred.evaluate(cast(Any, LOOKED_AT))
+    tested = deferred.evaluate(cast(Any, EVALUATED_NODE))
     assert [(e.tick, e.time, e.scores["sum"]) for e in tested] == [(1, 0.5, 3.0), (2, 1.0, 6.0)]
 
 
-def test_a_network_process_that_dies_ends_the_run_with_a_clear_error(tmp_path: Path) -> None:
+def test_a_network_process_that_is_killed_ends_the_run_with_a_clear_error(tmp_path: Path) -> None:
     with started(tmp_path, SHAPED, held=1) as run:
         run.wait_for_round(0)
         network, nodes = children(run)
@@ -374,12 +374,12 @@ def test_a_network_process_that_dies_ends_the_run_with_a_clear_error(tmp_path: P
         until(lambda: not any(is_zygote(process) for process in nodes))
 
 
-def test_a_node_that_is_killed_in_a_shaped_run_is_lost_and_its_neighbours_go_on(tmp_path: Path) -> None:
+def test_in_a_shaped_run_the_neighbours_of_a_killed_node_continue(tmp_path: Path) -> None:
     with started(tmp_path, SHAPED, held=1) as run:
         run.wait_for_round(0)
         _, nodes = children(run)
         nodes[2].send_signal(signal.SIGKILL)
-        run.let_go()
+        run.release()
         code, out = run.end()
         assert run.summary["status"] == "incomplete", out
         assert run.summary["lost"] == {"2": "killed by SIGKILL"}
@@ -388,31 +388,31 @@ def test_a_node_that_is_killed_in_a_shaped_run_is_lost_and_its_neighbours_go_on(
         assert code == 3, out
 
 
-def test_a_node_that_has_sent_nothing_hears_in_time() -> None:
-    """ZeroMQ signals what comes only to a socket that was read from before, in vain."""
+def test_a_node_that_has_sent_nothing_receives_in_time() -> None:
+    """ZeroMQ signals a message only to a socket whose last read found nothing."""
     message = Message(1, "model", 0, Payload({}))
     delivered: list[Message] = []
 
-    def deliver(message: Message, came: asyncio.Event) -> None:
+    def deliver(message: Message, arrived: asyncio.Event) -> None:
         delivered.append(message)
-        came.set()
+        arrived.set()
 
     async def listen() -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         network = context.socket(zmq.ROUTER)
         network.bind("tcp://127.0.0.1:*")
         endpoint = network.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
-        came = asyncio.Event()
+        arrived = asyncio.Event()
         address = NetworkAddress(endpoint)
-        shaper = Shaper(context, 0, address, cast(Transport, None), lambda message: deliver(message, came))
+        shaper = Shaper(context, 0, address, cast(Transport, None), lambda message: deliver(message, arrived))
         try:
             shaper.receive(message, 7)
-            until(lambda: network.poll(0))  # without the loop: nothing is read meanwhile
+            until(lambda: network.poll(0))  # blocks the event loop, so that the shaper reads nothing meanwhile
             name, _ = network.recv_multipart()
             for _ in range(3):
                 network.send_multipart([name, encode([Arrival(1, 7, time.monotonic())])])
                 await asyncio.sleep(0.2)
-            await asyncio.wait_for(came.wait(), 30)
+            await asyncio.wait_for(arrived.wait(), 30)
         finally:
             shaper.close()
             network.close(linger=0)
