@@ -142,7 +142,7 @@ def test_who_waits_for_one_that_does_not_come_back_is_a_deadlock_that_says_so(tm
     with pytest.raises(DeadlockError) as caught:
         experiment(availability=away).run(tmp_path)
     said = str(caught.value)
-    assert "node 1 is offline, and does not come back" in said
+    assert "node 1 is offline, and does not come online again" in said
     assert "node 0 waits for 'model' of round 1 from 1, 3 (still missing: [1])" in said
     assert "node 1 waits" not in said
 
@@ -153,7 +153,7 @@ def test_it_is_one_too_when_others_come_and_go_for_ever(tmp_path: Path, fault: t
     away = {**intervals(tmp_path, "0,0.1,6", "1,0.3,6.1", "2,0.2,6.3", "3,2,6.2"), "period": 7.0}
     with pytest.raises(DeadlockError, match=r"node 3 waits for 'model' of round 0 from 0, 2") as caught:
         experiment(availability=away, fault=fault).run(tmp_path)
-    assert "does not come back" not in str(caught.value)
+    assert "does not come online again" not in str(caught.value)
 
 
 def test_nor_does_one_that_stands_still_for_ever_keep_the_clock_going(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_nor_does_one_that_stands_still_for_ever_keep_the_clock_going(tmp_path: 
         "    def next_change(self, node, time):\n"
         "        return (0.5 if time < 0.5 else math.inf) if node == 0 else math.floor(time) + 1.0\n"
     )
-    with pytest.raises(DeadlockError, match="node 0 is offline, and does not come back"):
+    with pytest.raises(DeadlockError, match="node 0 is offline, and does not come online again"):
         experiment(algorithm=Alone(), availability={"name": f"{file}:Mine"}).run(tmp_path)
 
 

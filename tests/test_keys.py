@@ -87,7 +87,7 @@ def test_by_force_all_are_made_anew(keys: Path) -> None:
 def test_nothing_is_made_beside_a_public_key_whose_secret_one_may_be_elsewhere(keys: Path) -> None:
     (keys / "node-2.key_secret").unlink()
     before = contents(keys)
-    with pytest.raises(LaunchError, match=r"node 2 is in .* with a public key and no secret one.*--force"):
+    with pytest.raises(LaunchError, match=r"node 2 has in .* a public key without a secret key.*--force"):
         make_keys(keys, NODES + 1)
     assert contents(keys) == before
     make_keys(keys, NODES, force=True)
@@ -167,39 +167,39 @@ def public_of(path: Path) -> str:
     return zmq.auth.load_certificate(path)[0].decode()
 
 
-SPOILT = {
+INVALID = {
     "public missing": "node-1.key' is missing; 'shoal keys make'",
     "secret missing": "node-1.key_secret' is missing; 'shoal keys make'",
-    "empty": "node-1.key' is no certificate of ZeroMQ: no public key is in it",
-    "cut": "node-1.key_secret' is no certificate of ZeroMQ: no secret key of 40 characters",
-    "no value": "node-1.key' is no certificate of ZeroMQ",
-    "bad alphabet": "node-1.key' is no certificate of ZeroMQ: its public key is not 40 characters of Z85",
-    "too large": "node-1.key' is no certificate of ZeroMQ: its public key is not 40 characters of Z85",
-    "binary": "node-1.key_secret' is no certificate of ZeroMQ",
-    "no pair": "node-1.key_secret' is no certificate of ZeroMQ: its secret key and its public key are not a pair",
+    "empty": "node-1.key' is not a certificate of ZeroMQ: it has no public key",
+    "cut": "node-1.key_secret' is not a certificate of ZeroMQ: it has no secret key of 40 characters",
+    "no value": "node-1.key' is not a certificate of ZeroMQ",
+    "bad alphabet": "node-1.key' is not a certificate of ZeroMQ: its public key is not 40 characters of Z85",
+    "too large": "node-1.key' is not a certificate of ZeroMQ: its public key is not 40 characters of Z85",
+    "binary": "node-1.key_secret' is not a certificate of ZeroMQ",
+    "no pair": "node-1.key_secret' is not a certificate of ZeroMQ: its secret key and its public key are not a pair",
     "another's secret": "node-1.key_secret' does not belong to 'node-1.key'",
-    "one key for two": "nodes 0, 1 have one key",
-    "secret for all": "node-1.key_secret' has mode 0644: others may read this secret; chmod 600 it",
-    "secret for the group": "node-1.key_secret' has mode 0640: others may read this secret; chmod 600 it",
-    "secret in public": "node-1.key' holds a secret key",
-    "list for all to change": "node-1.key' has mode 0666: others may write to it, and let strangers in",
-    "folder for all to change": "keys' has mode 0777: others may write to it, and let strangers in",
-    "a link to nothing": "node-1.key' is a link to nothing; remove it, or make both anew with --force",
+    "one key for two": "nodes 0, 1 have the same key",
+    "secret for all": "node-1.key_secret' has mode 0644: other users may read this secret key; chmod 600 it",
+    "secret for the group": "node-1.key_secret' has mode 0640: other users may read this secret key; chmod 600 it",
+    "secret in public": "node-1.key' contains a secret key",
+    "list for all to change": "node-1.key' has mode 0666: other users may write to it, and add keys",
+    "folder for all to change": "keys' has mode 0777: other users may write to it, and add keys",
+    "a link to nothing": "node-1.key' is a link to a file that does not exist; remove it, or replace both with --force",
     "a link to itself": "node-1.key' cannot be read: ",
-    "a pipe": "node-1.key_secret' is no regular file; remove it",
-    "a folder": "node-1.key' is no regular file; remove it",
-    "a link to where all may write": "open to all' has mode 0777: others may write to it, and let strangers in",
+    "a pipe": "node-1.key_secret' is not a regular file; remove it",
+    "a folder": "node-1.key' is not a regular file; remove it",
+    "a link to where all may write": "open to all' has mode 0777: other users may write to it, and add keys",
 }
 
 
-@pytest.mark.parametrize("what", SPOILT)
+@pytest.mark.parametrize("what", INVALID)
 def test_what_is_wrong_is_found_and_named_and_keeps_a_run_from_starting(keys: Path, what: str) -> None:
     spoil(keys, what)
     (problem,) = check_keys(keys)
-    assert SPOILT[what] in problem
+    assert INVALID[what] in problem
     with pytest.raises(LaunchError, match="links cannot be sealed") as refused:
         require_keys(keys, range(NODES))
-    assert SPOILT[what] in str(refused.value)
+    assert INVALID[what] in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_node_does_not_read_a_secret_that_is_none(keys: Path, what: str) -> No
     spoil(keys, what)
     with pytest.raises(LaunchError) as refused:
         read_pair(keys, 1)
-    assert SPOILT[what] in str(refused.value)
+    assert INVALID[what] in str(refused.value)
 
 
 @pytest.mark.parametrize("what", ["public missing", "empty", "too large", "one key for two"])
@@ -217,7 +217,7 @@ def test_a_list_with_a_hole_is_no_list(keys: Path, what: str) -> None:
     spoil(keys, what)
     with pytest.raises(LaunchError) as refused:
         read_public(keys, range(NODES))
-    assert SPOILT[what] in str(refused.value)
+    assert INVALID[what] in str(refused.value)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -225,7 +225,7 @@ def test_a_list_with_a_hole_is_no_list(keys: Path, what: str) -> None:
 def test_what_belongs_to_another_user_is_not_trusted(keys: Path, name: str) -> None:
     os.chown(keys / name, SOMEBODY, -1)
     (problem,) = check_keys(keys)
-    assert f"{str(keys / name)!r} belongs to the user with the number {SOMEBODY}" in problem
+    assert f"{str(keys / name)!r} belongs to user id {SOMEBODY}" in problem
     with pytest.raises(LaunchError, match="links cannot be sealed"):
         require_keys(keys, range(NODES))
 
@@ -272,7 +272,7 @@ def test_a_pair_that_is_not_the_one_on_the_list_is_refused(keys: Path) -> None:
     listed_key = read_public(keys, [1])[1]
     assert read_pair(keys, 1, listed_key).public == listed_key
     make_keys(keys, NODES, force=True)
-    with pytest.raises(LaunchError, match=r"node-1\.key_secret' is not the one that the run began with"):
+    with pytest.raises(LaunchError, match=r"node-1\.key_secret' is not the pair that the run began with"):
         read_pair(keys, 1, listed_key)
 
 
@@ -281,7 +281,7 @@ def test_nothing_is_made_in_the_place_of_a_link_to_nothing_but_by_force(keys: Pa
     (link := keys / f"node-1.{end}").unlink()
     link.symlink_to("nowhere")
     before = {path.name for path in keys.iterdir()}
-    with pytest.raises(LaunchError, match=rf"node-1\.{end}' is a link to nothing; remove it"):
+    with pytest.raises(LaunchError, match=rf"node-1\.{end}' is a link to a file that does not exist; remove it"):
         make_keys(keys, NODES + 1)
     assert {path.name for path in keys.iterdir()} == before
     make_keys(keys, NODES, force=True)

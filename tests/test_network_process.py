@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
 
-from shoal.engines.processes.network_process import NetworkProcess, ReportsByNode, Timetable
+from shoal.engines.processes.network_process import NodeReports, ReportsByNode, Timetable
 from shoal.engines.processes.shaper import (
     Arrival,
     Departure,
@@ -69,14 +68,14 @@ def test_one_that_listens_since_no_time_of_the_run_is_not_there(ahead: float) ->
         nodes.bind("inproc://nodes")
         node.setsockopt(zmq.IDENTITY, identity(1))
         node.connect("inproc://nodes")
-        process: Any = SimpleNamespace(_nodes=nodes, _seal=None, _size=3, _timetable=timetable, _here={}, _routes={})
+        reports = NodeReports(nodes, 3, timetable, None, pytest.fail)
         node.send(encode(Registration(time.monotonic() + ahead)))
-        assert NetworkProcess._posts(process) == []
-        assert not process._here
+        assert reports.read() == []
+        assert not reports.registered
         since = time.monotonic()
         node.send(encode(Registration(since)))
-        assert NetworkProcess._posts(process) == []
-        assert process._here == {1: since}
+        assert reports.read() == []
+        assert reports.registered == {1: since}
 
 
 def test_a_message_of_less_than_nothing_is_none() -> None:

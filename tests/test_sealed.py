@@ -28,7 +28,7 @@ from conftest import until
 from shoal.engines.processes import control, sealing
 from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.keys import KeyPair, make_keys
-from shoal.engines.processes.network_process import NetworkProcess
+from shoal.engines.processes.network_process import NetworkProcess, NodeReports
 from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.sealing import Seal, _HandshakeCounter, authenticated_sender
 from shoal.engines.processes.shaper import (
@@ -255,9 +255,9 @@ def test_what_was_recorded_and_is_sent_again_is_not_taken_in(wire: Wire) -> None
 @pytest.mark.parametrize(
     ("who", "why"),
     [
-        ("one without a key", "showed no key, or took us for somebody else"),
-        ("one whose key nobody knows", "which is not on the list"),
-        ("one that takes us for another", "showed no key, or took us for somebody else"),
+        ("one without a key", "no key, or an invalid handshake"),
+        ("one whose key nobody knows", "not on the list of keys"),
+        ("one that takes us for another", "no key, or an invalid handshake"),
     ],
 )
 def test_strangers_are_refused_and_counted_and_those_on_the_list_are_not(who: str, why: str) -> None:
@@ -312,14 +312,14 @@ def test_those_at_a_door_are_told_apart_in_time_and_nobody_is_suspected_too_earl
             steps.append((moments[1], LET_IN, number))
         if leaves or not let_in:
             steps.append((moments[2], LEFT, number))
-    door, counted, turned_away = _HandshakeCounter(), 0, 0
+    counter, counted, turned_away = _HandshakeCounter(), 0, 0
     for now, event, number in sorted(steps, key=lambda step: step[0]):
-        door.note(event, 0 if event == LET_IN else number, now)
-        counted += door.turned_away(now)
+        counter.note(event, 0 if event == LET_IN else number, now)
+        counted += counter.newly_failed(now)
         if event == LEFT and not visits[number][0]:
             turned_away += 1
         assert counted <= turned_away, "one that was let in, or may yet be, is taken for a stranger"
-    counted += door.turned_away(100.0)
+    counted += counter.newly_failed(100.0)
     assert counted == turned_away == sum(not let_in for let_in, _ in visits)
 
 
@@ -665,7 +665,7 @@ def test_of_more_than_may_wait_nobody_who_belongs_here_is_cut_off(monkeypatch: p
             for _ in range(50):  # it knows nobody's key yet
                 receiver.seal.answer_pending()
                 await asyncio.sleep(0.01)
-            assert len(receiver.seal._waiting) == 2
+            assert receiver.seal.waiting == 2
             receiver.start(endpoints, pairs)
             await asyncio.wait_for(soon(lambda: len(receiver.came) == 5), LONG)
             assert {message.sender for message in receiver.came} == {1, 2, 3, 4, 5}
@@ -683,10 +683,10 @@ def test_those_that_zeromq_has_hung_up_on_do_not_wait_for_an_answer_any_longer()
         seal.secure_server(inbox)
         port = inbox.bind_to_random_port("tcp://127.0.0.1")
         with knocking(f"tcp://127.0.0.1:{port}", KeyPair.fresh(), seal.pair.public):
-            until(lambda: seal.answer_pending() or seal._waiting)
+            until(lambda: seal.answer_pending() or seal.waiting)
         clock[0] = sealing.HANDSHAKE_SECONDS
         seal.answer_pending()
-        assert not seal._waiting
+        assert not seal.waiting
         seal.close()
 
 
@@ -747,8 +747,7 @@ def from_socket(*messages: list[bytes]) -> Any:
 
 def test_a_flood_of_messages_does_not_keep_the_network_process_from_its_other_work() -> None:
     flood = from_socket(*[[b"x", b"garbage"]] * 20_000)
-    network: Any = SimpleNamespace(_nodes=flood, _seal=None, _size=4)
-    assert NetworkProcess._posts(network) == []
+    assert NodeReports(flood, 4, cast(Any, None), None, print).read() == []
     assert flood.recv_multipart(), "the rest waits for another turn"
 
 

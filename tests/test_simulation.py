@@ -289,7 +289,7 @@ def test_a_deadlock_error_names_the_waiting_nodes_the_missing_senders_and_the_ro
     with pytest.raises(DeadlockError) as caught:
         experiment(algorithm=WaitsForever()).run(tmp_path)
     lines = str(caught.value).splitlines()
-    assert "wait and nothing is on its way" in lines[0]
+    assert "wait and no message is in transit" in lines[0]
     waiting = {line.strip() for line in lines if line.strip().startswith("node ")}
     assert "node 0 waits for 'model' of round 1 from 1, 5 (still missing: [1])" in waiting
     assert "node 2 waits for 'model' of round 1 from 1, 3 (still missing: [1])" in waiting

@@ -1,4 +1,4 @@
-"""What Shoal asks of the operating system beyond Python's own: kept in one place because it differs between them."""
+"""Calls to the operating system that Python does not offer, in one place because systems differ."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ MIB = 2**20
 
 
 def exit_with_parent(parent: int) -> None:
-    """Have the kernel end this process when process `parent`, which made it, ends, however that happens (Linux).
+    """Let the kernel kill this process when its parent process `parent` ends, for whatever reason (Linux).
 
-    Elsewhere a child learns of its parent's end by the end of the pipe between them.
+    On other systems a child detects the end of its parent by the end of the pipe between them.
     """
     if sys.platform == "linux":
         _c_library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before we could say so
+    if os.getppid() != parent:  # it ended before the call
         os._exit(1)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of one process in MiB: what is its own, and its share of what it shares."""
+    """Memory of one process in MiB: its private memory (USS), and with its share of shared memory (PSS)."""
 
     uss: float
     pss: float
 
 
 def process_memory() -> Memory | None:
-    """Of this process, where the system tells."""
+    """The memory of this process; None if the system does not report it."""
     try:
         rollup = Path("/proc/self/smaps_rollup").read_text()
     except OSError:
@@ -50,13 +50,13 @@ def process_memory() -> Memory | None:
 
 
 def release_memory() -> None:
-    """Return freed memory to the system, where the C library can (glibc)."""
+    """Return freed memory to the system, if the C library can (glibc)."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 def available_memory() -> int:
-    """Bytes that new processes may use: free memory, or what is left of the control group's limit if that is less."""
+    """Bytes that new processes may use: free memory, or the rest of the control group's limit if that is less."""
     import psutil
 
     free = int(psutil.virtual_memory().available)
@@ -70,7 +70,7 @@ def available_memory() -> int:
 
 
 def raise_file_limit() -> int:
-    """Allow this process as many open files as it may have; returns how many."""
+    """Raise the limit of open files to the hard limit. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):  # macOS reports a hard limit that it does not grant
@@ -79,12 +79,12 @@ def raise_file_limit() -> int:
 
 
 def process_limit() -> int:
-    """How many more processes and threads may exist, as far as the system tells."""
+    """How many more processes and threads may exist, as far as the system reports it."""
     import psutil
 
     limits = [resource.getrlimit(resource.RLIMIT_NPROC)[0]]
     for path in ("/proc/sys/kernel/threads-max", "/proc/sys/kernel/pid_max", "/sys/fs/cgroup/pids.max"):
-        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
             limits.append(int(Path(path).read_text()))
     return min((limit for limit in limits if limit > 0), default=2**31) - len(psutil.pids())
 
@@ -96,7 +96,7 @@ def processor_seconds() -> float:
 
 
 def process_start_time() -> float:
-    """When this process began, on the clock of `time.time`."""
+    """When this process started, on the clock of `time.time`."""
     import psutil
 
     return float(psutil.Process(os.getpid()).create_time())

@@ -1,11 +1,12 @@
-"""How a node that died comes back: it has lost all that it had, and begins where its peers are.
+"""How a restarted node rejoins a run: it has lost its state, and continues where its peers are.
 
-It asks everybody from which round on they count on it. Each says the round after its own, and from that round on the
-two send to each other and wait for each other again; so no pair of nodes disagrees, wherever each of them is. Then it
-takes over the model of the peer that is furthest on. Where a server leads, only the server's answer is waited for.
+It asks every peer for the round from which on the peer includes it. Each peer answers with the round after its own.
+From that round on, the two send to each other and wait for each other again, so no pair of nodes disagrees, whatever
+their rounds are. Then the node takes over the model of the peer that is furthest ahead. Where a server leads the
+algorithm, the node waits only for the server's answer.
 
-Of two that come back at the same time neither has a round to name yet. Both say so; then the one with the higher id
-waits until the other is back, and is told.
+Two nodes that rejoin at the same time have no round to answer with yet, and both answer so. Then the node with the
+higher id waits until the other node has rejoined and sends its answer.
 """
 
 from __future__ import annotations
@@ -25,43 +26,42 @@ REJOIN_ANSWER = "rejoin-answer"
 MODEL_REQUEST = "rejoin-want"
 MODEL_ANSWER = "rejoin-model"
 REJOIN_KINDS = frozenset({REJOIN_REQUEST, REJOIN_ANSWER, MODEL_REQUEST, MODEL_ANSWER})
-"""The kinds of messages that are not an algorithm's."""
+"""The kinds of messages that belong to no algorithm."""
 
 ANSWER_TIMEOUT = 10.0
-"""Seconds: how long to wait for answers where the experiment does not say how long to wait for anybody."""
-LATEST = 2**53
+"""Seconds to wait for answers, if the experiment sets no receive timeout."""
+MAX_ROUND = 2**53
 
 
-class Absence:
-    """Of a node that comes back: whether it is still on its way, and who asked it meanwhile."""
+class RejoinState:
+    """Whether a restarted node has rejoined, and which peers asked it before that."""
 
     def __init__(self) -> None:
-        self.over = False
+        self.rejoined = False
         self.askers: set[NodeId] = set()
 
 
-async def answer_rejoining_peers(node: Node, absence: Absence | None = None) -> None:
-    """Answer those that come back, for as long as this node takes part. Runs beside its algorithm."""
-    node.background(_give_models(node))
+async def answer_rejoining_peers(node: Node, state: RejoinState | None = None) -> None:
+    """Answer restarted peers until cancelled. Runs in the background of the node's algorithm."""
+    node.background(_send_models(node))
     while True:
         message = await node.receive(kind=REJOIN_REQUEST)
         if message is None:
             continue
-        if absence is None or absence.over:
-            await _count_on(node, message.sender)
+        if state is None or state.rejoined:
+            await _include(node, message.sender)
         else:
-            absence.askers.add(message.sender)
+            state.askers.add(message.sender)
             await node.runtime.send(message.sender, node.message(REJOIN_ANSWER, Payload({})))
 
 
 async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
-    """Take up the round and the model of `others`, those that learn and are alive; answer who comes back later.
+    """Take over a round and a model of `others`, the training nodes that have not failed; answer later rejoiners.
 
-    False when nobody answers: there is nothing to come back to. To a node that has just been started again all that
-    learn are gone, until they have answered.
+    Returns False if no peer answers. All training nodes count as failed for a restarted node until they answer.
     """
-    absence = Absence()
-    node.background(answer_rejoining_peers(node, absence))
+    state = RejoinState()
+    node.background(answer_rejoining_peers(node, state))
     for peer in (*sorted(others), *sorted(set(node.context.services.values()))):
         await node.runtime.send(peer, node.message(REJOIN_REQUEST, Payload({})))
     led = "algorithm" in node.context.services
@@ -71,21 +71,21 @@ async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
             node.mark_rejoined(peer, round)
     giver = next(iter(answers), None) if led else await _take_over(node, answers)
     if giver is None:
-        node.event("not rejoined", "nobody answered: the others have ended, or cannot be reached")
+        node.event("not rejoined", "no peer answered: the others have ended, or are unreachable")
         return False
     how = f"node {giver} leads" if led else f"from round {node.next_round} on, with the model of node {giver}"
     node.event("rejoined", how)
-    absence.over = True
-    for asker in sorted(absence.askers - answers.keys()):
+    state.rejoined = True
+    for asker in sorted(state.askers - answers.keys()):
         if asker > node.id:
-            await _count_on(node, asker)
+            await _include(node, asker)
     return True
 
 
 async def _answers(node: Node, awaited: set[NodeId]) -> dict[NodeId, int]:
-    """From which round on each of the others counts on this node: of all, or of those that answer in time."""
+    """Wait for the rounds from which on the others include this node. Returns the answers that arrive in time."""
     answers: dict[NodeId, int] = {}
-    until = node.now() + _patience(node)
+    until = node.now() + _answer_timeout(node)
     while awaited and (left := until - node.now()) > 0:
         message = await node.receive(kind=REJOIN_ANSWER, timeout=left, check=_round)
         if message is None or message.sender not in awaited:
@@ -93,17 +93,17 @@ async def _answers(node: Node, awaited: set[NodeId]) -> dict[NodeId, int]:
         round = _round(message.payload)
         if round is not None:
             answers[message.sender] = round
-        if round is not None or message.sender > node.id:  # one that is on its way back, and waits for this one
+        if round is not None or message.sender > node.id:  # it rejoins as well, and waits for this node
             awaited.discard(message.sender)
     return answers
 
 
 async def _take_over(node: Node, answers: dict[NodeId, int]) -> NodeId | None:
-    """Begin with the model of the first who gives one, of those furthest on; who that is."""
+    """Begin with a model of the peer that is furthest ahead, or of the next that sends one. Returns that peer."""
     for giver in sorted(answers, key=lambda peer: (-answers[peer], peer)):
         await node.send([giver], Payload({}), round=0, kind=MODEL_REQUEST)
         given = await node.receive(
-            kind=MODEL_ANSWER, sender=giver, timeout=_patience(node), check=partial(_full_model, node)
+            kind=MODEL_ANSWER, sender=giver, timeout=_answer_timeout(node), check=partial(_full_model, node)
         )
         if given is not None:
             node.begin_at(min(answers.values()), _full_model(node, given.payload))
@@ -111,14 +111,14 @@ async def _take_over(node: Node, answers: dict[NodeId, int]) -> NodeId | None:
     return None
 
 
-async def _count_on(node: Node, peer: NodeId) -> None:
-    """Send to `peer`, and wait for it, from the next round on, and let it know."""
+async def _include(node: Node, peer: NodeId) -> None:
+    """Send to `peer`, and wait for it, from the next round on, and inform `peer`."""
     round = node.next_round + 1
     node.mark_rejoined(peer, round)
     await node.send([peer], Payload({}, {"round": round}), round=0, kind=REJOIN_ANSWER)
 
 
-async def _give_models(node: Node) -> None:
+async def _send_models(node: Node) -> None:
     while True:
         message: Message | None = await node.receive(kind=MODEL_REQUEST)
         if message is not None:
@@ -136,12 +136,12 @@ def _full_model(node: Node, payload: Payload) -> Params:
 
 
 def _round(payload: Payload) -> int | None:
-    """The round that an answer names; none by one that is on its way back itself."""
+    """The round in an answer; None if its sender has not rejoined yet."""
     round = payload.fields.get("round")
-    if round is not None and (type(round) is not int or not 0 <= round < LATEST):
-        raise MessageError(f"round = {round!r}: expected the round from which on a node is counted on")
+    if round is not None and (type(round) is not int or not 0 <= round < MAX_ROUND):
+        raise MessageError(f"round = {round!r}: expected the round from which on the node is included")
     return round
 
 
-def _patience(node: Node) -> float:
+def _answer_timeout(node: Node) -> float:
     return node.receive_timeout or ANSWER_TIMEOUT

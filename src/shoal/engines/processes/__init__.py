@@ -13,7 +13,11 @@ coordinator.py           follows a run; made of the parts below
   scheduled_events.py    timed faults and availability
   average_evaluations.py evaluates averaged models
 zygote.py                imports, loads and warms up once, then forks nodes
-node_process.py          a forked node: an event loop, a training thread, a transport
+node_process.py          the process of one node: reports errors, handles the coordinator's messages
+  coordinator_link.py    its connection to the coordinator
+  node_network.py        its connections to peers
+  node_run.py            its part in a run: node_observer.py, deferred_evaluations.py
+  runtime.py             its clock, messages and training thread
 network_process.py       the network model in real time
 transport.py             TCP over ZeroMQ between nodes; sealing.py and keys.py encrypt it
 shaper.py, delay.py      messages that arrive when the network model says

@@ -1,15 +1,15 @@
-"""The network's own process: the model that the simulation uses, in real time.
+"""The network process: the network model of the simulation, in real time.
 
-Nodes tell it of every message that they send; it tells senders when a message has left, and receivers when one is
-due. It sees no content. It works out what happens at the times of the model, not at those at which it gets to it, so
-that being late now and then does not add up; and it says when a message arrives as soon as it has left.
+Nodes report every message that they send. The network process reports to senders when a message has left, and to
+receivers when a message arrives; it never sees the content. It computes with the times of the model, not with the times
+at which it runs, so that delays of the process do not add up. It reports an arrival as soon as the message has left.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import zmq
@@ -34,274 +34,312 @@ from shoal.errors import MessageError
 from shoal.experiment.setup import Setup
 from shoal.types import NodeId
 
-LONGEST_POLL = 1.0
-LONGEST_WORDS = 2**16
-"""Bytes: what nodes say here takes some fifty, and what ZeroMQ says to greet them some hundreds."""
-REPORT_EVERY = 0.5
-TELL_AFTER = 0.02
-"""Seconds until receivers are told of messages that are under way. Most have left by then, and one word does for both;
-for the others there is one for many."""
-SHORTEST = 1e-5
-"""Seconds: no message leaves faster."""
+MAX_POLL_SECONDS = 1.0
+MAX_REPORT_BYTES = 2**16
+"""Reports of nodes take about fifty bytes, and ZeroMQ's handshake a few hundred."""
+COUNT_INTERVAL = 0.5
+"""Seconds between two reports of unauthenticated connections to the coordinator."""
+ANNOUNCE_SECONDS = 0.02
+"""Time until receivers learn of messages in transit. Most messages have left by then, and one report covers both facts;
+the others are announced together."""
+MIN_SEND_SECONDS = 1e-5
+"""No message leaves faster."""
 SUBMISSIONS_PER_TURN = 64 * MESSAGES_PER_TURN
-"""What is taken in before the model goes on, even in a flood. More than a thousand nodes send at a time: what is left
-for the next turn is late by the model."""
-BY_THE_SUPERVISOR = frozenset({"crash", "restart", "raise", "hang"})
-"""What the supervisor does to nodes, and says when it is done."""
+"""Reports that are read before the model advances, even in a flood. More than a thousand nodes may send at once: what
+is left for the next turn is late in the model."""
+COORDINATOR_FAULTS = frozenset({"crash", "restart", "raise", "hang"})
+"""Faults that the coordinator injects into nodes, and reports when they have happened."""
 
 
 ReportsByNode: TypeAlias = dict[NodeId, dict[tuple[NodeId | None, int], NetworkReport]]
-"""What is still to be said to each node: of its own messages by ticket, of others' by sender and ticket. What is known
-later takes the place of what was known before."""
+"""Reports to send to each node: of its own messages by (None, ticket), of others' messages by (sender, ticket). A later
+report replaces an earlier one of the same message."""
 
 
 class Timetable:
-    """What becomes of the messages that nodes post, worked out at the times of the model. Reads no clock.
+    """Computes when the messages of nodes leave and arrive, at the times of the network model. Reads no clock.
 
-    Times are seconds of the run, but for those that nodes say and are told, which are the machine's.
+    Times are seconds of the run, except in reports from and to nodes, which use the machine's monotonic clock.
     """
 
     def __init__(self, network_model: NetworkModel, events: Iterator[EnvironmentEvent]) -> None:
-        self._carrier = network_model
+        self._network_model = network_model
         self._events = events
         self._next: EnvironmentEvent | None = None
         self.epoch = math.inf
-        """When the run began, on the machine's monotonic clock. The carrier's clock begins there."""
+        """When the run began, on the machine's monotonic clock: time 0 of the network model."""
         self.now = 0.0
-        """How far the carrier is."""
-        self._paces: dict[NodeId, float] = {}
-        """Bytes per second at which each node's last message left it."""
-        self._set_out: ReportsByNode = {}
-        """That messages are on their way, as far as their receivers have not been told yet."""
-        self._tell_at = math.inf
+        """The time up to which the network model has advanced."""
+        self._rates: dict[NodeId, float] = {}
+        """Bytes per second at which each node's last message left."""
+        self._in_transit: ReportsByNode = {}
+        """Reports that messages are in transit, as far as their receivers do not have them yet."""
+        self._announce_at = math.inf
 
     def begin(self, epoch: float) -> None:
         self.epoch = epoch
         self._next = next(self._events, None)
 
     def next_time(self) -> float:
-        """When something happens next, if nobody says anything."""
-        due = min(self._carrier.next_time(), self._tell_at)
+        """When the next event happens, if no node reports anything."""
+        due = min(self._network_model.next_time(), self._announce_at)
         return due if self._next is None else min(due, self._next.time)
 
-    def is_plausible(self, said: Registration | Submission, now: float) -> bool:
-        """Whether that can have been at the time that is said. `now` is the machine's, read after it came.
+    def is_plausible(self, report: Registration | Submission, now: float) -> bool:
+        """Whether the time of `report` lies in the run, and not after `now`, read on the machine's clock afterwards.
 
-        The carrier never goes back: one word from the future, and it would have to wait until then with all others.
+        The network model never goes back in time: after one report from the future, all nodes would wait until then.
         """
-        return self.epoch <= said.since <= now
+        return self.epoch <= report.since <= now
 
-    def submit(self, sender: NodeId, post: Submission, told: ReportsByNode) -> None:
-        """Let happen what happened before, and then this.
+    def submit(self, sender: NodeId, submission: Submission, reports: ReportsByNode) -> None:
+        """Advance to the time of `submission`, and send its message.
 
-        What should have been under way for a moment has got as far as the sender's last message would have. The
-        receiver is soon told that a message is on its way: it keeps for long only what it is told of.
+        If the network process is late, the message has progressed as far as the sender's last message would have. The
+        receiver soon learns that the message is in transit: it keeps unannounced messages only within its budget.
         """
-        since = post.since - self.epoch
-        self.catch_up(since, told)
+        since = submission.since - self.epoch
+        self.catch_up(since, reports)
         self.now = max(self.now, since)
-        ahead = (self.now - since) * self._paces.get(sender, 0.0) if post.waits else 0.0
-        self._carrier.send(self.now, Delivery(sender, post.to, max(0, post.size - int(ahead)), post))
-        if not self._set_out:
-            self._tell_at = self.now + TELL_AFTER
-        self._set_out.setdefault(post.to, {})[sender, post.ticket] = Arrival(sender, post.ticket, math.inf)
+        ahead = (self.now - since) * self._rates.get(sender, 0.0) if submission.waits else 0.0
+        size = max(0, submission.size - int(ahead))
+        self._network_model.send(self.now, Delivery(sender, submission.to, size, submission))
+        if not self._in_transit:
+            self._announce_at = self.now + ANNOUNCE_SECONDS
+        arrival = Arrival(sender, submission.ticket, math.inf)
+        self._in_transit.setdefault(submission.to, {})[sender, submission.ticket] = arrival
 
-    def catch_up(self, now: float, told: ReportsByNode) -> None:
-        """Let happen what happens up to `now`, each at its time."""
+    def catch_up(self, now: float, reports: ReportsByNode) -> None:
+        """Advance the network model to `now`, and apply each event at its time."""
         while self._next is not None and self._next.time <= now:
             at = max(self.now, self._next.time)
-            self._tell(self._carrier.advance(at), told)
-            if not (isinstance(self._next, FaultEvent) and self._next.kind in BY_THE_SUPERVISOR):
-                self._carrier.apply_event(at, self._next)
+            self._report(self._network_model.advance(at), reports)
+            if not (isinstance(self._next, FaultEvent) and self._next.kind in COORDINATOR_FAULTS):
+                self._network_model.apply_event(at, self._next)
             self.now = at
-            self._next = next(self._events, None)  # not further: of what is the supervisor's there may be no end
-        while (due := self._carrier.next_time()) <= now:
-            self._tell(self._carrier.advance(max(due, self.now)), told)
+            self._next = next(self._events, None)  # only one: the coordinator's events may be endless
+        while (due := self._network_model.next_time()) <= now:
+            self._report(self._network_model.advance(max(due, self.now)), reports)
             self.now = max(due, self.now)
-        if self._tell_at <= now:
-            for node, words in self._set_out.items():
-                if words:
-                    told.setdefault(node, {}).update(words)
-            self._set_out, self._tell_at = {}, math.inf
+        if self._announce_at <= now:
+            for node, arrivals in self._in_transit.items():
+                if arrivals:
+                    reports.setdefault(node, {}).update(arrivals)
+            self._in_transit, self._announce_at = {}, math.inf
 
     def set_online(self, node: NodeId, online: bool, now: float) -> None:
         self.now = max(self.now, now)
-        self._carrier.apply_event(self.now, AvailabilityChange(self.now, node, online))
+        self._network_model.apply_event(self.now, AvailabilityChange(self.now, node, online))
 
-    def _tell(self, news: list[DeliveryUpdate], told: ReportsByNode) -> None:
-        for at, fate, delivery in news:
-            post: Submission = delivery.content
+    def _report(self, updates: list[DeliveryUpdate], reports: ReportsByNode) -> None:
+        for at, status, delivery in updates:
+            submission: Submission = delivery.content
+            ticket, key = submission.ticket, (delivery.sender, submission.ticket)
             at += self.epoch
-            if fate == "sent":
-                if post.waits:
-                    self._paces[delivery.sender] = post.size / max(at - post.since, SHORTEST)
-                    told.setdefault(delivery.sender, {})[None, post.ticket] = Departure(post.ticket, at, True)
-            elif fate in ("in_transit", "lost"):
-                if fate == "lost" and post.waits and not delivery.sent:
-                    told.setdefault(delivery.sender, {})[None, post.ticket] = Departure(post.ticket, at, False)
-                due = Arrival(
-                    delivery.sender, post.ticket, delivery.arrival_time + self.epoch if fate == "in_transit" else None
-                )
-                told.setdefault(delivery.receiver, {})[delivery.sender, post.ticket] = due
-                self._set_out.get(delivery.receiver, {}).pop((delivery.sender, post.ticket), None)
+            if status == "sent":
+                if submission.waits:
+                    self._rates[delivery.sender] = submission.size / max(at - submission.since, MIN_SEND_SECONDS)
+                    reports.setdefault(delivery.sender, {})[None, ticket] = Departure(ticket, at, True)
+            elif status in ("in_transit", "lost"):
+                if status == "lost" and submission.waits and not delivery.sent:
+                    reports.setdefault(delivery.sender, {})[None, ticket] = Departure(ticket, at, False)
+                arrival_time = delivery.arrival_time + self.epoch if status == "in_transit" else None
+                reports.setdefault(delivery.receiver, {})[key] = Arrival(delivery.sender, ticket, arrival_time)
+                self._in_transit.get(delivery.receiver, {}).pop(key, None)
+
+
+class NodeReports:
+    """The socket on which nodes report their messages, and are sent what becomes of them."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        nodes: int,
+        timetable: Timetable,
+        seal: Seal | None,
+        reject: Callable[[str], None],
+    ) -> None:
+        """`reject` is called with the reason for every report that did not come over a sealed link."""
+        self._socket = socket
+        self._count = nodes
+        self._timetable = timetable
+        self._seal = seal
+        self._reject = reject
+        self.registered: dict[NodeId, float] = {}
+        """The nodes that listen, and since when."""
+        self._identities: dict[NodeId, bytes] = {}
+        """The ZeroMQ identities of the nodes that listen."""
+
+    def read(self) -> list[tuple[NodeId, Submission]]:
+        """Read what has arrived, and return the messages that nodes have sent, in order of time."""
+        submissions = []
+        for _ in range(SUBMISSIONS_PER_TURN):
+            try:
+                identity, frame = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                # A peer may choose any identity. Where links are sealed, its key decides who it is.
+                sender = int(identity.bytes[1:] if self._seal is None else authenticated_sender(frame))
+                report = decode_node_report(frame.buffer)
+            except zmq.Again:
+                break
+            except MessageError as error:
+                self._reject(str(error))
+                continue
+            except control.DECODE_ERRORS:
+                continue  # not a report of a node
+            if not 0 <= sender < self._count or not self._timetable.is_plausible(report, time.monotonic()):
+                continue
+            if isinstance(report, Registration):
+                self.registered[sender], self._identities[sender] = report.since, identity.bytes
+            elif 0 <= report.to < self._count:
+                submissions.append((sender, report))
+        submissions.sort(key=lambda sent: sent[1].since)
+        return submissions
+
+    def send(self, node: NodeId, reports: list[NetworkReport]) -> None:
+        self._socket.send_multipart([self._identities[node], encode(reports)])
+
+    def mark_failed(self, node: NodeId, at: float) -> None:
+        """Send nothing to a node that failed, unless it has registered again since."""
+        if self.registered.get(node, math.inf) < at:
+            del self.registered[node]
 
 
 class NetworkProcess:
-    """Lives as long as the run does: the zygote ends it."""
+    """Runs until the coordinator finishes the run; the zygote ends the process."""
 
     def __init__(self, setup: Setup, start: control.StartNodes, pair: KeyPair | None = None) -> None:
-        """With a key pair where links are sealed."""
+        """`pair` is the key pair of the process, where links are sealed."""
         network_model = setup.environment.network_model()
         assert network_model is not None
         network_model.load()
-        self._size = setup.experiment.size
         self._timetable = Timetable(network_model, setup.environment.events())
-        self._dead: set[NodeId] = set()
-        self._here: dict[NodeId, float] = {}
-        """Those that listen, and since when."""
-        self._untold: ReportsByNode = {}
-        """What those are told first that do not listen yet."""
-        self._routes: dict[NodeId, bytes] = {}
-        """By which name on the socket those that listen are reached."""
+        self._failed: set[NodeId] = set()
+        self._unsent: ReportsByNode = {}
+        """Reports for nodes that do not listen yet."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context = context
         self._run = start.run
-        self._strangers = self._reported = 0
-        self._stranger = ""
+        self._unauthenticated = self._reported = 0
+        self._last_unauthenticated = ""
         self._report_at = 0.0
-        self._seal = None if pair is None else Seal(context, pair, self._turn_away, time.monotonic, math.inf)
-        self._nodes = context.socket(zmq.ROUTER)
-        self._nodes.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a node that connects again keeps its name
-        self._nodes.setsockopt(zmq.SNDHWM, 0)
-        self._nodes.setsockopt(zmq.RCVHWM, MESSAGES_PER_TURN)  # per peer; further messages wait, none is lost
-        self._nodes.setsockopt(zmq.MAXMSGSIZE, LONGEST_WORDS)
-        self._nodes.setsockopt(zmq.BACKLOG, 4096)
-        self._nodes.setsockopt(zmq.LINGER, 0)
+        self._seal = None if pair is None else Seal(context, pair, self._count, time.monotonic, math.inf)
+        self._socket = self._listen()
+        self._nodes = NodeReports(self._socket, setup.experiment.size, self._timetable, self._seal, self._count)
+        self._link = context.socket(zmq.DEALER)
+        self._link.setsockopt(zmq.LINGER, 1000)
         if self._seal is not None:
-            self._seal.secure_server(self._nodes)
-        self._nodes.bind("tcp://127.0.0.1:*")
-        self._line = context.socket(zmq.DEALER)
-        self._line.setsockopt(zmq.LINGER, 1000)
-        if self._seal is not None:
-            self._seal.secure_client(self._line, start.coordinator_key)
-        self._line.connect(start.coordinator)
-        endpoint = self._nodes.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
-        self._line.send(control.encode(control.NetworkListening(start.run, endpoint)))
+            self._seal.secure_client(self._link, start.coordinator_key)
+        self._link.connect(start.coordinator)
+        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+        self._link.send(control.encode(control.NetworkListening(start.run, endpoint)))
         self._poller = zmq.Poller()
-        self._poller.register(self._nodes, zmq.POLLIN)
-        self._poller.register(self._line, zmq.POLLIN)
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._link, zmq.POLLIN)
         for socket in () if self._seal is None else self._seal.sockets:
             self._poller.register(socket, zmq.POLLIN)
 
     def serve(self) -> int:
+        """Serve nodes until the run is over, and return the exit code."""
         while True:
             self._wait()
-            # A node speaks after the supervisor has said that it is there: whoever is heard first knows less.
-            posts = self._posts() if self._timetable.epoch < math.inf else []
-            if not self._hear_supervisor():
+            # A restarted node reports only after the coordinator has announced it: read the nodes' reports first, and
+            # the coordinator's messages, which know more, second.
+            submissions = self._nodes.read() if self._timetable.epoch < math.inf else []
+            if not self._handle_control_messages():
                 self._close()
                 return 0
             if self._seal is not None:
                 self._seal.answer_pending()
-                self._report_strangers()
+                self._report_unauthenticated()
             if self._timetable.epoch == math.inf:
-                continue  # what comes from nodes that know already that the run has begun waits until this one does
-            told, self._untold = self._untold, {}
-            for sender, post in posts:
-                self._timetable.submit(sender, post, told)
-            self._timetable.catch_up(self._clock(), told)
-            for node, said in told.items():
-                if node in self._here:
-                    self._nodes.send_multipart([self._routes[node], encode(list(said.values()))])
-                elif node not in self._dead:
-                    self._untold[node] = said
+                continue  # nodes that started earlier wait until this process starts
+            reports, self._unsent = self._unsent, {}
+            for sender, submission in submissions:
+                self._timetable.submit(sender, submission, reports)
+            self._timetable.catch_up(self._now(), reports)
+            for node, own in reports.items():
+                if node in self._nodes.registered:
+                    self._nodes.send(node, list(own.values()))
+                elif node not in self._failed:
+                    self._unsent[node] = own
 
-    def _clock(self) -> float:
+    def _listen(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a node that connects again keeps its identity
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, MESSAGES_PER_TURN)  # per peer; further messages wait, none is lost
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_REPORT_BYTES)
+        socket.setsockopt(zmq.BACKLOG, 4096)
+        socket.setsockopt(zmq.LINGER, 0)
+        if self._seal is not None:
+            self._seal.secure_server(socket)
+        socket.bind("tcp://127.0.0.1:*")
+        return socket
+
+    def _now(self) -> float:
         return time.monotonic() - self._timetable.epoch
 
     def _wait(self) -> None:
-        """Until something has come, or the model has something to do. ZeroMQ waits for whole milliseconds only."""
+        """Wait until a message arrives, or the model's next event. ZeroMQ waits only for whole milliseconds."""
         if self._timetable.epoch == math.inf:
-            self._line.poll(int(LONGEST_POLL * 1000))
+            self._link.poll(int(MAX_POLL_SECONDS * 1000))
             return
         due = self._timetable.next_time()
-        left = min(due - self._clock(), LONGEST_POLL)
+        left = min(due - self._now(), MAX_POLL_SECONDS)
         if left <= 0:
             return
-        if not self._poller.poll(int(left * 1000)) and left < LONGEST_POLL:
-            rest = due - self._clock()
+        if not self._poller.poll(int(left * 1000)) and left < MAX_POLL_SECONDS:
+            rest = due - self._now()
             if 0 < rest < 0.001:
                 time.sleep(rest)
 
-    def _posts(self) -> list[tuple[NodeId, Submission]]:
-        """What has been sent, in order of time."""
-        posts = []
-        for _ in range(SUBMISSIONS_PER_TURN):
-            try:
-                name, frame = self._nodes.recv_multipart(zmq.NOBLOCK, copy=False)
-                # Anybody may choose any name for itself, and where links are sealed it is the key that counts.
-                sender = int(name.bytes[1:] if self._seal is None else authenticated_sender(frame))
-                said = decode_node_report(frame.buffer)
-            except zmq.Again:
-                break
-            except MessageError as error:
-                self._turn_away(str(error))
-                continue
-            except control.DECODE_ERRORS:
-                continue  # a stranger on the port
-            if not 0 <= sender < self._size or not self._timetable.is_plausible(said, time.monotonic()):
-                continue
-            if isinstance(said, Registration):
-                self._here[sender], self._routes[sender] = said.since, name.bytes
-            elif 0 <= said.to < self._size:
-                posts.append((sender, said))
-        posts.sort(key=lambda sent: sent[1].since)
-        return posts
-
-    def _hear_supervisor(self) -> bool:
-        """False when the run is over."""
+    def _handle_control_messages(self) -> bool:
+        """Handle the coordinator's messages. Returns False when the run is over."""
         while True:
             try:
-                said = control.decode_to_node(self._line.recv(zmq.NOBLOCK))
+                message = control.decode_to_node(self._link.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return True
-            if isinstance(said, control.Start):
+            if isinstance(message, control.Start):
                 if self._seal is not None:
-                    self._seal.allow_all({str(node): key for node, key in enumerate(said.public_keys)})
+                    self._seal.allow_all({str(node): key for node, key in enumerate(message.public_keys)})
                     self._seal.key_wait = KEY_WAIT_SECONDS
-                self._timetable.begin(said.epoch)
-            elif isinstance(said, control.PeerFailed) and said.node not in self._dead:
-                self._dead.add(said.node)
-                if self._here.get(said.node, math.inf) < said.time:  # else it is back already
-                    del self._here[said.node]
-                self._timetable.set_online(said.node, online=False, now=self._clock())
-            elif isinstance(said, control.PeerRestarted) and said.node in self._dead:
-                if self._seal is not None and said.key is not None:
-                    self._seal.allow(str(said.node), said.key)
-                self._dead.discard(said.node)
-                self._timetable.set_online(said.node, online=True, now=self._clock())
-            elif isinstance(said, control.Finish):
+                self._timetable.begin(message.epoch)
+            elif isinstance(message, control.PeerFailed) and message.node not in self._failed:
+                self._failed.add(message.node)
+                self._nodes.mark_failed(message.node, message.time)
+                self._timetable.set_online(message.node, online=False, now=self._now())
+            elif isinstance(message, control.PeerRestarted) and message.node in self._failed:
+                if self._seal is not None and message.key is not None:
+                    self._seal.allow(str(message.node), message.key)
+                self._failed.discard(message.node)
+                self._timetable.set_online(message.node, online=True, now=self._now())
+            elif isinstance(message, control.Finish):
                 return False
 
-    def _turn_away(self, who: str) -> None:
-        self._strangers += 1
-        self._stranger = who
+    def _count(self, description: str) -> None:
+        """Count an unauthenticated connection."""
+        self._unauthenticated += 1
+        self._last_unauthenticated = description
 
-    def _report_strangers(self, over: bool = False) -> None:
-        """Not of each, lest many of them keep the supervisor busy; but when it is over, whether or not there are more:
-        the supervisor waits for that."""
-        if over or (self._strangers > self._reported and time.monotonic() > self._report_at):
-            self._reported, self._report_at = self._strangers, time.monotonic() + REPORT_EVERY
-            self._line.send(
-                control.encode(control.UnauthenticatedConnections(self._run, self._strangers, self._stranger, over))
+    def _report_unauthenticated(self, final: bool = False) -> None:
+        """Report the count of unauthenticated connections, at most every `COUNT_INTERVAL`.
+
+        A flood of them must not occupy the coordinator. The final report is always sent: the coordinator waits for it.
+        """
+        if final or (self._unauthenticated > self._reported and time.monotonic() > self._report_at):
+            self._reported, self._report_at = self._unauthenticated, time.monotonic() + COUNT_INTERVAL
+            count = control.UnauthenticatedConnections(
+                self._run, self._unauthenticated, self._last_unauthenticated, final
             )
+            self._link.send(control.encode(count))
 
     def _close(self) -> None:
         if self._seal is not None:
             self._seal.answer_pending()
             self._seal.count_remaining()
-            self._report_strangers(over=True)
+            self._report_unauthenticated(final=True)
             self._seal.close()
-        self._nodes.close()
-        self._line.close()
-        self._context.term()  # waits until that is said
+        self._socket.close()
+        self._link.close()
+        self._context.term()  # waits until the final report is sent

@@ -1,8 +1,8 @@
-"""Slots for training: how many nodes of a machine compute at the same time.
+"""Training slots: how many nodes of a machine compute at the same time.
 
-A machine with c cores trains c nodes as fast as it trains a thousand at once, but a thousand half-done trainings hold
-their activations in memory, and push each other out of the caches. So a node takes a slot to train, and waits for one
-where all are taken. A slot is a lock on a byte of a nameless file: when a process dies, the system frees what it held.
+A machine with c cores trains c nodes as fast as a thousand at once, but a thousand trainings under way hold their
+activations in memory, and evict each other from the caches. So a node takes a slot to train, and waits if all slots are
+taken. A slot is a lock on one byte of a file without a name: the system releases the locks of a process that ends.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from shoal.types import NodeId
 
 
 class Slots:
-    """`count` slots, common to this process and all that it forks."""
+    """`count` slots that this process shares with all processes that it forks."""
 
     def __init__(self, count: int | None = None) -> None:
         self.count = count or usable_cores()
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
 
     @contextmanager
     def taken(self, node: NodeId) -> Iterator[None]:
-        """Hold a slot. Blocks the calling thread; one thread of a process at a time."""
+        """Hold a slot. Blocks the calling thread. Only one thread of a process may hold a slot at a time."""
         slot = self._take(node)
         try:
             yield
@@ -33,7 +33,7 @@ class Slots:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
 
     def _take(self, node: NodeId) -> int:
-        """A free slot, or else a place in the queue for one of them."""
+        """Take a free slot, or wait for one."""
         first = node % self.count
         for slot in range(first, first + self.count):
             try:
@@ -46,7 +46,7 @@ class Slots:
 
 
 def usable_cores() -> int:
-    """The cores that this process may run on."""
+    """The number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""Which way to compute is fastest for a model: measured once, and remembered.
+"""The fastest way to compute for a model: benchmarked once and cached.
 
-Stacking changes the last bits of the numbers, so the choice is part of what a run replays: it is written into the
-run's experiment.toml, and remembered per model and machine, so that a second run does not pick otherwise.
+Stacking changes the last bits of the results, so a replay needs the same choice. The choice is written into the run's
+experiment.toml, and cached per model and machine, so that a second run chooses the same.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from shoal.experiment.setup import Setup
 from shoal.training.trainer import BatchableTrainer, Train
 
 SECONDS = 0.3
-"""How long each way is tried."""
+"""Seconds for which each way is timed."""
 
 
 def choose_batching(experiment: Experiment, setup: Setup) -> Batching:
-    """What the experiment says, or what was measured."""
+    """Return the way that the experiment names, or the fastest one."""
     asked = experiment.simulation.batching
     if _adds_data(experiment):
         if asked == "pool":
@@ -45,15 +45,15 @@ def choose_batching(experiment: Experiment, setup: Setup) -> Batching:
     if not isinstance(setup.trainer_factory.trainer(0, experiment.training, 0.0), BatchableTrainer):
         return "off"
     key = _key(experiment, setup)
-    known = _remembered()
+    known = _read_cache()
     if key not in known:
         known[key] = _measure(experiment, setup)
-        _remember(known)
+        _write_cache(known)
     return known[key]
 
 
 def _adds_data(experiment: Experiment) -> bool:
-    """Whether what some node hears changes what it trains on."""
+    """Whether received messages change the training data of a node."""
     nodes = range(experiment.nodes) if experiment.group else range(1)
     return any(experiment.settings(node).sharing.traits.adds_data for node in nodes)
 
@@ -81,7 +81,7 @@ def _works(experiment: Experiment, setup: Setup, count: int) -> list[Train]:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The least time that `work` took, in a few tries after a first that does not count."""
+    """The shortest time of `work` in a few repetitions, after one that warms up."""
     work()
     times: list[float] = []
     while not times or (sum(times) < SECONDS and len(times) < 20):
@@ -92,7 +92,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _key(experiment: Experiment, setup: Setup) -> str:
-    """What the outcome depends on."""
+    """A hash of everything that the outcome depends on."""
     facts = [
         experiment.trainer.to_table(),
         experiment.model.to_table(),
@@ -111,7 +111,7 @@ def _file() -> Path:
     return Path(platformdirs.user_cache_dir("shoal")) / "batching.json"
 
 
-def _remembered() -> dict[str, Batching]:
+def _read_cache() -> dict[str, Batching]:
     try:
         known = json.loads(_file().read_text())
     except (OSError, ValueError):
@@ -119,8 +119,8 @@ def _remembered() -> dict[str, Batching]:
     return {k: v for k, v in known.items() if v in ("vmap", "pool", "off")} if isinstance(known, dict) else {}
 
 
-def _remember(known: dict[str, Batching]) -> None:
-    """Where the cache folder cannot be written, the next run measures again."""
+def _write_cache(known: dict[str, Batching]) -> None:
+    """Write the cache. If its folder cannot be written, the next run measures again."""
     try:
         _file().parent.mkdir(parents=True, exist_ok=True)
         scratch = _file().with_suffix(f".{os.getpid()}")

@@ -51,8 +51,8 @@ class ClockEvaluations:
         evaluated = [node for node in present if node.context.schedule.evaluated]
         works = [Evaluate(node.trainer, node.params) for node in evaluated]
         computer = self._world.computer
-        at_once = computer.at_once
-        scores = [s for i in range(0, len(works), at_once) for s in computer.run(works[i : i + at_once])]
+        size = computer.max_batch
+        scores = [s for i in range(0, len(works), size) for s in computer.run(works[i : i + size])]
         for node, found in zip(evaluated, scores, strict=True):
             self._recorder.write(node.id, Evaluation(max(0, node.next_round - 1), time, found, self._ticks))
         if self._averaged:

@@ -1,8 +1,8 @@
 """Computing the work of many simulated nodes.
 
-Work that has begun by the time the first result is needed overlaps in virtual time, and is computed together: by
-stacking the nodes' parameters, by a pool of worker processes, or one after another. A pool gives the numbers of one
-after another, to the bit; stacking gives them within float tolerance.
+Work that has begun when the first result is needed overlaps in virtual time, and is computed together: by stacking the
+nodes' parameters, by a pool of worker processes, or one after another. The results of a pool are those of one after
+another, bit for bit; the results of stacking are the same within float tolerance.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ STACK_SIZE = 256
 
 
 class Computer(Protocol):
-    """A way to compute works that are ready at the same time."""
+    """A way to compute units of work that are ready at the same time."""
 
-    at_once: int
-    """How many works it is best given in one call."""
+    max_batch: int
+    """The most units of work for one call of `run`."""
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]: ...
 
@@ -41,21 +41,21 @@ class Computer(Protocol):
 
 
 class SequentialComputer:
-    """Each work alone, in order."""
+    """Computes one unit of work after another."""
 
-    at_once = 1
+    max_batch = 1
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         return [work.run() for work in works]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class StackedComputer:
-    """Works that go together in one call of `run_batch`; the rest alone."""
+    """Computes work with equal batch keys in one call of `run_batch`, and the rest one after another."""
 
-    at_once = STACK_SIZE
+    max_batch = STACK_SIZE
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         groups: dict[Hashable, list[int]] = {}
@@ -70,11 +70,11 @@ class StackedComputer:
         return results
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class WorkerPool:
-    """Worker processes, each with its share of the trainers: a trainer's batches and optimizer state stay in one.
+    """Worker processes, each with a part of the trainers: a trainer's batches and optimizer state stay in one process.
 
     Parameters travel through shared memory, commands and losses through pipes.
     """
@@ -83,7 +83,7 @@ class WorkerPool:
     """Parameter vectors that a worker holds at a time."""
 
     def __init__(self, trainers: Sequence[Trainer], workers: int, size: int) -> None:
-        self.at_once = 4 * workers * self.SLOTS
+        self.max_batch = 4 * workers * self.SLOTS
         self._index = {id(trainer): i for i, trainer in enumerate(trainers)}
         self._trainers = list(trainers)
         self._size = size
@@ -142,7 +142,7 @@ class WorkerPool:
 class _Worker:
     """One forked process of the pool, seen from the parent."""
 
-    def __init__(self, trainers: list[Trainer], size: int, elders: Sequence[_Worker]) -> None:
+    def __init__(self, trainers: list[Trainer], size: int, earlier: Sequence[_Worker]) -> None:
         memory = mmap.mmap(-1, max(1, WorkerPool.SLOTS * size * 4))
         self.slots = np.frombuffer(memory, np.float32)[: WorkerPool.SLOTS * size].reshape(WorkerPool.SLOTS, size)
         self._pipe, theirs = Pipe()
@@ -151,8 +151,8 @@ class _Worker:
         if self._pid == 0:
             exit_with_parent(parent)
             self._pipe.close()
-            for elder in elders:
-                elder._pipe.close()
+            for worker in earlier:
+                worker._pipe.close()
             _serve(theirs, self.slots, trainers)
         theirs.close()
 
@@ -162,26 +162,26 @@ class _Worker:
         try:
             self._pipe.send_bytes(msgspec.msgpack.encode(commands))
         except OSError as error:
-            raise RunError(f"a worker process of the simulation died: {error}") from error
+            raise RunError(f"a worker process of the simulation has ended: {error}") from error
 
     def replies(self) -> list[Any]:
         try:
             replies = msgspec.msgpack.decode(self._pipe.recv_bytes())
         except (EOFError, OSError) as error:
-            raise RunError("a worker process of the simulation died") from error
+            raise RunError("a worker process of the simulation has ended") from error
         if isinstance(replies, str):
             raise NodeError(f"training failed in a worker process:\n{replies}")
         return list(replies)
 
     def close(self) -> None:
         self._pipe.close()
-        os.kill(self._pid, signal.SIGKILL)  # it holds nothing that is not ours
+        os.kill(self._pid, signal.SIGKILL)  # it has nothing to save
         os.waitpid(self._pid, 0)
 
 
 def _serve(pipe: Connection, slots: np.ndarray[Any, np.dtype[np.float32]], trainers: list[Trainer]) -> None:
-    """The life of a worker: commands in, results out, until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    """Run as a worker: read commands and send results until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the worker
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     status = 0
     try:

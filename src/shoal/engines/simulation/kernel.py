@@ -1,7 +1,7 @@
-"""A discrete-event kernel: a heap of times, what happens at each in sequence, and tasks that are coroutines.
+"""A discrete-event kernel: a heap of times, a queue of actions for each time, and coroutines as tasks.
 
-Time moves only when no task can run. Everything that happens at one time happens in the order in which it was
-scheduled, so a run depends on its inputs alone: no set or hash order, no clock, no thread.
+Time advances only when no task can run. Actions of one time run in the order in which they were scheduled. So a run
+depends only on its inputs: not on the order of a set or hash, on a real clock, or on threads.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 
 class Crash(BaseException):
-    """Raised inside a task to end it on the spot, as a crash of its node does."""
+    """Raised inside a task to end it at once, as a crash of its node does."""
 
 
 class Task:
-    """A coroutine under way. `resume` runs it until it parks again or ends."""
+    """A running coroutine. `resume` runs it until it parks again or ends."""
 
     __slots__ = ("_send", "coroutine", "ended", "kernel", "on_end", "resume")
 
@@ -29,7 +29,7 @@ class Task:
         self.coroutine = coroutine
         self.ended = False
         self.on_end = on_end
-        """Called with the task, and whether it crashed, when it has ended."""
+        """Called when the task has ended, with the task and whether it crashed."""
         self._send = coroutine.send
         self.resume = self._resume
 
@@ -48,28 +48,28 @@ class Task:
             self.on_end(self, True)
 
     def cancel(self) -> None:
-        """End a task that is parked."""
+        """End a parked task."""
         if not self.ended:
             self.ended = True
             self.coroutine.close()
 
 
 class Kernel:
-    """The clock and the order of things. An exception in a task ends `run` with it: nothing fails in silence."""
+    """The clock and the event queue. An exception in a task ends `run` with it, so no failure is lost."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.current: Task | None = None
         self._ready: deque[Callable[[], None]] = deque()
-        # Synchronous algorithms have thousands of events at few times: the heap holds the times, not the events.
+        # Synchronous algorithms have thousands of events at few times: so the heap holds times, not events.
         self._times: list[float] = []
         self._later: dict[float, deque[Callable[[], None]]] = {}
         self._daemons = 0
         self.soon = self._ready.append
-        """Schedule an action at the present time, after those already scheduled for it."""
+        """Schedule an action at the current time, after the actions already scheduled for it."""
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Schedule an action at `time`, after all that happens before it or was scheduled for it earlier."""
+        """Schedule an action at `time`, after the actions already scheduled for it."""
         events = self._later.get(time)
         if events is None:
             events = self._later[time] = deque()
@@ -77,18 +77,18 @@ class Kernel:
         events.append(action)
 
     def schedule_daemon(self, time: float, action: Callable[[], None]) -> None:
-        """As `at`, for what is only to happen if anything else still does."""
+        """Schedule a daemon event: an action that does not keep the run alive by itself."""
 
-        def appear() -> None:
+        def run_daemon() -> None:
             self._daemons -= 1
             action()
 
         self._daemons += 1
-        self.at(time, appear)
+        self.at(time, run_daemon)
 
     @property
     def only_daemons(self) -> bool:
-        """Whether nothing is scheduled but by `schedule_daemon`."""
+        """Whether only daemon events are scheduled."""
         return not self._ready and sum(map(len, self._later.values())) <= self._daemons
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Task, bool], None]) -> Task:
@@ -97,12 +97,12 @@ class Kernel:
         return task
 
     def task(self) -> Task:
-        """The task that is running."""
+        """The task that runs at present."""
         assert self.current is not None
         return self.current
 
     def run(self) -> None:
-        """Until nothing is left to do."""
+        """Run all actions until none is left."""
         ready, times = self._ready, self._times
         while True:
             while ready:
@@ -117,7 +117,7 @@ class Kernel:
 
 
 class Timer:
-    """An action at a time, which can be called off. What was called off is forgotten at once."""
+    """A scheduled action that can be cancelled by setting `action` to None, which also releases its memory."""
 
     __slots__ = ("action",)
 
@@ -131,5 +131,5 @@ class Timer:
 
 @types.coroutine
 def park() -> Generator[None, None, None]:
-    """Give way until somebody calls the task's `resume`."""
+    """Suspend the current task until its `resume` is called."""
     yield

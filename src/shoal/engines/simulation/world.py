@@ -1,4 +1,4 @@
-"""The simulated world: what nodes share, and each node's hold on it."""
+"""The simulated world that nodes share, and the runtime of each node in it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NOTHING: Any = object()
 
 
 class World:
-    """What simulated nodes share: the clock, the network, each other, and the work that waits to be computed.
+    """What simulated nodes share: the clock, the network, and the work that waits to be computed.
 
-    In an `has_timed_events` world nodes come and go, and slow down, while others go on.
+    With `has_timed_events`, nodes go online and offline, and slow down, during the run.
     """
 
     def __init__(
@@ -38,16 +38,16 @@ class World:
     ) -> None:
         self.kernel = Kernel()
         self.learners = nodes if learners is None else learners
-        """Nodes from this one on serve the others; they may wait for ever."""
+        """Nodes from this id on are servers, which may wait without end."""
         self.network_model = network_model
-        """None: messages take no time, and nothing stands between nodes."""
+        """None: messages arrive at once."""
         self.has_timed_events = has_timed_events
         self.computer: Computer = computer or SequentialComputer()
         self.runtimes = [SimulatedRuntime(self, i) for i in range(nodes)]
         self._pending: dict[_Slot, None] = {}
-        self._looking = False
+        self._advance_scheduled = False
         self._due = math.inf
-        """When the carrier is looked at next."""
+        """When the network model is advanced next."""
 
     def submit(self, slot: _Slot) -> None:
         self._pending[slot] = None
@@ -56,32 +56,32 @@ class World:
         self._pending.pop(slot, None)
 
     def compute(self, slot: _Slot) -> None:
-        """The work of `slot`, with as much of what has begun as is computed at once.
+        """Compute the work of `slot`, together with other work that has begun, up to the computer's batch size.
 
-        Whatever has begun may be computed now: nothing that happens before its end can change it.
+        Work that has begun may be computed now: no event before its end can change its result.
         """
         del self._pending[slot]
-        chosen = [slot, *islice(self._pending, self.computer.at_once - 1)]
+        chosen = [slot, *islice(self._pending, self.computer.max_batch - 1)]
         for other in chosen[1:]:
             del self._pending[other]
         for done, result in zip(chosen, self.computer.run([s.work for s in chosen]), strict=True):
             done.result = result
 
     def post(self, network_model: NetworkModel, delivery: Delivery) -> None:
-        """Hand a message to the network. What it does to all that were sent at this time is worked out once."""
+        """Hand a message to the network, which advances once for all messages of this time."""
         network_model.send(self.kernel.now, delivery)
-        if not self._looking:
-            self._looking = True
-            self.kernel.soon(partial(self._look, network_model))
+        if not self._advance_scheduled:
+            self._advance_scheduled = True
+            self.kernel.soon(partial(self._advance, network_model))
 
     def apply_event(self, event: EnvironmentEvent) -> None:
-        """Something happens to the network."""
+        """Apply an event to the network."""
         if self.network_model is not None:
             self.network_model.apply_event(self.kernel.now, event)
-            self._look(self.network_model)
+            self._advance(self.network_model)
 
     def mark_failed(self, node: NodeId) -> None:
-        """`node` has died: it gets no more messages, and nobody waits for it."""
+        """Deliver no more messages to `node`, and let no other node wait for it."""
         self.runtimes[node].failed = True
         for other in self.runtimes:
             if not other.failed:
@@ -89,13 +89,13 @@ class World:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way that could wake anybody who is online, apart from what the agenda may hold."""
+        """Whether nothing can wake an online node, except scheduled environment events."""
         return self.kernel.only_daemons and (self.network_model is None or self.network_model.idle)
 
     def raise_if_deadlocked(self, offline: Collection[NodeId] = ()) -> None:
-        """Called when no event is left: every task that still waits, waits for ever. `offline`: who is so for good."""
+        """Raise `DeadlockError` if nodes still wait when no event is left. Nodes in `offline` stay offline."""
         waiting = [r for r in self.runtimes if not r.failed and not r.hung and r.running]
-        is_idle = [
+        reasons = [
             f"node {runtime.id} waits for {waiter.wanted}"
             + (f" (still missing: {waiter.missing})" if waiter.missing else "")
             for runtime in waiting
@@ -103,43 +103,43 @@ class World:
             for waiter in runtime.mailbox.waiting
             if waiter.kind not in REJOIN_KINDS
         ]
-        is_idle += [f"node {r.id} is offline, and does not come back" for r in waiting if r.id in offline]
+        reasons += [f"node {r.id} is offline, and does not come online again" for r in waiting if r.id in offline]
         if any(runtime.id < self.learners for runtime in waiting):
             count = f"{len(waiting)} nodes wait" if len(waiting) > 1 else "1 node waits"
             raise DeadlockError(
-                f"deadlock at {self.kernel.now:.3f} s: {count} and nothing is on its way.\n  "
-                + "\n  ".join(is_idle)
+                f"deadlock at {self.kernel.now:.3f} s: {count} and no message is in transit.\n  "
+                + "\n  ".join(reasons)
                 + "\n"
-                "Either a peer never sends what is waited for, or what it sent was lost, or it hangs; "
-                "simulation.receive_timeout lets nodes go on without it."
+                "Either a peer never sends the message, or the message was lost, or the peer hangs; "
+                "simulation.receive_timeout lets nodes continue without it."
             )
 
-    def _look(self, network_model: NetworkModel) -> None:
-        """What the network has for the present moment, and when to look again."""
-        self._looking = False
+    def _advance(self, network_model: NetworkModel) -> None:
+        """Advance the network model to the current time, and schedule its next advance."""
+        self._advance_scheduled = False
         kernel = self.kernel
         for _, fate, delivery in network_model.advance(kernel.now):
             message, sending, sender = delivery.content
             if fate == "delivered":
                 receiver = self.runtimes[delivery.receiver]
-                died = sender.failed and message.kind in REJOIN_KINDS  # since it asked to be counted on
-                if receiver.running and not died:
+                outdated = sender.failed and message.kind in REJOIN_KINDS  # it failed after it asked to rejoin
+                if receiver.running and not outdated:
                     receiver.mailbox.put(message)
             elif sending is not None and not sending.ended and (fate == "sent" or not delivery.sent):
                 kernel.soon(self.runtimes[delivery.sender].waking(sending))
         due = network_model.next_time()
         if due < self._due:
             self._due = due
-            kernel.at(due, partial(self._look_again, network_model))
+            kernel.at(due, partial(self._advance_when_due, network_model))
 
-    def _look_again(self, network_model: NetworkModel) -> None:
-        if self.kernel.now >= self._due:  # else something came in between
+    def _advance_when_due(self, network_model: NetworkModel) -> None:
+        if self.kernel.now >= self._due:  # else the model has advanced since
             self._due = math.inf
-            self._look(network_model)
+            self._advance(network_model)
 
 
 class _Slot:
-    """A work and, once computed, its result."""
+    """A unit of work and, once computed, its result."""
 
     __slots__ = ("result", "work")
 
@@ -148,21 +148,21 @@ class _Slot:
         self.result: Any = _NOTHING
 
 
-class _Spell:
-    """A computation under way on a device that may be turned off, or slowed down, in the midst of it."""
+class _Computation:
+    """A computation on a device that may go offline, or slow down, before it ends."""
 
     __slots__ = ("left", "since", "task", "timer")
 
     def __init__(self, task: Task, seconds: float) -> None:
         self.task = task
         self.left = seconds
-        """Seconds that the device at its usual speed still takes."""
+        """Seconds that the device still takes at its usual speed."""
         self.since = 0.0
         self.timer: Timer | None = None
 
 
 class SimulatedRuntime:
-    """A node's hold on the simulated world."""
+    """The runtime of one node in the simulated world."""
 
     def __init__(self, world: World, id: NodeId) -> None:
         self.id = id
@@ -171,15 +171,15 @@ class SimulatedRuntime:
         self.hung = False
         self.running = False
         self.offline_reasons = 0
-        """For how many reasons the node is offline: it does nothing then, and hears nothing."""
+        """For how many reasons the node is offline. An offline node does nothing, and receives nothing."""
         self._slowness = 1.0
         self._world = world
         self._kernel = world.kernel
         self._main: Task | None = None
         self._background: list[Task] = []
-        self._spells: dict[_Spell, None] = {}
+        self._computations: dict[_Computation, None] = {}
         self._deferred: dict[Task, None] = {}
-        """What goes on when the node is online again: each once, for whatever reasons it would have gone on before."""
+        """Tasks that resume when the node is online again: each once, however often it was woken."""
 
     def now(self) -> float:
         return self._kernel.now
@@ -198,7 +198,7 @@ class SimulatedRuntime:
             else:
                 kernel.at(kernel.now + work.seconds, kernel.task().resume)
                 await park()
-        except BaseException:  # the task is ended: nobody wants the result
+        except BaseException:  # the task was ended, and its result is not needed
             self._world.forget(slot)
             raise
         if slot.result is _NOTHING:
@@ -254,8 +254,8 @@ class SimulatedRuntime:
     def mark_rejoined(self, node: NodeId, round: int) -> None:
         self.mailbox.mark_rejoined(node, round)
 
-    def start(self, main: Coroutine[Any, Any, None], on_end: Any = None) -> None:
-        """Run `main` as the node's algorithm; `on_end(crashed)` is called when it has ended."""
+    def start(self, main: Coroutine[Any, Any, None], on_end: Callable[[bool], None] | None = None) -> None:
+        """Run `main` as the node's algorithm, and call `on_end(crashed)` when it has ended."""
 
         def ended(task: Task | None, crashed: bool) -> None:
             self.running = False
@@ -272,20 +272,20 @@ class SimulatedRuntime:
         self._main = self._spawn(main, ended)
 
     def take_over_from(self, before: SimulatedRuntime) -> None:
-        """Take the place of one whose node has died: the device, and where it is, are the same."""
+        """Replace the runtime of a failed node: its device and its availability stay the same."""
         self.offline_reasons = before.offline_reasons - before.hung
         self._slowness = before._slowness
 
     def finish(self) -> None:
-        """End the node as if it had returned: nobody is left to be served, or time is up."""
+        """End the node as if its algorithm had returned: there are no clients left, or the duration is over."""
         self._end(crashed=False)
 
     def crash(self) -> None:
-        """End the node on the spot."""
+        """End the node at once."""
         self._end(crashed=True)
 
     def hang(self) -> None:
-        """Fall silent for good: what runs beside the algorithm says no more either."""
+        """Stop responding until the end of the run, background tasks included."""
         if self.hung or not self.running:
             return
         self.hung = True
@@ -296,46 +296,46 @@ class SimulatedRuntime:
             self.go_offline()
 
     def go_offline(self) -> None:
-        """Do nothing from now on: what is being computed stands still, and whatever would wake the node waits."""
+        """Suspend computations, and let everything that would wake the node wait."""
         self.offline_reasons += 1
-        for spell in self._spells:
-            self._interrupt(spell)
+        for computation in self._computations:
+            self._interrupt(computation)
 
     def come_online(self) -> None:
         self.offline_reasons -= 1
         if not self.offline_reasons:
-            for spell in self._spells:
-                self._go_on(spell)
+            for computation in self._computations:
+                self._continue(computation)
             deferred, self._deferred = self._deferred, {}
             for task in deferred:
                 self._kernel.soon(task.resume)
 
     def slow_down(self, factor: float) -> None:
-        """Compute so many times slower than usual, from now on."""
-        for spell in self._spells:
-            self._interrupt(spell)
+        """Compute `factor` times slower than usual from now on."""
+        for computation in self._computations:
+            self._interrupt(computation)
         self._slowness = factor
         if not self.offline_reasons:
-            for spell in self._spells:
-                self._go_on(spell)
+            for computation in self._computations:
+                self._continue(computation)
 
     @property
     def suspended(self) -> bool:
-        """Whether something goes on as soon as the node is online again."""
-        return bool(self._spells or self._deferred)
+        """Whether a computation or a task resumes when the node is online again."""
+        return bool(self._computations or self._deferred)
 
     def runs(self, task: Task | None) -> bool:
-        """Whether `task` is one of this node's."""
+        """Whether `task` belongs to this node."""
         return task is not None and (task is self._main or task in self._background)
 
     def stop(self) -> None:
-        """End what still runs."""
+        """End all tasks that still run."""
         for task in (self._main, *self._background):
             if task is not None:
                 task.cancel()
 
-    def waking(self, task: Task) -> Any:
-        """What resumes `task`, or has it wait until the node is online."""
+    def waking(self, task: Task) -> Callable[[], None]:
+        """Return an action that resumes `task`, once the node is online."""
         return partial(self._wake, task) if self._world.has_timed_events else task.resume
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Task, bool], None]) -> Task:
@@ -350,37 +350,37 @@ class SimulatedRuntime:
             task.resume()
 
     async def _spend(self, seconds: float) -> None:
-        """Let the device compute for so long."""
-        spell = _Spell(self._kernel.task(), seconds)
-        self._spells[spell] = None
+        """Wait while the device computes for `seconds`."""
+        computation = _Computation(self._kernel.task(), seconds)
+        self._computations[computation] = None
         if not self.offline_reasons:
-            self._go_on(spell)
+            self._continue(computation)
         try:
             await park()
         finally:
-            self._interrupt(spell)
-            self._spells.pop(spell, None)
+            self._interrupt(computation)
+            self._computations.pop(computation, None)
 
-    def _go_on(self, spell: _Spell) -> None:
-        spell.since = self._kernel.now
-        spell.timer = Timer(partial(self._done, spell))
-        self._kernel.at(spell.since + spell.left * self._slowness, spell.timer.fire)
+    def _continue(self, computation: _Computation) -> None:
+        computation.since = self._kernel.now
+        computation.timer = Timer(partial(self._done, computation))
+        self._kernel.at(computation.since + computation.left * self._slowness, computation.timer.fire)
 
-    def _interrupt(self, spell: _Spell) -> None:
-        if spell.timer is not None:
-            spell.timer.action = None
-            spell.timer = None
-            spell.left = max(0.0, spell.left - (self._kernel.now - spell.since) / self._slowness)
+    def _interrupt(self, computation: _Computation) -> None:
+        if computation.timer is not None:
+            computation.timer.action = None
+            computation.timer = None
+            computation.left = max(0.0, computation.left - (self._kernel.now - computation.since) / self._slowness)
 
-    def _done(self, spell: _Spell) -> None:
-        spell.timer = None
-        self._spells.pop(spell, None)
-        spell.task.resume()
+    def _done(self, computation: _Computation) -> None:
+        computation.timer = None
+        self._computations.pop(computation, None)
+        computation.task.resume()
 
     def _end(self, crashed: bool) -> None:
         if self.running and self._main is not None:
             self._main.cancel()
-            self._spells.clear()
+            self._computations.clear()
             self._deferred.clear()
             self._ended(self._main, crashed)
 
