@@ -423,15 +423,15 @@ def test_every_network_keeps_the_contract(name: str, nodes: int, tmp_path: Path)
 
 
 def test_every_network_is_listed_with_its_parameters(shoal: Callable[..., CommandResult]) -> None:
-    said = shoal("list", "network")
-    assert said.code == 0
-    for words in (
+    listed = shoal("list", "network")
+    assert listed.code == 0
+    for text in (
         *NETWORKS,
         "round_trip: true or false = True",
         "by: one of 'hops', 'latency' = 'hops'",
         "links: a list",
     ):
-        assert words in said.out
+        assert text in listed.out
 
 
 def test_the_networks_of_the_docs_can_be_built(tmp_path: Path) -> None:
@@ -441,11 +441,11 @@ def test_the_networks_of_the_docs_can_be_built(tmp_path: Path) -> None:
     (tmp_path / "two-sites.xml").write_bytes((ROOT / "examples/networks/two-sites.xml").read_bytes())
     named = set()
     for snippet in snippets:
-        told = Experiment.from_table({"nodes": 8, **tomllib.loads(snippet)}, base=tmp_path)
-        assert isinstance(told.network, Component)
-        named.add(told.network.name)
-        told.network.build().build(told.size, told.seed)
-    assert named == NETWORKS.keys()
+        experiment = Experiment.from_table({"nodes": 8, **tomllib.loads(snippet)}, base=tmp_path)
+        assert isinstance(experiment.network, Component)
+        named.add(experiment.network.name)
+        experiment.network.build().build(experiment.size, experiment.seed)
+    assert named | {"ideal"} == NETWORKS.keys()  # ideal is the default and has no parameters
 
 
 def test_groups_may_have_connections_of_their_own() -> None:
@@ -464,5 +464,5 @@ def test_groups_may_have_connections_of_their_own() -> None:
 def test_connections_of_groups_go_with_a_uniform_network_only() -> None:
     own = [{"nodes": "1", "network": {"name": "uniform", "latency": 0.1}}]
     described = Experiment(nodes=60, network={"name": "ten-regions"}, group=own)
-    with pytest.raises(ExperimentError, match="which only goes with 'uniform'"):
+    with pytest.raises(ExperimentError, match="which only 'uniform' supports"):
         build_environment(described, device_speeds(described))

@@ -32,9 +32,10 @@ from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.scheduled_events import ScheduledEvents
 from shoal.engines.processes.transport import MESSAGES_PER_TURN
 from shoal.engines.run_tracker import RunTracker
+from shoal.environment.environment import Environment
 from shoal.errors import ExperimentError, LaunchError, RunError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import Environment, build_environment, device_speeds
+from shoal.experiment.environment import build_environment, device_speeds
 from shoal.experiment.mapping import LOCALHOST
 from shoal.message import MAX_HEADER_BYTES, RUN_LENGTH
 from shoal.results.progress import PROGRESS_INTERVAL, Outcome, ProgressListener, Status

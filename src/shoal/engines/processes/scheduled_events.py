@@ -15,9 +15,9 @@ from shoal.engines.processes.node_registry import NodeRegistry
 from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.run_tracker import RunTracker
+from shoal.environment.environment import Environment
 from shoal.environment.faults import FaultEvent
 from shoal.environment.network.network import AvailabilityChange, NetworkChange
-from shoal.experiment.environment import Environment
 from shoal.results.records import Event, RecordFile, RunFolder
 from shoal.types import NodeId
 

@@ -9,11 +9,11 @@ from shoal.engines.environment_events import EventQueue, apply_event
 from shoal.engines.simulation.nodes import SimulatedNodes
 from shoal.engines.simulation.recorder import Recorder
 from shoal.engines.simulation.world import World
+from shoal.environment.environment import Environment
 from shoal.environment.faults import FaultEvent
 from shoal.environment.network.model import EnvironmentEvent
 from shoal.environment.network.network import AvailabilityChange, NetworkChange
 from shoal.errors import NodeError
-from shoal.experiment.environment import Environment
 from shoal.types import NodeId
 
 
@@ -36,7 +36,7 @@ class ScheduledEvents:
 
     def run_is_over(self) -> bool:
         """Whether all learners have ended, or no node can continue whatever event follows."""
-        now, duration = self._world.kernel.now, self._environment.experiment.duration
+        now, duration = self._world.kernel.now, self._environment.duration
         if not self._nodes.learning:
             return True
         if (duration is not None and now < duration) or not self._world.is_idle:
