@@ -44,7 +44,7 @@ RULES: dict[str, set[str]] = {
     "sharing.secure": CORE | {"compression", "data", "topologies", "sharing", "node"},
     "environment": FOUNDATIONS | {"data.pickles"},
     "algorithms": CORE | {"node", "sharing", "topologies", "compression"},
-    "results": CORE,
+    "results": {"errors", "types"},
     "experiment": CORE
     | {"algorithms", "sharing", "compression", "topologies", "data", "models", "training", "environment"}
     | NODE

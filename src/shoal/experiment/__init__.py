@@ -1,6 +1,6 @@
-"""The typed experiment: its tables, their validation, the component registry, and everything built from it.
+"""The typed experiment: its tables, their validation, the component registry, `Setup` and `run`.
 
-The package may import every package that has components, and `results`. Only `running.py` imports engines.
+The package may import every package with components, `environment` and `results`. Only `running.py` imports engines.
 """
 
 from __future__ import annotations

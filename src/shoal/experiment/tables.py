@@ -33,7 +33,7 @@ class EvaluationPlan:
     data: Literal["all", "own"] = "all"
     """The test samples of a node: all of them, or only samples of the users whose data the node holds."""
     metrics: tuple[str, ...] | None = None
-    """Metrics out of 'accuracy', 'top5', 'per-class', 'perplexity', 'rmse' and 'loss'; default: those that fit the
+    """Metrics out of 'accuracy', 'top5', 'per-class', 'perplexity', 'rmse' and 'loss'; default: the metrics of the
     data set's task."""
     average: bool = True
     """Whether to test the average of all models too, and to measure the distance of the nodes to it."""

@@ -46,7 +46,7 @@ def choose_axis(folders: Sequence[RunFolder]) -> Axis:
 def metric_plot(folders: Sequence[RunFolder], path: Path, metric: str, x: Axis = "rounds") -> None:
     """Plot a metric over rounds, time or bytes sent: mean, minimum and maximum of the nodes, and the averaged model.
 
-    Runs without this metric, such as those that failed before their first evaluation, are left out.
+    Runs without this metric, such as a run that failed before its first evaluation, are left out.
     """
     import matplotlib as mpl
 
