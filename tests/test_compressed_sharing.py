@@ -900,12 +900,12 @@ class Gossips(Served):
         ({"sharing": {"name": "choco", "compressor": {"name": "topk", "fraction": 2}}}, "compressor.fraction = 2"),
         (
             {"sharing": {"name": "choco"}, "topology": {"name": "regular", "degree": 2, "dynamic": True}},
-            "sharing = 'choco': a node follows .* topology = 'regular' links others every round; use a graph",
+            "sharing = 'choco': a node follows .* topology = 'regular' changes the links every round; use a static",
         ),
-        ({"sharing": {"name": "choco"}, "algorithm": {"name": f"{__name__}:Served"}}, "'choco': .* speaks to a server"),
+        ({"sharing": {"name": "choco"}, "algorithm": {"name": f"{__name__}:Served"}}, "'choco': .* sends to a server"),
         (
             {"sharing": {"name": "deepsqueeze"}, "algorithm": {"name": f"{__name__}:Gossips"}},
-            "sharing = 'deepsqueeze': nodes step towards each other.* speaks to whom it picks; use algorithm = 'dpsgd'",
+            "sharing = 'deepsqueeze': nodes step towards each other.* sends to nodes of its own choice; use algorithm",
         ),
     ],
     ids=str,

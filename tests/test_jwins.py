@@ -270,7 +270,7 @@ def test_on_a_graph_that_changes_all_coefficients_give_what_full_sharing_gives(t
     [
         ({"wavelet": "sim2"}, "wavelet = 'sim2': unknown; did you mean 'sym2'?"),
         ({"wavelet": "dmey"}, "wavelet = 'dmey': unknown"),
-        ({"fractions": []}, "fractions = \\[\\]: expected one at least"),
+        ({"fractions": []}, "fractions = \\[\\]: expected at least one"),
         ({"fractions": [0.1, 0.0]}, "number above 0 and at most 1"),
         ({"level": 0}, "integer at least 1"),
         ({"values": "float17"}, "did you mean 'float16'"),

@@ -386,5 +386,5 @@ def test_a_node_that_dies_leaves_the_others_at_work(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("topology", [{"name": "one-peer-exponential"}, {"name": "random-out", "peers": 2}])
 def test_links_that_go_one_way_are_refused(topology: dict[str, Any]) -> None:
-    with pytest.raises(ExperimentError, match=f"topology = '{topology['name']}' has links that go one way"):
+    with pytest.raises(ExperimentError, match=f"topology = '{topology['name']}' has one-way links"):
         experiment(topology=topology, nodes=6)

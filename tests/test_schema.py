@@ -136,7 +136,7 @@ class Calls:
 
 def test_an_annotation_that_cannot_be_resolved_is_a_problem() -> None:
     (problem,) = refused({}, Postponed)
-    assert "Postponed cannot be resolved: name 'Thing' is not defined; import what they name" in problem
+    assert "Postponed cannot be resolved: name 'Thing' is not defined; import their names" in problem
 
 
 def test_a_type_that_no_experiment_can_spell_is_a_problem() -> None:

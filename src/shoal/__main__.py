@@ -1,4 +1,4 @@
-"""`python -m shoal` is `shoal`."""
+"""`python -m shoal` runs the command `shoal`."""
 
 from shoal.cli import main
 

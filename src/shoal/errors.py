@@ -1,17 +1,17 @@
-"""What can go wrong, as one tree.
+"""The exceptions of Shoal, as one tree.
 
     ShoalError
-    ├── ExperimentError        the description is wrong; found before anything starts
-    ├── DataError              a data set or a partition cannot be made as asked
-    ├── TopologyError          a graph cannot be made, or is not a graph we can use
-    ├── MessageError           bytes that are not a message of this run
-    └── RunError               the run started and cannot go on
-        ├── DeadlockError      every simulated node waits, and nothing can wake one
-        ├── NodeError          a node's own code raised
-        │   └── PrivacyError   it stopped rather than show what it must not
-        └── LaunchError        nodes could not be started here
+    ├── ExperimentError        the experiment is invalid; found before the run starts
+    ├── DataError              a data set or a partition cannot be created
+    ├── TopologyError          a graph cannot be created, or nodes cannot use it
+    ├── MessageError           bytes that are not a valid message of this run
+    └── RunError               the run started and cannot continue
+        ├── DeadlockError      all simulated nodes wait, and no event can wake one
+        ├── NodeError          the code of a node raised an exception
+        │   └── PrivacyError   the node stopped because it would have revealed hidden data
+        └── LaunchError        nodes could not be started on this machine
 
-Every message names the thing, its value, what was expected and what to do.
+Every error text has the key or field, its value, what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Sequence
 
 
 class ShoalError(Exception):
-    """Anything that Shoal raises on purpose. The command line prints it without a traceback."""
+    """Base class of all errors that Shoal raises. The command line prints them without a traceback."""
 
 
 class ExperimentError(ShoalError):
-    """The experiment is wrong. `problems` holds every one found, each with its place."""
+    """The experiment is invalid. `problems` lists all problems, each with its location."""
 
     def __init__(self, problems: Sequence[str], source: str = "experiment") -> None:
         self.problems = tuple(problems)
@@ -34,31 +34,31 @@ class ExperimentError(ShoalError):
 
 
 class DataError(ShoalError):
-    """A data set or a partition cannot be made as asked."""
+    """A data set or a partition cannot be created."""
 
 
 class TopologyError(ShoalError):
-    """A graph cannot be made, or is not one that nodes can use."""
+    """A graph cannot be created, or nodes cannot use it."""
 
 
 class MessageError(ShoalError):
-    """Bytes that are not a message of this run: dropped and counted, never trusted."""
+    """Bytes that are not a valid message of this run. They are dropped and counted."""
 
 
 class RunError(ShoalError):
-    """The run started and cannot go on."""
+    """The run started and cannot continue."""
 
 
 class DeadlockError(RunError):
-    """Every simulated node waits and no event is left that could wake one."""
+    """All simulated nodes wait, and no event is left that could wake one."""
 
 
 class NodeError(RunError):
-    """A node's own code raised; the message carries its traceback."""
+    """The code of a node raised an exception; the error text contains its traceback."""
 
 
 class PrivacyError(NodeError):
-    """Going on would show what must not be shown, or garble what is hidden; nothing was sent."""
+    """To continue would reveal hidden data or corrupt a masked sum. Nothing was sent."""
 
 
 class LaunchError(RunError):

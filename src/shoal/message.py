@@ -2,17 +2,16 @@
 
 A message is one ZeroMQ multipart message: frame 0 is the address, the receiver's id in four bytes; frame 1 is the
 header, MessagePack checked against a schema; each further frame is one array, its raw little-endian bytes. Nothing is
-pickled. Whatever does not match the schema to the letter raises `MessageError`: the receiver drops it, counts it and
-goes on.
+pickled. Anything that does not match the schema exactly raises `MessageError`: the receiver drops and counts it, and
+continues.
 
     receiver  [version, run, sender, kind, round, fields, [[name, dtype, shape], …]]  bytes of array 0 …
 
-All but the address is the same for all who are sent a message. A transport may put a ticket of its own behind the
-receiver's id, eight bytes that are not part of the message.
+All frames except the address are equal for all receivers of a message. A transport may append a ticket to the
+receiver's id: eight bytes that are not part of the message.
 
-`Message.wire_size` is what the message takes on the wire: its frames and ZMTP's framing of each (RFC 23: 2 bytes
-in front of a frame of up to 255 bytes, 9 in front of a longer one). TCP and IP headers are not in it, nor what sealing
-adds. Both engines count with it.
+`Message.wire_size` is the size on the wire: the frames and the ZMTP framing of each (RFC 23: 2 bytes before a frame of
+up to 255 bytes, 9 before a longer one). It does not include TCP and IP headers or encryption. Both engines use it.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ _Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
 
 
 class Payload(msgspec.Struct, frozen=True, gc=False):
-    """What a sharing says: named arrays, and a few plain values beside them."""
+    """The content of a message: named arrays, and a few plain values."""
 
     arrays: Mapping[str, NDArray[Any]]
     fields: Mapping[str, Scalar] = {}
 
     def frozen(self) -> Payload:
-        """This payload with arrays that cannot change under way: a writable array is copied, others are shared."""
+        """Return this payload with read-only arrays: writable arrays are copied, others are shared."""
         arrays = self.arrays
         for array in arrays.values():
             if array.flags.writeable or not array.flags.c_contiguous:
@@ -81,9 +80,9 @@ _decoder = msgspec.msgpack.Decoder(_Header)
 
 
 class Message:
-    """A payload on its way: who says it, in which round, and as what kind. Never changes once made.
+    """A payload with its sender, round and kind. Immutable.
 
-    One message serves all its recipients: it is encoded once, and in the simulation it is one snapshot.
+    One message serves all its receivers: it is encoded once, and in the simulation it is one object.
     """
 
     __slots__ = ("_header", "encoded", "kind", "payload", "round", "run", "sender", "wire_size")
@@ -103,12 +102,14 @@ class Message:
         self.payload = payload
         self.run = run
         self.encoded: Any = None
-        """Where a transport keeps the message as it sends it, for the next recipient."""
+        """The encoded message, which a transport stores for the next receiver."""
         self._header = _header(self) if header is None else header
-        self.wire_size = ADDRESSED + framed(len(self._header)) + sum(framed(a.nbytes) for a in payload.arrays.values())
+        self.wire_size = (
+            ADDRESS_SIZE + framed(len(self._header)) + sum(framed(a.nbytes) for a in payload.arrays.values())
+        )
 
     def frames(self) -> list[bytes | memoryview]:
-        """All behind the address: the header and the bytes of each array, without copying an array."""
+        """Return all frames after the address: the header and the bytes of each array, without copies."""
         return [self._header, *(_bytes_of(array) for array in self.payload.arrays.values())]
 
     def __repr__(self) -> str:
@@ -116,12 +117,12 @@ class Message:
 
 
 def address(to: NodeId, ticket: int | None = None) -> bytes:
-    """The frame in front of a message to `to`."""
+    """Return the address frame of a message to `to`."""
     return _RECEIVER.pack(to) if ticket is None else _RECEIVER_AND_TICKET.pack(to, ticket)
 
 
 def ticket_of(frame: bytes, receiver: NodeId) -> int | None:
-    """The ticket in an address, if there is one. Raises `MessageError` for an address that is not `receiver`'s."""
+    """Return the ticket in an address, if any. Raises `MessageError` if the address is not that of `receiver`."""
     ticket: int | None = None
     if len(frame) == _RECEIVER.size:
         (to,) = _RECEIVER.unpack(frame)
@@ -136,9 +137,9 @@ def ticket_of(frame: bytes, receiver: NodeId) -> int | None:
 
 
 def decode(frames: Sequence[bytes | memoryview], run: str | None = None) -> Message:
-    """The message in `frames`, those behind the address; its arrays are read-only views of them.
+    """Return the message in `frames`, which exclude the address. Its arrays are read-only views of them.
 
-    `run` names the run it must belong to.
+    `run` is the run that it must belong to.
     """
     if not frames or len(frames[0]) > MAX_HEADER_BYTES:
         raise MessageError(f"no header of at most {MAX_HEADER_BYTES} bytes")
@@ -159,7 +160,7 @@ def decode(frames: Sequence[bytes | memoryview], run: str | None = None) -> Mess
 
 
 def _header(message: Message) -> bytes:
-    """The header of a message that is to be sent. Refuses what a receiver would refuse."""
+    """Return the header of an outgoing message. Raises `MessageError` for what a receiver would reject."""
     payload = message.payload
     arrays = [_Array(name, array.dtype.str, array.shape) for name, array in payload.arrays.items()]
     for array in arrays:
@@ -178,12 +179,12 @@ def _header(message: Message) -> bytes:
 
 
 def framed(size: int) -> int:
-    """The bytes that a frame of `size` bytes takes on the wire."""
+    """Return the bytes of a frame of `size` bytes on the wire."""
     return size + (2 if size <= 255 else 9)
 
 
-ADDRESSED = framed(_RECEIVER.size)
-"""What the address takes on the wire."""
+ADDRESS_SIZE = framed(_RECEIVER.size)
+"""The bytes of the address on the wire."""
 
 
 def _array(spec: _Array, frame: bytes | memoryview) -> NDArray[Any]:
@@ -195,7 +196,7 @@ def _array(spec: _Array, frame: bytes | memoryview) -> NDArray[Any]:
         raise MessageError(f"array {spec.name!r} of shape {spec.shape} comes with {len(frame)} bytes")
     try:
         array = np.frombuffer(frame, dtype).reshape(spec.shape)
-    except ValueError as error:  # no values, and yet dimensions beyond what an array can have
+    except ValueError as error:  # no values, but dimensions beyond the limits of an array
         raise MessageError(f"array {spec.name!r} of shape {spec.shape}: {error}") from error
     array.flags.writeable = False
     return array

@@ -13,7 +13,7 @@ from shoal import schema
 
 
 def load(name: str) -> Any:
-    """Return what is at `module:name` or `file.py:name`. Raises ValueError with the reason."""
+    """Return the object at `module:name` or `file.py:name`. Raises ValueError with the reason."""
     where, _, attribute = name.rpartition(":")
     loaded = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     if not hasattr(loaded, attribute):
@@ -55,7 +55,7 @@ def _load_file(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    sys.modules[name] = module  # before it runs, because dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -16,62 +16,64 @@ R = TypeVar("R", covariant=True)
 
 
 class Work(Protocol[R]):
-    """Something to compute: pure in what it was given, so that an engine may run it where and when it likes."""
+    """A computation. It depends only on its inputs, so an engine may run it anywhere and at any time."""
 
     @property
     def seconds(self) -> float:
-        """How long the node's device takes, in virtual time. The process engine takes what it takes."""
+        """The time that it takes on the node's device, in virtual seconds. The process engine measures real time."""
         ...
 
     @property
     def batch_key(self) -> Hashable:
-        """Works with an equal value may be handed to `run_batch` in one call."""
+        """Computations with equal keys may be passed to `run_batch` in one call."""
         ...
 
     def run(self) -> R: ...
 
     @staticmethod
     def run_batch(works: Sequence[Any]) -> list[Any]:
-        """The results of all works, in order; within float tolerance those of `run`."""
+        """Return the results of all computations, in order. They equal those of `run` within float tolerance."""
         ...
 
 
 class Runtime(Protocol):
-    """One node's hold on the world. All times are in seconds since the start of the run."""
+    """The services that an engine provides to one node. All times are in seconds since the start of the run."""
 
     def now(self) -> float: ...
 
     async def sleep(self, seconds: float) -> None: ...
 
     async def compute(self, work: Work[R]) -> R:
-        """The result of `work`. Other tasks of the node go on meanwhile."""
+        """Return the result of `work`. Other tasks of the node continue meanwhile."""
         ...
 
     async def send(self, to: NodeId, message: Message) -> bool:
-        """Hand `message` to the network; whether it was taken. A peer that dies on the way never gets it."""
+        """Hand `message` to the network. Returns False if it was dropped. A peer that fails first never gets it."""
         ...
 
     async def transmit(self, to: NodeId, message: Message) -> bool:
-        """As `send`, and wait until the last of the message has left this node: so whoever has many messages keeps
-        those that the network has no room for yet. False when it did not get out."""
+        """Send `message` and wait until it has left this node. Returns False if it was dropped.
+
+        So a node with many messages keeps them until the network can take them.
+        """
         ...
 
     def collect(self, kind: str) -> list[Message]:
-        """All messages of this kind that have come and nobody has claimed, in the order in which they came."""
+        """Return all unclaimed messages of this kind, in order of arrival."""
         ...
 
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
-        """What `wanted` asks for; less when `timeout` seconds have passed, or when the others are gone."""
+        """Return the wanted messages; fewer if `timeout` seconds have passed or senders have failed."""
         ...
 
     def background(self, task: Coroutine[Any, Any, None]) -> None:
-        """Run `task` beside the algorithm. It ends, at the latest, when the algorithm's `run` does."""
+        """Run `task` concurrently with the algorithm. It ends at the latest with the algorithm's `run`."""
         ...
 
     def failed_peers(self) -> Collection[NodeId]:
-        """The nodes known to have died."""
+        """Return the nodes that are known to have failed."""
         ...
 
     def mark_rejoined(self, node: NodeId, round: int) -> None:
-        """`node` has come back: from `round` on it is waited for again."""
+        """Expect messages from `node`, which has rejoined, from `round` on."""
         ...

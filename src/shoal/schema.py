@@ -1,4 +1,4 @@
-"""Plain data to typed objects: every problem found at once, each with its place.
+"""Conversion of plain data to typed objects, with a list of all problems and their locations.
 
 The parameters of a component are those of its constructor; their types and bounds are its annotations:
 
@@ -6,8 +6,8 @@ The parameters of a component are those of its constructor; their types and boun
     class Regular:
         degree: Annotated[int, Bounds(at_least=1)] = 5
 
-`convert` turns what TOML or Python gave into what the annotation says, and writes what is wrong into a list
-of problems instead of raising, so that a user sees all of them in one go.
+`convert` turns values from TOML or Python into the annotated types. It adds problems to a list and does not raise, so
+that a user sees all of them at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.errors import ShoalError
 from shoal.types import Bounds, Nested
 
 REQUIRED: Any = inspect.Parameter.empty
-INVALID: Any = object()  # what convert returns after it has noted a problem
+INVALID: Any = object()  # the result of `convert` after it has added a problem
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Parameter:
 
     @property
     def nested(self) -> str | None:
-        """The kind of component that this parameter is."""
+        """The kind of component of this parameter; None if it is not a component."""
         return next((a.kind for a in typing.get_args(self.hint)[1:] if isinstance(a, Nested)), None)
 
     def __str__(self) -> str:
@@ -54,17 +54,17 @@ class Parameter:
 
 
 def parameters(cls: type) -> dict[str, Parameter]:
-    """The parameters that `cls(...)` takes, as they are spelt, with their annotations resolved.
+    """Return the parameters of `cls(...)` by their names in an experiment, with resolved annotations.
 
-    One with a word of Python for a name ends in an underscore there, and is spelt without: `from_`.
+    A Python keyword as a name has an underscore in Python and none in an experiment: `from_`.
 
-    Raises ValueError when an annotation cannot be resolved: it names something that is imported for type checks only.
+    Raises ValueError if an annotation cannot be resolved, for example because of an import for type checks only.
     """
     owner: Any = cls if dataclasses.is_dataclass(cls) else cls.__init__  # type: ignore[misc]
     try:
         hints = typing.get_type_hints(owner, include_extras=True)
     except NameError as error:
-        raise ValueError(f"annotations of {cls.__name__} cannot be resolved: {error}; import what they name") from error
+        raise ValueError(f"annotations of {cls.__name__} cannot be resolved: {error}; import their names") from error
     fields = {f.name: f for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
     found = {}
     for name, parameter in inspect.signature(cls).parameters.items():
@@ -74,26 +74,26 @@ def parameters(cls: type) -> dict[str, Parameter]:
         if name in fields and (make := fields[name].default_factory) is not dataclasses.MISSING:
             default = make()
         hint = hints.get(name, Any)
-        spelt = name[:-1] if keyword.iskeyword(name.removesuffix("_")) else name
-        found[spelt] = Parameter(spelt, hint.type if isinstance(hint, dataclasses.InitVar) else hint, default)
+        key = name[:-1] if keyword.iskeyword(name.removesuffix("_")) else name
+        found[key] = Parameter(key, hint.type if isinstance(hint, dataclasses.InitVar) else hint, default)
     return found
 
 
 def build(cls: type, table: object, place: str, problems: list[str]) -> Any:
-    """`cls(**table)` with every value converted and every wrong key, type and range noted."""
+    """Return `cls(**table)` with converted values. Adds every wrong key, type and range to `problems`."""
     values = arguments(cls, table, place, problems)
     if values is INVALID:
         return INVALID
     try:
         return cls(**{f"{key}_" if keyword.iskeyword(key) else key: value for key, value in values.items()})
-    except Exception as error:  # a plug-in's constructor raises what it likes
+    except Exception as error:  # the constructor of a plug-in may raise anything
         expected = isinstance(error, ValueError | TypeError | ShoalError)
         problems.append(f"{place}: {error}" if expected else f"{place}: {type(error).__name__}: {error}")
         return INVALID
 
 
 def arguments(cls: type, table: object, place: str, problems: list[str]) -> Any:
-    """The converted constructor arguments in `table`, or INVALID after noting what is wrong."""
+    """Return the converted constructor arguments in `table`, or INVALID after adding to `problems`."""
     if not isinstance(table, Mapping):
         problems.append(f"{place} = {table!r}: expected a table")
         return INVALID
@@ -116,7 +116,7 @@ def arguments(cls: type, table: object, place: str, problems: list[str]) -> Any:
 
 
 def convert(value: Any, hint: Any, place: str, problems: list[str]) -> Any:
-    """`value` as `hint` describes it, or INVALID after noting what is wrong."""
+    """Return `value` converted to `hint`, or INVALID after adding to `problems`."""
     before = len(problems)
     converted = _convert(value, hint, place, problems)
     if converted is INVALID and len(problems) == before:
@@ -128,7 +128,7 @@ def _convert(value: Any, hint: Any, place: str, problems: list[str]) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         if any(isinstance(a, Nested) for a in args[1:]):
-            return value  # built already
+            return value  # already built
         converted = _convert(value, args[0], place, problems)
         limits = [a for a in args[1:] if isinstance(a, Bounds)]
         if isinstance(converted, int | float) and not all(b.allows(converted) for b in limits):
@@ -177,7 +177,7 @@ def _convert_union(value: Any, args: tuple[Any, ...], place: str, problems: list
             return converted
     tables = [option for option in args if dataclasses.is_dataclass(option)]
     if isinstance(value, Mapping) and len(tables) == 1:
-        return _convert(value, tables[0], place, problems)  # say what is wrong inside the table
+        return _convert(value, tables[0], place, problems)  # report the problems inside the table
     return INVALID
 
 
@@ -196,7 +196,7 @@ def _convert_sequence(value: Any, hint: Any, place: str, problems: list[str]) ->
 
 
 def describe(hint: Any) -> str:
-    """A hint in the words of an experiment file."""
+    """Describe a type hint in the terms of an experiment file."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         if nested := [a.kind for a in args[1:] if isinstance(a, Nested)]:
@@ -213,7 +213,7 @@ def describe(hint: Any) -> str:
         return f"a list of {describe(args[0])}"
     if origin is not None or dataclasses.is_dataclass(hint):
         return "a table"
-    words = {
+    names = {
         int: "integer",
         float: "number",
         str: "string",
@@ -221,11 +221,11 @@ def describe(hint: Any) -> str:
         bool: "true or false",
         Any: "any value",
     }
-    return words.get(hint, getattr(hint, "__name__", str(hint)))
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The hint to append to 'unknown …': the closest right name, or all of them."""
+    """Return the advice for an unknown name: the closest valid name, or all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:

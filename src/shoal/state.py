@@ -1,7 +1,7 @@
-"""What lives on from round to round, as plain data: what a checkpoint has to keep.
+"""State that persists between rounds, as plain data for checkpoints.
 
-Momentum, accumulated change, the order of the batches, where a generator stands: whoever keeps such things offers
-`state()` and `restore()`. An object made anew from the same experiment and restored goes on as the old one would have.
+Objects that keep momentum, accumulated changes, the order of batches or the position of a generator implement `state()`
+and `restore()`. A new object from the same experiment continues after `restore` exactly as the old one would have.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 State: TypeAlias = dict[str, Any]
-"""Arrays, numbers, strings, None, and lists and dictionaries (with strings for keys) of these."""
+"""Arrays, numbers, strings, None, and lists and dictionaries (with string keys) of these."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Something that keeps more than its parameters."""
+    """An object with state beyond its parameters."""
 
     def state(self) -> State:
-        """Everything that the next round depends on. Nobody writes into what this returns."""
+        """Return all that the next round depends on. Callers must not modify it."""
         ...
 
     def restore(self, state: State) -> None:
-        """Go on from `state`, which an equal object's `state()` gave."""
+        """Continue from the `state()` of an equal object."""
         ...
 
 
 def generator_state(rng: np.random.Generator) -> State:
-    """Where a generator stands, as plain data; its 128-bit numbers are spelt in hexadecimal."""
-    words = rng.bit_generator.state
+    """Return the state of a generator as plain data; 128-bit numbers are in hexadecimal."""
+    internal = rng.bit_generator.state
     return {
-        "state": f"{words['state']['state']:x}",
-        "inc": f"{words['state']['inc']:x}",
-        "has_uint32": int(words["has_uint32"]),
-        "uinteger": int(words["uinteger"]),
+        "state": f"{internal['state']['state']:x}",
+        "inc": f"{internal['state']['inc']:x}",
+        "has_uint32": int(internal["has_uint32"]),
+        "uinteger": int(internal["uinteger"]),
     }
 
 
 def restore_generator(rng: np.random.Generator, state: State) -> None:
-    """Have `rng`, a PCG64 like all of ours, stand where `generator_state` saw one."""
+    """Set `rng`, a PCG64, to a state from `generator_state`."""
     rng.bit_generator.state = {
         "bit_generator": "PCG64",
         "state": {"state": int(state["state"], 16), "inc": int(state["inc"], 16)},

@@ -35,41 +35,41 @@ class Bounds:
         )
 
     def __str__(self) -> str:
-        words = (
+        limits = (
             ("at least", self.at_least),
             ("above", self.above),
             ("at most", self.at_most),
             ("below", self.below),
         )
-        return " and ".join(f"{word} {limit:g}" for word, limit in words if limit is not None)
+        return " and ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
 
 
 @dataclass(frozen=True)
 class Nested:
-    """For use in `Annotated`: the parameter is itself a component of this kind, spelt as a table with a name."""
+    """For use in `Annotated`: the parameter is a component of this kind, written as a table with a name."""
 
     kind: str
 
 
-def parse_node_ids(spelt: str, nodes: int) -> list[NodeId]:
-    """The nodes that a text such as "0-3, 8" names, of so many. Raises ValueError for anything else."""
+def parse_node_ids(text: str, nodes: int) -> list[NodeId]:
+    """Return the node ids in a text such as "0-3, 8". Raises ValueError for other texts and ids of at least `nodes`."""
     found: list[NodeId] = []
-    for part in spelt.split(","):
+    for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if not match:
-            raise ValueError(f"nodes = {spelt!r}: expected numbers and ranges such as '0-3, 8'")
+            raise ValueError(f"nodes = {text!r}: expected numbers and ranges such as '0-3, 8'")
         first = int(match[1])
         last = int(match[2] or first)
         if last < first:
-            raise ValueError(f"nodes = {spelt!r}: {part.strip()} counts down; did you mean {last}-{first}?")
+            raise ValueError(f"nodes = {text!r}: {part.strip()} counts down; did you mean {last}-{first}?")
         if last >= nodes:
-            raise ValueError(f"nodes = {spelt!r}: there is no node {max(first, nodes)}; nodes = {nodes}")
+            raise ValueError(f"nodes = {text!r}: there is no node {max(first, nodes)}; nodes = {nodes}")
         found.extend(range(first, last + 1))
     return found
 
 
 def format_node_ids(ids: Iterable[NodeId], most: int | None = None) -> str:
-    """What `parse_node_ids` reads: "0-3, 8". With `most`, so many of its parts at most, and how many nodes follow."""
+    """Return a text that `parse_node_ids` reads: "0-3, 8". `most` limits its parts; the number of others follows."""
     runs: list[list[NodeId]] = []
     for node in sorted(ids):
         if runs and node == runs[-1][1] + 1:
@@ -77,6 +77,6 @@ def format_node_ids(ids: Iterable[NodeId], most: int | None = None) -> str:
         else:
             runs.append([node, node])
     shown = runs if most is None else runs[:most]
-    spelt = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in shown)
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in shown)
     left = sum(last - first + 1 for first, last in runs[len(shown) :])
-    return f"{spelt} and {left} more" if left else spelt
+    return f"{text} and {left} more" if left else text

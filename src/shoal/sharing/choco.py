@@ -1,4 +1,4 @@
-"""CHOCO-SGD: neighbours gossip on public copies of their models, which compressed differences keep up to date.
+"""CHOCO-SGD: neighbours average public copies of their models, which compressed differences keep up to date.
 
 Koloskova, Stich, Jaggi: Decentralized Stochastic Optimization and Gossip Algorithms with Compressed Communication,
 ICML 2019, arXiv:1902.00340. Koloskova, Lin, Stich, Jaggi: Decentralized Deep Learning with Arbitrary Communication
@@ -30,34 +30,34 @@ from shoal.types import Bounds, Nested, NodeId, Params
 
 @dataclass
 class CHOCO:
-    """Koloskova et al. 2019: compressed differences to a public copy of each model; nodes gossip on the copies.
+    """Koloskova et al. 2019: compressed differences to a public copy of each model; nodes average the copies.
 
-    With x̂ the public copies, at first 0, Q the compressor and x the model after training, node i does
+    With the public copies x̂, at first 0, the compressor Q and the model x after training, node i does
 
         sends q_i = Q(x_i − x̂_i);  x̂_j ← x̂_j + q_j for itself and each neighbour j
         x_i ← x_i + γ Σ_j w_ij (x̂_j − x̂_i)
 
-    Doubly stochastic weights keep the mean of all models. `gamma` is how far nodes step towards each other: the
-    coarser Q, the smaller it has to be, or models swing apart. For 8 bits a value, 1 will do; for the tenth of the
-    coordinates that changed most, up to 0.2; for a random tenth, 0.1.
+    Doubly stochastic weights keep the mean of all models. `gamma` is the step size towards the neighbours: a coarser Q
+    needs a smaller one, or models diverge. For 8 bits per value, 1 works; for the tenth of the coordinates that changed
+    most, up to 0.2; for a random tenth, 0.1.
 
-    As in the paper's memory-efficient form, a node does not keep the copies of its neighbours. It keeps x̂_i and the
-    pull g_i = Σ_j w_ij (x̂_j − x̂_i), which is the paper's s_i less x̂_i and moves by Σ_j w_ij (q_j − q_i). What rounding
-    once puts into the pull stays in it and moves the model in every round. So both are kept in double precision: in a
-    thousand rounds the mean of all models then moves by no more than the rounding of the models themselves.
+    As in the memory-efficient form of the paper, a node does not keep the copies of its neighbours. It keeps x̂_i and
+    the pull g_i = Σ_j w_ij (x̂_j − x̂_i), which is the paper's s_i minus x̂_i and changes by Σ_j w_ij (q_j − q_i). A
+    rounding error in the pull is permanent and moves the model in every round. So both are in double precision: in a
+    thousand rounds the mean of all models then moves by no more than the rounding error of the models themselves.
 
-    The pull is right as long as it has every q of the same neighbours, under the same weights. When one of them dies,
-    keeps silent or sends nonsense, its copy cannot be taken out of the pull, and going on would drag the
-    model off in every round from then on. So the node drops its pull and tells its neighbours in its next message that
-    it has `lost` them; in the round after, they send it their copies whole, in doubles, and from these it makes
-    its pull anew. That costs two full models per neighbour and two rounds without mixing. Who sends no copy, because it
-    does not hear this node or does not answer, is left out: the node averages with the others, under weights
-    renormalised for them, and asks again every other round. While one of two neighbours leaves the other out,
-    weights are not doubly stochastic, and the mean of all models moves; where both soon hear each other again, by
-    a bounded step.
+    The pull is correct while it contains every q of the same neighbours with the same weights. When a neighbour fails,
+    times out or sends an invalid payload, its copy cannot be removed from the pull, and the pull would move the model
+    in a wrong direction in every later round. So the node resets its pull and reports `lost` to its neighbours in its
+    next message. In the following round they send their full copies, in doubles, and the node computes its pull from
+    these. That costs two full models per neighbour and two rounds without mixing. A neighbour that sends no copy,
+    because it does not receive from this node or does not answer, is left out: the node averages with the others, with
+    weights renormalised for them, and asks again every other round. While one of two neighbours leaves the other out,
+    weights are not doubly stochastic, and the mean of all models moves; if both soon receive each other's messages
+    again, this is a bounded step.
 
-    Copies that are not finite are refused. A neighbour that has diverged is seen in its q, as in full sharing, and a
-    node that mends its pull can do without it.
+    Copies that are not finite are rejected. A neighbour that has diverged is visible in its q, as in full sharing, and
+    a node that repairs its pull does not need it.
     """
 
     gamma: Annotated[float, Bounds(above=0, at_most=1)] = 0.2
@@ -82,15 +82,15 @@ class CHOCO:
         self._left_out: set[NodeId] = set()  # neighbours that are not in the pull
         self._asked: set[NodeId] = set()  # of these, those asked for their copies in the last message
         self._asked_by: list[NodeId] = []
-        self._said: Part | None = None
+        self._sent: Part | None = None
 
     def outgoing(self, params: Params, round: int) -> Outgoing:
-        if self._said is not None:  # no merge since: what was heard then is not in the pull
-            self._left_out |= self._drop()
+        if self._sent is not None:  # no merge since: the pull lacks the payloads of that round
+            self._left_out |= self._reset()
         rng = self._info.rng("choco", round) if self.compressor.stochastic else None
-        difference, self._said = self.compressor.compress((params - self._copy).astype(np.float32), rng)
-        _add(self._said, self._copy)
-        asked = self._asked = self._left_out - self._asked  # who has been asked is given a round to answer
+        difference, self._sent = self.compressor.compress((params - self._copy).astype(np.float32), rng)
+        _add(self._sent, self._copy)
+        asked = self._asked = self._left_out - self._asked  # a neighbour has one round to answer
         askers, self._asked_by = frozenset(self._asked_by), []
         if not asked and not askers:
             return difference
@@ -98,12 +98,12 @@ class CHOCO:
         for array in copy.values():
             array.flags.writeable = False
 
-        @functools.cache  # one payload for all who are told the same
-        def said(asking: bool, answering: bool) -> Payload:
+        @functools.cache  # one payload for all peers that get the same
+        def payload_for(asking: bool, answering: bool) -> Payload:
             arrays = {**difference.arrays, **copy} if answering else difference.arrays
             return Payload(arrays, {**difference.fields, "lost": True} if asking else difference.fields)
 
-        return lambda peer: said(peer in asked, peer in askers)
+        return lambda peer: payload_for(peer in asked, peer in askers)
 
     def check(self, payload: Payload, params: Params) -> None:
         if type(payload.fields.get("lost", False)) is not bool:
@@ -120,17 +120,17 @@ class CHOCO:
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
         differences = self._cache.take(received, params.size)
-        said, self._said = self._said, None
+        sent, self._sent = self._sent, None
         self._asked_by = sorted(peer for peer, payload in received.items() if payload.fields.get("lost", False))
         if self._followed is None:
-            self._followed = dict(weights)  # all copies are 0 so far, and so is the pull under any weights
-        dropped = set() if _agree(self._followed, weights) else self._drop()
+            self._followed = dict(weights)  # all copies are still 0, and so is the pull with any weights
+        dropped = set() if _agree(self._followed, weights) else self._reset()
         for peer, weight in self._followed.items():
             _add(differences[peer], self._pull, weight)
-        if said is not None:
-            _add(said, self._pull, -sum(self._followed.values()))
+        if sent is not None:
+            _add(sent, self._pull, -sum(self._followed.values()))
         copies = {peer: payload.arrays["copy"] for peer, payload in received.items() if "copy" in payload.arrays}
-        self._take_in({peer: copy for peer, copy in copies.items() if peer not in self._followed}, weights)
+        self._include({peer: copy for peer, copy in copies.items() if peer not in self._followed}, weights)
         self._left_out = (received.keys() | dropped) - self._followed.keys()
         if not self._followed:
             return params.copy()
@@ -155,17 +155,17 @@ class CHOCO:
         self._left_out = set(state["left_out"])
         self._asked = set(state["asked"])
         self._asked_by = list(state["asked_by"])
-        self._said = None
+        self._sent = None
 
-    def _drop(self) -> set[NodeId]:
-        """Begin the pull anew, with nobody in it; who was in it."""
+    def _reset(self) -> set[NodeId]:
+        """Reset the pull. Returns the neighbours that were in it."""
         dropped = set(self._followed or ())
         self._followed = {}
         self._pull[:] = 0.0
         return dropped
 
-    def _take_in(self, copies: Mapping[NodeId, NDArray[np.float64]], weights: Mapping[NodeId, float]) -> None:
-        """Put those into the pull that have sent their copies. The weights of those in it shrink, all alike."""
+    def _include(self, copies: Mapping[NodeId, NDArray[np.float64]], weights: Mapping[NodeId, float]) -> None:
+        """Add the neighbours that sent their copies to the pull. The weights of the others shrink by one factor."""
         if not copies:
             return
         before = self._followed or {}
@@ -177,7 +177,7 @@ class CHOCO:
 
 
 def _add(part: Part, target: NDArray[np.float64], weight: float = 1.0) -> None:
-    """target += weight · part, in place and in double precision."""
+    """Add weight · part to `target`, in place and in double precision."""
     values = np.multiply(part.values, weight, dtype=np.float64)
     if part.positions is None:
         target += values
@@ -186,14 +186,14 @@ def _add(part: Part, target: NDArray[np.float64], weight: float = 1.0) -> None:
 
 
 def _renormalised(weights: Mapping[NodeId, float], peers: Collection[NodeId]) -> dict[NodeId, float]:
-    """The weights of `peers`, such that they and the own weight sum to 1 without all others."""
+    """Return the weights of `peers`, scaled so that they and the own weight sum to 1."""
     own = 1.0 - sum(weights.values())
     total = own + sum(weights[peer] for peer in peers)
     return {peer: weights[peer] / total for peer in peers}
 
 
 def _agree(followed: Mapping[NodeId, float], weights: Mapping[NodeId, float]) -> bool:
-    """Whether `weights` have all of `followed`, and give them the same shares but for rounding."""
+    """Return whether `weights` contain all of `followed` with the same proportions, up to rounding."""
     if not followed.keys() <= weights.keys():
         return False
     now = _renormalised(weights, followed)

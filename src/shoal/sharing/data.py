@@ -19,25 +19,25 @@ from shoal.sharing.sharing import NodeInfo
 from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds, NodeId, Params
 
-GENEROUS = 16
-"""A neighbour may send so many times the samples that this node sends: groups of nodes may be set to other numbers."""
+MAX_FACTOR = 16
+"""A neighbour may send at most this many times the samples of this node: groups of nodes may differ."""
 
 
 @dataclass
 class DataSharing:
-    """REX, Dhasade et al. 2022: messages carry raw samples, which their receivers train on from then on.
+    """REX, Dhasade et al. 2022: messages carry raw samples, and receivers train on them from then on.
 
-    Each round a node draws `samples` of those that it holds, its own and those that it was sent, for all its
-    neighbours. Who receives them keeps those that it does not hold yet, and leaves its model as it is: no models
-    are averaged, they agree more and more because their data does. In REX trusted hardware hides the samples from the
-    people behind a node; here nothing does.
+    Each round a node draws `samples` of its own and received samples, and sends them to all its neighbours. A receiver
+    keeps the samples that it does not have yet, and leaves its model unchanged: models are not averaged, they become
+    similar because their data does. In REX trusted hardware hides the samples from the owner of a node; here nothing
+    does.
 
-    Messages with more than sixteen times `samples` are refused, lest one neighbour fill a node's memory in a round:
-    groups of nodes that send different numbers are to differ by less.
+    Messages with more than sixteen times `samples` are rejected, so that a neighbour cannot fill a node's memory in one
+    round. Groups of nodes that send different numbers must differ by less.
     """
 
     traits: ClassVar[Traits] = Traits(adds_data=True)
-    """Merging changes what a node trains on, so it has to train in the process that merges."""
+    """Merging changes the training data, so a node must train in the process that merges."""
 
     samples: Annotated[int, Bounds(at_least=1)] = 32
 
@@ -45,11 +45,11 @@ class DataSharing:
         self._info = info
 
     def start(self, params: Params) -> None:
-        """What is kept is kept with the node's own data."""
+        """Keep nothing: received samples become part of the node's data."""
 
     def outgoing(self, params: Params, round: int) -> Payload:
         data = self._info.data
-        if data is None:  # a trainer that shows no samples has none to give
+        if data is None:  # the trainer does not give access to samples
             return Payload({"x": np.empty(0, np.float32), "y": np.empty(0, np.int64)})
         drawn = data.sample(self.samples, self._info.rng("data sharing", round))
         return Payload({"x": drawn.x, "y": drawn.y})
@@ -58,10 +58,9 @@ class DataSharing:
         x, y = payload.arrays.get("x"), payload.arrays.get("y")
         if x is None or y is None or not x.ndim or not y.ndim:
             raise MessageError("expected samples 'x' and their targets 'y'")
-        if len(y) > GENEROUS * self.samples:
-            raise MessageError(
-                f"{len(y)} samples, expected at most {GENEROUS * self.samples}: {GENEROUS} times `samples` of this node"
-            )
+        if len(y) > MAX_FACTOR * self.samples:
+            limit = MAX_FACTOR * self.samples
+            raise MessageError(f"{len(y)} samples, expected at most {limit}: {MAX_FACTOR} times `samples` of this node")
         data = self._info.data
         if data is None:
             if len(x) or len(y) or x.dtype != np.float32 or y.dtype != np.int64 or (x.ndim, y.ndim) != (1, 1):
@@ -73,9 +72,9 @@ class DataSharing:
             raise MessageError(str(error)) from error
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        said = [received[peer].arrays for peer in sorted(received)]
-        if said and self._info.data is not None:
-            x, y = np.concatenate([a["x"] for a in said]), np.concatenate([a["y"] for a in said])
+        samples = [received[peer].arrays for peer in sorted(received)]
+        if samples and self._info.data is not None:
+            x, y = np.concatenate([a["x"] for a in samples]), np.concatenate([a["y"] for a in samples])
             self._info.data.add(Samples(x, y))
         return params.copy()
 
@@ -83,6 +82,7 @@ class DataSharing:
         if experiment.algorithm.traits.sends_to != "server":
             return []
         return [
-            f"sharing = {experiment.sharing.name!r}: a server has no use for samples, "
-            f"and algorithm = {experiment.algorithm.name!r} speaks to one; use algorithm = 'dpsgd' or another sharing"
+            f"sharing = {experiment.sharing.name!r}: a server cannot use samples, "
+            f"and algorithm = {experiment.algorithm.name!r} sends to a server; "
+            "use algorithm = 'dpsgd' or another sharing"
         ]

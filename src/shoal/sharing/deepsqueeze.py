@@ -1,4 +1,4 @@
-"""DeepSqueeze: compressed models, with what compression left out added to the next.
+"""DeepSqueeze: compressed models with error feedback.
 
 Tang, Lian, Qiu, Yuan, Zhang, Zhang, Liu: DeepSqueeze: Decentralization Meets Error-Compensated Compression, 2019,
 arXiv:1907.07346.
@@ -24,21 +24,21 @@ from shoal.types import Bounds, Nested, NodeId, Params
 
 @dataclass
 class DeepSqueeze:
-    """Tang et al. 2019: the model and all that was left out of it before, compressed; nodes step towards each other.
+    """Tang et al. 2019: the model plus the accumulated compression error, compressed; nodes step towards each other.
 
-    With δ the error so far, at first 0, C the compressor and x the model after training, node i does
+    With the accumulated error δ, at first 0, the compressor C and the model x after training, node i does
 
         v_i ← x_i + δ_i,  sends C(v_i),  δ_i ← v_i − C(v_i)
         x_i ← x_i + γ Σ_j w_ij (C(v_j) − C(v_i))
 
-    where C(v_i) is what the others read. Doubly stochastic weights keep the mean of all models.
+    where C(v_i) is the decoded payload. Doubly stochastic weights keep the mean of all models.
 
-    `gamma` is how far nodes step towards each other: 1 is plain averaging, which only a fine compressor bears. A
-    coordinate that C leaves out counts as zero, not as unchanged, and δ then grows by the model in every round: the
-    coarser C, the smaller γ has to be, or models swing apart. For 8 bits a value, 1 will do; for a tenth of the
-    coordinates, start at 0.01. Neighbours may change from round to round.
+    `gamma` is the step size towards the neighbours: 1 is plain averaging, which works only with a fine compressor. A
+    coordinate that C leaves out counts as zero, not as unchanged, and δ then grows by the model in every round. So a
+    coarser C needs a smaller γ, or models diverge. For 8 bits per value, 1 works; for a tenth of the coordinates, start
+    at 0.01. Neighbours may change from round to round.
 
-    What it costs to speak is what the compressor costs: for top-k as long as 50 copies of the model, as in `TopK`.
+    Encoding takes as long as the compressor does: for top-k, the time of 50 copies of the model, as in `TopK`.
     """
 
     gamma: Annotated[float, Bounds(above=0, at_most=1)] = 1.0
@@ -56,13 +56,13 @@ class DeepSqueeze:
     def start(self, params: Params) -> None:
         self.compressor.fit(params.size)
         self._error = np.zeros_like(params)
-        self._said: Part | None = None
+        self._sent: Part | None = None
 
     def outgoing(self, params: Params, round: int) -> Payload:
         self._error += params
         rng = self._info.rng("deepsqueeze", round) if self.compressor.stochastic else None
-        payload, self._said = self.compressor.compress(self._error, rng)
-        self._said.add_to(self._error, -1.0)
+        payload, self._sent = self.compressor.compress(self._error, rng)
+        self._sent.add_to(self._error, -1.0)
         return payload
 
     def check(self, payload: Payload, params: Params) -> None:
@@ -72,8 +72,8 @@ class DeepSqueeze:
         merged = params.copy()
         for peer, part in self._cache.take(received, params.size).items():
             part.add_to(merged, self.gamma * weights[peer])
-        said, self._said = self._said or Part(params), None  # who has not spoken is taken at its model
-        said.add_to(merged, -self.gamma * sum(weights.values()))
+        sent, self._sent = self._sent or Part(params), None  # without an outgoing payload, use the model itself
+        sent.add_to(merged, -self.gamma * sum(weights.values()))
         return merged
 
     def state(self) -> State:
@@ -81,4 +81,4 @@ class DeepSqueeze:
 
     def restore(self, state: State) -> None:
         self._error = np.array(state["error"], np.float32)
-        self._said = None
+        self._sent = None

@@ -1,4 +1,4 @@
-"""Full sharing: the whole vector, every round."""
+"""Full sharing: the full model, every round."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from shoal.traits import Traits
 from shoal.types import NodeId, Params
 
 BLOCK = 2**14
-"""Values merged at a time: a buffer as large as the model would cost a node its page faults in every round."""
+"""Values that are merged at a time. A buffer of the size of the model would cause page faults in every round."""
 
 
 @dataclass
 class FullSharing:
-    """The whole model, every round; merged as a weighted average."""
+    """The full model, every round; merged by a weighted average."""
 
     traits: ClassVar[Traits] = Traits(sends_whole_models=True)
 
     def start(self, params: Params) -> None:
-        """Nothing is kept."""
+        """Keep nothing: there is no state."""
 
     def outgoing(self, params: Params, round: int) -> Payload:
         return Payload({"params": params})

@@ -1,4 +1,4 @@
-"""JWINS: just what is needed, in the wavelet domain.
+"""JWINS: the most important changes, in the wavelet domain.
 
 Dhasade, Kermarrec, Pires, Sharma, Vujasinovic, Wigger: Get More for Less in Decentralized Learning Systems,
 ICDCS 2023, arXiv:2306.04377.
@@ -24,34 +24,34 @@ from shoal.state import State
 from shoal.types import Bounds, NodeId, Params
 
 INEXACT = frozenset({"dmey"})
-"""Wavelets of PyWavelets whose filters are cut off, so that the transform does not invert."""
+"""Wavelets of PyWavelets with truncated filters: their transform is not invertible."""
 
 
 @dataclass
 class JWINS:
-    """Dhasade et al. 2023: those wavelet coefficients of the model that changed most, a random share in each round.
+    """Dhasade et al. 2023: the wavelet coefficients of the model that changed most, a random fraction in each round.
 
-    With T the wavelet transform of the flat model, x the trained model, and c the T x of the round before, every
-    round a node
+    With the wavelet transform T of the flat model, the trained model x and c = T x of the previous round, every round
+    a node
 
         adds its change to the scores    V ← V + T x − c
-        draws a cut-off                  α from `fractions`, on its own
-        sends, and forgets the scores    (T x)[k] and k, and V[k] ← 0, for the share α of all k with the largest |V[k]|
-        averages, coefficient by         y[k] = (T x)[k] + Σ_j w_j (y_j[k] − (T x)[k]), the sum over those neighbours
-        coefficient                      that sent theirs
+        draws a fraction                 α from `fractions`, independently
+        sends, and resets the scores     (T x)[k] and k, and V[k] ← 0, for the fraction α of k with the largest |V[k]|
+        averages, coefficient by         y[k] = (T x)[k] + Σ_j w_j (y_j[k] − (T x)[k]), the sum over the neighbours
+        coefficient                      that sent it
         and transforms back              x ← T⁻¹ y
 
-    A change is all that happened since the node last spoke, first its averaging, then its training, as in the paper:
-    what the neighbours moved counts, since it is news to the node's other neighbours. A coefficient that a neighbour
-    did not send counts as the node's own, so weights are right whoever speaks, on graphs that change as well. What
-    this gives up is the mean over all nodes, which such an average does not keep.
+    A change includes the average and the training since the node last sent, as in the paper: the part from neighbours
+    counts because it is new to the node's other neighbours. A coefficient that a neighbour did not send counts as the
+    node's own, so weights are correct for any set of senders, also on changing graphs. Such an average does not keep
+    the mean over all nodes.
 
-    The mean of `fractions` is the share that is sent on average, 0.4 by default; a single one is a plain budget.
-    Models that are too short for `level` are transformed as often as they can be.
+    The mean of `fractions` is the average fraction that is sent, 0.4 by default; a single value is a fixed budget.
+    Models that are too short for `level` get the largest possible level.
 
-    To speak takes as long as 95 copies of the model: 45 of them for the transform, 20 to find the largest scores, 20 to
-    code their positions. To hear takes 25 for the transform back and 20 for each neighbour, nearly all of it to decode
-    positions. `indices = "raw"` takes 15 less for each, and seven times the bytes for positions.
+    Encoding takes the time of 95 copies of the model: 45 for the transform, 20 to find the largest scores, 20 to encode
+    their positions. Merging takes 25 for the inverse transform and 20 for each neighbour, nearly all of it to decode
+    positions. `indices = "raw"` takes 15 less for each, and positions need seven times the bytes.
     """
 
     wavelet: str = "sym2"
@@ -67,7 +67,7 @@ class JWINS:
         if self.wavelet not in known:
             raise ValueError(f"wavelet = {self.wavelet!r}: unknown{nearest(self.wavelet, known)}")
         if not self.fractions:
-            raise ValueError("fractions = []: expected one at least")
+            raise ValueError("fractions = []: expected at least one")
         self._code = SparseCode(self.values, self.indices)
         self._cache: PayloadCache[Part] = PayloadCache(self._decode)
 
@@ -81,14 +81,14 @@ class JWINS:
         self._coefficients = self._transform.forward(params)
         self._scores = np.zeros_like(self._coefficients)
         self._params = params
-        """The model whose coefficients are kept."""
+        """The model of the kept coefficients."""
 
     def outgoing(self, params: Params, round: int) -> Payload:
         rng = self._info.rng("jwins", round)
         fraction = self.fractions[int(rng.integers(len(self.fractions)))]
         before, size = self._coefficients, self._transform.size
         self._keep(params)
-        self._scores += self._coefficients - before  # the difference first: beside a coefficient small scores vanish
+        self._scores += self._coefficients - before  # difference first, which keeps small scores
         chosen = top_positions(self._scores, kept_count(size, fraction))
         self._scores[chosen] = 0.0
         return self._code.pack(Part(self._coefficients[chosen], chosen), size, rng)
@@ -100,8 +100,8 @@ class JWINS:
         if not received:
             return params.copy()
         own = self._coefficients if params is self._params else self._transform.forward(params)
-        moved = weighted_change(own, self._cache.take(received, own.size), weights)
-        return params + self._transform.inverse(moved)  # exact where nothing changed, as the inverse of all is not
+        change = weighted_change(own, self._cache.take(received, own.size), weights)
+        return params + self._transform.inverse(change)  # exact where nothing changed
 
     def state(self) -> State:
         return {"scores": self._scores.copy(), "params": self._params.copy()}
@@ -115,14 +115,15 @@ class JWINS:
 
     def _decode(self, payload: Payload, size: int) -> Part:
         part = self._code.unpack(payload, size)
-        return Part(part.values) if len(part.values) == size else part  # all of them need no positions
+        return Part(part.values) if len(part.values) == size else part  # a complete vector needs no positions
 
 
 class _Wavelets:
     """A discrete wavelet transform of vectors of one length, as one vector.
 
-    At the ends vectors are mirrored, which inverts exactly at any length, for some coefficients more than values: a
-    few less than the filter is long, at every level. PyWavelets has a mode without these, at thrice the time.
+    Vectors are mirrored at their ends. This is exactly invertible for any length, but has more coefficients than
+    values: at every level a few less than the filter length. A mode of PyWavelets without them takes three times as
+    long.
     """
 
     MODE = "symmetric"
@@ -139,10 +140,10 @@ class _Wavelets:
             lengths[:1] = [pywt.dwt_coeff_len(lengths[0], self._wavelet.dec_len, self.MODE)] * 2
         self._ends = np.cumsum(lengths)[:-1]
         self.size = sum(lengths)
-        """How many coefficients there are."""
+        """The number of coefficients."""
 
     def forward(self, values: Params) -> Params:
-        writable = values.copy()  # PyWavelets takes no other, though it does not write
+        writable = values.copy()  # PyWavelets accepts only writable arrays, although it does not write
         found: Params = np.concatenate(self._pywt.wavedec(writable, self._wavelet, self.MODE, self._level))
         return found
 

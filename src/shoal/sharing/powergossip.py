@@ -1,4 +1,4 @@
-"""PowerGossip: neighbours average what a power iteration shows of their difference.
+"""PowerGossip: neighbours average a low-rank approximation of their difference, from a power iteration.
 
 Vogels, Karimireddy, Jaggi: Practical Low-Rank Communication Compression in Decentralized Deep Learning, NeurIPS 2020,
 arXiv:2008.01425.
@@ -27,41 +27,42 @@ Matrix: TypeAlias = NDArray[np.float32]
 
 STEPS = 2**62
 """Steps on an edge are counted modulo this, an even number, so that a message can carry them."""
-LOOKED_AT = 64
-"""Nodes whose links are looked at to tell whether links go both ways."""
-REMEMBERED = 8
-"""Rounds for which an edge may rest before both its ends forget it."""
+NODES_CHECKED = 64
+"""The nodes whose links are checked for one-way links."""
+REMEMBERED_ROUNDS = 8
+"""The rounds that an edge may be unused before both its ends forget it."""
 NEGLIGIBLE = 1e-6
-"""A column of P so much shorter than the longest, once those before it are taken out of it, is rounding."""
+"""A column of P that is shorter than this fraction of the longest one, after orthogonalisation, is rounding error."""
 
 
 @dataclass
 class PowerGossip:
     """Vogels et al. 2020: a low-rank approximation of each difference between neighbours, by power iteration.
 
-    Every tensor with two dimensions or more is a matrix X, its first dimension by the rest. For each edge {i, j} and
-    each matrix, both ends know the same V with orthonormal columns, `rank` of them. In even steps i sends X_i V, j
-    sends X_j V, and with w the mixing weight of the edge
+    Every tensor with two or more dimensions is a matrix X, its first dimension by the rest. For each edge {i, j} and
+    each matrix, both ends know the same V with `rank` orthonormal columns. In even steps i sends X_i V, j sends X_j V,
+    and with the mixing weight w of the edge
 
         P   = (X_j − X_i) V
         X_i ← X_i + w P Vᵀ        X_j ← X_j − w P Vᵀ
 
-    P Vᵀ is X_j − X_i projected on the span of V: what the neighbours' difference has in these directions is averaged
-    as ever, and the rest stays. Where both ends hear each other and give the edge the same weight, the two updates
-    cancel, and the sum of all models is kept. As a projection never overshoots, there is no step size to tune. The next
-    V is P with its columns made orthonormal, for the other side: in odd steps i sends X_iᵀ V, and P = (X_j − X_i)ᵀ V
-    makes the update w V Pᵀ. Two steps are one power iteration on a difference that changes slowly, so V turns to its
-    largest singular vectors: the paper's warm start, with one message per step. The first V is random, equal on both
-    ends by the experiment's seed. Tensors of one dimension are sent as they are and averaged.
+    P Vᵀ is the projection of X_j − X_i on the span of V: the difference of the neighbours is averaged in these
+    directions, and stays unchanged in the others. If both ends receive each other's messages and have the same weight
+    for the edge, the two updates cancel, and the sum of all models is unchanged. A projection never overshoots, so
+    there is no step size to tune. The next V is P with orthonormal columns, for the other side: in odd steps i sends
+    X_iᵀ V, and P = (X_j − X_i)ᵀ V gives the update w V Pᵀ. Two steps are one power iteration on a difference that
+    changes slowly, so V converges to its largest singular vectors: the paper's warm start, with one message per step.
+    The first V is random; both ends draw it from the experiment's seed. Tensors of one dimension are sent unchanged and
+    averaged.
 
-    P is always that of the higher id less that of the lower, so that both ends compute one V from the same numbers.
+    P is always that of the higher id minus that of the lower, so that both ends compute V from the same numbers.
 
-    Links have to go both ways; they may come and go. An edge that rests keeps its V for a few rounds, and is begun
-    anew after more: with everyone it ever met a node of a large graph would remember too much. When a message is lost,
-    one end has gone a step further. Messages name their step, so both see it in the next round that they hear each
-    other: they leave that round out and start from a new random V, in the step after the later of the two. Steps are
-    counted round a circle, so a message that names a wrong one costs a few rounds, whatever it names. Models so far
-    apart that their difference is not finite are left as they are.
+    Links must go both ways, and may change. An unused edge keeps its V for a few rounds and starts again after more: a
+    node of a large graph would otherwise remember too many peers. When a message is lost, one end is a step ahead.
+    Messages contain their step, so both ends detect it in the next round in which they receive each other's messages:
+    they skip that round and start from a new random V, in the step after the later of the two. Steps are counted modulo
+    a fixed number, so a message with a wrong step costs a few rounds, whatever the step is. Models whose difference is
+    not finite stay unchanged.
     """
 
     rank: Annotated[int, Bounds(at_least=1)] = 1
@@ -71,31 +72,31 @@ class PowerGossip:
         self._layout = _Layout(info.shapes, self.rank)
         self._edges: dict[NodeId, _Edge] = {}
         self._times = 0
-        """How often this node has spoken; nodes that go from round to round together agree on it."""
+        """How often this node has sent. It is equal on nodes that proceed round by round together."""
 
     def start(self, params: Params) -> None:
-        """Edges begin when they are first used."""
+        """Keep nothing: an edge starts when it is first used."""
 
     def outgoing(self, params: Params, round: int) -> Callable[[NodeId], Payload]:
         self._times += 1
-        self._edges = {peer: edge for peer, edge in self._edges.items() if self._times - edge.used <= REMEMBERED}
+        self._edges = {peer: edge for peer, edge in self._edges.items() if self._times - edge.used <= REMEMBERED_ROUNDS}
         for edge in self._edges.values():
-            edge.said = None
+            edge.sent = None
 
         def to(peer: NodeId) -> Payload:
             edge = self._edges.get(peer)
             if edge is None:
-                edge = self._edges[peer] = self._anew(peer, 0)
+                edge = self._edges[peer] = self._new_edge(peer, 0)
             edge.used = self._times
-            edge.said = self._layout.say(params, edge)
-            return Payload({"values": edge.said}, {"step": edge.step})
+            edge.sent = self._layout.encode(params, edge)
+            return Payload({"values": edge.sent}, {"step": edge.step})
 
         return to
 
     def check(self, payload: Payload, params: Params) -> None:
         step, values = payload.fields.get("step"), payload.arrays.get("values")
         if type(step) is not int or not 0 <= step < STEPS:
-            raise MessageError(f"step is {step!r}, expected a whole number from 0 to 2**62 - 1")
+            raise MessageError(f"step is {step!r}, expected an integer from 0 to 2**62 - 1")
         size = self._layout.size(step)
         if values is None or values.dtype != np.float32 or values.shape != (size,):
             raise MessageError(f"expected one float32 vector 'values' of {size} numbers in step {step}")
@@ -103,32 +104,32 @@ class PowerGossip:
             raise MessageError("array 'values' holds numbers that are not finite")
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        heard: list[tuple[float, _Edge, Params]] = []
+        differences: list[tuple[float, _Edge, Params]] = []
         for peer in sorted(received):
             step, values = int(received[peer].fields["step"]), received[peer].arrays["values"]
             edge = self._edges.get(peer)
-            if edge is None or edge.said is None:
-                continue  # it heard nothing from us, and takes no step either
-            if step != edge.step:  # one of us missed a message
-                self._edges[peer] = self._anew(peer, (max(step, edge.step) + 1) % STEPS)
+            if edge is None or edge.sent is None:
+                continue  # it received nothing from this node, and takes no step either
+            if step != edge.step:  # a message was lost
+                self._edges[peer] = self._new_edge(peer, (max(step, edge.step) + 1) % STEPS)
                 continue
             above = peer > self._info.id
             with np.errstate(over="ignore"):
-                difference = values - edge.said if above else edge.said - values
+                difference = values - edge.sent if above else edge.sent - values
             if not np.isfinite(difference).all():
-                continue  # the other end finds the same, and takes no step either
-            heard.append((weights[peer] if above else -weights[peer], edge, difference))
+                continue  # the other end finds the same and takes no step either
+            differences.append((weights[peer] if above else -weights[peer], edge, difference))
             self._edges[peer] = self._next(peer, edge, difference)
-        return self._layout.merged(params, heard)
+        return self._layout.merged(params, differences)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        why = "two neighbours compare their models, each hearing the other"
+        why = "two neighbours compare their models, so each must receive from the other"
         if problems := without_neighbours(experiment, why):
             return problems
         if _one_way(experiment):
             return [
                 f"sharing = {experiment.sharing.name!r}: {why}, "
-                f"and topology = {experiment.topology.name!r} has links that go one way; "
+                f"and topology = {experiment.topology.name!r} has one-way links; "
                 "use an undirected graph, or another sharing"
             ]
         return []
@@ -145,46 +146,46 @@ class PowerGossip:
             for peer, edge in state["edges"].items()
         }
 
-    def _anew(self, peer: NodeId, step: int) -> _Edge:
-        """The edge to `peer` with a random V of every matrix."""
+    def _new_edge(self, peer: NodeId, step: int) -> _Edge:
+        """Return the edge to `peer` with a random V for every matrix."""
         shapes = self._layout.bases(step)
         basis = _flat([self._random(peer, step, i, shape) for i, shape in enumerate(shapes)])
         return _Edge(step, basis, self._times)
 
     def _next(self, peer: NodeId, edge: _Edge, difference: Params) -> _Edge:
-        """The edge after a step that has found this difference."""
+        """Return the edge after a step with this difference."""
         step = (edge.step + 1) % STEPS
         if self.rank == 1 and (normalised := self._layout.normalised(difference, edge.step)) is not None:
             return _Edge(step, normalised, self._times)
         bases = []
         for i, product in enumerate(self._layout.products(difference, edge.step)):
             basis, lost = _orthonormal(product)
-            if lost.any():  # equal models, or a difference of lower rank: look elsewhere for what V does not see
+            if lost.any():  # equal models, or a difference of lower rank: try other directions
                 basis, _ = _orthonormal(np.where(lost[:, None], self._random(peer, step, i, basis.shape), basis))
             bases.append(basis)
         return _Edge(step, _flat(bases), self._times)
 
     def _random(self, peer: NodeId, step: int, matrix: int, shape: tuple[int, ...]) -> Matrix:
-        """A random V, which the peer draws alike."""
+        """Return a random V. The peer draws the same one."""
         one, other = sorted((self._info.id, peer))
         rng = generator(self._info.seed, "powergossip", one, other, step, matrix)
         return _orthonormal(rng.standard_normal(shape, np.float32))[0]
 
 
 class _Edge:
-    """One end of an edge; while no message is lost, the other end holds the same."""
+    """One end of an edge. The other end is equal unless a message is lost."""
 
-    __slots__ = ("basis", "said", "step", "used")
+    __slots__ = ("basis", "sent", "step", "used")
 
     def __init__(self, step: int, basis: Params, used: int) -> None:
         self.step = step
-        """Even when V multiplies from the right."""
+        """Even if V multiplies from the right."""
         self.basis = basis
-        """V of every matrix, one behind the other."""
+        """V of every matrix, concatenated."""
         self.used = used
-        """When this end last spoke on it."""
-        self.said: Params | None = None
-        """What this end has sent in this round."""
+        """The value of `_times` when this end last sent."""
+        self.sent: Params | None = None
+        """The values that this end has sent in this round."""
 
 
 @dataclass(frozen=True)
@@ -201,15 +202,15 @@ class _Block:
 
 
 class _Layout:
-    """The matrices and the other tensors of a model, and how they are laid out in messages and bases.
+    """The matrices and other tensors of a model, and their layout in messages and bases.
 
-    V and P are kept transposed, each of their columns in one piece.
+    V and P are stored transposed, so that each of their columns is contiguous.
     """
 
     def __init__(self, shapes: tuple[tuple[int, ...], ...], rank: int) -> None:
         self.blocks: list[_Block] = []
         self.plain: list[slice] = []
-        """Tensors that are sent as they are."""
+        """Tensors that are sent unchanged."""
         start = 0
         for shape in shapes:
             size = math.prod(shape)
@@ -225,33 +226,33 @@ class _Layout:
         self._plain_size: int = sum(part.stop - part.start for part in self.plain)
 
     def bases(self, step: int) -> list[tuple[int, int]]:
-        """The shape of each matrix's V."""
+        """Return the shape of V for each matrix."""
         return self._bases[step % 2]
 
     def size(self, step: int) -> int:
-        """How many values a message of this step has."""
+        """Return the number of values in a message of this step."""
         return self._sizes[step % 2] + self._plain_size
 
-    def say(self, params: Params, edge: _Edge) -> Params:
-        """X V or Xᵀ V of every matrix, then all other tensors."""
-        said = np.empty(self.size(edge.step), np.float32)
+    def encode(self, params: Params, edge: _Edge) -> Params:
+        """Return X V or Xᵀ V of every matrix, then all other tensors."""
+        values = np.empty(self.size(edge.step), np.float32)
         bases = _matrices(edge.basis, self.bases(edge.step))
-        for block, product, basis in zip(self.blocks, self.products(said, edge.step), bases, strict=True):
+        for block, product, basis in zip(self.blocks, self.products(values, edge.step), bases, strict=True):
             x = block.of(params)
             np.matmul(basis, x if edge.step % 2 else x.T, out=product)
         at = self._sizes[edge.step % 2]
         for part in self.plain:
-            said[at : at + part.stop - part.start] = params[part]
+            values[at : at + part.stop - part.start] = params[part]
             at += part.stop - part.start
-        said.flags.writeable = False
-        return said
+        values.flags.writeable = False
+        return values
 
     def products(self, values: Params, step: int) -> list[Matrix]:
-        """Each matrix's P in a message, or in the difference of two."""
+        """Return P of each matrix, from a message or from the difference of two."""
         return _matrices(values, self._products[step % 2])
 
     def normalised(self, values: Params, step: int) -> Params | None:
-        """Each matrix's P of one column at length 1, for all at once; None when one of them has no direction."""
+        """Return P of each matrix, one column each, scaled to length 1; None if one of them is zero or not finite."""
         lengths = [length for _, length in self._products[step % 2]]
         if not lengths:
             return np.empty(0, np.float32)
@@ -262,20 +263,20 @@ class _Layout:
         wide /= np.repeat(norms, lengths)
         return wide.astype(np.float32)
 
-    def merged(self, params: Params, heard: Sequence[tuple[float, _Edge, Params]]) -> Params:
-        """X plus, for each edge heard from, its weight times P Vᵀ or V Pᵀ: one product per matrix for all edges."""
+    def merged(self, params: Params, differences: Sequence[tuple[float, _Edge, Params]]) -> Params:
+        """Return X plus the weighted P Vᵀ or V Pᵀ of each edge, with one product per matrix for all edges."""
         merged = params.copy()
         change = np.zeros(self._plain_size, np.float32)
         left: list[list[Matrix]] = [[] for _ in self.blocks]
         right: list[list[Matrix]] = [[] for _ in self.blocks]
-        for weight, edge, difference in heard:
+        for weight, edge, difference in differences:
             weighted = difference * np.float32(weight)
             bases = _matrices(edge.basis, self.bases(edge.step))
             for i, (product, basis) in enumerate(zip(self.products(weighted, edge.step), bases, strict=True)):
                 left[i].append(basis if edge.step % 2 else product)
                 right[i].append(product if edge.step % 2 else basis)
             change += weighted[self._sizes[edge.step % 2] :]
-        if heard:
+        if differences:
             at = 0
             for part in self.plain:
                 merged[part] += change[at : at + part.stop - part.start]
@@ -287,7 +288,7 @@ class _Layout:
 
 
 def _matrices(values: Params, shapes: list[tuple[int, int]]) -> list[Matrix]:
-    """Matrices that lie one behind the other."""
+    """Return the matrices that are concatenated in `values`."""
     found = []
     at = 0
     for rank, length in shapes:
@@ -302,8 +303,8 @@ def _flat(matrices: Sequence[Matrix]) -> Params:
 
 
 def _orthonormal(rows: Matrix) -> tuple[Matrix, NDArray[np.bool_]]:
-    """An orthonormal basis of the span of `rows`, and which of it are arbitrary because the span has no more."""
-    wide = rows.astype(np.float64)  # in which squares of float32 neither vanish nor overflow
+    """Return an orthonormal basis of the span of `rows`, and which of its vectors are arbitrary (a smaller span)."""
+    wide = rows.astype(np.float64)  # squares of float32 neither vanish nor overflow in it
     if len(rows) == 1:
         lengths = np.sqrt(np.vdot(wide, wide)).reshape(1)
         basis = wide / lengths if lengths[0] > 0 else wide
@@ -314,9 +315,9 @@ def _orthonormal(rows: Matrix) -> tuple[Matrix, NDArray[np.bool_]]:
 
 
 def _one_way(experiment: ExperimentView) -> bool:
-    """Whether some link of the topology is known to go one way only."""
+    """Return whether the topology is known to have a one-way link."""
     if experiment.topology.traits.needs_labels:
-        return False  # known when the data is; cliques are linked both ways
+        return False  # the graph follows from the data; its links go both ways
     graph = experiment.topology.build().build(experiment.nodes, experiment.seed)
-    some = (graph.links(node, 0) for node in range(min(experiment.nodes, LOOKED_AT)))
+    some = (graph.links(node, 0) for node in range(min(experiment.nodes, NODES_CHECKED)))
     return any(links.to != links.of for links in some)

@@ -1,7 +1,8 @@
 """Random sharing: a random fraction of the model, every round.
 
 Konečný, McMahan, Yu, Richtárik, Suresh, Bacon: Federated Learning: Strategies for Improving Communication Efficiency,
-2016 (arXiv:1610.05492), send random masks of updates; here it is models, and the receiver fills in its own.
+2016 (arXiv:1610.05492), send random parts of updates. Here they are parts of models,
+and receivers use their own values for the rest.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from shoal.types import NodeId, Params
 
 @dataclass
 class Random:
-    """Konečný et al. 2016: a random `fraction` of the coordinates each round; those missing are as the receiver's own.
+    """Konečný et al. 2016: a random `fraction` of the coordinates each round; receivers use their own for the others.
 
-    A message carries the values and the seed that their positions follow from. With `common`, all nodes draw the same
-    coordinates in a round, so that each is averaged by all or by none, and doubly stochastic weights keep the mean
-    of all models if `values` keeps every bit: what rounding takes away is taken from the receivers' average alone.
-    Without, each node draws its own, and a coordinate moves towards whoever happened to send it.
+    A message carries the values and the seed of their positions. With `common`, all nodes draw the same coordinates in
+    a round, so that all nodes average a coordinate or none does. Then doubly stochastic weights keep the mean of all
+    models if `values` is lossless; a rounding error affects only the average of the receivers. Without `common`, each
+    node draws its own coordinates, and a coordinate moves towards the nodes that happened to send it.
 
-    To speak takes as long as 30 copies of the model, nearly all of it to draw positions and to sort them. To toss a
-    coin for each position would take longer, and would not say equally many values every round.
+    Encoding takes the time of 30 copies of the model, nearly all of it to draw and sort positions. A random draw for
+    each position would take longer, and would not give equally many values every round.
     """
 
     fraction: Fraction = 0.1

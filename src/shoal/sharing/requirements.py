@@ -1,5 +1,4 @@
-"""For sharings that do not go with every way of speaking: those that need neighbours, and those that need the same
-neighbours from the first round on, since they build on what they said before."""
+"""Requirements of sharings that need neighbours, or the same neighbours in every round."""
 
 from __future__ import annotations
 
@@ -7,30 +6,30 @@ from shoal.traits import ExperimentView
 
 
 def without_neighbours(experiment: ExperimentView, why: str) -> list[str]:
-    """What in an experiment makes nodes speak to others than their neighbours, with the reason `why` this does not do.
+    """List what makes nodes send to other nodes than their neighbours; `why` is the reason that this cannot work.
 
-    An algorithm that speaks in its own words is refused elsewhere, for all sharings but one.
+    Algorithms with their own payloads are rejected elsewhere, for all sharings except "full".
     """
     name = experiment.sharing.name
     traits = experiment.algorithm.traits
     if (to := traits.sends_to) != "neighbours" and not traits.own_payloads:
-        whom = "a server" if to == "server" else "whom it picks"
+        receivers = "a server" if to == "server" else "nodes of its own choice"
         return [
-            f"sharing = {name!r}: {why}, and algorithm = {experiment.algorithm.name!r} speaks to {whom}; "
+            f"sharing = {name!r}: {why}, and algorithm = {experiment.algorithm.name!r} sends to {receivers}; "
             "use algorithm = 'dpsgd' or another sharing"
         ]
     return []
 
 
 def without_lasting_neighbours(experiment: ExperimentView, why: str) -> list[str]:
-    """What in an experiment makes neighbours come and go, each with the reason `why` this does not do."""
+    """List what makes neighbours change between rounds; `why` is the reason that this cannot work."""
     if problems := without_neighbours(experiment, why):
         return problems
     name, topology = experiment.sharing.name, experiment.topology
     changes, needs_labels = topology.traits.discovers_peers, topology.traits.needs_labels
     if changes or (not needs_labels and not topology.build().build(experiment.nodes, experiment.seed).static):
         return [
-            f"sharing = {name!r}: {why}, and topology = {topology.name!r} links others every round; "
-            "use a graph that stays as it is, or another sharing"
+            f"sharing = {name!r}: {why}, and topology = {topology.name!r} changes the links every round; "
+            "use a static graph, or another sharing"
         ]
     return []

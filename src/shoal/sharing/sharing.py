@@ -1,8 +1,8 @@
-"""What a sharing is: what a node says of its model, and how it merges what it hears.
+"""The interface of a sharing: what a node sends of its model, and how it merges what it receives.
 
-`Sharing` is all that a sharing must do. The other protocols here are what it may do as well: look at payloads before
-they are merged (`PayloadChecker`), know the node that it speaks for (`NodeAware`), hand out its state
-(`shoal.state.Stateful`), talk with the sharings of other nodes (`shoal.node.InteractiveSharing`).
+Every sharing implements `Sharing`. It may also check payloads before they are merged (`PayloadChecker`), use data about
+its node (`NodeAware`), provide its state (`shoal.state.Stateful`), or exchange messages with the sharings of other
+nodes (`shoal.node.InteractiveSharing`).
 """
 
 from __future__ import annotations
@@ -20,59 +20,59 @@ from shoal.randomness import generator
 from shoal.types import NodeId, Params
 
 Outgoing: TypeAlias = Payload | Callable[[NodeId], Payload]
-"""One payload for every peer, or a function that says for a peer what to tell it."""
+"""One payload for all peers, or a function that returns the payload for a peer."""
 
 
 class Sharing(Protocol):
-    """Synchronous; one instance per node; its state, if any, lives in it from `start` on.
+    """Defines the payloads of one node and how they are merged. Synchronous; one instance per node.
 
-    Parameters are one flat float32 vector, and read-only: `merge` returns a new one.
+    Its state, if any, begins with `start`. Parameters are a flat, read-only float32 vector; `merge` returns a new one.
     """
 
     def start(self, params: Params) -> None:
-        """The model before the first round, the same on every node unless the experiment says otherwise."""
+        """Take the model before the first round. It is equal on all nodes unless the experiment differs by node."""
         ...
 
     def outgoing(self, params: Params, round: int) -> Outgoing: ...
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        """The model after hearing from `received`. The own weight is what `weights` leave of 1."""
+        """Return the model after the merge. The node's own weight is 1 minus the sum of `weights`."""
         ...
 
 
 @runtime_checkable
 class PayloadChecker(Protocol):
-    """A sharing that looks at a payload before it is merged. Payloads come from the network: check what you rely on."""
+    """A sharing that checks payloads before they are merged. They come from the network: check all you rely on."""
 
     def check(self, payload: Payload, params: Params) -> None:
-        """Raise `MessageError` for a payload that cannot be merged into `params`; it is dropped and counted."""
+        """Raise `MessageError` if `payload` cannot be merged into `params`. The node drops and counts it."""
         ...
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """The node that a sharing speaks for."""
+    """Data about the node of a sharing."""
 
     id: NodeId
     nodes: int
     seed: int
-    """The experiment's: equal on all nodes."""
+    """The seed of the experiment, equal on all nodes."""
     shapes: tuple[tuple[int, ...], ...]
-    """The tensors that lie behind each other in the flat vector."""
+    """The shapes of the model's tensors, in their order in the flat vector."""
     data: LocalData | None = None
-    """The samples that the node holds; None where its trainer does not show them."""
+    """The samples of the node; None if its trainer does not give access to them."""
 
     def rng(self, purpose: str, *more: int) -> np.random.Generator:
-        """A generator of this node's own. For one that is equal on all nodes, use `generator(seed, purpose, …)`."""
+        """Return this node's generator. For one that is equal on all nodes, use `generator(seed, purpose, …)`."""
         return generator(self.seed, purpose, self.id, *more)
 
 
 @runtime_checkable
 class NodeAware(Protocol):
-    """A sharing that wants to know whom it speaks for: for random draws, for the shapes of tensors, for the data."""
+    """A sharing that needs data about its node: for random draws, the shapes of tensors or the samples."""
 
     def bind(self, info: NodeInfo) -> None:
-        """Called once, before `start`."""
+        """Take data about the node. Called once, before `start`."""
         ...
 
 
@@ -87,16 +87,16 @@ class SenderGroup:
 
 @runtime_checkable
 class CoordinateSelector(Protocol):
-    """A sharing that says some coordinates of the model as they are: those that are not said are as the receiver's own.
+    """A sharing that sends some coordinates of the model unchanged. Receivers use their own values for the others.
 
-    Whoever wraps it may have others said in their place, and as many.
+    A sharing that wraps it may send other coordinates in their place, in equal number.
     """
 
     @property
     def common(self) -> bool:
-        """Whether all nodes select alike in a round."""
+        """Whether all nodes select the same coordinates in a round."""
         ...
 
     def select(self, params: Params, round: int) -> Positions:
-        """The coordinates to say, in increasing order; equally many every round."""
+        """Return the coordinates to send, in increasing order; their number is the same in every round."""
         ...

@@ -1,7 +1,7 @@
-"""Top-k sharing: the coordinates that changed most since they were last shared.
+"""Top-k sharing: the coordinates that have changed most since they were last sent.
 
-Alistarh et al.: The Convergence of Sparsified Gradient Methods, NeurIPS 2018, arXiv:1809.10505, whose choice of
-coordinates by accumulated change this applies to models.
+Alistarh et al.: The Convergence of Sparsified Gradient Methods, NeurIPS 2018, arXiv:1809.10505. This sharing applies
+their choice of coordinates by accumulated change to models.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from shoal.types import NodeId, Params
 
 @dataclass
 class TopK:
-    """Alistarh et al. 2018: the coordinates that changed most since last shared, others as the receiver's own.
+    """Alistarh et al. 2018: the coordinates that changed most since last sent; receivers use their own for the others.
 
-    Each node knows for every coordinate p the value s[p] that it last sent, at first that of the initial model. It
-    sends the `fraction` of the coordinates with the largest |x[p] − s[p]|, and s[p] becomes what the others have
-    read: the value as the codec gave it, so that what rounding took away still counts as change. A change
-    waits for its turn, however long. It is sent once: who misses the message, or refuses it, learns of that coordinate
-    when it has changed again.
+    A node knows the value s[p] that it last sent of every coordinate p, at first that of the initial model. It sends
+    the `fraction` of the coordinates with the largest |x[p] − s[p]|, and s[p] becomes the decoded value, so that the
+    rounding error still counts as change. A change that is not sent accumulates. It is sent once: a node that misses or
+    rejects the message gets that coordinate when it has changed again.
 
-    The mean of all models is not kept: a coordinate moves at the receivers and not at the sender.
+    The mean of all models changes: a coordinate moves at the receivers and not at the sender.
 
-    To speak takes as long as 50 copies of the model: 25 of them to find the largest, 20 to code their positions.
-    With `indices = "raw"` it is 32, and positions take seven times the bytes.
+    Encoding takes the time of 50 copies of the model: 25 to find the largest changes, 20 to encode their positions.
+    With `indices = "raw"` it takes 32, and positions need seven times the bytes.
     """
 
     common: ClassVar[bool] = False
