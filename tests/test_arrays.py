@@ -101,20 +101,24 @@ def test_ids_numbers_and_sequences(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no targets": ({"x_train": X, "x_test": X}, {}, "no array y_train; expected x_train, y_train"),
     "lengths": ({"x": X, "y": Y[:7]}, {}, "20 inputs, .* 7 targets"),
-    "label too high": ({"x": X, "y": Y}, {"classes": 3}, "the target of sample 3 is 3; expected classes from 0 to 2"),
+    "label too high": ({"x": X, "y": Y}, {"classes": 3}, "the target of sample 3 is 3; expected 0 to 2"),
     "label negative": ({"x": X, "y": Y - 1}, {}, "the target of sample 0 is -1"),
     "float labels": ({"x": X, "y": Y / 2}, {}, "float64; expected integers"),
-    "label matrix": ({"x": X, "y": np.stack([Y, Y], 1)}, {}, r"shape \(20, 2\); a classification task has 1 axes"),
+    "label matrix": (
+        {"x": X, "y": np.stack([Y, Y], 1)},
+        {},
+        r"shape \(20, 2\); expected 1 axes for a classification task",
+    ),
     "objects": ({"x": np.array([None] * 20), "y": Y}, {}, "holds Python objects"),
     "words": ({"x": np.array(["a"] * 20), "y": Y}, {}, "<U1; expected numbers"),
-    "flat": ({"x": X[:, 0, 0], "y": Y}, {}, r"inputs of one number are \(samples, 1\)"),
+    "flat": ({"x": X[:, 0, 0], "y": Y}, {}, r"use \(samples, 1\) for numbers"),
     "not finite": ({"x": np.where(X[3, 1, 2] == X, np.nan, X), "y": Y}, {}, "sample 3 has nan; expected finite"),
     "ids too high": ({"x": OWNER[:, None], "y": Y}, {"sizes": (3,)}, r"sample 15 has 3; expected ids below \(3,\)"),
     "ids that are floats": ({"x": X, "y": Y}, {"sizes": (3,)}, "float32; expected integers"),
     "shapes differ": ({**NAMED, "x_test": X[15:, :2]}, {}, r"training x have shape \(3, 4\), test x \(2, 4\)"),
     "owners": ({"x": X, "y": Y, "owner": OWNER[:3]}, {}, "expected 20 integers from 0"),
     "nothing": ({"x": X[:0], "y": Y[:0]}, {}, "no samples"),
-    "too few to divide": ({"x": X[:1], "y": Y[:1]}, {}, "leaves no test or nothing else of 1 samples"),
+    "too few to divide": ({"x": X[:1], "y": Y[:1]}, {}, "the training or test set of 1 samples is empty"),
 }
 
 
@@ -130,7 +134,7 @@ def test_what_does_not_fit_is_told_with_its_file(name: str, tmp_path: Path) -> N
 def test_files_that_are_no_arrays_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no .*nowhere"):
         ArrayFiles(tmp_path / "nowhere").load(seed=0)
-    with pytest.raises(DataError, match=r"no train\.npz"):
+    with pytest.raises(DataError, match=r"expected train\.npz"):
         ArrayFiles(tmp_path).load(seed=0)
     whole = one_file(tmp_path)
     whole.write_bytes(whole.read_bytes()[:300])

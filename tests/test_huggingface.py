@@ -127,9 +127,9 @@ def test_what_is_wrong_is_told(tmp_path: Path) -> None:
 
 
 def test_a_name_or_a_path_and_not_both(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give either dataset"):
+    with pytest.raises(ValueError, match="set either dataset"):
         HuggingFace()
-    with pytest.raises(ValueError, match="give either dataset"):
+    with pytest.raises(ValueError, match="set either dataset"):
         HuggingFace(dataset="mnist", path=tmp_path)
     with pytest.raises(DataError, match="there is no folder"):
         HuggingFace(path=tmp_path / "nowhere").load(seed=0)

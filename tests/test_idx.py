@@ -94,18 +94,18 @@ images, labels = idx(arrays()[STEMS[0]]), idx(arrays()[STEMS[1]])
 @pytest.mark.parametrize(
     ("number", "content", "said"),
     [
-        (0, b"", r"byte 0: it begins with nothing; expected 00 00 08 03"),
-        (0, b"\x89PNG" + images[4:], r"byte 0: it begins with 89 50 4e 47"),
-        (0, b"\0\0\x0d\x03" + images[4:], r"byte 0: it begins with 00 00 0d 03"),
+        (0, b"", r"byte 0: it starts with no bytes; expected 00 00 08 03"),
+        (0, b"\x89PNG" + images[4:], r"byte 0: it starts with 89 50 4e 47"),
+        (0, b"\0\0\x0d\x03" + images[4:], r"byte 0: it starts with 00 00 0d 03"),
         (0, labels, r"expected 00 00 08 03, an idx file of bytes with 3 dimensions"),
         (1, images, r"expected 00 00 08 01, an idx file of bytes with 1 dimension"),
         (0, images[:9], r"it ends within its header, after 9 of 16 bytes"),
-        (0, images[:-1], r"byte 4: the header says 20 × 28 × 28 = 15,680 bytes, and 15,679 follow it"),
-        (0, images + b"x", r"15,681 follow it"),
+        (0, images[:-1], r"byte 4: the header declares 20 × 28 × 28 = 15,680 bytes, but 15,679 follow"),
+        (0, images + b"x", r"15,681 follow"),
         (0, b"\0\0\x08\x03" + b"\xff" * 12 + images[16:], r"4294967295 × 4294967295 × 4294967295"),
         (1, idx(np.zeros(19)), r"20 images and .*train-labels.* 19 labels"),
         (1, idx(np.array([3] * 19 + [10])), r"the label of image 19 is 10; expected 0 to 9"),
-        (2, idx(np.zeros((10, 14, 14))), r"images of 28 × 28, and .*t10k-images.* of 14 × 14"),
+        (2, idx(np.zeros((10, 14, 14))), r"images of 28 × 28, and .*t10k-images.* has 14 × 14"),
         (0, idx(np.zeros((0, 28, 28))), r"0 images"),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_truncated_or_damaged_gz_is_named(share: float, tmp_path: Path) -> Non
     file = written(tmp_path / "data/mnist") / f"{STEMS[0]}.gz"
     content = file.read_bytes()
     file.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(DataError, match=rf"{STEMS[0]}\.gz: damaged, or cut short"):
+    with pytest.raises(DataError, match=rf"{STEMS[0]}\.gz: damaged or incomplete"):
         Mnist().load(0)
     file.write_bytes(content[:200] + b"\0\0\0\0" + content[204:])
     with pytest.raises(DataError, match=STEMS[0]):

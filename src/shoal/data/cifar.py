@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100: 60,000 colour photographs of 32×32 pixels.
 
 Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny Images". Read from the "python version" that
-https://www.cs.toronto.edu/~kriz/cifar.html offers, in its archive, in one packed anew, or unpacked to a folder.
+https://www.cs.toronto.edu/~kriz/cifar.html offers: in its archive, in a repacked archive, or in a folder.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from shoal.data.pickles import read_pickle
 from shoal.errors import DataError
 
 VERSION = 1
-"""Of the decoded form: raise it when `_decode` writes something else."""
+"""The version of the decoded variant. Increase it if the output of `_decode` changes."""
 SHAPE = (3, 32, 32)
 PIXELS = 3072
-LARGEST = 1 << 28
-"""Bytes of a batch; the largest, CIFAR-100's to train with, has 155 million."""
-LONGEST_HEADER = 1 << 20
-"""Bytes of what a tar says of a file beside its content: a long name, …"""
+MAX_BATCH = 1 << 28
+"""Bytes of a batch. The largest, the training set of CIFAR-100, has 155 million."""
+MAX_HEADER = 1 << 20
+"""Bytes of the metadata of a file in a tar: a long name, …"""
 
 
 @dataclass(frozen=True)
-class _Form:
-    """What differs between the two."""
+class _Variant:
+    """The differences between the two data sets."""
 
     name: str
     classes: int
@@ -51,11 +51,11 @@ def _scaling(mean: Sequence[float], std: Sequence[float]) -> Scaling:
     return Scaling(tuple(255 * v for v in mean), tuple(255 * v for v in std))
 
 
-CIFAR10 = _Form(
+CIFAR10 = _Variant(
     "cifar10", 10, tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "labels",
     _scaling((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 )  # fmt: skip
-CIFAR100 = _Form(
+CIFAR100 = _Variant(
     "cifar100", 100, ("train",), "test", "fine_labels",
     _scaling((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 )  # fmt: skip
@@ -63,10 +63,10 @@ CIFAR100 = _Form(
 
 @dataclass(frozen=True)
 class Cifar10:
-    """Photographs of 3×32×32 pixels in 10 classes, 50,000 to train and 10,000 to test.
+    """Photographs of 3×32×32 pixels in 10 classes, 50,000 for training and 10,000 for testing.
 
-    `path` is the archive, a tar of any compression, or a folder; without it, the folder cifar-10 below SHOAL_DATA.
-    `normalize` gives each channel the mean 0 and the standard deviation 1; without it, pixels go from 0 to 1.
+    `path` is the archive, a tar with any compression, or a folder; by default the folder cifar-10 below SHOAL_DATA.
+    With `normalize`, each channel has mean 0 and standard deviation 1; without it, pixels range from 0 to 1.
     """
 
     path: Path | None = None
@@ -78,10 +78,10 @@ class Cifar10:
 
 @dataclass(frozen=True)
 class Cifar100:
-    """Photographs of 3×32×32 pixels in 100 classes (the fine ones), 50,000 to train and 10,000 to test.
+    """Photographs of 3×32×32 pixels in 100 classes (the fine ones), 50,000 for training and 10,000 for testing.
 
-    `path` is the archive, a tar of any compression, or a folder; without it, the folder cifar-100 below SHOAL_DATA.
-    `normalize` gives each channel the mean 0 and the standard deviation 1; without it, pixels go from 0 to 1.
+    `path` is the archive, a tar with any compression, or a folder; by default the folder cifar-100 below SHOAL_DATA.
+    With `normalize`, each channel has mean 0 and standard deviation 1; without it, pixels range from 0 to 1.
     """
 
     path: Path | None = None
@@ -92,7 +92,7 @@ class Cifar100:
 
 
 def records(source: Path) -> Iterator[tuple[str, str]]:
-    """The md5 of each batch of CIFAR-10 as the binary version has it: for each image its label and its pixels."""
+    """Yield the md5 of each batch of CIFAR-10 in the format of the binary version: label and pixels of each image."""
     for name, content in _members(_folder_or_tar(source), (*CIFAR10.train, CIFAR10.test)):
         x, y = _batch(CIFAR10, content, f"{source}: {name}")
         table = np.concatenate([y.astype(np.uint8)[:, None], x], axis=1)
@@ -100,36 +100,37 @@ def records(source: Path) -> Iterator[tuple[str, str]]:
 
 
 def pickles(source: Path) -> Iterator[tuple[str, str]]:
-    """The md5 of each batch of CIFAR-100, as it is in the archive."""
+    """Yield the md5 of each batch of CIFAR-100, as in the archive."""
     for name, content in _members(_folder_or_tar(source), (*CIFAR100.train, CIFAR100.test)):
         yield name, hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-def _load(form: _Form, path: Path | None, normalize: bool) -> Data:
-    source = _folder_or_tar(store.sources(form.name, path)[0])
-    names = (*form.train, form.test)
+def _load(variant: _Variant, path: Path | None, normalize: bool) -> Data:
+    source = _folder_or_tar(store.sources(variant.name, path)[0])
+    names = (*variant.train, variant.test)
     files = [source] if source.is_file() else [source / name for name in names if (source / name).is_file()]
-    arrays = load_decoded(form.name, VERSION, files, lambda folder: _decode(form, source, folder))
+    arrays = load_decoded(variant.name, VERSION, files, lambda folder: _decode(variant, source, folder))
     return Data(
         train=Samples(arrays["train_x"], arrays["train_y"]),
         test=Samples(arrays["test_x"], arrays["test_y"]),
-        classes=form.classes,
-        scaling=form.scaling if normalize else Scaling(),
+        classes=variant.classes,
+        scaling=variant.scaling if normalize else Scaling(),
     )
 
 
 def _folder_or_tar(found: Path) -> Path:
-    """What holds the batches: `found`, or the folder around it when that is a batch itself."""
+    """Return what contains the batches: `found`, or its folder if `found` is a batch."""
     return found.parent if found.name in (CIFAR10.train[0], CIFAR100.train[0]) and found.is_file() else found
 
 
-def _decode(form: _Form, source: Path, folder: Path) -> Mapping[str, NDArray[Any]]:
-    """Writes the pixels into `folder`, and returns the labels."""
+def _decode(variant: _Variant, source: Path, folder: Path) -> Mapping[str, NDArray[Any]]:
+    """Write the pixels to `folder` and return the labels."""
     batches = {
-        name: _batch(form, content, f"{source}: {name}") for name, content in _members(source, (*form.train, form.test))
+        name: _batch(variant, content, f"{source}: {name}")
+        for name, content in _members(source, (*variant.train, variant.test))
     }
     labels = {}
-    for split, names in (("train", form.train), ("test", (form.test,))):
+    for split, names in (("train", variant.train), ("test", (variant.test,))):
         parts = [batches.pop(name) for name in names]
         labels[f"{split}_y"] = np.concatenate([y for _, y in parts])
         with NpyWriter(folder / f"{split}_x.npy") as x:
@@ -138,38 +139,40 @@ def _decode(form: _Form, source: Path, folder: Path) -> Mapping[str, NDArray[Any
     return labels
 
 
-def _batch(form: _Form, content: bytes, place: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pixels, a row for each image, and labels."""
+def _batch(variant: _Variant, content: bytes, place: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the pixels, one row per image, and the labels."""
     table = read_pickle(content, place)
     if not isinstance(table, dict):
-        raise DataError(f"{place}: it holds a {type(table).__name__}; expected a dictionary of data and {form.labels}")
+        raise DataError(f"{place}: a {type(table).__name__}; expected a dictionary of data and {variant.labels}")
     found = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in table.items()}
-    x, y = found.get("data"), found.get(form.labels)
+    x, y = found.get("data"), found.get(variant.labels)
     if not isinstance(x, np.ndarray) or x.ndim != 2 or x.shape[1] != PIXELS or not len(x):
         shape = f"of shape {x.shape}" if isinstance(x, np.ndarray) else "missing"
         raise DataError(f"{place}: data is {shape}; expected a row of {PIXELS} bytes for each image")
     if not isinstance(y, list) or len(y) != len(x):
-        count = f"{len(y)} {form.labels}" if isinstance(y, list) else f"no list of {form.labels}"
+        count = f"{len(y)} {variant.labels}" if isinstance(y, list) else f"no list of {variant.labels}"
         raise DataError(f"{place}: {len(x)} images and {count}; expected a label for each image")
     for row, label in enumerate(y):
-        if type(label) is not int or not 0 <= label < form.classes:
-            raise DataError(f"{place}: the label of image {row} is {_shown(label)}; expected 0 to {form.classes - 1}")
+        if type(label) is not int or not 0 <= label < variant.classes:
+            raise DataError(
+                f"{place}: the label of image {row} is {_short(label)}; expected 0 to {variant.classes - 1}"
+            )
     return x, np.array(y, np.int64)
 
 
-def _shown(value: Any) -> str:
-    """Short, however long or deep it is; the strings of Python 2 come as bytes."""
+def _short(value: Any) -> str:
+    """Return a short representation. Strings of Python 2 are read as bytes."""
     return reprlib.repr(value.decode("latin-1") if isinstance(value, bytes) else value)
 
 
 def _members(source: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """The content of each of the `wanted` files, in whatever order they come; all of them, or `DataError`."""
+    """Yield the content of each `wanted` file, in any order. Raises `DataError` if one is missing."""
     missing = set(wanted)
     for name, content in _from_folder(source, wanted) if source.is_dir() else _from_tar(source, missing):
         missing.discard(name)
         yield name, content
     if missing:
-        raise DataError(f"{source}: {', '.join(sorted(missing))} is not in it; expected {', '.join(wanted)}")
+        raise DataError(f"{source}: {', '.join(sorted(missing))} missing; expected {', '.join(wanted)}")
 
 
 def _from_folder(folder: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
@@ -184,24 +187,24 @@ def _from_folder(folder: Path, wanted: Sequence[str]) -> Iterator[tuple[str, byt
 
 
 def _check_size(place: str, size: int) -> None:
-    if not 0 <= size <= LARGEST:
-        raise DataError(f"{place}: {size:,} bytes; expected at most {LARGEST:,} for a batch")
+    if not 0 <= size <= MAX_BATCH:
+        raise DataError(f"{place}: {size:,} bytes; expected at most {MAX_BATCH:,} for a batch")
 
 
 class _Member(tarfile.TarInfo):
-    """A file in a tar, whose description, read at once, is not longer than it can rightly be."""
+    """A member of a tar with a limit on its metadata, which tarfile reads at once."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         member = super().frombuf(buf, encoding, errors)
-        if not member.isreg() and not 0 <= member.size <= LONGEST_HEADER:
-            raise tarfile.ReadError(f"{member.size:,} bytes that describe a file; expected at most {LONGEST_HEADER:,}")
+        if not member.isreg() and not 0 <= member.size <= MAX_HEADER:
+            raise tarfile.ReadError(f"{member.size:,} bytes of metadata; expected at most {MAX_HEADER:,}")
         return member
 
 
 def _from_tar(source: Path, missing: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Straight from the stream, from beginning to end: nothing is unpacked to disk."""
-    after = "its beginning"
+    """Yield the files from the stream. Nothing is unpacked to disk."""
+    after = "the start"
     try:
         with tarfile.open(source, "r|*", bufsize=1 << 20, tarinfo=_Member) as archive:
             for member in archive:
@@ -219,8 +222,8 @@ def _from_tar(source: Path, missing: set[str]) -> Iterator[tuple[str, bytes]]:
                     return
     except DataError:
         raise
-    except Exception as error:  # the headers of a damaged tar raise what they like
+    except Exception as error:  # the headers of a damaged tar may raise anything
         raise DataError(
-            f"{source}: damaged, or cut short, after {after[:200]} ({error}); expected a tar, of any compression. "
+            f"{source}: damaged or incomplete after {after[:200]} ({error}); expected a tar with any compression. "
             "Remove it and fetch it again"
         ) from error

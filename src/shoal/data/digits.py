@@ -22,15 +22,15 @@ from shoal.types import Bounds
 
 CLASSES = 10
 SIDE = 8
-BRIGHTEST = 16  # a pixel counts the dark dots among 4×4
+MAX_PIXEL = 16  # a pixel is the number of dark dots among 4×4
 
 
 @dataclass(frozen=True)
 class Digits:
     """The 8×8 digits: 64 pixels from 0 to 1, 10 classes. No download.
 
-    With `images` they have the shape that convolutions take, one channel of 8×8, and not that of a vector. The test set
-    is the same whatever the seed, so that runs with different seeds are compared on one test.
+    With `images` the shape is one channel of 8×8, for convolutions; by default it is a vector. The test set does not
+    depend on the seed, so that runs with different seeds are comparable.
     """
 
     test_fraction: Annotated[float, Bounds(above=0, below=1)] = 0.2
@@ -38,7 +38,7 @@ class Digits:
 
     def load(self, seed: int) -> Data:
         table = _table()
-        x = table[:, :-1].astype(np.float32) / np.float32(BRIGHTEST)
+        x = table[:, :-1].astype(np.float32) / np.float32(MAX_PIXEL)
         if self.images:
             x = x.reshape(-1, 1, SIDE, SIDE)
         y = table[:, -1].astype(np.int64)
@@ -47,8 +47,8 @@ class Digits:
 
 
 def _table() -> NDArray[np.uint8]:
-    """One row per image: 64 pixels from 0 to 16, then the digit."""
-    # scikit-learn is found but not imported: that would cost a second, and memory in every process.
+    """Return one row per image: 64 pixels from 0 to 16, then the digit."""
+    # scikit-learn is located, not imported: the import would cost a second, and memory in every process.
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise DataError(
@@ -64,7 +64,7 @@ def _table() -> NDArray[np.uint8]:
 
 
 def _stratified(labels: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
-    """Mark `fraction` of every class, at least one sample of it and never all: always the same ones."""
+    """Mark `fraction` of every class, at least one sample and never all. The result is always the same."""
     rng = generator(0, "digits test set")
     marked = np.zeros(len(labels), dtype=np.bool_)
     for label in range(CLASSES):

@@ -1,8 +1,8 @@
-"""Any data set of Hugging Face: from its hub by name, or from a folder.
+"""Any data set of Hugging Face: by name from the hub, or from a folder.
 
 Lhoest et al. 2021, "Datasets: A Community Library for Natural Language Processing". Needs the optional extra:
-pip install 'shoal[huggingface]'. A folder is one that `save_to_disk` wrote, or one of parquet, csv or json files whose
-names begin with the split. It is decoded once; after that neither the network nor the extra is needed. No code of a
+pip install 'shoal[huggingface]'. A folder was written by `save_to_disk`, or has parquet, csv or json files whose
+names start with the split. The data set is decoded once; then neither the network nor the extra is needed. No code of a
 data set is run.
 """
 
@@ -28,8 +28,8 @@ from shoal.types import Bounds
 
 VERSION = 1
 BATCH = 256
-SCRIPTLESS = 4
-"""The first version of the library that knows no loading scripts."""
+FIRST_WITHOUT_SCRIPTS = 4
+"""The first major version of the library that does not run loading scripts of data sets."""
 WORD = re.compile(r"[\w']+|[^\w\s]")
 
 Kind: TypeAlias = Literal["image", "text", "numbers"]
@@ -39,37 +39,37 @@ Kind: TypeAlias = Literal["image", "text", "numbers"]
 class HuggingFace:
     """Any data set of Hugging Face's hub or format (2021), by name or path; needs pip install 'shoal[huggingface]'.
 
-    Images become bytes (channels, height, width) that are scaled to 0–1; texts the numbers of their first `length`
-    words, of which the `vocabulary` most frequent in training have one, 0 fills up and 1 is any other word; numbers,
-    and lists of them, float32. Targets are classes where they are integers or words, and numbers otherwise.
+    Images become bytes (channels, height, width), scaled to 0–1. Texts become the numbers of their first `length`
+    words: the `vocabulary` most frequent words of the training set have numbers, 0 is padding, 1 is any other word.
+    Numbers and lists of numbers become float32. Integer and string targets are classes; others are numbers.
     """
 
     dataset: str | None = None
-    """Its name on the hub: "ylecun/mnist"."""
+    """The name on the hub, such as "ylecun/mnist"."""
     path: Path | None = None
-    """A folder instead."""
+    """A folder, in place of a name."""
     configuration: str | None = None
     revision: str | None = None
-    """A commit of the data set on the hub. The newest at first use, when not given."""
+    """A commit of the data set on the hub; by default the newest at the first use."""
     train: str = "train"
     test: str | None = "test"
-    """The names of the splits; without a test split, `test_fraction` of the training split is the test."""
+    """The names of the splits. Without a test split, `test_fraction` of the training split is the test set."""
     test_fraction: Annotated[float, Bounds(above=0, below=1)] = 0.2
     input: str | None = None
-    """The column of inputs; "image", "img", "text" or "sentence" when not given, or the only one there is."""
+    """The column of inputs; by default "image", "img", "text" or "sentence", or the only column left."""
     target: str = "label"
     owner: str | None = None
-    """The column that says whom a sample came from."""
+    """The column with the user of each sample."""
     kind: Kind | None = None
-    """What inputs are, where that is not plain from the column."""
+    """The kind of inputs, if the column does not show it."""
     size: tuple[Annotated[int, Bounds(at_least=1)], Annotated[int, Bounds(at_least=1)]] | None = None
-    """Height and width that images are resized to; needed where they differ."""
+    """Height and width that images are resized to; required if images differ in size."""
     vocabulary: Annotated[int, Bounds(at_least=3)] = 10_000
     length: Annotated[int, Bounds(at_least=1)] = 64
 
     def __post_init__(self) -> None:
         if (self.dataset is None) == (self.path is None):
-            raise ValueError("give either dataset, a name on Hugging Face's hub, or path, a folder")
+            raise ValueError("set either dataset, a name on Hugging Face's hub, or path, a folder")
 
     def load(self, seed: int) -> Data:
         if self.path is not None and not self.path.is_dir():
@@ -88,9 +88,9 @@ class HuggingFace:
         )  # fmt: skip
 
     def _key(self) -> str:
-        """What tells this data set apart from others of the same files, or with the same name."""
-        said = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "path"]
-        return hashlib.sha256(repr(said).encode()).hexdigest()[:12]
+        """Return a hash of all options, which distinguishes data sets from the same files or with the same name."""
+        options = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "path"]
+        return hashlib.sha256(repr(options).encode()).hexdigest()[:12]
 
     @property
     def _place(self) -> str:
@@ -128,17 +128,17 @@ class HuggingFace:
         return arrays
 
     def _splits(self) -> tuple[Any, Any]:
-        """The two splits, as the library gives them."""
+        """Return the training and the test split, as objects of the library."""
         try:
             import datasets
         except ImportError as error:
             raise DataError(
                 f"{self._place}: needs the library 'datasets', which is not installed; pip install 'shoal[huggingface]'"
             ) from error
-        if int(datasets.__version__.partition(".")[0]) < SCRIPTLESS:
+        if int(datasets.__version__.partition(".")[0]) < FIRST_WITHOUT_SCRIPTS:
             raise DataError(
-                f"{self._place}: version {datasets.__version__} of the library 'datasets' may run code that comes with "
-                f"a data set; expected {SCRIPTLESS} or newer; pip install 'shoal[huggingface]'"
+                f"{self._place}: version {datasets.__version__} of the library 'datasets' may run code of a data "
+                f"set; expected {FIRST_WITHOUT_SCRIPTS} or newer; pip install 'shoal[huggingface]'"
             )
         try:
             if self.path is not None and any(self.path.glob("dataset_dict.json")):
@@ -150,11 +150,11 @@ class HuggingFace:
                 found = datasets.load_dataset(str(self.path), self.configuration, cache_dir=cache)
             else:
                 found = datasets.load_dataset(self.dataset, self.configuration, revision=self.revision)
-        except Exception as error:  # the library raises what it likes, and what the network raises
+        except Exception as error:  # the library may raise anything, and so may the network
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise DataError(
-                f"{self._place}: cannot be loaded: {reason}; without a network, give dataset.path, a folder that "
-                "save_to_disk wrote"
+                f"{self._place}: cannot be loaded: {reason}; without a network, set dataset.path to a folder "
+                "that save_to_disk wrote"
             ) from error
         if self.train not in found:
             raise DataError(f"{self._place}: no split {self.train!r}; it has {', '.join(map(repr, found))}")
@@ -168,7 +168,7 @@ class HuggingFace:
         else:
             raise DataError(f"{self._place}: no split {self.test!r}; it has {', '.join(map(repr, found))}")
         if not len(train) or not len(test):
-            raise DataError(f"{self._place}: {len(train)} training and {len(test)} test samples; expected some of both")
+            raise DataError(f"{self._place}: {len(train)} training and {len(test)} test samples; expected some in each")
         return train, test
 
     def _column(self, rows: Any, name: str) -> list[Any]:
@@ -182,23 +182,22 @@ class HuggingFace:
         found = self.input or (likely[0] if likely else others[0] if len(others) == 1 else None)
         if found is None or found not in rows.column_names:
             names = ", ".join(map(repr, rows.column_names))
-            raise DataError(f"{self._place}: no column {found!r} of inputs; give dataset.input, one of {names}")
+            raise DataError(f"{self._place}: no column {found!r} of inputs; set dataset.input to one of {names}")
         return found
 
     def _targets(self, train: Any, test: Any) -> tuple[list[NDArray[Any]], int]:
-        """Targets of both splits, and how many classes they are: 0 for numbers."""
+        """Return the targets of both splits and the number of classes; 0 classes for a regression."""
         both = [self._column(rows, self.target) for rows in (train, test)]
         for split, targets in zip(("train", "test"), both, strict=True):
             for number, target in enumerate(targets):
                 if not isinstance(target, int | float | str) or target != target:
                     raise DataError(f"{self._place}: {split} sample {number}: {self.target} is {target!r}")
-        told = train.features.get(self.target)
-        names = getattr(told, "names", None)
+        names = getattr(train.features.get(self.target), "names", None)
         if all(isinstance(target, str) for targets in both for target in targets):
             numbers = {name: number for number, name in enumerate(sorted({*both[0], *both[1]}))}
             return [np.array([numbers[t] for t in targets], dtype=np.int64) for targets in both], max(2, len(numbers))
         if any(isinstance(target, str) for targets in both for target in targets):
-            raise DataError(f"{self._place}: {self.target} mixes words and numbers")
+            raise DataError(f"{self._place}: {self.target} mixes strings and numbers")
         if any(isinstance(target, float) for targets in both for target in targets):
             return [np.array(targets, dtype=np.float32) for targets in both], 0
         arrays = [np.array(targets, dtype=np.int64) for targets in both]
@@ -225,7 +224,7 @@ class HuggingFace:
             rows = np.zeros((len(texts), self.length), dtype=np.int32)
             for row, text in zip(rows, texts, strict=True):
                 if not isinstance(text, str):
-                    raise ValueError(f"{text!r}; expected a text")
+                    raise ValueError(f"{text!r}; expected a string")
                 kept = [numbers.get(word, 1) for word in WORD.findall(text.lower())[: self.length]]
                 row[: len(kept)] = kept
             return rows
@@ -246,7 +245,7 @@ class HuggingFace:
             pixels = np.asarray(image)
             rows.append(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
         if len({row.shape for row in rows}) > 1:
-            raise ValueError("images differ in size or channels; give dataset.size = [height, width]")
+            raise ValueError("images differ in size or channels; set dataset.size = [height, width]")
         return np.stack(rows)
 
 
@@ -258,11 +257,11 @@ def _kind(rows: Any, column: str, place: str) -> Kind:
         return "text"
     if isinstance(rows[0][column], int | float | list):
         return "numbers"
-    raise DataError(f"{place}: column {column!r} is {feature}; give dataset.kind, 'image', 'text' or 'numbers'")
+    raise DataError(f"{place}: column {column!r} is {feature}; set dataset.kind to 'image', 'text' or 'numbers'")
 
 
 def _numbers(values: list[Any]) -> NDArray[np.float32]:
     rows = np.array(values, dtype=np.float32)
     if not np.isfinite(rows).all():
-        raise ValueError("not all are finite numbers")
+        raise ValueError("some values are not finite numbers")
     return rows[:, None] if rows.ndim == 1 else rows
