@@ -1,4 +1,8 @@
-"""What links cost: how long messages take from node to node, which get lost, and when nodes come and go."""
+"""The network model: how long messages take, which messages are lost, and how flows share links.
+
+The package holds the networks that experiments name, and the model that computes deliveries. It may import the
+foundations and `environment.faults`.
+"""
 
 from __future__ import annotations
 

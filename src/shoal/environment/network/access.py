@@ -1,4 +1,4 @@
-"""Networks whose only limits are the nodes' own links, up and down: all that a kernel's queues can shape."""
+"""Networks whose only limits are the upload and download links of nodes: the kernel's queues can shape only these."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from shoal.types import NodeId
 
 @dataclass(frozen=True)
 class AccessLink:
-    """A node's link to the network, in bytes per second each way; infinite where nothing limits it."""
+    """A node's links to the network, in bytes per second; infinite if unlimited."""
 
     upload: float = math.inf
     download: float = math.inf
 
 
 def access_links(timeline: NetworkTimeline, size: int, access_limits: Sequence[AccessLimit]) -> tuple[AccessLink, ...]:
-    """The link of each node, what its device makes of it taken into account.
+    """The access links of each node, within the limits of its device.
 
-    Raises ValueError where a message crosses any other link that limits it, or where something changes with time.
+    Raises ValueError if any other link limits a message, or if the network changes with time.
     """
     if len(timeline.states) > 1 or timeline.availability_changes:
-        raise ValueError("it changes with time, and the kernel's queues stay as they are")
+        raise ValueError("it changes with time, but the kernel's queues are fixed")
     network_state = timeline.initial_state
-    carry = capacities(network_state, access_limits).tolist()
+    limits = capacities(network_state, access_limits).tolist()
     own = [frozenset(network_state.access(node)) for node in range(size)]
     ups: dict[NodeId, frozenset[int]] = {}
     downs: dict[NodeId, frozenset[int]] = {}
@@ -36,22 +36,20 @@ def access_links(timeline: NetworkTimeline, size: int, access_limits: Sequence[A
             route = network_state.route(sender, receiver)
             if sender == receiver or route is None:
                 continue
-            limits = frozenset(link for link in route.links if carry[link] < math.inf)
-            up, down = limits & own[sender], limits & own[receiver]
-            if ups.setdefault(sender, up) != up or downs.setdefault(receiver, down) != down or limits - up - down:
+            limiting = frozenset(link for link in route.links if limits[link] < math.inf)
+            up, down = limiting & own[sender], limiting & own[receiver]
+            if ups.setdefault(sender, up) != up or downs.setdefault(receiver, down) != down or limiting - up - down:
                 raise ValueError(
-                    f"what node {sender} sends to node {receiver} crosses a limit that is neither of all that the one "
-                    "sends nor of all that the other receives, and the kernel's queues have no other"
+                    f"a link limits messages from node {sender} to node {receiver}, but not all messages that node "
+                    f"{sender} sends or node {receiver} receives; the kernel's queues have no such limit"
                 )
     for node in range(size):
         if ups.get(node, frozenset()) & downs.get(node, frozenset()):
-            raise ValueError(
-                f"what node {node} sends and what it receives share a link, and the kernel's queues do not"
-            )
+            raise ValueError(f"messages from and to node {node} share a link; the kernel's queues cannot share one")
     return tuple(
         AccessLink(
-            upload=min((carry[link] for link in ups.get(node, ())), default=math.inf),
-            download=min((carry[link] for link in downs.get(node, ())), default=math.inf),
+            upload=min((limits[link] for link in ups.get(node, ())), default=math.inf),
+            download=min((limits[link] for link in downs.get(node, ())), default=math.inf),
         )
         for node in range(size)
     )

@@ -29,7 +29,7 @@ from shoal.environment.network.kollaps_file import (
     read,
     write,
 )
-from shoal.environment.network.network import HERE, MEGABIT, AvailabilityChange, NetworkTimeline, Route
+from shoal.environment.network.network import LOOPBACK, MEGABIT, AvailabilityChange, NetworkTimeline, Route
 from shoal.randomness import generator
 from shoal.schema import nearest
 from shoal.types import NodeId
@@ -307,7 +307,7 @@ class Collapsed:
 
     def route(self, sender: NodeId, receiver: NodeId) -> Route | None:
         if sender == receiver:
-            return HERE
+            return LOOPBACK
         pair = (sender, receiver)
         if pair not in self._routes:
             links = self._way(self._members[sender], self._members[receiver])

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.environment.network.links import Accessed
+from shoal.environment.network.links import AccessNetwork
 from shoal.environment.network.network import MEGABIT, NetworkTimeline, Route, capacity
 from shoal.randomness import generator
 from shoal.types import Bounds, NodeId
@@ -22,7 +22,7 @@ UNKNOWN = {"", "-", "*", "?", "na", "n/a", "nan", "null", "none"}
 """How files spell what was not measured, beside negative and infinite numbers; in any case."""
 
 
-class Sites(Accessed):
+class Sites(AccessNetwork):
     """Nodes at sites, which have links between them.
 
     `site` has the number of each node's site; `latency` and `jitter` are of pairs of sites, in seconds one way;
@@ -53,7 +53,7 @@ class Sites(Accessed):
         else:
             super().__init__(upload, download, bandwidth if shared else bandwidth[np.ix_(self._site, self._site)])
 
-    def _made(self, sender: NodeId, receiver: NodeId) -> Route:
+    def _create_route(self, sender: NodeId, receiver: NodeId) -> Route:
         sites = (self._site[sender], self._site[receiver])
         links: tuple[int, ...] = (2 * sender, 2 * receiver + 1)
         if self._bandwidth is not None and math.isfinite(self._bandwidth[sites]):

@@ -1,6 +1,6 @@
-"""What a network is made of: links with a bandwidth, and the routes that messages take over them.
+"""The description of a network: links with a bandwidth, and the routes of messages over them.
 
-One description serves both engines. `model.py` carries messages over it, in virtual or in real time.
+Both engines use the same description. `model.py` computes deliveries from it, in virtual or in real time.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from numpy.typing import ArrayLike, NDArray
 from shoal.types import NodeId
 
 MEGABIT = 125_000.0
-"""Bytes in a megabit: bandwidths are written in Mbit/s, and kept in bytes per second."""
+"""Bytes per megabit: experiments give bandwidths in Mbit/s, the code uses bytes per second."""
 
 
 def capacity(megabits: ArrayLike) -> NDArray[np.float64]:
-    """Bytes in a second, of bandwidths in Mbit/s; where they are 0, nothing limits them."""
+    """Convert bandwidths in Mbit/s to bytes per second; 0 means unlimited."""
     given = np.asarray(megabits, np.float64)
     return np.where(given > 0, given * MEGABIT, np.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way of a message from one node to another."""
+    """The path of a message from one node to another."""
 
     links: tuple[int, ...] = ()
-    """The numbers of the links that it shares with others."""
+    """The numbers of the links on it."""
     latency: float = 0.0
     """Seconds, one way."""
     jitter: float = 0.0
@@ -39,34 +39,34 @@ class Route:
 
 
 class NetworkState(Protocol):
-    """A network as it stands, until something about it changes."""
+    """A network until its next change."""
 
     @property
     def capacities(self) -> NDArray[np.float64]:
-        """Of each link: how many bytes it carries in a second. Infinite where nothing limits it."""
+        """The bytes per second of each link; infinite if unlimited."""
         ...
 
     def route(self, sender: NodeId, receiver: NodeId) -> Route | None:
-        """None where there is no way. A node reaches itself at once, over no link.
+        """The route between two nodes; None if there is none. A node reaches itself at once, over no link.
 
-        Asked often: the same two nodes get the same object.
+        Called often: it returns the same object for the same nodes.
         """
         ...
 
     def access(self, node: NodeId) -> tuple[int, ...]:
-        """The links that are the node's own: those that carry less when its connection is slow."""
+        """The node's own links, whose capacity its device limits."""
         ...
 
 
-HERE = Route()
+LOOPBACK = Route()
 """From a node to itself."""
 
 
 @dataclass(frozen=True)
 class AvailabilityChange:
-    """A node that joins the network, or leaves it, by the network's own schedule.
+    """A node goes online or offline.
 
-    All are there at first; one that joins later leaves at time 0.
+    All nodes are online at first. A node that joins later goes offline at time 0.
     """
 
     time: float
@@ -76,7 +76,7 @@ class AvailabilityChange:
 
 @dataclass(frozen=True)
 class NetworkChange:
-    """From a time on, the network is wired like this."""
+    """The network has a new state from a time on."""
 
     time: float
     network_state: NetworkState
@@ -84,11 +84,11 @@ class NetworkChange:
 
 @dataclass(frozen=True)
 class NetworkTimeline:
-    """A network on a number of nodes, for the whole of a run."""
+    """A network for the whole of a run."""
 
     states: Sequence[tuple[float, NetworkState]]
-    """From which time on, in seconds, the network is wired how: the first from 0 on, the others in order. Links have
-    the same numbers in all of them."""
+    """The states of the network, each with its start in seconds: the first starts at 0, the others follow in order. A
+    link has the same number in all states."""
     availability_changes: Sequence[AvailabilityChange] = ()
     """In order of time."""
 
@@ -99,18 +99,18 @@ class NetworkTimeline:
 
 
 class Network(Protocol):
-    """A recipe for a network; its parameters are those of its constructor."""
+    """The settings of a network; its parameters are those of its constructor."""
 
     def build(self, nodes: int, seed: int) -> NetworkTimeline | None:
-        """The network on nodes 0 to nodes − 1, those that serve among them. None: messages take no time at all.
+        """Build the network for nodes 0 to nodes − 1, servers included. None: messages take no time.
 
-        Raises ValueError, which names the parameter or the file and the place in it, for what cannot be built.
+        Raises ValueError, with the parameter, or the file and the line, if the network cannot be built.
         """
         ...
 
 
 class Direct:
-    """Every node next to every other: no link limits anything, and nothing takes time."""
+    """A network without limits: messages take no time."""
 
     capacities: NDArray[np.float64] = np.empty(0)
     _route = Route()

@@ -30,16 +30,16 @@ BANDWIDTHS = (
     (92, 61),
     (105,),
 )
-"""Mbit/s from each region to those after it."""
+"""Mbit/s from each region to the following regions."""
 
 
 @dataclass(frozen=True)
 class DivShareStragglers:
-    """A switch with few slow nodes among fast ones (DivShare, Biswas et al. 2025): 60 nodes, 7 of them slow.
+    """A switch with few slow and many fast nodes (DivShare, Biswas et al. 2025): 60 nodes, 7 of them slow.
 
-    `fast` and `slow` are the bandwidths of their links in Mbit/s, up and down; `latency`, in seconds, is of each link,
-    so that a message has twice that. Of any number of nodes the same share is slow, one at the least: the first ones,
-    with the bandwidths in `slow` in turn. `stragglers = false`: all are fast.
+    `fast` and `slow` are the bandwidths of their links in Mbit/s, up and down. `latency`, in seconds, is that of one
+    link; a message crosses two. With another number of nodes, the same share is slow, at least one: the first nodes,
+    with the bandwidths in `slow` in turn. `stragglers = false`: all nodes are fast.
     """
 
     fast: Annotated[float, Bounds(above=0)] = 60.0
@@ -49,10 +49,10 @@ class DivShareStragglers:
 
     def __post_init__(self) -> None:
         if not self.slow:
-            raise ValueError("slow = []: expected a bandwidth at least; stragglers = false makes all nodes fast")
+            raise ValueError("slow = []: expected at least one bandwidth; stragglers = false makes all nodes fast")
 
     def build(self, nodes: int, seed: int) -> NetworkTimeline:
-        # The first, since nodes that serve have the last numbers: those are fast, and change nothing for the others.
+        # The first nodes: servers have the last ids, so they are fast and do not change the other nodes.
         count = max(1, round(nodes * STRAGGLERS)) if self.stragglers else 0
         bandwidth = np.full(nodes, self.fast)
         bandwidth[:count] = list(islice(cycle(self.slow), count))
@@ -72,8 +72,8 @@ class TenRegions:
     """Ten regions of the world and the bandwidths measured between them (DivShare, Biswas et al. 2025).
 
     Nodes are spread evenly: a block of consecutive ones in each region, in the order Cape Town, Tokyo, Mumbai, Sydney,
-    Stockholm, Milan, Bahrain, São Paulo, Ohio, Oregon. All that goes from one region to another shares the link between
-    them; `shared = false`: each pair of nodes has it for itself. `within` is the bandwidth inside a region in Mbit/s
+    Stockholm, Milan, Bahrain, São Paulo, Ohio, Oregon. All messages from one region to another share the link between
+    them; `shared = false`: each pair of nodes has its own link. `within` is the bandwidth inside a region in Mbit/s
     (0: unlimited). Latencies, in seconds one way, were not published: `latency` is between any two regions.
     """
 
