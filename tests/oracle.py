@@ -77,7 +77,7 @@ class Shoal:
         graph = graph or self.setup.mixing.graph
         senders = np.zeros((self.nodes, self.nodes))
         for node in range(self.nodes):
-            senders[node, list(graph.links(node, round).of)] = 1
+            senders[node, list(graph.links(node, round).senders)] = 1
         return senders
 
     def metropolis(self, round: int = 0, graph: Any = None) -> Any:

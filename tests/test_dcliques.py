@@ -1,4 +1,4 @@
-"""Cliques with the label mix of all, and the links between them."""
+"""D-Cliques: cliques with the label distribution of all nodes, and the links between them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def one_class_each(nodes: int, classes: int = 10) -> Counts:
 
 
 def numbered(count: int, size: int) -> list[tuple[int, ...]]:
-    """Cliques of nodes in order, for tests of what is between them."""
+    """Cliques of consecutive nodes, for tests of the links between them."""
     return [tuple(range(start, start + size)) for start in range(0, count * size, size)]
 
 
@@ -45,7 +45,7 @@ label_counts = st.tuples(st.integers(1, 40), st.integers(1, 5)).flatmap(
 
 @given(label_counts, st.integers(2, 12), st.integers(0, 30))
 @settings(deadline=None, max_examples=60)
-def test_cliques_part_the_nodes_and_are_as_equal_as_can_be(counts: Counts, size: int, steps: int) -> None:
+def test_cliques_partition_the_nodes_and_differ_in_size_by_at_most_one(counts: Counts, size: int, steps: int) -> None:
     found = cliques(counts, size, generator(0, "test"), steps)
     assert sorted(itertools.chain.from_iterable(found)) == list(range(len(counts)))
     sizes = [len(members) for members in found]
@@ -56,12 +56,12 @@ def test_cliques_part_the_nodes_and_are_as_equal_as_can_be(counts: Counts, size:
 
 @given(label_counts, st.integers(2, 6), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=40)
-def test_swaps_never_raise_the_skew(counts: Counts, size: int, seed: int) -> None:
+def test_swaps_never_increase_the_skew(counts: Counts, size: int, seed: int) -> None:
     after = [skews(counts, cliques(counts, size, generator(seed, "test"), steps)).sum() for steps in range(0, 25, 4)]
     assert all(later <= sooner + 1e-9 for sooner, later in itertools.pairwise(after))
 
 
-def test_nodes_of_one_class_each_make_cliques_of_nearly_all_classes() -> None:
+def test_nodes_of_one_class_each_form_cliques_of_nearly_all_classes() -> None:
     """The paper's Figure: 100 nodes, 10 classes, cliques of 10. The best is one node of each class, skew 0."""
     counts = one_class_each(100)
     for seed in range(5):
@@ -71,18 +71,18 @@ def test_nodes_of_one_class_each_make_cliques_of_nearly_all_classes() -> None:
         assert after < 0.1
 
 
-def test_the_skew_is_the_distance_between_label_distributions() -> None:
+def test_skew_is_the_distance_between_label_distributions() -> None:
     counts = np.array([[10, 0], [0, 10], [500, 0], [0, 3]])
     assert skews(counts, [(0, 1), (2, 3)]).tolist() == [0.0, 0.0]  # each node counts alike
     assert skews(counts, [(0, 2), (1, 3)]).tolist() == [1.0, 1.0]
 
 
-def test_a_node_without_samples_takes_no_side() -> None:
+def test_node_without_samples_does_not_change_the_skew() -> None:
     counts = np.array([[10, 0], [0, 10], [0, 0]])
     assert skews(counts, [(2,), (0, 1, 2), (0, 2)]).tolist() == [0.0, 0.0, 0.5]
 
 
-def test_two_unequal_cliques_swap_too() -> None:
+def test_cliques_of_unequal_size_swap_too() -> None:
     counts = one_class_each(21, 3)
     found = cliques(counts, 10, generator(1, "test"), 300)
     assert sorted(len(members) for members in found) == [7, 7, 7]
@@ -92,7 +92,7 @@ def test_two_unequal_cliques_swap_too() -> None:
     assert skews(counts, found).max() < 0.16
 
 
-# Between cliques
+# Links between cliques
 
 
 @pytest.mark.parametrize("between", SCHEMES)
@@ -112,7 +112,7 @@ def test_cliques_are_connected_by_links_spread_evenly(between: Between, count: i
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 16, 100])
-def test_the_numbers_of_links_are_those_of_the_paper(count: int) -> None:
+def test_numbers_of_links_match_the_paper(count: int) -> None:
     made = numbered(count, 10)
     number: dict[Between, int] = {between: len(links_between(made, between, 10)) for between in SCHEMES}
     assert number["ring"] == (count if count > 2 else 1)
@@ -144,7 +144,7 @@ def test_small_world_links_reach_twice_as_far_each_time() -> None:
     assert networkx.diameter(networkx.Graph(list(around))) <= 4
 
 
-def test_paths_are_short_where_the_paper_says_so() -> None:
+def test_path_lengths_match_the_paper() -> None:
     made = numbered(40, 5)
     lengths = {between: diameter(CliqueGraph(made, links_between(made, between, 5)))[0] or 0 for between in SCHEMES}
     assert lengths["full"] == 3
@@ -157,7 +157,7 @@ def test_paths_are_short_where_the_paper_says_so() -> None:
 
 @pytest.mark.parametrize("between", SCHEMES)
 @pytest.mark.parametrize("nodes", [1, 2, 9, 10, 11, 95, 100])
-def test_the_graph_knows_its_cliques(between: Between, nodes: int) -> None:
+def test_graph_has_its_cliques(between: Between, nodes: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         graph = DCliques(between=between).build_from(one_class_each(nodes), seed=4)
@@ -169,10 +169,10 @@ def test_the_graph_knows_its_cliques(between: Between, nodes: int) -> None:
         members = graph.clique(node)
         assert node in members
         assert members in graph.cliques
-        assert {*members} - {node} <= {*graph.links(node, 0).to}
+        assert {*members} - {node} <= {*graph.links(node, 0).receivers}
 
 
-def test_the_seed_decides_the_graph() -> None:
+def test_graph_depends_on_the_seed() -> None:
     counts = one_class_each(60)
     one, same, other = (DCliques().build_from(counts, seed) for seed in (1, 1, 2))
     assert one.cliques == same.cliques
@@ -180,7 +180,7 @@ def test_the_seed_decides_the_graph() -> None:
     assert one.cliques != other.cliques
 
 
-def test_a_topology_says_that_it_wants_labels() -> None:
+def test_topology_without_labels_raises_a_clear_error() -> None:
     assert isinstance(DCliques(), FromLabels)
     assert not isinstance(Ring(), FromLabels)
     with pytest.raises(TopologyError, match="d-cliques on 100 nodes: the topology needs the labels that nodes hold"):
@@ -192,15 +192,15 @@ def test_a_topology_says_that_it_wants_labels() -> None:
     [
         (np.zeros(4, dtype=np.int64), r"labels of shape \(4,\): expected a row for each node and a column"),
         (np.zeros((0, 4), dtype=np.int64), r"labels of shape \(0, 4\)"),
-        (np.zeros((4, 2), dtype=np.int64), "labels of 4 nodes: nobody holds a sample"),
+        (np.zeros((4, 2), dtype=np.int64), "labels of 4 nodes: no node holds a sample"),
         (np.array([[1, 0], [2, -3]]), r"labels\[1, 1\] = -3: a number of samples is at least 0"),
     ],
 )
-def test_labels_that_are_none_say_why(labels: Any, message: str) -> None:
+def test_invalid_labels_raise_clear_errors(labels: Any, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         DCliques().build_from(labels, 0)
 
 
-def test_a_clique_of_one_is_refused() -> None:
+def test_clique_of_one_is_rejected() -> None:
     with pytest.raises(TopologyError, match="cliques of at most 1: a clique has at least 2 members"):
         DCliques(size=1).build_from(one_class_each(4), 0)

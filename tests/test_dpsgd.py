@@ -67,7 +67,7 @@ def metropolis(setup: Setup) -> list[Any]:
     for r in range(ROUNDS):
         adjacency = np.zeros((nodes, nodes))
         for node in range(nodes):
-            adjacency[node, list(graph.links(node, r).of)] = 1
+            adjacency[node, list(graph.links(node, r).senders)] = 1
         degrees = adjacency.sum(1)
         w = adjacency / (1 + np.maximum.outer(degrees, degrees))
         matrices.append(w + np.diag(1 - w.sum(1)))

@@ -403,7 +403,7 @@ def test_a_networkx_graph_is_a_topology() -> None:
     graph = networkx.petersen_graph()
     experiment = Experiment(nodes=10, topology=graph)
     built = experiment.topology.build().build(10, 0)
-    assert {(a, b) for a in range(10) for b in built.links(a, 0).to} == set(graph.edges) | {
+    assert {(a, b) for a in range(10) for b in built.links(a, 0).receivers} == set(graph.edges) | {
         (b, a) for a, b in graph.edges
     }
     assert Experiment.from_table(tomllib.loads(experiment.toml())) == experiment

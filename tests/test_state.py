@@ -212,7 +212,7 @@ def _keep_links(node: Node, linked: dict[tuple[int, int], set[int]]) -> None:
 
     async def and_keep(round: int) -> Any:
         peers = await find(round)
-        linked[round, node.id] = set(peers.to)
+        linked[round, node.id] = set(peers.receivers)
         return peers
 
     node.peers = and_keep  # type: ignore[method-assign]

@@ -162,7 +162,7 @@ def by_the_paper(graph: Any) -> Any:
     n = graph.nodes
     linked = np.zeros((n, n))
     for node in range(n):
-        linked[node, list(graph.links(node, 0).of)] = 1
+        linked[node, list(graph.links(node, 0).senders)] = 1
     degrees, w = linked.sum(1), np.zeros((n, n))
     for degree in sorted(set(degrees), reverse=True):
         ours = degrees == degree
@@ -178,7 +178,7 @@ def by_the_paper(graph: Any) -> Any:
 @settings(max_examples=100, deadline=None)
 def test_weights_are_symmetric_and_sum_to_one_with_a_positive_own_weight(graph: Any) -> None:
     w = matrix(graph)
-    linked = {(node, peer) for node in range(graph.nodes) for peer in graph.links(node, 0).of}
+    linked = {(node, peer) for node in range(graph.nodes) for peer in graph.links(node, 0).senders}
     assert (w == w.T)[~np.eye(len(w), dtype=bool)].all()
     np.testing.assert_allclose(w.sum(0), 1)
     np.testing.assert_allclose(w.sum(1), 1)

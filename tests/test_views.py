@@ -1,4 +1,4 @@
-"""Partial views: what always holds of one, and what becomes of the links when many gossip."""
+"""Partial views: invariants of a view, and the links that result from many exchanges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.errors import MessageError, TopologyError
 from shoal.message import Message, Payload, decode
 from shoal.randomness import generator
 from shoal.state import Stateful
-from shoal.topologies.measures import Overlay, measure_overlay
+from shoal.topologies.overlay import Overlay, measure_overlay
 from shoal.topologies.views import Descriptors, View, ViewPolicy
 
 NODES = 500
@@ -27,7 +27,7 @@ def descriptors(*pairs: tuple[int, int]) -> Descriptors:
     return Descriptors(np.array(ids, dtype=np.uint32), np.array(ages, dtype=np.uint32))
 
 
-def held(view: View) -> dict[int, int]:
+def entries(view: View) -> dict[int, int]:
     return dict(zip(view.peers, view.descriptors.ages.tolist(), strict=True))
 
 
@@ -55,7 +55,7 @@ buffers = st.lists(st.tuples(st.integers(0, 15), st.integers(0, 30)), max_size=1
 
 @given(policies, st.lists(st.integers(0, 15), max_size=20), st.lists(buffers, max_size=6), st.integers(0, 2**32))
 @settings(deadline=None)
-def test_a_view_is_bounded_without_repetition_or_itself(
+def test_view_is_bounded_and_has_distinct_others(
     policy: ViewPolicy, known: list[int], received: list[list[tuple[int, int]]], seed: int
 ) -> None:
     rng = generator(seed, "test")
@@ -65,21 +65,21 @@ def test_a_view_is_bounded_without_repetition_or_itself(
         assert (sent.ids[0], sent.ages[0]) == (3, 0)
         assert len(sent.ids) == len(sent.ages) <= max(1, policy.size // 2)
         assert set(sent.ids[1:].tolist()) <= set(view.peers)
-        before = held(view)
+        before = entries(view)
         buffer = buffer[: policy.size]
         view.absorb(descriptors(*buffer), rng)
         known_now = {i: min(age for j, age in [*before.items(), *buffer] if j == i) for i in [*before, *dict(buffer)]}
         known_now.pop(3, None)
-        assert held(view).items() <= known_now.items()  # of each the youngest, and nobody invented
+        assert entries(view).items() <= known_now.items()  # of each the youngest, and nobody invented
         assert len(view) == min(policy.size, len(known_now))  # nobody dropped without need
         assert len(set(view.peers)) == len(view)
         view.increase_age()
-        assert min(held(view).values(), default=1) >= 1
+        assert min(entries(view).values(), default=1) >= 1
         peer = view.select_peer(rng)
         assert peer in view.peers if view.peers else peer is None
 
 
-def test_what_is_sent_is_moved_to_the_head_and_the_oldest_to_the_end() -> None:
+def test_sent_entries_move_to_the_head_and_the_oldest_to_the_end() -> None:
     policy = ViewPolicy(size=6, healer=2, swapper=1)
     view = view_of(0, policy, (1, 9), (2, 1), (3, 7), (4, 1), (5, 1), (6, 1))
     sets = set()
@@ -92,13 +92,13 @@ def test_what_is_sent_is_moved_to_the_head_and_the_oldest_to_the_end() -> None:
     assert sets == set(itertools.combinations((2, 4, 5, 6), 2))  # the two oldest are never sent
 
 
-def test_a_healer_drops_the_oldest_first() -> None:
+def test_healer_drops_the_oldest_first() -> None:
     view = view_of(0, ViewPolicy(4, healer=2, swapper=0), (1, 9), (2, 1), (3, 8), (4, 2))
     view.absorb(descriptors((5, 0), (6, 3)), generator(0, "test"))
-    assert held(view) == {2: 1, 4: 2, 5: 0, 6: 3}
+    assert entries(view) == {2: 1, 4: 2, 5: 0, 6: 3}
 
 
-def test_a_swapper_drops_what_it_has_just_sent() -> None:
+def test_swapper_drops_the_entries_just_sent() -> None:
     view = view_of(0, ViewPolicy(6, healer=0, swapper=3), *((i, i) for i in range(1, 7)))
     rng = generator(0, "test")
     sent = view.to_send(rng)
@@ -106,7 +106,7 @@ def test_a_swapper_drops_what_it_has_just_sent() -> None:
     assert set(view.peers) == {*range(1, 9)} - {*sent.ids.tolist()}
 
 
-def test_a_healer_goes_before_a_swapper_and_chance_comes_last() -> None:
+def test_healer_comes_before_swapper_and_random_drops_come_last() -> None:
     policy = ViewPolicy(6, healer=1, swapper=1)
     left = set()
     for seed in range(60):
@@ -118,13 +118,13 @@ def test_a_healer_goes_before_a_swapper_and_chance_comes_last() -> None:
     assert left == {*range(3, 10)}
 
 
-def test_the_youngest_of_two_descriptors_stays() -> None:
+def test_younger_of_two_entries_is_kept() -> None:
     view = view_of(0, ViewPolicy(6, 0, 0), (1, 5), (2, 0))
     view.absorb(descriptors((1, 3), (2, 7), (0, 0), (3, 9), (3, 8)), generator(0, "test"))
-    assert held(view) == {1: 3, 2: 0, 3: 8}
+    assert entries(view) == {1: 3, 2: 0, 3: 8}
 
 
-def test_the_oldest_is_selected_or_any() -> None:
+def test_peer_selection_is_random_or_oldest() -> None:
     pairs = ((1, 5), (2, 9), (3, 9), (4, 0))
     rng = generator(0, "test")
     oldest, random = (view_of(0, ViewPolicy(4, 0, 2, select), *pairs) for select in ("oldest", "random"))
@@ -133,15 +133,15 @@ def test_the_oldest_is_selected_or_any() -> None:
     assert View(0, ViewPolicy()).select_peer(rng) is None
 
 
-def test_a_view_begins_with_whom_it_is_told() -> None:
+def test_view_starts_with_the_known_nodes() -> None:
     view = View(2, ViewPolicy(3, 0, 1), [5, 2, 5, 7, 1, 9])
-    assert held(view) == {5: 0, 7: 0, 1: 0}
+    assert entries(view) == {5: 0, 7: 0, 1: 0}
     view.forget(7)
     view.forget(8)
     assert view.peers == (5, 1)
 
 
-def test_a_restored_view_goes_on_as_the_old_one_would_have() -> None:
+def test_restored_view_continues_like_the_original() -> None:
     policy = ViewPolicy(8, 1, 3)
     view = View(0, policy, range(1, 9))
     view.to_send(generator(1, "test"))
@@ -157,7 +157,7 @@ def test_a_restored_view_goes_on_as_the_old_one_would_have() -> None:
     assert all(type(number) is int for numbers in view.state().values() for number in numbers)
 
 
-def test_what_is_sent_fits_into_a_message() -> None:
+def test_entries_can_be_sent_in_a_message() -> None:
     sent = View(7, ViewPolicy(10, 1, 4), range(6)).to_send(generator(0, "test"))
     message = Message(7, "view", 0, Payload({"ids": sent.ids, "ages": sent.ages}))
     heard = decode(message.frames()).payload
@@ -177,15 +177,15 @@ def test_what_is_sent_fits_into_a_message() -> None:
         ([[1]], [[0]], "ids of a view: expected a list of integers"),
     ],
 )
-def test_what_no_view_can_have_sent_is_refused(ids: Any, ages: Any, message: str) -> None:
+def test_invalid_entries_are_rejected(ids: Any, ages: Any, message: str) -> None:
     view = View(0, ViewPolicy(4, 1, 1), [1, 2])
     with pytest.raises(MessageError, match=message):
         view.absorb(Descriptors(np.array(ids), np.array(ages)), generator(0, "test"))
-    assert held(view) == {1: 0, 2: 0}
+    assert entries(view) == {1: 0, 2: 0}
 
 
 @pytest.mark.parametrize(("size", "healer", "swapper"), [(1, 0, 0), (10, 3, 3), (10, -1, 2), (10, 0, 6)])
-def test_policies_that_contradict_themselves_are_refused(size: int, healer: int, swapper: int) -> None:
+def test_contradictory_policies_are_rejected(size: int, healer: int, swapper: int) -> None:
     with pytest.raises(TopologyError, match=f"size = {size}, healer = {healer}, swapper = {swapper}: .* try healer"):
         ViewPolicy(size, healer, swapper)
 
@@ -220,7 +220,7 @@ def ring(policy: ViewPolicy) -> dict[int, View]:
 
 
 @pytest.mark.parametrize("bootstrap", [star, ring])
-def test_swapping_makes_a_random_graph_of_a_star_and_of_a_ring(bootstrap: Any) -> None:
+def test_swapping_turns_a_star_or_a_ring_into_a_random_graph(bootstrap: Any) -> None:
     rng = generator(1, "test")
     views = bootstrap(ViewPolicy(size=20, healer=1, swapper=9))
     before = overlay(views)
@@ -236,26 +236,26 @@ def test_swapping_makes_a_random_graph_of_a_star_and_of_a_ring(bootstrap: Any) -
     assert before.path_length > after.path_length or bootstrap is star
 
 
-def test_swapping_alone_balances_better_than_chance_and_chance_alone_worse() -> None:
-    spread = {}
+def test_swapping_balances_in_degrees_better_than_random_drops() -> None:
+    relative_std = {}
     for swapper in (0, 10):
         rng = generator(2, "test")
         views = ring(ViewPolicy(size=20, healer=0, swapper=swapper))
         for _ in range(20):
             exchange(views, rng)
-        spread[swapper] = overlay(views).in_degree_std / overlay(views).random_in_degree_std
-    assert spread[10] < 1.0 < 1.5 < spread[0]
+        relative_std[swapper] = overlay(views).in_degree_std / overlay(views).random_in_degree_std
+    assert relative_std[10] < 1.0 < 1.5 < relative_std[0]
 
 
-def test_a_healer_forgets_the_dead_within_a_few_rounds() -> None:
+def test_healer_drops_failed_nodes_within_a_few_rounds() -> None:
     dead_links = {}
     for healer in (0, 10):
         rng = generator(3, "test")
         views = star(ViewPolicy(size=20, healer=healer, swapper=10 - healer))
         for _ in range(15):
             exchange(views, rng)
-        gone = set(rng.choice(NODES, NODES * 3 // 10, replace=False).tolist())
-        views = {node: view for node, view in views.items() if node not in gone}
+        failed = set(rng.choice(NODES, NODES * 3 // 10, replace=False).tolist())
+        views = {node: view for node, view in views.items() if node not in failed}
         assert overlay(views).dead_links == pytest.approx(0.3, abs=0.05)
         for _ in range(8):
             exchange(views, rng)
@@ -268,7 +268,7 @@ def test_a_healer_forgets_the_dead_within_a_few_rounds() -> None:
 # Measures
 
 
-def test_measures_of_a_random_overlay_are_those_of_the_law() -> None:
+def test_measures_of_a_random_overlay_match_the_formulas() -> None:
     rng = generator(4, "test")
     views = {i: [j + (j >= i) for j in rng.choice(599, 12, replace=False).tolist()] for i in range(600)}
     found = measure_overlay(views)
@@ -298,6 +298,6 @@ def test_measures_equal_those_of_networkx(known: list[set[int]]) -> None:
     assert "dead links" in str(found)
 
 
-def test_an_overlay_of_one_can_be_measured() -> None:
+def test_overlay_of_one_node_can_be_measured() -> None:
     found = measure_overlay({7: []})
     assert (found.nodes, found.components, found.path_length, found.dead_links) == (1, (1,), 0, 0)

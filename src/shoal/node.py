@@ -255,7 +255,7 @@ class Node:
 
     async def send(self, to: Peers | Iterable[NodeId], outgoing: Outgoing, *, round: int, kind: str = MODEL) -> None:
         """Send `outgoing` to every peer in `to` that is not known to have failed."""
-        receivers = to.to if isinstance(to, Peers) else to
+        receivers = to.receivers if isinstance(to, Peers) else to
         if self._interactive is not None and kind == MODEL:
             receivers = await self._interactive.before_send(self, tuple(receivers), round)
         failed = self.failed_peers

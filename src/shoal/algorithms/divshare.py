@@ -75,7 +75,7 @@ class DivShare:
         """The nodes that may be sent fragments in this round."""
         failed = node.failed_peers
         if self.peers == "neighbours":
-            return np.array([peer for peer in (await node.peers(r)).to if peer not in failed], np.int64)
+            return np.array([peer for peer in (await node.peers(r)).receivers if peer not in failed], np.int64)
         return np.delete(np.arange(node.nodes), [node.id, *(peer for peer in failed if peer < node.nodes)])
 
     def _pairs(self, node: Node, fragments: Fragments, candidates: NDArray[np.int64]) -> NDArray[np.int64]:

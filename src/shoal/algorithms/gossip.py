@@ -54,7 +54,7 @@ class Gossip:
             period = self.period or max(MIN_PERIOD, 2 * state.seconds)
             await node.sleep(period * rng.random() if r == 0 else period)
             failed = node.failed_peers
-            peers = [peer for peer in (await node.peers(r)).to if peer not in failed]
+            peers = [peer for peer in (await node.peers(r)).receivers if peer not in failed]
             if peers:
                 peer = peers[int(rng.integers(len(peers)))]
                 await node.send([peer], _with_age(node.sharing.outgoing(node.params, r), peer, state.age), round=r)

@@ -93,7 +93,7 @@ def _reach(graph: Graph, node: NodeId) -> list[int]:
     counts = [1]
     frontier = [(node, node)]
     while frontier:
-        frontier = [(peer, at) for at, before in frontier for peer in graph.links(at, 0).of if peer != before]
+        frontier = [(peer, at) for at, before in frontier for peer in graph.links(at, 0).senders if peer != before]
         counts.append(counts[-1] + len(frontier))
     return counts[1:]
 

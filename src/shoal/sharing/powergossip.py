@@ -320,4 +320,4 @@ def _one_way(experiment: ExperimentView) -> bool:
         return False  # the graph follows from the data; its links go both ways
     graph = experiment.topology.build().build(experiment.nodes, experiment.seed)
     some = (graph.links(node, 0) for node in range(min(experiment.nodes, NODES_CHECKED)))
-    return any(links.to != links.of for links in some)
+    return any(links.receivers != links.senders for links in some)

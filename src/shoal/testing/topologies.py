@@ -58,13 +58,18 @@ def check_mixing(mixing: Mixing, rounds: int = 5) -> None:
         for node in range(nodes):
             links = mixing.graph.links(node, r)
             peers = mixing.peers(node, r)
-            symmetric &= links.to == links.of
-            _check(peers.to == links.to, node, r, f"it sends to {peers.to}, but its links go to {links.to}")
+            symmetric &= links.receivers == links.senders
             _check(
-                tuple(peers.weights) == links.of,
+                peers.receivers == links.receivers,
                 node,
                 r,
-                f"it has weights for {tuple(peers.weights)}, but receives from {links.of}",
+                f"it sends to {peers.receivers}, but its links go to {links.receivers}",
+            )
+            _check(
+                tuple(peers.weights) == links.senders,
+                node,
+                r,
+                f"it has weights for {tuple(peers.weights)}, but receives from {links.senders}",
             )
             own = 1.0 - math.fsum(peers.weights.values())
             _check(own >= -TOLERANCE, node, r, f"its own weight is {own}, below 0")
@@ -84,7 +89,7 @@ def check_mixing(mixing: Mixing, rounds: int = 5) -> None:
 
 def _check_links(graph: Graph, links: list[Links], node: NodeId, round: int) -> None:
     own = links[node]
-    for name, peers in (("to", own.to), ("of", own.of)):
+    for name, peers in (("receivers", own.receivers), ("senders", own.senders)):
         _check(isinstance(peers, tuple), node, round, f"links.{name} is a {type(peers).__name__}, not a tuple")
         _check(
             all(type(peer) is int for peer in peers),
@@ -105,13 +110,26 @@ def _check_links(graph: Graph, links: list[Links], node: NodeId, round: int) -> 
             round,
             f"links.{name} is not in ascending order without repetition: {peers}",
         )
-    for peer in own.to:
-        _check(node in links[peer].of, node, round, f"it sends to {peer}, which receives only from {links[peer].of}")
-    for peer in own.of:
-        _check(node in links[peer].to, node, round, f"it receives from {peer}, which sends only to {links[peer].to}")
+    for peer in own.receivers:
+        _check(
+            node in links[peer].senders,
+            node,
+            round,
+            f"it sends to {peer}, which receives only from {links[peer].senders}",
+        )
+    for peer in own.senders:
+        _check(
+            node in links[peer].receivers,
+            node,
+            round,
+            f"it receives from {peer}, which sends only to {links[peer].receivers}",
+        )
     degree = graph.degree(node, round)
     _check(
-        degree == len(own.of), node, round, f"degree() is {degree}, but it receives from {len(own.of)} nodes: {own.of}"
+        degree == len(own.senders),
+        node,
+        round,
+        f"degree() is {degree}, but it receives from {len(own.senders)} nodes: {own.senders}",
     )
 
 

@@ -1,7 +1,7 @@
-"""Who is linked to whom: graphs, graphs that change every round, graph files, and the weights of the links.
+"""Graphs, static or changing every round, mixing weights, and peer sampling (`sampling`).
 
-`TOPOLOGIES` is the registry: the name in an experiment, and the class it stands for. A class is imported when
-an experiment names it, so that `import shoal` stays quick.
+The package imports the core only; `sampling` imports `shoal.node` as well. `TOPOLOGIES` is the registry: the name in an
+experiment, and its class. A class is imported when an experiment names it, so that `import shoal` stays fast.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A picture of a graph, for a paper or a slide: PNG, SVG or PDF, by the ending of the file's name."""
+"""Drawings of graphs for papers and slides: PNG, SVG or PDF, by the ending of the file's name."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,70 +13,107 @@ from shoal.topologies.graph import Graph, Mixing
 from shoal.topologies.static import StaticGraph
 
 Points: TypeAlias = npt.NDArray[np.float64]
-"""One row a node: x and y."""
+"""One row per node: x and y."""
 
 INK, PAPER, WATER, LINE = "#12303f", "#ffffff", "#2a7f9e", "#5b7f8f"
-LABELLED = 64
-"""Nodes up to which each shows its id."""
-ARROWS = 32
-"""Nodes up to which links that go one way show which."""
+FIGURE_INCHES = 6.0
+MAX_LABELLED_NODES = 64
+"""Up to this number of nodes each shows its id."""
+MAX_ARROW_NODES = 32
+"""Up to this number of nodes one-way links are arrows."""
 
 
 def draw(mixing: Mixing, path: str | Path, round: int = 0) -> None:
-    """Draw the links of a round; the wider a line, the larger its weight."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.collections import LineCollection
-    from matplotlib.figure import Figure
-    from matplotlib.patches import FancyArrowPatch
+    """Draw the links of a round; the width of a line grows with its weight."""
+    _Drawing(mixing, round).save(path)
 
-    graph = mixing.graph
-    points = positions(graph, round)
-    weights = {
-        (peer, node): weight
-        for node in range(graph.nodes)
-        for peer, weight in mixing.peers(node, round).weights.items()
-    }
-    both_ways = {(a, b): w for (a, b), w in weights.items() if a < b and (b, a) in weights}
-    one_way = {(a, b): w for (a, b), w in weights.items() if (b, a) not in weights}
 
-    inches = 6.0
-    figure = Figure(figsize=(inches, inches + 0.3), facecolor=PAPER)
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.0, 0.05, 1.0, 0.95))
-    axes.set_axis_off()
-    axes.set_aspect("equal")
+class _Drawing:
+    """One drawing. Sizes are in points; `_scale` is points per unit of the layout."""
 
-    # Sizes are in points. A node covers a part of the gap to the next; lines fade as they fill the paper.
-    span = float(np.ptp(points, axis=0).max()) or 1.0
-    scale = 0.86 * inches * 72 / span
-    smallest = 5.5 if graph.nodes <= LABELLED else 1.6
-    radius = min(15.0, max(smallest, 0.30 * scale * _typical_gap(points)))
-    width = min(1.8, max(0.5, 0.16 * radius))
-    drawn = [*both_ways, *one_way]
-    length = scale * sum(float(np.linalg.norm(points[a] - points[b])) for a, b in drawn if not _wraps(graph, a, b))
-    alpha = min(0.85, max(0.15, 0.06 * (scale * span) ** 2 / max(1.0, length * width)))
-    heaviest = max(weights.values(), default=1.0)
+    def __init__(self, mixing: Mixing, round: int) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
-    on_circle = bool(np.allclose(np.linalg.norm(points, axis=1), 1.0))
-    segments, widths, dashed = [], [], []
-    for (a, b), weight in both_ways.items():
-        if _wraps(graph, a, b):
-            for start, stop in ((a, b), (b, a)):
-                outward = (points[start] - points[stop]) / np.linalg.norm(points[start] - points[stop])
-                dashed.append([points[start], points[start] + 0.55 * outward])
-        else:
-            passes_others = on_circle and (b - a) not in (1, graph.nodes - 1)
-            segments.append(_line(points[a], points[b], 2.2 * radius / scale if passes_others else 0.0))
-            widths.append(width * (0.5 + 0.5 * weight / heaviest))
-    axes.add_collection(
-        LineCollection(segments, colors=LINE, linewidths=widths, alpha=alpha, capstyle="round", zorder=1)
-    )
-    axes.add_collection(
-        LineCollection(dashed, colors=LINE, linewidths=width, alpha=alpha, linestyles=(0, (2, 1.5)), zorder=1)
-    )
-    if graph.nodes <= ARROWS:
-        for a, b in one_way:
-            axes.add_patch(
+        self._graph, self._round = mixing.graph, round
+        self._points = positions(mixing.graph, round)
+        weights = {
+            (peer, node): weight
+            for node in range(mixing.graph.nodes)
+            for peer, weight in mixing.peers(node, round).weights.items()
+        }
+        self._both_ways = {(a, b): w for (a, b), w in weights.items() if a < b and (b, a) in weights}
+        self._one_way = [(a, b) for a, b in weights if (b, a) not in weights]
+        self._heaviest = max(weights.values(), default=1.0)
+        self._set_sizes()
+        self._figure = Figure(figsize=(FIGURE_INCHES, FIGURE_INCHES + 0.3), facecolor=PAPER)
+        FigureCanvasAgg(self._figure)
+        self._axes = self._figure.add_axes((0.0, 0.05, 1.0, 0.95))
+        self._axes.set_axis_off()
+        self._axes.set_aspect("equal")
+
+    def save(self, path: str | Path) -> None:
+        wraps = self._draw_both_ways()
+        self._draw_one_way()
+        self._draw_nodes()
+        margin = (0.75 if wraps else 0.0) + (self._radius + 10) / self._scale
+        limits = ((self._axes.set_xlim, self._points[:, 0]), (self._axes.set_ylim, self._points[:, 1]))
+        for set_limits, values in limits:
+            middle = (float(values.min()) + float(values.max())) / 2
+            set_limits(middle - self._span / 2 - margin, middle + self._span / 2 + margin)
+        caption = _caption(self._graph, len(self._both_ways), len(self._one_way), self._round)
+        self._figure.text(0.5, 0.022, caption, color=INK, fontsize=10, ha="center")
+        self._figure.savefig(path, dpi=200)
+
+    def _set_sizes(self) -> None:
+        """Choose sizes: a node covers a part of the gap to the next; lines are more transparent if they are many."""
+        points, graph = self._points, self._graph
+        self._span = float(np.ptp(points, axis=0).max()) or 1.0
+        self._scale = scale = 0.86 * FIGURE_INCHES * 72 / self._span
+        smallest = 5.5 if graph.nodes <= MAX_LABELLED_NODES else 1.6
+        self._radius = min(15.0, max(smallest, 0.30 * scale * _typical_gap(points)))
+        self._width = min(1.8, max(0.5, 0.16 * self._radius))
+        straight = [(a, b) for a, b in (*self._both_ways, *self._one_way) if not _wraps(graph, a, b)]
+        length = scale * sum(float(np.linalg.norm(points[a] - points[b])) for a, b in straight)
+        ink = max(1.0, length * self._width)
+        self._alpha = min(0.85, max(0.15, 0.06 * (scale * self._span) ** 2 / ink))
+
+    def _draw_both_ways(self) -> bool:
+        """Draw undirected links. Returns whether some of them wrap around a grid; these are dashed stubs."""
+        from matplotlib.collections import LineCollection
+
+        points, graph = self._points, self._graph
+        on_circle = bool(np.allclose(np.linalg.norm(points, axis=1), 1.0))
+        segments, widths, dashed = [], [], []
+        for (a, b), weight in self._both_ways.items():
+            if _wraps(graph, a, b):
+                for start, stop in ((a, b), (b, a)):
+                    outward = (points[start] - points[stop]) / np.linalg.norm(points[start] - points[stop])
+                    dashed.append([points[start], points[start] + 0.55 * outward])
+            else:
+                passes_others = on_circle and (b - a) not in (1, graph.nodes - 1)
+                clearance = 2.2 * self._radius / self._scale if passes_others else 0.0
+                segments.append(_line(points[a], points[b], clearance))
+                widths.append(self._width * (0.5 + 0.5 * weight / self._heaviest))
+        style: dict[str, Any] = {"colors": LINE, "alpha": self._alpha, "zorder": 1}
+        self._axes.add_collection(LineCollection(segments, linewidths=widths, capstyle="round", **style))
+        self._axes.add_collection(LineCollection(dashed, linewidths=self._width, linestyles=(0, (2, 1.5)), **style))
+        return bool(dashed)
+
+    def _draw_one_way(self) -> None:
+        """Draw directed links: as arrows in a small graph, as lines in a large one."""
+        from matplotlib.collections import LineCollection
+        from matplotlib.patches import FancyArrowPatch
+
+        points, radius = self._points, self._radius
+        if self._graph.nodes > MAX_ARROW_NODES:
+            lines = [[points[a], points[b]] for a, b in self._one_way]
+            self._axes.add_collection(
+                LineCollection(lines, colors=LINE, linewidths=self._width, alpha=self._alpha, zorder=1)
+            )
+            return
+        for a, b in self._one_way:
+            self._axes.add_patch(
                 FancyArrowPatch(
                     (points[a][0], points[a][1]),
                     (points[b][0], points[b][1]),
@@ -85,52 +122,24 @@ def draw(mixing: Mixing, path: str | Path, round: int = 0) -> None:
                     shrinkA=radius,
                     shrinkB=radius + 0.5,
                     color=LINE,
-                    linewidth=0.8 * width,
-                    alpha=alpha,
+                    linewidth=0.8 * self._width,
+                    alpha=self._alpha,
                     zorder=1,
                 )
             )
-    else:
-        axes.add_collection(
-            LineCollection(
-                [[points[a], points[b]] for a, b in one_way],
-                colors=LINE,
-                linewidths=width,
-                alpha=alpha,
-                zorder=1,
-            )
-        )
 
-    axes.scatter(
-        points[:, 0],
-        points[:, 1],
-        s=(2 * radius) ** 2,
-        c=WATER,
-        edgecolors=PAPER,
-        linewidths=min(1.5, 0.18 * radius),
-        zorder=2,
-    )
-    if graph.nodes <= LABELLED:
-        for node, (x, y) in enumerate(points):
-            axes.text(
-                x,
-                y,
-                str(node),
-                color=PAPER,
-                fontsize=min(11.0, 0.82 * radius),
-                ha="center",
-                va="center_baseline",
-            )
-    margin = (0.75 if dashed else 0.0) + (radius + 10) / scale
-    for limit, values in ((axes.set_xlim, points[:, 0]), (axes.set_ylim, points[:, 1])):
-        middle = (float(values.min()) + float(values.max())) / 2
-        limit(middle - span / 2 - margin, middle + span / 2 + margin)
-    figure.text(0.5, 0.022, _caption(graph, len(both_ways), len(one_way), round), color=INK, fontsize=10, ha="center")
-    figure.savefig(path, dpi=200)
+    def _draw_nodes(self) -> None:
+        x, y = self._points[:, 0], self._points[:, 1]
+        edge = min(1.5, 0.18 * self._radius)
+        self._axes.scatter(x, y, s=(2 * self._radius) ** 2, c=WATER, edgecolors=PAPER, linewidths=edge, zorder=2)
+        if self._graph.nodes <= MAX_LABELLED_NODES:
+            size = min(11.0, 0.82 * self._radius)
+            for node, (at_x, at_y) in enumerate(self._points):
+                self._axes.text(at_x, at_y, str(node), color=PAPER, fontsize=size, ha="center", va="center_baseline")
 
 
 def positions(graph: Graph, round: int = 0) -> Points:
-    """Where each node is drawn. The nodes of a changing graph stay where they are in every round."""
+    """Return the position of each node. The nodes of a changing graph have the same positions in all rounds."""
     layout = getattr(graph, "layout", "spring" if graph.static else "circle")
     if layout == "grid" and isinstance(graph, StaticGraph):
         ids = np.arange(graph.nodes)
@@ -144,13 +153,13 @@ def positions(graph: Graph, round: int = 0) -> Points:
 
 
 def _radial(graph: Graph, round: int) -> Points:
-    """Node 0 in the middle, its neighbours around it, theirs around them; each subtree in its own sector."""
+    """Place node 0 in the middle, its neighbours around it, theirs around them; each subtree has its own sector."""
     children: list[list[int]] = [[] for _ in range(graph.nodes)]
-    order, seen = [0], {0}
-    for node in order:  # grows while we walk it
-        for peer in graph.links(node, round).to:
-            if peer not in seen:
-                seen.add(peer)
+    order, visited = [0], {0}
+    for node in order:  # the list grows during the loop
+        for peer in graph.links(node, round).receivers:
+            if peer not in visited:
+                visited.add(peer)
                 order.append(peer)
                 children[node].append(peer)
     leaves = [1] * graph.nodes
@@ -171,12 +180,12 @@ def _radial(graph: Graph, round: int) -> Points:
 
 
 def _spring(graph: Graph, round: int) -> Points:
-    """As springs would settle: by all distances for small graphs, by forces for large ones."""
+    """Place nodes by a spring model: by all distances for small graphs, by forces for large ones."""
     import networkx
 
     drawn: networkx.Graph[int] = networkx.Graph()
     drawn.add_nodes_from(range(graph.nodes))
-    drawn.add_edges_from((i, j) for i in range(graph.nodes) for j in graph.links(i, round).to)
+    drawn.add_edges_from((i, j) for i in range(graph.nodes) for j in graph.links(i, round).receivers)
     if graph.nodes <= 120 and networkx.is_connected(drawn):
         placed = networkx.kamada_kawai_layout(drawn)
     else:
@@ -185,7 +194,7 @@ def _spring(graph: Graph, round: int) -> Points:
 
 
 def _typical_gap(points: Points) -> float:
-    """The distance to the nearest other node, small but not the smallest."""
+    """Return the 10 % quantile of the distances to the nearest other node."""
     from scipy.spatial import cKDTree
 
     if len(points) < 2:
@@ -195,7 +204,7 @@ def _typical_gap(points: Points) -> float:
 
 
 def _line(start: Points, stop: Points, clearance: float) -> Points:
-    """A straight line; or, if it stays this near to the unit circle and the nodes on it, one bent inwards."""
+    """Return a straight line, bent inwards if it is closer than `clearance` to the unit circle and its nodes."""
     middle = (start + stop) / 2
     depth = 1.0 - float(np.linalg.norm(middle))
     if depth >= clearance:
@@ -206,7 +215,7 @@ def _line(start: Points, stop: Points, clearance: float) -> Points:
 
 
 def _wraps(graph: Graph, a: int, b: int) -> bool:
-    """Whether a link of a grid joins two opposite sides."""
+    """Whether the link joins two opposite sides of a grid."""
     if not isinstance(graph, StaticGraph) or graph.layout != "grid":
         return False
     columns = graph.columns

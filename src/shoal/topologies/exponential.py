@@ -1,4 +1,4 @@
-"""Exponential graphs: directed, and every node reaches all others in log2(n) hops.
+"""Exponential graphs: directed graphs in which every node reaches all others in log2(n) hops.
 
 Ying, Yuan, Chen, Hu, Pan, Yin: Exponential Graph is Provably Efficient for Decentralized Deep Training,
 NeurIPS 2021. The one-peer form is from Assran, Loizou, Ballas, Rabbat: Stochastic Gradient Push for
@@ -26,8 +26,8 @@ class Exponential:
     def build(self, nodes: int, seed: int) -> StaticGraph:
         def links(node: NodeId) -> Links:
             return Links(
-                to=tuple(sorted((node + hop) % nodes for hop in hops(nodes))),
-                of=tuple(sorted((node - hop) % nodes for hop in hops(nodes))),
+                receivers=tuple(sorted((node + hop) % nodes for hop in hops(nodes))),
+                senders=tuple(sorted((node - hop) % nodes for hop in hops(nodes))),
             )
 
         return StaticGraph([links(node) for node in range(nodes)], layout="circle")
@@ -35,9 +35,9 @@ class Exponential:
 
 @dataclass(frozen=True)
 class OnePeerExponential:
-    """One hop of the exponential graph a round: 1, 2, 4, …, and again (Assran et al. 2019, Ying et al. 2021).
+    """One hop of the exponential graph per round: 1, 2, 4, …, then again (Assran et al. 2019, Ying et al. 2021).
 
-    With a power of two of nodes, log2(n) rounds average exactly.
+    If n is a power of two, log2(n) rounds average exactly.
     """
 
     def build(self, nodes: int, seed: int) -> OnePeerGraph:

@@ -1,4 +1,4 @@
-"""Graphs given by the experiment itself: spelled edge by edge, or made by one of networkx's generators."""
+"""Graphs that the experiment defines: as a list of edges, or by a generator of networkx."""
 
 from __future__ import annotations
 
@@ -24,30 +24,32 @@ class Edges:
     edges: tuple[tuple[NodeId, NodeId], ...]
 
     def build(self, nodes: int, seed: int) -> StaticGraph:
-        for place, edge in enumerate(self.edges):
+        for index, edge in enumerate(self.edges):
             if edge[0] == edge[1]:
-                raise TopologyError(f"edges[{place}] = {list(edge)}: node {edge[0]} is linked to itself; remove it")
+                raise TopologyError(f"edges[{index}] = {list(edge)}: node {edge[0]} is linked to itself; remove it")
             if not all(0 <= node < nodes for node in edge):
-                raise TopologyError(f"edges[{place}] = {list(edge)}: with {nodes} nodes, ids are 0 to {nodes - 1}")
+                raise TopologyError(f"edges[{index}] = {list(edge)}: with {nodes} nodes, ids are 0 to {nodes - 1}")
         return undirected(nodes, self.edges)
 
 
 def from_networkx(graph: networkx.Graph[Any]) -> Edges:
-    """The edges of a networkx graph. Labels other than 0 … n - 1 are numbered in the graph's own order."""
+    """Return the edges of a networkx graph. Labels other than 0 … n - 1 are numbered in the graph's own order."""
     if graph.is_directed():
-        raise TopologyError("a directed networkx graph: links go both ways here; use graph.to_undirected()")
+        raise TopologyError(
+            "a directed networkx graph: only undirected graphs are supported; use graph.to_undirected()"
+        )
     labels = list(graph)
     numbered = set(labels) == set(range(len(labels)))
-    ids = {label: label if numbered else place for place, label in enumerate(labels)}
+    ids = {label: label if numbered else index for index, label in enumerate(labels)}
     pairs = {(min(ids[a], ids[b]), max(ids[a], ids[b])) for a, b in graph.edges()}
     return Edges(tuple(sorted(pairs)))
 
 
 @dataclass(frozen=True)
 class NetworkX:
-    """A graph made by a generator of networkx, such as "barabasi_albert_graph" with { m = 2 }.
+    """A graph from a generator of networkx, such as "barabasi_albert_graph" with { m = 2 }.
 
-    `n` is the experiment's number of nodes unless the arguments set it, and `seed` follows from its seed.
+    `n` is the experiment's number of nodes unless the arguments set it, and `seed` is derived from its seed.
     """
 
     generator: str
@@ -56,25 +58,25 @@ class NetworkX:
     def build(self, nodes: int, seed: int) -> StaticGraph:
         import networkx
 
-        make = self._find()
-        accepted = inspect.signature(make).parameters
-        offered: Mapping[str, Any] = {"n": nodes, "seed": derived_seed(seed, "topology")}
-        arguments = {name: value for name, value in offered.items() if name in accepted} | self.arguments
-        asked = f"networkx.{self.generator}({', '.join(f'{k}={v!r}' for k, v in self.arguments.items())})"
+        generate = self._find_generator()
+        accepted = inspect.signature(generate).parameters
+        defaults: Mapping[str, Any] = {"n": nodes, "seed": derived_seed(seed, "topology")}
+        arguments = {name: value for name, value in defaults.items() if name in accepted} | self.arguments
+        call = f"networkx.{self.generator}({', '.join(f'{k}={v!r}' for k, v in self.arguments.items())})"
         try:
-            inspect.signature(make).bind(**arguments)
-            graph = make(**arguments)
-        except Exception as error:  # a generator raises what it likes at wrong arguments
-            raise TopologyError(f"{asked}: {error}; it takes {_spelled(accepted)}") from error
+            inspect.signature(generate).bind(**arguments)
+            graph = generate(**arguments)
+        except Exception as error:  # generators raise any exception for wrong arguments
+            raise TopologyError(f"{call}: {error}; it takes {_describe_parameters(accepted)}") from error
         if not isinstance(graph, networkx.Graph):
-            raise TopologyError(f"{asked}: this makes a {type(graph).__name__}, not a graph")
+            raise TopologyError(f"{call}: this returns a {type(graph).__name__}, not a graph")
         if len(graph) != nodes:
             raise TopologyError(
-                f"{asked}: this graph has {len(graph)} nodes and the experiment has {nodes}; set nodes = {len(graph)}"
+                f"{call}: this graph has {len(graph)} nodes and the experiment has {nodes}; set nodes = {len(graph)}"
             )
         return from_networkx(graph).build(nodes, seed)
 
-    def _find(self) -> Callable[..., object]:
+    def _find_generator(self) -> Callable[..., object]:
         import networkx.generators
 
         known = {
@@ -88,6 +90,6 @@ class NetworkX:
         return known[self.generator]
 
 
-def _spelled(accepted: Mapping[str, inspect.Parameter]) -> str:
-    inner = ("backend", "backend_kwargs", "create_using", "seed")
-    return ", ".join(str(parameter) for name, parameter in accepted.items() if name not in inner)
+def _describe_parameters(accepted: Mapping[str, inspect.Parameter]) -> str:
+    hidden = ("backend", "backend_kwargs", "create_using", "seed")
+    return ", ".join(str(parameter) for name, parameter in accepted.items() if name not in hidden)

@@ -1,8 +1,7 @@
-"""What a graph is to the nodes on it, and how links become the weights of an average.
+"""The graph of a run, and the mixing weights of its links.
 
-A topology is a recipe with one method, `build(nodes, seed) -> Graph`. A graph answers, for any node and
-round, whom the node sends to and whom it hears from. It answers alike in every process that builds it from
-the same seed: nobody coordinates.
+A topology has one method, `build(nodes, seed) -> Graph`. A graph gives the receivers and the senders of any node in any
+round. It gives the same answers in every process that builds it from the same seed, so no coordination is needed.
 """
 
 from __future__ import annotations
@@ -19,40 +18,40 @@ from numpy.typing import NDArray
 from shoal.types import NodeId
 
 WeightScheme: TypeAlias = Literal["metropolis-hastings", "uniform"]
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
-REMEMBERED_DEGREE = 1024
-"""Static rows up to this long are kept: those of a full graph of 10,000 nodes would be n² weights."""
+MAX_CACHED_DEGREE = 1024
+"""Static rows up to this length are cached: those of a full graph of 10,000 nodes would be n² weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """A node's links in one round, each list in ascending order. Equal lists on an undirected graph."""
+    """A node's links in one round, in ascending order. On an undirected graph both tuples are equal."""
 
-    to: tuple[NodeId, ...]
-    of: tuple[NodeId, ...]
+    receivers: tuple[NodeId, ...]
+    senders: tuple[NodeId, ...]
 
 
 class TopologyWarning(UserWarning):
-    """A graph that can be used, but hardly means what its author meant: a disconnected one, say."""
+    """A graph is usable but probably not intended, such as a disconnected one."""
 
 
 class Graph(Protocol):
-    """Who is linked to whom, round by round."""
+    """The links of every node in every round."""
 
     nodes: int
     static: bool
-    """Whether every round has the links of round 0."""
+    """Whether all rounds have the links of round 0."""
 
     def links(self, node: NodeId, round: int) -> Links: ...
 
     def degree(self, node: NodeId, round: int) -> int:
-        """How many nodes `node` hears from in this round."""
+        """The number of nodes that send to `node` in this round."""
         ...
 
 
 class Topology(Protocol):
-    """A recipe for a graph; its parameters are those of its constructor."""
+    """A recipe for a graph. Its options are the parameters of its constructor."""
 
     def build(self, nodes: int, seed: int) -> Graph: ...
 
@@ -67,32 +66,32 @@ class TopologyWrapper(Protocol):
 
 @runtime_checkable
 class FromLabels(Protocol):
-    """A topology that is made from who holds what. Optional: whoever knows the labels asks for this first.
+    """A topology that is built from the labels that nodes hold (trait `needs_labels`).
 
-    Its `build` raises `TopologyError`, for it cannot know the data.
+    Its `build` raises `TopologyError`, because it does not know the data.
     """
 
     def build_from(self, labels: NDArray[np.int64], seed: int) -> Graph:
-        """The graph for nodes of which node i holds `labels[i, c]` samples of class c. Equal wherever these are."""
+        """Return the graph; node i holds `labels[i, c]` samples of class c. Equal arguments give equal graphs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """What a node knows of its neighbours in a round: whom to tell, whom to hear, how much each counts."""
+    """The neighbours of a node in a round: its receivers, and the weights of its senders."""
 
-    to: tuple[NodeId, ...]
+    receivers: tuple[NodeId, ...]
     weights: Mapping[NodeId, float]
-    """The mixing weight of each this node hears from, in ascending order of id; its own is the rest to 1."""
+    """The mixing weight of each sender, in ascending order of id. The node's own weight is 1 minus their sum."""
 
     def weights_of(self, answered: Sequence[NodeId] | Mapping[NodeId, object]) -> dict[NodeId, float]:
-        """The weights of those that answered, renormalised so that they and the own weight sum to 1."""
+        """Return the weights of the peers that answered, renormalised to sum to 1 with the node's own weight."""
         if len(answered) == len(self.weights):
             return dict(self.weights)
         present = {peer: self.weights[peer] for peer in answered}
         own = 1.0 - sum(self.weights.values())
         total = own + sum(present.values())
-        if total <= 0.0:  # the own weight is 0 and nobody answered: keep the own model
+        if total <= 0.0:  # the own weight is 0 and no peer answered: the node keeps its model
             return {}
         return {peer: weight / total for peer, weight in present.items()}
 
@@ -100,44 +99,44 @@ class Peers:
 class Mixing:
     """A graph with weights: row `node` of the mixing matrix W of each round.
 
-    Metropolis-Hastings weights, 1/(1 + max(d_i, d_j)), make W doubly stochastic on every undirected graph and
-    on directed graphs where all degrees are equal. Uniform weights, 1/(1 + d_i), make its rows sum to 1.
+    Metropolis-Hastings weights, 1/(1 + max(d_i, d_j)), make W doubly stochastic on every undirected graph, and on
+    directed graphs with equal degrees. Uniform weights, 1/(1 + d_i), make its rows sum to 1.
     """
 
     def __init__(self, graph: Graph, scheme: WeightScheme = "metropolis-hastings") -> None:
         self.graph = graph
         self.scheme = scheme
-        self._known: dict[NodeId, Peers] = {}
+        self._cached: dict[NodeId, Peers] = {}
 
     def peers(self, node: NodeId, round: int) -> Peers:
         if not self.graph.static:
             return self._peers(node, round)
-        known = self._known.get(node)
-        if known is None:
-            known = self._peers(node, 0)
-            if len(known.weights) <= REMEMBERED_DEGREE:
-                self._known[node] = known
-        return known
+        cached = self._cached.get(node)
+        if cached is None:
+            cached = self._peers(node, 0)
+            if len(cached.weights) <= MAX_CACHED_DEGREE:
+                self._cached[node] = cached
+        return cached
 
     def _peers(self, node: NodeId, round: int) -> Peers:
         graph = self.graph
         links = graph.links(node, round)
-        own = len(links.of)
+        own = len(links.senders)
         if self.scheme == "uniform":
-            weights = dict.fromkeys(links.of, 1.0 / (1 + own))
+            weights = dict.fromkeys(links.senders, 1.0 / (1 + own))
         else:
-            weights = {peer: 1.0 / (1 + max(own, graph.degree(peer, round))) for peer in links.of}
-        return Peers(links.to, weights)
+            weights = {peer: 1.0 / (1 + max(own, graph.degree(peer, round))) for peer in links.senders}
+        return Peers(links.receivers, weights)
 
 
-def cached_per_mixing(find: Callable[[Mixing], Found]) -> Callable[[Mixing], Found]:
-    """`find`, worked out once for all nodes that share a mixing, and kept for as long as that is."""
-    known: WeakKeyDictionary[Mixing, Found] = WeakKeyDictionary()
+def cached_per_mixing(compute: Callable[[Mixing], Result]) -> Callable[[Mixing], Result]:
+    """Decorate a function of a mixing: compute it once for all nodes that share the mixing, and cache the result."""
+    results: WeakKeyDictionary[Mixing, Result] = WeakKeyDictionary()
 
-    @wraps(find)
-    def found(mixing: Mixing) -> Found:
-        if mixing not in known:
-            known[mixing] = find(mixing)
-        return known[mixing]
+    @wraps(compute)
+    def cached(mixing: Mixing) -> Result:
+        if mixing not in results:
+            results[mixing] = compute(mixing)
+        return results[mixing]
 
-    return found
+    return cached

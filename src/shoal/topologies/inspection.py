@@ -28,7 +28,7 @@ def changes(experiment: ExperimentView) -> bool:
 
 def directed(graph: Graph) -> bool:
     """Whether in round 0 some node sends to a peer that it does not receive from."""
-    return any(links.to != links.of for links in (graph.links(node, 0) for node in range(graph.nodes)))
+    return any(links.receivers != links.senders for links in (graph.links(node, 0) for node in range(graph.nodes)))
 
 
 def is_tree(graph: Graph) -> bool:

@@ -1,8 +1,8 @@
-"""A keyed permutation of 0 … size - 1 that can be asked for one value at a time, forwards and backwards.
+"""A keyed permutation of 0 … size - 1 that computes single values, forwards and backwards.
 
-A Feistel network on the row and column of a number in a near-square table of at least `size` places; what
-lands at `size` or beyond is sent through again until it lands below ("cycle walking"). Black and Rogaway:
-Ciphers with Arbitrary Finite Domains, CT-RSA 2002. It mixes well; it keeps no secrets.
+A Feistel network on the row and column of a number in a near-square table of at least `size` cells. A result of `size`
+or more passes through the network again until it is below ("cycle walking"). Black and Rogaway: Ciphers with Arbitrary
+Finite Domains, CT-RSA 2002. It mixes well; it is not cryptographically secure.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 Keys: TypeAlias = tuple[int, int, int, int]
-"""One for each round of the network, of 32 bits."""
+"""One 32-bit key for each round of the network."""
 
-_WORD = (1 << 64) - 1
+_UINT64_MASK = (1 << 64) - 1
 
 
-def scramble(x: Any) -> Any:
-    """32 well-mixed bits of a 32-bit integer, or of each in an array of uint64; murmur3's multipliers."""
-    x = x * 0xFF51AFD7ED558CCD & _WORD
-    x = (x ^ (x >> 32)) * 0xC4CEB9FE1A85EC53 & _WORD
+def hash32(x: Any) -> Any:
+    """Hash a 32-bit integer, or each in an array of uint64, to 32 bits, with the multipliers of murmur3."""
+    x = x * 0xFF51AFD7ED558CCD & _UINT64_MASK
+    x = (x ^ (x >> 32)) * 0xC4CEB9FE1A85EC53 & _UINT64_MASK
     return x >> 32
 
 
 class Permutation:
-    """The permutation of `range(size)` that these keys choose."""
+    """The permutation of `range(size)` with these keys."""
 
     def __init__(self, size: int, keys: Keys) -> None:
         self.size = size
@@ -47,8 +47,8 @@ class Permutation:
             x = self._inverse(x)
         return x
 
-    def to_table(self) -> npt.NDArray[np.int64]:
-        """`forward` of every value at once."""
+    def all_values(self) -> npt.NDArray[np.int64]:
+        """Return `forward` of every value."""
         x: npt.NDArray[np.uint64] = self._forward(np.arange(self.size, dtype=np.uint64))
         outside = np.flatnonzero(x >= self.size)
         while outside.size:
@@ -57,22 +57,22 @@ class Permutation:
         return x.astype(np.int64)
 
     def _forward(self, x: Any) -> Any:
-        """One pass through the network, of an integer or of an array of uint64."""
+        """Pass an integer or an array of uint64 through the network once."""
         rows, columns = self._rows, self._columns
         k0, k1, k2, k3 = self._keys
         row, column = x // columns, x % columns
-        row = (row + scramble(column ^ k0)) % rows
-        column = (column + scramble(row ^ k1)) % columns
-        row = (row + scramble(column ^ k2)) % rows
-        column = (column + scramble(row ^ k3)) % columns
+        row = (row + hash32(column ^ k0)) % rows
+        column = (column + hash32(row ^ k1)) % columns
+        row = (row + hash32(column ^ k2)) % rows
+        column = (column + hash32(row ^ k3)) % columns
         return row * columns + column
 
     def _inverse(self, x: int) -> int:
         rows, columns = self._rows, self._columns
         k0, k1, k2, k3 = self._keys
         row, column = divmod(x, columns)
-        column = (column - scramble(row ^ k3)) % columns
-        row = (row - scramble(column ^ k2)) % rows
-        column = (column - scramble(row ^ k1)) % columns
-        row = (row - scramble(column ^ k0)) % rows
+        column = (column - hash32(row ^ k3)) % columns
+        row = (row - hash32(column ^ k2)) % rows
+        column = (column - hash32(row ^ k1)) % columns
+        row = (row - hash32(column ^ k0)) % rows
         return int(row * columns + column)

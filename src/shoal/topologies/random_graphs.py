@@ -11,16 +11,16 @@ from shoal.randomness import derived_seed
 from shoal.topologies.static import StaticGraph, undirected
 from shoal.types import Bounds
 
-DRAWS = 200
-"""How often a connected small world is tried for."""
+MAX_DRAWS = 200
+"""The number of attempts to draw a connected small world."""
 
 
 @dataclass(frozen=True)
 class ErdosRenyi:
-    """Each pair linked with the same probability (Erdős and Rényi 1959).
+    """Each pair of nodes is linked with the same probability (Erdős and Rényi 1959).
 
-    By default 2 ln(n)/n, twice the probability from which on large graphs are connected. Even so the graph
-    may fall apart, and then warns: a node without links trains alone.
+    The default is 2 ln(n)/n, twice the threshold above which large graphs are connected. The graph may still be
+    disconnected; then a warning is issued. A node without links trains alone.
     """
 
     probability: Annotated[float, Bounds(at_least=0, at_most=1)] | None = None
@@ -47,7 +47,7 @@ class SmallWorld:
 
         if self.neighbours % 2:
             raise TopologyError(
-                f"{self.neighbours} neighbours in a small world: half of them sit on each side, so the number"
+                f"{self.neighbours} neighbours in a small world: half of them are on each side, so the number"
                 f" must be even; try neighbours = {self.neighbours - 1}"
             )
         if self.neighbours >= nodes:
@@ -58,12 +58,12 @@ class SmallWorld:
             )
         try:
             graph = networkx.connected_watts_strogatz_graph(
-                nodes, self.neighbours, self.rewiring, tries=DRAWS, seed=derived_seed(seed, "topology")
+                nodes, self.neighbours, self.rewiring, tries=MAX_DRAWS, seed=derived_seed(seed, "topology")
             )
         except networkx.NetworkXError:
             raise TopologyError(
                 f"a small world of {nodes} nodes with {self.neighbours} neighbours and rewiring"
-                f" {self.rewiring}: {DRAWS} draws and none was connected;"
+                f" {self.rewiring}: none of {MAX_DRAWS} draws was connected;"
                 " use more neighbours or less rewiring"
             ) from None
         return undirected(nodes, graph.edges, layout="circle")

@@ -1,4 +1,4 @@
-"""Each node sends to a few random others, new ones each round; who hears from how many is left to chance.
+"""Each node sends to a few random others, new ones in each round; in-degrees are random.
 
 De Vos, Farhadkhani, Guerraoui, Kermarrec, Pires, Sharma: Epidemic Learning: Boosting Decentralized Learning with
 Randomized Communication, NeurIPS 2023.
@@ -19,16 +19,16 @@ from shoal.topologies.regular import REMEMBERED_ROUNDS
 from shoal.topologies.static import Layout
 from shoal.types import Bounds, NodeId
 
-Words: TypeAlias = NDArray[np.uint64]
+Uint64s: TypeAlias = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class RandomOut:
-    """Each round every node sends to random others, drawn anew (EL-Local, de Vos et al. 2023).
+    """In each round every node sends to new random others (EL-Local, de Vos et al. 2023).
 
-    In the paper a node draws its peers alone, and nobody can tell how many models will come. Here all draw from
-    the seed of the experiment, so a node also knows whom it will hear from, and when a round is complete. With
-    weights "uniform" a node averages its own model and those received alike, as in the paper.
+    In the paper a node draws its receivers alone, and no node knows how many models will arrive. Here all nodes draw
+    from the experiment's seed, so a node also knows its senders, and when a round is complete. With weights "uniform" a
+    node averages its own and the received models with equal weights, as in the paper.
     """
 
     peers: Annotated[int, Bounds(at_least=1)] = 5
@@ -44,9 +44,9 @@ class RandomOut:
 
 
 class RandomOutRounds:
-    """A new directed graph each round: out-degrees are equal, in-degrees are binomial.
+    """A new directed graph in each round: out-degrees are equal, in-degrees are binomial.
 
-    Who sends to a node is known only when everyone's draw is, so a round is computed whole.
+    The senders to a node depend on the draws of all nodes, so a round is computed as a whole.
     """
 
     static = False
@@ -62,7 +62,7 @@ class RandomOutRounds:
         return self._round(round).links(node)
 
     def degree(self, node: NodeId, round: int) -> int:
-        return self._round(round).heard(node)
+        return self._round(round).in_degree(node)
 
     def _round(self, round: int) -> _Round:
         found = self._rounds.get(round)
@@ -74,44 +74,44 @@ class RandomOutRounds:
 
 
 class _Round:
-    """One round: the receivers of each node, and behind each other the senders to node 0, to node 1, …"""
+    """One round: the receivers of each node, and one array of the senders to node 0, then to node 1, …"""
 
     def __init__(self, nodes: int, peers: int, seed: int, round: int) -> None:
         key = int(generator(seed, "topology", round).integers(1 << 64, dtype=np.uint64))
-        self._to = receivers(nodes, peers, key)
-        # Sorting numbers of receiver and sender in one is several times as fast as a stable sort of the receivers.
-        pairs = self._to * nodes + np.arange(nodes)[:, None]
+        self._receivers = receivers(nodes, peers, key)
+        # Sorting receiver and sender combined in one number is several times faster than a stable sort of receivers.
+        pairs = self._receivers * nodes + np.arange(nodes)[:, None]
         self._senders = np.sort(pairs, axis=None) % nodes
-        counts = np.bincount(self._to.ravel(), minlength=nodes)
+        counts = np.bincount(self._receivers.ravel(), minlength=nodes)
         self._starts: list[int] = [0, *np.cumsum(counts).tolist()]
 
     def links(self, node: NodeId) -> Links:
         senders = self._senders[self._starts[node] : self._starts[node + 1]]
-        return Links(to=tuple(self._to[node].tolist()), of=tuple(senders.tolist()))
+        return Links(tuple(self._receivers[node].tolist()), tuple(senders.tolist()))
 
-    def heard(self, node: NodeId) -> int:
+    def in_degree(self, node: NodeId) -> int:
         return self._starts[node + 1] - self._starts[node]
 
 
 def receivers(nodes: int, peers: int, key: int) -> NDArray[np.int64]:
-    """Row i: `peers` distinct nodes other than i, in ascending order, every such set equally likely.
+    """Return in row i `peers` distinct nodes other than i, in ascending order; every such set is equally likely.
 
-    Floyd's sampling for all nodes at once: the k-th draw is among one more than the draw before, and who draws what
-    it has already takes the newest instead.
+    Floyd's sampling for all nodes at once: each draw has one more candidate than the previous one, and a repeated draw
+    is replaced by the new candidate.
     """
     node = np.arange(nodes, dtype=np.int64)
     chosen = np.empty((peers, nodes), dtype=np.int64)
     for k in range(peers):
         last = nodes - 1 - peers + k
-        words = scattered(key, np.arange(k * nodes, (k + 1) * nodes, dtype=np.uint64))
-        drawn = ((words >> np.uint64(32)) * np.uint64(last + 1) >> np.uint64(32)).astype(np.int64)
+        bits = random_bits(key, np.arange(k * nodes, (k + 1) * nodes, dtype=np.uint64))
+        drawn = ((bits >> np.uint64(32)) * np.uint64(last + 1) >> np.uint64(32)).astype(np.int64)
         repeated = (chosen[:k] == drawn).any(axis=0)
         chosen[k] = np.where(repeated, last, drawn)
-    chosen += chosen >= node  # nobody draws itself
+    chosen += chosen >= node  # no node draws itself
     return np.sort(chosen.T, axis=1)
 
 
-def scattered(key: int, counters: Words) -> Words:
+def random_bits(key: int, counters: Uint64s) -> Uint64s:
     """64 random bits for each counter: SplitMix64 (Steele, Lea, Flood: Fast Splittable Generators, OOPSLA 2014)."""
     x = counters * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

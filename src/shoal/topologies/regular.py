@@ -1,4 +1,4 @@
-"""Random graphs of equal degrees: one for all rounds, or a new one each round."""
+"""Random regular graphs: one for all rounds, or a new one in each round."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ from shoal.topologies.static import Edge, Layout, StaticGraph, undirected
 from shoal.types import Bounds, NodeId
 
 REMEMBERED_ROUNDS = 3
-SHUFFLED = 256
-"""Up to so many nodes a round is a plain shuffle: exactly uniform, and as cheap as one keyed look-up."""
-TABULATED_SHARE = 64
-"""A round is tabulated once 1/64 of its nodes were asked for: what a table costs, in single look-ups."""
+SHUFFLE_LIMIT = 256
+"""Up to this number of nodes a round is a plain shuffle: exactly uniform, and as cheap as one keyed look-up."""
+LOOKUPS_PER_TABLE = 64
+"""A round is tabulated after look-ups of 1/64 of its nodes: a table costs about as much as these."""
 
 
 @dataclass(frozen=True)
 class Regular:
-    """A random graph of equal degrees, connected; with `dynamic`, a new one each round.
+    """A random connected graph of equal degrees; with `dynamic`, a new one in each round.
 
-    The dynamic form is EL-Oracle of Epidemic Learning (de Vos et al. 2023) without the oracle: every node
-    computes its own links of a round from the seed alone.
+    The dynamic form is EL-Oracle of Epidemic Learning (de Vos et al. 2023) without the oracle: every node computes its
+    own links of a round from the seed alone.
     """
 
     degree: Annotated[int, Bounds(at_least=1)] = 5
     dynamic: bool = False
 
     def build(self, nodes: int, seed: int) -> StaticGraph | RegularRounds:
-        self._refuse_the_impossible(nodes)
+        self._check_degree(nodes)
         if self.dynamic:
             return RegularRounds(nodes, self.degree, seed)
         return undirected(nodes, regular_edges(nodes, self.degree, derived_seed(seed, "topology")))
 
-    def _refuse_the_impossible(self, nodes: int) -> None:
-        asked = f"{self.degree}-regular on {nodes} node{'s' if nodes != 1 else ''}"
+    def _check_degree(self, nodes: int) -> None:
+        graph = f"{self.degree}-regular on {nodes} node{'s' if nodes != 1 else ''}"
         if nodes < 2:
-            raise TopologyError(f"{asked}: a regular graph needs at least 2 nodes")
+            raise TopologyError(f"{graph}: a regular graph needs at least 2 nodes")
         if self.degree >= nodes:
-            raise TopologyError(f"{asked}: the degree must be below the number of nodes; try degree = {nodes - 1}")
+            raise TopologyError(f"{graph}: the degree must be below the number of nodes; try degree = {nodes - 1}")
         if nodes * self.degree % 2:
             near = [d for d in (self.degree - 1, self.degree + 1) if 0 < d < nodes]
             raise TopologyError(
-                f"{asked}: an odd number of nodes needs an even degree, as every link has two ends;"
+                f"{graph}: an odd number of nodes needs an even degree, as every link has two ends;"
                 f" try degree = {' or '.join(map(str, near))}, or {nodes + 1} nodes"
             )
 
 
 def regular_edges(nodes: int, degree: int, seed: int) -> list[Edge]:
-    """A random regular graph, connected when the degree is at least 2."""
+    """Draw a random regular graph, connected if the degree is at least 2."""
     import networkx
 
-    if degree == 2:  # the connected ones are the cycles through all nodes, and nearly no other draw is one
+    if degree == 2:  # connected only if it is one cycle through all nodes, which few draws are
         order = generator(seed, "topology").permutation(nodes).tolist()
         return list(zip(order, order[1:] + order[:1], strict=True))
-    if 2 * degree >= nodes:  # always connected; drawn as the links that it lacks, for a dense draw would stall
-        lacking = networkx.random_regular_graph(nodes - 1 - degree, nodes, seed=seed)
-        return list(networkx.complement(lacking).edges)
+    if 2 * degree >= nodes:  # always connected; its complement is drawn, because a dense draw would stall
+        complement = networkx.random_regular_graph(nodes - 1 - degree, nodes, seed=seed)
+        return list(networkx.complement(complement).edges)
     draws = 0
     while True:  # a random graph of degree 3 or more is connected with probability 1 - O(n^-2)
         graph = networkx.random_regular_graph(degree, nodes, seed=seed + draws)
@@ -73,10 +73,10 @@ def regular_edges(nodes: int, degree: int, seed: int) -> list[Edge]:
 
 
 class RegularRounds:
-    """A new random regular graph each round, which every node finds from the seed alone, in O(degree).
+    """A new random regular graph in each round. Every node computes its links from the seed alone, in O(degree).
 
-    A circle with a few random chords, its places dealt to the nodes by a random permutation: regular, simple
-    and, from degree 2 on, connected in every round. Why it mixes as fast as a uniformly random regular graph:
+    The graph is a circle with a few random chords; a random permutation assigns its places to nodes. It is regular,
+    simple and, from degree 2 on, connected in every round. It mixes as fast as a uniformly random regular graph: see
     docs/decisions/dynamic-regular-graphs.md.
     """
 
@@ -103,32 +103,32 @@ class RegularRounds:
 
 
 class _Round:
-    """One round: which node sits at which place of the circle, and how far its links reach from there."""
+    """One round: the node at each place of the circle, and the lengths of its links."""
 
     def __init__(self, nodes: int, degree: int, seed: int, round: int) -> None:
         random = generator(seed, "topology", round)
-        words = random.integers(1 << 32, size=4 + degree // 2, dtype=np.uint64).tolist()
+        numbers = random.integers(1 << 32, size=4 + degree // 2, dtype=np.uint64).tolist()
         self._nodes = nodes
-        self._reach = reaches(nodes, degree, words[4:])
-        self._asked = 0
-        self._permutation = Permutation(nodes, (words[0], words[1], words[2], words[3]))
+        self._lengths = link_lengths(nodes, degree, numbers[4:])
+        self._lookups = 0
+        self._permutation = Permutation(nodes, (numbers[0], numbers[1], numbers[2], numbers[3]))
         self._node_at: Callable[[int], NodeId] = self._permutation.forward
         self._place_of: Callable[[NodeId], int] = self._permutation.inverse
-        self._tabulated = nodes <= SHUFFLED
+        self._tabulated = nodes <= SHUFFLE_LIMIT
         if self._tabulated:
-            self._use(random.permutation(nodes))
+            self._use_table(random.permutation(nodes))
 
     def neighbours(self, node: NodeId) -> tuple[NodeId, ...]:
         if not self._tabulated:
-            self._asked += 1
-            # Having spent on single look-ups what a table costs, make one: at most twice the price of knowing
-            # beforehand whether this process serves one node or all of them.
-            if self._asked * TABULATED_SHARE > self._nodes:
-                self._use(self._permutation.to_table())
+            self._lookups += 1
+            # Build a table once single look-ups have cost as much. This costs at most twice as much as knowing
+            # beforehand whether this process runs one node or all of them.
+            if self._lookups * LOOKUPS_PER_TABLE > self._nodes:
+                self._use_table(self._permutation.all_values())
         nodes, node_at, place = self._nodes, self._node_at, self._place_of(node)
-        return tuple(sorted([node_at((place + reach) % nodes) for reach in self._reach]))
+        return tuple(sorted([node_at((place + length) % nodes) for length in self._lengths]))
 
-    def _use(self, order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    def _use_table(self, order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         self._node_at = array("q", order.tobytes()).__getitem__
@@ -136,14 +136,14 @@ class _Round:
         self._tabulated = True
 
 
-def reaches(nodes: int, degree: int, words: list[int]) -> list[int]:
-    """How far links go around the circle: 1, random others, all of them backwards, n/2 for an odd degree."""
+def link_lengths(nodes: int, degree: int, numbers: list[int]) -> list[int]:
+    """Return the lengths of links on the circle: 1, random others, the same backwards, n/2 for an odd degree."""
     first = [1] if degree > 1 else []
     others = degree // 2 - len(first)
     choices = (nodes + 1) // 2 - 2  # 2, 3, …, below half of the circle
     chosen: set[int] = set()
-    for last, word in zip(range(choices - others, choices), words, strict=False):  # Floyd's sampling
-        drawn = word % (last + 1)
+    for last, number in zip(range(choices - others, choices), numbers, strict=False):  # Floyd's sampling
+        drawn = number % (last + 1)
         chosen.add(last if drawn in chosen else drawn)
     forwards = first + [2 + drawn for drawn in sorted(chosen)]
-    return forwards + [nodes - reach for reach in forwards] + ([nodes // 2] if degree % 2 else [])
+    return forwards + [nodes - length for length in forwards] + ([nodes // 2] if degree % 2 else [])

@@ -1,4 +1,4 @@
-"""Graphs that are the same in every round, and the textbook ones among them."""
+"""Static graphs: the base class, and the textbook graphs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shoal.types import Bounds, NodeId
 
 Edge: TypeAlias = tuple[NodeId, NodeId]
 Layout: TypeAlias = Literal["circle", "grid", "radial", "spring"]
-"""How a drawing places the nodes; it changes nothing else."""
+"""The placement of nodes in a drawing; it has no other effect."""
 
 
 class StaticGraph:
-    """A graph kept whole: the links of every node, found by its id."""
+    """A graph stored as the links of every node."""
 
     static = True
 
@@ -27,18 +27,18 @@ class StaticGraph:
         self.nodes = len(neighbours)
         self.layout = layout
         self.columns = columns
-        """Columns of the grid, where the layout is one."""
+        """The number of columns, if the layout is a grid."""
         self._neighbours = tuple(neighbours)
 
     def links(self, node: NodeId, round: int) -> Links:
         return self._neighbours[node]
 
     def degree(self, node: NodeId, round: int) -> int:
-        return len(self._neighbours[node].of)
+        return len(self._neighbours[node].senders)
 
 
 class FullGraph:
-    """All nodes linked to all, without a list of n² links."""
+    """A graph in which all pairs of nodes are linked, without a list of n² links."""
 
     static = True
     layout: Layout = "circle"
@@ -55,7 +55,7 @@ class FullGraph:
 
 
 def undirected(nodes: int, edges: Iterable[Edge], layout: Layout = "spring", columns: int = 0) -> StaticGraph:
-    """The graph with these edges, each given once or more, in either order. Warns when it falls apart."""
+    """Build the graph with these edges, each given once or more, in either order. Warns if it is disconnected."""
     neighbours: list[set[NodeId]] = [set() for _ in range(nodes)]
     for a, b in edges:
         neighbours[a].add(b)
@@ -67,19 +67,19 @@ def undirected(nodes: int, edges: Iterable[Edge], layout: Layout = "spring", col
 
 
 def components(graph: Graph, round: int = 0) -> list[list[NodeId]]:
-    """The connected components of a round, links taken in both directions, the largest first."""
+    """Return the connected components of a round, the largest first; links count in both directions."""
     found = []
-    unseen = bytearray(b"\x01") * graph.nodes
+    unvisited = bytearray(b"\x01") * graph.nodes
     for start in range(graph.nodes):
-        if not unseen[start]:
+        if not unvisited[start]:
             continue
-        unseen[start] = 0
+        unvisited[start] = 0
         component = [start]
-        for node in component:  # grows while we walk it
+        for node in component:  # the list grows during the loop
             links = graph.links(node, round)
-            for peer in links.to if links.to is links.of else links.to + links.of:
-                if unseen[peer]:
-                    unseen[peer] = 0
+            for peer in links.receivers if links.receivers is links.senders else links.receivers + links.senders:
+                if unvisited[peer]:
+                    unvisited[peer] = 0
                     component.append(peer)
         found.append(sorted(component))
     return sorted(found, key=len, reverse=True)
@@ -101,7 +101,7 @@ def warn_if_disconnected(graph: Graph) -> None:
 
 @dataclass(frozen=True)
 class Ring:
-    """A circle: each node linked to the one before and the one after."""
+    """A circle: each node is linked to the previous and the next one."""
 
     def build(self, nodes: int, seed: int) -> StaticGraph:
         edges = ((i, (i + 1) % nodes) for i in range(nodes)) if nodes > 1 else ()
@@ -110,7 +110,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Full:
-    """Every node linked to every other."""
+    """Every node is linked to every other."""
 
     def build(self, nodes: int, seed: int) -> FullGraph:
         return FullGraph(nodes)
@@ -126,7 +126,7 @@ class Star:
 
 @dataclass(frozen=True)
 class Tree:
-    """A balanced tree with its root at node 0, binary unless `children` says otherwise."""
+    """A balanced tree with its root at node 0; each node has `children` children, two by default."""
 
     children: Annotated[int, Bounds(at_least=1)] = 2
 
@@ -137,7 +137,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Grid:
-    """Rows and columns, nearest to a square unless `rows` is given; a prime number of nodes makes a line."""
+    """Rows and columns, as square as possible unless `rows` is given; a prime number of nodes gives a line."""
 
     rows: Annotated[int, Bounds(at_least=1)] | None = None
 
@@ -150,7 +150,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Torus:
-    """A grid whose opposite sides are joined; a prime number of nodes makes a ring."""
+    """A grid whose opposite sides are joined; a prime number of nodes gives a ring."""
 
     rows: Annotated[int, Bounds(at_least=1)] | None = None
 
@@ -163,7 +163,7 @@ class Torus:
 
 
 def grid_shape(nodes: int, rows: int | None) -> tuple[int, int]:
-    """Rows and columns that multiply to `nodes`."""
+    """Return the numbers of rows and columns, whose product is `nodes`."""
     if rows is None:
         rows = next(r for r in range(math.isqrt(nodes), 0, -1) if nodes % r == 0)
     if nodes % rows:

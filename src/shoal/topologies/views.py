@@ -1,18 +1,18 @@
-"""What a node knows of the others when nobody knows everyone: a small view, kept fresh by gossip.
+"""Partial views: each node knows a few others, and keeps its view fresh by gossip.
 
 Jelasity, Voulgaris, Guerraoui, Kermarrec, van Steen: Gossip-based Peer Sampling, ACM Transactions on Computer
-Systems 25(3), 2007. Nodes exchange parts of their views; the links that result come near to those of a random graph,
-and follow nodes that come and go. Nothing here sends or waits. One exchange, push and pull:
+Systems 25(3), 2007. Nodes exchange parts of their views; the resulting links are close to those of a random graph, and
+follow nodes that join and leave. This module sends nothing and waits for nothing. One exchange, push and pull:
 
-    the one that begins                       the other
+    the node that starts it                   its peer
     peer = view.select_peer(rng)
     sent = view.to_send(rng)
-    ... sent goes to peer ...                 answer = view.to_send(rng)
-    ... answer comes back ...                 view.absorb(sent, rng)
+    ... send `sent` to the peer ...           answer = view.to_send(rng)
+    ... receive `answer` ...                  view.absorb(sent, rng)
     view.absorb(answer, rng)                  view.increase_age()
     view.increase_age()
 
-`shoal.topologies.measures.measure_overlay` tells how random the links are.
+`shoal.topologies.overlay.measure_overlay` measures how random the links are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Numbers: TypeAlias = NDArray[np.uint32]
 
 
 class Descriptors(NamedTuple):
-    """Nodes and the ages of what is known of them, in exchanges: arrays of equal length, as they go into a message."""
+    """Nodes and the ages of their entries, in exchanges: arrays of equal length, as in a message."""
 
     ids: Numbers
     ages: Numbers
@@ -40,18 +40,18 @@ class Descriptors(NamedTuple):
 
 @dataclass(frozen=True)
 class ViewPolicy:
-    """How views are kept (gossip-based peer sampling, Jelasity et al. 2007); equal on all nodes.
+    """The rules of a view (gossip-based peer sampling, Jelasity et al. 2007); the same on all nodes.
 
-    The paper's letters: size c, healer H, swapper S. A healer drops the oldest first, so that dead nodes are soon
-    forgotten; a swapper drops what it has just sent, so that every node is known by about as many others. With
-    neither, what stays is left to chance. The paper's extremes are healer = size/2 and swapper = size/2.
+    The paper's letters: size c, healer H, swapper S. A healer drops the oldest entries first, so that failed nodes soon
+    disappear; a swapper drops the entries that it has just sent, so that every node is in about as many views. With
+    neither, random entries are dropped. The paper's extremes are healer = size/2 and swapper = size/2.
     """
 
     size: Annotated[int, Bounds(at_least=2)] = 30
     healer: Annotated[int, Bounds(at_least=0)] = 1
     swapper: Annotated[int, Bounds(at_least=0)] = 14
     select: Literal["random", "oldest"] = "random"
-    """With whom to exchange: any known node, or the one not heard of for longest (the paper's "tail")."""
+    """The peer to exchange with: any known node, or the one with the oldest entry (the paper's "tail")."""
 
     def __post_init__(self) -> None:
         if self.size < 2 or min(self.healer, self.swapper) < 0 or self.healer + self.swapper > self.size // 2:
@@ -63,14 +63,14 @@ class ViewPolicy:
 
 
 class View:
-    """A node's view: at most `policy.size` others, none of them twice, never the node itself.
+    """A node's view: at most `policy.size` distinct others, never the node itself.
 
-    All chance is in the generator that is passed. Between `to_send` and `absorb` of one exchange, the head of the
-    view is what was sent: do not call `to_send` for another exchange in between.
+    All random choices use the generator that is passed. Between `to_send` and `absorb` of one exchange, the head of the
+    view holds the entries that were sent: do not call `to_send` for another exchange in between.
     """
 
     def __init__(self, node: NodeId, policy: ViewPolicy, known: Iterable[NodeId] = ()) -> None:
-        """Begin with those `known` first, each of age 0; of more than fit, the first."""
+        """Start with the first `policy.size` of the `known` nodes, with age 0."""
         self.node = node
         self.policy = policy
         first = [peer for peer in dict.fromkeys(known) if peer != node][: policy.size]
@@ -82,7 +82,7 @@ class View:
 
     @property
     def peers(self) -> tuple[NodeId, ...]:
-        """Whom the node knows now, in no particular order: what an algorithm samples its peers from."""
+        """The nodes in the view, in no particular order: an algorithm samples its peers from them."""
         return tuple(self._ids.tolist())
 
     @property
@@ -91,7 +91,7 @@ class View:
         return Descriptors(self._ids.copy(), self._ages.copy())
 
     def select_peer(self, rng: np.random.Generator) -> NodeId | None:
-        """With whom to exchange next; None when the node knows nobody."""
+        """Return the peer for the next exchange; None if the view is empty."""
         if not len(self._ids):
             return None
         if self.policy.select == "random":
@@ -100,9 +100,9 @@ class View:
         return int(self._ids[oldest[rng.integers(len(oldest))]])
 
     def to_send(self, rng: np.random.Generator) -> Descriptors:
-        """The node itself, of age 0, and size/2 - 1 others: random ones, but not the `healer` oldest if avoidable.
+        """Return the node itself, with age 0, and size/2 - 1 random others, if possible without the `healer` oldest.
 
-        Reorders the view: what is sent is at its head now, and the oldest are at its end.
+        Reorders the view: the entries sent are at its head, and the oldest at its end.
         """
         self._keep(rng.permutation(len(self._ids)))
         count = len(self._ids)
@@ -118,10 +118,10 @@ class View:
         )
 
     def absorb(self, received: Descriptors, rng: np.random.Generator) -> None:
-        """Take in what a peer sent; of each node the youngest descriptor stays. Then, while there are too many:
+        """Add the entries that a peer sent, and keep the youngest entry of each node.
 
-        drop the oldest, at most `healer`; drop from the head, at most `swapper`; drop at random. Raises
-        `MessageError` for what no view can have sent.
+        Then, while there are too many: drop the oldest, at most `healer`; drop from the head, at most `swapper`; drop
+        random ones. Raises `MessageError` for invalid entries.
         """
         ids, ages = _checked(received, self.policy.size)
         self._ids = np.concatenate([self._ids, ids])
@@ -130,7 +130,7 @@ class View:
         size, healer, swapper = self.policy.size, self.policy.healer, self.policy.swapper
         excess = len(self._ids) - size
         if excess > 0 and healer:
-            mixed = rng.permutation(len(self._ids))  # among equally old ones, chance decides
+            mixed = rng.permutation(len(self._ids))  # the order of equally old entries is random
             young = mixed[np.argsort(self._ages[mixed], kind="stable")][: -min(healer, excess)]
             self._keep(np.sort(young))
         excess = len(self._ids) - size
@@ -140,13 +140,13 @@ class View:
             self._keep(np.sort(rng.permutation(len(self._ids))[:size]))
 
     def increase_age(self) -> None:
-        """Another exchange is over, begun by this node or by a peer."""
+        """Count an exchange that has ended, started by this node or by a peer."""
         self._ages = self._ages + np.uint32(1)
 
     def forget(self, peer: NodeId) -> None:
-        """Drop a peer, say one that did not answer. The paper leaves this to the healer.
+        """Drop a peer, such as one that did not answer. The paper leaves this to the healer.
 
-        With `select = "oldest"` a node that forgets nobody may ask the same dead peer for ever.
+        With `select = "oldest"` a node that never drops a failed peer may select it forever.
         """
         self._keep(self._ids != peer)
 
@@ -158,7 +158,7 @@ class View:
         self._ages = np.array(state["ages"], dtype=np.uint32)
 
     def _keep_youngest(self) -> None:
-        """One descriptor of each other node, where it stands; of equally young ones the first."""
+        """Keep one entry per other node at its position: the youngest, and of equally young ones the first."""
         by_id = np.lexsort((self._ages, self._ids))
         ordered = self._ids[by_id]
         youngest = ordered != self.node

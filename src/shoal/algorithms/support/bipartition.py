@@ -37,7 +37,7 @@ def bipartition(graph: Graph) -> Bipartition:
     first, because a shallow tree would turn a full graph into a star. The larger side of each component is active; of
     two equal sides, the side of the lowest node.
     """
-    neighbours = [graph.links(node, 0).of for node in range(graph.nodes)]
+    neighbours = [graph.links(node, 0).senders for node in range(graph.nodes)]
     side: dict[NodeId, int] = {}
     active: set[NodeId] = set()
     for root in range(graph.nodes):

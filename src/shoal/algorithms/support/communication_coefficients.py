@@ -24,7 +24,7 @@ def communication_coefficients(graph: Graph) -> list[dict[NodeId, float]]:
     the node accepts at most 1/(1 + its degree) of each, and the neighbours keep the difference. The weights keep these
     properties, which the rule alone would break.
     """
-    neighbours = [graph.links(node, 0).of for node in range(graph.nodes)]
+    neighbours = [graph.links(node, 0).senders for node in range(graph.nodes)]
     degrees = [len(peers) for peers in neighbours]
     weights: list[dict[NodeId, float]] = [{} for _ in neighbours]
     offers = [0.0] * graph.nodes

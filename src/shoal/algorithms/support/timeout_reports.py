@@ -31,7 +31,7 @@ class TimeoutReports:
         If this node itself is reported to have timed out, all count as timed out: its messages would be too late.
         """
         failed = self._node.failed_peers
-        running = [peer for peer in peers.to if peer not in failed]
+        running = [peer for peer in peers.receivers if peer not in failed]
         if self._timed_out(self._node.id):
             return [], running
         return [p for p in running if not self._timed_out(p)], [p for p in running if self._timed_out(p)]

@@ -116,4 +116,4 @@ class NodeNetwork:
     def _first_round_peers(self) -> int:
         """How many peers the node has in its first round; all nodes are a server's peers."""
         nodes = self._setup.experiment.nodes
-        return len(self._setup.mixing.peers(self._id, 0).to) if self._id < nodes else nodes
+        return len(self._setup.mixing.peers(self._id, 0).receivers) if self._id < nodes else nodes

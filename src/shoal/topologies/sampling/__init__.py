@@ -1,4 +1,5 @@
-"""How nodes find their peers by talking: from a sampler in the middle, or by gossip.
+"""Topologies whose nodes find their peers by a protocol: a central sampler, or gossip.
 
-The names are topologies (`shoal.topologies.TOPOLOGIES`): to an algorithm `node.peers(r)` is the same call.
+Their names are in `shoal.topologies.TOPOLOGIES`; for an algorithm `node.peers(r)` is the same call. The package imports
+the core, `shoal.node` and topologies.
 """

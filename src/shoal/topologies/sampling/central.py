@@ -1,9 +1,9 @@
-"""The central peer sampler: one more node, which tells each of the others its neighbours in every round.
+"""The central peer sampler: a service node that sends every node its neighbours in each round.
 
-Only the sampler knows the graph. A node that reaches a round says so; the first to do so makes the sampler tell
-everybody the neighbours of the round after, so that they are there when they are needed. A graph that never changes
-is told once. A sampler made anew from its state tells the round that it told last once more: what it said before may
-have been under way. So it does to a node that died and comes back, with all rounds from the one that this reaches.
+Only the sampler knows the graph. Every node reports the rounds that it reaches. On the first report of a round, the
+sampler sends all nodes their neighbours in the next round, so that they arrive before they are needed. The neighbours
+of a static graph are sent once. A restored sampler sends the last round again, because its messages may have been in
+transit. A node that rejoins is sent all rounds again, from the round that it reaches.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from shoal.types import Nested, NodeId
 
 REACHED = "round reached"
 NEIGHBOURS = "neighbours"
-LEAP = 64
-"""Rounds that nodes may pass over without asking for neighbours. Who claims to be further on than that is refused:
-each round in between would be told to everybody."""
+STATIC = "lasting"
+MAX_SKIPPED_ROUNDS = 64
+"""Rounds that nodes may skip without asking for neighbours. A report beyond is rejected, because the neighbours of all
+rounds in between would be sent to all nodes."""
 
 
 @dataclass(frozen=True)
 class PeerSampler:
-    """A node of its own tells every node its neighbours each round, from any graph (Dhasade et al. 2023).
+    """A service node sends every node its neighbours in each round, from any graph (Dhasade et al. 2023).
 
-    With the graph it has by default this is the oracle of Epidemic Learning (de Vos et al. 2023). Should the sampler
-    die or fall silent, nodes keep the neighbours that they were told last, without those that no longer answer.
+    With its default graph this is the oracle of Epidemic Learning (de Vos et al. 2023). If the sampler fails or times
+    out, nodes keep their last neighbours, without those that time out.
     """
 
     traits: ClassVar[Traits] = Traits(discovers_peers=True, has_service=True)
@@ -49,38 +50,38 @@ class PeerSampler:
         return self.graph
 
     def build(self, nodes: int, seed: int) -> Graph:
-        """The graph behind the sampler."""
+        """Return the sampler's graph."""
         return self.graph.build(nodes, seed)
 
-    def discovery(self) -> Told:
-        return Told()
+    def discovery(self) -> CentralDiscovery:
+        return CentralDiscovery()
 
     async def serve(self, node: Node) -> None:
-        lasting = node.mixing.graph.static
-        await self._tell(node, node.memory.get("told", 0), lasting)
-        returns: dict[NodeId, int] = {}
+        static = node.mixing.graph.static
+        await self._send_round(node, node.memory.get("last_round", 0), static)
+        rejoin_counts: dict[NodeId, int] = {}
         while (message := await node.receive(kind=REACHED)) is not None:
-            told: int = node.memory["told"]
-            if node.rejoin_counts.get(message.sender) != returns.get(message.sender):
-                returns[message.sender] = node.rejoin_counts[message.sender]
-                for round in range(message.round, (message.round if lasting else told) + 1):
-                    await self._say(node, [message.sender], round, lasting)
-            if lasting:
+            last_round: int = node.memory["last_round"]
+            if node.rejoin_counts.get(message.sender) != rejoin_counts.get(message.sender):
+                rejoin_counts[message.sender] = node.rejoin_counts[message.sender]
+                for round in range(message.round, (message.round if static else last_round) + 1):
+                    await self._send_neighbours(node, [message.sender], round, static)
+            if static:
                 continue
-            if message.round > told + LEAP:
+            if message.round > last_round + MAX_SKIPPED_ROUNDS:
                 node.reject(
-                    message.sender, f"says that it has reached round {message.round}, and was told {told} at the most"
+                    message.sender, f"it reports round {message.round}, but neighbours were sent up to {last_round}"
                 )
                 continue
-            for round in range(told + 1, message.round + 2):
-                await self._tell(node, round, lasting)
+            for round in range(last_round + 1, message.round + 2):
+                await self._send_round(node, round, static)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         graph = experiment.topology.options["graph"]
         if graph.traits.discovers_peers:
             return [
-                f"topology.graph = {graph.name!r}: its nodes find their peers by talking, and a sampler has to know "
-                "the graph; use a graph such as 'regular' here, or this sampler as the topology itself"
+                f"topology.graph = {graph.name!r}: its nodes find their peers by a protocol, and a sampler must know "
+                "the graph; use a graph such as 'regular' here, or this sampler as the topology"
             ]
         if not graph.traits.needs_labels:
             try:
@@ -89,88 +90,91 @@ class PeerSampler:
                 return [f"topology.graph: {error}"]
         return []
 
-    async def _tell(self, node: Node, round: int, lasting: bool) -> None:
-        node.memory["told"] = round
+    async def _send_round(self, node: Node, round: int, static: bool) -> None:
+        node.memory["last_round"] = round
         async with node.round(round):
-            await self._say(node, range(node.nodes), round, lasting)
+            await self._send_neighbours(node, range(node.nodes), round, static)
 
-    async def _say(self, node: Node, to: Iterable[NodeId], round: int, lasting: bool) -> None:
-        def said(peer: NodeId) -> Payload:
-            return _told(node.mixing.peers(peer, round), lasting)
+    async def _send_neighbours(self, node: Node, to: Iterable[NodeId], round: int, static: bool) -> None:
+        def payload(peer: NodeId) -> Payload:
+            return _encode(node.mixing.peers(peer, round), static)
 
-        await node.send(to, said, round=round, kind=NEIGHBOURS)
+        await node.send(to, payload, round=round, kind=NEIGHBOURS)
 
 
-class Told:
-    """The finder of nodes that are told their neighbours."""
+class CentralDiscovery:
+    """Asks the central sampler for neighbours."""
 
     def __init__(self) -> None:
         self._peers: Peers | None = None
         self._round = -1
-        self._lasting = False
-        self._alone = False
+        self._static = False
+        self._sampler_unreachable = False
 
     async def peers(self, node: Node, round: int) -> Peers:
-        """The neighbours of this round, or those told last when the sampler has died or keeps silent."""
-        if self._peers is not None and (self._lasting or round == self._round):
+        """Return the neighbours in this round, or the last ones if the sampler has failed or timed out."""
+        if self._peers is not None and (self._static or round == self._round):
             return self._peers
-        if not self._alone:
+        if not self._sampler_unreachable:
             sampler = node.context.services["topology"]
             await node.send([sampler], Payload({}), round=round, kind=REACHED)
             while (message := await node.receive(kind=NEIGHBOURS, round=round, sender=sampler)) is not None:
                 try:
-                    self._peers, self._lasting = _understood(message.payload, node)
+                    self._peers, self._static = _decode(message.payload, node)
                 except MessageError as error:
                     node.reject(message.sender, str(error))
                     continue
                 self._round = round
                 return self._peers
-            self._alone = True
-            silent = "" if sampler in node.failed_peers else f"node {sampler} keeps silent; "
-            node.event("peer sampler lost", f"round {round}: {silent}goes on with {self._kept()}")
-        return self._without_the_silent(node, round)
+            self._sampler_unreachable = True
+            failure = "failed" if sampler in node.failed_peers else "timed out"
+            detail = f"round {round}: node {sampler} {failure}; this node keeps {self._describe_kept()}"
+            node.event("peer sampler unreachable", detail)
+        return self._without_timed_out_peers(node, round)
 
     def state(self) -> State:
         if self._peers is None:
             return {}
-        heard = list(self._peers.weights)
+        senders = list(self._peers.weights)
         return {
             "round": self._round,
-            "lasting": self._lasting,
-            "to": list(self._peers.to),
-            "of": heard,
-            "weights": [self._peers.weights[peer] for peer in heard],
+            "static": self._static,
+            "to": list(self._peers.receivers),
+            "of": senders,
+            "weights": [self._peers.weights[peer] for peer in senders],
         }
 
     def restore(self, state: State) -> None:
         if state:
-            self._round, self._lasting = state["round"], state["lasting"]
+            self._round, self._static = state["round"], state["static"]
             self._peers = Peers(tuple(state["to"]), dict(zip(state["of"], state["weights"], strict=True)))
 
-    def _kept(self) -> str:
-        return "no neighbours: it was never told any" if self._peers is None else f"the peers of round {self._round}"
+    def _describe_kept(self) -> str:
+        return "no neighbours: it never received any" if self._peers is None else f"the peers of round {self._round}"
 
-    def _without_the_silent(self, node: Node, round: int) -> Peers:
-        """What was told last. Others may have been told of another round: those are not waited for twice."""
+    def _without_timed_out_peers(self, node: Node, round: int) -> Peers:
+        """Return the last neighbours, without those that timed out: they may have neighbours of another round."""
         kept = self._peers or Peers((), {})
         if node.timed_out_peers & kept.weights.keys():
             node.event("peers dropped", f"round {round}: no longer waits for {sorted(node.timed_out_peers)}")
-            kept = Peers(kept.to, kept.weights_of([peer for peer in kept.weights if peer not in node.timed_out_peers]))
+            kept = Peers(
+                kept.receivers, kept.weights_of([peer for peer in kept.weights if peer not in node.timed_out_peers])
+            )
         self._peers = kept
         return kept
 
 
-def _told(peers: Peers, lasting: bool) -> Payload:
+def _encode(peers: Peers, static: bool) -> Payload:
     arrays: dict[str, NDArray[Any]] = {
-        "to": np.array(peers.to, np.uint32),
+        "to": np.array(peers.receivers, np.uint32),
         "of": np.fromiter(peers.weights.keys(), np.uint32, len(peers.weights)),
         "weights": np.fromiter(peers.weights.values(), np.float64, len(peers.weights)),
     }
-    return Payload(arrays, {"lasting": lasting})
+    return Payload(arrays, {STATIC: static})
 
 
-def _understood(payload: Payload, node: Node) -> tuple[Peers, bool]:
-    """The neighbours that a sampler tells `node`, and whether they are so for good."""
+def _decode(payload: Payload, node: Node) -> tuple[Peers, bool]:
+    """Return the neighbours of `node`, and whether they are the same in all rounds. Raises `MessageError`."""
     try:
         to, of = _ids(payload, "to", node), _ids(payload, "of", node)
         weights = payload.arrays["weights"]
@@ -179,8 +183,8 @@ def _understood(payload: Payload, node: Node) -> tuple[Peers, bool]:
     if weights.dtype != np.float64 or weights.shape != (len(of),):
         raise MessageError(f"expected {len(of)} float64 weights")
     if not np.isfinite(weights).all() or (weights < 0).any() or math.fsum(weights) > 1 + 1e-9:
-        raise MessageError("weights that are negative, or sum to more than 1")
-    return Peers(to, dict(zip(of, weights.tolist(), strict=True))), payload.fields.get("lasting") is True
+        raise MessageError("expected weights of at least 0 that sum to at most 1")
+    return Peers(to, dict(zip(of, weights.tolist(), strict=True))), payload.fields.get(STATIC) is True
 
 
 def _ids(payload: Payload, name: str, node: Node) -> tuple[NodeId, ...]:

@@ -1,21 +1,21 @@
-"""Peers found by gossip: every node knows a few others, and exchanges what it knows with one of them each round.
+"""Peers found by gossip: every node knows a few others, and exchanges its view with one of them in each round.
 
 The views are those of gossip-based peer sampling (Jelasity et al. 2007, `shoal.topologies.views`), with a round as
-the paper's cycle. A view says whom a node may talk to, not who will talk to it. So that both ends of a link know of
-it in time, a node asks for its links two rounds ahead, and whoever is asked says yes or no at once:
+the paper's cycle. A view gives the peers that a node may send to, not those that will send to it. So that both ends of
+a link know of it in time, a node requests its links two rounds ahead, and the peer answers at once:
 
-    round r      i picks peers from its view and asks each for a link in round r + 2
-                 j says yes, unless it has settled round r + 2 already or was asked by enough others
-    round r + 2  i and j both count each other among their peers
+    round r      i chooses peers from its view and requests a link in round r + 2 from each
+                 j grants it, unless it has fixed round r + 2 already or has granted enough other requests
+    round r + 2  i and j are peers
 
-The first two rounds go over the links by which nodes come to know each other, a ring. A node has at most `degree`
-links that it asked for and as many that it granted. With weights of 1/(1 + 2 · degree) for each the mixing matrix
-is symmetric, so the mean of all models is kept, and no node has to know how many links its peers have.
+The first two rounds use the initial links of the nodes, a ring. A node has at most `degree` links that it requested and
+as many that it granted. With the weight 1/(1 + 2 · degree) for each, the mixing matrix is symmetric, so the mean of all
+models is kept, and no node has to know how many links its peers have.
 
-A peer that let a node wait in vain, for an answer or for a model, is waited for no more until it is heard from again.
-A node made anew from its state asks once more for the links whose answers it has not used: whoever granted one says
-yes again. One that died and comes back knows of no links; the others forget those that they had with it, and it has the
-links of its first two rounds with those that ask it in time.
+A node does not wait for a peer that timed out, with an answer or a model, until it receives from that peer again. A
+restored node requests the links again whose answers it has not used; peers grant them again. A node that rejoins has no
+links: the others drop their links with it, and in its first two rounds it has links to the nodes that request them in
+time.
 """
 
 from __future__ import annotations
@@ -34,35 +34,36 @@ from shoal.topologies.views import Descriptors, View, ViewPolicy
 from shoal.traits import Traits
 from shoal.types import Bounds, NodeId
 
-AHEAD = 2
-"""Rounds between asking for a link and using it: the answer travels while both ends train."""
+REQUEST_AHEAD = 2
+"""Rounds between the request for a link and its use: the answer travels while both ends train."""
 
-LEAD = 256
-"""Rounds that one who asks for a link may be further on; beyond, nobody promises anything."""
+MAX_LEAD = 256
+"""Rounds that the sender of a request may be ahead; requests beyond are not granted."""
 
 PUSH, PULL = "view push", "view pull"
-ASK, ANSWER = "link asked", "link answered"
+REQUEST, ANSWER = "link asked", "link answered"
+GRANTED = "yes"
 
 
 @dataclass(frozen=True)
 class GossipSampler:
-    """Jelasity et al. 2007: every node knows a few others, and finds new ones by gossip; links change each round."""
+    """Jelasity et al. 2007: nodes know a few others and find new ones by gossip; links change every round."""
 
     traits: ClassVar[Traits] = Traits(discovers_peers=True)
 
     degree: Annotated[int, Bounds(at_least=1)] = 3
-    """Links that a node asks for in a round; it grants others as many."""
+    """The number of links that a node requests in a round; it grants as many to others."""
     view: Annotated[int, Bounds(at_least=2)] = 30
-    """How many others a node knows: the paper's c."""
+    """The size of a view: the paper's c."""
     healer: Annotated[int, Bounds(at_least=0)] = 1
-    """H: how many of the oldest are dropped first, so that the dead are forgotten."""
+    """H: the number of oldest entries that are dropped first, so that failed nodes disappear."""
     swapper: Annotated[int, Bounds(at_least=0)] = 14
-    """S: how many of those just sent are dropped first, so that all are known by about as many."""
+    """S: the number of just sent entries that are dropped first, so that every node is in about as many views."""
     select: Literal["random", "oldest"] = "random"
-    """With whom to exchange views."""
+    """The peer to exchange views with."""
     patience: Annotated[float, Bounds(above=0)] = 10.0
-    """Seconds to wait for an answer to a link that was asked for, if no `receive_timeout` is shorter; one that has left
-    does not answer."""
+    """Seconds to wait for the answer to a request, if no `receive_timeout` is shorter. A finished node does not
+    answer."""
 
     def __post_init__(self) -> None:
         self.policy()
@@ -71,7 +72,7 @@ class GossipSampler:
         return ViewPolicy(self.view, self.healer, self.swapper, self.select)
 
     def build(self, nodes: int, seed: int) -> Graph:
-        """The links by which nodes come to know each other."""
+        """Return the initial links of the nodes."""
         return Ring().build(nodes, seed)
 
     def discovery(self) -> GossipDiscovery:
@@ -79,7 +80,7 @@ class GossipSampler:
 
 
 class GossipDiscovery:
-    """The finder of nodes that ask around."""
+    """Exchanges views, and requests and grants links."""
 
     def __init__(self, sampler: GossipSampler) -> None:
         self._sampler = sampler
@@ -87,37 +88,37 @@ class GossipDiscovery:
         self._view: View | None = None
         self._links: dict[int, set[NodeId]] = {}
         self._granted: dict[int, int] = {}
-        self._asked: dict[int, tuple[NodeId, ...]] = {}
-        self._silent: set[NodeId] = set()
-        """Those that were waited for in vain, and have not been heard from since."""
-        self._returns: dict[NodeId, int] = {}
-        self._settled = -1
+        self._requested: dict[int, tuple[NodeId, ...]] = {}
+        self._timed_out: set[NodeId] = set()
+        """The peers that timed out, and have sent nothing since."""
+        self._rejoin_counts: dict[NodeId, int] = {}
+        self._fixed_round = -1
         self._current = Peers((), {})
-        self._listens = False
-        self._resumes = False
+        self._started = False
+        self._restored = False
 
     @property
     def known(self) -> tuple[NodeId, ...]:
-        """Whom the node knows now."""
+        """The nodes in the view."""
         return () if self._view is None else self._view.peers
 
     async def peers(self, node: Node, round: int) -> Peers:
-        """The links of this round. Rounds must be asked for in ascending order."""
-        if round == self._settled:
+        """Return the links of this round. Rounds must be requested in ascending order."""
+        if round == self._fixed_round:
             return self._current
-        await self._begin(node, round)
-        self._forget_returned(node)
-        self._silent |= node.timed_out_peers
-        granted = await self._granted_to(node, round)
+        await self._start(node, round)
+        self._drop_rejoined(node)
+        self._timed_out |= node.timed_out_peers
+        granted = await self._receive_answers(node, round)
         links = self._links.setdefault(round, set())
         links |= granted
-        self._settle(round)
-        if round < AHEAD:
+        self._fix_round(round)
+        if round < REQUEST_AHEAD:
             self._current = node.mixing.peers(node.id, round)
         else:
-            heard = sorted(links - self._silent)
-            self._current = Peers(tuple(sorted(links)), dict.fromkeys(heard, self._weight))
-        await self._look_around(node, round)
+            senders = sorted(links - self._timed_out)
+            self._current = Peers(tuple(sorted(links)), dict.fromkeys(senders, self._weight))
+        await self._gossip(node, round)
         return self._current
 
     def state(self) -> State:
@@ -125,10 +126,10 @@ class GossipDiscovery:
             "view": None if self._view is None else self._view.state(),
             "links": {str(round): sorted(links) for round, links in self._links.items()},
             "granted": {str(round): count for round, count in self._granted.items()},
-            "asked": {str(round): list(peers) for round, peers in self._asked.items()},
-            "settled": self._settled,
-            "silent": sorted(self._silent),
-            "to": list(self._current.to),
+            "requested": {str(round): list(peers) for round, peers in self._requested.items()},
+            "fixed_round": self._fixed_round,
+            "timed_out": sorted(self._timed_out),
+            "to": list(self._current.receivers),
             "of": list(self._current.weights),
             "weights": list(self._current.weights.values()),
         }
@@ -139,103 +140,103 @@ class GossipDiscovery:
             self._view.restore(state["view"])
         self._links = {int(round): set(links) for round, links in state["links"].items()}
         self._granted = {int(round): count for round, count in state["granted"].items()}
-        self._asked = {int(round): tuple(peers) for round, peers in state["asked"].items()}
-        self._settled = state["settled"]
-        self._silent = set(state["silent"])
+        self._requested = {int(round): tuple(peers) for round, peers in state["requested"].items()}
+        self._fixed_round = state["fixed_round"]
+        self._timed_out = set(state["timed_out"])
         self._current = Peers(tuple(state["to"]), dict(zip(state["of"], state["weights"], strict=True)))
-        self._resumes = True
+        self._restored = True
 
-    async def _begin(self, node: Node, round: int) -> None:
+    async def _start(self, node: Node, round: int) -> None:
         if self._view is None:
-            self._returns = dict(node.rejoin_counts)
-            self._view = View(node.id, self._sampler.policy(), node.mixing.peers(node.id, round).to)
+            self._rejoin_counts = dict(node.rejoin_counts)
+            self._view = View(node.id, self._sampler.policy(), node.mixing.peers(node.id, round).receivers)
         self._view.node = node.id
-        if not self._listens:
-            self._listens = True
-            node.background(self._answer_pushes(node))
-            node.background(self._take_pulls(node))
+        if not self._started:
+            self._started = True
+            node.background(self._receive_pushes(node))
+            node.background(self._receive_pulls(node))
             node.background(self._answer_requests(node))
-        if self._resumes:
-            self._resumes = False
-            for wanted, peers in self._asked.items():
-                await node.send(peers, Payload({}), round=wanted, kind=ASK)
+        if self._restored:
+            self._restored = False
+            for wanted, peers in self._requested.items():
+                await node.send(peers, Payload({}), round=wanted, kind=REQUEST)
 
-    async def _granted_to(self, node: Node, round: int) -> set[NodeId]:
-        """Those that said yes to a link in this round."""
-        asked = self._asked.pop(round, ())
-        waited_for = [peer for peer in asked if peer not in self._silent]
-        patience = min(self._sampler.patience, node.receive_timeout or math.inf)
-        answers = await node.receive_each(waited_for, round=round, kind=ANSWER, timeout=patience)
-        self._silent |= node.timed_out_peers
-        said = dict(answers)
-        for peer in sorted(set(asked).difference(waited_for)):
+    async def _receive_answers(self, node: Node, round: int) -> set[NodeId]:
+        """Return the peers that granted a link in this round."""
+        requested = self._requested.pop(round, ())
+        awaited = [peer for peer in requested if peer not in self._timed_out]
+        timeout = min(self._sampler.patience, node.receive_timeout or math.inf)
+        received = await node.receive_each(awaited, round=round, kind=ANSWER, timeout=timeout)
+        self._timed_out |= node.timed_out_peers
+        answers = dict(received)
+        for peer in sorted(set(requested).difference(awaited)):
             late = await node.receive(kind=ANSWER, round=round, sender=peer, timeout=0.0)
             if late is not None:
-                said[peer] = late.payload
-        self._silent -= said.keys()
-        return {peer for peer, payload in said.items() if payload.fields.get("yes") is True}
+                answers[peer] = late.payload
+        self._timed_out -= answers.keys()
+        return {peer for peer, payload in answers.items() if payload.fields.get(GRANTED) is True}
 
-    def _forget_returned(self, node: Node) -> None:
-        """Take back what was agreed with those that died since, and came back."""
+    def _drop_rejoined(self, node: Node) -> None:
+        """Drop requests to and links with nodes that have failed and rejoined since."""
         for peer, times in node.rejoin_counts.items():
-            if times == self._returns.get(peer):
+            if times == self._rejoin_counts.get(peer):
                 continue
-            self._returns[peer] = times
-            self._asked = {round: tuple(p for p in asked if p != peer) for round, asked in self._asked.items()}
+            self._rejoin_counts[peer] = times
+            self._requested = {r: tuple(p for p in peers if p != peer) for r, peers in self._requested.items()}
             for links in self._links.values():
                 links.discard(peer)
 
-    def _settle(self, round: int) -> None:
-        """From now on the links of `round` stay as they are."""
-        self._settled = round
+    def _fix_round(self, round: int) -> None:
+        """Fix the links of `round`, and drop those of earlier rounds."""
+        self._fixed_round = round
         for table in (self._links, self._granted):
             for past in [r for r in table if r < round]:
                 del table[past]
 
-    async def _look_around(self, node: Node, round: int) -> None:
-        """Exchange views with one that is known, and ask some for links."""
+    async def _gossip(self, node: Node, round: int) -> None:
+        """Exchange views with one known node, and request links from some."""
         assert self._view is not None
         rng = node.rng("peer sampling")
-        for lost in self._silent.union(node.failed_peers):
-            self._view.forget(lost)
+        for unreachable in self._timed_out.union(node.failed_peers):
+            self._view.forget(unreachable)
         peer = self._view.select_peer(rng)
         if peer is not None:
             await node.send([peer], _payload(self._view.to_send(rng)), round=round, kind=PUSH)
-        wanted = round + AHEAD
+        wanted = round + REQUEST_AHEAD
         known = sorted(self._view.peers)
-        some = rng.choice(known, min(self._sampler.degree, len(known)), replace=False).tolist() if known else []
-        self._asked[wanted] = tuple(sorted(some))
-        await node.send(self._asked[wanted], Payload({}), round=wanted, kind=ASK)
+        chosen = rng.choice(known, min(self._sampler.degree, len(known)), replace=False).tolist() if known else []
+        self._requested[wanted] = tuple(sorted(chosen))
+        await node.send(self._requested[wanted], Payload({}), round=wanted, kind=REQUEST)
 
-    async def _answer_pushes(self, node: Node) -> None:
+    async def _receive_pushes(self, node: Node) -> None:
         assert self._view is not None
         rng = node.rng("peer sampling")
         while (message := await node.receive(kind=PUSH)) is not None:
-            self._silent.discard(message.sender)
+            self._timed_out.discard(message.sender)
             answer = self._view.to_send(rng)
             if self._absorb(node, message):
                 await node.send([message.sender], _payload(answer), round=message.round, kind=PULL)
 
-    async def _take_pulls(self, node: Node) -> None:
+    async def _receive_pulls(self, node: Node) -> None:
         while (message := await node.receive(kind=PULL)) is not None:
-            self._silent.discard(message.sender)
+            self._timed_out.discard(message.sender)
             self._absorb(node, message)
 
     async def _answer_requests(self, node: Node) -> None:
-        while (message := await node.receive(kind=ASK)) is not None:
+        while (message := await node.receive(kind=REQUEST)) is not None:
             if message.sender >= node.nodes or message.sender == node.id:
-                node.reject(message.sender, "a link with one that does not learn")
+                node.reject(message.sender, "links are for learning nodes only")
                 continue
-            self._forget_returned(node)
-            self._silent.discard(message.sender)
+            self._drop_rejoined(node)
+            self._timed_out.discard(message.sender)
             wanted = message.round
             linked = message.sender in self._links.get(wanted, ())
-            not_yet = self._settled < wanted <= self._settled + AHEAD + LEAD
-            yes = linked or (not_yet and self._granted.get(wanted, 0) < self._sampler.degree)
-            if yes and not linked:
+            in_time = self._fixed_round < wanted <= self._fixed_round + REQUEST_AHEAD + MAX_LEAD
+            grants = linked or (in_time and self._granted.get(wanted, 0) < self._sampler.degree)
+            if grants and not linked:
                 self._granted[wanted] = self._granted.get(wanted, 0) + 1
                 self._links.setdefault(wanted, set()).add(message.sender)
-            await node.send([message.sender], Payload({}, {"yes": yes}), round=wanted, kind=ANSWER)
+            await node.send([message.sender], Payload({}, {GRANTED: grants}), round=wanted, kind=ANSWER)
 
     def _absorb(self, node: Node, message: Message) -> bool:
         assert self._view is not None
@@ -253,11 +254,11 @@ def _payload(descriptors: Descriptors) -> Payload:
 
 
 def _descriptors(payload: Payload, nodes: int) -> Descriptors:
-    """What a peer knows, of nodes that there are; the view checks the rest."""
+    """Return the entries of a peer's view, if all nodes exist; the view checks the rest. Raises `MessageError`."""
     try:
         ids, ages = payload.arrays["ids"], payload.arrays["ages"]
     except KeyError as error:
         raise MessageError(f"a view without {error}") from error
     if ids.dtype.kind in "iu" and ids.size and int(ids.max()) >= nodes:
-        raise MessageError(f"a view that knows node {int(ids.max())}; expected ids below {nodes}")
+        raise MessageError(f"a view with node {int(ids.max())}; expected ids below {nodes}")
     return Descriptors(ids, ages)

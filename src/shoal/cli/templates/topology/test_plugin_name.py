@@ -22,7 +22,7 @@ def test_it_fulfils_the_contract(nodes: int, hop: int) -> None:
 
 
 def test_nodes_are_linked_to_both_sides() -> None:
-    assert PluginName(hop=3).build(10, seed=0).links(0, round=0).to == (1, 3, 7, 9)
+    assert PluginName(hop=3).build(10, seed=0).links(0, round=0).receivers == (1, 3, 7, 9)
 
 
 def test_models_mix_faster_than_on_a_ring() -> None:
