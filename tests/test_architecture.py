@@ -230,7 +230,7 @@ def test_files_and_functions_fit_a_reader() -> None:
         "shoal.cli",
         "shoal.experiment",
         "shoal.experiment.running",
-        "shoal.engines.processes.coordinator",
+        "shoal.engines.processes.launch",
         "shoal.training",
         "shoal.testing",
     ],

@@ -292,7 +292,7 @@ def test_a_suspended_sampler_does_not_prevent_the_end_of_the_run(tmp_path: Path)
         code, out = going.end()
     assert code == 3, out
     assert list(going.summary["lost"]) == [str(NODES)]
-    assert "hung: it was told to finish and did not in 6 s" in going.summary["lost"][str(NODES)]
+    assert "hung: it was asked to finish and did not in 6 s" in going.summary["lost"][str(NODES)]
     assert going.summary["rounds"] == ROUNDS
     assert ends(going.folder) == set(range(NODES))
 

@@ -64,7 +64,7 @@ def _run_engine(
         table["simulation"]["batching"] = simulation.batching  # a replay of the run must not choose again
         write_experiment(folder.experiment, table)
         return simulation.run()
-    from shoal.engines.processes.coordinator import run_processes
+    from shoal.engines.processes.launch import run_processes
 
     return run_processes(experiment, folder, listener, command_time)
 

@@ -3,12 +3,13 @@
 This package may import everything that `engines` may, except the simulation. The coordinator's process never imports
 torch: only the zygote and its children may import the node process, the runtime and `Setup`.
 
+launch.py                starts a run: keys, agent, coordinator
 coordinator.py           follows a run; made of the parts below
   agent.py               the processes of one machine: zygote_process.py, namespaces.py, capacity.py
   control_server.py      the coordinator's socket: decodes messages and checks who may send them
   node_registry.py       the lifecycle of every node
   node_starter.py        starts and restarts nodes; start_monitor.py finds nodes that do not start
-  node_commands.py       what nodes are told to do while they run
+  node_commands.py       commands to nodes while they run
   liveness.py            ends nodes that hang or do not finish
   scheduled_events.py    timed faults and availability
   average_evaluations.py evaluates averaged models
@@ -20,6 +21,6 @@ node_process.py          the process of one node: reports errors, handles the co
   runtime.py             its clock, messages and training thread
 network_process.py       the network model in real time
 transport.py             TCP over ZeroMQ between nodes; sealing.py and keys.py encrypt it
-shaper.py, delay.py      messages that arrive when the network model says
+shaper.py, delay.py      delays messages as the network model requires
 control.py               the messages between coordinator, agents and nodes
 """

@@ -1,29 +1,19 @@
-"""The coordinator: starts a run, follows it and ends it.
-
-It leaves nothing behind. The zygote and its nodes are one process group, which is killed at the end in every case. If
-the coordinator itself is killed, the kernel ends the zygote and the nodes.
-"""
+"""The coordinator: follows a run from the start of its nodes to the exit of the last one."""
 
 from __future__ import annotations
 
-import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 
-import zmq
-
 from shoal import errors
-from shoal.engines.operating_system import MIB, raise_file_limit
+from shoal.engines.operating_system import MIB
 from shoal.engines.processes import control
-from shoal.engines.processes.agent import LOOPBACK, Agent, LocalAgent
+from shoal.engines.processes.agent import Agent
 from shoal.engines.processes.average_evaluations import AverageEvaluations
-from shoal.engines.processes.control_server import FINAL_MESSAGES, ControlServer, Received, ServerSettings
+from shoal.engines.processes.control_server import FINAL_MESSAGES, ControlServer, Received
 from shoal.engines.processes.interrupts import Interrupts
-from shoal.engines.processes.keys import KeyPair, read_public, require_keys
 from shoal.engines.processes.liveness import STOP_SECONDS, LivenessMonitor, Timeouts
 from shoal.engines.processes.node_commands import NodeCommands
 from shoal.engines.processes.node_registry import NodeRegistry, NodeState
@@ -35,15 +25,10 @@ from shoal.engines.run_tracker import RunTracker
 from shoal.environment.environment import Environment
 from shoal.errors import ExperimentError, LaunchError, RunError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import build_environment, device_speeds
-from shoal.experiment.mapping import LOCALHOST
-from shoal.message import MAX_HEADER_BYTES, RUN_LENGTH
-from shoal.results.progress import PROGRESS_INTERVAL, Outcome, ProgressListener, Status
+from shoal.message import MAX_HEADER_BYTES
+from shoal.results.progress import PROGRESS_INTERVAL, Outcome, Status
 from shoal.results.records import RunFolder
-from shoal.types import NodeId, format_node_ids
-
-LOCAL_NAMES = {LOCALHOST, LOOPBACK, socket.gethostname()}
-"""The names of this machine in a mapping."""
+from shoal.types import NodeId
 
 
 @dataclass(frozen=True)
@@ -57,33 +42,6 @@ class RunContext:
     """A random name that processes of this run share."""
     nodes: tuple[NodeId, ...]
     """The nodes to start, all of them on the agent's machine."""
-
-
-def run_processes(
-    experiment: Experiment,
-    folder: RunFolder,
-    listener: ProgressListener | None = None,
-    command_time: float | None = None,
-) -> Outcome:
-    """Run an experiment as processes of this machine."""
-    times = RunTimes(command_time, experiment.round_nodes)
-    raise_file_limit()
-    tracker = RunTracker(experiment, listener)
-    environment = build_environment(experiment, device_speeds(experiment))
-    registry = NodeRegistry(experiment.size)
-    with Interrupts() as interrupts, ExitStack() as resources:
-        nodes = _local_nodes(experiment)
-        run = RunContext(experiment, environment, folder, secrets.token_hex(RUN_LENGTH // 2), tuple(nodes))
-        key_pair = _load_keys(experiment, registry)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        resources.callback(context.destroy, linger=0)
-        agent = LocalAgent(folder, environment.access_links)
-        resources.callback(agent.close)  # called first: whatever happens to the sockets, no process stays behind
-        interrupts.on_repeat(agent.kill)
-        agent.send(control.Prepare(experiment.to_table(), str(experiment.base.resolve())))
-        settings = ServerSettings(run.id, experiment.processes, environment.needs_network_model, key_pair)
-        server = ControlServer(context, settings, registry, agent, tracker.listener)
-        return Coordinator(run, registry, agent, server, tracker, times, interrupts).run()
 
 
 class Coordinator:
@@ -355,30 +313,6 @@ class Coordinator:
         deadline = time.monotonic() + STOP_SECONDS
         while not (self._server.network_reported and self._network_exited) and time.monotonic() < deadline:
             self._poll()
-
-
-def _local_nodes(experiment: Experiment) -> list[NodeId]:
-    """All nodes. Raises `LaunchError` if the mapping places nodes on other machines, which is not supported yet."""
-    for machine, nodes in experiment.placement.items():
-        if machine not in LOCAL_NAMES:
-            raise LaunchError(
-                f"mapping: nodes {format_node_ids(nodes)} are placed on {machine!r}, but nodes can be started on this "
-                f"machine, {LOCALHOST!r}, only"
-            )
-    return sorted(node for nodes in experiment.placement.values() for node in nodes)
-
-
-def _load_keys(experiment: Experiment, registry: NodeRegistry) -> KeyPair | None:
-    """A new key pair for the coordinator, where links are sealed. Reads the nodes' public keys too."""
-    plan = experiment.processes
-    if not plan.sealed:
-        return None
-    if plan.keys is not None:
-        nodes = range(experiment.size)
-        require_keys(plan.keys, nodes)
-        for node, key in read_public(plan.keys, nodes).items():
-            registry[node].public_key = key
-    return KeyPair.fresh()
 
 
 def _check_settings(experiment: Experiment, parameters: int) -> None:

@@ -18,7 +18,7 @@ MIN_FINISH_SECONDS = 60.0
 HEARTBEAT_DELAY_SECONDS = 5.0
 """Added to the hang timeout, because heartbeats are late on a loaded machine."""
 STOP_SECONDS = 10.0
-"""How long nodes may take to exit when they are told to stop."""
+"""How long nodes may take to exit when they are asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class LivenessMonitor:
         self._end_after(self._timeouts.hang, idle, learning, "it waited {:g} s and no node computed or sent anything")
 
     def end_nodes_that_do_not_finish(self, finishing_since: float) -> None:
-        """End nodes that still run long after they were told to finish, or after their last sign of progress."""
+        """End nodes that still run long after they were asked to finish, or after their last sign of progress."""
         present, done = self._registry.present, self._registry.done
         seconds = time.monotonic() - finishing_since
-        self._end_after(self._timeouts.hang, seconds, present - done, "it was told to finish and did not in {:g} s")
+        self._end_after(self._timeouts.hang, seconds, present - done, "it was asked to finish and did not in {:g} s")
         last_busy = max((self._registry[node].last_busy for node in present & done), default=finishing_since)
         idle = min(seconds, time.monotonic() - last_busy)
         self._end_after(self._timeouts.finish, idle, present & done, "it did not finish in {:g} s")

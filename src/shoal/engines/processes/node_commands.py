@@ -1,4 +1,4 @@
-"""What the coordinator tells nodes to do while they run."""
+"""Commands of the coordinator to nodes while they run."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from shoal.types import NodeId
 
 
 class NodeStarter:
-    """Starts and restarts nodes, and tells running nodes where restarted ones listen."""
+    """Starts and restarts nodes, and sends the endpoints of restarted nodes to running ones."""
 
     def __init__(
         self, registry: NodeRegistry, agent: Agent, server: ControlServer, tracker: RunTracker, times: RunTimes
@@ -78,7 +78,7 @@ class NodeStarter:
             entry.state = NodeState.RUNNING
 
     def release_restarted(self) -> None:
-        """Start the algorithm on restarted nodes that listen, and tell the other nodes where they are.
+        """Start the algorithm on restarted nodes that listen, and send their endpoints to the other nodes.
 
         Waits for all restarted nodes, so that nodes that restart together know each other's endpoints.
         """

@@ -9,7 +9,7 @@ from shoal.types import NodeId
 
 
 class RunTimes:
-    """The clock of a run: seconds since all nodes were told to start. Also measures the startup."""
+    """The clock of a run: seconds since `Start` was sent to all nodes. Also measures the startup."""
 
     def __init__(self, command_time: float | None, round_nodes: Collection[NodeId]) -> None:
         """`command_time` is when the user asked for the run, on the clock of `time.time`; by default now."""

@@ -116,7 +116,7 @@ class ScheduledEvents:
         self._commands.inject(self._healthy(fault.nodes), message)
 
     def disturb_links(self, fault: FaultEvent) -> None:
-        """Only tell the user: the network process does it."""
+        """Only notify the user: the network process does it."""
         self._tracker.listener.notice(f"at {fault.time:g} s: {fault}")
 
     def _note_availability(self, change: AvailabilityChange) -> None:
