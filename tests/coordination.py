@@ -17,7 +17,7 @@ class FakeAgent:
     def __init__(self) -> None:
         self.requests: list[control.ToAgent] = []
         self.hosts: dict[int, str] = {}
-        self._never_readable, self._other_end = os.pipe()
+        self._pipe: tuple[int, int] | None = None
 
     def bind(self, socket: zmq.Socket[Any]) -> str:
         return f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
@@ -32,13 +32,15 @@ class FakeAgent:
         return iter(())
 
     def fileno(self) -> int:
-        return self._never_readable
+        """A file that is never readable: there are no reports."""
+        self._pipe = self._pipe or os.pipe()
+        return self._pipe[0]
 
     def kill(self) -> None: ...
 
     def close(self) -> None:
-        os.close(self._never_readable)
-        os.close(self._other_end)
+        for file in self._pipe or ():
+            os.close(file)
 
 
 class FakeServer:

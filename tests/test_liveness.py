@@ -1,0 +1,180 @@
+"""Nodes that do not start, hang, or do not finish."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+import pytest
+
+from coordination import FakeAgent, FakeServer
+from shoal.engines.processes import control
+from shoal.engines.processes.liveness import MIN_START_SECONDS, STOP_SECONDS, LivenessMonitor, Timeouts
+from shoal.engines.processes.node_commands import NodeCommands
+from shoal.engines.processes.node_registry import NodeRegistry, NodeState
+from shoal.engines.processes.run_times import RunTimes
+from shoal.engines.processes.start_monitor import MAX_CHECK_INTERVAL, StartMonitor
+
+TIMEOUT = 60.0
+
+
+class CheckedMonitor(StartMonitor):
+    """A monitor with a clock of its own, which is checked at regular intervals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = 1000.0
+        self.found: list[set[int]] = []
+
+    def start(self, *nodes: int) -> None:
+        self.expect(nodes, self.clock)
+
+    def advance(self, seconds: float, interval: float = MAX_CHECK_INTERVAL) -> None:
+        until = self.clock + seconds
+        while self.clock < until:
+            self.clock += interval
+            if overdue := self.overdue(self.clock, TIMEOUT):
+                self.found.append(overdue)
+
+
+@pytest.fixture
+def monitor() -> CheckedMonitor:
+    monitor = CheckedMonitor()
+    monitor.start(0, 1, 2, 3)
+    return monitor
+
+
+def test_every_node_that_listens_gives_the_others_more_time(monitor: CheckedMonitor) -> None:
+    for node in (0, 1, 2):
+        monitor.advance(TIMEOUT - 1.0)
+        monitor.settle(node)
+    monitor.advance(TIMEOUT - 1.0)
+    assert (monitor.found, monitor.nodes) == ([], {3})
+    monitor.advance(2.0)
+    assert monitor.found == [{3}]
+    monitor.advance(TIMEOUT - 2.0)
+    assert monitor.found == [{3}], "it is reported once in this time"
+    monitor.settle(3)
+    monitor.advance(10 * TIMEOUT)
+    assert monitor.found == [{3}]
+    assert not monitor.nodes
+
+
+def test_time_without_checks_does_not_count(monitor: CheckedMonitor) -> None:
+    monitor.advance(100_000.0, interval=10_000.0)
+    assert monitor.found == []
+
+
+def test_time_before_the_first_start_does_not_count() -> None:
+    monitor = CheckedMonitor()
+    monitor.advance(10 * TIMEOUT)
+    monitor.start(0)
+    monitor.advance(TIMEOUT - 1.0)
+    assert monitor.found == []
+
+
+def test_nodes_that_are_started_later_do_not_extend_the_timeout_of_earlier_ones(monitor: CheckedMonitor) -> None:
+    monitor.settle(0)
+    for _ in range(2):
+        monitor.advance(TIMEOUT / 2 + 1.0)
+        monitor.start(0)  # again and again, as where nodes crash and restart
+        monitor.settle(0)
+    assert monitor.found == [{1, 2, 3}]
+
+
+def test_nodes_that_listen_give_more_time_to_nodes_that_were_started_after_them(monitor: CheckedMonitor) -> None:
+    monitor.start(4)
+    for node in (0, 1, 2):
+        monitor.advance(TIMEOUT - 1.0)
+        monitor.settle(node)
+    assert monitor.found == []
+    monitor.advance(TIMEOUT + 1.0)
+    assert monitor.found == [{3, 4}]
+
+
+class Watched:
+    """Four nodes that run, of which the first three train, and the monitor of their liveness."""
+
+    def __init__(self) -> None:
+        self.agent, self.server = FakeAgent(), FakeServer()
+        self.registry, self.starts = NodeRegistry(4), StartMonitor()
+        for entry in self.registry:
+            entry.state, entry.last_busy = NodeState.RUNNING, time.monotonic()
+        commands = NodeCommands(self.registry, self.agent, cast(Any, self.server), RunTimes(None, range(3)))
+        timeouts = Timeouts(start=0.1, hang=50.0, finish=100.0)
+        learners = frozenset(range(3))
+        self.liveness = LivenessMonitor(self.registry, learners, self.starts, commands, timeouts, "nodes.log")
+
+    def age(self, seconds: float) -> None:
+        """Let time pass in which no node is busy."""
+        for entry in self.registry:
+            entry.last_busy -= seconds
+
+    @property
+    def stopped(self) -> set[int]:
+        """Nodes that were asked to stop."""
+        sent = self.server.sent.items()
+        return {node for node, messages in sent if any(isinstance(m, control.Finish) and m.stopped for m in messages)}
+
+    @property
+    def failures(self) -> list[str | None]:
+        return [entry.failure for entry in self.registry]
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def test_nodes_that_do_not_start_are_killed_with_a_reason(watched: Watched) -> None:
+    watched.starts.expect([1, 3], time.monotonic() - 1.0)
+    watched.liveness.end_nodes_that_do_not_start()
+    assert watched.agent.requests == [control.KillNodes([1, 3])]
+    reason = "did not report within 0.1 s that it listens; see nodes.log"
+    assert watched.failures == [None, reason, None, reason]
+
+
+def test_learners_are_stopped_and_then_killed_when_no_node_was_busy_for_long(watched: Watched) -> None:
+    watched.age(49.0)
+    watched.liveness.end_hung_nodes(lambda nodes: False)
+    assert not watched.stopped
+    watched.age(2.0)
+    watched.liveness.end_hung_nodes(lambda nodes: False)
+    assert watched.stopped == {0, 1, 2}
+    reason = "hung: it waited 50 s and no node computed or sent anything"
+    assert watched.failures == [reason, reason, reason, None]
+    watched.liveness.end_hung_nodes(lambda nodes: False)
+    assert watched.agent.requests == []
+    watched.age(STOP_SECONDS)
+    watched.liveness.end_hung_nodes(lambda nodes: False)
+    assert watched.agent.requests == [control.KillNodes([0, 1, 2])]
+
+
+def test_one_busy_node_or_a_starting_node_keeps_all_nodes_alive(watched: Watched) -> None:
+    watched.age(1000.0)
+    watched.registry[3].last_busy = time.monotonic()
+    watched.liveness.end_hung_nodes(lambda nodes: False)
+    watched.age(1000.0)
+    watched.starts.expect([2], time.monotonic())
+    watched.liveness.end_hung_nodes(lambda nodes: False)
+    assert not watched.stopped
+
+
+def test_nodes_that_are_offline_forever_are_stopped_at_once(watched: Watched) -> None:
+    watched.liveness.end_hung_nodes(lambda nodes: nodes == {0, 1, 2})
+    assert watched.stopped == {0, 1, 2}
+
+
+def test_nodes_that_do_not_finish_are_stopped(watched: Watched) -> None:
+    watched.registry[0].state, watched.registry[1].state = NodeState.EXITED, NodeState.DONE
+    watched.age(60.0)
+    watched.liveness.end_nodes_that_do_not_finish(time.monotonic() - 60.0)
+    assert watched.stopped == {2, 3}, "a node that is done has more time"
+    watched.age(50.0)
+    watched.liveness.end_nodes_that_do_not_finish(time.monotonic() - 110.0)
+    assert watched.stopped == {1, 2, 3}
+
+
+def test_nodes_have_a_minute_to_start_although_the_hang_timeout_is_shorter() -> None:
+    assert Timeouts.from_hang_timeout(1.0).start == MIN_START_SECONDS == TIMEOUT
+    assert Timeouts.from_hang_timeout(100.0).start > 100.0
