@@ -1,5 +1,14 @@
-"""The simulation: nodes as coroutines under a virtual clock, exact and replayable from the seed.
+"""The engine that runs all nodes in one process, as coroutines under a virtual clock, replayable from the seed.
 
-The event kernel, the simulated world, and the computation of many nodes' work belong here. May import everything that
-`shoal.engines` may, except `shoal.engines.processes`.
+This package may import everything that `engines` may, except the processes. It reads no real clock for anything that
+affects a result.
+
+engine.py              one run; made of the parts below
+  nodes.py             builds, starts, restarts and ends nodes
+  scheduled_events.py  timed faults, availability and changes of the network
+  clock_evaluations.py evaluates all models at regular times
+  recorder.py          writes records, averages and final models
+world.py               the runtime of a node, and what nodes share
+kernel.py              the event loop with the virtual clock
+compute.py             computes nodes one by one, in worker processes, or stacked; batching.py chooses
 """
