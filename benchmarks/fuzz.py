@@ -27,8 +27,8 @@ from shoal.engines.operating_system import process_memory, release_memory
 from shoal.testing import Fuzzer
 
 sys.path.append(str(ROOT / "tests"))  # the tests run a part of this
+from attacked_run import AttackedRun
 from readers import readers
-from siege import Siege
 
 WARM = 20_000
 """Cases before memory is first measured: by then all libraries are loaded and caches are full."""
@@ -65,26 +65,32 @@ def codecs(cases: int, seed: int) -> tuple[list[Figure], bool]:
     return figures, all(figure.met is not False for figure in figures)
 
 
-def nodes(messages: int, seed: int, sharing: str, hoard: int) -> tuple[list[Figure], bool]:
+def nodes(messages: int, seed: int, sharing: str, far_models: int) -> tuple[list[Figure], bool]:
     with tempfile.TemporaryDirectory() as folder:
         settings = {"sharing": {"name": sharing}}
-        siege = Siege(Path(folder), messages, seed, settings, hoard, lambda line: print(f"  {line}", flush=True))
-        siege.run()
-    for problem in siege.problems:
+        attacked = AttackedRun(
+            Path(folder), messages, seed, settings, far_models, lambda line: print(f"  {line}", flush=True)
+        )
+        attacked.run()
+    for problem in attacked.problems:
         print(f"  {problem}")
-    print("  " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(siege.sent.items())))
-    if not siege.summary:
+    print("  " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(attacked.sent.items())))
+    if not attacked.summary:
         return [], False
-    grown = [after - before for before, after in zip(siege.uss_before, siege.uss_after, strict=True)]
+    grown = [after - before for before, after in zip(attacked.uss_before, attacked.uss_after, strict=True)]
     figures = [
-        Figure(f"messages to nodes, {sharing}", siege.sent.total(), "", note=f"within {siege.seconds:.1f} s of a run"),
-        Figure("… rejected and counted", siege.summary["messages_rejected"], "", at_least=siege.must_refuse),
-        Figure("… late or evicted", siege.summary["messages_late"], ""),
-        Figure("… private memory of a node, growth", median(grown), "MiB", at_most=siege.grown_mib),
-        Figure("… of the node that grew most", max(grown), "MiB", note=f"sent {hoard:,} models of far rounds"),
-        Figure("… problems", len(siege.problems), "", at_most=0, note="failed nodes, other models, memory, tracebacks"),
+        Figure(
+            f"messages to nodes, {sharing}", attacked.sent.total(), "", note=f"within {attacked.seconds:.1f} s of a run"
+        ),
+        Figure("… rejected and counted", attacked.summary["messages_rejected"], "", at_least=attacked.must_reject),
+        Figure("… late or evicted", attacked.summary["messages_late"], ""),
+        Figure("… private memory of a node, growth", median(grown), "MiB", at_most=attacked.grown_mib),
+        Figure("… of the node that grew most", max(grown), "MiB", note=f"sent {far_models:,} models of far rounds"),
+        Figure(
+            "… problems", len(attacked.problems), "", at_most=0, note="failed nodes, other models, memory, tracebacks"
+        ),
     ]
-    return figures, not siege.problems
+    return figures, not attacked.problems
 
 
 def replay(seed: int, case: int) -> bool:

@@ -1,4 +1,4 @@
-"""An event loop whose clock leaps to the next thing to do: waiting takes no time, and a slow machine makes no odds."""
+"""An event loop whose clock leaps to the next timer: waiting takes no time, and the machine's speed does not matter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class LeapingLoop(asyncio.SelectorEventLoop):
-    """Begins at 0. With nothing to wait for but sockets and threads, it waits for them in real time."""
+    """Begins at time 0. Without timers it waits for sockets and threads in real time."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -36,6 +36,6 @@ class _Leaps(selectors.DefaultSelector):
 
 
 def run(body: Coroutine[Any, Any, Any]) -> Any:
-    """As asyncio.run does, on a clock that leaps."""
+    """Run a coroutine as `asyncio.run` does, on a clock that leaps."""
     with asyncio.Runner(loop_factory=LeapingLoop) as runner:
         return runner.run(body)

@@ -20,6 +20,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attacked_run import AttackedRun
 from readers import RUN, readers
 from readers import messages as message_readers
 from shoal.algorithms import ALGORITHMS
@@ -32,7 +33,6 @@ from shoal.experiment import Experiment
 from shoal.message import Message, decode
 from shoal.testing import Fuzzer, Mutator, Reader
 from shoal.testing._mutations import FRAMES, HEADER, PAYLOAD, Frames
-from siege import Siege
 from test_message import frames_of, header, model, with_header
 from test_message import messages as any_message
 
@@ -258,7 +258,7 @@ LINKS = {"name": "uniform", "latency": 0.01, "upload": 100}
 
 
 @pytest.mark.parametrize(
-    ("settings", "messages", "hoard"),
+    ("settings", "messages", "far_models"),
     [
         ({"sharing": {"name": "full"}}, 1_000, 3_000),
         ({"sharing": {"name": "secure"}}, 500, 0),
@@ -267,14 +267,14 @@ LINKS = {"name": "uniform", "latency": 0.01, "upload": 100}
     ids=["full", "secure", "with a network"],
 )
 def test_a_run_under_attack_ends_with_the_same_models(
-    settings: dict[str, Any], messages: int, hoard: int, tmp_path: Path
+    settings: dict[str, Any], messages: int, far_models: int, tmp_path: Path
 ) -> None:
     # A node may copy some MiB of shared memory. The models of far rounds take 55 MiB; a mailbox keeps 11 MiB.
-    siege = Siege(tmp_path, messages, seed=1, settings=settings, hoard=hoard, grown_mib=16.0)
-    siege.run()
-    assert not siege.problems, "\n".join(siege.problems)
-    assert siege.sent.total() == messages + hoard
-    assert siege.must_refuse > messages // 2
-    assert not hoard or siege.summary["messages_late"] > hoard // 4, (
+    attacked = AttackedRun(tmp_path, messages, seed=1, settings=settings, far_models=far_models, grown_mib=16.0)
+    attacked.run()
+    assert not attacked.problems, "\n".join(attacked.problems)
+    assert attacked.sent.total() == messages + far_models
+    assert attacked.must_reject > messages // 2
+    assert not far_models or attacked.summary["messages_late"] > far_models // 4, (
         "models of far rounds do not exceed the budget of the mailbox"
     )

@@ -38,7 +38,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
-def test_every_node_gets_a_pair_of_its_own_whose_secret_nobody_else_may_read(tmp_path: Path, mask: int) -> None:
+def test_every_node_gets_its_own_pair_with_a_private_secret_file(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         made, kept = make_keys(tmp_path / "deep" / "keys", NODES)
@@ -64,7 +64,7 @@ def test_files_are_certificates_that_zeromq_reads(keys: Path) -> None:
     assert len(zmq.auth.load_certificates(keys)) == NODES
 
 
-def test_what_is_there_is_kept_and_what_is_missing_is_made(keys: Path) -> None:
+def test_existing_keys_are_kept_and_missing_keys_are_made(keys: Path) -> None:
     before = contents(keys)
     assert make_keys(keys, NODES + 2) == ([3, 4], [0, 1, 2])
     after = contents(keys)
@@ -75,7 +75,7 @@ def test_what_is_there_is_kept_and_what_is_missing_is_made(keys: Path) -> None:
     assert check_keys(keys, range(NODES + 2)) == []
 
 
-def test_by_force_all_are_made_anew(keys: Path) -> None:
+def test_force_replaces_all_keys(keys: Path) -> None:
     before = contents(keys)
     assert make_keys(keys, NODES, force=True) == ([0, 1, 2], [])
     after = contents(keys)
@@ -84,7 +84,7 @@ def test_by_force_all_are_made_anew(keys: Path) -> None:
     assert check_keys(keys) == []
 
 
-def test_nothing_is_made_beside_a_public_key_whose_secret_one_may_be_elsewhere(keys: Path) -> None:
+def test_no_key_is_made_for_a_public_key_without_its_secret_key(keys: Path) -> None:
     (keys / "node-2.key_secret").unlink()
     before = contents(keys)
     with pytest.raises(LaunchError, match=r"node 2 has in .* a public key without a secret key.*--force"):
@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         make_keys(tmp_path / "file", 1)
 
 
-def test_a_pair_does_not_show_its_secret() -> None:
+def test_the_repr_of_a_pair_hides_the_secret_key() -> None:
     pair = KeyPair.fresh()
     assert pair.secret.decode() not in repr(pair)
     assert pair.secret.decode() not in str(pair)
@@ -193,7 +193,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("what", INVALID)
-def test_what_is_wrong_is_found_and_named_and_keeps_a_run_from_starting(keys: Path, what: str) -> None:
+def test_invalid_keys_are_described_and_prevent_a_run(keys: Path, what: str) -> None:
     spoil(keys, what)
     (problem,) = check_keys(keys)
     assert INVALID[what] in problem
@@ -205,7 +205,7 @@ def test_what_is_wrong_is_found_and_named_and_keeps_a_run_from_starting(keys: Pa
 @pytest.mark.parametrize(
     "what", ["secret missing", "cut", "binary", "no pair", "secret for all", "secret for the group", "a pipe"]
 )
-def test_a_node_does_not_read_a_secret_that_is_none(keys: Path, what: str) -> None:
+def test_a_node_rejects_an_invalid_secret_key(keys: Path, what: str) -> None:
     spoil(keys, what)
     with pytest.raises(LaunchError) as refused:
         read_pair(keys, 1)
@@ -213,7 +213,7 @@ def test_a_node_does_not_read_a_secret_that_is_none(keys: Path, what: str) -> No
 
 
 @pytest.mark.parametrize("what", ["public missing", "empty", "too large", "one key for two"])
-def test_a_list_with_a_hole_is_no_list(keys: Path, what: str) -> None:
+def test_an_allow_list_needs_the_keys_of_all_nodes(keys: Path, what: str) -> None:
     spoil(keys, what)
     with pytest.raises(LaunchError) as refused:
         read_public(keys, range(NODES))
@@ -222,7 +222,7 @@ def test_a_list_with_a_hole_is_no_list(keys: Path, what: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("name", ["", "node-1.key", "node-1.key_secret"])
-def test_what_belongs_to_another_user_is_not_trusted(keys: Path, name: str) -> None:
+def test_files_of_another_user_are_rejected(keys: Path, name: str) -> None:
     os.chown(keys / name, SOMEBODY, -1)
     (problem,) = check_keys(keys)
     assert f"{str(keys / name)!r} belongs to user id {SOMEBODY}" in problem
@@ -248,7 +248,7 @@ def nobody(keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("nobody")
-def test_a_folder_that_may_be_listed_and_not_entered_is_named() -> None:
+def test_a_folder_that_can_be_listed_but_not_entered_is_named() -> None:
     folder = Path("keys")
     assert check_keys(folder) == []
     folder.chmod(0o400)
@@ -268,7 +268,7 @@ def test_a_folder_that_may_be_listed_and_not_entered_is_named() -> None:
     folder.chmod(0o700)
 
 
-def test_a_pair_that_is_not_the_one_on_the_list_is_refused(keys: Path) -> None:
+def test_a_pair_that_differs_from_the_listed_key_is_rejected(keys: Path) -> None:
     listed_key = read_public(keys, [1])[1]
     assert read_pair(keys, 1, listed_key).public == listed_key
     make_keys(keys, NODES, force=True)
@@ -277,7 +277,7 @@ def test_a_pair_that_is_not_the_one_on_the_list_is_refused(keys: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["key", "key_secret"])
-def test_nothing_is_made_in_the_place_of_a_link_to_nothing_but_by_force(keys: Path, end: str) -> None:
+def test_only_force_replaces_a_dangling_link(keys: Path, end: str) -> None:
     (link := keys / f"node-1.{end}").unlink()
     link.symlink_to("nowhere")
     before = {path.name for path in keys.iterdir()}
@@ -288,20 +288,20 @@ def test_nothing_is_made_in_the_place_of_a_link_to_nothing_but_by_force(keys: Pa
     assert check_keys(keys) == []
 
 
-def test_keys_of_nodes_that_are_not_there_are_missed(keys: Path) -> None:
+def test_keys_of_absent_nodes_are_reported_as_missing(keys: Path) -> None:
     assert len(check_keys(keys, range(NODES + 1))) == 2
     with pytest.raises(LaunchError, match=r"node-9\.key' is missing"):
         read_public(keys, [9])
 
 
-def test_other_files_are_none_of_our_business(keys: Path) -> None:
+def test_other_files_in_the_folder_are_ignored(keys: Path) -> None:
     for name in ("README", "node-x.key", "node-01.key", "node-7.key.bak"):
         (keys / name).write_text("nothing")
     assert check_keys(keys) == []
     assert [node for node, _, _ in list_keys(keys)] == [0, 1, 2]
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     for look in (check_keys, list_keys):
         with pytest.raises(LaunchError, match="cannot be read: No such file or directory; 'shoal keys make'"):
             look(tmp_path / "nowhere")
@@ -326,7 +326,7 @@ def test_the_command_makes_lists_and_checks(shoal: Callable[..., CommandResult],
     assert (said.code, said.out.strip()) == (0, "the keys of 3 nodes are valid: keys")
 
 
-def test_the_command_says_what_is_wrong_and_how_to_mend_it(shoal: Callable[..., CommandResult], tmp_path: Path) -> None:
+def test_the_command_describes_problems_and_solutions(shoal: Callable[..., CommandResult], tmp_path: Path) -> None:
     shoal("keys", "make", "keys", "--nodes", 2)
     (tmp_path / "keys" / "node-0.key_secret").chmod(0o644)
     said = shoal("keys", "check", "keys", "--nodes", 3)
@@ -348,7 +348,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(shoal: Callable[..., 
         assert said.out.strip().endswith("[/b]")
 
 
-def test_a_narrow_terminal_does_not_hide_whose_key_is_bad(
+def test_a_narrow_terminal_still_shows_the_node_of_an_invalid_key(
     shoal: Callable[..., CommandResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

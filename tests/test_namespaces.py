@@ -69,7 +69,7 @@ BANDWIDTHS = st.floats(0.1, 1000.0)
 
 
 @given(st.lists(st.tuples(BANDWIDTHS, BANDWIDTHS, BANDWIDTHS | st.just(math.inf), st.floats(1.0, 10.0)), min_size=2))
-def test_a_node_s_link_is_the_network_s_or_its_device_s_and_slower_as_the_device_is(
+def test_the_access_link_of_a_node_is_the_slower_of_network_and_device(
     nodes: list[tuple[float, float, float, float]],
 ) -> None:
     network_state = star([Uniform(upload=up, download=down) for up, down, _, _ in nodes])
@@ -120,7 +120,7 @@ def test_the_model_shapes_messages_unless_the_kernel_is_asked_to() -> None:
     ],
     ids=lambda network: network["name"],
 )
-def test_networks_with_other_links_or_that_change_are_refused(network: dict[str, Any]) -> None:
+def test_the_kernel_rejects_networks_with_other_links_or_changes(network: dict[str, Any]) -> None:
     experiment = described(network=network)
     with pytest.raises(ExperimentError, match=r"use processes\.shaping = 'model'") as refused:
         links_of(experiment)
@@ -145,12 +145,12 @@ def test_networks_with_other_links_or_that_change_are_refused(network: dict[str,
         ({"processes": {"shaping": "tc"}}, r"processes\.shaping = 'tc'"),
     ],
 )
-def test_what_only_the_model_can_do_is_refused_at_load(changed: dict[str, Any], problem: str) -> None:
+def test_features_of_the_model_are_rejected_with_kernel_shaping(changed: dict[str, Any], problem: str) -> None:
     with pytest.raises(ExperimentError, match=problem):
         described(**changed)
 
 
-def test_faults_of_nodes_are_not_the_kernel_s_business() -> None:
+def test_faults_of_nodes_work_with_kernel_shaping() -> None:
     described(
         fault=[
             {"kind": "crash", "node": 0, "time": 1.0, "lasting": 1.0},
@@ -160,7 +160,7 @@ def test_faults_of_nodes_are_not_the_kernel_s_business() -> None:
     )
 
 
-def test_who_may_not_make_namespaces_is_told_what_to_do() -> None:
+def test_without_permission_for_namespaces_the_error_names_the_alternatives() -> None:
     """In a process of its own, which gives up being root."""
     program = """
         import os
@@ -179,13 +179,13 @@ def test_who_may_not_make_namespaces_is_told_what_to_do() -> None:
     assert "processes.shaping = 'model'" in done.stdout
 
 
-def test_more_nodes_than_a_bridge_has_ports_are_refused() -> None:
+def test_more_nodes_than_ports_of_a_bridge_are_rejected() -> None:
     with pytest.raises(LaunchError, match="1024"):
         Namespaces([AccessLink()] * 1024)
 
 
 @root
-def test_nodes_of_different_namespaces_reach_each_other_and_nobody_else_is_there() -> None:
+def test_nodes_of_different_namespaces_reach_only_each_other() -> None:
     home = os.stat("/proc/thread-self/ns/net").st_ino
     spaces = Namespaces([AccessLink(upload=MEGABIT), AccessLink()])
     assert os.stat("/proc/thread-self/ns/net").st_ino == home
@@ -224,7 +224,7 @@ def on_a_delay(network: Uniform, body: Callable[[Delay], Coroutine[Any, Any, Non
     return came
 
 
-def test_a_message_is_kept_for_as_long_as_its_route_takes_and_none_overtakes_another() -> None:
+def test_a_message_arrives_after_the_latency_of_its_route_and_in_order() -> None:
     taken: dict[tuple[int, int], float] = {}
 
     async def body(delay: Delay) -> None:
@@ -245,7 +245,7 @@ def test_a_message_is_kept_for_as_long_as_its_route_takes_and_none_overtakes_ano
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.5, 1.0])
-def test_messages_are_lost_as_often_as_the_network_says(loss: float) -> None:
+def test_messages_are_lost_with_the_probability_of_their_route(loss: float) -> None:
     async def body(delay: Delay) -> None:
         for round in range(2000):
             delay.receive(said(0, round))
@@ -254,7 +254,7 @@ def test_messages_are_lost_as_often_as_the_network_says(loss: float) -> None:
     assert lost == pytest.approx(loss, abs=4 * math.sqrt(loss * (1 - loss) / 2000))
 
 
-def test_who_has_died_is_not_counted_on_because_it_asked_before() -> None:
+def test_rejoin_requests_of_a_failed_node_are_dropped() -> None:
     async def body(delay: Delay) -> None:
         for sender in (0, 1):
             delay.receive(said(sender, kind=REJOIN_REQUEST))
@@ -320,7 +320,7 @@ def test_transmit_waits_until_the_peer_has_read_the_message() -> None:
     asyncio.run(body())
 
 
-def test_transmit_ends_when_the_peer_dies_or_starts_anew_elsewhere() -> None:
+def test_transmit_ends_when_the_peer_fails_or_restarts() -> None:
     async def body() -> None:
         async with transports() as (one, other, _, _):
             for end in (lambda: one.move(1, other.endpoint), lambda: one.mark_failed(1)):
@@ -335,7 +335,7 @@ def test_transmit_ends_when_the_peer_dies_or_starts_anew_elsewhere() -> None:
     asyncio.run(body())
 
 
-def test_transmit_gives_up_on_a_peer_that_reads_nothing() -> None:
+def test_transmit_times_out_if_the_peer_reads_nothing() -> None:
     async def body() -> None:
         async with transports(send_timeout=0.1) as (one, _, _, _):
             assert not await one.transmit(1, said())
@@ -358,7 +358,7 @@ def test_a_receipt_that_cannot_be_sent_yet_is_sent_later() -> None:
     asyncio.run(body())
 
 
-def test_a_receipt_of_another_run_is_refused_and_one_that_nobody_waits_for_is_not_minded() -> None:
+def test_a_receipt_of_another_run_is_rejected_and_an_unexpected_receipt_is_ignored() -> None:
     async def body() -> None:
         async with transports() as (one, other, came, refused):
             other.start([one.endpoint, other.endpoint])
@@ -378,7 +378,7 @@ def test_a_receipt_of_another_run_is_refused_and_one_that_nobody_waits_for_is_no
     asyncio.run(body())
 
 
-def test_transmitted_and_sent_messages_come_once_and_in_order_and_receipts_are_none_of_them() -> None:
+def test_transmitted_and_sent_messages_arrive_once_and_in_order_without_receipts() -> None:
     harness = SocketHarness()
 
     async def sender(runtime: Runtime) -> list[bool]:
@@ -403,7 +403,7 @@ def test_transmitted_and_sent_messages_come_once_and_in_order_and_receipts_are_n
     assert harness.rejected == []
 
 
-def test_transmit_to_a_node_that_has_died_is_false_in_an_arena_too() -> None:
+def test_transmit_to_a_failed_node_is_false_in_a_harness_too() -> None:
     harness = SocketHarness()
 
     async def sender(runtime: Runtime) -> list[bool]:
@@ -518,7 +518,7 @@ def test_rates_are_those_of_the_links_and_latency_and_loss_those_of_the_routes(t
 
 @root
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_of_the_network_is_left_when_a_run_is_ended(tmp_path: Path, end: signal.Signals) -> None:
+def test_an_ended_run_leaves_no_namespace_behind(tmp_path: Path, end: signal.Signals) -> None:
     file = tmp_path / "long.toml"
     file.write_text(
         described(**QUICK, algorithm={"name": "dpsgd", "rounds": 10**6}, network={"name": "divshare-stragglers"}).toml()

@@ -59,7 +59,7 @@ def events_of(run: Any, node: int) -> dict[str, tuple[float, str]]:
 
 @pytest.mark.parametrize("network", [IDEAL, {"name": "uniform", "latency": 0.1, "upload": 8}])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_with_dpsgd_it_takes_part_again_from_the_next_round_on(tmp_path: Path, network: Any, dynamic: bool) -> None:
+def test_with_dpsgd_a_restarted_node_rejoins_in_the_next_round(tmp_path: Path, network: Any, dynamic: bool) -> None:
     run = experiment(network=network, topology={**REGULAR, "dynamic": dynamic}).run(tmp_path)
     assert run.summary["status"] == "completed"
     assert not run.summary["lost"]
@@ -82,7 +82,7 @@ def test_with_dpsgd_it_takes_part_again_from_the_next_round_on(tmp_path: Path, n
     [{"name": "gossip", "rounds": 8, "period": 1.0}, {"name": "el-local", "rounds": 8}],
     ids=lambda algorithm: str(algorithm["name"]),
 )
-def test_with_other_algorithms_it_comes_back_as_well(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+def test_with_other_algorithms_a_restarted_node_rejoins_as_well(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     run = experiment(algorithm=algorithm, simulation={"receive_timeout": 3.0}).run(tmp_path)
     assert run.summary["status"] == "completed"
     back, _ = events_of(run, 2)["rejoined"]
@@ -112,9 +112,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.filterwarnings("ignore::shoal.topologies.TopologyWarning")
 @pytest.mark.parametrize("until", [0.201, 0.305])
 @pytest.mark.parametrize("name", sorted({*ALGORITHMS, *SETTINGS}))
-def test_with_every_algorithm_and_every_way_to_find_peers_nobody_waits_in_vain(
-    name: str, until: float, tmp_path: Path
-) -> None:
+def test_with_every_algorithm_and_peer_discovery_no_node_times_out(name: str, until: float, tmp_path: Path) -> None:
     settings = SETTINGS.get(name, {})
     run = experiment(
         algorithm={"name": name, **settings.get("algorithm", {}), "rounds": 12},
@@ -133,7 +131,7 @@ def test_with_every_algorithm_and_every_way_to_find_peers_nobody_waits_in_vain(
     assert max(time for node in range(NODES) for time in rounds_of(run, node).values()) < 1.5
 
 
-def test_a_client_comes_back_to_its_server(tmp_path: Path) -> None:
+def test_a_restarted_client_rejoins_its_server(tmp_path: Path) -> None:
     run = experiment(algorithm={"name": "fedavg", "rounds": 8, "fraction": 1.0}).run(tmp_path)
     assert run.summary["status"] == "completed"
     back, detail = events_of(run, 2)["rejoined"]
@@ -141,7 +139,7 @@ def test_a_client_comes_back_to_its_server(tmp_path: Path) -> None:
     assert max(time for time in rounds_of(run, 2).values()) > back + STEP
 
 
-def test_two_that_come_back_at_once_take_up_the_others_round_and_know_each_other(tmp_path: Path) -> None:
+def test_two_nodes_that_rejoin_at_once_take_over_the_round_and_know_each_other(tmp_path: Path) -> None:
     faults = Faults().crash("2-3").at(2.5).until(4.25)
     run = experiment(nodes=4, topology={"name": "ring"}, fault=faults.schedule).run(tmp_path)
     assert run.summary["status"] == "completed"
@@ -152,7 +150,7 @@ def test_two_that_come_back_at_once_take_up_the_others_round_and_know_each_other
     assert [last - before for before, last in sent] == [2, 2]  # to both neighbours on the ring
 
 
-def test_one_that_is_restarted_while_it_is_offline_rejoins_when_it_is_online(tmp_path: Path) -> None:
+def test_a_node_restarted_while_offline_rejoins_when_it_is_online(tmp_path: Path) -> None:
     file = tmp_path / "intervals.csv"
     file.write_text("2,0,3\n2,5.5,inf")
     away = {"name": "intervals", "path": str(file)}
@@ -161,7 +159,7 @@ def test_one_that_is_restarted_while_it_is_offline_rejoins_when_it_is_online(tmp
     assert events_of(run, 2)["rejoined"][0] >= 5.5
 
 
-def test_one_that_hung_and_crashed_comes_back_awake_and_as_slow_as_its_device_is(tmp_path: Path) -> None:
+def test_a_node_that_hung_and_crashed_rejoins_at_the_speed_of_its_device(tmp_path: Path) -> None:
     faults = Faults().hang(2).at(1.5).crash(2).at(2.5).until(4.25).slow(2, factor=3.0).at(3.0)
     run = experiment(fault=faults.schedule).run(tmp_path)
     assert run.summary["status"] == "completed"
@@ -169,13 +167,13 @@ def test_one_that_hung_and_crashed_comes_back_awake_and_as_slow_as_its_device_is
     assert times[-1] - times[-2] == pytest.approx(3 * STEP)
 
 
-def test_it_does_not_wait_for_the_dead(tmp_path: Path) -> None:
+def test_a_rejoining_node_does_not_wait_for_failed_nodes(tmp_path: Path) -> None:
     run = experiment(fault=STRUCK.crash(4).at(1.5).schedule).run(tmp_path)
     assert events_of(run, 2)["rejoined"][0] < 4.25 + STEP
     assert set(run.summary["lost"]) == {"4"}
 
 
-def test_it_may_come_back_more_than_once(tmp_path: Path) -> None:
+def test_a_node_may_rejoin_more_than_once(tmp_path: Path) -> None:
     faults = STRUCK.crash(2).at(6.5).until(7.5)
     run = experiment(algorithm={"name": "dpsgd", "rounds": 12}, fault=faults.schedule).run(tmp_path)
     assert run.summary["status"] == "completed"
@@ -186,25 +184,25 @@ def test_it_may_come_back_more_than_once(tmp_path: Path) -> None:
 # By itself
 
 
-def said(sender: int, kind: str, round: Any = None, values: Any = None) -> Message:
+def new_message(sender: int, kind: str, round: Any = None, values: Any = None) -> Message:
     arrays = {} if values is None else {"params": np.array(values, np.float32)}
     return Message(sender, kind, 0, Payload(arrays, {} if round is None else {"round": round}))
 
 
-def returning(fake: FakeRuntime, **options: Any) -> Any:
+def rejoining_node(fake: FakeRuntime, **options: Any) -> Any:
     for other in (0, 2, 3):
         fake.mailbox.mark_failed(other)
     return fake.node(1, nodes=4, params=np.zeros(2, np.float32), **options)
 
 
-def test_it_begins_with_the_earliest_round_that_anybody_counts_on_and_the_model_of_the_furthest() -> None:
+def test_a_rejoining_node_takes_the_earliest_round_and_the_model_furthest_ahead() -> None:
     fake = FakeRuntime(
-        said(0, REJOIN_ANSWER, 5),
-        said(2, REJOIN_ANSWER, 8),
-        said(3, REJOIN_ANSWER, 8),
-        said(2, MODEL_ANSWER, values=[1, 2]),
+        new_message(0, REJOIN_ANSWER, 5),
+        new_message(2, REJOIN_ANSWER, 8),
+        new_message(3, REJOIN_ANSWER, 8),
+        new_message(2, MODEL_ANSWER, values=[1, 2]),
     )
-    node = returning(fake)
+    node = rejoining_node(fake)
     assert fake.run(rejoin(node, [0, 2, 3]))
     assert node.next_round == 5
     assert node.params.tolist() == [1, 2]
@@ -218,35 +216,40 @@ def test_it_begins_with_the_earliest_round_that_anybody_counts_on_and_the_model_
     assert fake.now() == 0.0
 
 
-def test_it_takes_the_next_best_model_when_the_furthest_gives_none_or_nonsense() -> None:
-    bad = said(2, MODEL_ANSWER, values=[1, 2, 3])
-    fake = FakeRuntime(said(0, REJOIN_ANSWER, 5), said(2, REJOIN_ANSWER, 8), bad, said(0, MODEL_ANSWER, values=[3, 4]))
-    node = returning(fake, receive_timeout=2.0)
+def test_a_rejoining_node_takes_the_next_model_if_the_first_is_missing_or_invalid() -> None:
+    bad = new_message(2, MODEL_ANSWER, values=[1, 2, 3])
+    fake = FakeRuntime(
+        new_message(0, REJOIN_ANSWER, 5),
+        new_message(2, REJOIN_ANSWER, 8),
+        bad,
+        new_message(0, MODEL_ANSWER, values=[3, 4]),
+    )
+    node = rejoining_node(fake, receive_timeout=2.0)
     assert fake.run(rejoin(node, [0, 2, 3]))
     assert node.params.tolist() == [3, 4]
     assert fake.now() == 4.0  # for the answer of 3, and for a model of 2
     assert set(fake.failed_peers()) == {3}
 
 
-def test_nonsense_for_an_answer_is_refused_and_with_no_other_it_does_not_come_back() -> None:
-    fake = FakeRuntime(said(0, REJOIN_ANSWER, -1), said(2, REJOIN_ANSWER, "soon"))
-    node = returning(fake)
+def test_an_invalid_answer_is_rejected_and_without_others_the_node_does_not_rejoin() -> None:
+    fake = FakeRuntime(new_message(0, REJOIN_ANSWER, -1), new_message(2, REJOIN_ANSWER, "soon"))
+    node = rejoining_node(fake)
     assert not fake.run(rejoin(node, [0, 2, 3]))
     assert node.rejected == 2
     assert fake.now() == ANSWER_TIMEOUT
     assert [r.what for r in fake.records if isinstance(r, Event)] == ["payload rejected"] * 2 + ["not rejoined"]
 
 
-def test_of_two_on_their_way_back_the_higher_one_waits_and_the_lower_one_tells_it() -> None:
+def test_of_two_rejoining_nodes_the_higher_id_waits_for_the_answer_of_the_lower() -> None:
     fake = FakeRuntime(
-        said(2, REJOIN_REQUEST),
-        said(0, REJOIN_REQUEST),
-        said(2, REJOIN_ANSWER),
-        said(0, REJOIN_ANSWER),
-        said(3, REJOIN_ANSWER, 6),
+        new_message(2, REJOIN_REQUEST),
+        new_message(0, REJOIN_REQUEST),
+        new_message(2, REJOIN_ANSWER),
+        new_message(0, REJOIN_ANSWER),
+        new_message(3, REJOIN_ANSWER, 6),
     )
-    fake.deliver(said(0, REJOIN_ANSWER, 7), at=1.0).deliver(said(0, MODEL_ANSWER, values=[1, 2]), at=1.5)
-    node = returning(fake)
+    fake.deliver(new_message(0, REJOIN_ANSWER, 7), at=1.0).deliver(new_message(0, MODEL_ANSWER, values=[1, 2]), at=1.5)
+    node = rejoining_node(fake)
 
     async def body() -> bool:
         rejoined = await rejoin(node, [0, 2, 3])
@@ -260,8 +263,8 @@ def test_of_two_on_their_way_back_the_higher_one_waits_and_the_lower_one_tells_i
     assert not fake.failed_peers()
 
 
-def test_a_node_counts_on_one_that_comes_back_from_its_next_round_on_and_gives_it_its_model() -> None:
-    fake = FakeRuntime().deliver(said(2, REJOIN_REQUEST), at=1.0).deliver(said(2, MODEL_REQUEST), at=2.0)
+def test_a_node_includes_a_rejoining_peer_from_its_next_round_on_and_sends_its_model() -> None:
+    fake = FakeRuntime().deliver(new_message(2, REJOIN_REQUEST), at=1.0).deliver(new_message(2, MODEL_REQUEST), at=2.0)
     node = fake.node(1, nodes=4, params=np.ones(2, np.float32))
     fake.mailbox.mark_failed(2)
 

@@ -1,4 +1,4 @@
-"""Sealed links: what travels cannot be read, changed or sent again, and nobody gets in who is not on the list."""
+"""Sealed links: messages cannot be read, changed or replayed, and only listed keys can connect."""
 
 from __future__ import annotations
 
@@ -55,25 +55,25 @@ pytestmark = pytest.mark.usefixtures("no_process_is_left")
 RUN = "r" * RUN_LENGTH
 SECRET = np.random.default_rng(7).standard_normal(2000).astype(np.float32)
 LONG = 120.0
-"""Seconds for what takes a moment on a machine that has time."""
+"""Seconds: a generous timeout for operations that are fast on an idle machine."""
 
 
-def said(sender: int = 0, round: int = 0, values: Any = SECRET) -> Message:
+def new_message(sender: int = 0, round: int = 0, values: Any = SECRET) -> Message:
     return Message(sender, "model", round, Payload({"params": values}).frozen(), RUN)
 
 
-class Place:
-    """A node's sockets, in a ZeroMQ of its own, as in a process of its own."""
+class Peer:
+    """A node's sockets, with a ZeroMQ context of its own, as in a separate process."""
 
     def __init__(self, id: int, pair: KeyPair | None, key_wait: float = 0.0) -> None:
         self.id = id
         self.context: zmq.Context[Any] = zmq.Context()
-        self.came: list[Message] = []
+        self.received: list[Message] = []
         self.rejected: list[str] = []
-        self.strangers: list[str] = []
+        self.unauthenticated: list[str] = []
         self.seal = None
         if pair is not None:
-            self.seal = Seal(self.context, pair, self.strangers.append, time.monotonic, key_wait)
+            self.seal = Seal(self.context, pair, self.unauthenticated.append, time.monotonic, key_wait)
         self.transport = Transport(
             self.context,
             id=id,
@@ -83,22 +83,22 @@ class Place:
             max_message_bytes=2**24,
             connections=8,
             send_timeout=LONG,
-            deliver=self.came.append,
+            deliver=self.received.append,
             reject=self.rejected.append,
             seal=self.seal,
         )
-        self._guarding: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
 
     def start(self, endpoints: list[str], pairs: list[KeyPair]) -> None:
         if self.seal is not None:
             for node, pair in enumerate(pairs):
                 self.seal.allow(str(node), pair.public)
-            self._guarding = asyncio.create_task(self.seal.serve())
+            self._serving = asyncio.create_task(self.seal.serve())
         self.transport.start(endpoints)
 
     def close(self) -> None:
-        if self._guarding is not None:
-            self._guarding.cancel()
+        if self._serving is not None:
+            self._serving.cancel()
         self.transport.close()
         if self.seal is not None:
             self.seal.close()
@@ -106,35 +106,35 @@ class Place:
 
 
 @asynccontextmanager
-async def places(
+async def connected_peers(
     sealed: bool = True, count: int = 2, through: Callable[[str], str] = str, key_wait: float = 0.0
-) -> AsyncIterator[list[Place]]:
-    """Nodes that know each other's endpoints and keys. What is sent to node 0 goes by way of `through`."""
+) -> AsyncIterator[list[Peer]]:
+    """Nodes that know each other's endpoints and keys. Messages to node 0 pass through `through`."""
     pairs = [KeyPair.fresh() for _ in range(count)] if sealed else []
-    found = [Place(id, pairs[id] if sealed else None, key_wait) for id in range(count)]
-    endpoints = [place.transport.endpoint for place in found]
+    found = [Peer(id, pairs[id] if sealed else None, key_wait) for id in range(count)]
+    endpoints = [peer.transport.endpoint for peer in found]
     try:
-        for place in found:
-            place.start([through(endpoints[0]), *endpoints[1:]], pairs)
+        for peer in found:
+            peer.start([through(endpoints[0]), *endpoints[1:]], pairs)
         async with asyncio.timeout(LONG):
             yield found
     finally:
-        for place in found:
-            place.close()
+        for peer in found:
+            peer.close()
 
 
-async def soon(condition: Callable[[], Any]) -> None:
+async def eventually(condition: Callable[[], Any]) -> None:
     while not condition():  # noqa: ASYNC110 - threads and sockets set no event
         await asyncio.sleep(0.01)
 
 
-def in_time(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def run_async(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(body())
 
 
 @contextlib.contextmanager
-def knocking(endpoint: str, pair: KeyPair | None = None, key: bytes | None = None) -> Any:
-    """A socket of somebody's, with these keys of its own, who takes `key` to be that of whom it knocks at."""
+def connected(endpoint: str, pair: KeyPair | None = None, key: bytes | None = None) -> Any:
+    """A socket with the key pair `pair` that expects `key` to be the public key of `endpoint`."""
     context: zmq.Context[Any] = zmq.Context()
     push = context.socket(zmq.PUSH)
     if pair is not None and key is not None:
@@ -147,15 +147,15 @@ def knocking(endpoint: str, pair: KeyPair | None = None, key: bytes | None = Non
 
 
 class Wire:
-    """All that goes over a TCP connection, for somebody in the middle to read and change."""
+    """A proxy that records a TCP connection and can change its bytes: a man in the middle."""
 
     def __init__(self) -> None:
         self.seen = bytearray()
-        """What the clients sent, of all connections."""
+        """The bytes that clients sent on all connections."""
         self.connections = 0
         self.ended = 0
         self.change: Callable[[bytes], bytes] | None = None
-        """What the next bytes of a client become; then it is None again."""
+        """Changes the next bytes of a client; then it is None again."""
         self._listener = socket.create_server(("127.0.0.1", 0))
 
     def to(self, endpoint: str) -> str:
@@ -198,248 +198,250 @@ def wire() -> Any:
     wire.close()
 
 
-# Who listens in
+# Eavesdropping, changed and replayed messages
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
-def test_an_eavesdropper_reads_a_plain_link_and_not_a_sealed_one(wire: Wire, sealed: bool) -> None:
+def test_an_eavesdropper_can_read_a_plain_link_but_not_a_sealed_link(wire: Wire, sealed: bool) -> None:
     async def body() -> None:
-        async with places(sealed, through=wire.to) as (receiver, sender):
-            assert await sender.transport.send(0, said(1))
-            await soon(lambda: receiver.came)
-            np.testing.assert_array_equal(receiver.came[0].payload.arrays["params"], SECRET)
+        async with connected_peers(sealed, through=wire.to) as (receiver, sender):
+            assert await sender.transport.send(0, new_message(1))
+            await eventually(lambda: receiver.received)
+            np.testing.assert_array_equal(receiver.received[0].payload.arrays["params"], SECRET)
 
-    in_time(body)
+    run_async(body)
     for open_text in (SECRET.tobytes(), SECRET[:4].tobytes(), RUN.encode(), b"model"):
         assert (open_text in wire.seen) is not sealed
 
 
-def test_what_was_changed_on_the_way_is_not_taken_in_and_the_next_message_is(wire: Wire) -> None:
+def test_a_changed_message_is_rejected_and_the_next_message_arrives(wire: Wire) -> None:
     def flipped(data: bytes) -> bytes:
-        return bytes(byte ^ 1 for byte in data)  # a single one may be of a frame's head, and change nothing that counts
+        return bytes(byte ^ 1 for byte in data)  # a single bit may change only a frame's header
 
     async def body() -> None:
-        async with places(through=wire.to) as (receiver, sender):
-            await sender.transport.send(0, said(1, round=0))
-            await soon(lambda: receiver.came)
+        async with connected_peers(through=wire.to) as (receiver, sender):
+            await sender.transport.send(0, new_message(1, round=0))
+            await eventually(lambda: receiver.received)
             wire.change = flipped
-            await sender.transport.send(0, said(1, round=1))
-            while len(receiver.came) < 2:  # over the next connection; what was in the last one is lost
-                await sender.transport.send(0, said(1, round=2))
+            await sender.transport.send(0, new_message(1, round=1))
+            while len(receiver.received) < 2:  # over the next connection; messages of the last one are lost
+                await sender.transport.send(0, new_message(1, round=2))
                 await asyncio.sleep(0.05)
             assert wire.connections == 2
-            for message in receiver.came:
+            for message in receiver.received:
                 np.testing.assert_array_equal(message.payload.arrays["params"], SECRET)
             assert not receiver.rejected
-            assert not receiver.strangers
+            assert not receiver.unauthenticated
 
-    in_time(body)
+    run_async(body)
 
 
-def test_what_was_recorded_and_is_sent_again_is_not_taken_in(wire: Wire) -> None:
+def test_replayed_bytes_are_rejected(wire: Wire) -> None:
     async def body() -> None:
-        async with places(through=wire.to) as (receiver, sender):
-            await sender.transport.send(0, said(1, round=0, values=SECRET[:10]))
-            await soon(lambda: receiver.came)
+        async with connected_peers(through=wire.to) as (receiver, sender):
+            await sender.transport.send(0, new_message(1, round=0, values=SECRET[:10]))
+            await eventually(lambda: receiver.received)
             wire.change = lambda data: data + data  # one small message, and the same bytes once more
-            await sender.transport.send(0, said(1, round=1, values=SECRET[:10]))
-            await soon(lambda: wire.ended and len(receiver.came) > 1)
-            assert [m.round for m in receiver.came] == [0, 1]
+            await sender.transport.send(0, new_message(1, round=1, values=SECRET[:10]))
+            await eventually(lambda: wire.ended and len(receiver.received) > 1)
+            assert [m.round for m in receiver.received] == [0, 1]
 
-    in_time(body)
+    run_async(body)
 
 
-# Strangers
+# Unauthenticated connections
 
 
 @pytest.mark.parametrize(
     ("who", "why"),
     [
-        ("one without a key", "no key, or an invalid handshake"),
-        ("one whose key nobody knows", "not on the list of keys"),
-        ("one that takes us for another", "no key, or an invalid handshake"),
+        ("no key", "no key, or an invalid handshake"),
+        ("an unknown key", "not on the list of keys"),
+        ("a wrong server key", "no key, or an invalid handshake"),
     ],
 )
-def test_strangers_are_refused_and_counted_and_those_on_the_list_are_not(who: str, why: str) -> None:
+def test_unauthenticated_connections_are_rejected_and_counted_and_listed_keys_are_not(who: str, why: str) -> None:
     async def body() -> None:
-        async with places() as (receiver, sender):
+        async with connected_peers() as (receiver, sender):
             assert receiver.seal is not None
             assert sender.seal is not None
             keys = {
-                "one without a key": (None, None),
-                "one whose key nobody knows": (KeyPair.fresh(), receiver.seal.pair.public),
-                "one that takes us for another": (sender.seal.pair, KeyPair.fresh().public),
+                "no key": (None, None),
+                "an unknown key": (KeyPair.fresh(), receiver.seal.pair.public),
+                "a wrong server key": (sender.seal.pair, KeyPair.fresh().public),
             }
-            with knocking(receiver.transport.endpoint, *keys[who]) as push:
-                push.send_multipart([address(0), *said(1, round=7).frames()], zmq.NOBLOCK)
-                await soon(lambda: any(why in stranger for stranger in receiver.strangers))
-            await sender.transport.send(0, said(1, round=0))
-            await soon(lambda: receiver.came)
-            assert [message.round for message in receiver.came] == [0]
+            with connected(receiver.transport.endpoint, *keys[who]) as push:
+                push.send_multipart([address(0), *new_message(1, round=7).frames()], zmq.NOBLOCK)
+                await eventually(lambda: any(why in connection for connection in receiver.unauthenticated))
+            await sender.transport.send(0, new_message(1, round=0))
+            await eventually(lambda: receiver.received)
+            assert [message.round for message in receiver.received] == [0]
             assert receiver.rejected == []
 
-    in_time(body)
+    run_async(body)
 
 
 @pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", b"\xff\0\0\0", b"", bytes(1000)], ids=repr)
-def test_what_is_no_zeromq_does_not_disturb_and_is_counted(first: bytes) -> None:
+def test_connections_that_do_not_use_zeromq_are_counted_and_change_nothing(first: bytes) -> None:
     async def body() -> None:
-        async with places() as (receiver, sender):
+        async with connected_peers() as (receiver, sender):
             port = int(receiver.transport.endpoint.rpartition(":")[2])
-            await sender.transport.send(0, said(1, round=0))
-            await soon(lambda: receiver.came)
+            await sender.transport.send(0, new_message(1, round=0))
+            await eventually(lambda: receiver.received)
             with socket.create_connection(("127.0.0.1", port)) as raw:
                 raw.sendall(first)
-                await sender.transport.send(0, said(1, round=1))
-                await soon(lambda: len(receiver.came) == 2)
-            await soon(lambda: receiver.strangers)
-            assert len(receiver.strangers) == 1
+                await sender.transport.send(0, new_message(1, round=1))
+                await eventually(lambda: len(receiver.received) == 2)
+            await eventually(lambda: receiver.unauthenticated)
+            assert len(receiver.unauthenticated) == 1
 
-    in_time(body)
+    run_async(body)
 
 
-CAME, LET_IN, LEFT = zmq.EVENT_ACCEPTED, zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
+ACCEPTED, AUTHENTICATED, DISCONNECTED = zmq.EVENT_ACCEPTED, zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=12), st.randoms(use_true_random=False))
-def test_those_at_a_door_are_told_apart_in_time_and_nobody_is_suspected_too_early(visits: Any, random: Any) -> None:
-    """A visit: whether it is let in, and if so, whether it leaves before the end."""
+def test_failed_handshakes_are_counted_eventually_and_never_too_early(connections: Any, random: Any) -> None:
+    """A connection: whether it authenticates, and if so, whether it ends before the test."""
     steps: list[tuple[float, int, int]] = []
-    for number, (let_in, leaves) in enumerate(visits):
+    for number, (authenticated, leaves) in enumerate(connections):
         moments = sorted(random.uniform(0, 20) for _ in range(3))
-        steps.append((moments[0], CAME, number))
-        if let_in:
-            steps.append((moments[1], LET_IN, number))
-        if leaves or not let_in:
-            steps.append((moments[2], LEFT, number))
-    counter, counted, turned_away = _HandshakeCounter(), 0, 0
+        steps.append((moments[0], ACCEPTED, number))
+        if authenticated:
+            steps.append((moments[1], AUTHENTICATED, number))
+        if leaves or not authenticated:
+            steps.append((moments[2], DISCONNECTED, number))
+    counter, counted, unauthenticated = _HandshakeCounter(), 0, 0
     for now, event, number in sorted(steps, key=lambda step: step[0]):
-        counter.note(event, 0 if event == LET_IN else number, now)
+        counter.note(event, 0 if event == AUTHENTICATED else number, now)
         counted += counter.newly_failed(now)
-        if event == LEFT and not visits[number][0]:
-            turned_away += 1
-        assert counted <= turned_away, "one that was let in, or may yet be, is taken for a stranger"
+        if event == DISCONNECTED and not connections[number][0]:
+            unauthenticated += 1
+        assert counted <= unauthenticated, "a connection that has authenticated, or still may, is counted"
     counted += counter.newly_failed(100.0)
-    assert counted == turned_away == sum(not let_in for let_in, _ in visits)
+    assert counted == unauthenticated == sum(not authenticated for authenticated, _ in connections)
 
 
-def test_who_is_on_the_list_cannot_speak_for_another() -> None:
+def test_a_listed_node_cannot_send_messages_in_the_name_of_another() -> None:
     async def body() -> None:
-        async with places(count=3) as (receiver, sender, liar):
-            await liar.transport.send(0, said(1))
-            await soon(lambda: receiver.rejected)
+        async with connected_peers(count=3) as (receiver, sender, forger):
+            await forger.transport.send(0, new_message(1))
+            await eventually(lambda: receiver.rejected)
             assert receiver.rejected == ["node 2 sent a message in the name of node 1"]
-            await sender.transport.send(0, said(1))
-            await soon(lambda: receiver.came)
-            assert len(receiver.came) == 1
+            await sender.transport.send(0, new_message(1))
+            await eventually(lambda: receiver.received)
+            assert len(receiver.received) == 1
 
-    in_time(body)
+    run_async(body)
 
 
-def test_who_is_on_the_list_cannot_give_receipts_for_another() -> None:
+def test_a_listed_node_cannot_return_receipts_in_the_name_of_another() -> None:
     async def body() -> None:
-        async with places(count=3) as (sender, receiver, liar):
-            receiver.transport.require_tickets(lambda message, ticket: receiver.came.append(message))  # and sends none
-            transmitting = asyncio.create_task(sender.transport.transmit(1, said()))
-            await soon(lambda: receiver.came)
+        async with connected_peers(count=3) as (sender, receiver, forger):
+            receiver.transport.require_tickets(
+                lambda message, ticket: receiver.received.append(message)
+            )  # and sends none
+            transmitting = asyncio.create_task(sender.transport.transmit(1, new_message()))
+            await eventually(lambda: receiver.received)
             assert sender.seal is not None
-            assert liar.seal is not None
+            assert forger.seal is not None
             (ticket,) = sender.transport._receipts
-            with knocking(sender.transport.endpoint, liar.seal.pair, sender.seal.pair.public) as push:
+            with connected(sender.transport.endpoint, forger.seal.pair, sender.seal.pair.public) as push:
                 push.send_multipart([address(0, ticket), RUN.encode()])
-                await soon(lambda: sender.rejected)
+                await eventually(lambda: sender.rejected)
             assert sender.rejected == ["node 2 returned a receipt for a message to node 1"]
             assert not transmitting.done()
             transmitting.cancel()
 
-    in_time(body)
+    run_async(body)
 
 
-def test_a_message_for_another_is_dropped_though_its_sender_is_on_the_list() -> None:
+def test_a_message_addressed_to_another_node_is_dropped() -> None:
     async def body() -> None:
-        async with places(count=3) as (receiver, sender, _):
+        async with connected_peers(count=3) as (receiver, sender, _):
             assert receiver.seal is not None
             assert sender.seal is not None
-            with knocking(receiver.transport.endpoint, sender.seal.pair, receiver.seal.pair.public) as push:
-                push.send_multipart([address(2), *said(1).frames()])
-                push.send_multipart([address(0), *said(1).frames()])
-                await soon(lambda: receiver.came)
+            with connected(receiver.transport.endpoint, sender.seal.pair, receiver.seal.pair.public) as push:
+                push.send_multipart([address(2), *new_message(1).frames()])
+                push.send_multipart([address(0), *new_message(1).frames()])
+                await eventually(lambda: receiver.received)
             assert receiver.rejected == ["a message for node 2, and this is node 0"]
-            assert len(receiver.came) == 1
+            assert len(receiver.received) == 1
 
-    in_time(body)
+    run_async(body)
 
 
 def test_a_message_that_its_sender_repeats_is_received_once() -> None:
     async def body() -> None:
-        async with places() as (receiver, sender):
+        async with connected_peers() as (receiver, sender):
             for round in (0, 0, 1):
-                await sender.transport.send(0, said(1, round))
-            await soon(lambda: len(receiver.came) == 3)
+                await sender.transport.send(0, new_message(1, round))
+            await eventually(lambda: len(receiver.received) == 3)
             mailbox = Mailbox()
-            for message in receiver.came:
+            for message in receiver.received:
                 mailbox.put(message)
             got = [mailbox.start_receive(Filter("model", round, (1,)), lambda: None).messages for round in (0, 1)]
             assert [[m.round for m in messages] for messages in got] == [[0], [1]]
             assert mailbox.repeated == 1
 
-    in_time(body)
+    run_async(body)
 
 
-# Nobody gets in unasked
+# Without an answer no connection is accepted
 
 
-def test_where_nobody_answers_who_knocks_nothing_gets_in() -> None:
+def test_without_a_zap_handler_no_connection_is_accepted() -> None:
     async def body() -> None:
-        receiver, sender = (Place(id, KeyPair.fresh()) for id in range(2))
+        receiver, sender = (Peer(id, KeyPair.fresh()) for id in range(2))
         assert receiver.seal is not None
         assert sender.seal is not None
         pairs = [receiver.seal.pair, sender.seal.pair]
         endpoints = [receiver.transport.endpoint, sender.transport.endpoint]
         try:
             sender.start(endpoints, pairs)
-            receiver.transport.start(endpoints)  # it reads what comes, and does not say whom it lets in
-            await sender.transport.send(0, said(1))
+            receiver.transport.start(endpoints)  # it reads messages, but answers no ZAP requests
+            await sender.transport.send(0, new_message(1))
             await asyncio.sleep(0.5)
-            assert receiver.came == []
+            assert receiver.received == []
             receiver.start(endpoints, pairs)
-            await asyncio.wait_for(soon(lambda: receiver.came), LONG)
+            await asyncio.wait_for(eventually(lambda: receiver.received), LONG)
         finally:
             receiver.close()
             sender.close()
 
-    in_time(body)
+    run_async(body)
 
 
-def test_with_the_list_gone_nobody_is_let_in_any_longer() -> None:
+def test_after_the_seal_is_closed_no_connection_is_accepted() -> None:
     async def body() -> None:
-        async with places() as (receiver, sender):
+        async with connected_peers() as (receiver, sender):
             assert receiver.seal is not None
             receiver.seal._zap.close()
-            await sender.transport.send(0, said(1))
+            await sender.transport.send(0, new_message(1))
             await asyncio.sleep(0.5)
-            assert receiver.came == []
+            assert receiver.received == []
 
-    in_time(body)
+    run_async(body)
 
 
-def test_a_sealed_sender_does_not_speak_to_a_plain_listener() -> None:
+def test_a_sealed_sender_sends_nothing_to_a_plain_listener() -> None:
     async def body() -> None:
-        plain, sealed = Place(0, None), Place(1, KeyPair.fresh())
+        plain, sealed = Peer(0, None), Peer(1, KeyPair.fresh())
         try:
             plain.start([plain.transport.endpoint, sealed.transport.endpoint], [])
             sealed.start([plain.transport.endpoint, sealed.transport.endpoint], [KeyPair.fresh(), KeyPair.fresh()])
-            await sealed.transport.send(0, said(1))
+            await sealed.transport.send(0, new_message(1))
             await asyncio.sleep(0.5)
-            assert (plain.came, plain.rejected) == ([], [])
+            assert (plain.received, plain.rejected) == ([], [])
         finally:
             plain.close()
             sealed.close()
 
-    in_time(body)
+    run_async(body)
 
 
-def test_a_frame_that_did_not_come_over_a_sealed_link_has_no_speaker() -> None:
+def test_a_frame_of_a_plain_link_has_no_authenticated_sender() -> None:
     with pytest.raises(MessageError, match="not sealed"):
         authenticated_sender(zmq.Frame(b"x"))
 
@@ -447,64 +449,64 @@ def test_a_frame_that_did_not_come_over_a_sealed_link_has_no_speaker() -> None:
 # Keys that change
 
 
-def test_one_whose_key_is_still_on_its_way_waits_and_is_let_in_under_its_new_key_only() -> None:
+def test_a_connection_waits_for_its_key_and_is_accepted_with_the_new_key_only() -> None:
     async def body() -> None:
-        async with places(key_wait=LONG) as (receiver, sender):
+        async with connected_peers(key_wait=LONG) as (receiver, sender):
             assert receiver.seal is not None
             new, old = KeyPair.fresh(), sender.seal.pair  # type: ignore[union-attr]
             endpoint, key = receiver.transport.endpoint, receiver.seal.pair.public
-            with knocking(endpoint, new, key) as push:
-                push.send_multipart([address(0), *said(1).frames()])
+            with connected(endpoint, new, key) as push:
+                push.send_multipart([address(0), *new_message(1).frames()])
                 await asyncio.sleep(0.3)
-                assert (receiver.came, receiver.strangers) == ([], [])
+                assert (receiver.received, receiver.unauthenticated) == ([], [])
                 receiver.seal.allow("1", new.public)
-                await soon(lambda: receiver.came)
+                await eventually(lambda: receiver.received)
             receiver.seal.key_wait = 0.0
-            with knocking(endpoint, old, key):
-                await soon(lambda: receiver.strangers)
+            with connected(endpoint, old, key):
+                await eventually(lambda: receiver.unauthenticated)
 
-    in_time(body)
+    run_async(body)
 
 
-def test_two_that_exchange_their_keys_are_both_let_in() -> None:
+def test_two_nodes_that_exchange_their_keys_are_both_accepted() -> None:
     async def body() -> None:
-        async with places(count=3) as (receiver, *senders):
+        async with connected_peers(count=3) as (receiver, *senders):
             assert receiver.seal is not None
             pairs = [sender.seal.pair for sender in senders if sender.seal is not None]
             receiver.seal.allow_all({"1": pairs[1].public, "2": pairs[0].public})
             for name, pair in ((2, pairs[0]), (1, pairs[1])):
-                with knocking(receiver.transport.endpoint, pair, receiver.seal.pair.public) as push:
-                    push.send_multipart([address(0), *said(name).frames()])
-                    await soon(lambda: [m.sender for m in receiver.came][-1:] == [name])  # noqa: B023
-            assert receiver.rejected == receiver.strangers == []
+                with connected(receiver.transport.endpoint, pair, receiver.seal.pair.public) as push:
+                    push.send_multipart([address(0), *new_message(name).frames()])
+                    await eventually(lambda: [m.sender for m in receiver.received][-1:] == [name])  # noqa: B023
+            assert receiver.rejected == receiver.unauthenticated == []
 
-    in_time(body)
+    run_async(body)
 
 
-def test_who_guards_no_longer_leaves_nobody_at_the_door() -> None:
+def test_a_cancelled_seal_leaves_no_reader_in_the_event_loop() -> None:
     async def body() -> None:
-        async with places() as (place, _):
-            assert place.seal is not None
-            assert place._guarding is not None
+        async with connected_peers() as (peer, _):
+            assert peer.seal is not None
+            assert peer._serving is not None
             await asyncio.sleep(0)
-            loop, doors = asyncio.get_running_loop(), [socket.FD for socket in place.seal.sockets]
-            place._guarding.cancel()
-            await asyncio.wait([place._guarding])
-            assert [loop.remove_reader(door) for door in doors] == [False] * len(doors)
+            loop, descriptors = asyncio.get_running_loop(), [socket.FD for socket in peer.seal.sockets]
+            peer._serving.cancel()
+            await asyncio.wait([peer._serving])
+            assert [loop.remove_reader(descriptor) for descriptor in descriptors] == [False] * len(descriptors)
 
-    in_time(body)
+    run_async(body)
 
 
-def test_one_whose_key_nobody_comes_to_know_is_refused_in_the_end() -> None:
+def test_a_connection_whose_key_is_never_announced_is_rejected_after_the_wait() -> None:
     async def body() -> None:
-        async with places(key_wait=0.3) as (receiver, _):
+        async with connected_peers(key_wait=0.3) as (receiver, _):
             assert receiver.seal is not None
-            with knocking(receiver.transport.endpoint, KeyPair.fresh(), receiver.seal.pair.public) as push:
-                push.send_multipart([address(0), *said(1).frames()])
-                await soon(lambda: receiver.strangers)
-            assert receiver.came == []
+            with connected(receiver.transport.endpoint, KeyPair.fresh(), receiver.seal.pair.public) as push:
+                push.send_multipart([address(0), *new_message(1).frames()])
+                await eventually(lambda: receiver.unauthenticated)
+            assert receiver.received == []
 
-    in_time(body)
+    run_async(body)
 
 
 # Whole runs
@@ -515,17 +517,17 @@ def by_simulation(run: Started, folder: Path) -> dict[str, Any]:
     return Experiment.from_file(run.folder.experiment, freely).run(folder).summary
 
 
-def test_a_sealed_run_learns_what_a_plain_one_does_and_counts_strangers_at_every_door(tmp_path: Path) -> None:
+def test_a_sealed_run_has_the_models_of_a_plain_run_and_counts_unauthenticated_connections(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", NODES)
     sealed = ("processes={sealed=true, keys='keys'}", "network={name='uniform', latency=0.001}")
     with started(tmp_path, *sealed, held=1) as going:
         going.wait_for_round(0)
         network, *nodes = sorted(going.zygote.children(), key=lambda p: p.create_time())
-        doors = [listens_on(p) for p in (nodes[0], network, psutil.Process(going.process.pid))]
+        descriptors = [listens_on(p) for p in (nodes[0], network, psutil.Process(going.process.pid))]
         with contextlib.ExitStack() as stack:
-            for port in doors:
-                stack.enter_context(knocking(f"tcp://127.0.0.1:{port}"))
-                stack.enter_context(knocking(f"tcp://127.0.0.1:{port}", KeyPair.fresh(), KeyPair.fresh().public))
+            for port in descriptors:
+                stack.enter_context(connected(f"tcp://127.0.0.1:{port}"))
+                stack.enter_context(connected(f"tcp://127.0.0.1:{port}", KeyPair.fresh(), KeyPair.fresh().public))
             until(lambda: going.folder.node(0).read_text().count("unauthenticated connection") >= 2)
             until(lambda: going.output.count("the coordinator rejected an unauthenticated connection") >= 2)
             until(
@@ -546,7 +548,7 @@ def test_a_sealed_run_learns_what_a_plain_one_does_and_counts_strangers_at_every
 
 
 def restarting(**processes: Any) -> Experiment:
-    """A sealed run in which node 2 dies, and is started again."""
+    """A sealed run in which node 2 crashes and restarts."""
     return Experiment(
         nodes=4,
         seed=1,
@@ -562,13 +564,13 @@ def restarting(**processes: Any) -> Experiment:
     )
 
 
-def test_a_node_that_is_started_again_comes_back_into_a_sealed_run_with_a_new_key(tmp_path: Path) -> None:
+def test_a_restarted_node_rejoins_a_sealed_run_with_a_new_key(tmp_path: Path) -> None:
     run = restarting().run(tmp_path)
     assert run.summary["status"] == "completed"
     events = [record.what for record in run.folder.read(2) if isinstance(record, Event)]
     assert "rejoined" in events
     assert run.summary["messages_rejected"] == 0
-    # Whoever dies while it is shaking hands leaves as one that was not let in: at most at each of the others.
+    # A node that crashes during a handshake counts as unauthenticated, at most once at each other node.
     assert run.summary["unauthenticated_connections"] <= 3
 
 
@@ -577,17 +579,17 @@ def small(**processes: Any) -> Experiment:
     return Experiment(nodes=4, engine="processes", training=training, processes={"sealed": True, **processes})
 
 
-def test_keys_that_cannot_seal_a_run_end_it_before_anything_is_started(tmp_path: Path) -> None:
+def test_invalid_keys_end_a_run_before_any_process_starts(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     (tmp_path / "keys" / "node-0.key_secret").chmod(0o640)
-    with pytest.raises(LaunchError, match="links cannot be sealed") as refused:
+    with pytest.raises(LaunchError, match="links cannot be sealed") as error:
         small(keys=tmp_path / "keys").run(tmp_path)
-    assert "others may read this secret" in str(refused.value)
-    assert "node-3.key' is missing" in str(refused.value)
+    assert "other users may read this secret key" in str(error.value)
+    assert "node-3.key' is missing" in str(error.value)
     assert not list(tmp_path.rglob("nodes.log"))
 
 
-def test_keys_that_change_while_a_run_starts_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_change_during_the_start_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start_all = NodeStarter.start_all
 
     def late(starter: NodeStarter, request: control.StartNodes) -> None:
@@ -596,14 +598,12 @@ def test_keys_that_change_while_a_run_starts_end_it(tmp_path: Path, monkeypatch:
 
     make_keys(tmp_path / "keys", 4)
     monkeypatch.setattr(NodeStarter, "start_all", late)
-    with pytest.raises(LaunchError, match=r"node \d could not start: .*changed since the run began") as refused:
+    with pytest.raises(LaunchError, match=r"node \d could not start: .*changed since the run began") as error:
         small(keys=tmp_path / "keys").run(tmp_path)
-    assert "shoal keys check" in str(refused.value)
+    assert "shoal keys check" in str(error.value)
 
 
-def test_a_node_that_is_started_again_after_its_keys_have_changed_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_node_whose_keys_have_changed_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     restart = NodeStarter.restart
 
     def late(starter: NodeStarter, nodes: Collection[int]) -> None:
@@ -618,7 +618,7 @@ def test_a_node_that_is_started_again_after_its_keys_have_changed_is_lost(
     assert "changed since the run began" in summary["lost"]["2"]
 
 
-def test_without_curve_nothing_is_sent_in_the_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_curve_nothing_is_sent_unencrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq, "has", lambda capability: capability != "curve")
     with pytest.raises(LaunchError, match="built without CURVE"):
         small().run(tmp_path)
@@ -630,10 +630,10 @@ def test_keys_without_sealed_links_are_an_error(tmp_path: Path) -> None:
         small(sealed=False, keys=tmp_path)
 
 
-# Keys that are told late, and many that knock
+# Keys that are announced late, and many connections
 
 
-def test_a_supervisor_that_hears_of_a_key_after_its_owner_has_knocked_lets_it_in(
+def test_the_coordinator_accepts_a_node_that_connects_before_its_key_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attend = Seal.answer_pending
@@ -649,40 +649,42 @@ def test_a_supervisor_that_hears_of_a_key_after_its_owner_has_knocked_lets_it_in
     assert (summary["status"], summary["unauthenticated_connections"]) == ("completed", 0)
 
 
-def test_of_more_than_may_wait_nobody_who_belongs_here_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_limit_of_waiting_connections_all_listed_nodes_still_connect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sealing, "MAX_WAITING", 2)
     monkeypatch.setattr(sealing, "HANDSHAKE_SECONDS", 1.0)
 
     async def body() -> None:
         pairs = [KeyPair.fresh() for _ in range(6)]
-        receiver, *senders = found = [Place(id, pair, key_wait=math.inf) for id, pair in enumerate(pairs)]
-        endpoints = [place.transport.endpoint for place in found]
+        receiver, *senders = found = [Peer(id, pair, key_wait=math.inf) for id, pair in enumerate(pairs)]
+        endpoints = [peer.transport.endpoint for peer in found]
         try:
             for sender in senders:
                 sender.start(endpoints, pairs)
-                await sender.transport.send(0, said(sender.id))
+                await sender.transport.send(0, new_message(sender.id))
             assert receiver.seal is not None
-            for _ in range(50):  # it knows nobody's key yet
+            for _ in range(50):  # it knows no key yet
                 receiver.seal.answer_pending()
                 await asyncio.sleep(0.01)
             assert receiver.seal.waiting == 2
             receiver.start(endpoints, pairs)
-            await asyncio.wait_for(soon(lambda: len(receiver.came) == 5), LONG)
-            assert {message.sender for message in receiver.came} == {1, 2, 3, 4, 5}
+            await asyncio.wait_for(eventually(lambda: len(receiver.received) == 5), LONG)
+            assert {message.sender for message in receiver.received} == {1, 2, 3, 4, 5}
         finally:
-            for place in found:
-                place.close()
+            for peer in found:
+                peer.close()
 
-    in_time(body)
+    run_async(body)
 
 
-def test_those_that_zeromq_has_hung_up_on_do_not_wait_for_an_answer_any_longer() -> None:
-    clock, refused = [0.0], list[str]()
+def test_connections_that_zeromq_has_closed_stop_waiting() -> None:
+    clock, error = [0.0], list[str]()
     with zmq.Context() as context, context.socket(zmq.PULL) as inbox:
-        seal = Seal(context, KeyPair.fresh(), refused.append, lambda: clock[0], key_wait=math.inf)
+        seal = Seal(context, KeyPair.fresh(), error.append, lambda: clock[0], key_wait=math.inf)
         seal.secure_server(inbox)
         port = inbox.bind_to_random_port("tcp://127.0.0.1")
-        with knocking(f"tcp://127.0.0.1:{port}", KeyPair.fresh(), seal.pair.public):
+        with connected(f"tcp://127.0.0.1:{port}", KeyPair.fresh(), seal.pair.public):
             until(lambda: seal.answer_pending() or seal.waiting)
         clock[0] = sealing.HANDSHAKE_SECONDS
         seal.answer_pending()
@@ -708,33 +710,33 @@ seal.close()
 inbox.close()
 context.term()
 """
-"""Each that comes and goes is two events, of which ZeroMQ would keep 2,000."""
+"""Each connection is two events, and ZeroMQ would keep 2,000 events."""
 
 
-def test_a_seal_closes_though_more_have_come_and_gone_than_anybody_looked_at() -> None:
-    # In a process of its own: one that is stuck in there keeps all of its threads from going on.
+def test_a_seal_closes_with_many_unread_connection_events() -> None:
+    # In a separate process: a blocked close would block all of its threads.
     subprocess.run([sys.executable, "-c", CLOSE], check=True, timeout=LONG)
 
 
-def test_without_the_other_ones_key_a_sealed_process_says_nothing() -> None:
+def test_without_the_peers_key_a_sealed_process_does_not_connect() -> None:
     async def body() -> None:
         nowhere = NetworkAddress("tcp://127.0.0.1:9")
-        async with places() as (place, _):
+        async with connected_peers() as (peer, _):
             for connect in (
-                lambda: CoordinatorLink(place.context, "tcp://127.0.0.1:9", cast(Any, None), place.seal),
-                lambda: Shaper(place.context, 0, nowhere, place.transport, print, seal=place.seal),
+                lambda: CoordinatorLink(peer.context, "tcp://127.0.0.1:9", cast(Any, None), peer.seal),
+                lambda: Shaper(peer.context, 0, nowhere, peer.transport, print, seal=peer.seal),
             ):
                 with pytest.raises(LaunchError, match="links are sealed"):
                     connect()
 
-    in_time(body)
+    run_async(body)
 
 
-# At the network's door
+# The network process
 
 
 def from_socket(*messages: list[bytes]) -> Any:
-    """A socket with these messages, and no more."""
+    """A socket from which exactly these messages can be read."""
     left = [[zmq.Frame(frame) for frame in message] for message in messages]
 
     def receive(*_: Any, **__: Any) -> list[zmq.Frame]:
@@ -751,19 +753,19 @@ def test_a_flood_of_messages_does_not_keep_the_network_process_from_its_other_wo
     assert flood.recv_multipart(), "the rest waits for another turn"
 
 
-def reach(socket: zmq.Socket[Any], pair: KeyPair, key: bytes) -> None:
+def secure_client(socket: zmq.Socket[Any], pair: KeyPair, key: bytes) -> None:
     socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = pair.public, pair.secret, key
 
 
 class Network:
-    """The network's process in a thread of its own, sealed. It has begun, and knows the nodes' keys."""
+    """A sealed network process in a thread. The run has started, and it knows the nodes' keys."""
 
     def __init__(self, pairs: list[KeyPair]) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
-        self._supervisor = self.context.socket(zmq.ROUTER)
+        self._coordinator = self.context.socket(zmq.ROUTER)
         seal = Seal(self.context, KeyPair.fresh(), print, time.monotonic)
-        seal.secure_server(self._supervisor)
-        port = self._supervisor.bind_to_random_port("tcp://127.0.0.1")
+        seal.secure_server(self._coordinator)
+        port = self._coordinator.bind_to_random_port("tcp://127.0.0.1")
         start = control.StartNodes([], f"tcp://127.0.0.1:{port}", RUN, "", coordinator_key=seal.pair.public)
         self.pair = KeyPair.fresh()
         seal.allow(sealing.NETWORK_PROCESS, self.pair.public)
@@ -771,20 +773,20 @@ class Network:
         process = NetworkProcess(setup, start, self.pair)
         self._thread = threading.Thread(target=process.serve, daemon=True)
         self._thread.start()
-        until(lambda: seal.answer_pending() or self._supervisor.poll(0))
-        self._line, hello = self._supervisor.recv_multipart()
+        until(lambda: seal.answer_pending() or self._coordinator.poll(0))
+        self._line, hello = self._coordinator.recv_multipart()
         self.endpoint = control.decode_from_node(hello).endpoint
         self.address = NetworkAddress(self.endpoint, self.pair.public)
         self._seal = seal
         self._tell(control.Start([], time.monotonic(), public_keys=[pair.public for pair in pairs]))
 
-    def heard(self) -> control.FromNode:
-        assert self._supervisor.poll(LONG * 1000)
-        return control.decode_from_node(self._supervisor.recv_multipart()[1])
+    def receive(self) -> control.FromNode:
+        assert self._coordinator.poll(LONG * 1000)
+        return control.decode_from_node(self._coordinator.recv_multipart()[1])
 
     def finish(self) -> control.FromNode:
         self._tell(control.Finish())
-        return self.heard()
+        return self.receive()
 
     def close(self) -> None:
         self._tell(control.Finish())
@@ -793,65 +795,65 @@ class Network:
         self.context.destroy(linger=0)
 
     def _tell(self, what: control.ToNode) -> None:
-        self._supervisor.send_multipart([self._line, control.encode(what)])
+        self._coordinator.send_multipart([self._line, control.encode(what)])
 
 
-def test_the_network_reports_all_strangers_at_the_end_whenever_they_came() -> None:
-    def knock() -> None:
+def test_the_network_process_reports_all_unauthenticated_connections_at_the_end() -> None:
+    def connect() -> None:
         with socket.create_connection(("127.0.0.1", int(network.endpoint.rpartition(":")[2])), LONG) as raw:
             raw.sendall(bytes(100))
             with contextlib.suppress(ConnectionResetError):
-                while raw.recv(1000):  # until it is hung up on
+                while raw.recv(1000):  # until the connection is closed
                     pass
 
     with contextlib.closing(Network([])) as network:
-        knock()
-        first = network.heard()
+        connect()
+        first = network.receive()
         assert isinstance(first, control.UnauthenticatedConnections)
         assert (first.count, first.final) == (1, False)
-        knock()  # within the time in which no other report would be made
+        connect()  # within the interval between two reports
         last = network.finish()
         assert isinstance(last, control.UnauthenticatedConnections)
         assert (last.count, last.final) == (2, True)
 
 
-def test_a_node_that_takes_the_name_of_another_at_the_network_neither_hears_nor_speaks_for_it() -> None:
+def test_a_node_that_claims_another_identity_at_the_network_process_neither_receives_nor_sends_for_it() -> None:
     async def body() -> None:
-        async with places(count=3) as found:
-            pairs = [place.seal.pair for place in found if place.seal is not None]
+        async with connected_peers(count=3) as found:
+            pairs = [peer.seal.pair for peer in found if peer.seal is not None]
             with contextlib.closing(Network(pairs)) as network:
                 await check(network, pairs, *found)
 
-    async def check(network: Network, pairs: list[KeyPair], receiver: Place, sender: Place, liar: Place) -> None:
+    async def check(network: Network, pairs: list[KeyPair], receiver: Peer, sender: Peer, forger: Peer) -> None:
         shapers = [
-            Shaper(p.context, p.id, network.address, p.transport, p.came.append, seal=p.seal)
+            Shaper(p.context, p.id, network.address, p.transport, p.received.append, seal=p.seal)
             for p in (receiver, sender)
         ]
-        for place, shaper in zip((receiver, sender), shapers, strict=True):
-            place.transport.require_tickets(shaper.receive)
-        assert await shapers[1].transmit(0, said(1, round=0))
-        with liar.context.socket(zmq.DEALER) as lying:
-            lying.setsockopt(zmq.IDENTITY, identity(1))
-            reach(lying, pairs[2], network.pair.public)
-            lying.connect(network.endpoint)
-            lying.send(encode(Registration(time.monotonic())))
-            lying.send(encode(Submission(7, 0, 100, time.monotonic(), True)))
-            await soon(lambda: lying.poll(0))
-            assert [told.ticket for told in decode_network_reports(lying.recv())] == [7]
-            await soon(lambda: shapers[0].is_missing(2, 7))  # its own, and not node 1's
-            assert await shapers[1].transmit(0, said(1, round=1))
-            await soon(lambda: len(receiver.came) == 2)
-            assert not lying.poll(0)
+        for peer, shaper in zip((receiver, sender), shapers, strict=True):
+            peer.transport.require_tickets(shaper.receive)
+        assert await shapers[1].transmit(0, new_message(1, round=0))
+        with forger.context.socket(zmq.DEALER) as forging:
+            forging.setsockopt(zmq.IDENTITY, identity(1))
+            secure_client(forging, pairs[2], network.pair.public)
+            forging.connect(network.endpoint)
+            forging.send(encode(Registration(time.monotonic())))
+            forging.send(encode(Submission(7, 0, 100, time.monotonic(), True)))
+            await eventually(lambda: forging.poll(0))
+            assert [report.ticket for report in decode_network_reports(forging.recv())] == [7]
+            await eventually(lambda: shapers[0].is_missing(2, 7))  # in its own name, not in node 1's
+            assert await shapers[1].transmit(0, new_message(1, round=1))
+            await eventually(lambda: len(receiver.received) == 2)
+            assert not forging.poll(0)
         for shaper in shapers:
             shaper.close()
 
-    in_time(body)
+    run_async(body)
 
 
-# Files of keys
+# Key files
 
 
-def test_what_another_is_writing_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_another_process_writes_is_not_touched(tmp_path: Path) -> None:
     other = tmp_path / f".node-0.key_secret.{os.getpid()}"
     other.write_text("half of it")
     with pytest.raises(LaunchError, match="cannot write"):

@@ -1,4 +1,4 @@
-"""A node's sockets when peers misbehave: the door stays attended, and nobody takes the node's time."""
+"""A node's sockets when peers misbehave: other messages still arrive, and no peer occupies the node."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from shoal.message import RUN_LENGTH, Message, Payload, address
 
 RUN = "r" * RUN_LENGTH
 LONG = 60.0
-"""Seconds for what takes a moment on a machine that has time."""
+"""Seconds: a generous timeout for operations that are fast on an idle machine."""
 ME, PEER, OTHER = range(3)
 
 
-class Place:
-    """A node, and a socket of two peers of its own to speak to it."""
+class LocalNode:
+    """A node's transport, and a socket from which two peers send to it."""
 
     def __init__(self, deliver: Callable[[Message], None] | None = None, send_timeout: float = LONG) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
-        self.came: list[Message] = []
+        self.received: list[Message] = []
         self.rejected: list[str] = []
         self.transport = Transport(
             self.context,
@@ -36,17 +36,17 @@ class Place:
             max_message_bytes=2**20,
             connections=8,
             send_timeout=send_timeout,
-            deliver=deliver or self.came.append,
+            deliver=deliver or self.received.append,
             reject=self.rejected.append,
         )
         self._line = self.context.socket(zmq.PUSH)
         self._line.setsockopt(zmq.SNDHWM, 0)
         self._line.connect(self.transport.endpoint)
 
-    def hear(self, sender: int, round: int, ticket: int | None = None) -> None:
-        """A message for the node."""
-        said = Message(sender, "model", round, Payload({}), RUN)
-        self._line.send_multipart([address(ME, ticket), *map(bytes, said.frames())])
+    def deliver_to_node(self, sender: int, round: int, ticket: int | None = None) -> None:
+        """Send a message to the node."""
+        message = Message(sender, "model", round, Payload({}), RUN)
+        self._line.send_multipart([address(ME, ticket), *map(bytes, message.frames())])
 
     def close(self) -> None:
         if not self.transport._inbox.closed:
@@ -54,81 +54,85 @@ class Place:
         self.context.destroy(linger=0)
 
 
-async def soon(condition: Callable[[], Any]) -> None:
+async def eventually(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(LONG):
         while not condition():  # noqa: ASYNC110 - sockets set no event
             await asyncio.sleep(0.01)
 
 
-def on(place: Callable[[], Place], body: Callable[[Place], Coroutine[Any, Any, None]]) -> list[dict[str, Any]]:
-    """Run something on a node; returns what its event loop had to complain of."""
-    complaints: list[dict[str, Any]] = []
+def run_on(
+    node: Callable[[], LocalNode], body: Callable[[LocalNode], Coroutine[Any, Any, None]]
+) -> list[dict[str, Any]]:
+    """Run `body` on a node. Returns the errors that its event loop reported."""
+    errors: list[dict[str, Any]] = []
 
     async def run() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-        found = place()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        found = node()
         try:
             await body(found)
         finally:
             found.close()
 
     asyncio.run(run())
-    return complaints
+    return errors
 
 
 @pytest.mark.parametrize("endpoint", ["garbage", "", "tcp://", "foo://x", "udp://127.0.0.1:1", "tcp://127.0.0.1:*"])
-def test_a_peer_whose_address_is_none_gets_no_receipts_and_all_are_heard(endpoint: str) -> None:
-    async def body(place: Place) -> None:
-        place.transport.start([place.transport.endpoint, endpoint, place.transport.endpoint])
+def test_a_peer_with_an_unusable_endpoint_gets_no_receipts_and_all_messages_arrive(endpoint: str) -> None:
+    async def body(node: LocalNode) -> None:
+        node.transport.start([node.transport.endpoint, endpoint, node.transport.endpoint])
         for round in range(200):
-            place.hear(PEER, round, ticket=round)
-            place.hear(OTHER, round)
-        await soon(lambda: len(place.came) == 400)
-        assert not place.transport._open, "a socket for each receipt is one too many"
+            node.deliver_to_node(PEER, round, ticket=round)
+            node.deliver_to_node(OTHER, round)
+        await eventually(lambda: len(node.received) == 400)
+        assert not node.transport._open, "receipts must not open a socket"
 
-    assert not on(Place, body)
+    assert not run_on(LocalNode, body)
 
 
-def test_what_is_raised_by_one_message_is_told_and_the_rest_is_taken_in() -> None:
-    came: list[int] = []
+def test_an_error_in_one_delivery_is_reported_and_further_messages_arrive() -> None:
+    received: list[int] = []
 
     def deliver(message: Message) -> None:
         if message.round == 3:
             raise ZeroDivisionError("an error of our own")
-        came.append(message.round)
+        received.append(message.round)
 
-    async def body(place: Place) -> None:
-        place.transport.start([place.transport.endpoint] * 3)  # first: it takes in what is there by then, and raises
+    async def body(node: LocalNode) -> None:
+        node.transport.start(
+            [node.transport.endpoint] * 3
+        )  # first: it reads the messages that have arrived, and raises
         for round in range(10):
-            place.hear(OTHER, round)
-        await soon(lambda: len(came) == 9)
-        place.hear(OTHER, 10)
-        await soon(lambda: len(came) == 10)
+            node.deliver_to_node(OTHER, round)
+        await eventually(lambda: len(received) == 9)
+        node.deliver_to_node(OTHER, 10)
+        await eventually(lambda: len(received) == 10)
 
-    (complaint,) = on(lambda: Place(deliver), body)
-    assert isinstance(complaint["exception"], ZeroDivisionError)
+    (error,) = run_on(lambda: LocalNode(deliver), body)
+    assert isinstance(error["exception"], ZeroDivisionError)
 
 
-def test_a_transport_that_is_closed_by_what_it_delivers_reads_no_more() -> None:
-    place: Place
+def test_a_transport_that_is_closed_during_a_delivery_reads_no_more() -> None:
+    node: LocalNode
 
     def deliver(message: Message) -> None:
-        place.transport.close()
+        node.transport.close()
 
-    async def body(found: Place) -> None:
-        nonlocal place
-        place = found
-        place.transport.start([place.transport.endpoint] * 3)
+    async def body(found: LocalNode) -> None:
+        nonlocal node
+        node = found
+        node.transport.start([node.transport.endpoint] * 3)
         for round in range(3):
-            place.hear(OTHER, round)
-        await soon(lambda: place.transport._inbox.closed)
+            node.deliver_to_node(OTHER, round)
+        await eventually(lambda: node.transport._inbox.closed)
         await asyncio.sleep(0.1)
 
-    assert len(on(lambda: Place(deliver), body)) == 1, "it complains once, and does not go on for ever"
+    assert len(run_on(lambda: LocalNode(deliver), body)) == 1, "it reports one error, and then stops"
 
 
-def unread() -> socket.socket:
-    """A listener that takes connections and never speaks: what is sent to it stays in its sender's queue."""
+def unresponsive_listener() -> socket.socket:
+    """A listener that accepts connections and never reads: messages to it stay in their sender's queue."""
     return socket.create_server(("127.0.0.1", 0))
 
 
@@ -139,38 +143,38 @@ def endpoint_of(listener: socket.socket) -> str:
 def test_a_peer_that_reads_no_receipts_takes_one_task_and_little_memory() -> None:
     flood = 3 * transport_module.MAX_LATE_RECEIPTS
 
-    async def body(place: Place) -> None:
+    async def body(node: LocalNode) -> None:
         before = len(asyncio.all_tasks())
-        with unread() as listener:
-            place.transport.start([place.transport.endpoint, endpoint_of(listener), place.transport.endpoint])
+        with unresponsive_listener() as listener:
+            node.transport.start([node.transport.endpoint, endpoint_of(listener), node.transport.endpoint])
             for round in range(flood):
-                place.hear(PEER, round, ticket=round)
-            await soon(lambda: len(place.came) == flood)
+                node.deliver_to_node(PEER, round, ticket=round)
+            await eventually(lambda: len(node.received) == flood)
             assert len(asyncio.all_tasks()) == before + 1
-            _, tickets = place.transport._late[PEER]
+            _, tickets = node.transport._late[PEER]
             assert len(tickets) <= transport_module.MAX_LATE_RECEIPTS
             assert tickets[-1] == flood - 1
-            place.transport.mark_failed(PEER)
-            await soon(lambda: len(asyncio.all_tasks()) == before)
-            assert not place.transport._late
+            node.transport.mark_failed(PEER)
+            await eventually(lambda: len(asyncio.all_tasks()) == before)
+            assert not node.transport._late
 
-    assert not on(Place, body)
+    assert not run_on(LocalNode, body)
 
 
 def test_receipts_that_were_late_are_sent_when_the_peer_reads_them_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_module, "MAX_LATE_RECEIPTS", 10_000)
     count = 3000
 
-    async def body(place: Place) -> None:
-        peer = place.context.socket(zmq.PULL)
+    async def body(node: LocalNode) -> None:
+        peer = node.context.socket(zmq.PULL)
         peer.bind("tcp://127.0.0.1:*")
         endpoint = peer.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
-        peer.unbind(endpoint)  # nobody is there yet: what is sent stays in its sender's queue
-        place.transport.start([place.transport.endpoint, endpoint, place.transport.endpoint])
+        peer.unbind(endpoint)  # no listener yet: messages stay in their sender's queue
+        node.transport.start([node.transport.endpoint, endpoint, node.transport.endpoint])
         for round in range(count):
-            place.hear(PEER, round, ticket=round)
-        await soon(lambda: len(place.came) == count)
-        assert PEER in place.transport._late
+            node.deliver_to_node(PEER, round, ticket=round)
+        await eventually(lambda: len(node.received) == count)
+        assert PEER in node.transport._late
         peer.bind(endpoint)
         got: list[bytes] = []
 
@@ -179,49 +183,49 @@ def test_receipts_that_were_late_are_sent_when_the_peer_reads_them_in_order(monk
                 got.append(peer.recv_multipart()[0])
             return len(got) == count
 
-        await soon(read)
+        await eventually(read)
         assert got == [address(PEER, ticket) for ticket in range(count)]
-        await soon(lambda: not place.transport._late)
+        await eventually(lambda: not node.transport._late)
         peer.close(linger=0)
 
-    assert not on(Place, body)
+    assert not run_on(LocalNode, body)
 
 
 def test_after_a_peer_has_moved_it_gets_receipts_for_what_it_sends_from_then_on() -> None:
     count = 3 * transport_module.MAX_LATE_RECEIPTS
 
-    async def body(place: Place) -> None:
-        peer = place.context.socket(zmq.PULL)
+    async def body(node: LocalNode) -> None:
+        peer = node.context.socket(zmq.PULL)
         port = peer.bind_to_random_port("tcp://127.0.0.1")
-        with unread() as listener:
-            place.transport.start([place.transport.endpoint, endpoint_of(listener), place.transport.endpoint])
+        with unresponsive_listener() as listener:
+            node.transport.start([node.transport.endpoint, endpoint_of(listener), node.transport.endpoint])
             for round in range(count):
-                place.hear(PEER, round, ticket=round)
-            await soon(lambda: len(place.came) == count and PEER in place.transport._late)
-            place.transport.move(PEER, f"tcp://127.0.0.1:{port}")
-            place.hear(PEER, 0, ticket=count + 7)
-            await soon(lambda: peer.poll(0))
+                node.deliver_to_node(PEER, round, ticket=round)
+            await eventually(lambda: len(node.received) == count and PEER in node.transport._late)
+            node.transport.move(PEER, f"tcp://127.0.0.1:{port}")
+            node.deliver_to_node(PEER, 0, ticket=count + 7)
+            await eventually(lambda: peer.poll(0))
             assert peer.recv_multipart()[0] == address(PEER, count + 7)
-            assert not place.transport._late
+            assert not node.transport._late
         peer.close(linger=0)
 
-    assert not on(Place, body)
+    assert not run_on(LocalNode, body)
 
 
-def test_a_peer_that_took_nothing_for_long_is_not_insisted_on_for_every_receipt() -> None:
-    async def body(place: Place) -> None:
+def test_receipts_to_a_stalled_peer_are_not_retried() -> None:
+    async def body(node: LocalNode) -> None:
         before = len(asyncio.all_tasks())
-        with unread() as listener:
-            place.transport.start([place.transport.endpoint, endpoint_of(listener), place.transport.endpoint])
+        with unresponsive_listener() as listener:
+            node.transport.start([node.transport.endpoint, endpoint_of(listener), node.transport.endpoint])
             count = 0
-            while PEER not in place.transport._stalled:
-                place.hear(PEER, count, ticket=count)
+            while PEER not in node.transport._stalled:
+                node.deliver_to_node(PEER, count, ticket=count)
                 count += 1
                 await asyncio.sleep(0.0 if count % 500 else 0.01)
-            await soon(lambda: len(place.came) == count)
-            await soon(lambda: not place.transport._late)
-            place.hear(PEER, 0, ticket=count)
-            await soon(lambda: len(place.came) == count + 1)
+            await eventually(lambda: len(node.received) == count)
+            await eventually(lambda: not node.transport._late)
+            node.deliver_to_node(PEER, 0, ticket=count)
+            await eventually(lambda: len(node.received) == count + 1)
             assert len(asyncio.all_tasks()) == before
 
-    assert not on(lambda: Place(send_timeout=0.05), body)
+    assert not run_on(lambda: LocalNode(send_timeout=0.05), body)

@@ -1,17 +1,17 @@
-"""A run of real processes, and strangers who speak to its nodes and to its supervisor while it goes on.
+"""A run of real processes whose nodes and coordinator receive messages of an attacker.
 
-    siege = Siege(folder, messages=10_000, seed=1)
-    siege.run()
-    assert not siege.problems
+    attacked = AttackedRun(folder, messages=10_000, seed=1)
+    attacked.run()
+    assert not attacked.problems
 
-The rounds of the run wait to be let go, and each is let go while strangers speak: that messages of nodes still arrive
-is seen in every round. Some strangers know nothing of the run, not even how to shake hands. Others know its name, which
-makes their messages good ones as far as they go: for another node, of a node that there is not, of a kind that nobody
-waits for, of a round long past or far ahead. What links without seals cannot tell from a peer's own words is not among
-it: a message of the right kind and round in the name of a node that is waited for.
+The rounds of the run wait until they are released, and each is released while the attacker sends: every round shows
+that the nodes' own messages still arrive. Some messages come from an attacker that knows nothing of the run, not even
+ZeroMQ's handshake. Others contain the run's name, so that they are valid as far as they go: for another node, from a
+node that does not exist, of an unknown kind, of a round long past or far ahead. One kind of message is missing, because
+links that are not sealed cannot detect it: a message of the right kind and round in the name of a node that is awaited.
 
-In a run with a network they make up tickets, of which the network's process knows nothing, and tell it in the names of
-nodes what cannot be.
+In a run with a network the attacker invents tickets, which the network process does not know, and sends implausible
+submissions to it in the names of nodes.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from shoal.types import NodeId
 
 NODES = 6
 ROUNDS = 12
-"""Of which the first and the last two are let go in peace."""
-FAR = 10**9
-"""A round that no run gets to."""
-PATIENCE = 120.0
-"""Seconds for what takes a moment on a machine that has time."""
-GATED = '''"""D-PSGD whose rounds wait until they are let go."""
+"""The first round and the last two are released without an attack."""
+FAR_ROUND = 10**9
+"""A round that no run reaches."""
+TIMEOUT = 120.0
+"""Seconds: a generous timeout for operations that are fast on an idle machine."""
+GATED = '''"""D-PSGD whose rounds wait until they are released."""
 
 import os
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ class Gated(DPSGD):
 
 @dataclass(frozen=True)
 class _Target:
-    """A node under siege."""
+    """A node under attack."""
 
     id: NodeId
     process: psutil.Process
@@ -94,50 +94,52 @@ class _Target:
 
 
 @dataclass
-class Siege:
-    """One run under siege, and what came of it."""
+class AttackedRun:
+    """One run under attack, and its results."""
 
     folder: Path
     messages: int
     seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the experiment, beside those of a small one."""
-    hoard: int = 0
-    """Whole models of far rounds that one of the nodes is sent beside."""
-    tell: Callable[[str], None] = lambda line: None
+    """Settings of the experiment that differ from those of a small one."""
+    far_models: int = 0
+    """Complete models of far rounds that one node receives as well."""
+    report: Callable[[str], None] = lambda line: None
     sent: Counter[str] = field(default_factory=Counter)
-    must_refuse: int = 0
-    """Messages of those sent that a node has to refuse and count when it reads them."""
+    must_reject: int = 0
+    """Messages that nodes must reject and count when they read them."""
     summary: dict[str, Any] = field(default_factory=dict)
     uss_before: list[float] = field(default_factory=list)
-    """MiB of each node before the strangers came; and when they had said all."""
+    """Private memory of each node in MiB before the attack; below, after the attack."""
     uss_after: list[float] = field(default_factory=list)
     grown_mib: float = 6.0
-    """By how much a node's private memory may be above what it was, beside what its mailbox may hold."""
+    """By how many MiB a node's private memory may grow, in addition to the budget of its mailbox."""
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    """How long strangers spoke."""
+    """How long the attack took."""
 
     def run(self) -> None:
-        """From the experiment in peace, simulated, to that under siege, and a look at both."""
+        """Simulate the experiment undisturbed, run it under attack, and compare both."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._random = Random(self.seed)
         self._mutator = Mutator(self.seed)
         self._gate = self.folder.resolve() / "gate"
         (self.folder / "gated.py").write_text(GATED)
         (self.folder / "small.toml").write_text(tomli_w.dumps(self._table()))
-        self._let_go(ROUNDS)
-        in_peace = Experiment.from_file(self.folder / "small.toml", {"engine": "simulation"}).run(self.folder / "peace")
-        self._parameters = np.load(in_peace.folder.model(0)).size
-        self._let_go(0)
+        self._release_rounds(ROUNDS)
+        undisturbed = Experiment.from_file(self.folder / "small.toml", {"engine": "simulation"}).run(
+            self.folder / "peace"
+        )
+        self._parameters = np.load(undisturbed.folder.model(0)).size
+        self._release_rounds(0)
         try:
             with self._started() as process:
-                self._besiege(process)
-                code = process.wait(PATIENCE)
+                self._attack(process)
+                code = process.wait(TIMEOUT)
         except (TimeoutError, subprocess.TimeoutExpired, zmq.ZMQError, OSError, psutil.Error) as error:
             self.problems.append(f"{type(error).__name__}: {error}; the end of the log: {self._log()[-2000:]}")
             return
-        self._judge(code, in_peace.summary)
+        self._check(code, undisturbed.summary)
 
     def _table(self) -> dict[str, Any]:
         return {
@@ -164,27 +166,27 @@ class Siege:
                 process.kill()
                 process.wait()
 
-    def _besiege(self, process: subprocess.Popen[bytes]) -> None:
+    def _attack(self, process: subprocess.Popen[bytes]) -> None:
         targets = [self._target(node, process) for node in range(NODES)]
         network = self._network_port(targets, process) if self._shaped else None
         coordinator = _listens_on(psutil.Process(process.pid), process)
-        self._let_go(1)
+        self._release_rounds(1)
         self._wait_for_round(0, process)
         self.uss_before = [_uss(target.process) for target in targets]
         began = time.monotonic()
         context: zmq.Context[Any] = zmq.Context()
         try:
-            self._speak_to_all(context, targets, coordinator, network, process)
-            context.destroy(linger=int(1000 * PATIENCE))  # and waits until all is sent
+            self._send_to_all(context, targets, coordinator, network, process)
+            context.destroy(linger=int(1000 * TIMEOUT))  # waits until everything is sent
         finally:
             context.destroy(linger=0)
         self.seconds = time.monotonic() - began
-        self._let_go(ROUNDS - 1)
+        self._release_rounds(ROUNDS - 1)
         self._wait_for_round(ROUNDS - 2, process)
         self.uss_after = [_uss(target.process) for target in targets]
-        self._let_go(ROUNDS)
+        self._release_rounds(ROUNDS)
 
-    def _speak_to_all(
+    def _send_to_all(
         self,
         context: zmq.Context[Any],
         targets: list[_Target],
@@ -192,7 +194,7 @@ class Siege:
         network: int | None,
         process: subprocess.Popen[bytes],
     ) -> None:
-        """Round by round, each of them let go before."""
+        """Send in every round, after its release."""
         rounds = range(1, ROUNDS - 2)
         lines = [_connected(context, zmq.PUSH, target.port) for target in targets]
         control_line = _connected(context, zmq.DEALER, coordinator)
@@ -200,49 +202,53 @@ class Siege:
             control_line.send(control.encode(said))
         network_line = None if network is None else _connected(context, zmq.DEALER, network, name=b"n00")
         for round in rounds:
-            self._let_go(round + 1)
+            self._release_rounds(round + 1)
             for number in range(_share(self.messages, rounds, round)):
                 which = self._random.randrange(NODES)
                 if number % 20 == 0:
-                    self._speak_raw(coordinator if number % 100 == 0 else targets[which].port)
+                    self._send_raw_bytes(coordinator if number % 100 == 0 else targets[which].port)
                 elif number % 10 == 1:
                     control_line.send_multipart(self._control_message(targets[0].run))
                     self.sent["control"] += 1
                 elif number % 10 == 2 and network_line is not None:
-                    network_line.send(self._impossible_post())
+                    network_line.send(self._implausible_submission())
                     self.sent["posts"] += 1
                 else:
-                    self._speak(lines[which], targets[which])
-            for number in range(_share(self.hoard, rounds, round)):
-                frames = self._model(FAR + number, self._random.randrange(NODES), targets[0].run)
+                    self._send_message(lines[which], targets[which])
+            for number in range(_share(self.far_models, rounds, round)):
+                frames = self._model(FAR_ROUND + number, self._random.randrange(NODES), targets[0].run)
                 lines[0].send_multipart([self._address(0), *frames])
                 self.sent["models of far rounds, to one node"] += 1
             self._wait_for_round(round, process)
-            self.tell(f"round {round}: {sum(self.sent.values()):,} messages so far")
+            self.report(f"round {round}: {sum(self.sent.values()):,} messages so far")
 
-    def _judge(self, code: int, in_peace: dict[str, Any]) -> None:
+    def _check(self, code: int, undisturbed: dict[str, Any]) -> None:
         self.summary = summary = self._runs().read_summary()
         if code or summary["status"] != "completed" or summary["lost"]:
             self.problems.append(
                 f"exit code {code}, status {summary['status']}, lost: {summary['lost']}: {self._log()}"
             )
-        if summary["digest"] != in_peace["digest"]:
-            self.problems.append("the models are not those that nodes find in peace")
-        if summary["messages_rejected"] < self.must_refuse:
-            self.problems.append(f"{summary['messages_rejected']} messages refused of {self.must_refuse} at the least")
-        budget = MessageBudget(4 * self._parameters, NODES).size / MIB if self.hoard else 0.0
+        if summary["digest"] != undisturbed["digest"]:
+            self.problems.append("the models differ from those of the undisturbed run")
+        if summary["messages_rejected"] < self.must_reject:
+            self.problems.append(
+                f"{summary['messages_rejected']} messages rejected, of {self.must_reject} at the least"
+            )
+        budget = MessageBudget(4 * self._parameters, NODES).size / MIB if self.far_models else 0.0
         for node, (before, after) in enumerate(zip(self.uss_before, self.uss_after, strict=True)):
             if after - before > self.grown_mib + budget:
                 self.problems.append(f"node {node} has grown from {before:.1f} to {after:.1f} MiB")
         if "Traceback" in (said := self._log() + self._runs().log.read_text()):
-            self.problems.append(f"something was raised: {said}")
+            self.problems.append(f"an exception was raised: {said}")
 
-    # What strangers say.
+    # The attacker's messages.
 
-    def _speak(self, line: Any, target: _Target) -> None:
-        """One message to a node, over ZeroMQ."""
-        kind = self._random.choice(("nobody", "nobody", "nobody", "nobody", "knows the run", "knows the run"))
-        if kind == "nobody":
+    def _send_message(self, line: Any, target: _Target) -> None:
+        """Send one message to a node over ZeroMQ."""
+        kind = self._random.choice(
+            ("unknown run", "unknown run", "unknown run", "unknown run", "known run", "known run")
+        )
+        if kind == "unknown run":
             run = f"{self._random.getrandbits(64):0{RUN_LENGTH}x}"
             _, frames = self._mutator.frames(self._model(self._random.randrange(ROUNDS), 1, run))
             front = self._random.choice(
@@ -250,31 +256,35 @@ class Siege:
             )
             said = [front, *frames] if self._random.random() < 0.9 else frames
         else:
-            kind, said = self._insiders(target)
+            kind, said = self._message_with_run_name(target)
         said = said or [b""]
-        self.must_refuse += _is_refused(said, target, self._shaped)
+        self.must_reject += _is_rejected(said, target, self._shaped)
         self.sent[kind] += 1
         line.send_multipart(said)
 
-    def _insiders(self, target: _Target) -> tuple[str, Frames]:
-        """What needs the run's name, and is not for this node and moment."""
+    def _message_with_run_name(self, target: _Target) -> tuple[str, Frames]:
+        """A message that has the run's name, but not the right node, kind or round."""
         here, sender = self._address(target.id), self._random.randrange(NODES)
-        kind = self._random.choice(("another node's", "nobody's", "unknown kind", "past", "far ahead", "secure"))
-        if kind == "another node's":
+        kind = self._random.choice(("other receiver", "unknown sender", "unknown kind", "past", "far ahead", "secure"))
+        if kind == "other receiver":
             return kind, [
                 self._address(target.id + 1),
                 *self._model(self._random.randrange(ROUNDS), sender, target.run),
             ]
-        if kind == "nobody's":
+        if kind == "unknown sender":
             return kind, [here, *self._model(self._random.randrange(ROUNDS), NODES + sender, target.run)]
         if kind == "past":
             return kind, [here, *self._model(0, sender, target.run)]
         if kind == "far ahead":
-            return kind, [here, *self._model(FAR + self._random.randrange(10), sender, target.run)]
+            return kind, [here, *self._model(FAR_ROUND + self._random.randrange(10), sender, target.run)]
         if kind == "secure":
             payload = Payload({self._random.choice((INCLUDED, OWNERS)): np.zeros(3, np.uint8)})
             said = Message(
-                sender, self._random.choice((UNMASK_REQUEST, UNMASK_ANSWER, SHARES_REQUEST)), FAR, payload, target.run
+                sender,
+                self._random.choice((UNMASK_REQUEST, UNMASK_ANSWER, SHARES_REQUEST)),
+                FAR_ROUND,
+                payload,
+                target.run,
             )
             return kind, [here, *map(bytes, said.frames())]
         payload = Payload({"x": np.arange(50, dtype=np.float32), "y": np.zeros((3, 2), np.int8)}, {"a": 1, "b": "c"})
@@ -282,7 +292,7 @@ class Siege:
         return kind, [here, *frames]
 
     def _address(self, to: NodeId) -> bytes:
-        """Where all messages have tickets, with one that is made up: lower than any of a node's."""
+        """An address, with an invented ticket where messages have tickets: lower than every ticket of a node."""
         return address(to, self._random.getrandbits(32) if self._shaped else None)
 
     def _model(self, round: int, sender: NodeId, run: str) -> Frames:
@@ -290,25 +300,25 @@ class Siege:
         return [bytes(frame) for frame in Message(sender, "model", round, payload, run).frames()]
 
     def _control_message(self, run: str) -> Frames:
-        """What a stranger may say to the supervisor: in the name of a node, or of the network's process."""
+        """A message to the coordinator in the name of a node or of the network process."""
         node, name = self._random.randrange(-1, NODES + 1), self._random.choice((run, run, "0" * RUN_LENGTH))
         data = control.encode(self._random.choice(_control_messages(node, name)))
         if self._random.random() < 0.7:
             _, data = self._mutator.packed(data)
         return [data] if self._random.random() < 0.8 else [data, self._mutator.garbage(), b""]
 
-    def _impossible_post(self) -> bytes:
-        """Of a message that was sent before the run, or is not sent yet, or is of no size, in the name of node 0."""
+    def _implausible_submission(self) -> bytes:
+        """A submission in the name of node 0 from before the run or from the future, or of negative size."""
         now, size, when = time.monotonic(), self._random.choice((0, 100, 2**40)), self._random.randrange(5)
-        since = (math.nan, math.inf, -math.inf, now + PATIENCE + 100.0 * self._random.random(), 0.0)[when]
+        since = (math.nan, math.inf, -math.inf, now + TIMEOUT + 100.0 * self._random.random(), 0.0)[when]
         if self._random.random() < 0.2:
             since, size = now, -1 - size
         return shaper.encode(
             shaper.Submission(self._random.getrandbits(32), self._random.randrange(NODES), size, since, bool(when % 2))
         )
 
-    def _speak_raw(self, port: int) -> None:
-        """Bytes on a connection that are not what ZeroMQ expects, from the first of them on or after a handshake."""
+    def _send_raw_bytes(self, port: int) -> None:
+        """Send bytes that violate ZeroMQ's protocol, from the first byte on or after a handshake."""
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
         ready = b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x04PUSH"
         frames = self._random.choice(
@@ -320,7 +330,7 @@ class Siege:
              greeting + self._mutator.garbage(), greeting + ready + frames, greeting + ready + self._mutator.garbage())
         )  # fmt: skip
         self.sent["raw TCP"] += 1
-        with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as line:
+        with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as line:
             line.sendall(said)
 
     # The run.
@@ -329,21 +339,21 @@ class Siege:
     def _shaped(self) -> bool:
         return "network" in self.settings
 
-    def _let_go(self, rounds: int) -> None:
-        """Let nodes begin the first so many rounds."""
+    def _release_rounds(self, rounds: int) -> None:
+        """Let nodes begin the first `rounds` rounds."""
         part = self._gate.with_name("gate.part")
         part.write_text(str(rounds))
         part.rename(self._gate)
 
     def _target(self, node: NodeId, run: subprocess.Popen[bytes]) -> _Target:
         file = self._gate.with_name(f"node-{node}")
-        # The simulation has left one as well, with its own process.
+        # The simulation has left such a file as well, with the id of its own process.
         pid, name = _until(lambda: (said := file.read_text().split())[0] != str(os.getpid()) and said, run)
         process = psutil.Process(int(pid))
         return _Target(node, process, _listens_on(process, run), name)
 
     def _network_port(self, targets: list[_Target], run: subprocess.Popen[bytes]) -> int:
-        """Of the one process beside nodes and supervisor that listens."""
+        """The port of the only listening process besides the nodes and the coordinator."""
         nodes = {target.process.pid for target in targets}
 
         def listening() -> list[psutil.Process]:
@@ -367,7 +377,7 @@ class Siege:
         return (self.folder / "out.log").read_text(errors="replace")
 
 
-def _is_refused(frames: Frames, target: _Target, shaped: bool) -> bool:
+def _is_rejected(frames: Frames, target: _Target, shaped: bool) -> bool:
     try:
         if ticket_of(frames[0], target.id) is None and shaped:
             return True
@@ -377,7 +387,7 @@ def _is_refused(frames: Frames, target: _Target, shaped: bool) -> bool:
 
 
 def _control_messages(node: NodeId, run: str) -> list[control.FromNode]:
-    """All in order but for who says it."""
+    """Valid messages, except for their sender."""
     return [
         control.NodeListening(node, run, "tcp://127.0.0.1:1"),
         control.NetworkListening(run, "tcp://127.0.0.1:1"),
@@ -394,7 +404,7 @@ def _connected(context: zmq.Context[Any], kind: int, port: int, name: bytes = b"
     line = context.socket(kind)
     if name:
         line.setsockopt(zmq.IDENTITY, name)
-    line.setsockopt(zmq.SNDTIMEO, int(1000 * PATIENCE))
+    line.setsockopt(zmq.SNDTIMEO, int(1000 * TIMEOUT))
     line.connect(f"tcp://127.0.0.1:{port}")
     return line
 
@@ -417,10 +427,10 @@ def _uss(process: psutil.Process) -> float:
 
 
 def _until(condition: Callable[[], Any], run: subprocess.Popen[bytes]) -> Any:
-    """The first true value of `condition`, while the run lives."""
-    deadline = time.monotonic() + PATIENCE
+    """The first true value of `condition` while the run lasts."""
+    deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline and run.poll() is None:
         if found := condition():
             return found
         time.sleep(0.02)
-    raise TimeoutError("the run has ended" if run.poll() is not None else f"it does not go on for {PATIENCE:g} s")
+    raise TimeoutError("the run has ended" if run.poll() is not None else f"no progress for {TIMEOUT:g} s")
