@@ -1,4 +1,4 @@
-"""Sharings that say less than the model: each follows its paper, written here as matrices, and refuses nonsense."""
+"""Compressed sharings: each follows its paper, written here with matrices, and rejects invalid payloads."""
 
 from __future__ import annotations
 
@@ -404,11 +404,11 @@ def test_every_set_of_coordinates_is_drawn_as_often_as_any_other() -> None:
     assert np.abs(counts / 3000 - 3 / 12).max() < 0.04
 
 
-# Lost messages and dead neighbours of CHOCO
+# Lost messages and failed neighbours of CHOCO
 
 
 def pulls_are_right(talk: Talk, alive: Collection[int]) -> None:
-    """That each node's pull is what the public copies of its neighbours, wherever they are, say it is."""
+    """Check that the pull of each node follows from the public copies of its neighbours."""
     for i in alive:
         sharing = talk.sharings[i]
         expected = sum(w * (talk.sharings[j]._copy - sharing._copy) for j, w in sharing._followed.items())
@@ -426,7 +426,7 @@ def test_choco_recovers_from_lost_messages(lost: set[tuple[int, int]]) -> None:
     assert talk.spread < 0.1
 
 
-def test_choco_goes_on_without_a_dead_neighbour() -> None:
+def test_choco_continues_without_a_failed_neighbour() -> None:
     talk = Talk(lambda: CHOCO(0.2), random_models(size=200) + np.arange(5)[:, None])
     for r in range(150):
         talk.round(r, dead=() if r < 5 else (2,))
@@ -436,10 +436,10 @@ def test_choco_goes_on_without_a_dead_neighbour() -> None:
     last = alive.mean(0)
     for r in range(150, 200):
         talk.round(r, dead=(2,))
-    assert np.abs(talk.models[[0, 1, 3, 4]].mean(0) - last).max() < 0.01  # the dead one does not pull
+    assert np.abs(talk.models[[0, 1, 3, 4]].mean(0) - last).max() < 0.01  # the failed node does not pull
 
 
-def test_choco_asks_once_and_only_who_is_lost_is_sent_whole_copies() -> None:
+def test_choco_asks_once_and_full_copies_go_only_to_nodes_that_report_lost() -> None:
     talk = Talk(lambda: CHOCO(0.2), random_models(size=200))
     whole = []
     for r in range(8):
@@ -468,10 +468,10 @@ class Mute(CHOCO):
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["who does not hear it", "who does not answer"])
-def test_choco_goes_on_without_those_that_send_no_copy(answers: bool) -> None:
+def test_choco_continues_without_neighbours_that_send_no_copy(answers: bool) -> None:
     made = iter([CHOCO(0.2), CHOCO(0.2), CHOCO(0.2) if answers else Mute(0.2), CHOCO(0.2), CHOCO(0.2)])
     talk = Talk(lambda: next(made), random_models(size=200) + np.arange(5)[:, None])
-    one_way = {(1, 2)} if answers else set()  # node 2 does not hear node 1, which hears it
+    one_way = {(1, 2)} if answers else set()  # node 2 does not receive from node 1, which receives from it
     for r in range(40):
         before = talk.models[1].copy()
         talk.round(r, one_way | ({(0, 1)} if r == 5 else set()))
@@ -487,7 +487,7 @@ def test_choco_goes_on_without_those_that_send_no_copy(answers: bool) -> None:
     assert talk.spread < 0.1
 
 
-def test_choco_that_comes_back_from_long_silence_is_asked_alone() -> None:
+def test_choco_asks_only_the_neighbour_that_was_missing_for_long() -> None:
     talk = Talk(lambda: CHOCO(0.2), random_models(size=200))
     whole = []
     for r in range(20):
@@ -546,7 +546,7 @@ def test_they_keep_the_contract_of_sharings(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["topk", "choco", "deepsqueeze"])
-def test_what_is_kept_can_be_restored_in_the_middle_of_trouble(name: str) -> None:
+def test_state_can_be_restored_during_a_repair(name: str) -> None:
     talk, other = (Talk(MAKERS[name], random_models()) for _ in range(2))
     for r in range(8):
         lost = {(1, 2), (4, 3)} if r in (2, 3) else ()
@@ -561,7 +561,7 @@ def test_what_is_kept_can_be_restored_in_the_middle_of_trouble(name: str) -> Non
         assert np.array_equal(talk.models, other.models)
 
 
-def test_a_restored_deepsqueeze_has_said_nothing_yet() -> None:
+def test_a_restored_deepsqueeze_has_sent_nothing_yet() -> None:
     spoken, fresh = DeepSqueeze(), DeepSqueeze()
     heard = payload_of(spoken)
     fresh.bind(NodeInfo(0, 4, SEED, ((100,),)))
@@ -705,7 +705,7 @@ FOUR = np.ones(4, np.float32)
         ({"positions": raw(1, 2, 3, 4)}, {"count": 4}, "no array 'values'"),
     ],
 )
-def test_bad_positions_are_refused(arrays: dict[str, Any], fields: dict[str, Any], why: str) -> None:
+def test_bad_positions_are_rejected(arrays: dict[str, Any], fields: dict[str, Any], why: str) -> None:
     params = np.zeros(100, np.float32)
     for sharing in (TopK(0.04, indices=Raw()), CHOCO(0.1, TopKCompressor(0.04, indices=Raw()))):
         with pytest.raises(MessageError, match=why):
@@ -713,7 +713,7 @@ def test_bad_positions_are_refused(arrays: dict[str, Any], fields: dict[str, Any
 
 
 @pytest.mark.parametrize("seed", [None, -1, 2**63, True, 1.0, "1"])
-def test_bad_seeds_are_refused(seed: Any) -> None:
+def test_bad_seeds_are_rejected(seed: Any) -> None:
     payload = payload_of(Random())
     fields = {k: v for k, v in {**payload.fields, "seed": seed}.items() if v is not None}
     with pytest.raises(MessageError, match="field 'seed'"):
@@ -721,7 +721,7 @@ def test_bad_seeds_are_refused(seed: Any) -> None:
 
 
 @pytest.mark.parametrize("factor", [None, -0.5, 1.5, math.nan, math.inf, 1, True, "1"])
-def test_bad_factors_are_refused(factor: Any) -> None:
+def test_bad_factors_are_rejected(factor: Any) -> None:
     sharing = DeepSqueeze()
     payload = payload_of(sharing)
     fields = {k: v for k, v in {**payload.fields, "factor": factor}.items() if v is not None}
@@ -731,7 +731,7 @@ def test_bad_factors_are_refused(factor: Any) -> None:
 
 @pytest.mark.parametrize("scale", [math.inf, -math.inf, -1.0])
 @pytest.mark.parametrize("make", [quantized.Int8Sharing, quantized.QSGDSharing, DeepSqueeze, lambda: TopK(0.1, Int8())])
-def test_bad_scales_are_refused(make: Callable[[], Any], scale: float) -> None:
+def test_bad_scales_are_rejected(make: Callable[[], Any], scale: float) -> None:
     sharing = make()
     payload = payload_of(sharing)
     arrays = {**payload.arrays, "scale": np.full_like(payload.arrays["scale"], scale)}
@@ -750,7 +750,7 @@ def test_bad_scales_are_refused(make: Callable[[], Any], scale: float) -> None:
         (Payload({"copy": np.full(100, 1e39)}), "array 'copy' holds numbers that are not finite in float32"),
     ],
 )
-def test_choco_refuses_bad_copies(extra: Payload, why: str) -> None:
+def test_choco_rejects_bad_copies(extra: Payload, why: str) -> None:
     sharing = CHOCO()
     payload = payload_of(sharing)
     with pytest.raises(MessageError, match=why):
@@ -787,7 +787,7 @@ def tampered(data: st.DataObject, payload: Payload) -> Payload:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_whatever_is_sent_is_merged_or_refused(data: st.DataObject) -> None:
+def test_every_payload_is_merged_or_rejected(data: st.DataObject) -> None:
     make = HOSTILE[data.draw(st.sampled_from(sorted(HOSTILE)))]
     sharings = [make(), make()]
     scale = data.draw(st.sampled_from([0.0, 1.0, 1e38]))
@@ -871,7 +871,7 @@ def test_a_node_that_sends_bad_positions_is_passed_over_and_counted(tmp_path: Pa
     assert np.isfinite(models_of(run)).all()
 
 
-# What an experiment may say
+# Experiments
 
 
 class Served:
@@ -910,7 +910,7 @@ class Gossips(Served):
     ],
     ids=str,
 )
-def test_an_experiment_that_makes_no_sense_is_refused(changed: dict[str, Any], why: str) -> None:
+def test_an_invalid_experiment_is_rejected(changed: dict[str, Any], why: str) -> None:
     with pytest.raises(ExperimentError, match=why):
         experiment(**changed)
 
@@ -930,7 +930,7 @@ def test_deepsqueeze_goes_with_graphs_that_change() -> None:
     ],
     ids=str,
 )
-def test_a_fraction_that_keeps_nothing_is_refused_with_the_smallest_that_does(sharing: dict[str, Any]) -> None:
+def test_a_fraction_that_keeps_nothing_is_rejected_with_the_smallest_valid_one(sharing: dict[str, Any]) -> None:
     why = f"sharing = '{sharing['name']}': fraction = 0.001 keeps none of the model's 650 parameters; .* is 0.001539"
     with pytest.raises(ExperimentError, match=why):
         Setup(experiment(sharing=sharing))
@@ -959,7 +959,7 @@ def test_every_codec_and_compressor_can_be_named_in_an_experiment() -> None:
     }
 
 
-def test_a_sparse_code_gives_back_what_it_packed() -> None:
+def test_a_sparse_code_decodes_to_its_input() -> None:
     part = Part(np.array([3, -1], np.float32), np.array([5, 7]))
     code = SparseCode(Float32(), GolombRice())
     back = code.unpack(code.pack(part, 9, np.random.default_rng(0)), 9)

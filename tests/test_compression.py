@@ -1,4 +1,4 @@
-"""Codecs invert, keep within what they promise, and refuse what they would not have written."""
+"""Codecs survive a round trip, keep their documented error, and reject what they would not have written."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def rng(seed: int = 7) -> np.random.Generator:
 
 @few
 @given(st.integers(0, 64), st.data())
-def test_packed_numbers_come_back_and_take_no_more_bits_than_they_have(width: int, data: st.DataObject) -> None:
+def test_packed_numbers_survive_a_round_trip_in_the_fewest_bytes(width: int, data: st.DataObject) -> None:
     numbers = data.draw(hnp.arrays(np.uint64, st.integers(0, 40), elements=st.integers(0, 2**width - 1)))
     code = pack(numbers, width)
     assert code.size == packed_size(numbers.size, width) == math.ceil(numbers.size * width / 8)
     np.testing.assert_array_equal(unpack(code, numbers.size, width), numbers)
 
 
-def test_bits_after_the_last_packed_number_are_refused() -> None:
+def test_bits_after_the_last_packed_number_are_rejected() -> None:
     code = pack(np.array([1, 2, 3]), 3)
     code[-1] |= 0x80
     with pytest.raises(MessageError, match="after the last of 3 numbers"):
@@ -113,7 +113,7 @@ def sets(draw: st.DrawFn) -> tuple[Positions, int]:
 @example((np.array([2**40]), 2**41))
 @example((np.array([65535]), 65536))
 @example((np.array([0, 65536]), 65537))
-def test_positions_come_back_from_their_code(codec: IndexCodec, case: tuple[Positions, int]) -> None:
+def test_positions_survive_a_round_trip(codec: IndexCodec, case: tuple[Positions, int]) -> None:
     positions, size = case
     if size > 2**32 and isinstance(codec, Bitmap):
         return
@@ -126,7 +126,7 @@ def test_positions_come_back_from_their_code(codec: IndexCodec, case: tuple[Posi
 
 
 def accepted(codec: IndexCodec, code: NDArray[np.uint8], count: int, size: int) -> None:
-    """Either refused, or the very code of a valid set."""
+    """Check that a code is rejected, or is exactly the code of a valid set."""
     try:
         positions = codec.decode(code, count, size)
     except MessageError:
@@ -141,14 +141,14 @@ def accepted(codec: IndexCodec, code: NDArray[np.uint8], count: int, size: int) 
 @index_codecs
 @few
 @given(st.binary(max_size=40), st.integers(0, 60), st.integers(0, 200))
-def test_any_bytes_are_refused_or_are_the_code_of_a_set(codec: IndexCodec, raw: bytes, count: int, size: int) -> None:
+def test_any_bytes_are_rejected_or_are_the_code_of_a_set(codec: IndexCodec, raw: bytes, count: int, size: int) -> None:
     accepted(codec, np.frombuffer(raw, np.uint8), count, size)
 
 
 @index_codecs
 @few
 @given(sets(), st.data())
-def test_damaged_codes_are_refused_or_are_the_code_of_another_set(
+def test_damaged_codes_are_rejected_or_are_the_code_of_another_set(
     codec: IndexCodec, case: tuple[Positions, int], data: st.DataObject
 ) -> None:
     positions, size = case
@@ -165,7 +165,7 @@ def test_damaged_codes_are_refused_or_are_the_code_of_another_set(
 
 
 @index_codecs
-def test_codes_that_are_cut_or_have_bytes_after_them_are_refused(codec: IndexCodec) -> None:
+def test_codes_that_are_cut_or_have_bytes_after_them_are_rejected(codec: IndexCodec) -> None:
     positions = np.flatnonzero(rng().random(1000) < 0.2)
     code = codec.encode(positions, 1000)
     for wrong in (code[:-1], np.append(code, np.uint8(0)), np.append(code, np.uint8(255)), code[:0]):
@@ -175,7 +175,7 @@ def test_codes_that_are_cut_or_have_bytes_after_them_are_refused(codec: IndexCod
 
 @index_codecs
 @pytest.mark.parametrize("count", [-1, 1001, 2**62, 2.0, "3", None])
-def test_counts_that_cannot_be_are_refused(codec: IndexCodec, count: Any) -> None:
+def test_impossible_counts_are_rejected(codec: IndexCodec, count: Any) -> None:
     with pytest.raises(MessageError, match="expected 0 to 1000"):
         codec.decode(np.zeros(4, np.uint8), count, 1000)
 
@@ -186,7 +186,7 @@ def test_counts_that_cannot_be_are_refused(codec: IndexCodec, count: Any) -> Non
     [np.zeros(4, np.int8), np.zeros((2, 2), np.uint8), np.zeros(4), b"\0\0\0\0"],
     ids=["int8", "matrix", "doubles", "bytes"],
 )
-def test_codes_that_are_not_rows_of_bytes_are_refused(codec: IndexCodec, code: Any) -> None:
+def test_codes_that_are_not_rows_of_bytes_are_rejected(codec: IndexCodec, code: Any) -> None:
     with pytest.raises(MessageError, match="vector of uint8"):
         codec.decode(code, 2, 1000)
 
@@ -235,7 +235,7 @@ def test_all_positions_take_golomb_rice_no_byte() -> None:
     assert GolombRice().encode(np.arange(1000), 1000).size == 0
 
 
-def test_gaps_whose_sum_would_wrap_round_are_refused() -> None:
+def test_gaps_whose_sum_would_wrap_around_are_rejected() -> None:
     size = 2**47
     huge = EliasGamma().encode(np.array([size - 1]), size)
     bits = np.unpackbits(huge)
@@ -280,7 +280,7 @@ def sent(codec: FloatCodec, values: NDArray[np.float32]) -> tuple[dict[str, NDAr
 @example(values=SPECIAL)
 @example(values=np.zeros(0, np.float32))
 @example(values=np.zeros(5000, np.float32))
-def test_lossless_codecs_give_back_every_bit(name: str, table: dict[str, Any], values: NDArray[np.float32]) -> None:
+def test_lossless_codecs_restore_every_bit(name: str, table: dict[str, Any], values: NDArray[np.float32]) -> None:
     codec: FloatCodec = make(VALUES, name, **table)
     if not codec.lossless:
         return
@@ -288,7 +288,7 @@ def test_lossless_codecs_give_back_every_bit(name: str, table: dict[str, Any], v
 
 
 def farthest(codec: FloatCodec, values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """How far each value may move, as the codecs' docstrings say."""
+    """Return the largest error of each value, as documented by the codecs."""
     exact: NDArray[np.float64] = values.astype(np.float64)
     tiny, rounding = 2.0**-149, 1e-6
     if isinstance(codec, Float16):
@@ -318,7 +318,7 @@ def farthest(codec: FloatCodec, values: NDArray[np.float32]) -> NDArray[np.float
 @example(values=np.array([3.4e38, -3.4e38, 3.4028235e38], np.float32))
 @example(values=np.array([1e-45, 0.0, -1e-45, -0.0], np.float32))
 @example(values=rng().normal(0, 0.05, 5000).astype(np.float32))
-def test_lossy_codecs_move_no_value_farther_than_they_say(
+def test_lossy_codecs_stay_within_their_documented_error(
     name: str, table: dict[str, Any], values: NDArray[np.float32]
 ) -> None:
     codec: FloatCodec = make(VALUES, name, **table)
@@ -353,7 +353,7 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
 
 @few
 @given(anything)
-def test_bfloat16_is_what_torch_makes_of_it_where_that_is_finite(values: NDArray[np.float32]) -> None:
+def test_bfloat16_equals_that_of_torch_for_finite_values(values: NDArray[np.float32]) -> None:
     theirs = torch.from_numpy(values.copy()).to(torch.bfloat16).to(torch.float32).numpy()
     ours = sent(BFloat16(), values)[1]
     same = np.isfinite(theirs) | ~np.isfinite(values)
@@ -363,7 +363,7 @@ def test_bfloat16_is_what_torch_makes_of_it_where_that_is_finite(values: NDArray
 @pytest.mark.parametrize(
     "codec", [Int8(block=16), QSGD(levels=1, bucket=16), QSGD(levels=7), QSGD(levels=1000, bucket=5)], ids=str
 )
-def test_rounding_by_chance_is_unbiased(codec: FloatCodec) -> None:
+def test_stochastic_rounding_is_unbiased(codec: FloatCodec) -> None:
     values = rng(1).normal(0, 1, 64).astype(np.float32)
     draws, generator = 4000, rng(2)
     heard = np.stack([codec.decode(codec.encode(values, generator), values.size) for _ in range(draws)])
@@ -374,13 +374,13 @@ def test_rounding_by_chance_is_unbiased(codec: FloatCodec) -> None:
 
 
 @pytest.mark.parametrize("codec", [Int8(block=1), QSGD(bucket=1), QSGD(levels=2**15 - 1, bucket=1)], ids=str)
-def test_rounding_by_chance_never_leaves_the_largest_level(codec: FloatCodec) -> None:
+def test_stochastic_rounding_never_exceeds_the_largest_level(codec: FloatCodec) -> None:
     values = rng().normal(size=100_000).astype(np.float32) * np.float32(10) ** rng().integers(-40, 38, 100_000)
     back = codec.decode(codec.encode(values.astype(np.float32), rng()), values.size)
     np.testing.assert_allclose(back, values, rtol=0.01)  # not one has changed its sign
 
 
-def test_only_codecs_that_round_by_chance_want_a_generator() -> None:
+def test_only_stochastic_codecs_need_a_generator() -> None:
     values = rng().normal(size=100).astype(np.float32)
     for name in CASES:
         if name not in MARKS and not make(VALUES, name).stochastic:
@@ -429,7 +429,7 @@ def test_float32_is_sent_without_a_copy() -> None:
 
 
 @float_codecs
-def test_what_does_not_fit_is_refused(name: str, table: dict[str, Any]) -> None:
+def test_arrays_of_a_wrong_form_are_rejected(name: str, table: dict[str, Any]) -> None:
     codec: FloatCodec = make(VALUES, name, **table)
     values = rng().normal(size=2100).astype(np.float32)
     right = codec.encode(values, rng())
@@ -442,7 +442,7 @@ def test_what_does_not_fit_is_refused(name: str, table: dict[str, Any]) -> None:
                 codec.decode({**right, key: other}, values.size)
         with pytest.raises(MessageError, match=f"no array '{key}'"):
             codec.decode({k: a for k, a in right.items() if k != key}, values.size)
-    near = () if name == "zfp" else (1, values.size - 1, values.size + 1)  # its code does not say how many it holds
+    near = () if name == "zfp" else (1, values.size - 1, values.size + 1)  # its code does not contain the count
     for count in (-1, -(2**40), 0, 2**40, *near):
         with pytest.raises(MessageError):
             codec.decode(right, count)
@@ -451,7 +451,7 @@ def test_what_does_not_fit_is_refused(name: str, table: dict[str, Any]) -> None:
 @float_codecs
 @few
 @given(data=st.data())
-def test_damaged_arrays_are_refused_or_give_as_many_values(
+def test_damaged_arrays_are_rejected_or_give_as_many_values(
     name: str, table: dict[str, Any], data: st.DataObject
 ) -> None:
     codec: FloatCodec = make(VALUES, name, **table)
@@ -477,7 +477,7 @@ def test_damaged_arrays_are_refused_or_give_as_many_values(
 )
 @few
 @given(raw=st.binary(max_size=200), count=st.integers(0, 50))
-def test_bytes_of_any_kind_are_refused_or_give_as_many_values(name: str, raw: bytes, count: int) -> None:
+def test_bytes_of_any_kind_are_rejected_or_give_as_many_values(name: str, raw: bytes, count: int) -> None:
     try:
         values = make(VALUES, name).decode({"values": np.frombuffer(raw, np.uint8)}, count)
     except MessageError:
@@ -487,7 +487,7 @@ def test_bytes_of_any_kind_are_refused_or_give_as_many_values(name: str, raw: by
 
 @pytest.mark.parametrize("scale", [np.inf, -np.inf, -1.0])
 @pytest.mark.parametrize("codec", [Int8(), QSGD()], ids=["int8", "qsgd"])
-def test_scales_that_are_negative_or_infinite_are_refused(codec: FloatCodec, scale: float) -> None:
+def test_scales_that_are_negative_or_infinite_are_rejected(codec: FloatCodec, scale: float) -> None:
     arrays = codec.encode(np.ones(1000, np.float32), rng())
     arrays["scale"][-1] = scale
     with pytest.raises(MessageError, match="negative or infinite"):
@@ -505,14 +505,14 @@ def test_a_block_that_is_not_finite_is_nan_throughout_and_no_other_is(codec: Flo
     assert (np.isnan(back) | np.isfinite(back)).all()
 
 
-def test_zfp_says_as_they_are_values_that_it_cannot_carry() -> None:
+def test_zfp_sends_non_finite_values_unchanged() -> None:
     pytest.importorskip("zfpy")
     values = np.array([1.0, np.nan, -np.inf, 2.5], np.float32)
     back = Zfp().decode(Zfp().encode(values, None), 4)
     assert np.array_equal(back, values, equal_nan=True)
 
 
-def test_levels_beyond_the_last_are_refused() -> None:
+def test_levels_beyond_the_last_are_rejected() -> None:
     arrays = Int8().encode(np.ones(10, np.float32), rng())
     arrays["values"][3] = -128
     with pytest.raises(MessageError, match="-128"):
@@ -521,13 +521,13 @@ def test_levels_beyond_the_last_are_refused() -> None:
         QSGD(levels=1).decode({"values": np.full(1, 255, np.uint8), "scale": np.ones(1, np.float32)}, 4)
 
 
-def test_a_bomb_is_refused_before_it_unfolds() -> None:
+def test_a_decompression_bomb_is_rejected_before_it_is_decompressed() -> None:
     import zstandard
 
     honest = zstandard.ZstdCompressor(level=19).compress(bytes(2**26))
     streamed = zstandard.ZstdCompressor(level=19, write_content_size=False).compress(bytes(2**26))
     assert max(len(honest), len(streamed)) < 10_000
-    lying = honest[:6] + struct.pack("<I", 4000) + honest[10:]  # says that it unfolds to 4,000 bytes
+    lying = honest[:6] + struct.pack("<I", 4000) + honest[10:]  # claims to decompress to 4,000 bytes
     assert zstandard.get_frame_parameters(lying).content_size == 4000
     tracemalloc.start()
     try:
@@ -539,7 +539,7 @@ def test_a_bomb_is_refused_before_it_unfolds() -> None:
         tracemalloc.stop()
 
 
-def test_zstandard_frames_with_something_behind_them_are_refused() -> None:
+def test_zstandard_frames_with_trailing_data_are_rejected() -> None:
     code = Zstd().encode(np.ones(10, np.float32), rng())["values"]
     with pytest.raises(MessageError):
         Zstd().decode({"values": np.append(code, code)}, 10)
@@ -549,7 +549,7 @@ def test_zstandard_frames_with_something_behind_them_are_refused() -> None:
 @pytest.mark.parametrize(
     ("at", "byte"), [(2, 0xA5), (3, 8), (4, 0xFF), (8, 0xFF), (12, 0xFF), (16, 35), (17, 160), (22, 37), (31, 0x40)]
 )
-def test_blosc2_chunks_that_ask_for_something_else_are_refused(at: int, byte: int) -> None:
+def test_blosc2_chunks_of_other_forms_are_rejected(at: int, byte: int) -> None:
     code = Blosc2().encode(rng().normal(size=1000).astype(np.float32), rng())["values"].copy()
     code[at] = byte
     with pytest.raises(MessageError, match="not a Blosc2 chunk of 4000 bytes"):
@@ -560,7 +560,7 @@ def test_blosc2_chunks_that_ask_for_something_else_are_refused(at: int, byte: in
 
 
 @pytest.mark.parametrize("registry", [INDICES, VALUES], ids=["indices", "values"])
-def test_every_codec_has_a_line_that_says_what_it_is_and_parameters_that_a_file_can_spell(
+def test_every_codec_has_a_description_and_parameters_that_a_file_can_contain(
     registry: dict[str, str],
 ) -> None:
     for place in registry.values():
@@ -622,7 +622,7 @@ def test_the_largest_win_and_among_equals_the_first(magnitudes: NDArray[np.float
 
 @pytest.mark.parametrize("share", [0.0005, 0.01, 0.05, 0.1, 0.25, 0.6])
 @pytest.mark.parametrize("kind", ["normal", "few values", "mostly zero", "diverged", "odd ones large", "rising"])
-def test_the_largest_of_many_are_those_of_a_stable_sort(kind: str, share: float) -> None:
+def test_the_largest_of_many_equal_those_of_a_stable_sort(kind: str, share: float) -> None:
     values = rng().normal(size=20_011).astype(np.float32)
     if kind == "few values":
         values = np.round(values * 2)

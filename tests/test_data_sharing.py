@@ -50,10 +50,10 @@ def numbers(data: NodeData) -> list[int]:
     return sorted(int(n) for n in data.sample(10**6, np.random.default_rng(0)).x[:, 0])
 
 
-# What is said and kept
+# Sent and kept samples
 
 
-def test_a_node_draws_of_what_it_holds_anew_each_round() -> None:
+def test_a_node_draws_new_samples_each_round() -> None:
     sharing, _ = joined(4, list(range(10, 20)))
     said = [sharing.outgoing(MODEL, r) for r in (0, 0, 1)]
     assert np.array_equal(said[0].arrays["x"], said[1].arrays["x"])
@@ -80,7 +80,7 @@ def test_every_sample_is_kept_once_and_the_model_left_alone(heard: list[list[int
         assert numbers(data) == sorted(held.union(*heard))
 
 
-def test_what_was_heard_is_passed_on() -> None:
+def test_received_samples_are_passed_on() -> None:
     sharing, _ = joined(100, [1])
     sharing.merge(MODEL, {2: Payload({"x": common().x[[7]], "y": common().y[[7]]})}, {2: 0.5})
     assert sorted(sharing.outgoing(MODEL, 1).arrays["x"][:, 0]) == [1, 7]
@@ -115,14 +115,14 @@ def test_it_conforms_where_no_data_is_to_be_seen(size: int) -> None:
         (np.full((1, 2), np.nan, np.float32), np.zeros(1, np.int64), "not finite"),
     ],
 )
-def test_it_refuses_samples_that_are_not_of_this_data(x: Any, y: Any, said: str) -> None:
+def test_samples_of_other_data_are_rejected(x: Any, y: Any, said: str) -> None:
     sharing, _ = joined(4, [1])
     arrays = {name: array for name, array in (("x", x), ("y", y)) if array is not None}
     with pytest.raises(MessageError, match=said):
         sharing.check(Payload(arrays), MODEL)
 
 
-def test_a_neighbour_may_send_sixteen_times_what_the_node_itself_sends() -> None:
+def test_a_neighbour_may_send_sixteen_times_the_samples_of_the_node() -> None:
     sharing, _ = joined(2, [1])
     for count in (32, 33):
         payload = Payload({"x": np.zeros((count, 2), np.float32), "y": np.zeros(count, np.int64)})
@@ -155,7 +155,7 @@ def test_samples_that_are_added_are_moved_a_few_times_at_most() -> None:
     assert numbers(data) == sorted([3, 1, *np.repeat(np.arange(1000), 2)])
 
 
-def test_a_node_whose_trainer_shows_no_data_says_nothing_and_takes_nothing() -> None:
+def test_a_node_whose_trainer_gives_no_data_sends_and_takes_nothing() -> None:
     sharing = DataSharing()
     sharing.bind(NodeInfo(0, 2, 0, ((3,),)))
     nothing = sharing.outgoing(MODEL, 0)
@@ -194,7 +194,7 @@ def simulated(described: Experiment, folder: Path) -> Simulation:
 
 
 @pytest.mark.filterwarnings("ignore::shoal.topologies.graph.TopologyWarning")
-def test_nodes_learn_what_the_others_hold_in_both_engines(tmp_path: Path) -> None:
+def test_nodes_learn_from_the_data_of_others_in_both_engines(tmp_path: Path) -> None:
     described = experiment()
     alone = experiment(topology={"name": "edges", "edges": []})
     runs = [e.run(tmp_path) for e in (described, dataclasses.replace(described, engine="processes"), alone)]
@@ -255,7 +255,7 @@ def _trainer(setup: Setup, node: int) -> TorchTrainer:
     ],
     ids=["all", "some"],
 )
-def test_a_pool_is_never_picked_and_refused_when_asked_for(grouped: dict[str, Any]) -> None:
+def test_a_process_pool_is_never_selected_and_rejected_if_requested(grouped: dict[str, Any]) -> None:
     described = experiment(**grouped)
     setup = Setup(described)
     assert choose_batching(described, setup) == "off"
@@ -271,7 +271,7 @@ def test_other_sharings_may_have_a_pool() -> None:
     assert choose_batching(described, Setup(described)) == "pool"
 
 
-def test_a_node_restored_holds_what_it_was_sent(tmp_path: Path) -> None:
+def test_a_restored_node_has_the_samples_it_received(tmp_path: Path) -> None:
     simulation = simulated(experiment(), tmp_path)
     node = simulation.nodes[0]
     anew = Simulation(experiment(), RunFolder.create(tmp_path, "anew")).nodes[0]
@@ -281,7 +281,7 @@ def test_a_node_restored_holds_what_it_was_sent(tmp_path: Path) -> None:
     assert np.array_equal(said[0].arrays["x"], said[1].arrays["x"])  # type: ignore[union-attr]
 
 
-def test_ids_that_no_embedding_has_are_refused() -> None:
+def test_ids_outside_the_embedding_are_rejected() -> None:
     ratings = Samples(np.array([[0, 1], [2, 0]], np.int32), np.array([1.0, 4.5], np.float32))
     data = NodeData(Data(ratings, ratings, 1, task="regression", sizes=(3, 2)), np.array([0]))
     data.validate(ratings.x, ratings.y)

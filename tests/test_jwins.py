@@ -147,7 +147,7 @@ def test_small_changes_add_up_beside_large_coefficients() -> None:
         assert sharing._scores[:2].tolist() == pytest.approx([(r + 1) * 1e-5, 0])
 
 
-def test_a_state_is_not_what_the_sharing_works_with() -> None:
+def test_a_state_is_a_copy() -> None:
     model, other = drawn(100, 1), drawn(100, 2)
     sharing, twin = (started(JWINS(fractions=(0.1,)), drawn(100, 0)) for _ in range(2))
     for one in (sharing, twin):
@@ -182,7 +182,7 @@ def test_with_all_coefficients_it_is_full_sharing(size: int) -> None:
     check_sharing(lambda: JWINS(fractions=(1.0,)), size)
 
 
-def test_a_model_that_is_not_the_one_last_said_is_merged_as_it_is() -> None:
+def test_a_model_other_than_the_last_sent_one_is_merged_unchanged() -> None:
     one, other, said = drawn(50, 1), drawn(50, 2), drawn(50, 3)
     sharing, peer = started(JWINS(fractions=(1.0,)), one), started(JWINS(fractions=(1.0,)), one, 1)
     sharing.outgoing(one, 0)
@@ -193,7 +193,7 @@ def test_a_model_that_is_not_the_one_last_said_is_merged_as_it_is() -> None:
 # What comes from the network
 
 
-def test_it_refuses_what_it_cannot_merge() -> None:
+def test_invalid_payloads_are_rejected() -> None:
     model = drawn(100, 0)
     sharing = started(JWINS("haar", 1, (0.1,)), model)
     good = sharing.outgoing(model, 0)
@@ -217,7 +217,7 @@ def test_it_refuses_what_it_cannot_merge() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=40), st.integers(-1, 110))
-def test_any_bytes_are_positions_or_refused(code: bytes, count: int) -> None:
+def test_any_bytes_are_positions_or_rejected(code: bytes, count: int) -> None:
     model = np.zeros(100, np.float32)
     sharing = started(JWINS(), model)
     arrays = {"positions": np.frombuffer(code, np.uint8), "values": np.ones(max(0, count), np.float32)}
@@ -260,7 +260,7 @@ def test_both_engines_agree_to_the_bit_and_a_budget_is_one(tmp_path: Path) -> No
     assert 0.1 < sent[0] / sent[2] < 0.13
 
 
-def test_on_a_graph_that_changes_all_coefficients_give_what_full_sharing_gives(tmp_path: Path) -> None:
+def test_on_a_changing_graph_all_coefficients_give_the_result_of_full_sharing(tmp_path: Path) -> None:
     runs = [experiment(sharing=s).run(tmp_path) for s in ({"name": "jwins", "fractions": [1.0]}, {"name": "full"})]
     np.testing.assert_allclose(models_of(runs[0]), models_of(runs[1]), atol=1e-4)
 
@@ -276,7 +276,7 @@ def test_on_a_graph_that_changes_all_coefficients_give_what_full_sharing_gives(t
         ({"values": "float17"}, "did you mean 'float16'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_when_the_experiment_is_loaded(options: dict[str, Any], said: str) -> None:
+def test_invalid_options_are_rejected_when_the_experiment_is_loaded(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ExperimentError, match=said):
         experiment(sharing={"name": "jwins", **options})
 

@@ -1,4 +1,4 @@
-"""The wire format inverts, refuses whatever is not to the letter, and counts the bytes that really travel."""
+"""The wire format survives a round trip, rejects malformed messages, and counts the bytes on the wire."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def with_header(changed: Any) -> list[bytes]:
     return [msgspec.msgpack.encode(changed), *frames_of(model())[1:]]
 
 
-# What is said is what is heard
+# Round trips
 
 
 @given(messages)
@@ -89,7 +89,7 @@ def test_a_message_is_as_long_as_its_frames(message: Message) -> None:
     assert message.wire_size == sum(framed(len(frame)) for frame in (address(9), *frames_of(message)))
 
 
-def test_the_header_is_what_the_format_says() -> None:
+def test_the_header_follows_the_format() -> None:
     assert msgspec.msgpack.decode(frames_of(model())[0]) == header()
 
 
@@ -119,14 +119,14 @@ def test_a_frozen_payload_does_not_change_with_the_array_it_was_made_of() -> Non
         payload.arrays["params"][0] = 2
 
 
-def test_a_payload_that_nobody_can_write_to_is_shared_not_copied() -> None:
+def test_a_read_only_payload_is_shared_and_not_copied() -> None:
     array = np.zeros(4, np.float32)
     array.flags.writeable = False
     payload = Payload({"params": array})
     assert payload.frozen() is payload
 
 
-# Whatever is not a message of this run is refused, with one kind of error
+# Malformed messages are rejected with one kind of error
 
 
 def decodes_or_is_refused(frames: list[bytes]) -> None:
@@ -135,12 +135,12 @@ def decodes_or_is_refused(frames: list[bytes]) -> None:
 
 
 @given(st.lists(st.binary(max_size=80), max_size=4))
-def test_garbage_is_refused(frames: list[bytes]) -> None:
+def test_garbage_is_rejected(frames: list[bytes]) -> None:
     decodes_or_is_refused(frames)
 
 
 @given(messages, st.data())
-def test_a_flipped_byte_gives_another_message_or_is_refused(message: Message, data: st.DataObject) -> None:
+def test_a_flipped_byte_gives_another_message_or_is_rejected(message: Message, data: st.DataObject) -> None:
     frames = frames_of(message)
     place = data.draw(st.integers(0, len(frames[0]) - 1))
     changed = bytearray(frames[0])
@@ -149,7 +149,7 @@ def test_a_flipped_byte_gives_another_message_or_is_refused(message: Message, da
 
 
 @given(messages, st.data())
-def test_a_header_cut_short_is_refused(message: Message, data: st.DataObject) -> None:
+def test_a_header_cut_short_is_rejected(message: Message, data: st.DataObject) -> None:
     frames = frames_of(message)
     cut = data.draw(st.integers(0, len(frames[0]) - 1))
     with pytest.raises(MessageError):
@@ -166,12 +166,12 @@ junk = st.recursive(
 
 
 @given(st.sampled_from(["version", "run", "sender", "kind", "round", "fields", "arrays"]), junk)
-def test_a_header_with_anything_in_a_place_gives_a_message_or_is_refused(key: str, value: Any) -> None:
+def test_a_header_with_any_value_in_a_place_gives_a_message_or_is_rejected(key: str, value: Any) -> None:
     decodes_or_is_refused(with_header(header(**{key: value})))
 
 
 @given(st.lists(st.integers(0, 2**48 - 1), max_size=8))
-def test_a_shape_that_lies_is_refused(shape: list[int]) -> None:
+def test_a_wrong_shape_is_rejected(shape: list[int]) -> None:
     if shape != [5]:
         with contextlib.suppress(MessageError):
             decoded = decode(with_header(header(arrays=[["params", "<f4", shape]])))
@@ -179,7 +179,7 @@ def test_a_shape_that_lies_is_refused(shape: list[int]) -> None:
 
 
 @pytest.mark.parametrize("shape", [[0, 2**47, 2**47], [2**47, 0, 2**47, 2**47, 2**47]])
-def test_a_shape_of_nothing_in_many_dimensions_is_refused(shape: list[int]) -> None:
+def test_an_empty_shape_in_many_dimensions_is_rejected(shape: list[int]) -> None:
     with pytest.raises(MessageError, match="shape"):
         decode([with_header(header(arrays=[["params", "<f4", shape]]))[0], b""])
 
@@ -212,13 +212,13 @@ def test_a_shape_of_nothing_in_many_dimensions_is_refused(shape: list[int]) -> N
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_wrong_header_is_refused_with_the_reason(changed: Any, said: str) -> None:
+def test_a_wrong_header_is_rejected_with_the_reason(changed: Any, said: str) -> None:
     with pytest.raises(MessageError) as caught:
         decode(with_header(changed), RUN)
     assert said in str(caught.value)
 
 
-def test_two_arrays_of_one_name_are_refused() -> None:
+def test_two_arrays_of_one_name_are_rejected() -> None:
     frame = frames_of(model())[1]
     twice = msgspec.msgpack.encode(header(arrays=[["params", "<f4", [5]]] * 2))
     with pytest.raises(MessageError, match="two arrays of one name"):
@@ -226,13 +226,13 @@ def test_two_arrays_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.parametrize("change", [lambda f: f[:-1], lambda f: [*f, b""], lambda f: f[::-1], lambda f: []])
-def test_frames_too_few_too_many_or_out_of_order_are_refused(change: Any) -> None:
+def test_frames_too_few_too_many_or_out_of_order_are_rejected(change: Any) -> None:
     with pytest.raises(MessageError):
         decode(change(frames_of(model())))
 
 
 @given(st.integers(0, 40).filter(lambda n: n != 20))
-def test_an_array_frame_of_another_length_is_refused(length: int) -> None:
+def test_an_array_frame_of_another_length_is_rejected(length: int) -> None:
     with pytest.raises(MessageError, match=f"comes with {length} bytes"):
         decode([frames_of(model())[0], b"x" * length])
 
@@ -242,7 +242,7 @@ def test_a_header_beyond_the_limit_is_not_even_read() -> None:
         decode([b"\x00" * (MAX_HEADER_BYTES + 1)])
 
 
-def test_trailing_bytes_after_the_header_are_refused() -> None:
+def test_trailing_bytes_after_the_header_are_rejected() -> None:
     frames = frames_of(model())
     with pytest.raises(MessageError):
         decode([frames[0] + b"\x00", *frames[1:]])
@@ -294,7 +294,7 @@ def line() -> Iterator[tuple[Any, Any, Relay]]:
     relay.close()
 
 
-def test_wire_size_is_what_a_message_adds_to_a_connection(line: tuple[Any, Any, Relay]) -> None:
+def test_wire_size_is_the_number_of_bytes_on_a_connection(line: tuple[Any, Any, Relay]) -> None:
     push, pull, relay = line
 
     def send(message: Message) -> None:

@@ -139,7 +139,7 @@ def test_the_mean_is_kept_and_the_ends_of_an_edge_agree_to_the_bit(
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 3), st.integers(0, 2**32))
-def test_what_is_shared_on_an_edge_is_an_orthonormal_basis(rows: int, columns: int, rank: int, seed: int) -> None:
+def test_the_basis_of_an_edge_is_orthonormal(rows: int, columns: int, rank: int, seed: int) -> None:
     nodes = Nodes(2, ((rows, columns),), rank, seed)
     models = drawn(2, nodes.size, seed)
     for side in (rows, columns, rows):
@@ -194,7 +194,7 @@ def test_a_difference_that_v_does_not_see_is_found_later() -> None:
     nodes = Nodes(2, ((4, 4),))
     zero = np.zeros(16, np.float32)
     for _ in range(3):
-        nodes.talk([zero, zero])  # equal models leave no direction: V is drawn anew
+        nodes.talk([zero, zero])  # equal models leave no direction: V is drawn again
     bases = [nodes.edge(0, 1)["basis"]]
     nodes.talk([zero, zero])
     assert not np.allclose(bases[0], nodes.edge(0, 1)["basis"])
@@ -247,7 +247,7 @@ def test_ends_that_missed_messages_start_again_together(arrived: list[tuple[bool
     np.testing.assert_allclose(np.mean(models, axis=0), mean, atol=1e-5)
 
 
-def test_who_speaks_without_being_spoken_to_is_not_heard() -> None:
+def test_payloads_of_a_peer_that_got_none_are_ignored() -> None:
     nodes = Nodes(2)
     models = drawn(2, nodes.size)
     payload = nodes.sharings[1].outgoing(models[1], 0)(0)
@@ -270,13 +270,13 @@ def test_who_speaks_without_being_spoken_to_is_not_heard() -> None:
         ({"values": np.full(22, np.inf, np.float32)}, {"step": 0}, "not finite"),
         ({"values": np.zeros(22, np.float32)}, {}, "step is None"),
         ({"values": np.zeros(22, np.float32)}, {"step": -2}, "step is -2"),
-        ({"values": np.zeros(22, np.float32)}, {"step": 2**63}, "expected a whole number"),
+        ({"values": np.zeros(22, np.float32)}, {"step": 2**63}, "expected an integer"),
         ({"values": np.zeros(22, np.float32)}, {"step": False}, "step is False"),
         ({"values": np.zeros(22, np.float32)}, {"step": 0.0}, "step is 0.0"),
         ({"values": np.zeros(22, np.float32)}, {"step": "0"}, "step is '0'"),
     ],
 )
-def test_it_refuses_what_it_cannot_merge(arrays: dict[str, Any], fields: dict[str, Any], said: str) -> None:
+def test_invalid_payloads_are_rejected(arrays: dict[str, Any], fields: dict[str, Any], said: str) -> None:
     nodes = Nodes(2)
     with pytest.raises(MessageError, match=said):
         nodes.sharings[0].check(Payload(arrays, fields), np.zeros(nodes.size, np.float32))
@@ -296,7 +296,7 @@ def test_a_message_that_claims_any_step_only_sets_the_edge_back(step: int, victi
     assert np.array_equal(merged[victim], models[victim])
     models = merged
     for _ in range(2):
-        models = nodes.talk(models)  # in which nothing is refused
+        models = nodes.talk(models)  # rejects nothing
     mean = np.mean(models, axis=0)
     for _ in range(60):
         models = nodes.talk(models)
@@ -310,7 +310,7 @@ def test_steps_begin_again_after_the_last() -> None:
     models = drawn(2, nodes.size)
     for each, first in ((nodes, STEPS - 2), (others, 0)):
         for i in range(2):
-            each.sharings[i]._edges = {1 - i: each.sharings[i]._anew(1 - i, first)}
+            each.sharings[i]._edges = {1 - i: each.sharings[i]._new_edge(1 - i, first)}
     for step in (STEPS - 1, 0, 1):
         models = nodes.talk(models)
         assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"] == step
@@ -324,8 +324,8 @@ def test_models_too_far_apart_for_a_difference_are_left_as_they_are(rank: int) -
     models = [huge, -huge]
     with np.errstate(all="ignore"):
         for i in range(2):
-            edge = nodes.sharings[i]._anew(1 - i, 0)
-            edge.basis = np.abs(edge.basis) * np.float32(0.1)  # so that what is said is finite
+            edge = nodes.sharings[i]._new_edge(1 - i, 0)
+            edge.basis = np.abs(edge.basis) * np.float32(0.1)  # keeps the sent values finite
             nodes.sharings[i]._edges = {1 - i: edge}
         merged = nodes.talk(models)
     assert np.array_equal(merged, models)
@@ -333,7 +333,7 @@ def test_models_too_far_apart_for_a_difference_are_left_as_they_are(rank: int) -
     assert np.isfinite(nodes.talk(drawn(2, nodes.size))).all()
 
 
-def test_a_state_is_not_what_the_sharing_works_with() -> None:
+def test_a_state_is_a_copy() -> None:
     nodes, twins = Nodes(2), Nodes(2)
     models = drawn(2, nodes.size)
     after = nodes.talk(models)
@@ -378,13 +378,13 @@ def test_both_engines_agree_to_the_bit_and_send_little(topology: dict[str, Any],
     assert sent[0] == sent[1] < 0.15 * sent[2]
 
 
-def test_a_node_that_dies_leaves_the_others_at_work(tmp_path: Path) -> None:
+def test_the_others_continue_when_a_node_fails(tmp_path: Path) -> None:
     run = experiment(fault=[{"kind": "crash", "node": 1, "round": 2}]).run(tmp_path)
     assert run.summary["status"] == "incomplete"
     assert run.summary["rounds"] == 4
 
 
 @pytest.mark.parametrize("topology", [{"name": "one-peer-exponential"}, {"name": "random-out", "peers": 2}])
-def test_links_that_go_one_way_are_refused(topology: dict[str, Any]) -> None:
+def test_one_way_links_are_rejected(topology: dict[str, Any]) -> None:
     with pytest.raises(ExperimentError, match=f"topology = '{topology['name']}' has one-way links"):
         experiment(topology=topology, nodes=6)

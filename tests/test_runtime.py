@@ -138,7 +138,7 @@ def test_the_suite_catches_a_runtime_that(change: type[Changed]) -> None:
 
 
 @pytest.mark.parametrize("harness", ARENAS)
-def test_what_a_body_raises_is_raised_by_the_run(harness: str) -> None:
+def test_exceptions_of_a_body_are_raised_by_the_run(harness: str) -> None:
     async def body(runtime: Runtime) -> None:
         await runtime.sleep(0.0)
         raise MessageError("on purpose")
@@ -147,7 +147,7 @@ def test_what_a_body_raises_is_raised_by_the_run(harness: str) -> None:
         ARENAS[harness]().run({0: body})
 
 
-def test_bodies_that_wait_for_ever_are_an_error_in_both_arms() -> None:
+def test_bodies_that_wait_forever_are_an_error_in_both_arms() -> None:
     async def body(runtime: Runtime) -> None:
         await runtime.receive(Filter("model", 4))
 
@@ -157,7 +157,7 @@ def test_bodies_that_wait_for_ever_are_an_error_in_both_arms() -> None:
         SocketHarness(timeout=0.2).run({0: body})
 
 
-def test_nonsense_on_a_node_s_port_is_refused_and_the_node_goes_on() -> None:
+def test_malformed_messages_on_a_port_are_rejected_and_the_node_continues() -> None:
     harness = SocketHarness()
 
     async def stranger(runtime: Runtime) -> None:
@@ -207,7 +207,7 @@ def on_a_transport(body: Callable[[Transport], Coroutine[Any, Any, None]], **opt
             reject=lambda why: None,
             **given,
         )
-        transport.start(["tcp://127.0.0.1:9"] * 3)  # the port that discards, on which nobody listens
+        transport.start(["tcp://127.0.0.1:9"] * 3)  # the discard port, on which no process listens
         try:
             await asyncio.wait_for(body(transport), 60)
         finally:
@@ -218,7 +218,7 @@ def on_a_transport(body: Callable[[Transport], Coroutine[Any, Any, None]], **opt
     return asyncio.run(run())
 
 
-def test_a_peer_that_dies_while_its_queue_is_full_does_not_fail_who_sends_to_it() -> None:
+def test_a_peer_that_fails_with_a_full_queue_does_not_fail_its_senders() -> None:
     async def body(transport: Transport) -> None:
         asyncio.get_running_loop().call_later(0.2, transport.mark_failed, 1)
         for _ in range(5000):
@@ -227,7 +227,7 @@ def test_a_peer_that_dies_while_its_queue_is_full_does_not_fail_who_sends_to_it(
     assert on_a_transport(body).unsent == 0
 
 
-def test_a_connection_that_is_closed_for_another_does_not_fail_who_waits_to_send_on_it(
+def test_a_replaced_connection_does_not_fail_a_waiting_sender(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(transport_module, "LINGER_MS", 50)
@@ -247,7 +247,7 @@ def test_a_connection_that_is_closed_for_another_does_not_fail_who_waits_to_send
     on_a_transport(body, connections=1)
 
 
-def test_what_a_peer_does_not_take_in_time_is_given_up_and_counted() -> None:
+def test_messages_that_a_peer_does_not_take_in_time_are_dropped_and_counted() -> None:
     async def body(transport: Transport) -> None:
         while not transport.unsent:
             await transport.send(1, said())
@@ -259,7 +259,7 @@ def test_what_a_peer_does_not_take_in_time_is_given_up_and_counted() -> None:
 # The fake runtime
 
 
-def test_a_fake_runtime_answers_from_its_script_and_writes_down_what_is_sent() -> None:
+def test_a_fake_runtime_answers_from_its_script_and_records_sent_messages() -> None:
     async def body(runtime: Runtime) -> list[Message]:
         await runtime.send(1, said(0, kind="request"))
         return await runtime.receive(Filter("model", 0, (1, 2)))
@@ -272,7 +272,7 @@ def test_a_fake_runtime_answers_from_its_script_and_writes_down_what_is_sent() -
     assert fake.now() == 5.0
 
 
-def test_its_clock_moves_by_what_is_waited_for_and_no_further() -> None:
+def test_its_clock_moves_exactly_by_the_waiting_times() -> None:
     async def body(runtime: Runtime) -> list[float]:
         times = []
         await runtime.sleep(2.0)
@@ -288,7 +288,7 @@ def test_its_clock_moves_by_what_is_waited_for_and_no_further() -> None:
     assert fake.now() == 7.5
 
 
-def test_on_a_fake_runtime_background_tasks_run_beside_and_end_with_the_run() -> None:
+def test_background_tasks_of_a_fake_runtime_end_with_the_run() -> None:
     ticks = []
 
     async def tick(runtime: Runtime) -> None:
@@ -315,7 +315,7 @@ def test_a_wait_that_the_script_does_not_end_is_an_error_that_names_it() -> None
         fake.run(body(fake))
 
 
-def test_the_dead_of_a_script_are_not_waited_for() -> None:
+def test_failed_nodes_of_a_script_are_not_waited_for() -> None:
     async def body(runtime: Runtime) -> tuple[list[int], float]:
         received = await runtime.receive(Filter("model", 0, (1, 2)))
         return [m.sender for m in received], runtime.now()
@@ -338,7 +338,7 @@ def test_an_algorithm_runs_on_a_fake_node() -> None:
     assert [r.round for r in fake.records if isinstance(r, Round)] == [0, 1]
 
 
-def test_a_fake_node_goes_on_without_who_keeps_silent_and_says_so() -> None:
+def test_a_fake_node_continues_without_peers_that_time_out_and_records_them() -> None:
     fake = FakeRuntime(said(2, values=[2]))
     node = fake.node(3, nodes=4, params=np.zeros(1, np.float32), receive_timeout=10.0)
     fake.run(DPSGD(rounds=1).run(node))
@@ -368,14 +368,14 @@ def test_one_message_serves_all_its_recipients() -> None:
     assert node.bytes_sent == 3 * first.wire_size + model.wire_size
 
 
-def test_each_peer_may_be_told_something_else() -> None:
+def test_each_peer_may_get_its_own_payload() -> None:
     fake = FakeRuntime()
     node = fake.node(nodes=4, params=np.ones(2, np.float32))
     fake.run(node.send([1, 2], lambda peer: Payload({}, {"to": peer}), round=0))
     assert [(to, m.payload.fields["to"]) for to, m in fake.sent] == [(1, 1), (2, 2)]
 
 
-def test_nothing_is_sent_to_the_dead() -> None:
+def test_nothing_is_sent_to_failed_peers() -> None:
     fake = FakeRuntime().mark_failed(2)
     node = fake.node(nodes=4, params=np.ones(2, np.float32))
 
@@ -388,7 +388,7 @@ def test_nothing_is_sent_to_the_dead() -> None:
     assert node.messages_sent == 1
 
 
-def test_a_payload_that_the_sharing_refuses_is_left_out_counted_and_recorded() -> None:
+def test_a_payload_that_the_sharing_rejects_is_dropped_counted_and_recorded() -> None:
     fake = FakeRuntime(said(1, values=[1, 2, 3]), said(2, values=[1]))
     node = fake.node(nodes=3, params=np.zeros(1, np.float32))
     received = fake.run(node.receive_each([1, 2], round=0))
@@ -399,7 +399,7 @@ def test_a_payload_that_the_sharing_refuses_is_left_out_counted_and_recorded() -
     assert "from node 1: expected one float32 vector 'params' of 1 values" in event.detail
 
 
-def test_of_very_many_refusals_the_first_are_written_down_and_all_are_counted() -> None:
+def test_the_first_rejections_are_recorded_and_all_are_counted() -> None:
     fake = FakeRuntime()
     node = fake.node(nodes=3, params=np.zeros(1, np.float32))
     for i in range(RECORDED_REJECTIONS + 500):
@@ -408,13 +408,13 @@ def test_of_very_many_refusals_the_first_are_written_down_and_all_are_counted() 
     assert len(fake.records) == RECORDED_REJECTIONS
 
 
-def test_what_is_received_is_in_ascending_order_of_sender() -> None:
+def test_received_payloads_are_in_ascending_order_of_sender() -> None:
     fake = FakeRuntime(said(3), said(1), said(2))
     node = fake.node(nodes=4, params=np.zeros(1, np.float32))
     assert list(fake.run(node.receive_each([3, 2, 1], round=0))) == [1, 2, 3]
 
 
-def test_a_timeout_of_nothing_takes_what_is_there() -> None:
+def test_a_timeout_of_zero_takes_messages_that_have_arrived() -> None:
     fake = FakeRuntime(said(1))
     node = fake.node(nodes=3, params=np.zeros(1, np.float32), receive_timeout=50.0)
     assert list(fake.run(node.receive_each([1, 2], round=0, timeout=0.0))) == [1]
@@ -429,7 +429,7 @@ def test_weights_without_a_graph_are_equal() -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.zeros(3, np.float32), np.zeros(2), np.zeros((1, 2), np.float32)])
-def test_a_model_of_another_size_or_type_is_refused(wrong: Any) -> None:
+def test_a_model_of_another_size_or_type_is_rejected(wrong: Any) -> None:
     node = FakeRuntime().node(0, nodes=2, params=np.zeros(2, np.float32))
     with pytest.raises(NodeError, match="params must be a float32 vector of 2 values"):
         node.params = wrong

@@ -1,4 +1,4 @@
-"""Plain data to typed objects: what is taken, what is refused, and in which words."""
+"""Conversion of plain data to typed objects: accepted values, rejected values and their error texts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refused(table: object, cls: type = Outer) -> list[str]:
     return problems
 
 
-def test_values_come_out_as_their_annotations_say() -> None:
+def test_values_are_converted_to_their_annotations() -> None:
     table = {"rate": 0.5, "limit": 3, "pair": [1, 2], "sizes": [4, 5], "inner": {"size": 2}, "free": {"a": 1}}
     problems: list[str] = []
     built = schema.build(Outer, table, "place", problems)
@@ -72,7 +72,7 @@ def test_values_come_out_as_their_annotations_say() -> None:
         (7, "place = 7: expected a table"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_place_and_what_was_expected(table: object, problem: str) -> None:
+def test_a_wrong_value_is_rejected_with_its_location_and_the_expected_type(table: object, problem: str) -> None:
     assert refused(table) == [problem]
 
 
@@ -83,7 +83,7 @@ def test_every_problem_is_found_at_once() -> None:
     ]  # fmt: skip
 
 
-def test_what_a_constructor_raises_is_a_problem_whatever_its_kind() -> None:
+def test_any_exception_of_a_constructor_is_a_problem() -> None:
     @dataclass(frozen=True)
     class Fussy:
         error: Any
@@ -96,7 +96,7 @@ def test_what_a_constructor_raises_is_a_problem_whatever_its_kind() -> None:
     assert refused({"error": KeyError("k")}, Fussy) == ["place: KeyError: 'k'"]
 
 
-def test_parameters_of_a_plain_class_are_those_of_its_constructor() -> None:
+def test_a_plain_class_has_the_parameters_of_its_constructor() -> None:
     class Plain:
         def __init__(self, alpha: Annotated[float, Bounds(at_least=0)] = 0.5, beta=3, *rest: int, **more: int) -> None:  # type: ignore[no-untyped-def]
             pass
@@ -139,7 +139,7 @@ def test_an_annotation_that_cannot_be_resolved_is_a_problem() -> None:
     assert "Postponed cannot be resolved: name 'Thing' is not defined; import their names" in problem
 
 
-def test_a_type_that_no_experiment_can_spell_is_a_problem() -> None:
+def test_a_type_that_no_experiment_can_contain_is_a_problem() -> None:
     import collections.abc
 
     Calls.__annotations__["function"] = collections.abc.Callable[[int], int]
@@ -148,18 +148,18 @@ def test_a_type_that_no_experiment_can_spell_is_a_problem() -> None:
 
 
 @given(st.integers(), st.integers(), st.integers())
-def test_bounds_allow_what_lies_within(low: int, high: int, value: int) -> None:
+def test_bounds_allow_values_within_them(low: int, high: int, value: int) -> None:
     assert Bounds(at_least=low, at_most=high).allows(value) == (low <= value <= high)
     assert Bounds(above=low, below=high).allows(value) == (low < value < high)
 
 
 @given(st.text(max_size=8), st.sets(st.text(min_size=1, max_size=8), max_size=5))
-def test_the_hint_for_a_misspelt_word_names_only_known_words(word: str, known: set[str]) -> None:
+def test_the_advice_for_an_unknown_name_lists_only_known_names(word: str, known: set[str]) -> None:
     hint = schema.nearest(word, known)
     assert (not known and hint == "; nothing is expected here") or any(name in hint for name in known)
 
 
-def test_a_parameter_with_a_word_of_python_for_a_name_is_spelt_without_the_underscore() -> None:
+def test_a_parameter_with_a_python_keyword_as_its_name_has_no_underscore() -> None:
     @dataclass(frozen=True)
     class Ends:
         from_: int

@@ -1,4 +1,4 @@
-"""Every sharing keeps the contract; the suite that says so catches those that do not."""
+"""Every sharing keeps the contract, and the conformance suite detects sharings that do not."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_full_sharing_merges_the_weighted_average(models: list[Params], data: st
     np.testing.assert_allclose(merged, expected, atol=1e-3)
 
 
-def test_full_sharing_says_the_model_itself_without_a_copy() -> None:
+def test_full_sharing_sends_the_model_without_a_copy() -> None:
     params = np.ones(4, np.float32)
     assert FullSharing().outgoing(params, 0).arrays["params"] is params
 
@@ -94,7 +94,7 @@ def test_full_sharing_says_the_model_itself_without_a_copy() -> None:
     ],
     ids=["none", "short", "float64", "matrix"],
 )
-def test_full_sharing_refuses_what_it_cannot_merge_and_says_what_it_expects(arrays: dict[str, Any]) -> None:
+def test_full_sharing_rejects_invalid_payloads_with_the_expected_form(arrays: dict[str, Any]) -> None:
     with pytest.raises(MessageError, match="expected one float32 vector 'params' of 4 values"):
         FullSharing().check(Payload(arrays), np.zeros(4, np.float32))
 
@@ -232,7 +232,7 @@ class SpeaksOfNumbersItDoesNotCheck(FullSharing):
         return super().outgoing(params, round)
 
 
-class RemembersWhatItSaid(FullSharing):
+class KeepsSentPayloads(FullSharing):
     def start(self, params: Params) -> None:
         self.last = params.copy()
 
@@ -241,7 +241,7 @@ class RemembersWhatItSaid(FullSharing):
         return Payload({"params": self.last})
 
 
-class RemembersWhatItHeard(FullSharing):
+class KeepsReceivedPayloads(FullSharing):
     def start(self, params: Params) -> None:
         self.times = 0
 
@@ -250,7 +250,7 @@ class RemembersWhatItHeard(FullSharing):
         return super().merge(params, received, weights if self.times % 2 else {p: w / 2 for p, w in weights.items()})
 
 
-class RestoresAPart(RemembersWhatItHeard):
+class RestoresAPart(KeepsReceivedPayloads):
     def state(self) -> dict[str, Any]:
         return {}
 
@@ -281,10 +281,10 @@ class RestoresAPart(RemembersWhatItHeard):
         (NeedsNumbersItDoesNotCheck, "merge raised ValueError after check accepted a payload with nan in 'params'"),
         (SpeaksOfNumbersItDoesNotCheck, "the next outgoing raised ValueError after .* nan in 'params'"),
         (
-            RemembersWhatItSaid,
+            KeepsSentPayloads,
             "a new sharing after a round sends different 'params'; a sharing that keeps .* needs state",
         ),
-        (RemembersWhatItHeard, "a new sharing after a round merges to another model, .* needs state"),
+        (KeepsReceivedPayloads, "a new sharing after a round merges to another model, .* needs state"),
         (
             RestoresAPart,
             "restored from its state.. merges to another model, .* must hold everything that the next round depends on",
@@ -292,7 +292,7 @@ class RestoresAPart(RemembersWhatItHeard):
     ],
 )
 def test_the_suite_catches_a_sharing_that(sharing: type[FullSharing], said: str) -> None:
-    averages = not issubclass(sharing, RemembersWhatItSaid | RemembersWhatItHeard)
+    averages = not issubclass(sharing, KeepsSentPayloads | KeepsReceivedPayloads)
     with pytest.raises(AssertionError, match=said):
         check_sharing(sharing, averages=averages)
 
@@ -305,6 +305,6 @@ def test_the_suite_catches_a_maker_that_gives_one_instance_twice() -> None:
 
 @settings(max_examples=10)
 @given(st.integers(1, 50), st.integers(0, 2**32))
-def test_the_suite_lets_pass_what_keeps_the_contract(size: int, seed: int) -> None:
+def test_the_suite_accepts_sharings_that_keep_the_contract(size: int, seed: int) -> None:
     check_sharing(SaysSomethingToEach, size, seed)
     check_sharing(Shrinks, size, seed, averages=False)

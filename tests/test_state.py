@@ -1,4 +1,4 @@
-"""A node's state is all that its next round depends on: nodes made anew from it end where the old ones would have."""
+"""A node's state has all that its next round depends on: restored nodes end like the original ones."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def models(simulation: Simulation) -> Any:
     ids=lambda s: s["name"],
 )
 @pytest.mark.parametrize("optimizer", [{}, {"optimizer": "adam", "momentum": 0.0}], ids=["momentum", "adam"])
-def test_nodes_restored_after_three_rounds_end_as_those_that_ran_six(
+def test_nodes_restored_after_three_rounds_end_like_nodes_that_ran_six(
     sharing: dict[str, Any], optimizer: dict[str, Any], tmp_path: Path
 ) -> None:
     training = {"lr": 0.1, "batch_size": 50, "momentum": 0.9, "local_steps": 3, **optimizer}
@@ -176,7 +176,7 @@ def test_a_graph_that_was_rewired_to_is_rebuilt_from_plain_data() -> None:
 @pytest.mark.parametrize("network", [{"name": "ideal"}, {"name": "uniform", "latency": 0.01}], ids=lambda n: n["name"])
 @pytest.mark.parametrize("at", [1, 2, 5])
 def test_nodes_that_ask_around_go_on_from_their_state(at: int, network: Any, tmp_path: Path) -> None:
-    """Links that were agreed on before stay agreed on: nobody waits for one that does not know of it."""
+    """Links that were agreed on stay valid: no node waits for a peer that does not know the link."""
     settings = {"nodes": 10, "topology": {"name": "gossip-sampler", "degree": 2}, "partition": {"name": "iid"}}
     whole = simulation(8, tmp_path, network=network, **settings)
     states: dict[int, Any] = {}
@@ -218,7 +218,7 @@ def _keep_links(node: Node, linked: dict[tuple[int, int], set[int]]) -> None:
     node.peers = and_keep  # type: ignore[method-assign]
 
 
-def test_a_restored_sampler_does_not_tell_the_rounds_of_the_past(tmp_path: Path) -> None:
+def test_a_restored_sampler_does_not_send_past_rounds(tmp_path: Path) -> None:
     settings = {"topology": {"name": "peer-sampler", "graph": DYNAMIC}}
     first, rest = simulation(2, tmp_path, **settings), simulation(5, tmp_path, **settings)
     first.run()
@@ -238,7 +238,7 @@ def test_a_state_does_not_change_when_training_goes_on(tmp_path: Path) -> None:
     assert np.array_equal(state["optimizer"]["momentum_buffer"], before["momentum_buffer"])
 
 
-def test_what_an_optimizer_keeps_is_restored_on_the_device_that_trains() -> None:
+def test_optimizer_state_is_restored_on_the_training_device() -> None:
     import torch
 
     state = {"exp_avg": np.ones(3, np.float32), "step": np.array(4.0, np.float32)}

@@ -132,7 +132,7 @@ def _by_priority(
 
 
 def _newest_first(unclaimed: Sequence[Message], ascending: list[int]) -> list[int]:
-    """Return the same places: first messages that no newer one replaces, then those that one replaces, and so on.
+    """Return the same places: first messages that no newer one replaces, then messages that one replaces, and so on.
 
     A message replaces another one of its kind with the same fields. So if a model is sent in fragments, the newest
     message of each fragment is kept, even if some fragments arrive more often than others.

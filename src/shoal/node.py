@@ -291,7 +291,7 @@ class Node:
         self.messages_sent += 1
 
     def collect(self, *, kind: str = MODEL, check: Check | None = None) -> list[Message]:
-        """Return all messages of this kind received so far, in order, except those that sharing or `check` rejects."""
+        """Return all messages of this kind received so far, in order, except the rejected ones."""
         return [message for message in self.runtime.collect(kind) if self._accepts(message, check)]
 
     async def receive_each(

@@ -294,7 +294,7 @@ def _count(payload: Payload, size: int) -> int:
 
 
 def read_only(arrays: Mapping[str, NDArray[Any]], source: Params | None = None) -> dict[str, NDArray[Any]]:
-    """Make arrays read-only, so that a message can use them without a copy; copies those that may share `source`."""
+    """Make arrays read-only, so that a message can use them without a copy; copies arrays that may share `source`."""
     result = {}
     for name, array in arrays.items():
         if source is not None and np.may_share_memory(array, source):

@@ -1,4 +1,4 @@
-"""Codecs of float32 values, and those that keep a float of some width: 32 bits, half precision, bfloat16.
+"""The interface of value codecs, and the codecs that keep floats: 32 bits, half precision, bfloat16.
 
 A codec is either `lossless` or documents how much a value may change. Quantizers are in `quantizers`, codecs that use a
 compression library in `libraries`.
