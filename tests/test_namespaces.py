@@ -1,5 +1,4 @@
-"""Kernel shaping: what the kernel's queues make of a network, what is left to the receiver, and what is refused; and
-the receipts that a node waits for until a message has left it."""
+"""Kernel shaping: the queues of the kernel, the delay at the receiver, rejected networks; and receipts of messages."""
 
 from __future__ import annotations
 
@@ -271,13 +270,13 @@ def test_rejoin_requests_of_a_failed_node_are_dropped() -> None:
 
 async def until_soon(condition: Callable[[], Any]) -> None:
     """Beside what else goes on in the loop."""
-    while not condition():  # noqa: ASYNC110 - nobody tells when it is so
+    while not condition():  # noqa: ASYNC110 - sockets set no event
         await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
 async def transports(**options: Any) -> AsyncIterator[tuple[Transport, Transport, list[Message], list[str]]]:
-    """Two of them, of which the first has started; what the second got, and why it refused the rest."""
+    """Two transports, of which the first has started; the messages of the second, and why it rejected others."""
     context: zmq.Context[Any] = zmq.Context()
     came: list[Message] = []
     refused: list[str] = []

@@ -1,4 +1,4 @@
-"""A node that crashes comes back with nothing, and begins where its peers are."""
+"""A node that crashes restarts without state, and continues where its peers are."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_with_dpsgd_a_restarted_node_rejoins_in_the_next_round(tmp_path: Path, n
     first = min(round for round, time in rounds_of(run, 2).items() if time > back)
     assert detail.startswith(f"from round {first} on, with the model of node ")
     assert 4.25 <= back < 4.25 + STEP
-    # The others are in the round before when they are asked, and nobody waits longer than a training takes.
+    # The others are in the round before when they receive the request, and no node waits longer than a training takes.
     others = [rounds_of(run, node) for node in range(NODES) if node != 2]
     assert all(list(rounds) == list(range(8)) for rounds in others)
     asked = 4.25 + (0.0 if network == IDEAL else 0.1)

@@ -1,4 +1,4 @@
-"""Models that a node keeps during a run and evaluates after it, so that evaluation delays nobody's training."""
+"""Models that a node keeps during a run and evaluates after it, so that evaluation delays no training."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class NodeProcess:
             self._network.mark_restarted(message)
 
     def set_online(self, online: bool) -> None:
-        if self._run is not None:  # else the start message says whether the node is online
+        if self._run is not None:  # else the start message has the node's availability
             self._run.runtime.set_online(online)
 
     def inject_fault(self, message: control.InjectFault) -> None:
