@@ -73,7 +73,7 @@ def test_nodes_of_one_class_each_form_cliques_of_nearly_all_classes() -> None:
 
 def test_skew_is_the_distance_between_label_distributions() -> None:
     counts = np.array([[10, 0], [0, 10], [500, 0], [0, 3]])
-    assert skews(counts, [(0, 1), (2, 3)]).tolist() == [0.0, 0.0]  # each node counts alike
+    assert skews(counts, [(0, 1), (2, 3)]).tolist() == [0.0, 0.0]  # each node has the same weight
     assert skews(counts, [(0, 2), (1, 3)]).tolist() == [1.0, 1.0]
 
 

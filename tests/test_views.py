@@ -70,8 +70,8 @@ def test_view_is_bounded_and_has_distinct_others(
         view.absorb(descriptors(*buffer), rng)
         known_now = {i: min(age for j, age in [*before.items(), *buffer] if j == i) for i in [*before, *dict(buffer)]}
         known_now.pop(3, None)
-        assert entries(view).items() <= known_now.items()  # of each the youngest, and nobody invented
-        assert len(view) == min(policy.size, len(known_now))  # nobody dropped without need
+        assert entries(view).items() <= known_now.items()  # the youngest entry of each node, and no unknown node
+        assert len(view) == min(policy.size, len(known_now))  # no entry is dropped without need
         assert len(set(view.peers)) == len(view)
         view.increase_age()
         assert min(entries(view).values(), default=1) >= 1
@@ -136,8 +136,8 @@ def test_peer_selection_is_random_or_oldest() -> None:
 def test_view_starts_with_the_known_nodes() -> None:
     view = View(2, ViewPolicy(3, 0, 1), [5, 2, 5, 7, 1, 9])
     assert entries(view) == {5: 0, 7: 0, 1: 0}
-    view.forget(7)
-    view.forget(8)
+    view.drop(7)
+    view.drop(8)
     assert view.peers == (5, 1)
 
 
@@ -160,9 +160,9 @@ def test_restored_view_continues_like_the_original() -> None:
 def test_entries_can_be_sent_in_a_message() -> None:
     sent = View(7, ViewPolicy(10, 1, 4), range(6)).to_send(generator(0, "test"))
     message = Message(7, "view", 0, Payload({"ids": sent.ids, "ages": sent.ages}))
-    heard = decode(message.frames()).payload
+    received = decode(message.frames()).payload
     other = View(9, ViewPolicy(10, 1, 4))
-    other.absorb(Descriptors(heard.arrays["ids"], heard.arrays["ages"]), generator(0, "test"))
+    other.absorb(Descriptors(received.arrays["ids"], received.arrays["ages"]), generator(0, "test"))
     assert set(other.peers) == set(sent.ids.tolist())
 
 
@@ -194,7 +194,7 @@ def test_contradictory_policies_are_rejected(size: int, healer: int, swapper: in
 
 
 def exchange(views: dict[int, View], rng: np.random.Generator) -> None:
-    """One round, push and pull: each living node in turn exchanges with one peer; the dead do not answer."""
+    """One round, push and pull: each running node exchanges with one peer; failed nodes do not answer."""
     for node in rng.permutation(list(views)).tolist():
         view = views[node]
         peer = view.select_peer(rng)

@@ -22,7 +22,7 @@ class ELLocal:
 
     Each node sends to `peers` others (the paper's s), and averages its own model and the received ones with equal
     weights. The number of received models is random. Receivers follow from the experiment's seed, so each node knows
-    its senders, and no message is needed to say that none will come. The experiment's own topology is not used.
+    its senders, and no message is needed to announce that none will come. The experiment's own topology is not used.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100

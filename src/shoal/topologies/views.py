@@ -143,7 +143,7 @@ class View:
         """Count an exchange that has ended, started by this node or by a peer."""
         self._ages = self._ages + np.uint32(1)
 
-    def forget(self, peer: NodeId) -> None:
+    def drop(self, peer: NodeId) -> None:
         """Drop a peer, such as one that did not answer. The paper leaves this to the healer.
 
         With `select = "oldest"` a node that never drops a failed peer may select it forever.

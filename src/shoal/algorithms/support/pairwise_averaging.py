@@ -5,7 +5,7 @@ the answer, it sets x_i ← x_i − h. Steps that either node takes meanwhile co
 that of one atomic average, and the mean of all models is kept except for rounding.
 
 An exchange is identified by its round, because an active node starts one per round, and by the time at which the active
-node started (`STARTED`), which tells its exchanges from those before a restart.
+node started (`STARTED`), which distinguishes its exchanges from those before a restart.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ActiveSide:
             self._apply(message)
 
     async def announce_end(self, round: int) -> None:
-        """Tell the passive neighbours that no more requests follow."""
+        """Notify the passive neighbours that no more requests follow."""
         await self._node.send(self._passive, Payload({}), round=round, kind=DONE)
 
     async def _send_request(self, peer: NodeId, round: int) -> None:

@@ -1,4 +1,4 @@
-"""Responsibility for the partitions of a model: the peers that average each partition, computed alike on all nodes."""
+"""Roles: the peers that average each partition of a model. Every node computes them itself."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class TimeoutReports:
         """Of each node that ever timed out: the round of the latest report, and 1 for timed out or 0 for received."""
 
     def split(self, peers: Peers) -> tuple[list[NodeId], list[NodeId]]:
-        """Split the receivers that have not failed into those in time and those that timed out.
+        """Split the receivers that have not failed into peers in time and peers that timed out.
 
         If this node itself is reported to have timed out, all count as timed out: its messages would be too late.
         """

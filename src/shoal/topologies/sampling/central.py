@@ -38,7 +38,7 @@ class PeerSampler:
     """A service node sends every node its neighbours in each round, from any graph (Dhasade et al. 2023).
 
     With its default graph this is the oracle of Epidemic Learning (de Vos et al. 2023). If the sampler fails or times
-    out, nodes keep their last neighbours, without those that time out.
+    out, nodes keep their last neighbours, without peers that time out.
     """
 
     traits: ClassVar[Traits] = Traits(discovers_peers=True, has_service=True)
@@ -153,7 +153,7 @@ class CentralDiscovery:
         return "no neighbours: it never received any" if self._peers is None else f"the peers of round {self._round}"
 
     def _without_timed_out_peers(self, node: Node, round: int) -> Peers:
-        """Return the last neighbours, without those that timed out: they may have neighbours of another round."""
+        """Return the last neighbours, without peers that timed out: they may have neighbours of another round."""
         kept = self._peers or Peers((), {})
         if node.timed_out_peers & kept.weights.keys():
             node.event("peers dropped", f"round {round}: no longer waits for {sorted(node.timed_out_peers)}")

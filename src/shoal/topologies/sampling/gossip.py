@@ -1,8 +1,8 @@
 """Peers found by gossip: every node knows a few others, and exchanges its view with one of them in each round.
 
 The views are those of gossip-based peer sampling (Jelasity et al. 2007, `shoal.topologies.views`), with a round as
-the paper's cycle. A view gives the peers that a node may send to, not those that will send to it. So that both ends of
-a link know of it in time, a node requests its links two rounds ahead, and the peer answers at once:
+the paper's cycle. A view gives the peers that a node may send to, not the peers that will send to it. So that both ends
+of a link know of it in time, a node requests its links two rounds ahead, and the peer answers at once:
 
     round r      i chooses peers from its view and requests a link in round r + 2 from each
                  j grants it, unless it has fixed round r + 2 already or has granted enough other requests
@@ -198,7 +198,7 @@ class GossipDiscovery:
         assert self._view is not None
         rng = node.rng("peer sampling")
         for unreachable in self._timed_out.union(node.failed_peers):
-            self._view.forget(unreachable)
+            self._view.drop(unreachable)
         peer = self._view.select_peer(rng)
         if peer is not None:
             await node.send([peer], _payload(self._view.to_send(rng)), round=round, kind=PUSH)
