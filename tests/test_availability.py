@@ -22,7 +22,7 @@ from shoal.environment.availability import (
     DayNight,
     FedScale,
     Intervals,
-    Schedule,
+    RepeatedIntervals,
 )
 from shoal.errors import DataError, ExperimentError
 from shoal.experiment import Experiment
@@ -43,7 +43,7 @@ def intervals(draw: st.DrawFn) -> list[tuple[float, float]]:
 class Alone:
     """One node's schedule, as an attendance."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: RepeatedIntervals) -> None:
         self.schedule = schedule
 
     def online(self, node: int, time: float) -> bool:
@@ -92,7 +92,7 @@ def test_a_schedule_is_constant_until_it_flips(
     given: list[tuple[float, float]], period: float, time: float, between: float
 ) -> None:
     assume(time <= HORIZON)
-    assert_agreeing(Alone(Schedule(given, period)), 0, time, between)
+    assert_agreeing(Alone(RepeatedIntervals(given, period)), 0, time, between)
 
 
 @given(intervals(), st.one_of(st.just(math.inf), SECONDS.filter(bool)), SECONDS)
@@ -100,7 +100,7 @@ def test_a_node_is_online_within_its_intervals_and_nowhere_else(
     given: list[tuple[float, float]], period: float, time: float
 ) -> None:
     phase = time if period == math.inf else time % period
-    assert Schedule(given, period).online(time) == any(on <= phase < off for on, off in given)
+    assert RepeatedIntervals(given, period).online(time) == any(on <= phase < off for on, off in given)
 
 
 @given(intervals(), st.integers(1, 400), SECONDS, st.integers(1, 10_000))
@@ -108,7 +108,7 @@ def test_a_schedule_repeats_without_drift(
     given: list[tuple[float, float]], period: int, time: float, times: int
 ) -> None:
     """Whole seconds, so that the later time is exactly so many periods after the earlier one."""
-    schedule, time = Schedule(given, period), math.floor(time)
+    schedule, time = RepeatedIntervals(given, period), math.floor(time)
     later = time + times * period
     assert schedule.online(later) == schedule.online(time)
     change, again = schedule.next_change(time), schedule.next_change(later)
@@ -116,7 +116,7 @@ def test_a_schedule_repeats_without_drift(
 
 
 def test_changes_a_microsecond_apart_are_all_seen_late_in_a_run() -> None:
-    schedule = Schedule([(1.0, 1.000001), (1.000002, 1.000003)], 7.7)
+    schedule = RepeatedIntervals([(1.0, 1.000001), (1.000002, 1.000003)], 7.7)
     time, changes = 1e8, []
     for _ in range(8):
         time = schedule.next_change(time)
@@ -260,7 +260,7 @@ def test_a_client_that_is_never_online_is_allowed_and_told_of(tmp_path: Path) ->
     ("trace", "problem"),
     [
         (client([1], [2], 0), "finish_time = 0: expected a number above 0"),
-        (client([1], [2], 1e-9), "finish_time = 1e-09: expected 0.001 s at the least"),
+        (client([1], [2], 1e-9), "finish_time = 1e-09: expected at least 0.001 s"),
         (client([1], [2], math.nan), "finish_time = nan: expected a number above 0"),
         (client([1], [2], 10**400), "expected a number above 0"),
         (client([1, 5], [2]), "active holds 2 times and inactive 1; expected pairs"),

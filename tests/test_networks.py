@@ -231,7 +231,7 @@ def test_what_is_written_is_what_is_read(
     assert read(file).values.tolist() == rows
 
 
-def test_what_is_missing_is_the_shortest_way_or_the_mean_or_refused(written: Callable[[str], Path]) -> None:
+def test_a_missing_latency_is_the_shortest_path_or_the_mean_or_rejected(written: Callable[[str], Path]) -> None:
     file = written("0,10,-1\n20,0,30\n,40,0\n")
     path = network_state(Matrix(file, round_trip=False), 3)
     assert route(path, 0, 2).latency == pytest.approx(0.040)
@@ -240,15 +240,15 @@ def test_what_is_missing_is_the_shortest_way_or_the_mean_or_refused(written: Cal
     mean = network_state(Matrix(file, missing="mean", round_trip=False), 3)
     assert route(mean, 0, 2).latency == pytest.approx((10 + 30) / 2 / 1000)
     assert route(mean, 2, 0).latency == pytest.approx((40 + 20) / 2 / 1000)
-    with pytest.raises(ValueError, match=r"latency\.csv:1: row 1, column 3: nothing is known here; give it"):
+    with pytest.raises(ValueError, match=r"latency\.csv:1: row 1, column 3: the value is missing; give it"):
         Matrix(file, missing="refuse").build(3, 0)
     assert route(network_state(Matrix(file, missing="refuse"), 2), 0, 1).latency == pytest.approx(0.005)
 
 
 @pytest.mark.parametrize("missing", ["path", "mean"])
-def test_what_cannot_be_filled_is_refused(missing: Any, written: Callable[[str], Path]) -> None:
+def test_a_missing_value_without_a_substitute_is_rejected(missing: Any, written: Callable[[str], Path]) -> None:
     file = written("site,a,b,c\na,0,5,-1\nb,5,0,-1\nc,-1,-1,0\n" if missing == "path" else "0,-1\n-1,0\n")
-    with pytest.raises(ValueError, match=r"latency\.csv:\d: row 1, column \d: nothing is known here; n"):
+    with pytest.raises(ValueError, match=r"latency\.csv:\d: row 1, column \d: the value is missing; the"):
         Matrix(file, missing=missing).build(3, 0)
 
 
@@ -282,7 +282,7 @@ def test_a_matrix_of_bandwidths_has_links_between_sites_that_their_nodes_share(t
     assert not set(route(network, 0, 1).links) & set(route(network, 1, 0).links)
 
 
-def test_a_bandwidth_that_is_not_known_is_the_mean_or_refused(tmp_path: Path) -> None:
+def test_a_missing_bandwidth_is_the_mean_or_rejected(tmp_path: Path) -> None:
     (tmp_path / "ms").write_text("0 1 1\n1 0 1\n1 1 0\n")
     (tmp_path / "mbps").write_text("0 2 0\n2 0 4\n6 8 0\n")
     files: dict[str, Any] = {"latency": tmp_path / "ms", "bandwidth": tmp_path / "mbps"}
@@ -290,7 +290,7 @@ def test_a_bandwidth_that_is_not_known_is_the_mean_or_refused(tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"mbps:1: row 1, column 3: expected a bandwidth above 0"):
         Matrix(**files, missing="refuse").build(3, 0)
     (tmp_path / "mbps").write_text("0 2\n2 0\n")
-    with pytest.raises(ValueError, match=r"mbps: it has 2 sites, and .*ms has 3"):
+    with pytest.raises(ValueError, match=r"mbps: it has 2 sites, but .*ms has 3"):
         Matrix(**files).build(3, 0)
 
 
@@ -301,13 +301,13 @@ def test_a_bandwidth_that_is_not_known_is_the_mean_or_refused(tmp_path: Path) ->
         ("0,5\n5,0\n2,2\n", r"3 rows and 2 columns; expected a square matrix"),
         ("0,5,2\n5,0,2\n", r"2 rows and 3 columns; expected a square matrix"),
         ("0,1\n1,0,3\n", r"latency\.csv: 1 rows and 2 columns|latency\.csv:1: 2 entries"),
-        ("0,1,2\n1,0\n2,2,0\n", r"latency\.csv:2: 2 entries, and the last line has 3"),
+        ("0,1,2\n1,0\n2,2,0\n", r"latency\.csv:2: 2 entries, but the last line has 3"),
         ("0,1,2\n1,0,fast\n2,2,0\n", r"latency\.csv:2: column 3: 'fast' is not a number"),
         ("0,fast,2\n1,0,1\n2,2,0\n", r"latency\.csv:1: column 2: 'fast' is not a number"),
         (",a,b\na,0,1\nb,x,0\n", r"latency\.csv:3: column 2: 'x' is not a number"),
     ],
 )
-def test_what_is_no_matrix_is_refused_with_its_place(text: str, problem: str, written: Callable[[str], Path]) -> None:
+def test_an_invalid_matrix_is_rejected_with_its_line(text: str, problem: str, written: Callable[[str], Path]) -> None:
     with pytest.raises(ValueError, match=problem):
         Matrix(written(text)).build(2, 0)
 

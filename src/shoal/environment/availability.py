@@ -1,8 +1,7 @@
-"""When nodes are online.
+"""Availability: when nodes are online.
 
-An availability is a recipe; `build` makes of it the attendance of the nodes of a run. Times are seconds from the start
-of the run. A node is online from a time on until just before another, so that at the very time of a change the new
-state holds. The nodes that serve others are always online.
+The `build` method of an availability creates the schedule of a run. Times are seconds from the start of the run. At the
+time of a change, the new state applies. Servers are always online.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ AVAILABILITIES: dict[str, str] = {
 }
 
 Interval: TypeAlias = tuple[float, float]
-"""Online from the first time on, until just before the second."""
+"""Online from the first time, until just before the second."""
 DIGITS = 6
-"""Times are kept to the microsecond: what is shorter would drown in the rounding of later times."""
+"""Times are rounded to microseconds: shorter differences would be lost in the rounding of late times."""
 HORIZON = 1e9
-"""Seconds, 32 years: nothing changes after that. Up to there a float tells microseconds apart."""
+"""Seconds, 32 years: nothing changes later. Until then a float can represent microseconds."""
 SHORTEST_PERIOD = 0.001
 """Seconds."""
 GOLDEN = (math.sqrt(5) - 1) / 2
-"""The step whose multiples, from 1 back to 0, are spread the most evenly."""
+"""The step whose multiples, modulo 1, are spread the most evenly."""
 
 
 class AvailabilitySchedule(Protocol):
@@ -52,12 +51,12 @@ class AvailabilitySchedule(Protocol):
 
 
 class Availability(Protocol):
-    """A recipe for an attendance; its parameters are those of its constructor."""
+    """The settings of an availability; its parameters are those of its constructor."""
 
     def build(self, nodes: int, seed: int) -> AvailabilitySchedule | None:
-        """On nodes 0 to nodes − 1, those that learn. None: everybody, always.
+        """Build the schedule of the training nodes 0 to nodes − 1. None: all nodes are always online.
 
-        Raises `DataError`, which names the file and the place in it, for a trace that cannot be used.
+        Raises `DataError`, with the file and the place in it, if a trace cannot be used.
         """
         ...
 
@@ -72,10 +71,10 @@ class Always:
 
 @dataclass(frozen=True)
 class FedScale:
-    """Measured phones: each node is online when a client of a FedScale trace was, over and over.
+    """Measured phones: each node is online when a client of a FedScale trace was, repeatedly.
 
     `path`: a pickle or JSON, client id → { active: [s], inactive: [s], finish_time: s, … }: online from active[k]
-    until inactive[k], and so on every finish_time. `order`: clients "drawn" from the seed, or as in the "file".
+    until inactive[k], repeated every finish_time. `order`: clients "drawn" at random, or as in the "file".
     """
 
     path: Path
@@ -84,14 +83,14 @@ class FedScale:
     def build(self, nodes: int, seed: int) -> AvailabilitySchedule:
         clients = Clients(self.path)
         found = [_trace(clients.of(node, seed, self.order)) for node in range(nodes)]
-        _report_absent([node for node, schedule in enumerate(found) if not schedule.intervals], str(self.path))
+        _warn_of_offline_nodes([node for node, schedule in enumerate(found) if not schedule.intervals], str(self.path))
         return _AvailabilitySchedule(dict(enumerate(found)))
 
 
-def _trace(client: Client) -> Schedule:
+def _trace(client: Client) -> RepeatedIntervals:
     period = client.above_zero("finish_time")
     if period < SHORTEST_PERIOD:
-        raise DataError(f"{client.place}: finish_time = {period:g}: expected {SHORTEST_PERIOD} s at the least")
+        raise DataError(f"{client.place}: finish_time = {period:g}: expected at least {SHORTEST_PERIOD} s")
     active, inactive = client.times("active"), client.times("inactive")
     if len(active) != len(inactive):
         raise DataError(
@@ -100,15 +99,15 @@ def _trace(client: Client) -> Schedule:
     for on, off in zip(active, inactive, strict=True):
         if on > off:
             raise DataError(f"{client.place}: active at {on:g} s and inactive before that, at {off:g} s")
-    return Schedule(zip(active, inactive, strict=True), period)
+    return RepeatedIntervals(zip(active, inactive, strict=True), period)
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """As a CSV file says: lines of node, on, off, in seconds; nodes that are not in it are always online.
+    """Intervals from a CSV file: lines of node, on, off, in seconds; nodes that are not in it are always online.
 
-    `off` may be inf. `period`: seconds after which it all begins anew; once only when not given. Lines of a node may
-    come in any order, and overlap.
+    `off` may be inf. `period`: the intervals repeat after so many seconds; without it they do not. The lines of a node
+    may be in any order, and overlap.
     """
 
     path: Path
@@ -119,11 +118,11 @@ class Intervals:
         found: dict[NodeId, list[Interval]] = {}
         for node, interval in _Table(self.path, nodes, period).rows():
             found.setdefault(node, []).append(interval)
-        return _AvailabilitySchedule({node: Schedule(intervals, period) for node, intervals in found.items()})
+        return _AvailabilitySchedule({node: RepeatedIntervals(intervals, period) for node, intervals in found.items()})
 
 
 class _Table:
-    """A CSV file of intervals. Every refusal names the file and the line."""
+    """A CSV file of intervals. Every error names the file and the line."""
 
     def __init__(self, path: Path, nodes: int, period: float) -> None:
         self._path, self._nodes, self._period = path, nodes, period
@@ -136,55 +135,55 @@ class _Table:
             raise DataError(f"{self._path}: cannot read these intervals: {reason}") from None
         begun = False
         for number, line in enumerate(lines, start=1):
-            words = [word.strip() for word in line.partition("#")[0].split(",")]
-            if words == [""]:
+            cells = [cell.strip() for cell in line.partition("#")[0].split(",")]
+            if cells == [""]:
                 continue
-            header, begun = not begun and words[0].lower() == "node", True
+            header, begun = not begun and cells[0].lower() == "node", True
             if header:
-                if [word.lower() for word in words] != ["node", "on", "off"]:
-                    self._refuse(number, f"the columns are {', '.join(words)}; expected node, on, off")
+                if [cell.lower() for cell in cells] != ["node", "on", "off"]:
+                    self._reject(number, f"the columns are {', '.join(cells)}; expected node, on, off")
             else:
-                yield self._row(number, words)
+                yield self._row(number, cells)
 
-    def _row(self, line: int, words: Sequence[str]) -> tuple[NodeId, Interval]:
-        if len(words) != 3:
-            self._refuse(line, f"expected node, on, off; found {len(words)} values")
-        if not re.fullmatch("[0-9]{1,9}", words[0]):
-            self._refuse(line, f"node = {words[0]!r}: expected a node's id")
-        node = int(words[0])
+    def _row(self, line: int, cells: Sequence[str]) -> tuple[NodeId, Interval]:
+        if len(cells) != 3:
+            self._reject(line, f"expected node, on, off; found {len(cells)} values")
+        if not re.fullmatch("[0-9]{1,9}", cells[0]):
+            self._reject(line, f"node = {cells[0]!r}: expected a node's id")
+        node = int(cells[0])
         if node >= self._nodes:
-            self._refuse(line, f"there is no node {node}; with nodes = {self._nodes}, ids are 0 to {self._nodes - 1}")
-        on, off = self._seconds(line, "on", words[1]), self._seconds(line, "off", words[2])
+            self._reject(line, f"there is no node {node}; with nodes = {self._nodes}, ids are 0 to {self._nodes - 1}")
+        on, off = self._seconds(line, "on", cells[1]), self._seconds(line, "off", cells[2])
         if not 0 <= on < off:
-            self._refuse(line, f"on = {on:g}, off = {off:g}: expected 0 ≤ on < off")
+            self._reject(line, f"on = {on:g}, off = {off:g}: expected 0 ≤ on < off")
         if off > self._period and (off < math.inf or on >= self._period):
-            self._refuse(line, f"on = {on:g}, off = {off:g}: expected times within the period, {self._period:g} s")
+            self._reject(line, f"on = {on:g}, off = {off:g}: expected times within the period, {self._period:g} s")
         return node, (on, off)
 
-    def _seconds(self, line: int, column: str, word: str) -> float:
+    def _seconds(self, line: int, column: str, cell: str) -> float:
         try:
-            seconds = float(word)
+            seconds = float(cell)
         except ValueError:
             seconds = math.nan
         if math.isnan(seconds):
-            self._refuse(line, f"{column} = {word!r}: expected seconds")
+            self._reject(line, f"{column} = {cell!r}: expected seconds")
         return seconds
 
-    def _refuse(self, line: int, problem: str) -> NoReturn:
+    def _reject(self, line: int, problem: str) -> NoReturn:
         raise DataError(f"{self._path}:{line}: {problem}")
 
 
 @dataclass(frozen=True)
 class DayNight:
-    """Made up: the share of nodes that are online goes up and down as a sine, from `low` to `high` and back.
+    """Synthetic days and nights: the share of online nodes follows a sine, from `low` to `high` and back.
 
-    `period`: seconds. `phases`: nodes are spread at random over so many time zones, each ahead of the one before by an
-    equal part of the period; with 1, all have their night at the same time.
+    `period`: seconds. `phases`: nodes are spread at random over so many time zones, each ahead of the previous one by
+    an equal part of the period; with 1, all nodes have their night at the same time.
 
-    Each node has a threshold, drawn evenly from 0 to 1, and is online while the sine of its time zone is above it: so
-    at any time the share of nodes is what the sine says, and a node comes and goes once a period. Every night its
-    threshold moves on by 0.618 (and from 1 back to 0), so that every node has long days and short ones, and none is
-    away for ever. With `same_hours` it stays: then a share of 1 - `high` is never online.
+    Each node has a threshold, uniform from 0 to 1, and is online while the sine of its time zone is above it. So the
+    share of online nodes equals the sine, and a node goes online and offline once a period. Every night its threshold
+    increases by 0.618, modulo 1, so every node has long and short days, and no node stays offline forever. With
+    `same_hours` thresholds are fixed: then a share of 1 - `high` is never online.
     """
 
     period: Annotated[float, Bounds(at_least=SHORTEST_PERIOD)] = 3600.0
@@ -200,25 +199,27 @@ class DayNight:
     def build(self, nodes: int, seed: int) -> AvailabilitySchedule:
         hours = [self._hours(node, seed) for node in range(nodes)]
         if self.same_hours:
-            _report_absent([n for n, own in enumerate(hours) if own.threshold >= self.high], "availability 'day-night'")
+            _warn_of_offline_nodes(
+                [n for n, own in enumerate(hours) if own.threshold >= self.high], "availability 'day-night'"
+            )
         return _AvailabilitySchedule(dict(enumerate(hours)))
 
-    def _hours(self, node: NodeId, seed: int) -> Hours:
+    def _hours(self, node: NodeId, seed: int) -> DayNightHours:
         rng = generator(seed, "availability", node)
-        return Hours(self, threshold=float(rng.random()), zone=int(rng.integers(self.phases)))
+        return DayNightHours(self, threshold=float(rng.random()), zone=int(rng.integers(self.phases)))
 
 
-def _report_absent(nodes: Sequence[NodeId], place: str) -> None:
-    """A node that never comes is allowed, for traces have such clients; whoever runs it should know."""
+def _warn_of_offline_nodes(nodes: Sequence[NodeId], place: str) -> None:
+    """Warn of nodes that are never online. Traces have such clients, so they are allowed."""
     if nodes:
         some = ", ".join(map(str, nodes[:5])) + (", …" if len(nodes) > 5 else "")
         warnings.warn(f"{place}: {len(nodes)} of the nodes are never online: {some}", stacklevel=3)
 
 
-# In use
+# Schedules
 
 
-class _Timetable(Protocol):
+class _NodeSchedule(Protocol):
     """When one node is online."""
 
     def online(self, time: float) -> bool: ...
@@ -227,22 +228,22 @@ class _Timetable(Protocol):
 
 @dataclass(frozen=True)
 class _AvailabilitySchedule:
-    """A timetable for each node; those without one are always online."""
+    """A schedule for each node; nodes without one are always online."""
 
-    timetables: Mapping[NodeId, _Timetable]
+    schedules: Mapping[NodeId, _NodeSchedule]
 
     def online(self, node: NodeId, time: float) -> bool:
-        return node not in self.timetables or self.timetables[node].online(min(time, HORIZON))
+        return node not in self.schedules or self.schedules[node].online(min(time, HORIZON))
 
     def next_change(self, node: NodeId, time: float) -> float:
-        if node not in self.timetables or time >= HORIZON:
+        if node not in self.schedules or time >= HORIZON:
             return math.inf
-        change = self.timetables[node].next_change(time)
+        change = self.schedules[node].next_change(time)
         return change if change <= HORIZON else math.inf
 
 
-class Schedule:
-    """Intervals, which begin anew every `period`, or come once when that is infinite. They may be in any order."""
+class RepeatedIntervals:
+    """Intervals that repeat every `period`; an infinite period means once. They may be in any order."""
 
     def __init__(self, intervals: Iterable[Interval], period: float = math.inf) -> None:
         self.period = round(period, DIGITS)
@@ -264,12 +265,12 @@ class Schedule:
             ahead = [self.period, self._flips[0]]
         else:
             return math.inf
-        change = math.fsum([time, -phase, *ahead])  # rounded once, so the float next to the change: before it or after
+        change = math.fsum([time, -phase, *ahead])  # rounded once: the float next to the change, before or after it
         return change if self.online(change) != self.online(time) else math.nextafter(change, math.inf)
 
 
 def _merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """In order, those that touch or overlap as one, and none that is empty."""
+    """Sort the intervals, merge those that touch or overlap, and drop empty ones."""
     merged: list[Interval] = []
     for on, off in sorted(intervals):
         if merged and on <= merged[-1][1]:
@@ -280,7 +281,7 @@ def _merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 @dataclass(frozen=True)
-class Hours:
+class DayNightHours:
     """A node's days and nights. A day is numbered, and lasts from one lowest point of the sine to the next."""
 
     sine: DayNight

@@ -1,7 +1,7 @@
-"""How fast nodes compute, and what their own connections carry.
+"""Devices: how fast nodes compute, and the bandwidth of their own links.
 
-A device is a recipe with one method: the speed of a node, of its own draw from the seed. So nodes keep their speeds
-when others join or leave their group.
+A device has one method: the speed of a node, with random numbers of its own. So a node keeps its speed when other nodes
+join or leave its group.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shoal.randomness import generator
 from shoal.types import Bounds, NodeId
 
 SIMULATED_STEP = 0.01
-"""Virtual seconds of a training step where nobody says how many."""
+"""Virtual seconds of a training step by default."""
 TRAINING = 3.0
-"""Training takes so many times what inference takes: the way back is twice the way there."""
+"""Training takes this many times as long as inference: the backward pass takes twice as long as the forward pass."""
 
 DEVICES: dict[str, str] = {
     "constant": "shoal.environment.devices:Constant",
@@ -32,15 +32,15 @@ Factor = Annotated[float, Bounds(above=0)]
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast one node is."""
+    """The speed of one node."""
 
     step_seconds: float | None = None
-    """What a training step takes, with `slowdown`. None: as long as it takes the machine, times `slowdown`."""
+    """The seconds of a training step, including `slowdown`. None: the time that the machine needs, times `slowdown`."""
     slowdown: float = 1.0
     bandwidth: float | None = None
-    """Mbit/s of the node's own connection, up and down, before `network_slowdown`. None: as the network says."""
+    """Mbit/s of the node's own links, up and down, before `network_slowdown`. None: the network decides."""
     network_slowdown: float = 1.0
-    """What divides the bandwidth of the node's own links."""
+    """The bandwidth of the node's own links is divided by this."""
 
     @property
     def simulated_step(self) -> float:
@@ -49,25 +49,25 @@ class Speed:
 
 
 class Device(Protocol):
-    """A recipe for the speeds of nodes; its parameters are those of its constructor.
+    """The settings of devices; its parameters are those of its constructor.
 
-    `slowdown` and `network_slowdown` are parameters that all of them have.
+    All devices have the parameters `slowdown` and `network_slowdown`.
     """
 
     def speed(self, node: NodeId, seed: int, batch_size: int) -> Speed:
-        """How fast `node` is when its batches have so many samples.
+        """The speed of `node` with batches of this size.
 
-        Raises `DataError`, which names the file and the place in it, for a trace that cannot be used.
+        Raises `DataError`, with the file and the place in it, if a trace cannot be used.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Constant:
-    """All nodes alike: a training step takes `step_seconds`.
+    """The same speed for all nodes: a training step takes `step_seconds`.
 
-    When not given, it is 0.01 s in the simulation, and as long as it takes where nodes are processes. `slowdown`
-    multiplies it either way; `network_slowdown` divides the bandwidth of a node's own links.
+    Default: 0.01 s in the simulation, and the time that the machine needs with processes. `slowdown` multiplies
+    either; `network_slowdown` divides the bandwidth of a node's own links.
     """
 
     step_seconds: Annotated[float, Bounds(at_least=0)] | None = None
@@ -81,10 +81,10 @@ class Constant:
 
 @dataclass(frozen=True)
 class Lognormal:
-    """Nodes differ: a sample takes `sample_seconds` times a draw from lognormal(`mu`, `sigma`), one for each node.
+    """Random speeds: a sample takes `sample_seconds` times a factor from lognormal(`mu`, `sigma`), one for each node.
 
-    `mu` and `sigma` are of the logarithm: half of the nodes are faster than sample_seconds · e^mu, which is 13.6 ms as
-    it stands, and one in six slower than e^sigma times that. A step takes what its batch takes.
+    `mu` and `sigma` apply to the logarithm: half of the nodes are faster than sample_seconds · e^mu, by default
+    13.6 ms, and one in six is slower than e^sigma times that. A step takes the time of all samples in its batch.
     """
 
     sample_seconds: Annotated[float, Bounds(above=0)] = 0.005
@@ -104,8 +104,8 @@ class FedScale:
     """Measured phones: each node has the speed and the bandwidth of a client in a FedScale capacity file.
 
     `path`: a pickle or JSON, client id → { computation: ms of inference per sample, communication: kbit/s }. A step
-    takes 3 · batch size · computation; the bandwidth holds up and down. `order`: "drawn" from the seed, or as in the
-    "file"; no client is taken again before all were.
+    takes 3 · batch size · computation; the bandwidth applies up and down. `order`: "drawn" at random, or as in the
+    "file"; no client is used twice before all were used.
     """
 
     path: Path

@@ -1,8 +1,8 @@
-"""Files of FedScale (Lai et al., ICML 2022): what was measured of real phones, for each client under its id.
+"""Files of FedScale (Lai et al., ICML 2022): measurements of real phones, by client id.
 
-They are published as pickles, which are read without running anything that they say, or are written as JSON. Nodes
-take clients in an order drawn from the seed, or in that of the file; where nodes are more than clients, they begin
-again with the first. Two files of the same clients give a node the same one in both.
+They are published as pickles, which are read without running any code in them; JSON works too. Nodes use the clients in
+a random order, or in that of the file; if there are more nodes than clients, clients repeat. In two files of the same
+clients, a node has the same client.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Clients:
         self._drawn: dict[int, NDArray[np.int64]] = {}
 
     def of(self, node: NodeId, seed: int, order: Order) -> Client:
-        """The client that a node takes."""
+        """The client of a node."""
         number = node % len(self._ids)
         if order == "drawn":
             if seed not in self._drawn:
@@ -48,13 +48,13 @@ class Clients:
 
 
 class Client:
-    """What a file says of one client."""
+    """The entry of one client in a file."""
 
     def __init__(self, place: str, table: Any) -> None:
         if not isinstance(table, Mapping):
             raise DataError(f"{place} is {reprlib.repr(table)}: expected a dictionary")
         self.place = place
-        # Python 2 pickled strings that come as bytes.
+        # Strings that Python 2 pickled are bytes.
         self._table = {key.decode("latin-1") if isinstance(key, bytes) else key: v for key, v in table.items()}
 
     def above_zero(self, key: str) -> float:
@@ -96,9 +96,9 @@ def _read(path: Path) -> dict[Any, Any]:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; expected a file of FedScale") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror}; expected a FedScale file") from None
     if len(content) > LARGEST:
-        raise DataError(f"{path}: it has more than {LARGEST:,} bytes; expected a file of FedScale")
+        raise DataError(f"{path}: it has more than {LARGEST:,} bytes; expected a FedScale file")
     table = _read_json(content, path) if content.lstrip().startswith(b"{") else read_pickle(content, str(path))
     if not isinstance(table, dict) or not table:
         raise DataError(f"{path}: it holds {reprlib.repr(table)}; expected a dictionary of clients")

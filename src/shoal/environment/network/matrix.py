@@ -19,16 +19,16 @@ from shoal.randomness import generator
 from shoal.types import Bounds, NodeId
 
 UNKNOWN = {"", "-", "*", "?", "na", "n/a", "nan", "null", "none"}
-"""How files spell what was not measured, beside negative and infinite numbers; in any case."""
+"""The entries for values that were not measured, besides negative and infinite numbers; case does not matter."""
 
 
 class Sites(AccessNetwork):
-    """Nodes at sites, which have links between them.
+    """Nodes at sites, with links between the sites.
 
     `site` has the number of each node's site; `latency` and `jitter` are of pairs of sites, in seconds one way;
     `bandwidth` too, in bytes per second and for each direction, and None where only the nodes' own links have limits.
-    Where two nodes are at the same site, the diagonal is between them. `shared`: all nodes of two sites share the link
-    between them. Otherwise each pair of nodes has one for itself.
+    The diagonal applies between two nodes at the same site. `shared`: all nodes of two sites share the link between
+    them. Otherwise each pair of nodes has its own link.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Sites(AccessNetwork):
 class Matrix:
     """Nodes at sites, with a latency for each pair from a file: rows of numbers, a square in all.
 
-    Numbers stand between commas, semicolons, tabs or blanks. The file may be compressed (.gz), and have a row and a
-    column of names. Its numbers are in `unit`; `round_trip`: there and back, so that half is one way. What is `missing`
-    in it (empty, negative, nan) is the shortest way through other sites, the mean of what is known of the two, or
-    refused. Nodes are at the first sites, or with `draw` at ones drawn from the seed; where there are more nodes than
-    sites, they go round the sites in turn.
+    Commas, semicolons, tabs or blanks separate the numbers. The file may be compressed (.gz), and have a row and a
+    column of names. Its numbers are in `unit`; `round_trip`: in both directions, so half of it is one way. A `missing`
+    value (empty, negative, nan) is the shortest path through other sites, the mean of the known values of the two
+    sites, or rejected. Nodes are at the first sites, or with `draw` at random sites; if there are more nodes than
+    sites, nodes share the sites in turn.
 
-    `bandwidth`: a file of the same shape in Mbit/s, of the link between two sites in each direction; what is missing
-    there is the mean, or refused, and at a single site unlimited. `upload` and `download` are of each node, in Mbit/s
-    (0: unlimited). `jitter` is a fraction of the latency; `loss` the probability that a message is lost.
+    `bandwidth`: a file of the same shape in Mbit/s, of the link between two sites in each direction. A missing
+    value is the mean, or rejected; within a site it is unlimited. `upload` and `download` of each node are in
+    Mbit/s (0: unlimited). `jitter` is a fraction of the latency; `loss` the probability that a message is lost.
     """
 
     latency: Path
@@ -109,7 +109,7 @@ class Matrix:
         return NetworkTimeline([(0.0, network_state)])
 
     def _filled(self, sheet: Sheet, kept: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The latencies between the sites that are kept; others may lie on the way between them."""
+        """The latencies between the used sites. Shortest paths may pass through other sites."""
         values, among = sheet.values, np.ix_(kept, kept)
         lacking = np.isnan(values[among])
         if self.missing == "path" and lacking.any():
@@ -119,25 +119,25 @@ class Matrix:
             rows, columns = np.nonzero(~np.isnan(values))
             known = csr_matrix((values[rows, columns], (rows, columns)), shape=values.shape)
             senders = kept[lacking.any(axis=1)]
-            ways = np.full_like(values, np.nan)
-            ways[senders] = dijkstra(known, indices=senders)
-            values = np.where(np.isnan(values) & np.isfinite(ways), ways, values)
+            paths = np.full_like(values, np.nan)
+            paths[senders] = dijkstra(known, indices=senders)
+            values = np.where(np.isnan(values) & np.isfinite(paths), paths, values)
         elif self.missing == "mean":
             values = _with_means(values)
-        instead = {
-            "path": "no way through others is known either",
-            "mean": "neither is anything else of the two",
+        hint = {
+            "path": "there is no path through other sites either",
+            "mean": "the two sites have no other value either",
             "refuse": "give it, or set missing to 'path' or 'mean'",
         }[self.missing]
         for i, j in zip(*np.nonzero(np.isnan(values[among])), strict=True):
-            sheet.refuse(f"nothing is known here; {instead}", kept[i], kept[j])
+            sheet.reject(f"the value is missing; {hint}", kept[i], kept[j])
         return np.asarray(values[among], np.float64)
 
     def _widths(self, path: Path, sites: int, kept: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Bytes per second between the sites that are kept."""
+        """The bandwidths between the used sites, in bytes per second."""
         sheet = read(path)
         if len(sheet.values) != sites:
-            raise ValueError(f"{path}: it has {len(sheet.values)} sites, and {self.latency} has {sites}")
+            raise ValueError(f"{path}: it has {len(sheet.values)} sites, but {self.latency} has {sites}")
         values = np.where(sheet.values > 0, sheet.values, np.nan)
         alone = np.isnan(np.diagonal(values))
         if self.missing != "refuse":
@@ -145,12 +145,12 @@ class Matrix:
         np.fill_diagonal(values, np.where(alone, np.inf, np.diagonal(values)))
         among = np.ix_(kept, kept)
         for i, j in zip(*np.nonzero(np.isnan(values[among])), strict=True):
-            sheet.refuse("expected a bandwidth above 0, in Mbit/s", kept[i], kept[j])
+            sheet.reject("expected a bandwidth above 0, in Mbit/s", kept[i], kept[j])
         return np.asarray(values[among] * MEGABIT, np.float64)
 
 
 def _with_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What is not known off the diagonal, as the mean of what is known there of its row and its column."""
+    """Replace missing values by the mean of the known values in their row and column, without the diagonal."""
     known = ~np.isnan(values) & ~np.eye(len(values), dtype=bool)
     sums, counts = np.where(known, values, 0.0), known.astype(np.float64)
     total = sums.sum(axis=1)[:, None] + sums.sum(axis=0)[None, :]
@@ -161,21 +161,21 @@ def _with_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A square table of numbers from a file, and where each stands there. nan: not known."""
+    """A square table of numbers from a file, with their places in it. nan: missing."""
 
     path: Path
     values: NDArray[np.float64]
     lines: Sequence[int]
     """The line of each row, the first being 1."""
     before: int
-    """How many columns stand before the first."""
+    """The number of columns before the first number."""
 
-    def refuse(self, problem: str, row: int, column: int) -> NoReturn:
+    def reject(self, problem: str, row: int, column: int) -> NoReturn:
         raise ValueError(f"{self.path}:{self.lines[row]}: row {row + 1}, column {column + 1 + self.before}: {problem}")
 
 
 def read(path: Path) -> Sheet:
-    """The square matrix in a file. Raises ValueError with the file, the line and the column of what is wrong."""
+    """Read a square matrix from a file. Raises ValueError with the file, the line and the column of an error."""
     rows = list(_rows(path))
     if not rows:
         raise ValueError(f"{path}: it is empty; expected a square matrix")
@@ -183,7 +183,7 @@ def read(path: Path) -> Sheet:
     cornerless = len(rows) > 1 and len(rows[0][1]) == width - 1
     for line, cells in rows[1:] if cornerless else rows:
         if len(cells) != width:
-            raise ValueError(f"{path}:{line}: {len(cells)} entries, and the last line has {width}")
+            raise ValueError(f"{path}:{line}: {len(cells)} entries, but the last line has {width}")
     header, named = (True, True) if cornerless else _names([cells for _, cells in rows])
     body = rows[header:]
     if len(body) != width - named:
@@ -194,12 +194,12 @@ def read(path: Path) -> Sheet:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Lines that are not empty, with their numbers, cut where the first of them says."""
+    """The lines that are not empty, with their numbers, split at the separator of the first line."""
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is neither a text file nor one that gzip has made"
+        reason = getattr(error, "strerror", None) or "it is neither a text file nor a gzip file"
         raise ValueError(f"{path}: cannot read this matrix: {reason}") from None
     lines = [(i, line) for i, line in enumerate(text.splitlines(), start=1) if line.strip() and line.lstrip()[0] != "#"]
     mark = next((m for m in "\t;," if lines and m in lines[0][1]), None)
@@ -209,10 +209,10 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _names(rows: Sequence[Sequence[str]]) -> tuple[bool, bool]:
-    """Whether the first row is one of names, and whether the first column is."""
+    """Whether the first row has names, and whether the first column has names."""
     above, beside = rows[0], [row[0] for row in rows]
     match len(rows) - len(above):
-        case 0:  # both or none; numbers there cannot be told from others
+        case 0:  # both or none; names that are numbers cannot be detected
             both = _are_words(above[1:]) and _are_words(beside[1:])
             return both, both
         case 1:
@@ -223,7 +223,7 @@ def _names(rows: Sequence[Sequence[str]]) -> tuple[bool, bool]:
 
 
 def _are_words(cells: Sequence[str]) -> bool:
-    """Whether these are words, all of them, that no number could be meant by."""
+    """Whether no cell is a number or a missing value."""
     return bool(cells) and all(cell.lower() not in UNKNOWN and not _is_number(cell) for cell in cells)
 
 
@@ -241,7 +241,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _number(path: Path, line: int, column: int, cell: str) -> float:
-    """What a cell says; nan for what is not known."""
+    """The number in a cell; nan if it is missing."""
     try:
         value = float(cell)
     except ValueError:
