@@ -469,7 +469,7 @@ def test_what_only_kollaps_needs_is_not_looked_at(tmp_path: Path) -> None:
     file = tmp_path / "net.xml"
     services = '<service name="a" image="x:1" command="[\'b\', \'0\']" supervisor="true" port="80" ip="10.0.0.1"/>'
     file.write_text("<!-- a file -->" + text(services=services + SERVICES, dynamic=">"))
-    assert read(file).services[0] == Service("a", coordinator=True, image="x:1", command="['b', '0']")
+    assert read(file).services[0] == Service("a", supervisor=True, image="x:1", command="['b', '0']")
 
 
 def one_link(more: str = "", upload: str = "1Mbps", ends: str = 'origin="client" dest="left"') -> str:

@@ -1,4 +1,4 @@
-"""Networks as Kollaps describes them (Gouveia et al., EuroSys 2020), collapsed: what counts is from end to end.
+"""Networks as Kollaps describes them (Gouveia et al., EuroSys 2020), collapsed to end-to-end routes.
 
 Services and bridges are joined by links. A message takes the shortest way; its latency is the sum over the links of it,
 its jitter the root of the sum of squares, and it gets through if no link drops it. Bandwidth is that of the links,
@@ -52,12 +52,12 @@ __all__ = [
 By: TypeAlias = Literal["hops", "latency"]
 
 HOP = 1e-9
-"""What a link adds to a way by latency, in seconds: of ways that take as long, the one with fewer links is taken."""
+"""Seconds that a link adds to a path by latency: of paths with equal latency, the one with fewer links is used."""
 
 
 @dataclass(frozen=True)
 class Kollaps:
-    """A network from a file for Kollaps: services, bridges, links and what changes when (Gouveia et al. 2020).
+    """A network from a file for Kollaps: services, bridges, links and a schedule of changes (Gouveia et al. 2020).
 
     Nodes are the replicas of `services`, in the order of the file; when none are named, of all but supervisors. There
     may be more of them than nodes: the first are taken. The shortest way is that of the fewest links, or the least
@@ -94,7 +94,7 @@ class Kollaps:
         for name in self.services:
             if name not in known:
                 raise ValueError(f"services: there is no service {name!r} in {self.path}{nearest(name, known)}")
-        chosen = [s.name for s in known.values() if (s.name in self.services if self.services else not s.coordinator)]
+        chosen = [s.name for s in known.values() if (s.name in self.services if self.services else not s.supervisor)]
         members = [(name, vertex) for name in chosen for vertex in layout.vertices[name]]
         if len(members) < nodes:
             late = sorted(layout.late.intersection(chosen))
@@ -103,12 +103,12 @@ class Kollaps:
                 remedy = f"{', '.join(map(repr, late))} join by schedule, so none are there before: let more join"
             raise ValueError(
                 f"{self.path}: {len(members)} replicas of {', '.join(map(repr, chosen)) or 'services'}, and there are "
-                f"{nodes} nodes, with those that serve; {remedy}"
+                f"{nodes} nodes, servers included; {remedy}"
             )
         linked = {name for way in layout.ways for name in way}
         for name in sorted({name for name, _ in members[:nodes]} - linked):
             raise ValueError(
-                f"{self.path}: service {name!r} has no link, so nobody reaches it; give it one, or name the other "
+                f"{self.path}: service {name!r} has no link, so no node can reach it; give it one, or name the other "
                 "services that are nodes: services = […]"
             )
         return [vertex for _, vertex in members[:nodes]]
@@ -116,7 +116,7 @@ class Kollaps:
 
 @dataclass(frozen=True)
 class Properties:
-    """What may change about links. Latencies and jitters are in seconds, capacities in bytes per second."""
+    """The properties of links that may change. Latencies and jitters are in seconds, capacities in bytes per second."""
 
     latency: NDArray[np.float64]
     jitter: NDArray[np.float64]
@@ -125,7 +125,7 @@ class Properties:
     up: NDArray[np.bool_]
     """Whether a link is there."""
     gone: frozenset[int] = frozenset()
-    """Vertices that no way leads to or through: bridges that left, and replicas that are disconnected."""
+    """Vertices without any path to or through them: bridges that left, and disconnected replicas."""
 
 
 class Layout:
@@ -180,7 +180,7 @@ class Layout:
         self.ways.setdefault(way, []).extend(range(first, len(self._rows)))
 
     def after(self, event: LinkEvent, state: Properties) -> Properties:
-        """What the event makes of the links as they were."""
+        """The links after the event."""
         forth = self.ways.get((event.origin, event.dest), [])
         back = self.ways.get((event.dest, event.origin), [])
         changed = {f.name: getattr(state, f.name).copy() for f in dataclasses.fields(state) if f.name != "gone"}
@@ -202,7 +202,7 @@ class Layout:
 
 
 def _joining(event: ServiceEvent | LinkEvent, ways: Collection[tuple[str, str]]) -> list[Link]:
-    """The links that the event makes: those that it describes and that are not there yet."""
+    """The new links of the event: the ones that it describes and that do not exist yet."""
     if not isinstance(event, LinkEvent) or not event.is_new:
         return []
     latency, upload, download = cast(float, event.latency), cast(float, event.upload), event.download
@@ -230,7 +230,7 @@ def _replicas(service: Service, schedule: Sequence[ServiceEvent | LinkEvent]) ->
 
 
 class _Course:
-    """What happens to the network by its schedule."""
+    """The scheduled changes of the network."""
 
     def __init__(self, description: Description, layout: Layout, path: Path, rng: np.random.Generator | None) -> None:
         self._layout, self._path, self._rng = layout, path, rng
@@ -240,7 +240,7 @@ class _Course:
         self._left: set[int] = set()
 
     def moments(self) -> Iterator[tuple[float, Properties, frozenset[int]]]:
-        """Time 0 and each at which something happens: what holds from then on, and which replicas are there."""
+        """Time 0 and the time of every change: the state from then on, and the replicas that are online."""
         fault_event = groupby(self._schedule, key=lambda event: event.time)
         if not self._schedule or self._schedule[0].time > 0:
             yield 0.0, self._state, frozenset(self._joined)
@@ -293,7 +293,7 @@ class _Course:
 
 
 class Collapsed:
-    """The network as it stands for a while. Ways are sought when they are asked for."""
+    """The network between two changes. Paths are computed on first use."""
 
     def __init__(self, layout: Layout, members: Sequence[int], state: Properties, by: By) -> None:
         self.state = state
@@ -320,12 +320,12 @@ class Collapsed:
 
     def _collapsed(self, links: list[int]) -> Route:
         latencies, jitters, drops = self._lists
-        latency = math.fsum(latencies[link] for link in links)  # to the bit what it is on the way back
+        latency = math.fsum(latencies[link] for link in links)  # exactly equal in both directions
         jitter = math.hypot(*(jitters[link] for link in links))
         return Route(tuple(links), latency, jitter, 1 - math.prod(1 - drops[link] for link in links))
 
     def _way(self, start: int, end: int) -> list[int] | None:
-        """The links of the shortest way, in order."""
+        """The links of the shortest path, in order."""
         before = self._tree(start)
         if before[end] < 0:
             return None
@@ -337,7 +337,7 @@ class Collapsed:
         return links[::-1]
 
     def _shortest(self, start: int) -> list[int]:
-        """The vertex before each, on the shortest way from `start`; negative where none leads."""
+        """The vertex before each on the shortest path from `start`; negative if there is no path."""
         from scipy.sparse.csgraph import dijkstra
 
         before: list[int] = dijkstra(self._graph[0], indices=start, return_predecessors=True)[1].tolist()
@@ -358,7 +358,7 @@ class Collapsed:
         gone[list(self.state.gone)] = True
         usable = np.flatnonzero(self.state.up & ~gone[layout.source] & ~gone[layout.target])
         latency = self.state.latency[usable]
-        # Of ways with as many links, the one with the least latency: all of it together counts for less than a link.
+        # Of paths with equally many links, the one with the least latency: all latencies count less than one link.
         weight = 1 + latency / (1 + latency.sum()) if self._by == "hops" else latency + HOP
         pairs = layout.source[usable] * size + layout.target[usable]
         order = np.lexsort((usable, weight, pairs))

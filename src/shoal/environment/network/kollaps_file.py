@@ -1,4 +1,4 @@
-"""The files that describe networks to Kollaps (Gouveia et al., EuroSys 2020): what is in them, read and written.
+"""The files that describe networks to Kollaps (Gouveia et al., EuroSys 2020): reading and writing.
 
     <experiment boot="kollaps:2.0">
       <services> <service name="client" image="…" replicas="3"/> … </services>
@@ -29,7 +29,7 @@ Action: TypeAlias = Literal["join", "leave", "crash", "disconnect", "reconnect"]
 
 @dataclass(frozen=True)
 class Service:
-    """What nodes are replicas of."""
+    """A service; nodes are its replicas."""
 
     name: str
     replicas: int = 1
@@ -38,7 +38,7 @@ class Service:
     """Whether the replicas have each of the service's links together, rather than one each."""
     reuse: bool = True
     """Whether a replica that left may join again."""
-    coordinator: bool = False
+    supervisor: bool = False
     """Whether it watches the others, and is no part of the network."""
     image: str = ""
     command: str = ""
@@ -71,7 +71,7 @@ class ServiceEvent:
 
 @dataclass(frozen=True)
 class LinkEvent:
-    """A link that comes, goes or changes. None: as it was.
+    """A link that joins, leaves or changes. None: unchanged.
 
     Properties are of the way from `origin` to `dest`; where there is a `download`, of the way back as well.
     """
@@ -95,7 +95,7 @@ class LinkEvent:
 
 @dataclass(frozen=True)
 class Description:
-    """What a file says."""
+    """The content of a file."""
 
     services: tuple[Service, ...]
     bridges: tuple[str, ...] = ()
@@ -118,16 +118,16 @@ ATTRIBUTES = {
 IGNORED = {
     "port", "controllername", "controller_ip", "machinename", "ip", "kollaps_folder", "topology_file", "script",
 }  # fmt: skip
-"""What Kollaps knows of services beside: how to start them."""
+"""Attributes of services that only Kollaps uses: how to start them."""
 
 MOST_REPLICAS = 1_000_000
-"""In all services, with those that join."""
+"""Replicas of all services, including replicas that join later."""
 _MEGABITS = {"Gbps": (1000, 1), "Mbps": (1, 1), "Kbps": (1, 1000)}
 """One of each in Mbit/s: so many times 1, over so many."""
 
 
 def read(path: Path) -> Description:
-    """What a file says. Raises ValueError, with the file and the line, for all that is wrong with it by itself."""
+    """Read a file. Raises ValueError, with the file and the line, if it is invalid by itself."""
     return _Reader(path).description()
 
 
@@ -150,11 +150,11 @@ def write(description: Description, path: Path) -> None:
 def _tag(name: str, attributes: Mapping[str, Any], end: str) -> str:
     given = {key: value for key, value in attributes.items() if value is not None and value != ""}
     return (
-        " ".join([f"<{name}", *(f"{key}={quoteattr(_spelt(key, value))}" for key, value in given.items())]) + f"{end}>"
+        " ".join([f"<{name}", *(f"{key}={quoteattr(_format(key, value))}" for key, value in given.items())]) + f"{end}>"
     )
 
 
-def _spelt(key: str, value: Any) -> str:
+def _format(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if key not in ("upload", "download"):
@@ -181,17 +181,17 @@ class _Reader:
     def description(self) -> Description:
         self._parse()
         if not self.found["experiment"]:
-            self._refuse("expected <experiment> in it")
+            self._reject("expected <experiment> in it")
         root = self.found["experiment"][0]
         services = tuple(self._service(e) for e in self.found.get("services", []))
         bridges = tuple(self._text(e, "name") for e in self.found.get("bridges", []))
         if not services:
-            self._refuse("there are no services in it, and nodes are replicas of services", root)
+            self._reject("there are no services in it, and nodes are replicas of services", root)
         self._refuse_masses()
         names: set[str] = set()
         for element in (*self.found.get("services", []), *self.found.get("bridges", [])):
             if (name := self._text(element, "name")) in names:
-                self._refuse(
+                self._reject(
                     f"there is another {name!r}; every service and every bridge has a name of its own", element
                 )
             names.add(name)
@@ -208,7 +208,7 @@ class _Reader:
         for element, key in counted:
             total += self._count(element, key)
             if total > MOST_REPLICAS:
-                self._refuse(
+                self._reject(
                     f"{key} = {element.attributes[key]!r}: more than {MOST_REPLICAS:,} in all; use fewer", element
                 )
 
@@ -221,18 +221,18 @@ class _Reader:
         )
         parser.EndElementHandler = lambda tag: self.depth.pop()
         # Entities are declared in a document type, so without one nothing can be expanded and no file be drawn in.
-        parser.StartDoctypeDeclHandler = lambda *_: self._refuse(
+        parser.StartDoctypeDeclHandler = lambda *_: self._reject(
             "it declares a document type, which files for Kollaps have no use for; remove <!DOCTYPE …>",
             _Element("", {}, parser.CurrentLineNumber),
         )
         try:
             parser.Parse(self.path.read_bytes(), True)
         except OSError as error:
-            self._refuse(f"cannot read this file: {error.strerror}")
+            self._reject(f"cannot read this file: {error.strerror}")
         except expat.ExpatError as error:
-            self._refuse(f"not valid XML: {expat.ErrorString(error.code)}", _Element("", {}, error.lineno))
+            self._reject(f"not valid XML: {expat.ErrorString(error.code)}", _Element("", {}, error.lineno))
         except LookupError as error:
-            self._refuse(f"not valid XML: {error}")
+            self._reject(f"not valid XML: {error}")
 
     def _begin(self, element: _Element) -> None:
         place, tag = tuple(self.depth), element.tag
@@ -245,20 +245,20 @@ class _Reader:
             expected = [ITEMS[place[1]]] if len(place) == 2 else []
         if tag not in expected:
             where = f"in <{place[-1]}>" if place else "at the top"
-            self._refuse(f"<{tag}> {where}{nearest(tag, expected)}", element)
+            self._reject(f"<{tag}> {where}{nearest(tag, expected)}", element)
         known = ATTRIBUTES[tag]
         for key in element.attributes:
             if key not in known and not (tag == "service" and key in IGNORED):
-                self._refuse(f"<{tag}> has no attribute {key!r}{nearest(key, known)}", element)
+                self._reject(f"<{tag}> has no attribute {key!r}{nearest(key, known)}", element)
         if len(place) == 1:
             if tag in self.found:
-                self._refuse(f"a second <{tag}>; put all of it into one", element)
+                self._reject(f"a second <{tag}>; put all of it into one", element)
             self.found[tag] = []
         else:
             self.found[place[1] if place else tag].append(element)
         self.depth.append(tag)
 
-    # What elements say
+    # Elements
 
     def _service(self, element: _Element) -> Service:
         given = element.attributes
@@ -267,7 +267,7 @@ class _Reader:
             replicas=self._count(element, "replicas"),
             share=self._flag(element, "share", False),
             reuse=self._flag(element, "reuse", True),
-            coordinator=self._flag(element, "supervisor", False),
+            supervisor=self._flag(element, "supervisor", False),
             image=given.get("image", ""),
             command=given.get("command", ""),
         )
@@ -277,7 +277,7 @@ class _Reader:
         said = self._properties(element)
         for key in ("latency", "upload"):
             if key not in said:
-                self._refuse(f"<link> from {origin!r} to {dest!r} has no {key}", element)
+                self._reject(f"<link> from {origin!r} to {dest!r} has no {key}", element)
         return Link(origin, dest, **said, network=element.attributes.get("network", ""))
 
     def _event(self, element: _Element, bridges: Collection[str], names: Collection[str]) -> ServiceEvent | LinkEvent:
@@ -286,14 +286,14 @@ class _Reader:
         action = None
         if "action" in given:
             if given["action"] not in get_args(Action):
-                self._refuse(
+                self._reject(
                     f"action = {given['action']!r}: unknown{nearest(given['action'], get_args(Action))}", element
                 )
             action = cast(Action, given["action"])
         if "name" in given:
             return self._service_event(element, time, action, bridges, names)
         if not {"origin", "dest"} & given.keys():
-            self._refuse("<schedule> names nothing; expected a name, or an origin and a dest", element)
+            self._reject("<schedule> names nothing; expected a name, or an origin and a dest", element)
         return self._link_event(element, time, action, names)
 
     def _service_event(
@@ -302,29 +302,29 @@ class _Reader:
         name = self._known(element, "name", names)
         for key in ("origin", "dest", *PROPERTIES):
             if key in element.attributes:
-                self._refuse(
+                self._reject(
                     f"<schedule> of {name!r} has no {key}; a link is named by its origin and its dest", element
                 )
         if action is None:
-            self._refuse(f"<schedule> of {name!r} has no action{nearest('', get_args(Action))}", element)
+            self._reject(f"<schedule> of {name!r} has no action{nearest('', get_args(Action))}", element)
         amount = self._count(element, "amount")
         if name in bridges and (action not in ("join", "leave") or amount > 1):
-            self._refuse(f"{name!r} is a bridge: it can join and leave, and there is one of it", element)
+            self._reject(f"{name!r} is a bridge: it can join and leave, and there is one of it", element)
         return ServiceEvent(time, name, action, amount, element.line)
 
     def _link_event(self, element: _Element, time: float, action: Action | None, names: Collection[str]) -> LinkEvent:
         origin, dest = self._ends(element, names)
         said = self._properties(element)
         if "amount" in element.attributes:
-            self._refuse("<schedule> of a link has no amount", element)
+            self._reject("<schedule> of a link has no amount", element)
         if action == "crash":
-            self._refuse("a link does not crash; it can leave or disconnect, join or reconnect", element)
+            self._reject("a link does not crash; it can leave or disconnect, join or reconnect", element)
         if action is None and not said:
-            self._refuse("<schedule> of a link has neither an action nor a property", element)
+            self._reject("<schedule> of a link has neither an action nor a property", element)
         return LinkEvent(time, origin, dest, action, **said, line=element.line)
 
     def _check_links(self, links: Sequence[Link], events: Sequence[ServiceEvent | LinkEvent]) -> None:
-        """That what is scheduled of links is said of ones that are there, at some time."""
+        """Check that every scheduled change of a link names a link that exists at some time."""
         scheduled = [event for event in events if isinstance(event, LinkEvent)]
         ways: set[tuple[str, str]] = set()
         made: list[Link | LinkEvent] = [*links, *(event for event in scheduled if event.is_new)]
@@ -339,18 +339,18 @@ class _Reader:
             for origin, dest in wanted:
                 if (origin, dest) not in ways:
                     hint = "; a new one joins with a latency and an upload" if event.action == "join" else ""
-                    self._refuse(f"there is no link from {origin!r} to {dest!r}{hint}", _Element("", {}, event.line))
+                    self._reject(f"there is no link from {origin!r} to {dest!r}{hint}", _Element("", {}, event.line))
 
     def _ends(self, element: _Element, names: Collection[str]) -> tuple[str, str]:
         origin, dest = self._known(element, "origin", names), self._known(element, "dest", names)
         if origin == dest:
-            self._refuse(f"<{element.tag}> from {origin!r} to itself; put a bridge between its replicas", element)
+            self._reject(f"<{element.tag}> from {origin!r} to itself; put a bridge between its replicas", element)
         return origin, dest
 
     def _known(self, element: _Element, key: str, names: Collection[str]) -> str:
         name = self._text(element, key)
         if name not in names:
-            self._refuse(f"{key} = {name!r}: there is no such service or bridge{nearest(name, names)}", element)
+            self._reject(f"{key} = {name!r}: there is no such service or bridge{nearest(name, names)}", element)
         return name
 
     def _properties(self, element: _Element) -> dict[str, Any]:
@@ -374,42 +374,42 @@ class _Reader:
         value = self._parsed(match[1]) if match else None
         problem = f"{key} = {text!r}: expected a number and a unit, such as 100Kbps, 60Mbps or 1.5Gbps"
         if match is None or value is None:
-            self._refuse(problem, element)
+            self._reject(problem, element)
         unit = next((known for unit, known in _MEGABITS.items() if unit.lower() == match[2].lower()), None)
         if unit is None:
-            self._refuse(
+            self._reject(
                 f"{problem}; " + (f"the unit {match[2]!r} is unknown" if match[2] else "it has no unit"), element
             )
         megabits = value * unit[0] / unit[1]
         if not megabits:
-            self._refuse(f"{key} = {text!r}: a link that carries nothing; let it leave by a schedule instead", element)
+            self._reject(f"{key} = {text!r}: a link that carries nothing; let it leave by a schedule instead", element)
         if math.isinf(megabits):
-            self._refuse(problem, element)
+            self._reject(problem, element)
         return megabits
 
     def _number(self, element: _Element, key: str, expected: str, at_most: float = math.inf) -> float:
         text = self._text(element, key)
         value = self._parsed(text)
         if value is None or not 0 <= value <= at_most:
-            self._refuse(f"{key} = {text!r}: expected {expected}", element)
+            self._reject(f"{key} = {text!r}: expected {expected}", element)
         return value
 
     def _count(self, element: _Element, key: str) -> int:
         text = element.attributes.get(key, "1")
         if not re.fullmatch(r"\s*[0-9]{1,9}\s*", text) or not int(text):
-            self._refuse(f"{key} = {text!r}: expected an integer, at least 1", element)
+            self._reject(f"{key} = {text!r}: expected an integer, at least 1", element)
         return int(text)
 
     def _flag(self, element: _Element, key: str, default: bool) -> bool:
         text = element.attributes.get(key, str(default)).strip().lower()
         if text not in ("true", "false"):
-            self._refuse(f"{key} = {element.attributes[key]!r}: expected true or false", element)
+            self._reject(f"{key} = {element.attributes[key]!r}: expected true or false", element)
         return text == "true"
 
     def _text(self, element: _Element, key: str) -> str:
         text = element.attributes.get(key, "").strip()
         if not text:
-            self._refuse(f"<{element.tag}> has no {key}", element)
+            self._reject(f"<{element.tag}> has no {key}", element)
         return text
 
     @staticmethod
@@ -420,5 +420,5 @@ class _Reader:
             return None
         return value if math.isfinite(value) else None
 
-    def _refuse(self, problem: str, element: _Element | None = None) -> NoReturn:
+    def _reject(self, problem: str, element: _Element | None = None) -> NoReturn:
         raise ValueError(f"{self.path}:{element.line}: {problem}" if element else f"{self.path}: {problem}")
