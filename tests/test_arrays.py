@@ -138,7 +138,7 @@ def test_files_that_are_no_arrays_are_told(tmp_path: Path) -> None:
         ArrayFiles(tmp_path).load(seed=0)
     whole = one_file(tmp_path)
     whole.write_bytes(whole.read_bytes()[:300])
-    with pytest.raises(DataError, match=r"not an \.npz file, or cut short"):
+    with pytest.raises(DataError, match=r"not an \.npz file, or incomplete"):
         ArrayFiles(whole).load(seed=0)
     whole.unlink()
     (tmp_path / "x.npy").write_bytes(b"no array")

@@ -125,17 +125,17 @@ def test_a_version_reads_its_own_files_only(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_ratings_that_leave_no_test_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"leaves none to test with: no user has more than 1"):
+    with pytest.raises(DataError, match=r"leaves the test set empty: no user has more ratings than 1"):
         Movielens(path=table(tmp_path, "1,1,4.0,0", "2,2,4.0,0")).load(seed=0)
 
 
 def test_files_that_are_something_else_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1: no column rating; expected userId, movieId, rating"):
         Movielens(path=table(tmp_path, header="userId,movieId,stars\n")).load(seed=0)
-    with pytest.raises(DataError, match="no ratings in it"):
+    with pytest.raises(DataError, match="it has no ratings"):
         Movielens(path=table(tmp_path)).load(seed=0)
     (tmp_path / "ml-latest-small.zip").write_bytes(b"PK\x03\x04 and then nothing")
-    with pytest.raises(DataError, match=r"ml-latest-small\.zip: not a zip, or cut short"):
+    with pytest.raises(DataError, match=r"ml-latest-small\.zip: not a zip, or incomplete"):
         Movielens(path=tmp_path / "ml-latest-small.zip").load(seed=0)
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("films.csv", "")

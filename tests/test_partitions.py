@@ -260,7 +260,7 @@ def test_blocks_of_users_are_those_of_decentralizepy():
 
 def test_users_are_needed_and_enough_of_them():
     nobodys = Samples(np.zeros((4, 1), np.float32), np.zeros(4, np.int64))
-    with pytest.raises(DataError, match="does not say whom its samples came from; use 'iid'"):
+    with pytest.raises(DataError, match="this data set has no users; use 'iid'"):
         Natural().split_owned(nobodys, nobodys, 2, generator(0, "partition"))
     with pytest.raises(DataError, match=r"3 nodes share 2 users.* use at most 2 nodes"):
         Natural().split_owned(owned([0, 0, 0, 1]), owned([]), 3, generator(0, "partition"))
@@ -287,7 +287,7 @@ LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])
         (Quantity(minimum=4), 3, ["'quantity'", "minimum = 4", "12 samples", "at most 3"]),
         (Shards(4), 3, ["'shards'", "per_node = 4", "12 shards", "10 samples", "per_node of at most 3"]),
         (Dirichlet(0.5, 4), 3, ["'dirichlet'", "minimum = 4", "12 samples", "there are 10", "at most 3"]),
-        (Classes(4), 2, ["'classes'", "per_node = 4", "3 classes are present", "per_node of at most 3"]),
+        (Classes(4), 2, ["'classes'", "per_node = 4", "there are 3 classes", "per_node of at most 3"]),
         (Classes(3), 4, ["'classes'", "per_node = 3", "4 nodes", "per_node of at most 2"]),
     ],
     ids=str,

@@ -11,7 +11,7 @@ import torch
 
 from shoal.data.dataset import OwnerPartition, ShiftingPartition
 from shoal.data.partitions import Dirichlet, Iid, Natural
-from shoal.data.shifts import Noise, Noisy, Rotation, Turned
+from shoal.data.shifts import AddNoise, Noise, RotateInputs, Rotation
 from shoal.errors import DataError, ExperimentError, ShoalError
 from shoal.experiment import Experiment
 from shoal.randomness import generator
@@ -38,22 +38,22 @@ def experiment(**changed: Any) -> Experiment:
 
 
 def test_quarter_turns_are_exact_and_against_the_clock() -> None:
-    turned = Turned(90.0).apply(IMAGES, NUMBERS)
+    turned = RotateInputs(90.0).apply(IMAGES, NUMBERS)
     assert torch.equal(turned, torch.rot90(IMAGES, 1, (2, 3)))
     assert torch.equal(turned[0, 0, -1], IMAGES[0, 0, :, 0]), "what was at the left is below"
-    assert torch.equal(Turned(180.0).apply(IMAGES[..., :2], NUMBERS), IMAGES[..., :2].flip(2, 3))
+    assert torch.equal(RotateInputs(180.0).apply(IMAGES[..., :2], NUMBERS), IMAGES[..., :2].flip(2, 3))
 
 
 @pytest.mark.parametrize("degrees", [90.0, 180.0, 270.0])
 def test_other_angles_turn_the_same_way(degrees: float) -> None:
-    near = Turned(degrees + 1e-4).apply(IMAGES, NUMBERS)
-    assert torch.allclose(near, Turned(degrees).apply(IMAGES, NUMBERS), atol=1e-2)
+    near = RotateInputs(degrees + 1e-4).apply(IMAGES, NUMBERS)
+    assert torch.allclose(near, RotateInputs(degrees).apply(IMAGES, NUMBERS), atol=1e-2)
 
 
 def test_images_that_are_not_square_keep_their_shape() -> None:
     wide = torch.zeros(1, 1, 5, 9)
     wide[0, 0, 2, 2:7] = 1.0  # a line that lies, about the middle
-    stands = Turned(90.0).apply(wide, NUMBERS[:1])
+    stands = RotateInputs(90.0).apply(wide, NUMBERS[:1])
     assert stands.shape == wide.shape
     assert torch.allclose(stands[0, 0, :, 4], torch.ones(5), atol=1e-4)
     assert stands.sum() == pytest.approx(5.0, abs=1e-3)
@@ -61,7 +61,7 @@ def test_images_that_are_not_square_keep_their_shape() -> None:
 
 def test_nodes_get_the_angles_in_turn_or_at_random() -> None:
     rotation = Rotation((0.0, 90.0, 450.0))
-    assert rotation.shifts(4, (1, 4, 4), generator(0, "shifts")) == [None, Turned(90.0), Turned(90.0), None]
+    assert rotation.shifts(4, (1, 4, 4), generator(0, "shifts")) == [None, RotateInputs(90.0), RotateInputs(90.0), None]
     drawn = Rotation(assign="random").shifts(50, (1, 4, 4), generator(0, "shifts"))
     assert len(set(drawn)) == 4
     assert drawn == Rotation(assign="random").shifts(50, (1, 4, 4), generator(0, "shifts"))
@@ -71,7 +71,7 @@ def test_nodes_get_the_angles_in_turn_or_at_random() -> None:
 def test_only_images_are_turned() -> None:
     with pytest.raises(DataError, match=r"'rotation': inputs have shape \[64\]; expected images"):
         Rotation().shifts(4, (64,), generator(0, "shifts"))
-    with pytest.raises(ValueError, match="expected an angle at least"):
+    with pytest.raises(ValueError, match="expected at least one angle"):
         Rotation(())
 
 
@@ -86,10 +86,10 @@ def test_noise_grows_from_node_to_node() -> None:
 
 
 def test_a_sample_always_looks_the_same_and_unlike_others() -> None:
-    seen = Noisy(7, 1, 0.5).apply(IMAGES, NUMBERS)
-    assert torch.equal(seen[1:], Noisy(7, 1, 0.5).apply(IMAGES[1:], NUMBERS[1:]))
+    seen = AddNoise(7, 1, 0.5).apply(IMAGES, NUMBERS)
+    assert torch.equal(seen[1:], AddNoise(7, 1, 0.5).apply(IMAGES[1:], NUMBERS[1:]))
     noises = [
-        Noisy(seed, node, 0.5).apply(torch.zeros(1, 4), torch.tensor([number]))
+        AddNoise(seed, node, 0.5).apply(torch.zeros(1, 4), torch.tensor([number]))
         for seed, node, number in [(7, 1, 5), (8, 1, 5), (7, 2, 5), (7, 1, 6), (7, 1, -5), (7, 1, -6)]
     ]
     assert len({tuple(noise.ravel().tolist()) for noise in noises}) == len(noises)

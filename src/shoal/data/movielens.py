@@ -1,6 +1,6 @@
-"""MovieLens: how people rate films.
+"""MovieLens: ratings of films by users.
 
-Harper and Konstan 2015, "The MovieLens Datasets: History and Context". Two of its publications are read, as a zip or
+Harper and Konstan 2015, "The MovieLens Datasets: History and Context". Two versions are supported, as a zip or
 unpacked: ml-latest-small (ratings.csv, half stars from 0.5 to 5) and ml-100k (u.data, whole stars from 1 to 5).
 """
 
@@ -31,43 +31,43 @@ VERSION = 1
 COLUMNS = ("userId", "movieId", "rating")
 RATING = np.dtype([("user", np.int64), ("film", np.int64), ("stars", np.float64)])
 HIGHEST = 5.0
-LARGEST = 1 << 28
-"""Bytes of a file of ratings; both publications have less than three million."""
+MAX_BYTES = 1 << 28
+"""Bytes of a file of ratings. Both versions have less than three million."""
 
 
 @dataclass(frozen=True)
-class _Form:
-    """What differs between the two publications."""
+class _VersionInfo:
+    """The differences between the two versions."""
 
     name: str
-    """As `PUBLISHERS` has it."""
+    """The key in `PUBLISHERS`."""
     table: str
     """The file of ratings."""
     lowest: float
 
 
 Version: TypeAlias = Literal["ml-latest-small", "ml-100k"]
-FORMS: dict[Version, _Form] = {
-    "ml-latest-small": _Form("movielens", "ratings.csv", 0.5),
-    "ml-100k": _Form("movielens-100k", "u.data", 1.0),
+VERSIONS: dict[Version, _VersionInfo] = {
+    "ml-latest-small": _VersionInfo("movielens", "ratings.csv", 0.5),
+    "ml-100k": _VersionInfo("movielens-100k", "u.data", 1.0),
 }
 
 
 @dataclass(frozen=True)
 class Movielens:
-    """MovieLens (2015): ratings of films by 610 users (ml-latest-small) or 943 (ml-100k), to be foretold as numbers.
+    """MovieLens (2015): ratings of films by 610 users (ml-latest-small) or 943 (ml-100k); a regression.
 
-    Inputs are pairs (user, film), both numbered from 0 without gaps in the order of their ids; targets are stars. Of
-    each user's ratings `test_fraction` are the test, rounded down, the same whatever the seed. Samples go by user.
+    Inputs are pairs (user, film), both numbered from 0 without gaps in the order of their ids; targets are stars. The
+    test set is `test_fraction` of each user's ratings, rounded down; it does not depend on the seed. Users own samples.
     """
 
     version: Version = "ml-latest-small"
     path: Path | None = None
-    """A zip, the folder in it, or a file of ratings; looked for in movielens below SHOAL_DATA when not given."""
+    """A zip, an unpacked folder, or a file of ratings; by default in movielens below SHOAL_DATA."""
     test_fraction: Annotated[float, Bounds(above=0, below=1)] = 0.3
 
     def load(self, seed: int) -> Data:
-        form = FORMS[self.version]
+        form = VERSIONS[self.version]
         source = locate(form.name, [f"{self.version}.zip", self.version, form.table], self.path)
         source = _file(self.version, source)
         arrays = load_decoded(form.name, VERSION, [source], lambda folder: _decode(self.version, source))
@@ -75,8 +75,8 @@ class Movielens:
         test = _test(x[:, 0], self.test_fraction)
         if not test.any():
             raise DataError(
-                f"{source}: a test_fraction of {self.test_fraction} of each user's ratings leaves none to test with: "
-                f"no user has more than {np.bincount(x[:, 0]).max()}"
+                f"{source}: a test_fraction of {self.test_fraction} of each user's ratings leaves the test set empty: "
+                f"no user has more ratings than {np.bincount(x[:, 0]).max()}"
             )
         train_samples, test_samples = (
             Samples(x[rows], y[rows], x[rows, 0].astype(np.int64)) for rows in (np.flatnonzero(~test), test)
@@ -86,30 +86,30 @@ class Movielens:
 
 
 def latest_small(source: Path) -> str:
-    """What is in it, once all of it was read."""
-    return _described("ml-latest-small", source)
+    """Read the whole file and describe it."""
+    return _describe("ml-latest-small", source)
 
 
 def hundred_thousand(source: Path) -> str:
-    """What is in it, once all of it was read. Raises `DataError` where its counts are not those of ml-100k."""
-    found = _described("ml-100k", source)
+    """Read the whole file and describe it. Raises `DataError` if its counts differ from those of ml-100k."""
+    found = _describe("ml-100k", source)
     expected = "100,000 ratings by 943 users of 1,682 films"
     if found != expected:
-        raise DataError(f"not what was published: {found}; expected {expected}")
+        raise DataError(f"not the published data: {found}; expected {expected}")
     return f"{found}, as ml-100k has"
 
 
-def _described(version: Version, source: Path) -> str:
+def _describe(version: Version, source: Path) -> str:
     arrays = _decode(version, _file(version, source))
     return f"{len(arrays['y']):,} ratings by {len(arrays['users']):,} users of {len(arrays['films']):,} films"
 
 
 def _file(version: Version, source: Path) -> Path:
-    """The zip or the file of ratings. Raises `DataError` for one that is of the other version."""
-    form = FORMS[version]
+    """Return the zip or the file of ratings. Raises `DataError` for a file of the other version."""
+    form = VERSIONS[version]
     if source.is_dir():
         source = locate(form.name, [form.table], source)
-    for other, its in FORMS.items():
+    for other, its in VERSIONS.items():
         same = source.name == its.table or source.suffix == Path(its.table).suffix
         if other != version and same:
             raise DataError(f"{source}: a file of {other}; expected {form.table}, or dataset.version = {other!r}")
@@ -117,7 +117,7 @@ def _file(version: Version, source: Path) -> Path:
 
 
 def _test(user: NDArray[np.int32], fraction: float) -> NDArray[np.bool_]:
-    """Which ratings are the test: of each user's n, in a random order, the first ⌊n·fraction⌋. Users ascend."""
+    """Mark the test ratings: the first ⌊n·fraction⌋ of each user's n, in random order. `user` is sorted."""
     order = np.lexsort((generator(0, "movielens test ratings").random(len(user)), user))
     counts = np.bincount(user)
     place = np.arange(len(user)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -127,13 +127,13 @@ def _test(user: NDArray[np.int32], fraction: float) -> NDArray[np.bool_]:
 
 
 def _decode(version: Version, source: Path) -> Arrays:
-    form = FORMS[version]
+    form = VERSIONS[version]
     with _table(source, form.table) as lines:
         place = f"{source}: {form.table}" if source.suffix == ".zip" else str(source)
         rows = _csv_rows(lines, place) if form.table.endswith(".csv") else _tab_rows(lines)
         ratings = np.fromiter(_ratings(rows, place, form.lowest), dtype=RATING)
     if not len(ratings):
-        raise DataError(f"{place}: no ratings in it")
+        raise DataError(f"{place}: it has no ratings")
     user_ids, users = np.unique(ratings["user"], return_inverse=True)
     film_ids, films = np.unique(ratings["film"], return_inverse=True)
     order = np.argsort(users, kind="stable")
@@ -143,7 +143,7 @@ def _decode(version: Version, source: Path) -> Arrays:
 
 @contextmanager
 def _table(source: Path, table: str) -> Iterator[io.TextIOBase]:
-    """The lines of the file of ratings."""
+    """Open the file of ratings."""
     try:
         if zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as archive:
@@ -154,22 +154,22 @@ def _table(source: Path, table: str) -> Iterator[io.TextIOBase]:
                 with archive.open(inside[0]) as member:
                     yield io.TextIOWrapper(member, encoding="utf-8-sig", newline="")
         elif source.suffix == ".zip":
-            raise DataError(f"{source}: not a zip, or cut short; get it again")
+            raise DataError(f"{source}: not a zip, or incomplete; download it again")
         else:
             _check_size(str(source), source.stat().st_size)
             with open(source, encoding="utf-8-sig", newline="") as lines:
                 yield lines
     except (*UNREADABLE, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{source}: cannot be read: {error}; it may be damaged: get it again") from error
+        raise DataError(f"{source}: cannot be read: {error}; it may be damaged: download it again") from error
 
 
 def _check_size(place: str, size: int) -> None:
-    if size > LARGEST:
-        raise DataError(f"{place}: {size:,} bytes; expected at most {LARGEST:,} for a file of ratings")
+    if size > MAX_BYTES:
+        raise DataError(f"{place}: {size:,} bytes; expected at most {MAX_BYTES:,} for a file of ratings")
 
 
 def _csv_rows(lines: io.TextIOBase, place: str) -> Iterator[tuple[int, list[str]]]:
-    """User, film and rating of each line, and its number."""
+    """Yield the number of each line, with its user, film and rating."""
     reader = csv.reader(lines)
     header = next(reader, [])
     missing = [column for column in COLUMNS if column not in header]

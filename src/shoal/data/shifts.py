@@ -1,9 +1,10 @@
-"""Feature shift: nodes hold samples as another partition deals them, and each sees its own in its own way.
+"""Feature shift: another partition assigns the samples, and each node transforms its inputs in its own way.
 
-    rotation    images turned, by an angle for each node
-    noise       Gaussian noise that grows from node to node
+    rotation    images rotated by an angle per node
+    noise       Gaussian noise that increases from node to node
 
-A node sees its training samples, its own test samples and the common ones alike, and the same sample always the same.
+A node transforms its training samples, its own test samples and the common ones in the same way. The same sample always
+gives the same result.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     import torch
 
 
-class _Inside:
-    """Deals as the partition inside does, and is what that is: by owner, by class."""
+class _Wrapper:
+    """Assigns samples as the inner partition does, and is of the same kind: by owner, by class."""
 
     of: Partition | OwnerPartition
 
     def __post_init__(self) -> None:
-        # Of the instance, not of the class: those who ask whether a partition goes by owner look for the method.
+        # Set on the instance: isinstance(…, OwnerPartition) looks for the method.
         for name in ("split_owned", "by_class"):
             if hasattr(self.of, name):
                 object.__setattr__(self, name, getattr(self.of, name))
@@ -41,11 +42,11 @@ class _Inside:
 
 
 @dataclass(frozen=True)
-class Rotation(_Inside):
-    """Each node sees its images turned by one of `angles`, in degrees against the clock.
+class Rotation(_Wrapper):
+    """Each node sees its images rotated by one of `angles`, in degrees, counterclockwise.
 
-    Nodes get them in turn, or at random. Half turns, and quarter turns of square images, are exact; others are
-    interpolated, and what comes in at the corners is 0. Lopez-Paz and Ranzato 2017, "Gradient Episodic Memory for
+    Angles are assigned in turn or at random. Rotations by 180°, and by 90° of square images, are exact; others are
+    interpolated, and the corners are filled with 0. Lopez-Paz and Ranzato 2017, "Gradient Episodic Memory for
     Continual Learning", have rotated digits as tasks; Ghosh et al. 2020, "An Efficient Framework for Clustered
     Federated Learning", as clients.
     """
@@ -56,7 +57,7 @@ class Rotation(_Inside):
 
     def __post_init__(self) -> None:
         if not self.angles:
-            raise ValueError("angles = []: expected an angle at least")
+            raise ValueError("angles = []: expected at least one angle")
         super().__post_init__()
 
     def shifts(self, nodes: int, shape: tuple[int, ...], rng: np.random.Generator) -> list[Shift | None]:
@@ -66,14 +67,14 @@ class Rotation(_Inside):
             )
         turns = np.arange(nodes) if self.assign == "in-turn" else rng.integers(len(self.angles), size=nodes)
         angles = [self.angles[turn % len(self.angles)] % 360 for turn in turns.tolist()]
-        return [Turned(angle) if angle else None for angle in angles]
+        return [RotateInputs(angle) if angle else None for angle in angles]
 
 
 @dataclass(frozen=True)
-class Noise(_Inside):
+class Noise(_Wrapper):
     """Gaussian noise on every input, of standard deviation `sigma`·i/nodes at node i: none at node 0.
 
-    Li et al. 2022, "Federated Learning on Non-IID Data Silos". `sigma` counts in what a model sees, after scaling.
+    Li et al. 2022, "Federated Learning on Non-IID Data Silos". `sigma` refers to normalised inputs.
     """
 
     sigma: Annotated[float, Bounds(at_least=0)] = 0.1
@@ -82,12 +83,12 @@ class Noise(_Inside):
     def shifts(self, nodes: int, shape: tuple[int, ...], rng: np.random.Generator) -> list[Shift | None]:
         seed = int(rng.integers(2**63))
         sigmas = [self.sigma * node / nodes for node in range(nodes)]
-        return [Noisy(seed, node, sigma) if sigma else None for node, sigma in enumerate(sigmas)]
+        return [AddNoise(seed, node, sigma) if sigma else None for node, sigma in enumerate(sigmas)]
 
 
 @dataclass(frozen=True)
-class Turned:
-    """Images, (channels, height, width), turned about their middle."""
+class RotateInputs:
+    """Rotates images, (channels, height, width), about their centre."""
 
     degrees: float
 
@@ -99,7 +100,7 @@ class Turned:
         if rest == 0 and (height == width or quarters % 2 == 0):
             return torch.rot90(x, int(quarters), (-2, -1))
         cos, sin = math.cos(math.radians(self.degrees)), math.sin(math.radians(self.degrees))
-        # Where each pixel of the outcome comes from, in coordinates that run from −1 to 1 along both sides.
+        # The source of each output pixel, in coordinates from −1 to 1 along both sides.
         source = [[cos, -sin * height / width, 0.0], [sin * width / height, cos, 0.0]]
         matrix = torch.tensor(source, dtype=x.dtype, device=x.device).expand(len(x), 2, 3)
         grid = torch.nn.functional.affine_grid(matrix, list(x.shape), align_corners=False)
@@ -107,8 +108,8 @@ class Turned:
 
 
 @dataclass(frozen=True)
-class Noisy:
-    """Inputs in noise that is drawn from (seed, node, number of the sample)."""
+class AddNoise:
+    """Adds noise that is drawn from (seed, node, index of the sample)."""
 
     seed: int
     node: int
@@ -119,6 +120,6 @@ class Noisy:
 
         noise = np.empty(tuple(x.shape), np.float32)
         for row, number in zip(noise, numbers.tolist(), strict=True):
-            who = 2 * number if number >= 0 else -2 * number - 1  # generators go by numbers from 0
-            generator(self.seed, "noise", self.node, who).standard_normal(dtype=np.float32, out=row)
+            key = 2 * number if number >= 0 else -2 * number - 1  # generators need numbers from 0
+            generator(self.seed, "noise", self.node, key).standard_normal(dtype=np.float32, out=row)
         return x + self.sigma * torch.from_numpy(noise).to(x.device)

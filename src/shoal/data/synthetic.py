@@ -1,4 +1,4 @@
-"""Made-up classification data of any shape and size, for tests, benchmarks and first steps."""
+"""Generated classification data of any shape and size, for tests, benchmarks and first steps."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from shoal.types import Bounds
 
 DISTANCE = 5.0
 PATCHES = 4
-CHUNK_VALUES = 1 << 20  # how much of the data is in work at once: temporaries stay at 4 MB
+CHUNK_VALUES = 1 << 20  # values that are generated at once: temporaries stay below 4 MB
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Balanced classes: each a random centre, and its samples that centre plus noise.
+    """Balanced classes: each has a random centre, and its samples are the centre plus noise.
 
-    `noise` is the standard deviation of the (uniform) noise in each coordinate; the centres lie about 5
-    apart, whatever the shape. At 1.0 models learn most of it but not all; at 0 the samples are the centres.
-    The centres of images, (channels, height, width), are patchworks of 4×4 even patches, so that convolutions
-    find something too.
+    `noise` is the standard deviation of the (uniform) noise in each coordinate. The centres are about 5 apart for any
+    shape. At 1.0 models learn most of it but not all; at 0 the samples equal the centres. The centres of images,
+    (channels, height, width), consist of 4×4 constant patches, so that convolutions can learn them too.
     """
 
     shape: tuple[Annotated[int, Bounds(at_least=1)], ...] = (32,)
@@ -43,12 +42,12 @@ class Synthetic:
         )
 
     def _centres(self, rng: np.random.Generator) -> NDArray[np.float64]:
-        """One flat row per class, at distances of about DISTANCE from each other."""
-        spread = DISTANCE / math.sqrt(2 * math.prod(self.shape))
+        """Return one flat row per class, at distances of about DISTANCE from each other."""
+        scale = DISTANCE / math.sqrt(2 * math.prod(self.shape))
         if len(self.shape) != 3:
-            return rng.normal(scale=spread, size=(self.classes, math.prod(self.shape)))
+            return rng.normal(scale=scale, size=(self.classes, math.prod(self.shape)))
         channels, height, width = self.shape
-        patches = rng.normal(scale=spread, size=(self.classes, channels, PATCHES, PATCHES))
+        patches = rng.normal(scale=scale, size=(self.classes, channels, PATCHES, PATCHES))
         rows, columns = (np.arange(side) * PATCHES // side for side in (height, width))
         return patches[:, :, rows[:, None], columns].reshape(self.classes, -1)
 
@@ -56,8 +55,8 @@ class Synthetic:
         size = centres.shape[1]
         y = rng.permutation(np.arange(samples, dtype=np.int64) % self.classes)
         x = np.empty((samples, size), dtype=np.float32)
-        # Uniform noise costs a quarter of normal noise. A uniform number in [0, 1) times `width` has the
-        # standard deviation `noise`; its mean is taken off the centres once, and not off every sample.
+        # Uniform noise takes a quarter of the time of normal noise. A uniform number in [0, 1) times `width` has the
+        # standard deviation `noise`; its mean is subtracted from the centres once, not from every sample.
         width = np.float32(self.noise * math.sqrt(12))
         corners = (centres - width / 2).astype(np.float32)
         step = max(CHUNK_VALUES // size, 1)

@@ -1,6 +1,6 @@
-"""Models: the networks nodes train, and the view of a network as one flat vector (`shoal.models.flat`).
+"""Models: the networks that nodes train, and a module viewed as one flat vector (`shoal.models.flat`).
 
-Each is named here, and imported, with PyTorch, only when an experiment asks for it.
+May import the foundations and `data`. Models are listed by name; one is imported, with torch, when it is used.
 """
 
 from __future__ import annotations

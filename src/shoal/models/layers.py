@@ -1,4 +1,4 @@
-"""Modules that torch has not: the parts of our networks that are no plain sequence of layers."""
+"""Modules that torch does not have: the parts of our networks that are not a plain sequence of layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 class Residual(nn.Module):
-    """ReLU of what goes through `path` plus what goes around it."""
+    """ReLU of the sum of `path` and the shortcut `around` it."""
 
     def __init__(self, path: nn.Module, around: nn.Module) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Factors(nn.Module):
 
 
 class CausalTransformer(nn.Module):
-    """Tokens to what comes next at each place, or to the classes of the whole, read at its last place."""
+    """From tokens to the next token at each position, or to the classes of the text, at the last position."""
 
     def __init__(
         self, tokens: int, length: int, outputs: int, width: int, layers: int, heads: int, dropout: float, last: bool
@@ -102,12 +102,12 @@ class AttentionBlock(nn.Module):
         batch, length, width = x.shape
         rows = self.attention(self.before_attention(x)).view(batch, length, 3, self._heads, width // self._heads)
         query, key, value = rows.permute(2, 0, 3, 1, 4).unbind(0)
-        # Written out: torch's fused kernel has no rule for `vmap`, and small models gain more from that.
+        # Not torch's fused kernel: it does not support `vmap`, from which small models gain more.
         scores = query @ key.transpose(-2, -1) / (width // self._heads) ** 0.5
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         weights = scores.masked_fill(later, float("-inf")).softmax(-1)
-        heard = (weights @ value).transpose(1, 2).reshape(batch, length, width)
-        x = x + self.dropout(self.mixed(heard))
+        attended = (weights @ value).transpose(1, 2).reshape(batch, length, width)
+        x = x + self.dropout(self.mixed(attended))
         out: torch.Tensor = x + self.dropout(self.perceptron(x))
         return out
 
@@ -122,10 +122,10 @@ class Logits(nn.Module):
         self._images = images
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._answer(x).logits
+        out: torch.Tensor = self._forward(x).logits
         return out
 
-    def _answer(self, x: torch.Tensor) -> Any:
+    def _forward(self, x: torch.Tensor) -> Any:
         if self._images:
             return self.model(pixel_values=x)
         ids = x.long()

@@ -1,4 +1,4 @@
-"""What a model is."""
+"""The contract of a model."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ if TYPE_CHECKING:
 
 
 class Model(Protocol):
-    """A recipe for a network; its parameters are those of its constructor."""
+    """A component that builds a network. The parameters of its constructor are its options."""
 
     def build(self, shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
-        """A freshly initialised network from inputs (batch, *shape) to logits (batch, outputs).
+        """Return a new network from inputs (batch, *shape) to logits (batch, outputs).
 
-        Draws its initial values from torch's default generator. What becomes of statistics that it keeps while it
-        trains is said by `training.buffers`.
-        Raises `ValueError` for a shape it cannot take.
+        Initial values are drawn from torch's default generator. `training.buffers` decides where statistics live that
+        the network updates in training. Raises `ValueError` for an unsupported shape.
         """
         ...
 
 
 @runtime_checkable
 class ForData(Protocol):
-    """A model that has to know more of the data than the shape of an input: how many tokens, users, items there are.
+    """A model that needs more than the shape of an input: the number of tokens, users or items.
 
-    A recipe has `build`, or `build_for`, or is a `torch.nn.Module` itself, which is then taken as it is.
+    A model has `build`, or `build_for`, or is a `torch.nn.Module` itself, which is used as it is.
     """
 
     def build_for(self, data: Data) -> torch.nn.Module:
-        """As `Model.build`, for the inputs of `data`; outputs are (batch, classes), (batch, length, classes) for
+        """Build a network for the inputs of `data`. Outputs are (batch, classes), (batch, length, classes) for
         sequences, and (batch,) or (batch, 1) for numbers."""
         ...

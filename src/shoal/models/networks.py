@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from shoal.types import Bounds
 
 if TYPE_CHECKING:
-    from torch import nn  # torch takes seconds to import; who only names a model need not wait for it
+    from torch import nn  # importing torch takes seconds, and listing models does not need it
 
 
 @dataclass(frozen=True)
