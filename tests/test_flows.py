@@ -161,7 +161,7 @@ def test_flows_stand_still_while_a_link_is_down() -> None:
     assert flows.advance(100.0) == [(40.0, flow), (60.0, other)]
 
 
-def test_what_nothing_limits_ends_at_once() -> None:
+def test_a_flow_without_limits_ends_at_once() -> None:
     flows = flows_over(INFINITE, 10.0)
     without = flows.start(1.0, (), 1.0, 1e9)
     unlimited = flows.start(1.0, (0,), 1.0, 1e9)
@@ -175,7 +175,7 @@ def test_what_nothing_limits_ends_at_once() -> None:
     assert flows.advance(3.0) == [(3.0, limited)]
 
 
-def test_ends_on_the_way_are_kept_until_they_are_asked_for() -> None:
+def test_ends_on_the_way_are_kept_until_the_next_advance() -> None:
     flows = flows_over(10.0)
     first = flows.start(0.0, (0,), 1.0, 10.0)
     second = flows.start(5.0, (0,), 1.0, 10.0)
@@ -218,7 +218,7 @@ def test_small_flows_end_on_time_beside_large_ones_after_a_long_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda flows: flows.start(0.0, (7,), 1.0, 1.0), "link is 7; expected one of the 1 links"),
         (lambda flows: flows.start(0.0, (0,), 0.0, 1.0), "weight is 0.0; expected a positive number"),
@@ -229,12 +229,12 @@ def test_small_flows_end_on_time_beside_large_ones_after_a_long_time() -> None:
         (lambda flows: flows_over(-5.0), "capacity of link 0 is -5.0"),
     ],
 )
-def test_what_cannot_be_is_refused(call: object, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_invalid_arguments_are_rejected(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         call(flows_over(10.0))  # type: ignore[operator]
 
 
-def test_a_flow_that_is_not_under_way_is_named() -> None:
+def test_a_flow_that_is_not_active_is_named() -> None:
     with pytest.raises(KeyError, match="flow 3 is not active"):
         flows_over(10.0).cancel(0.0, 3)
 
@@ -249,8 +249,8 @@ def networks(draw: st.DrawFn) -> tuple[list[float], int]:
     return capacities, draw(st.integers(0, 2**32))
 
 
-class Story:
-    """Random starts, cancels and changes of capacity, told to the flows and to the oracle alike."""
+class Scenario:
+    """Random starts, cancels and changes of capacity, applied to the flows and to the oracle alike."""
 
     def __init__(self, capacities: list[float], seed: int, late: float = 0.0) -> None:
         self.random = random.Random(seed)
@@ -259,13 +259,13 @@ class Story:
         """How far beyond the end of a flow to go, in parts of the time. If a link goes down the very moment that a flow
         ends over it, rounding decides whether it still does, for the flows and for the oracle each on its own."""
         self.flows, self.oracle = flows_over(*capacities), Oracle(capacities)
-        self.under_way: dict[int, tuple[tuple[int, ...], float, float]] = {}
+        self.active: dict[int, tuple[tuple[int, ...], float, float]] = {}
         self.now = 0.0
-        self.ways = [self._way(len(capacities)) for _ in range(self.random.choice([2, 6, 20]))]
+        self.routes = [self._route(len(capacities)) for _ in range(self.random.choice([2, 6, 20]))]
         self.weights = self.random.choice([[1.0], [1.0, 2.0, 50.0], [0.1, 3.7, 1e3]])
         self.ended: list[tuple[float, int]] = []
 
-    def _way(self, links: int) -> tuple[int, ...]:
+    def _route(self, links: int) -> tuple[int, ...]:
         return tuple(self.random.sample(range(links), self.random.randint(1, min(links, 4))))
 
     def step(self) -> None:
@@ -276,16 +276,16 @@ class Story:
             self.go(self.now + 10 ** self.random.uniform(-3, 3))
         elif what < 0.9:
             for _ in range(self.random.choice([1, 1, 5])):
-                way, weight = self.random.choice(self.ways), self.random.choice(self.weights)
+                route, weight = self.random.choice(self.routes), self.random.choice(self.weights)
                 size = 10 ** self.random.uniform(0, 12)
-                flow = self.flows.start(self.now, way, weight, size)
-                self.under_way[flow] = (way, weight, size)
+                flow = self.flows.start(self.now, route, weight, size)
+                self.active[flow] = (route, weight, size)
                 if self.late:
-                    assert flow == self.oracle.start(self.now, way, weight, size)
-        elif what < 0.95 and self.under_way:
-            flow = self.random.choice(list(self.under_way))
+                    assert flow == self.oracle.start(self.now, route, weight, size)
+        elif what < 0.95 and self.active:
+            flow = self.random.choice(list(self.active))
             left = self.flows.cancel(self.now, flow)
-            size = self.under_way.pop(flow)[2]
+            size = self.active.pop(flow)[2]
             if self.late:
                 theirs = self.oracle.cancel(self.now, flow) if flow in self.oracle.transfers else 0.0
                 finest = 1e-15 * self.now * 1e11  # what the fastest link carries in less time than a float can tell
@@ -309,81 +309,81 @@ class Story:
         for end, flow in self.flows.advance(now):
             assert end <= now
             self.ended.append((end, flow))
-            self.under_way.pop(flow, None)
+            self.active.pop(flow, None)
 
     def check_fairness(self) -> None:
         """No link carries more than it can; each flow has a full link on which no level is higher than its own."""
         capacities = self.capacities
         self.go(self.now)
-        rates = {flow: self.flows.rate(flow) for flow in self.under_way}
+        rates = {flow: self.flows.rate(flow) for flow in self.active}
         assert INFINITE not in rates.values() or any(
-            all(capacities[link] == INFINITE for link in self.under_way[flow][0])
+            all(capacities[link] == INFINITE for link in self.active[flow][0])
             for flow, rate in rates.items()
             if rate == INFINITE
         )
         rates = {flow: rate for flow, rate in rates.items() if rate < INFINITE}
-        carried = [sum(rate for flow, rate in rates.items() if link in self.under_way[flow][0])
+        carried = [sum(rate for flow, rate in rates.items() if link in self.active[flow][0])
                    for link in range(len(capacities))]  # fmt: skip
         for link, capacity in enumerate(capacities):
             assert carried[link] <= capacity * (1 + 1e-9)
         for flow, rate in rates.items():
-            way, weight, _ = self.under_way[flow]
+            route, weight, _ = self.active[flow]
             assert any(
                 carried[link] >= capacities[link] * (1 - 1e-9)
                 and all(
-                    other / self.under_way[id][1] <= rate / weight * (1 + 1e-6) + 1e-9 * capacities[link]
+                    other / self.active[id][1] <= rate / weight * (1 + 1e-6) + 1e-9 * capacities[link]
                     for id, other in rates.items()
-                    if link in self.under_way[id][0]
+                    if link in self.active[id][0]
                 )
-                for link in way
+                for link in route
             ), (flow, rate)
 
 
 @settings(max_examples=150, deadline=None)
 @given(networks())
 def test_rates_are_max_min_fair_whatever_happened_before(network: tuple[list[float], int]) -> None:
-    story = Story(*network)
+    scenario = Scenario(*network)
     for _ in range(40):
-        story.step()
-        story.check_fairness()
+        scenario.step()
+        scenario.check_fairness()
 
 
 @settings(max_examples=150, deadline=None)
 @given(networks())
-def test_flows_end_when_the_oracle_says(network: tuple[list[float], int]) -> None:
-    story = Story(*network, late=1e-7)
+def test_flows_end_at_the_times_of_the_oracle(network: tuple[list[float], int]) -> None:
+    scenario = Scenario(*network, late=1e-7)
     for _ in range(30):
-        story.step()
+        scenario.step()
     for link in range(len(network[0])):
-        story.set_capacity(link, 1e6)
-    story.go(1e12)
-    assert story.flows.active == 0
-    assert not story.oracle.transfers
-    ours, theirs = {f: t for t, f in story.ended}, {f: t for t, f in story.oracle.ended}
+        scenario.set_capacity(link, 1e6)
+    scenario.go(1e12)
+    assert scenario.flows.active == 0
+    assert not scenario.oracle.transfers
+    ours, theirs = {f: t for t, f in scenario.ended}, {f: t for t, f in scenario.oracle.ended}
     assert ours.keys() == theirs.keys()
     for flow, end in theirs.items():
         assert ours[flow] == pytest.approx(end, rel=1e-7, abs=1e-7)
-    assert [end for end, _ in story.ended] == sorted(end for end, _ in story.ended)
+    assert [end for end, _ in scenario.ended] == sorted(end for end, _ in scenario.ended)
 
 
 @settings(max_examples=100, deadline=None)
 @given(networks())
 def test_the_bytes_carried_are_the_sizes(network: tuple[list[float], int]) -> None:
     """What rates carry from event to event adds up to the sizes: the finish times and the rates tell the same."""
-    story = Story([max(capacity, 1.0) for capacity in network[0]], network[1])
+    scenario = Scenario([max(capacity, 1.0) for capacity in network[0]], network[1])
     started = {}
-    for way in story.ways:
-        size = 10 ** story.random.uniform(0, 12)
-        started[story.flows.start(0.0, way, story.random.choice(story.weights), size)] = size
+    for route in scenario.routes:
+        size = 10 ** scenario.random.uniform(0, 12)
+        started[scenario.flows.start(0.0, route, scenario.random.choice(scenario.weights), size)] = size
     carried = dict.fromkeys(started, 0.0)
-    under_way = set(started) - {flow for _, flow in story.flows.advance(0.0)}
-    finite = set(under_way)
+    active = set(started) - {flow for _, flow in scenario.flows.advance(0.0)}
+    finite = set(active)
     now = 0.0
-    while under_way:
-        then = story.flows.next_time()
-        for flow in under_way:
-            carried[flow] += story.flows.rate(flow) * (then - now)
-        under_way -= {flow for _, flow in story.flows.advance(then)}
+    while active:
+        then = scenario.flows.next_time()
+        for flow in active:
+            carried[flow] += scenario.flows.rate(flow) * (then - now)
+        active -= {flow for _, flow in scenario.flows.advance(then)}
         now = then
     for flow in finite:
         assert carried[flow] == pytest.approx(started[flow], rel=1e-6)
@@ -392,10 +392,11 @@ def test_the_bytes_carried_are_the_sizes(network: tuple[list[float], int]) -> No
 @settings(max_examples=50, deadline=None)
 @given(networks())
 def test_the_order_of_starts_at_one_time_makes_no_difference(network: tuple[list[float], int]) -> None:
-    story = Story(*network)
-    transfers = [(way, story.random.choice(story.weights), 10 ** story.random.uniform(0, 9)) for way in story.ways]
+    scenario = Scenario(*network)
+    rng = scenario.random
+    transfers = [(route, rng.choice(scenario.weights), 10 ** rng.uniform(0, 9)) for route in scenario.routes]
     order = list(range(len(transfers)))
-    story.random.shuffle(order)
+    scenario.random.shuffle(order)
     rates, ends = [], []
     for sequence in (range(len(transfers)), order):
         flows = flows_over(*network[0])
@@ -408,13 +409,13 @@ def test_the_order_of_starts_at_one_time_makes_no_difference(network: tuple[list
 
 @settings(max_examples=20, deadline=None)
 @given(networks())
-def test_a_story_told_twice_is_the_same(network: tuple[list[float], int]) -> None:
+def test_a_scenario_is_reproducible(network: tuple[list[float], int]) -> None:
     ended = []
     for _ in range(2):
-        story = Story(*network)
+        scenario = Scenario(*network)
         for _ in range(30):
-            story.step()
-        ended.append(story.ended)
+            scenario.step()
+        ended.append(scenario.ended)
     assert ended[0] == ended[1]
 
 

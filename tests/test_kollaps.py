@@ -144,7 +144,7 @@ some_links = st.lists(
 
 @settings(max_examples=60)
 @given(some_links, st.sampled_from(["hops", "latency"]))
-def test_ways_are_as_short_as_networkx_finds_them_and_lead_from_end_to_end(
+def test_paths_are_as_short_as_those_of_networkx(
     tmp_path_factory: pytest.TempPathFactory, links: list[Link], by: Any
 ) -> None:
     linked = sorted({end for link in links for end in (link.origin, link.dest)})
@@ -196,7 +196,7 @@ def test_a_thousand_nodes_round_bridges_are_ready_within_a_second(tmp_path: Path
 # Who is a node
 
 
-def test_nodes_are_replicas_in_the_order_of_the_file_but_for_supervisors(built: Callable[..., NetworkTimeline]) -> None:
+def test_nodes_are_replicas_in_the_order_of_the_file_without_supervisors(built: Callable[..., NetworkTimeline]) -> None:
     services = '<service name="dashboard" supervisor="true" port="8088"/>' + SERVICES
     ((_, network),) = built(3, services=services).states
     assert len(route(network, 0, 1).links) == 2
@@ -211,10 +211,10 @@ def test_nodes_are_replicas_in_the_order_of_the_file_but_for_supervisors(built: 
         (5, {}, {}, r"net\.xml: 4 replicas of 'client', 'server', and there are 5 nodes.*; set replicas in the file"),
         (3, {"services": ("client",)}, {}, r"2 replicas of 'client', and there are 3 nodes"),
         (2, {"services": ("clinet",)}, {}, r"services: there is no service 'clinet' in .*did you mean 'client'"),
-        (4, {}, {"links": LINKS.split("\n")[1]}, r"net\.xml: service 'server' has no link, so nobody reaches it"),
+        (4, {}, {"links": LINKS.split("\n")[1]}, r"net\.xml: service 'server' has no link, so no node can reach it"),
     ],
 )
-def test_nodes_that_cannot_be_had_are_refused(
+def test_impossible_numbers_of_nodes_are_rejected(
     built: Callable[..., NetworkTimeline], nodes: int, options: dict[str, Any], sections: dict[str, str], problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):
