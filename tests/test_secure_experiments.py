@@ -40,17 +40,17 @@ def call(round: int = 0, last: bool = False, **arrays: Any) -> Message:
     return Message(3, "global", round, Payload(sent, {**fields, "last": True} if last else fields))
 
 
-WEIGHT = "expected a field 'weight', how much this node counts, above 0 and at most 1"
-AMONG = "expected this node among those that are called, and nobody but clients"
+WEIGHT = "expected a field 'weight', the weight of this node, above 0 and at most 1"
+AMONG = "expected this node in 'company', and only clients"
 
 
 @pytest.mark.parametrize(
     ("arrays", "why"),
     [
-        ({"company": None}, "expected an array 'company' of the nodes that are called"),
-        ({"company": np.array([0, 1, 2], np.int64)}, "expected an array 'company' of the nodes that are called"),
-        ({"company": np.array([0, 1, 1], np.uint32)}, "expected an array 'company' of the nodes that are called"),
-        ({"company": np.array([[0, 1, 2]], np.uint32)}, "expected an array 'company' of the nodes that are called"),
+        ({"company": None}, "expected an array 'company' of distinct node ids"),
+        ({"company": np.array([0, 1, 2], np.int64)}, "expected an array 'company' of distinct node ids"),
+        ({"company": np.array([0, 1, 1], np.uint32)}, "expected an array 'company' of distinct node ids"),
+        ({"company": np.array([[0, 1, 2]], np.uint32)}, "expected an array 'company' of distinct node ids"),
         *(({"weight": wrong}, WEIGHT) for wrong in (None, 1, "much", 0.0, -0.5, 1.5, math.nan)),
         ({"company": np.array([1, 2, 4], np.uint32)}, AMONG),
         ({"company": np.array([0, 1, 3], np.uint32)}, AMONG),
@@ -103,9 +103,9 @@ def test_a_repeated_or_late_call_is_rejected_without_training() -> None:
     fake.run(FedAvg(4).run(node))
     rejected = [r.detail for r in fake.records if isinstance(r, Event) and r.what == "payload rejected"]
     assert rejected == [
-        "from node 3: a call to round 1, and this node has been called to round 1",
-        "from node 3: a call to round 0, and this node has been called to round 1",
-        "from node 3: a call to round 2, and this node has been called to round 3",
+        "from node 3: the model of round 1: this node is already in round 1",
+        "from node 3: the model of round 0: this node is already in round 1",
+        "from node 3: the model of round 2: this node is already in round 3",
     ]
     assert [message.round for _, message in fake.sent if message.kind == "model"] == [1]
 
