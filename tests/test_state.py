@@ -220,12 +220,13 @@ def _keep_links(node: Node, linked: dict[tuple[int, int], set[int]]) -> None:
 
 def test_a_restored_sampler_does_not_send_past_rounds(tmp_path: Path) -> None:
     settings = {"topology": {"name": "peer-sampler", "graph": DYNAMIC}}
-    first, rest = simulation(2, tmp_path, **settings), simulation(5, tmp_path, **settings)
+    first, rest = simulation(2, tmp_path / "first", **settings), simulation(5, tmp_path / "rest", **settings)
     first.run()
     for node, before in zip(rest.nodes, first.nodes, strict=True):
         node.restore(over_the_disk(before.state()))
     rest.run()
-    assert [r.round for r in rest.folder.read(4) if isinstance(r, Round)] == [3, 4, 5, 6]
+    folder = RunFolder(next((tmp_path / "rest" / "state").iterdir()))
+    assert [r.round for r in folder.read(4) if isinstance(r, Round)] == [3, 4, 5, 6]
 
 
 def test_a_state_does_not_change_when_training_goes_on(tmp_path: Path) -> None:
