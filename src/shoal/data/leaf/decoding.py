@@ -40,9 +40,9 @@ class Flaws(Counter[str]):
 FLAWS = (
     (
         "disagree",
-        "num_samples of {disagree:,} users declares {said:,} samples, but the files hold {held:,}; those are used",
+        "num_samples of {disagree:,} users declares {declared:,} samples, but the files hold {held:,}; those are used",
     ),
-    ("said", ""),
+    ("declared", ""),
     ("held", ""),
     ("empty", "{empty:,} users have no samples in a file and are left out of it"),
     ("untrained", "{untrained:,} test users have no training data; their numbers follow those of training users"),
@@ -129,7 +129,7 @@ def _decode_split(
             for user, x, y in read_users(file):
                 count = declared.pop(user, len(y))
                 if count != len(y):
-                    flaws.update(disagree=1, said=count, held=len(y))
+                    flaws.update(disagree=1, declared=count, held=len(y))
                 try:
                     rows = convert(x, y, flaws) if y else (np.empty(0), np.empty(0))
                     if not len(rows[1]):
@@ -141,7 +141,7 @@ def _decode_split(
                     raise DataError(f"{file}: user {shorten(user)}: {error}") from error
                 owners.append((users.setdefault(user, len(users)), len(rows[1])))
             # The remaining users are declared, but have no data.
-            flaws.update(disagree=len(declared), said=sum(declared.values()), empty=len(declared))
+            flaws.update(disagree=len(declared), declared=sum(declared.values()), empty=len(declared))
     if not owners:
         raise DataError(f"{files[0].parent}: no samples in {len(files)} files; is this LEAF's {split} data?")
     user_numbers, sample_counts = np.array(owners, dtype=np.int64).T
