@@ -1,4 +1,4 @@
-"""Files for Kollaps: what they say, what is refused in them, and the networks that they make."""
+"""Kollaps files: reading and writing, rejected content, and the networks built from them."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def route(network: NetworkState, sender: int, receiver: int) -> Route:
 
 
 def bandwidth(network: NetworkState, sender: int, receiver: int) -> float:
-    """Mbit/s, for a flow that has the way for itself."""
+    """The bandwidth in Mbit/s of a flow that shares no link."""
     return float(min(network.capacities[list(route(network, sender, receiver).links)])) / MEGABIT
 
 
-# The collapse
+# End-to-end routes
 
 
-def test_a_way_has_the_sum_of_latencies_and_the_least_bandwidth(built: Callable[..., NetworkTimeline]) -> None:
+def test_a_route_has_the_sum_of_latencies_and_the_least_bandwidth(built: Callable[..., NetworkTimeline]) -> None:
     ((_, network),) = built(4).states
     there, back = route(network, 0, 2), route(network, 2, 0)
     assert there.latency == back.latency == pytest.approx(0.016)
@@ -72,12 +72,12 @@ def test_a_way_has_the_sum_of_latencies_and_the_least_bandwidth(built: Callable[
     assert route(network, 0, 1).loss == pytest.approx(1 - 0.9 * 0.9)
 
 
-def test_replicas_have_a_link_each_and_share_those_between_bridges(built: Callable[..., NetworkTimeline]) -> None:
+def test_replicas_have_their_own_links_and_share_links_between_bridges(built: Callable[..., NetworkTimeline]) -> None:
     ((_, network),) = built(4).states
     one, other = route(network, 0, 2).links, route(network, 1, 3).links
     assert len(one) == len(other) == 3
     assert set(one) & set(other) == {one[1]}
-    assert not set(one) & set(route(network, 2, 0).links)  # a link carries as much in each direction
+    assert not set(one) & set(route(network, 2, 0).links)  # each direction is a link
     assert [len(network.access(node)) for node in range(4)] == [2] * 4
     assert one[0] in network.access(0)
     assert one[2] in network.access(2)
@@ -94,7 +94,7 @@ def test_replicas_may_share_their_link(built: Callable[..., NetworkTimeline]) ->
     assert route(network, 0, 1).latency == 0  # on their side of the link
 
 
-def test_a_link_that_replicas_share_changes_as_one(built: Callable[..., NetworkTimeline]) -> None:
+def test_an_event_changes_a_shared_link_once_for_all_replicas(built: Callable[..., NetworkTimeline]) -> None:
     services = SERVICES.replace('name="client"', 'name="client" share="true"')
     dynamic = '<schedule origin="client" dest="left" time="1" latency="50" upload="2Mbps" download="3Mbps" drop="0"/>'
     (_, after) = (network for _, network in built(4, services=services, dynamic=dynamic).states)
@@ -112,7 +112,7 @@ def test_a_link_without_a_download_is_one_way(built: Callable[..., NetworkTimeli
     assert network.route(0, 1) is None
 
 
-def test_the_shortest_way_is_that_of_the_fewest_links_or_of_the_least_latency(
+def test_the_shortest_path_has_the_fewest_links_or_the_least_latency(
     built: Callable[..., NetworkTimeline],
 ) -> None:
     links = LINKS + '<link origin="client" dest="right" latency="100" upload="9Mbps" download="9Mbps"/>'
@@ -128,7 +128,7 @@ def test_the_shortest_way_is_that_of_the_fewest_links_or_of_the_least_latency(
 
 
 NAMES = ["a", "b", "c", "d", "e"]
-some_links = st.lists(
+link_lists = st.lists(
     st.builds(
         lambda ends, latency, upload, download, jitter, drop: Link(*ends, latency, upload, download, jitter, drop),
         st.sampled_from(list(itertools.permutations(NAMES, 2))),
@@ -143,43 +143,43 @@ some_links = st.lists(
 
 
 @settings(max_examples=60)
-@given(some_links, st.sampled_from(["hops", "latency"]))
-def test_paths_are_as_short_as_those_of_networkx(
+@given(link_lists, st.sampled_from(["hops", "latency"]))
+def test_paths_are_as_short_as_in_networkx(
     tmp_path_factory: pytest.TempPathFactory, links: list[Link], by: Any
 ) -> None:
     linked = sorted({end for link in links for end in (link.origin, link.dest)})
     if not linked:
         return
-    file = tmp_path_factory.getbasetemp() / "ways.xml"
+    file = tmp_path_factory.getbasetemp() / "paths.xml"
     write(Description(tuple(map(Service, linked)), links=tuple(links)), file)
     ((_, network),) = Kollaps(file, by=by).build(len(linked), 0).states
     graph: networkx.DiGraph[str] = networkx.DiGraph()
-    ways: list[tuple[str, str, Link, float]] = []  # in the order of the numbers of links
+    directed: list[tuple[str, str, Link, float]] = []  # in the order of link numbers
     for link in links:
-        ways.append((link.origin, link.dest, link, link.upload))
+        directed.append((link.origin, link.dest, link, link.upload))
         if link.download is not None:
-            ways.append((link.dest, link.origin, link, link.download))
-    for start, end, link, _ in ways:
+            directed.append((link.dest, link.origin, link, link.download))
+    for start, end, link, _ in directed:
         weight = 1.0 if by == "hops" else link.latency
         if not graph.has_edge(start, end) or graph.edges[start, end]["weight"] > weight:
             graph.add_edge(start, end, weight=weight)
-    assert (network.capacities / MEGABIT).tolist() == pytest.approx([megabits for *_, megabits in ways])
+    assert (network.capacities / MEGABIT).tolist() == pytest.approx([megabits for *_, megabits in directed])
     for (i, a), (j, b) in itertools.permutations(enumerate(linked), 2):
         found = network.route(i, j)
         if not networkx.has_path(graph, a, b):
             assert found is None
             continue
         assert found is not None
-        taken = [ways[number] for number in found.links]
-        assert [step[0] for step in taken] + [b] == [a] + [step[1] for step in taken]
-        length = len(taken) if by == "hops" else sum(link.latency for _, _, link, _ in taken)
+        steps = [directed[number] for number in found.links]
+        assert [step[0] for step in steps] + [b] == [a] + [step[1] for step in steps]
+        length = len(steps) if by == "hops" else sum(link.latency for _, _, link, _ in steps)
         assert length == pytest.approx(networkx.shortest_path_length(graph, a, b, weight="weight"))
-        assert found.latency == pytest.approx(sum(link.latency for _, _, link, _ in taken) / 1000)
-        assert found.jitter == pytest.approx(math.sqrt(sum(link.jitter**2 for _, _, link, _ in taken)) / 1000)
-        assert found.loss == pytest.approx(1 - math.prod(1 - link.drop for _, _, link, _ in taken))
+        assert found.latency == pytest.approx(sum(link.latency for _, _, link, _ in steps) / 1000)
+        assert found.jitter == pytest.approx(math.sqrt(sum(link.jitter**2 for _, _, link, _ in steps)) / 1000)
+        assert found.loss == pytest.approx(1 - math.prod(1 - link.drop for _, _, link, _ in steps))
 
 
-def test_a_thousand_nodes_round_bridges_are_ready_within_a_second(tmp_path: Path) -> None:
+def test_a_network_of_a_thousand_nodes_is_built_within_a_second(tmp_path: Path) -> None:
     bridges = tuple(f"bridge{i}" for i in range(20))
     services = tuple(Service(f"site{i}", replicas=50) for i in range(20))
     access = [Link(f"site{i}", f"bridge{i}", 1.0, 100.0, 100.0) for i in range(20)]
@@ -190,10 +190,10 @@ def test_a_thousand_nodes_round_bridges_are_ready_within_a_second(tmp_path: Path
     ((_, network),) = Kollaps(file).build(1000, 0).states
     routes = [route(network, i, (i * 7 + 3) % 1000) for i in range(0, 1000, 2)]
     assert time.process_time() - begun < 1
-    assert max(len(way.links) for way in routes) == 12
+    assert max(len(found.links) for found in routes) == 12
 
 
-# Who is a node
+# Which replicas are nodes
 
 
 def test_nodes_are_replicas_in_the_order_of_the_file_without_supervisors(built: Callable[..., NetworkTimeline]) -> None:
@@ -208,8 +208,8 @@ def test_nodes_are_replicas_in_the_order_of_the_file_without_supervisors(built: 
 @pytest.mark.parametrize(
     ("nodes", "options", "sections", "problem"),
     [
-        (5, {}, {}, r"net\.xml: 4 replicas of 'client', 'server', and there are 5 nodes.*; set replicas in the file"),
-        (3, {"services": ("client",)}, {}, r"2 replicas of 'client', and there are 3 nodes"),
+        (5, {}, {}, r"net\.xml: 4 replicas of 'client', 'server', but 5 nodes.*; set replicas in the file"),
+        (3, {"services": ("client",)}, {}, r"2 replicas of 'client', but 3 nodes"),
         (2, {"services": ("clinet",)}, {}, r"services: there is no service 'clinet' in .*did you mean 'client'"),
         (4, {}, {"links": LINKS.split("\n")[1]}, r"net\.xml: service 'server' has no link, so no node can reach it"),
     ],
@@ -241,15 +241,13 @@ def test_a_link_gets_new_properties_in_one_direction_or_with_a_download_in_both(
     assert [route(n, 2, 0).latency for n in (before, then, after)] == pytest.approx([0.016, 0.016, 0.016])
     assert route(after, 2, 0).loss == route(after, 0, 2).loss == pytest.approx(1 - 0.9 * 0.5)
     assert route(after, 0, 2).links == route(before, 0, 2).links
-    assert route(before, 0, 2).loss == pytest.approx(1 - 0.9 * 0.8)  # as it was
+    assert route(before, 0, 2).loss == pytest.approx(1 - 0.9 * 0.8)  # unchanged
 
 
-@pytest.mark.parametrize(("gone", "back"), [("leave", "join"), ("disconnect", "reconnect")])
-def test_no_way_leads_over_a_link_that_left_until_it_joins(
-    built: Callable[..., NetworkTimeline], gone: str, back: str
-) -> None:
+@pytest.mark.parametrize(("down", "up"), [("leave", "join"), ("disconnect", "reconnect")])
+def test_routes_avoid_a_link_from_leave_to_join(built: Callable[..., NetworkTimeline], down: str, up: str) -> None:
     ends = 'origin="right" dest="left"'
-    dynamic = f'<schedule {ends} time="1" action="{gone}"/><schedule {ends} time="2" action="{back}"/>'
+    dynamic = f'<schedule {ends} time="1" action="{down}"/><schedule {ends} time="2" action="{up}"/>'
     before, without, after = (network for _, network in built(4, dynamic=dynamic).states)
     assert without.route(0, 2) is None
     assert without.route(2, 0) is None
@@ -278,7 +276,7 @@ def test_a_new_link_joins(built: Callable[..., NetworkTimeline]) -> None:
     assert route(before, 2, 3) == route(after, 2, 3)
 
 
-def test_replicas_that_leave_are_the_first_that_are_there_and_the_network_stays(
+def test_the_first_online_replicas_leave_and_links_do_not_change(
     built: Callable[..., NetworkTimeline],
 ) -> None:
     dynamic = """
@@ -294,7 +292,7 @@ def test_replicas_that_leave_are_the_first_that_are_there_and_the_network_stays(
     assert len(timeline.states) == 1
 
 
-def test_a_service_that_joins_is_absent_before_and_has_as_many_replicas_as_are_there_at_once(
+def test_a_service_with_a_scheduled_join_starts_offline_and_has_its_peak_number_of_replicas(
     built: Callable[..., NetworkTimeline],
 ) -> None:
     dynamic = """
@@ -312,7 +310,7 @@ def test_a_service_that_joins_is_absent_before_and_has_as_many_replicas_as_are_t
     ]
     assert list(timeline.availability_changes) == expected
     late = (
-        "5 replicas of 'client', 'server', and there are 6 nodes.*; 'client' join by schedule, so none are there before"
+        "5 replicas of 'client', 'server', but 6 nodes.*; replicas of 'client' exist only after they join by schedule"
     )
     with pytest.raises(ValueError, match=late):
         built(6, dynamic=dynamic)
@@ -327,7 +325,7 @@ def test_a_service_that_joins_is_absent_before_and_has_as_many_replicas_as_are_t
     ]
 
 
-def test_a_replica_that_is_disconnected_is_there_and_reaches_nobody(built: Callable[..., NetworkTimeline]) -> None:
+def test_a_disconnected_replica_is_online_and_reaches_no_node(built: Callable[..., NetworkTimeline]) -> None:
     dynamic = """
     <schedule name="client" time="10" action="disconnect"/>
     <schedule name="client" time="20" action="reconnect"/>
@@ -344,15 +342,15 @@ def test_replicas_may_be_drawn_from_the_seed(built: Callable[..., NetworkTimelin
     services = SERVICES.replace('replicas="2"', 'replicas="50"')
     dynamic = '<schedule name="client" time="1" action="leave" amount="10"/>'
 
-    def gone(seed: int, draw: bool) -> set[int]:
+    def offline_nodes(seed: int, draw: bool) -> set[int]:
         timeline = built(100, seed, {"draw": draw}, services=services, dynamic=dynamic)
-        assert all(not presence.online for presence in timeline.availability_changes)
-        return {presence.node for presence in timeline.availability_changes}
+        assert all(not change.online for change in timeline.availability_changes)
+        return {change.node for change in timeline.availability_changes}
 
-    assert gone(0, False) == gone(1, False) == set(range(10))
-    assert gone(0, True) == gone(0, True) != gone(1, True)
-    assert gone(0, True) <= set(range(50))
-    assert len(gone(0, True)) == 10
+    assert offline_nodes(0, False) == offline_nodes(1, False) == set(range(10))
+    assert offline_nodes(0, True) == offline_nodes(0, True) != offline_nodes(1, True)
+    assert offline_nodes(0, True) <= set(range(50))
+    assert len(offline_nodes(0, True)) == 10
 
 
 @given(
@@ -363,31 +361,31 @@ def test_replicas_may_be_drawn_from_the_seed(built: Callable[..., NetworkTimelin
         max_size=8,
     )
 )
-def test_a_schedule_is_refused_or_as_many_are_there_as_it_says(
-    tmp_path_factory: pytest.TempPathFactory, told: list[tuple[Any, int, int]]
+def test_a_schedule_is_rejected_or_determines_the_number_of_online_replicas(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[Any, int, int]]
 ) -> None:
-    events = tuple(ServiceEvent(float(at), "s", action, amount) for action, at, amount in told)
+    events = tuple(ServiceEvent(float(at), "s", action, amount) for action, at, amount in actions)
     file = tmp_path_factory.getbasetemp() / "schedule.xml"
     write(Description((Service("s", 4), Service("t", 9)), (), (Link("s", "t", 1.0, 1.0, 1.0),), events), file)
     try:
         timeline = Kollaps(file, services=("s",)).build(1, 0)
     except ValueError:
         return
-    everything = Kollaps(file).build(9 + _ever(events), 0)
+    whole = Kollaps(file).build(9 + _replica_count(events), 0)
     present = 0 if any(event.action == "join" for event in events) else 4
-    online = dict.fromkeys(range(_ever(events)), True)
+    online = dict.fromkeys(range(_replica_count(events)), True)
     for at in sorted({0.0, *(event.time for event in events)}):
         for event in (e for e in events if e.time == at):
             present += {"join": event.amount, "leave": -event.amount, "crash": -event.amount}.get(event.action, 0)
-        online.update({p.node: p.online for p in everything.availability_changes if p.time == at})
+        online.update({p.node: p.online for p in whole.availability_changes if p.time == at})
         assert sum(online.values()) == present
-    times = [p.time for p in everything.availability_changes]
+    times = [p.time for p in whole.availability_changes]
     assert times == sorted(times)
     assert [start for start, _ in timeline.states] == sorted({start for start, _ in timeline.states})
 
 
-def _ever(events: tuple[ServiceEvent, ...]) -> int:
-    """Replicas of 's': four, or as many as are there at once of those that join."""
+def _replica_count(events: tuple[ServiceEvent, ...]) -> int:
+    """The number of replicas of 's': four, or the peak if replicas join by schedule."""
     if not any(event.action == "join" for event in events):
         return 4
     present = [0]
@@ -408,64 +406,66 @@ times = st.floats(0, 1e6)
 
 @st.composite
 def descriptions(draw: st.DrawFn) -> Description:
-    every = draw(st.lists(names, min_size=2, max_size=6, unique=True))
-    cut = draw(st.integers(1, len(every)))
+    all_names = draw(st.lists(names, min_size=2, max_size=6, unique=True))
+    split = draw(st.integers(1, len(all_names)))
     flags = st.booleans()
     anything = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn"]), max_size=9)
     services = tuple(
         Service(n, draw(st.integers(1, 99)), draw(flags), draw(flags), draw(flags), draw(anything), draw(anything))
-        for n in every[:cut]
+        for n in all_names[:split]
     )
-    ends = st.sampled_from(list(itertools.permutations(every, 2)))
+    ends = st.sampled_from(list(itertools.permutations(all_names, 2)))
     links = tuple(
         Link(*draw(ends), draw(numbers), draw(widths), draw(st.none() | widths), draw(numbers), draw(st.floats(0, 1)))
         for _ in range(draw(st.integers(0, 4)))
     )
     events: list[ServiceEvent | LinkEvent] = []
     for _ in range(draw(st.integers(0, 4))):
-        name = draw(st.sampled_from(every[:cut]))
+        name = draw(st.sampled_from(all_names[:split]))
         action = draw(st.sampled_from(["join", "leave", "crash", "disconnect", "reconnect"]))
         events.append(ServiceEvent(draw(times), name, action, draw(st.integers(1, 9))))
     for link in links:
         optional = st.none() | numbers
         events.append(LinkEvent(draw(times), link.origin, link.dest, None, draw(optional), draw(widths)))
         events.append(LinkEvent(draw(times), link.dest, link.origin, draw(st.sampled_from(["leave", "join"]))))
-    for bridge in every[cut:]:
+    for bridge in all_names[split:]:
         events.append(ServiceEvent(draw(times), bridge, draw(st.sampled_from(["join", "leave"]))))
-    return Description(services, tuple(every[cut:]), links, tuple(events), draw(anything))
+    return Description(services, tuple(all_names[split:]), links, tuple(events), draw(anything))
 
 
 @settings(max_examples=50)
 @given(descriptions())
-def test_what_is_written_is_what_is_read(tmp_path_factory: pytest.TempPathFactory, description: Description) -> None:
+def test_a_written_description_reads_back_the_same(
+    tmp_path_factory: pytest.TempPathFactory, description: Description
+) -> None:
     file = tmp_path_factory.getbasetemp() / "described.xml"
     write(description, file)
     assert read(file) == description
 
 
-def test_the_example_is_read_as_it_is_meant(tmp_path: Path) -> None:
+def test_the_example_has_the_expected_services_links_and_states(tmp_path: Path) -> None:
     description = read(EXAMPLE)
     assert [(service.name, service.replicas) for service in description.services] == [("north", 8), ("south", 8)]
     assert description.links[1] == Link("south", "south-switch", 0.5, 50.0, 100.0, network="net")
     write(description, tmp_path / "again.xml")
     assert read(tmp_path / "again.xml") == description
-    assert 'upload="50Mbps"' in (tmp_path / "again.xml").read_text()  # Kollaps reads integers
+    assert 'upload="50Mbps"' in (tmp_path / "again.xml").read_text()  # Kollaps reads only integers
     timeline = Kollaps(EXAMPLE).build(16, 0)
     assert [start for start, _ in timeline.states] == [0, 2, 6]
     assert [bandwidth(network, 0, 15) for _, network in timeline.states] == [20, 5, 20]
 
 
 @pytest.mark.parametrize(
-    ("spelt", "megabits"),
+    ("written", "megabits"),
     [("100Kbps", 0.1), ("60mbps", 60), ("1.5 GBPS", 1500), ("2e1Mbps", 20), (".5Gbps", 500)],
 )
-def test_bandwidths_have_units_in_any_case(tmp_path: Path, spelt: str, megabits: float) -> None:
+def test_bandwidths_have_units_in_any_case(tmp_path: Path, written: str, megabits: float) -> None:
     file = tmp_path / "net.xml"
-    file.write_text(text(links=f'<link origin="client" dest="left" latency="1" upload="{spelt}"/>'))
+    file.write_text(text(links=f'<link origin="client" dest="left" latency="1" upload="{written}"/>'))
     assert read(file).links[0].upload == pytest.approx(megabits)
 
 
-def test_what_only_kollaps_needs_is_not_looked_at(tmp_path: Path) -> None:
+def test_attributes_that_only_kollaps_uses_are_ignored(tmp_path: Path) -> None:
     file = tmp_path / "net.xml"
     services = '<service name="a" image="x:1" command="[\'b\', \'0\']" supervisor="true" port="80" ip="10.0.0.1"/>'
     file.write_text("<!-- a file -->" + text(services=services + SERVICES, dynamic=">"))
@@ -492,8 +492,8 @@ SCHEDULE = '<schedule name="client" time="1" action="leave"/>'
         (one_link(ends='origin="left" dest="left"'), r":4: <link> from 'left' to itself"),
         (text(links='<link origin="client" dest="left" upload="1Mbps"/>'), r"from 'client' to 'left' has no latency"),
         (text(links='<link origin="client" dest="left" latency="1"/>'), r"from 'client' to 'left' has no upload"),
-        (one_link(upload="0Mbps"), r":4: upload = '0Mbps': a link that carries nothing; let it leave"),
-        (one_link('download="0.0Kbps"'), r":4: download = '0.0Kbps': a link that carries nothing"),
+        (one_link(upload="0Mbps"), r":4: upload = '0Mbps': expected a bandwidth above 0; to remove a link"),
+        (one_link('download="0.0Kbps"'), r":4: download = '0.0Kbps': expected a bandwidth above 0"),
         (one_link(upload="100"), r":4: upload = '100': expected a number and a unit.*; it has no unit"),
         (one_link(upload="1MB/s"), r"the unit 'MB/s' is unknown"),
         (one_link(upload="fast"), r"upload = 'fast': expected a number and a unit"),
@@ -507,12 +507,12 @@ SCHEDULE = '<schedule name="client" time="1" action="leave"/>'
         (text(services='<service name="a" replicas="0"/>'), r":2: replicas = '0': expected an integer, at least 1"),
         (
             text(services='<service name="a" replicas="600000"/><service name="b" replicas="400001"/>'),
-            r":2: replicas = '400001': more than 1,000,000 in all; use fewer",
+            r":2: replicas = '400001': more than 1,000,000 replicas in total; use fewer",
         ),
         (text(services='<service name="a" share="yes"/>'), r":2: share = 'yes': expected true or false"),
         (text(services='<service image="a"/>'), r":2: <service> has no name"),
-        (text(services="", links=""), r":1: there are no services in it"),
-        (text(bridges='<bridge name="client"/>'), r":3: there is another 'client'"),
+        (text(services="", links=""), r":1: no services; nodes are the replicas of services"),
+        (text(bridges='<bridge name="client"/>'), r":3: the name 'client' is used twice"),
         (text(dynamic=SCHEDULE.replace("leave", "sleep")), r":9: action = 'sleep': unknown; did you mean 'leave'"),
         (text(dynamic=SCHEDULE.replace("client", "cliant")), r":9: name = 'cliant': there is no such service"),
         (text(dynamic=SCHEDULE.replace('time="1"', "")), r":9: <schedule> has no time"),
@@ -520,13 +520,13 @@ SCHEDULE = '<schedule name="client" time="1" action="leave"/>'
         (text(dynamic=SCHEDULE.replace("/>", ' amount="0"/>')), r":9: amount = '0': expected an integer"),
         (text(dynamic=SCHEDULE.replace('action="leave"', "")), r":9: <schedule> of 'client' has no action"),
         (text(dynamic=SCHEDULE.replace("/>", ' upload="1Mbps"/>')), r":9: <schedule> of 'client' has no upload"),
-        (scheduled('time="1" action="leave"'), r":9: <schedule> names nothing"),
-        (scheduled('name="left" time="1" action="crash"'), r":9: 'left' is a bridge: it can join and leave"),
+        (scheduled('time="1" action="leave"'), r":9: <schedule> has no target"),
+        (scheduled('name="left" time="1" action="crash"'), r":9: 'left' is a bridge: it can only join or leave"),
         (scheduled('origin="client" dest="right" time="1" upload="1Mbps"'),
          r":9: there is no link from 'client' to 'right'"),
         (scheduled('origin="client" dest="right" time="1" action="join"'),
-         r":9: there is no link from 'client' to 'right'; a new one joins with a latency and an upload"),
-        (scheduled('origin="client" dest="left" time="1" action="crash"'), r":9: a link does not crash"),
+         r":9: there is no link from 'client' to 'right'; to add a link, give latency and upload"),
+        (scheduled('origin="client" dest="left" time="1" action="crash"'), r":9: a link cannot crash"),
         (scheduled('origin="client" dest="left" time="1"'), r":9: .*neither an action nor a property"),
         (text().replace("links>", "lnks>"), r":4: <lnks> in <experiment>; did you mean 'links'"),
         (text().replace("<dynamic></dynamic>", "<links></links>"), r":9: a second <links>"),
@@ -539,14 +539,14 @@ SCHEDULE = '<schedule name="client" time="1" action="leave"/>'
         ("<experiment>&lots;</experiment>", r":1: not valid XML: undefined entity"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path: Path, content: str, problem: str) -> None:
+def test_an_invalid_file_is_rejected_with_its_line(tmp_path: Path, content: str, problem: str) -> None:
     file = tmp_path / "net.xml"
     file.write_text(content)
     with pytest.raises(ValueError, match=r"net\.xml" + problem if problem.startswith(":") else problem):
         read(file)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_file_names_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere\.xml: cannot read this file: No such file"):
         read(tmp_path / "nowhere.xml")
 
@@ -559,7 +559,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         '<!DOCTYPE experiment SYSTEM "http://example.org/experiment.dtd">',
     ],
 )
-def test_a_file_that_declares_a_document_type_is_refused(tmp_path: Path, declared: str) -> None:
+def test_a_file_with_a_document_type_is_rejected(tmp_path: Path, declared: str) -> None:
     file = tmp_path / "net.xml"
     file.write_text(f"<?xml version='1.0'?>\n{declared}\n" + text().replace("kollaps:2.0", "&b;"))
     with pytest.raises(ValueError, match=r"net\.xml:2: it declares a document type"):
@@ -569,16 +569,17 @@ def test_a_file_that_declares_a_document_type_is_refused(tmp_path: Path, declare
 @pytest.mark.parametrize(
     ("dynamic", "problem"),
     [
-        (SCHEDULE.replace("/>", ' amount="3"/>'), r":9: leave of 3 replicas of 'client' at 1 s, when 2 are there"),
+        (SCHEDULE.replace("/>", ' amount="3"/>'), r":9: leave of 3 replicas of 'client' at 1 s, when 2 are online"),
         (
             SCHEDULE.replace("leave", "reconnect"),
             r":9: reconnect of 1 replicas of 'client' at 1 s, when 0 are disconnec",
         ),
-        (SCHEDULE + SCHEDULE.replace('"1"', '"2"').replace("leave", "join"), r":9: leave of 1 .*none are there before"),
+        (
+            SCHEDULE + SCHEDULE.replace('"1"', '"2"').replace("leave", "join"),
+            r":9: leave of 1 .*a service with a scheduled join starts without replicas",
+        ),
     ],
 )
-def test_a_schedule_that_cannot_come_true_is_refused(
-    built: Callable[..., NetworkTimeline], dynamic: str, problem: str
-) -> None:
+def test_an_impossible_schedule_is_rejected(built: Callable[..., NetworkTimeline], dynamic: str, problem: str) -> None:
     with pytest.raises(ValueError, match=r"net\.xml" + problem):
         built(2, dynamic=dynamic, options={"services": ("server",)})

@@ -1,4 +1,4 @@
-"""Descriptions of networks: stars, sites of a matrix, and those of published experiments."""
+"""Network descriptions: stars, sites of a matrix, and the networks of published experiments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REAL = Path(os.environ.get("SHOAL_DATA") or ROOT / "../shared/data") / "latency"
 
 
 def network_state(network: Any, nodes: int, seed: int = 0) -> NetworkState:
-    """A network that never changes."""
+    """Build a network that never changes, and return its only state."""
     timeline = network.build(nodes, seed)
     assert isinstance(timeline, NetworkTimeline)
     ((start, only),) = timeline.states
@@ -49,18 +49,18 @@ def route(network: NetworkState, sender: int, receiver: int) -> Route:
 
 
 def bandwidth(network: NetworkState, sender: int, receiver: int) -> float:
-    """Mbit/s, for a flow that has the way for itself."""
+    """The bandwidth in Mbit/s of a flow that shares no link."""
     return float(min(network.capacities[list(route(network, sender, receiver).links)])) / MEGABIT
 
 
 # Stars
 
 
-def test_an_ideal_network_is_none() -> None:
+def test_an_ideal_network_has_no_timeline() -> None:
     assert Ideal().build(4, 0) is None
 
 
-def test_all_nodes_of_a_uniform_network_have_the_link_that_is_given() -> None:
+def test_all_nodes_of_a_uniform_network_have_the_same_link() -> None:
     network = network_state(Uniform(latency=0.02, jitter=0.003, upload=8, download=16, loss=0.25), 3)
     assert network.capacities.tolist() == [1e6, 2e6] * 3
     there = route(network, 0, 2)
@@ -69,7 +69,7 @@ def test_all_nodes_of_a_uniform_network_have_the_link_that_is_given() -> None:
     assert network.access(2) == (4, 5)
 
 
-def test_without_a_bandwidth_nothing_limits_a_link() -> None:
+def test_a_link_without_a_bandwidth_is_unlimited() -> None:
     assert np.isinf(network_state(Uniform(), 2).capacities).all()
     assert capacity([0, 1]).tolist() == [math.inf, 125_000]
 
@@ -85,7 +85,7 @@ links_of_a_node = st.builds(
 
 
 @given(st.lists(links_of_a_node, min_size=1, max_size=6))
-def test_a_star_is_symmetric_but_for_its_bandwidths_and_two_like_nodes_have_what_each_says(each: list[Uniform]) -> None:
+def test_star_latency_jitter_and_loss_are_symmetric_and_equal_nodes_keep_their_values(each: list[Uniform]) -> None:
     network = star([*each, *each])
     for a, own in enumerate(each):
         there = route(network, a, a + len(each))
@@ -103,11 +103,11 @@ def test_a_star_is_symmetric_but_for_its_bandwidths_and_two_like_nodes_have_what
                 assert bandwidth(network, a, b) == pytest.approx(min(up, down))
 
 
-def test_a_node_reaches_itself_over_no_link() -> None:
+def test_the_route_of_a_node_to_itself_has_no_links() -> None:
     assert route(network_state(Uniform(), 2), 1, 1) == Route()
 
 
-def test_single_links_differ_as_the_table_says_and_the_later_one_holds() -> None:
+def test_values_of_single_links_apply_and_later_ones_take_precedence() -> None:
     links = (
         {"from": "0-1", "to": "2,3", "latency": 0.5, "bandwidth": 4},
         {"from": "3", "to": "0", "latency": 0.75, "oneway": True},
@@ -133,10 +133,10 @@ def test_single_links_differ_as_the_table_says_and_the_later_one_holds() -> None
         ({"from": "0", "to": "1", "bandwidth": 0}, r"links\[0\]\.bandwidth = 0: expected number above 0"),
         ({"from": "0", "to": "1", "loss": 2}, r"links\[0\]\.loss = 2: expected number at least 0 and at most 1"),
         ({"to": "1", "latency": 1}, r"links\[0\]\.from: missing; expected string"),
-        ({"from": "0", "to": "1"}, r"links\[0\]: it changes nothing; give latency"),
+        ({"from": "0", "to": "1"}, r"links\[0\]: it changes nothing; add latency"),
     ],
 )
-def test_a_link_that_is_invalid_is_rejected_at_once(table: dict[str, Any], problem: str) -> None:
+def test_an_invalid_link_is_rejected_at_once(table: dict[str, Any], problem: str) -> None:
     with pytest.raises(ExperimentError, match=problem):
         Experiment(nodes=2, network={"name": "uniform", "links": [table]})
 
@@ -154,11 +154,11 @@ def test_a_link_between_unknown_nodes_is_rejected(table: dict[str, Any], problem
         Uniform(links=(table,)).build(4, 0)
 
 
-def test_links_survive_the_spelling_of_an_experiment() -> None:
+def test_links_are_the_same_after_a_round_trip_through_toml() -> None:
     network = {"name": "uniform", "links": [{"from": "0", "to": "1", "latency": 0.5}]}
-    told = Experiment(nodes=2, network=network)
-    again = Experiment.from_table(tomllib.loads(told.toml()))
-    assert again == told
+    described = Experiment(nodes=2, network=network)
+    again = Experiment.from_table(tomllib.loads(described.toml()))
+    assert again == described
     assert route(network_state(again.network.build(), 2), 0, 1).latency == 0.5
 
 
@@ -185,7 +185,7 @@ SQUARE = [[0.0, 10.0, 30.0], [12.0, 0.0, 20.0], [34.0, 22.0, 0.0]]
         "0;10;30\n12;0;20\n34;22;0",
         "0\t10\t30\n\n12\t0\t20\n34\t22\t0\n",
         "  0 10   30\n12 0 20\n34 22 0\n",
-        "# milliseconds\n  # there and back\n0, 10, 30,\n12, 0, 20,\n34, 22, 0,\n",
+        "# milliseconds\n  # round trip\n0, 10, 30,\n12, 0, 20,\n34, 22, 0,\n",
         '\ufeff"Oslo",Rome,Lima\n0,10,30\n12,0,20\n34,22,0\n',
         ",Oslo,Rome,Lima\nOslo,0,10,30\nRome,12,0,20\nLima,34,22,0\n",
         "Oslo Rome Lima\nOslo 0 10 30\nRome 12 0 20\nLima 34 22 0\n",
@@ -195,9 +195,7 @@ SQUARE = [[0.0, 10.0, 30.0], [12.0, 0.0, 20.0], [34.0, 22.0, 0.0]]
         "-1,10,30\n12,nan,20\n34,22,\n",
     ],
 )
-def test_a_matrix_is_read_whatever_stands_between_its_numbers_and_around_them(
-    text: str, written: Callable[[str], Path]
-) -> None:
+def test_a_matrix_is_read_with_any_separator_comments_and_names(text: str, written: Callable[[str], Path]) -> None:
     network = network_state(Matrix(written(text), round_trip=False), 3)
     for a, b in [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]:
         assert route(network, a, b).latency == pytest.approx(SQUARE[a][b] / 1000)
@@ -220,14 +218,14 @@ def test_a_matrix_may_be_compressed_in_seconds_and_of_round_trips(tmp_path: Path
     st.booleans(),
     st.booleans(),
 )
-def test_what_is_written_is_what_is_read(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[list[float]], mark: str, header: bool, named: bool
+def test_a_written_matrix_reads_back_the_same(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[float]], separator: str, header: bool, named: bool
 ) -> None:
     lines = [[*([f"site{i}"] if named else []), *map(repr, row)] for i, row in enumerate(rows)]
     if header:
         lines.insert(0, [*(["to"] if named else []), *(f"site{i}" for i in range(len(rows)))])
     file = tmp_path_factory.getbasetemp() / "matrix.csv"
-    file.write_text("\n".join(mark.join(line) for line in lines))
+    file.write_text("\n".join(separator.join(line) for line in lines))
     assert read(file).values.tolist() == rows
 
 
@@ -240,7 +238,7 @@ def test_a_missing_latency_is_the_shortest_path_or_the_mean_or_rejected(written:
     mean = network_state(Matrix(file, missing="mean", round_trip=False), 3)
     assert route(mean, 0, 2).latency == pytest.approx((10 + 30) / 2 / 1000)
     assert route(mean, 2, 0).latency == pytest.approx((40 + 20) / 2 / 1000)
-    with pytest.raises(ValueError, match=r"latency\.csv:1: row 1, column 3: the value is missing; give it"):
+    with pytest.raises(ValueError, match=r"latency\.csv:1: row 1, column 3: the value is missing; add it"):
         Matrix(file, missing="refuse").build(3, 0)
     assert route(network_state(Matrix(file, missing="refuse"), 2), 0, 1).latency == pytest.approx(0.005)
 
@@ -248,11 +246,13 @@ def test_a_missing_latency_is_the_shortest_path_or_the_mean_or_rejected(written:
 @pytest.mark.parametrize("missing", ["path", "mean"])
 def test_a_missing_value_without_a_substitute_is_rejected(missing: Any, written: Callable[[str], Path]) -> None:
     file = written("site,a,b,c\na,0,5,-1\nb,5,0,-1\nc,-1,-1,0\n" if missing == "path" else "0,-1\n-1,0\n")
-    with pytest.raises(ValueError, match=r"latency\.csv:\d: row 1, column \d: the value is missing; the"):
+    with pytest.raises(
+        ValueError, match=r"latency\.csv:\d: row 1, column \d: the value is missing; (no path through|the two sites)"
+    ):
         Matrix(file, missing=missing).build(3, 0)
 
 
-def test_nodes_are_at_the_first_sites_or_at_drawn_ones_or_go_round_them(written: Callable[[str], Path]) -> None:
+def test_nodes_are_at_the_first_sites_or_random_sites_and_share_sites_in_turn(written: Callable[[str], Path]) -> None:
     sites = 40
     cells = [[abs(i - j) * 1.0 if i != j else 0.125 for j in range(sites)] for i in range(sites)]
     file = written("\n".join(",".join(map(str, row)) for row in cells))
@@ -268,16 +268,16 @@ def test_nodes_are_at_the_first_sites_or_at_drawn_ones_or_go_round_them(written:
     assert latencies(drawn, 5) == latencies(drawn, 5) != latencies(first, 5)
     assert latencies(drawn, 5, seed=1) != latencies(drawn, 5)
     assert 0.125 not in latencies(drawn, sites)  # no site twice
-    assert latencies(first, sites + 2)[-2:] == [0.125, 1]  # once round: at site 0 again, and at site 1
+    assert latencies(first, sites + 2)[-2:] == [0.125, 1]  # after the last site: site 0 again, then site 1
 
 
-def test_a_matrix_of_bandwidths_has_links_between_sites_that_their_nodes_share(tmp_path: Path) -> None:
+def test_nodes_share_the_links_of_a_bandwidth_matrix(tmp_path: Path) -> None:
     (tmp_path / "ms").write_text("0 10\n10 0\n")
     (tmp_path / "mbps").write_text("- 8\n4 -\n")
     network = network_state(Matrix(tmp_path / "ms", bandwidth=tmp_path / "mbps", upload=100), 4)
     assert bandwidth(network, 0, 1) == bandwidth(network, 2, 3) == 8
     assert bandwidth(network, 1, 0) == 4
-    assert bandwidth(network, 0, 2) == 100  # at one site
+    assert bandwidth(network, 0, 2) == 100  # at the same site
     assert set(route(network, 0, 1).links) & set(route(network, 2, 3).links)
     assert not set(route(network, 0, 1).links) & set(route(network, 1, 0).links)
 
@@ -290,14 +290,14 @@ def test_a_missing_bandwidth_is_the_mean_or_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"mbps:1: row 1, column 3: expected a bandwidth above 0"):
         Matrix(**files, missing="refuse").build(3, 0)
     (tmp_path / "mbps").write_text("0 2\n2 0\n")
-    with pytest.raises(ValueError, match=r"mbps: it has 2 sites, but .*ms has 3"):
+    with pytest.raises(ValueError, match=r"mbps: 2 sites, but .*ms has 3"):
         Matrix(**files).build(3, 0)
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "it is empty"),
+        ("", "the file is empty"),
         ("0,5\n5,0\n2,2\n", r"3 rows and 2 columns; expected a square matrix"),
         ("0,5,2\n5,0,2\n", r"2 rows and 3 columns; expected a square matrix"),
         ("0,1\n1,0,3\n", r"latency\.csv: 1 rows and 2 columns|latency\.csv:1: 2 entries"),
@@ -312,7 +312,7 @@ def test_an_invalid_matrix_is_rejected_with_its_line(text: str, problem: str, wr
         Matrix(written(text)).build(2, 0)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_the_error_for_an_unreadable_file_names_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere\.csv: cannot read this matrix: No such file"):
         Matrix(tmp_path / "nowhere.csv").build(2, 0)
     cut = tmp_path / "cut.gz"
@@ -323,7 +323,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def real(name: str) -> Path:
     if not (REAL / name).is_file():
-        pytest.skip(f"no {name} in {REAL}: set SHOAL_DATA to where data sets lie")
+        pytest.skip(f"no {name} in {REAL}: set SHOAL_DATA to the folder of the data sets")
     return REAL / name
 
 
@@ -342,7 +342,7 @@ def test_measured_latencies_between_227_sites() -> None:
     assert known > 100
 
 
-def test_planetlab_is_symmetric_and_ready_within_a_second() -> None:
+def test_planetlab_is_symmetric_and_built_within_a_second() -> None:
     file = real("planetlab/PlanetLabData_1.gz")
     begun = time.process_time()
     network = network_state(Matrix(file), 490)
@@ -351,7 +351,7 @@ def test_planetlab_is_symmetric_and_ready_within_a_second() -> None:
     assert route(network, 3, 400).latency == route(network, 400, 3).latency
 
 
-# Published set-ups
+# Published networks
 
 
 def test_divshare_has_seven_slow_nodes_of_sixty() -> None:
@@ -365,7 +365,7 @@ def test_divshare_has_seven_slow_nodes_of_sixty() -> None:
 
 
 @given(st.integers(2, 500))
-def test_of_any_number_of_nodes_the_same_share_is_slow(nodes: int) -> None:
+def test_the_share_of_slow_nodes_does_not_depend_on_the_number_of_nodes(nodes: int) -> None:
     slow = np.count_nonzero(network_state(DivShareStragglers(), nodes).capacities[::2] < 60 * MEGABIT)
     assert slow >= 1
     assert abs(slow - nodes * 7 / 60) <= max(0.5, 1 - nodes * 7 / 60)
@@ -385,7 +385,7 @@ def test_regions_have_the_published_bandwidths() -> None:
     assert route(network, 0, 5).latency < route(network, 5, 6).latency
 
 
-def test_nodes_of_two_regions_share_the_link_between_them_unless_told_otherwise() -> None:
+def test_nodes_of_two_regions_share_a_link_unless_shared_is_false() -> None:
     def between(network: NetworkState, sender: int, receiver: int) -> int:
         return route(network, sender, receiver).links[1]
 
@@ -396,12 +396,12 @@ def test_nodes_of_two_regions_share_the_link_between_them_unless_told_otherwise(
     assert bandwidth(apart, 0, 5) == 9
 
 
-# All of them
+# All networks
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 7])
 @pytest.mark.parametrize("name", sorted(NETWORKS.keys() - {"ideal"}))
-def test_every_network_keeps_the_contract(name: str, nodes: int, tmp_path: Path) -> None:
+def test_every_network_fulfils_the_contract(name: str, nodes: int, tmp_path: Path) -> None:
     (tmp_path / "ms").write_text("0 5 6\n5 0 7\n6 7 0\n")
     files = {"matrix": {"latency": tmp_path / "ms"}, "kollaps": {"path": ROOT / "examples/networks/two-sites.xml"}}
     network = find("network", name)(**files.get(name, {})).build(nodes, 0).initial_state
@@ -448,7 +448,7 @@ def test_the_networks_of_the_docs_can_be_built(tmp_path: Path) -> None:
     assert named | {"ideal"} == NETWORKS.keys()  # ideal is the default and has no parameters
 
 
-def test_groups_may_have_connections_of_their_own() -> None:
+def test_groups_may_have_their_own_connections() -> None:
     described = Experiment(
         nodes=3,
         network={"name": "uniform", "latency": 0.01, "upload": 8.0},
@@ -461,7 +461,7 @@ def test_groups_may_have_connections_of_their_own() -> None:
     assert [network_state.route(0, to).latency for to in (1, 2)] == pytest.approx([0.02, 0.01])  # type: ignore[union-attr]
 
 
-def test_connections_of_groups_go_with_a_uniform_network_only() -> None:
+def test_connections_of_groups_need_a_uniform_network() -> None:
     own = [{"nodes": "1", "network": {"name": "uniform", "latency": 0.1}}]
     described = Experiment(nodes=60, network={"name": "ten-regions"}, group=own)
     with pytest.raises(ExperimentError, match="which only 'uniform' supports"):

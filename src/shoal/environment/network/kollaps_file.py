@@ -1,4 +1,4 @@
-"""The files that describe networks to Kollaps (Gouveia et al., EuroSys 2020): reading and writing.
+"""Read and write the network descriptions of Kollaps (Gouveia et al., EuroSys 2020).
 
     <experiment boot="kollaps:2.0">
       <services> <service name="client" image="…" replicas="3"/> … </services>
@@ -7,8 +7,8 @@
       <dynamic>  <schedule name="client" time="30" action="leave" amount="2"/> … </dynamic>
     </experiment>
 
-Latencies and jitters are in milliseconds here, bandwidths in Mbit/s, times in seconds: as in the files, so that what is
-written reads back the same.
+Units are those of the files, so that a written description reads back unchanged: milliseconds for latency and jitter,
+Mbit/s for bandwidth, seconds for time.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Service:
 
     name: str
     replicas: int = 1
-    """How many there are, where the schedule has none of them join."""
+    """The number of replicas. A service with a scheduled join starts with none instead."""
     share: bool = False
-    """Whether the replicas have each of the service's links together, rather than one each."""
+    """Whether all replicas share each link of the service. Otherwise every replica has its own."""
     reuse: bool = True
     """Whether a replica that left may join again."""
     supervisor: bool = False
-    """Whether it watches the others, and is no part of the network."""
+    """Whether the service monitors the others and is not part of the network."""
     image: str = ""
     command: str = ""
 
 
 @dataclass(frozen=True)
 class Link:
-    """From `origin` to `dest` with the bandwidth `upload`, and back, if at all, with `download`."""
+    """A link from `origin` to `dest` with bandwidth `upload`, and back with `download`. None: one-way."""
 
     origin: str
     dest: str
@@ -60,7 +60,7 @@ class Link:
 
 @dataclass(frozen=True)
 class ServiceEvent:
-    """Replicas of a service, or a bridge, that come or go."""
+    """A change of a bridge or of some replicas of a service: they join, leave, crash, disconnect or reconnect."""
 
     time: float
     name: str
@@ -73,7 +73,7 @@ class ServiceEvent:
 class LinkEvent:
     """A link that joins, leaves or changes. None: unchanged.
 
-    Properties are of the way from `origin` to `dest`; where there is a `download`, of the way back as well.
+    Properties apply from `origin` to `dest`. If `download` is given, they apply to the reverse direction as well.
     """
 
     time: float
@@ -89,7 +89,7 @@ class LinkEvent:
 
     @property
     def is_new(self) -> bool:
-        """Whether all is said that a link needs which was not there before."""
+        """Whether the event has every property that a new link needs."""
         return self.action == "join" and self.latency is not None and self.upload is not None
 
 
@@ -120,10 +120,10 @@ IGNORED = {
 }  # fmt: skip
 """Attributes of services that only Kollaps uses: how to start them."""
 
-MOST_REPLICAS = 1_000_000
+MAX_REPLICAS = 1_000_000
 """Replicas of all services, including replicas that join later."""
 _MEGABITS = {"Gbps": (1000, 1), "Mbps": (1, 1), "Kbps": (1, 1000)}
-"""One of each in Mbit/s: so many times 1, over so many."""
+"""Units in Mbit/s, as a numerator and a denominator."""
 
 
 def read(path: Path) -> Description:
@@ -132,7 +132,7 @@ def read(path: Path) -> Description:
 
 
 def write(description: Description, path: Path) -> None:
-    """A file that `read` reads as this description, and that Kollaps takes."""
+    """Write a file that Kollaps accepts and that `read` reads as the same description."""
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', _tag("experiment", {"boot": description.boot}, "")]
     sections: dict[str, list[Mapping[str, Any]]] = {
         "services": [vars(service) for service in description.services],
@@ -159,8 +159,8 @@ def _format(key: str, value: Any) -> str:
         return str(value).lower()
     if key not in ("upload", "download"):
         return str(value)
-    for unit, (times, over) in _MEGABITS.items():  # Kollaps itself reads integers only
-        if (count := value * over / times).is_integer() and count * times / over == value:
+    for unit, (numerator, denominator) in _MEGABITS.items():  # Kollaps reads only integers
+        if (count := value * denominator / numerator).is_integer() and count * numerator / denominator == value:
             return f"{int(count)}{unit}"
     return f"{value!r}Mbps"
 
@@ -181,18 +181,18 @@ class _Reader:
     def description(self) -> Description:
         self._parse()
         if not self.found["experiment"]:
-            self._reject("expected <experiment> in it")
+            self._reject("expected an <experiment> element")
         root = self.found["experiment"][0]
         services = tuple(self._service(e) for e in self.found.get("services", []))
         bridges = tuple(self._text(e, "name") for e in self.found.get("bridges", []))
         if not services:
-            self._reject("there are no services in it, and nodes are replicas of services", root)
-        self._refuse_masses()
+            self._reject("no services; nodes are the replicas of services, so add one", root)
+        self._limit_replicas()
         names: set[str] = set()
         for element in (*self.found.get("services", []), *self.found.get("bridges", [])):
             if (name := self._text(element, "name")) in names:
                 self._reject(
-                    f"there is another {name!r}; every service and every bridge has a name of its own", element
+                    f"the name {name!r} is used twice; every service and every bridge needs its own name", element
                 )
             names.add(name)
         links = tuple(self._link(e, names) for e in self.found.get("links", []))
@@ -200,19 +200,20 @@ class _Reader:
         self._check_links(links, events)
         return Description(services, bridges, links, events, root.attributes.get("boot", ""))
 
-    def _refuse_masses(self) -> None:
-        """All replicas are held in memory, each with its links."""
+    def _limit_replicas(self) -> None:
+        """Limit the number of replicas: all of them and their links are held in memory."""
         total = 0
         joining = [e for e in self.found.get("dynamic", []) if e.attributes.get("action") == "join"]
         counted = [(e, "replicas") for e in self.found.get("services", [])] + [(e, "amount") for e in joining]
         for element, key in counted:
             total += self._count(element, key)
-            if total > MOST_REPLICAS:
+            if total > MAX_REPLICAS:
                 self._reject(
-                    f"{key} = {element.attributes[key]!r}: more than {MOST_REPLICAS:,} in all; use fewer", element
+                    f"{key} = {element.attributes[key]!r}: more than {MAX_REPLICAS:,} replicas in total; use fewer",
+                    element,
                 )
 
-    # The tree
+    # Parsing
 
     def _parse(self) -> None:
         parser = expat.ParserCreate()
@@ -220,9 +221,9 @@ class _Reader:
             _Element(tag, attributes, parser.CurrentLineNumber)
         )
         parser.EndElementHandler = lambda tag: self.depth.pop()
-        # Entities are declared in a document type, so without one nothing can be expanded and no file be drawn in.
+        # Entities need a document type. Without one, nothing is expanded and no other file is included.
         parser.StartDoctypeDeclHandler = lambda *_: self._reject(
-            "it declares a document type, which files for Kollaps have no use for; remove <!DOCTYPE …>",
+            "it declares a document type, which Kollaps files do not need; remove <!DOCTYPE …>",
             _Element("", {}, parser.CurrentLineNumber),
         )
         try:
@@ -252,7 +253,7 @@ class _Reader:
                 self._reject(f"<{tag}> has no attribute {key!r}{nearest(key, known)}", element)
         if len(place) == 1:
             if tag in self.found:
-                self._reject(f"a second <{tag}>; put all of it into one", element)
+                self._reject(f"a second <{tag}>; merge it into the first", element)
             self.found[tag] = []
         else:
             self.found[place[1] if place else tag].append(element)
@@ -274,11 +275,11 @@ class _Reader:
 
     def _link(self, element: _Element, names: Collection[str]) -> Link:
         origin, dest = self._ends(element, names)
-        said = self._properties(element)
+        properties = self._properties(element)
         for key in ("latency", "upload"):
-            if key not in said:
+            if key not in properties:
                 self._reject(f"<link> from {origin!r} to {dest!r} has no {key}", element)
-        return Link(origin, dest, **said, network=element.attributes.get("network", ""))
+        return Link(origin, dest, **properties, network=element.attributes.get("network", ""))
 
     def _event(self, element: _Element, bridges: Collection[str], names: Collection[str]) -> ServiceEvent | LinkEvent:
         given = element.attributes
@@ -293,7 +294,7 @@ class _Reader:
         if "name" in given:
             return self._service_event(element, time, action, bridges, names)
         if not {"origin", "dest"} & given.keys():
-            self._reject("<schedule> names nothing; expected a name, or an origin and a dest", element)
+            self._reject("<schedule> has no target; expected a name, or an origin and a dest", element)
         return self._link_event(element, time, action, names)
 
     def _service_event(
@@ -303,48 +304,49 @@ class _Reader:
         for key in ("origin", "dest", *PROPERTIES):
             if key in element.attributes:
                 self._reject(
-                    f"<schedule> of {name!r} has no {key}; a link is named by its origin and its dest", element
+                    f"<schedule> of {name!r} has no {key}; to change a link, give origin and dest instead of name",
+                    element,
                 )
         if action is None:
             self._reject(f"<schedule> of {name!r} has no action{nearest('', get_args(Action))}", element)
         amount = self._count(element, "amount")
         if name in bridges and (action not in ("join", "leave") or amount > 1):
-            self._reject(f"{name!r} is a bridge: it can join and leave, and there is one of it", element)
+            self._reject(f"{name!r} is a bridge: it can only join or leave, with amount = 1", element)
         return ServiceEvent(time, name, action, amount, element.line)
 
     def _link_event(self, element: _Element, time: float, action: Action | None, names: Collection[str]) -> LinkEvent:
         origin, dest = self._ends(element, names)
-        said = self._properties(element)
+        properties = self._properties(element)
         if "amount" in element.attributes:
             self._reject("<schedule> of a link has no amount", element)
         if action == "crash":
-            self._reject("a link does not crash; it can leave or disconnect, join or reconnect", element)
-        if action is None and not said:
+            self._reject("a link cannot crash; expected leave, disconnect, join or reconnect", element)
+        if action is None and not properties:
             self._reject("<schedule> of a link has neither an action nor a property", element)
-        return LinkEvent(time, origin, dest, action, **said, line=element.line)
+        return LinkEvent(time, origin, dest, action, **properties, line=element.line)
 
     def _check_links(self, links: Sequence[Link], events: Sequence[ServiceEvent | LinkEvent]) -> None:
         """Check that every scheduled change of a link names a link that exists at some time."""
         scheduled = [event for event in events if isinstance(event, LinkEvent)]
-        ways: set[tuple[str, str]] = set()
-        made: list[Link | LinkEvent] = [*links, *(event for event in scheduled if event.is_new)]
-        for link in made:
-            ways |= {(link.origin, link.dest)} | ({(link.dest, link.origin)} if link.download is not None else set())
+        pairs: set[tuple[str, str]] = set()
+        created: list[Link | LinkEvent] = [*links, *(event for event in scheduled if event.is_new)]
+        for link in created:
+            pairs |= {(link.origin, link.dest)} | ({(link.dest, link.origin)} if link.download is not None else set())
         for event in scheduled:
-            forth, back = (event.origin, event.dest), (event.dest, event.origin)
+            forward, reverse = (event.origin, event.dest), (event.dest, event.origin)
             if event.action is None:
-                wanted = [forth] if event.download is None else [forth, back]
+                required = [forward] if event.download is None else [forward, reverse]
             else:
-                wanted = [forth] if forth in ways or back not in ways else [back]
-            for origin, dest in wanted:
-                if (origin, dest) not in ways:
-                    hint = "; a new one joins with a latency and an upload" if event.action == "join" else ""
+                required = [forward] if forward in pairs or reverse not in pairs else [reverse]
+            for origin, dest in required:
+                if (origin, dest) not in pairs:
+                    hint = "; to add a link, give latency and upload" if event.action == "join" else ""
                     self._reject(f"there is no link from {origin!r} to {dest!r}{hint}", _Element("", {}, event.line))
 
     def _ends(self, element: _Element, names: Collection[str]) -> tuple[str, str]:
         origin, dest = self._known(element, "origin", names), self._known(element, "dest", names)
         if origin == dest:
-            self._reject(f"<{element.tag}> from {origin!r} to itself; put a bridge between its replicas", element)
+            self._reject(f"<{element.tag}> from {origin!r} to itself; put a bridge between the replicas", element)
         return origin, dest
 
     def _known(self, element: _Element, key: str, names: Collection[str]) -> str:
@@ -355,20 +357,20 @@ class _Reader:
 
     def _properties(self, element: _Element) -> dict[str, Any]:
         given = element.attributes
-        said: dict[str, Any] = {}
+        properties: dict[str, Any] = {}
         for key in PROPERTIES:
             if key not in given:
                 continue
             if key in ("upload", "download"):
-                said[key] = self._bandwidth(element, key)
+                properties[key] = self._bandwidth(element, key)
             elif key == "drop":
-                said[key] = self._number(element, key, "a probability from 0 to 1", 1.0)
+                properties[key] = self._number(element, key, "a probability from 0 to 1", 1.0)
             else:
-                said[key] = self._number(element, key, "milliseconds, at least 0")
-        return said
+                properties[key] = self._number(element, key, "milliseconds, at least 0")
+        return properties
 
     def _bandwidth(self, element: _Element, key: str) -> float:
-        """Mbit/s."""
+        """Return the bandwidth in Mbit/s."""
         text = element.attributes[key].strip()
         match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)", text)
         value = self._parsed(match[1]) if match else None
@@ -382,7 +384,9 @@ class _Reader:
             )
         megabits = value * unit[0] / unit[1]
         if not megabits:
-            self._reject(f"{key} = {text!r}: a link that carries nothing; let it leave by a schedule instead", element)
+            self._reject(
+                f"{key} = {text!r}: expected a bandwidth above 0; to remove a link, schedule action = 'leave'", element
+            )
         if math.isinf(megabits):
             self._reject(problem, element)
         return megabits

@@ -21,7 +21,7 @@ Pair: TypeAlias = tuple[NodeId, NodeId]
 
 @dataclass(frozen=True)
 class Between:
-    """Different values for the routes from some nodes to others, and back unless `oneway`. None: the common value.
+    """Values for the routes from some nodes to others, in both directions unless `oneway`. None: the default value.
 
     Latency and jitter are in seconds, one way. `bandwidth`, in Mbit/s, adds a link for each of these pairs and each
     direction, between the sender's upload and the receiver's download.
@@ -37,7 +37,7 @@ class Between:
 
     def __post_init__(self) -> None:
         if not self.values:
-            raise ValueError("it changes nothing; give latency, jitter, bandwidth or loss")
+            raise ValueError("it changes nothing; add latency, jitter, bandwidth or loss")
 
     @property
     def values(self) -> dict[str, float]:
@@ -79,7 +79,7 @@ class AccessNetwork(ABC):
 class Star(AccessNetwork):
     """Nodes around one switch, with extra links `between` single pairs.
 
-    The values of a node hold between two nodes with the same values: each node is half of the route. So the latency
+    Each node contributes half of a route. Two nodes with the same values have a route with these values. So the latency
     between different nodes is the mean of their latencies, the jitter is the root of the mean of their squared jitters,
     and the probability of delivery is the root of the product of their probabilities. Latencies and jitters are in
     seconds, upload and download in bytes per second.
@@ -95,17 +95,17 @@ class Star(AccessNetwork):
         download: NDArray[np.float64],
         between: Mapping[Pair, Mapping[str, float]] | None = None,
     ) -> None:
-        """`between` has the values of single pairs, by the names of the fields of `Between`."""
+        """`between` has the values of single pairs, keyed by field names of `Between`."""
         self._latency, self._jitter, self._loss = latency.tolist(), jitter.tolist(), loss.tolist()
         self._between = between or {}
-        limited = [pair for pair, values in self._between.items() if "bandwidth" in values]
-        self._own = {pair: 2 * len(upload) + i for i, pair in enumerate(limited)}
-        super().__init__(upload, download, [self._between[pair]["bandwidth"] * MEGABIT for pair in limited])
+        limited_pairs = [pair for pair, values in self._between.items() if "bandwidth" in values]
+        self._pair_links = {pair: 2 * len(upload) + i for i, pair in enumerate(limited_pairs)}
+        super().__init__(upload, download, [self._between[pair]["bandwidth"] * MEGABIT for pair in limited_pairs])
 
     def _create_route(self, sender: NodeId, receiver: NodeId) -> Route:
         a, b = pair = (sender, receiver)
         values = self._between.get(pair, {})
-        own = (self._own[pair],) if pair in self._own else ()
+        own = (self._pair_links[pair],) if pair in self._pair_links else ()
         return Route(
             links=(2 * a, *own, 2 * b + 1),
             latency=values.get("latency", (self._latency[a] + self._latency[b]) / 2),
@@ -152,7 +152,7 @@ def star(each: Sequence[Uniform], links: Sequence[Mapping[str, Any]] = ()) -> St
     """
 
     def values(parameter: str) -> NDArray[np.float64]:
-        return np.array([getattr(one, parameter) for one in each], np.float64)
+        return np.array([getattr(link, parameter) for link in each], np.float64)
 
     return Star(
         latency=values("latency"),
@@ -173,22 +173,22 @@ def _exceptions(links: Sequence[Mapping[str, Any]]) -> list[Between]:
 
 
 def _by_pair(links: Sequence[Between], nodes: int) -> dict[Pair, dict[str, float]]:
-    found: dict[Pair, dict[str, float]] = {}
-    for i, one in enumerate(links):
-        senders = _nodes(one.from_, nodes, f"links[{i}].from")
-        receivers = _nodes(one.to, nodes, f"links[{i}].to")
+    values_by_pair: dict[Pair, dict[str, float]] = {}
+    for i, link in enumerate(links):
+        senders = _parse_nodes(link.from_, nodes, f"links[{i}].from")
+        receivers = _parse_nodes(link.to, nodes, f"links[{i}].to")
         pairs = [(a, b) for a in senders for b in receivers if a != b]
         if not pairs:
-            raise ValueError(f"links[{i}]: from = {one.from_!r} and to = {one.to!r} are the same node")
-        if not one.oneway:
+            raise ValueError(f"links[{i}]: from = {link.from_!r} and to = {link.to!r} are the same node")
+        if not link.oneway:
             pairs += [(b, a) for a, b in pairs]
         for pair in pairs:
-            found.setdefault(pair, {}).update(one.values)
-    return found
+            values_by_pair.setdefault(pair, {}).update(link.values)
+    return values_by_pair
 
 
-def _nodes(text: str, nodes: int, place: str) -> list[NodeId]:
+def _parse_nodes(text: str, nodes: int, key: str) -> list[NodeId]:
     try:
         return parse_node_ids(text, nodes)
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
+        raise ValueError(f"{key}: {error}") from None
