@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, cast, get_args
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from shoal.engines.environment_events import EventQueue
+from shoal.engines.environment_events import EventHandler, EventQueue, apply_event
 from shoal.engines.run_tracker import RunTracker
 from shoal.environment.faults import FaultEvent
+from shoal.environment.faults.table import Kind
 from shoal.experiment import Experiment
 from shoal.types import NodeId
 
 
 @pytest.fixture
 def tracker() -> RunTracker:
-    """Three learners and a server, node 3."""
+    """Three training nodes and a server, node 3."""
     return RunTracker(Experiment(nodes=3, algorithm={"name": "fedavg", "rounds": 1}))
 
 
@@ -68,3 +71,18 @@ def test_an_event_queue_reads_only_one_event_ahead() -> None:
     queue = EventQueue(endless())
     assert [queue.pop().time for _ in range(3)] == [0.0, 1.0, 2.0]
     assert (queue.next_time, read) == (3.0, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_every_fault_kind_has_one_operation(kind: Kind) -> None:
+    handler = Mock(spec=EventHandler)
+    fault = FaultEvent(0.0, kind, (0,))
+    apply_event(fault, handler)
+    [call] = handler.method_calls
+    assert call.args == (fault,)
+    assert (call[0] == "disturb_links") == (kind in ("partition", "repair", "hold", "release", "drop"))
+
+
+def test_an_unknown_fault_kind_is_an_error() -> None:
+    with pytest.raises(ValueError, match="fault kind 'melt': no engine operation applies it"):
+        apply_event(FaultEvent(0.0, cast(Any, "melt"), (0,)), Mock(spec=EventHandler))

@@ -228,7 +228,8 @@ RESTARTS = (
         ({"sharing": {"name": "secure", "inner": {"name": "random", "common": False}}},
          "sharing.inner.common = false: all senders of a receiver must send the same coordinates; leave it out"),
         ({"sharing": {"name": "secure", "partners": 5}},
-         "sharing: partners = 5: expected an even number, half of them on each side"),
+         "sharing: partners = 5: expected an even number: senders are ordered on a circle, and half of the partners "
+         "are on each side"),
         ({"sharing": {"name": "secure", "range": 1e-300}},
          "sharing.range = 1e-300: expected number at least 5.42101e-20 and at most 1.84467e+19"),
         ({"sharing": {"name": "secure", "range": math.inf}},

@@ -4,9 +4,10 @@ All engines use `Mailbox`, so a receive means the same in all of them. A message
 
 - unclaimed: it has arrived, and no receive has taken it yet;
 - taken: a receive wanted it;
-- repeated: the receive of its kind and round already took a message from the same sender; dropped and counted;
-- late: its receive timed out, and a receive for a later round has started since; dropped and counted;
-- dropped: it was unclaimed and exceeded the memory budget; counted.
+- repeated: the receive of its kind and round already took a message from the same sender; discarded, counted in
+  `repeated`;
+- late: its receive timed out, and a receive for a later round has started since; discarded, counted in `late`;
+- dropped: discarded because the unclaimed messages exceeded the limit; counted in `dropped`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class Filter(msgspec.Struct, frozen=True, gc=False):
     """The messages that a receive waits for.
 
     With `senders`, a receive takes one message from each sender, or with `first` one message from any of them. Without
-    `senders`, it takes one message from any node. `round` None matches every round. A receive that takes one message
-    from each sender for a round expects no more of this kind and round: further messages are repetitions and are
-    dropped.
+    `senders`, it takes one message from any node. `round` None matches every round. If a receive takes one message
+    from each sender in a given round, every further message of this kind and round from the same sender is a repetition
+    and is discarded.
     """
 
     kind: str
@@ -80,7 +81,7 @@ class Waiter:
         return True
 
     def give_up_on(self, nodes: Collection[NodeId]) -> set[NodeId]:
-        """Stop waiting for `nodes`. Returns the nodes that the receive was waiting for."""
+        """Stop waiting for `nodes`. Returns those of `nodes` from which a message was still missing."""
         given_up = self._missing.intersection(nodes) if self._missing else set()
         if self._missing is not None:
             self._missing -= given_up
@@ -96,19 +97,19 @@ class Waiter:
 
 
 class _ReceivedSenders:
-    """The senders whose one message of a kind and round has been received, for the latest kinds and rounds."""
+    """For the most recent combinations of kind and round: the senders whose message has already been received."""
 
     __slots__ = ("_forgotten", "_latest", "_limit", "_senders")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._senders: dict[tuple[str, int], set[NodeId] | tuple[NodeId, ...]] = {}
-        """A set while the receive is in progress, then a tuple, which needs a tenth of the memory. Receives with equal
-        senders share one tuple. This matters with many nodes."""
+        """A set while the receive is in progress. Afterwards a tuple, to save memory: it needs a tenth of the memory,
+        and receives with equal senders share one tuple. This matters with many nodes."""
         self._latest: tuple[NodeId, ...] = ()
         """The senders of the receive that ended last."""
         self._forgotten: dict[str, int] = {}
-        """The latest round of each kind that is not remembered any more."""
+        """For each kind: the highest round whose senders were deleted."""
 
     def __contains__(self, message: Message) -> bool:
         return bool(self._senders) and message.sender in self._senders.get((message.kind, message.round), ())
@@ -149,7 +150,8 @@ class Mailbox:
     LIMIT = 100_000
     """The most unclaimed messages without a `MessageBudget`; further ones are dropped."""
     REMEMBERED = 16
-    """The latest combinations of kind and round whose senders are remembered. Messages for earlier rounds are late."""
+    """How many combinations of kind and round the mailbox remembers the senders of. A message for an earlier round that
+    no receive is waiting for counts as late."""
 
     def __init__(self, budget: MessageBudget | None = None) -> None:
         """`budget` limits the memory of unclaimed messages; without it only their number is limited."""
@@ -162,7 +164,7 @@ class Mailbox:
         self._waiters: list[Waiter] = []
         self._received = _ReceivedSenders(self.REMEMBERED)
         self._given_up: dict[tuple[str, NodeId], int] = {}
-        """The latest round in which a receive of this kind continued without this sender."""
+        """By kind and sender: the highest round in which a receive ended without a message from this sender."""
         self._rejoined: dict[NodeId, int] = {}
         """The first round in which each rejoined node sends."""
         self._latest_round: dict[str, int] = {}
@@ -195,7 +197,10 @@ class Mailbox:
                 self._unclaimed = kept
 
     def start_receive(self, wanted: Filter, wake: Callable[[], None]) -> Waiter:
-        """Take the wanted messages that have arrived. If the waiter is not `done`, `wake` is called once when it is."""
+        """Take the wanted messages that have arrived.
+
+        If messages are still missing, `wake` is called once, when the receive is complete.
+        """
         waiter = Waiter(wanted, wake)
         self._note_round(wanted)
         if self._unclaimed:
@@ -221,7 +226,11 @@ class Mailbox:
         return found
 
     def end_receive(self, waiter: Waiter) -> None:
-        """End a receive that has timed out. Messages that it wanted are late once a later round is asked for."""
+        """End a receive that has timed out.
+
+        A missing message that arrives afterwards is unclaimed until a receive for a later round starts; then it is
+        late.
+        """
         if waiter in self._waiters:
             self._end(waiter)
             self._give_up(waiter, waiter.missing)

@@ -34,11 +34,12 @@ Check: TypeAlias = Callable[[Payload], object]
 
 
 class Received(dict[NodeId, Payload]):
-    """Payloads by sender, in ascending order of sender, with the peers that were expected to send."""
+    """Payloads by sender, in ascending order of sender."""
 
     __slots__ = ("peers",)
 
     def __init__(self, peers: Peers | None = None) -> None:
+        """`peers`: the expected senders, with their mixing weights; None if the receive named only ids."""
         self.peers = peers
 
 
@@ -59,7 +60,7 @@ class DiscoveryTopology(Protocol):
 class ServiceProvider(Protocol):
     """An algorithm or a topology that needs a node of its own, such as a server or a peer sampler.
 
-    A service node has no data. It runs `serve`, and the engine cancels it when the last learning node has ended.
+    A service node has no data. It runs `serve`, and the engine cancels it when the last training node has ended.
     """
 
     async def serve(self, node: Node) -> None: ...
@@ -69,7 +70,8 @@ class ServiceProvider(Protocol):
 class InteractiveSharing(Protocol):
     """A sharing that exchanges messages of its own with the sharings of other nodes, for example keys.
 
-    The node calls these methods around messages of kind "model"; the algorithm does not notice.
+    The node calls these methods before and after it sends or receives messages of kind "model"; the algorithm does not
+    need to change.
     """
 
     def set_sender_group(self, receiver: NodeId, round: int, group: SenderGroup) -> None:
@@ -98,7 +100,7 @@ class InteractiveSharing(Protocol):
 
 
 class GraphPeers:
-    """The peer discovery of nodes that know the graph."""
+    """The default peer discovery: reads the peers from the graph, without messages."""
 
     def __init__(self, mixing: Mixing) -> None:
         self.mixing = mixing
@@ -136,7 +138,8 @@ class Node:
         self.timed_out_peers: frozenset[NodeId] = frozenset()
         """The peers that the last `receive_each` got no message from before its timeout, without failed peers."""
         self.rejoin_counts: dict[NodeId, int] = {}
-        """How often each failed peer has rejoined. A rejoined peer has lost all that was agreed with it before."""
+        """How often each failed peer has rejoined. A rejoined peer has lost its state, for example keys that were
+        exchanged with it."""
         self._params = _frozen(params)
         self._next_round = 0
         self._expected_from: dict[NodeId, int] = {}
@@ -161,7 +164,7 @@ class Node:
 
     @property
     def nodes(self) -> int:
-        """The number of learning nodes: see `NodeContext.nodes`."""
+        """The number of training nodes: see `NodeContext.nodes`."""
         return self.context.nodes
 
     @property
@@ -237,7 +240,7 @@ class Node:
         return self.runtime.failed_peers()
 
     def mark_rejoined(self, peer: NodeId, round: int) -> None:
-        """Send to `peer`, which had failed, again from now on; expect messages from it from `round` on."""
+        """Mark the failed `peer` as running again: send to it again, and wait for its messages from `round` on."""
         self.rejoin_counts[peer] = self.rejoin_counts.get(peer, 0) + 1
         self._expected_from[peer] = round
         self.runtime.mark_rejoined(peer, round)
@@ -274,8 +277,8 @@ class Node:
     async def transmit(self, to: NodeId, outgoing: Outgoing, *, round: int, kind: str = MODEL) -> bool:
         """Send `outgoing` to one peer and wait until the message has left this node. Returns False if it was dropped.
 
-        `send` hands all its messages to the network at once, and the network queues them. Use `transmit` where a queued
-        message could become outdated.
+        `send` does not wait for the transmission; its messages wait in the network's queue. `transmit` returns when the
+        message has left this node. Use it if a message that waits in the queue could become outdated.
         """
         if to in self.failed_peers:
             return False
@@ -378,7 +381,7 @@ class Node:
             self.event("timed out", f"round {round}: no message from {', '.join(map(str, timed_out))}")
 
     def weights(self, received: Mapping[NodeId, Payload]) -> dict[NodeId, float]:
-        """Return the mixing weights of the senders, renormalised; equal weights if no graph defines them."""
+        """Return the renormalised mixing weights of the senders; without `received.peers`, 1 / (1 + senders) each."""
         if isinstance(received, Received) and received.peers is not None:
             return received.peers.weights_of(received)
         return dict.fromkeys(received, 1.0 / (1 + len(received)))
@@ -398,7 +401,7 @@ class Node:
     async def rounds(self, count: int) -> AsyncIterator[int]:
         """Yield 0, 1, … count − 1; after `restore`, the rounds that are left.
 
-        After each round the node writes a record and, if the schedule says so, evaluates. Both take no virtual time.
+        After each round the node writes a record and, if an evaluation is due, evaluates. Both take no virtual time.
         """
         for round in range(self._next_round, count):
             await self._observer.before_round(round)
@@ -410,13 +413,13 @@ class Node:
 
     @asynccontextmanager
     async def round(self, round: int) -> AsyncIterator[None]:
-        """Run one round that another node called for. It is recorded, but not evaluated."""
+        """Context manager for one round that another node, such as a server, requested: recorded, not evaluated."""
         await self._observer.before_round(round)
         yield
         self._record(round)
 
     async def evaluate(self, round: int) -> None:
-        """Evaluate the model now if this node is evaluated at all. `rounds` calls this on schedule."""
+        """Evaluate the model now, or save it for evaluation after the run; nothing if this node is not evaluated."""
         if self.context.schedule.evaluated and not self._observer.defer_evaluation(round, self.params):
             scores = await self.runtime.compute(Evaluate(self.trainer, self.params))
             self._observer.record(Evaluation(round, self.now(), scores))
@@ -457,7 +460,7 @@ class Node:
         }
 
     def restore(self, state: State) -> None:
-        """Continue from the `state` of an equal node."""
+        """Continue from a `state` that was saved by a node with the same configuration."""
         self._next_round = state["round"]
         self.params = np.array(state["params"], np.float32)
         self.bytes_sent, self.messages_sent = state["sent"]

@@ -68,7 +68,7 @@ class NodeContext:
 
     id: NodeId
     nodes: int
-    """The number of learning nodes. Their ids are 0 to nodes − 1; service nodes have the ids after these."""
+    """The number of training nodes. Their ids are 0 to nodes − 1; service nodes have the ids after these."""
     seed: int
     run: str
     """The name of the run. Every message carries it."""

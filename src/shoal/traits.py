@@ -40,7 +40,7 @@ class Traits:
 
     # Sharings
     sends_whole_models: bool = False
-    """Whether a payload holds every coordinate of the model, at most rounded."""
+    """Whether a payload contains every coordinate of the model; the values may be rounded."""
     adds_data: bool = False
     """Whether nodes receive training samples."""
 

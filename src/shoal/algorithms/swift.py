@@ -28,16 +28,16 @@ class SWIFT:
     """Bornstein et al. 2022: send the model to the neighbours, train, average with their last models; never wait.
 
     In an iteration, with u = train(x_i) − x_i: x_i is sent to all neighbours; then x_i ← w_ii x_i + Σ_j w_ij x̂_j + u,
-    where x̂_j is the last model received from j, at first the common initial model. With `skipped` = s, the paper's C_s,
-    only every (s + 1)-th iteration averages; in the others x_i ← x_i + u.
+    where x̂_j is the last model received from j. x̂_j is initialised with the initial model, which is equal on all nodes.
+    With `skipped` = s, the paper's C_s, only every (s + 1)-th iteration averages; in the others x_i ← x_i + u.
 
     The weights are those of the paper's communication coefficient selection, see `support.communication_coefficients`;
-    the weights of the experiment are not used. The weight of a failed neighbour stays with the node.
+    the weights of the experiment are not used. The weight of a failed neighbour is added to w_ii.
 
-    Models are sent in the background. With `queue` = "latest", a model that has not begun to leave is replaced by the
-    next one, for each neighbour separately, so a slow link never carries an old model. With "all", every model is
-    handed to the network at once and waits there for the earlier ones. After its last iteration a node sends its final
-    model.
+    Models are sent in the background. With `queue` = "latest", for each neighbour separately, a waiting model whose
+    transmission has not started is replaced by the newer one, so slow links do not send outdated models. With "all",
+    every model is passed to the network immediately and is sent after all earlier models. After its last iteration a
+    node sends its final model.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -82,7 +82,8 @@ class _NeighbourModels:
         first: Params = node.memory.setdefault("first", node.params)
         received: dict[str, Any] = node.memory.setdefault("received", {})
         self._received = received
-        """By neighbour, as text for checkpoints: the round in which it sent the model, and the model."""
+        """Maps each neighbour's id (a string, because checkpoints need string keys) to [round in which the model was
+        sent, model]."""
         for peer in weights:
             received.setdefault(str(peer), [-1, first])
 
@@ -93,7 +94,7 @@ class _NeighbourModels:
         for message in node.collect(kind=BROADCAST, check=check):
             if message.sender not in self._weights:
                 node.reject(message.sender, "not a neighbour")
-            elif message.round > self._received[str(message.sender)][0]:  # messages may overtake each other
+            elif message.round > self._received[str(message.sender)][0]:  # messages may arrive out of order
                 self._received[str(message.sender)] = [message.round, message.payload.arrays["params"]]
 
     def average(self, own: Params) -> Params:

@@ -74,5 +74,12 @@ def _apply_fault(fault: FaultEvent, handler: EventHandler) -> None:
         "hang": handler.hang,
         "raise": handler.raise_error,
         "slow": handler.slow_down,
+        "partition": handler.disturb_links,
+        "repair": handler.disturb_links,
+        "hold": handler.disturb_links,
+        "release": handler.disturb_links,
+        "drop": handler.disturb_links,
     }
-    operations.get(fault.kind, handler.disturb_links)(fault)
+    if fault.kind not in operations:
+        raise ValueError(f"fault kind {fault.kind!r}: no engine operation applies it; expected {', '.join(operations)}")
+    operations[fault.kind](fault)

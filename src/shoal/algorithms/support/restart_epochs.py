@@ -21,7 +21,7 @@ EPOCH_LIMIT = 2**53
 class RestartEpochs:
     """The number of collective restarts that a node knows of, and the peers that agree on it.
 
-    A node enters the next epoch, and restarts its sums, when a learning node fails and when a peer times out or is
+    A node enters the next epoch, and restarts its sums, when a training node fails and when a peer times out or is
     received again. It enters a later epoch when it receives one. Only nodes of the same epoch mix their sums. Each pair
     does so in both directions or in none; otherwise one of the two enters the next epoch. The weights of peers that are
     not mixed stay with the node. So as soon as all nodes have received the latest epoch, their sums are exactly those

@@ -118,7 +118,7 @@ class Coordinator:
         return not self._registry.working & self._tracker.learners and not self._averages.pending
 
     def _finish(self) -> None:
-        """All learners have ended: have all nodes write what is left and exit."""
+        """All training nodes have ended: ask all nodes to write their remaining records and exit."""
         self._times.finished_at = time.monotonic()
         self._tracker.phase = "finishing"
         self._averages.last_tick = self._commands.finish_all().tick

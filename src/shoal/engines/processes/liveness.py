@@ -1,4 +1,4 @@
-"""Which nodes never start, hang, or do not finish, and ending them."""
+"""Detect nodes that do not start, hang or do not finish, and end them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from shoal.engines.processes.start_monitor import StartMonitor
 from shoal.types import NodeId
 
 MIN_START_SECONDS = 60.0
-"""The shortest start timeout: the time until the next of the starting nodes listens."""
+"""Lower bound of the start timeout, which is the longest allowed time without a new node that listens."""
 MIN_FINISH_SECONDS = 60.0
-"""The shortest time in which a node that is done must write its remaining records and exit."""
+"""Lower bound of the finish timeout: the time that a node has, after its algorithm has ended, to write its records and
+exit."""
 HEARTBEAT_DELAY_SECONDS = 5.0
 """Added to the hang timeout, because heartbeats are late on a loaded machine."""
 STOP_SECONDS = 10.0
@@ -23,18 +24,18 @@ STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds after which a node is given up."""
+    """Timeouts in seconds after which the coordinator ends nodes."""
 
     start: float
-    """Without another node that listens."""
+    """Maximum time in which no further node reports that it listens."""
     hang: float
-    """Without a sign that any node computes."""
+    """Maximum time in which no node computes or sends."""
     finish: float
-    """Between the end of the run and the exit of a node that is done."""
+    """Maximum time between the end of the run and the exit of a node that is done."""
 
     @classmethod
     def from_hang_timeout(cls, seconds: float) -> Timeouts:
-        """All timeouts, from `processes.hang_timeout`."""
+        """Compute all timeouts from the hang timeout, which is derived from `processes.receive_timeout`."""
         hang = HEARTBEAT_DELAY_SECONDS + seconds
         return cls(max(MIN_START_SECONDS, hang), hang, max(MIN_FINISH_SECONDS, hang))
 
@@ -46,15 +47,15 @@ class LivenessMonitor:
         self,
         registry: NodeRegistry,
         learners: frozenset[NodeId],
-        starts: StartMonitor,
+        start_monitor: StartMonitor,
         commands: NodeCommands,
         timeouts: Timeouts,
         log: str,
     ) -> None:
-        """`learners` are the nodes that train; `log` is the file that users are referred to."""
+        """`learners` are the training nodes; `log` is the path of the log file, shown in error messages."""
         self._registry = registry
         self._learners = learners
-        self._starts = starts
+        self._start_monitor = start_monitor
         self._commands = commands
         self._timeouts = timeouts
         self._log = log
@@ -65,27 +66,32 @@ class LivenessMonitor:
 
     def end_nodes_that_do_not_start(self) -> None:
         timeout = self.start_timeout
-        if overdue := self._starts.overdue(time.monotonic(), timeout):
+        if overdue := self._start_monitor.overdue(time.monotonic(), timeout):
             for node in overdue:
                 self._registry[node].fail(f"did not report within {timeout:g} s that it listens; see {self._log}")
             self._commands.kill(overdue)
 
     def end_hung_nodes(self, offline_forever: Callable[[set[NodeId]], bool]) -> None:
-        """End the learners when no node has been busy for a while: nothing will wake them.
+        """End the training nodes if no node has been busy for the hang timeout.
 
-        Service nodes may have nothing to do for a long time. They finish when no learner is left.
+        The messages that they wait for will not arrive. Service nodes may have nothing to do for a long time. They
+        finish when no training node is left.
         """
         working = self._registry.working
         learning = working & self._learners
-        if not learning or self._starts.nodes:
+        if not learning or self._start_monitor.nodes:
             return
         if offline_forever(learning):
-            self._end_after(0.0, HEARTBEAT_DELAY_SECONDS, learning, "it is offline and never online again")
+            self._end_after(0.0, HEARTBEAT_DELAY_SECONDS, learning, "it is offline and will not come online again")
         idle = time.monotonic() - max(self._registry[node].last_busy for node in working)
         self._end_after(self._timeouts.hang, idle, learning, "it waited {:g} s and no node computed or sent anything")
 
     def end_nodes_that_do_not_finish(self, finishing_since: float) -> None:
-        """End nodes that still run long after they were asked to finish, or after their last sign of progress."""
+        """End nodes that are still running after their timeout.
+
+        It is `hang` after the request to finish or, for nodes that are done, `finish` after the last time that any of
+        them was busy.
+        """
         present, done = self._registry.present, self._registry.done
         seconds = time.monotonic() - finishing_since
         self._end_after(self._timeouts.hang, seconds, present - done, "it was asked to finish and did not in {:g} s")

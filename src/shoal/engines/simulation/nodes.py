@@ -73,7 +73,7 @@ class SimulatedNodes:
 
     @property
     def present_learners(self) -> list[Node]:
-        """The learners that have not crashed."""
+        """The training nodes that have not crashed."""
         return [node for node in self.nodes[: self._experiment.nodes] if node.id not in self.tracker.lost]
 
     def start_all(self) -> None:
@@ -92,7 +92,7 @@ class SimulatedNodes:
         self.world.runtimes[id] = runtime
         for other in self.world.runtimes:
             if other.id != id and (other.id < self._experiment.nodes or other.failed):
-                runtime.mailbox.mark_failed(other.id)  # a learner, until it has answered
+                runtime.mailbox.mark_failed(other.id)  # a training node, until it has answered
         self.nodes[id] = self._build(id)
         self.tracker.node_restarted(id)
         if id in self.tracker.learners:
@@ -101,13 +101,13 @@ class SimulatedNodes:
         self._start(self.nodes[id], self._rejoin_and_run(self.nodes[id]))
 
     def finish_learners(self) -> None:
-        """End all learners, because the duration of the run is over. A hung node does not finish."""
+        """End all training nodes, because the duration of the run is over. A hung node does not finish."""
         for runtime in self.world.runtimes[: self._experiment.nodes]:
             if not runtime.hung:
                 runtime.finish()
 
     def finish_services(self) -> None:
-        """End the nodes that provide services, because all learners have ended or hang. A hung node does not finish."""
+        """End the service nodes, because all training nodes have ended or hang. A hung node does not finish."""
         for id in self._experiment.services.values():
             if not self.world.runtimes[id].hung:
                 self.world.runtimes[id].finish()

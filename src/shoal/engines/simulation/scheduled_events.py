@@ -35,7 +35,7 @@ class ScheduledEvents:
             self._world.kernel.schedule_daemon(event.time, partial(self._apply, event))
 
     def run_is_over(self) -> bool:
-        """Whether all learners have ended, or no node can continue whatever event follows."""
+        """Whether all training nodes have ended, or no node can continue whatever event follows."""
         now, duration = self._world.kernel.now, self._environment.duration
         if not self._nodes.learning:
             return True

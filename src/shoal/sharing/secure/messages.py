@@ -134,14 +134,14 @@ class MaskedUpdate:
 
 
 def mask_update(
-    values: RingVector, sender: NodeId, protocol_round: ProtocolRound, keys: Keys, maskers: Collection[NodeId]
+    values: RingVector, sender: NodeId, protocol_round: ProtocolRound, keys: Keys, partners_with_key: Collection[NodeId]
 ) -> MaskedUpdate:
-    """Mask `values`, the encoded model of `sender`, in place. `maskers` are the partners that it has a key with."""
+    """Mask `values`, the encoded model of `sender`, in place. `partners_with_key` share a key with it."""
     receiver, round, partners = protocol_round.receiver, protocol_round.round, protocol_round.partners[sender]
     secrets, pairs = [keys.self_mask_seed(receiver, round)], {}
     masks.add(values, secrets[0])
     for partner in partners:
-        if partner not in maskers:
+        if partner not in partners_with_key:
             secrets.append(NO_COMMITMENT)
             continue
         pair = pairs[partner] = keys.pair_secrets(partner, receiver, round)

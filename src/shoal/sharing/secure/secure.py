@@ -1,26 +1,28 @@
 """Secure aggregation: a receiver learns the weighted sum of its neighbours' models, but none of the models.
 
-Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, for the neighbours of
-every node of a graph in place of a server's clients.
+Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017. Here every node of the
+graph acts as the server, and its neighbours act as the clients.
 
 In each round, each sender j of receiver i
 
 1. weights its model with w_ij, which both know, and encodes it as integers, whose sums are exact;
-2. adds a pairwise mask for each partner k > j and subtracts one for each k < j, so that these cancel in the sum, and
-   adds a self mask;
-3. sends this masked update with a commitment to the seed of every mask, and an encrypted share of every seed for each
-   partner.
+2. for each mask partner k (another sender of i with which j shares a key), adds a pairwise mask if k > j and subtracts
+   it if k < j, so that these masks cancel in the sum; and adds a self mask. The seeds of all masks are derived from the
+   node's keys;
+3. sends the masked update, a commitment to the seed of each mask, and, for each partner, encrypted Shamir shares of the
+   seeds (key shares).
 
-The receiver names the senders whose updates have arrived. Each of them reveals the seed of its self mask, and the seeds
-of its pairwise masks with nodes whose updates have not arrived. For a sender that has failed since, the key shares of
-its partners give these seeds. A node reveals the seed of its self mask only if its update is in the sum together with
-those of enough partners; it reveals the seed of a pairwise mask only if the partner's update is not in the sum. So late
-updates stay hidden, and so does the update of a node without partners. A node derives all these seeds from its keys.
+The receiver sends to each sender the list of senders whose updates have arrived. Each sender in the list reveals the
+seed of its self mask, and the seeds of its pairwise masks with nodes whose updates have not arrived. If a sender has
+failed after it sent its update, these seeds are reconstructed from the key shares that its partners hold. A node
+reveals the seed of its self mask only if its update is in the sum together with those of enough partners; it reveals
+the seed of a pairwise mask only if the partner's update is not in the sum. So late updates stay hidden, and so does the
+update of a node without partners.
 
-This protects against curious receivers and neighbours, also if they collude, and against invalid or forged updates. One
-thing is trusted: a receiver names the same senders to all. A receiver that names a node to some senders but not to
-others obtains all seeds of that node. With sparse models, a receiver requests coordinates, so its neighbours learn
-roughly where its own model has changed most.
+This protects against honest-but-curious receivers and neighbours, even if they collude, up to the threshold (see
+docs/privacy.md), and against invalid or forged updates. Assumption: a receiver sends the same list of senders to all
+senders. A receiver that names a node to some senders but not to others obtains all seeds of that node. With sparse
+models, a receiver requests coordinates, so its neighbours learn roughly where its own model has changed most.
 """
 
 from __future__ import annotations
@@ -53,26 +55,29 @@ from shoal.types import Bounds, Nested, NodeId, Params
 
 SUM, WEIGHT, POSITIONS = "sum", "weight", "positions"
 DRAIN_TIMEOUTS = 5
-"""The receive timeouts that a node waits at its end for a receiver. The receiver may time out that often itself: for a
-key, for coordinates, for updates, for seeds and for key shares. A slower receiver gets no more answers, and its last
-sums stay masked."""
+"""At the end of its algorithm, a node waits up to this many receive timeouts for each receiver, because the receiver
+itself may wait that many times: for a key, for coordinates, for updates, for seeds and for key shares. A slower
+receiver gets no more answers, and its last sums stay masked."""
 
 
 @dataclass
 class Secure:
     """Bonawitz et al. 2017: each node learns the exact weighted sum of its neighbours' models, but none of the models.
 
-    Models are numbers of `bits` bits for values within ±`range`; a node whose model exceeds the range ends with an
-    error. `inner` selects the coordinates: "full" all, "random" those of its seed, "topk" those that have probably
-    changed most at the receiver and its neighbours since its last average of them. This differs from top-k sharing
-    without masks: a receiver gets the same `fraction` of the coordinates from all its neighbours, where without masks
-    it gets from each neighbour the coordinates that have changed most there.
+    Model values are encoded as fixed-point integers of `bits` bits and must be within ±`range`; a node whose model
+    exceeds the range ends with an error. `inner` selects the coordinates: "full": all; "random": coordinates drawn from
+    a seed; "topk": those with the largest estimated change, at the receiver and its neighbours, since the receiver last
+    averaged them. This differs from top-k sharing without masks: a receiver gets the same `fraction` of the coordinates
+    from all its neighbours, where without masks it gets from each neighbour the coordinates that have changed most
+    there.
 
-    Each sender of a receiver masks with up to `partners` others, and `threshold` of the key shares that they hold
-    recover its secrets. A sum is unmasked if at least `threshold` of the neighbours are in it, and one more than the
-    partners that recover a secret: so at least two senders are not among the possible colluders. Otherwise the receiver
-    keeps its own model and records an event. A receiver with fewer than two neighbours makes an experiment invalid; in
-    a graph that changes, it receives nothing in that round. With `few` = "plain" it receives unmasked models.
+    Each sender of a receiver masks with up to `partners` others, and a fraction `threshold` of the key shares that they
+    hold is enough to recover its secrets. Let s be the number of key shares that recover a secret. A sum is unmasked
+    only if it contains at least the fraction `threshold` of the neighbours, and at least s + 1 senders. Fewer than s
+    nodes may collude, so at least two senders in the sum do not collude. Otherwise the receiver keeps its own model and
+    records an event. In a static graph, an experiment in which a node has fewer than two neighbours is rejected. In a
+    changing graph, such a node receives nothing in that round. With `few` = "plain", the experiment is accepted and the
+    node receives unmasked models.
     """
 
     inner: Annotated[Sharing, Nested("sharing")] = field(default_factory=FullSharing)
@@ -84,7 +89,10 @@ class Secure:
 
     def __post_init__(self) -> None:
         if self.partners % 2:
-            raise ValueError(f"partners = {self.partners}: expected an even number, half of them on each side")
+            raise ValueError(
+                f"partners = {self.partners}: expected an even number: senders are ordered on a circle, and half of "
+                "the partners are on each side"
+            )
         self._codec = FixedPoint(self.bits, self.range)
         self._key_exchange = KeyExchange()
         self._sender_groups = SenderGroups()
@@ -96,11 +104,11 @@ class Secure:
         self._last_round: dict[NodeId, int] = {}
         """The last round in which this node sent to each receiver."""
         self._past_senders: set[NodeId] = set()
-        """The nodes that may wait for requests of this node."""
+        """The senders of this node in earlier rounds, which may wait for its unmasking requests."""
         self._positions: dict[NodeId, Positions] = {}
         """In the current round: the coordinates to send to each receiver, and those that this node receives."""
         self._protocol_rounds: dict[NodeId, ProtocolRound] = {}
-        """Of the current round, by receiver: a large mask graph takes a while to compute."""
+        """Cache for the current round, by receiver, because a large mask graph is slow to compute."""
 
     # The sharing
 
@@ -111,9 +119,11 @@ class Secure:
 
     def start(self, params: Params) -> None:
         self.inner.start(params)
-        self._count = self.inner.select(params, 0).size if isinstance(self.inner, CoordinateSelector) else params.size
+        self._coordinate_count = (
+            self.inner.select(params, 0).size if isinstance(self.inner, CoordinateSelector) else params.size
+        )
         if isinstance(self.inner, CoordinateSelector) and not self.inner.common:
-            self._coordinates = CoordinateExchange(params, self._count)
+            self._coordinates = CoordinateExchange(params, self._coordinate_count)
 
     def outgoing(self, params: Params, round: int) -> Callable[[NodeId], Payload]:
         if (value := self._codec.outside(params)) is not None:
@@ -127,8 +137,8 @@ class Secure:
 
     def check(self, payload: Payload, params: Params) -> None:
         values = payload.arrays.get(VALUES)
-        if values is None or values.dtype != self._codec.dtype or values.shape != (self._count,):
-            raise MessageError(f"expected an array {VALUES!r} of {self._count} integers of {self.bits} bits")
+        if values is None or values.dtype != self._codec.dtype or values.shape != (self._coordinate_count,):
+            raise MessageError(f"expected an array {VALUES!r} of {self._coordinate_count} integers of {self.bits} bits")
         if (payload.fields.get(UNMASKED) is True) != (COMMITMENTS not in payload.arrays):
             raise MessageError(f"expected {COMMITMENTS!r}, or the field {UNMASKED!r} if the update is not masked")
 
@@ -137,7 +147,8 @@ class Secure:
         if not received:
             return merged
         peer, unmasked = next(iter(received.items()))
-        # Missing senders change the weights of all others by the same factor.
+        # Renormalisation for missing senders multiplies all other weights by the same factor, so one sender is enough
+        # to compute it.
         factor = weights[peer] / float(unmasked.fields[WEIGHT])
         positions = unmasked.arrays.get(POSITIONS, slice(None))
         own = params[positions] * np.float64(1.0 - sum(weights.values()))
@@ -190,7 +201,10 @@ class Secure:
         return known
 
     async def _agree_on_coordinates(self, node: Node, to: Sequence[NodeId], round: int) -> Sequence[NodeId]:
-        """Return the receivers whose coordinates are known: all its senders send the same ones."""
+        """Return the receivers whose requested coordinates are known.
+
+        All senders of a receiver must send the same coordinates.
+        """
         if not isinstance(self.inner, CoordinateSelector):
             return to
         if self._coordinates is None:
@@ -205,8 +219,8 @@ class Secure:
     def _update(self, receiver: NodeId, params: Params, round: int) -> Payload:
         node = self._node
         if node is None:
-            # Before a run, Setup checks that the sharings of all nodes accept each other's payloads. There are no nodes
-            # then; this error makes the check fail for sharings that differ.
+            # Before a run, Setup checks that the sharings of all nodes accept each other's payloads. No nodes exist at
+            # that time. Raising this error makes the check fail if the sharings of the nodes differ.
             raise MessageError("masks cancel only if all nodes use secure aggregation with the same options")
         if self._last_round.get(receiver, -1) >= round:
             raise PrivacyError(
@@ -221,9 +235,9 @@ class Secure:
             if self.few != "plain":
                 raise PrivacyError(f"node {node.id} would send to node {receiver} unmasked in round {round}")
             return Payload({VALUES: encoded}, {UNMASKED: True})
-        maskers = self._key_exchange.with_key(node, protocol_round.partners[node.id])
-        self._responder.remember(protocol_round, maskers)
-        return mask_update(encoded, node.id, protocol_round, self._key_exchange.keys(node), maskers).payload()
+        partners_with_key = self._key_exchange.with_key(node, protocol_round.partners[node.id])
+        self._responder.remember(protocol_round, partners_with_key)
+        return mask_update(encoded, node.id, protocol_round, self._key_exchange.keys(node), partners_with_key).payload()
 
     # After the updates: unmasking
 
@@ -258,7 +272,9 @@ class Secure:
             for sender in masked:
                 node.reject(sender, "its update is masked, and there is no other update that cancels the mask")
             senders = tuple(sender for sender in received if sender not in masked)
-            total = sum((received[s].arrays[VALUES] for s in senders), np.zeros(self._count, self._codec.dtype))
+            total = sum(
+                (received[s].arrays[VALUES] for s in senders), np.zeros(self._coordinate_count, self._codec.dtype)
+            )
         arrays: dict[str, NDArray[Any]] = {SUM: self._codec.decode(total)}
         if isinstance(self.inner, CoordinateSelector):
             common = self._coordinates is None

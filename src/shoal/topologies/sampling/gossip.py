@@ -225,7 +225,7 @@ class GossipDiscovery:
     async def _answer_requests(self, node: Node) -> None:
         while (message := await node.receive(kind=REQUEST)) is not None:
             if message.sender >= node.nodes or message.sender == node.id:
-                node.reject(message.sender, "links are for learning nodes only")
+                node.reject(message.sender, "links are for training nodes only")
                 continue
             self._drop_rejoined(node)
             self._timed_out.discard(message.sender)
