@@ -22,7 +22,7 @@ from shoal.data.local import NodeData
 from shoal.experiment import Experiment
 from shoal.experiment.registry import Component
 from shoal.message import Message
-from shoal.models.flat import FlatModule, initial_parameters
+from shoal.models.flat import FlatModule, initial_module
 from shoal.models.networks import GnLenet
 from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing
 from shoal.types import Params
@@ -111,7 +111,7 @@ def _to(payload: Any, peer: int) -> Any:
 
 def costs() -> None:
     torch.set_num_threads(1)  # as in a node process
-    flat = initial_parameters(GnLenet(), (3, 32, 32), 10, seed=0)
+    flat = initial_module(lambda: GnLenet().build((3, 32, 32), 10), seed=0)
     model, target = flat.read(), np.empty(flat.size, np.float32)
     figures, full = [], 0
     for name, table in SHARINGS.items():

@@ -1,4 +1,4 @@
-"""What training changes besides the parameters: shared like them, or the node's own. What is not trained stays."""
+"""Buffers that training changes are shared or local, and training does not change frozen parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.data.dataset import Data, Samples
 from shoal.engines.simulation.engine import Simulation
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
-from shoal.models.flat import Buffers, FlatModule, changed_by, initial_module
+from shoal.models.flat import Buffers, FlatModule, find_changing_buffers, initial_module
 from shoal.results.records import RunFolder
 from shoal.training.batches import Batches
 from shoal.training.learner import Learner
@@ -31,12 +31,12 @@ DATA = Data(
 )
 PART = np.arange(8, 31)
 SGD = Training(lr=0.1, momentum=0.9, weight_decay=0.05, batch_size=BATCH, local_steps=STEPS)
-both_ways = pytest.mark.parametrize("buffers", ["shared", "local"])
+both_buffer_modes = pytest.mark.parametrize("buffers", ["shared", "local"])
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    torch.set_num_threads(1)  # as in a run
+    torch.set_num_threads(1)  # like in a run
 
 
 def seeded(make: Any) -> Any:
@@ -45,7 +45,7 @@ def seeded(make: Any) -> Any:
         return make()
 
 
-def normed() -> nn.Module:
+def batch_norm_module() -> nn.Module:
     module: nn.Module = seeded(
         lambda: nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 7), nn.BatchNorm1d(7))
     )
@@ -65,7 +65,7 @@ def trained_values(module: nn.Module) -> Any:
 
 
 class Frozen(nn.Module):
-    """A layer that is not trained, before one that is."""
+    """A frozen layer followed by a trained layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,8 +77,8 @@ class Frozen(nn.Module):
         return out
 
 
-class Counting(nn.Module):
-    """Buffers of one's own: one is replaced in training, one counts, one is constant."""
+class CustomBuffers(nn.Module):
+    """Custom buffers: training replaces the first, increments the second and does not change the third."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,12 +95,12 @@ class Counting(nn.Module):
         return out
 
 
-# A node alone
+# One node
 
 
-@both_ways
-def test_a_node_alone_does_what_a_plain_loop_with_batch_norm_does(buffers: Buffers) -> None:
-    plain, one = normed(), trainer(FlatModule(normed(), buffers))
+@both_buffer_modes
+def test_training_one_node_matches_a_plain_loop_with_batch_norm(buffers: Buffers) -> None:
+    plain, one = batch_norm_module(), trainer(FlatModule(batch_norm_module(), buffers))
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, weight_decay=0.05)
     node_rng = np.random.default_rng(0)
     stream = Batches(PART, BATCH, node_rng)
@@ -113,15 +113,15 @@ def test_a_node_alone_does_what_a_plain_loop_with_batch_norm_does(buffers: Buffe
             outputs = plain(torch.tensor(DATA.train.x[batch]))
             nn.functional.cross_entropy(outputs, torch.tensor(DATA.train.y[batch])).backward()
             optimizer.step()
-        node_rng.integers(2**63)  # the seed of dropout
-    np.testing.assert_allclose(params[: flat.trained], trained_values(plain), rtol=1e-4, atol=1e-5)
+        node_rng.integers(2**63)  # the trainer draws the seed of dropout
+    np.testing.assert_allclose(params[: flat.trained_size], trained_values(plain), rtol=1e-4, atol=1e-5)
     state = one.state()["buffers"]
     assert int(state["0.1.num_batches_tracked"]) == 4 * STEPS
     if buffers == "shared":
-        assert params.size == flat.trained + 4 * 7
-        np.testing.assert_allclose(params[flat.trained :], statistics(plain), rtol=1e-4, atol=1e-5)
+        assert params.size == flat.trained_size + 4 * 7
+        np.testing.assert_allclose(params[flat.trained_size :], statistics(plain), rtol=1e-4, atol=1e-5)
     else:
-        assert params.size == flat.trained
+        assert params.size == flat.trained_size
         np.testing.assert_allclose(
             np.concatenate([v for v in state.values() if v.ndim]), statistics(plain), rtol=1e-4, atol=1e-5
         )
@@ -130,84 +130,86 @@ def test_a_node_alone_does_what_a_plain_loop_with_batch_norm_does(buffers: Buffe
     assert one.evaluate(params)["loss"] == pytest.approx(expected, rel=1e-4)
 
 
-@both_ways
-def test_nodes_of_one_process_do_not_see_each_other_s_statistics(buffers: Buffers) -> None:
-    alone = trainer(FlatModule(normed(), buffers))
-    beside = trainer(FlatModule(normed(), buffers))
-    other = TorchTrainer(beside.learner, np.arange(8), np.random.default_rng(5), step_seconds=0.0)
+@both_buffer_modes
+def test_nodes_in_one_process_have_separate_statistics(buffers: Buffers) -> None:
+    alone = trainer(FlatModule(batch_norm_module(), buffers))
+    interleaved = trainer(FlatModule(batch_norm_module(), buffers))
+    other = TorchTrainer(interleaved.learner, np.arange(8), np.random.default_rng(5), step_seconds=0.0)
     params = again = start = alone.learner.flat.read()
     for _ in range(3):
         params = alone.train(params).params
         other.train(start)
         other.evaluate(start)
-        again = beside.train(again).params
-        beside.learner.evaluate(start)
+        again = interleaved.train(again).params
+        interleaved.learner.evaluate(start)
     assert np.array_equal(params, again)
-    assert alone.evaluate(params) == beside.evaluate(params)
+    assert alone.evaluate(params) == interleaved.evaluate(params)
 
 
-@both_ways
-def test_a_trainer_made_anew_goes_on_from_its_buffers(buffers: Buffers) -> None:
-    one, anew = trainer(FlatModule(normed(), buffers)), trainer(FlatModule(normed(), buffers), node=7)
+@both_buffer_modes
+def test_a_restored_trainer_continues_with_the_saved_buffers(buffers: Buffers) -> None:
+    one = trainer(FlatModule(batch_norm_module(), buffers))
+    restored = trainer(FlatModule(batch_norm_module(), buffers), node=7)
     params = one.train(one.learner.flat.read()).params
-    kept = one.state()
-    anew.restore(kept)
-    assert one.evaluate(params) == anew.evaluate(params)
+    saved = one.state()
+    restored.restore(saved)
+    assert one.evaluate(params) == restored.evaluate(params)
     for _ in range(3):
-        trained, again = one.train(params), anew.train(params)
+        trained, again = one.train(params), restored.train(params)
         assert np.array_equal(trained.params, again.params)
-        assert one.evaluate(trained.params) == anew.evaluate(again.params)
+        assert one.evaluate(trained.params) == restored.evaluate(again.params)
         params = trained.params
-    assert int(kept["buffers"]["0.1.num_batches_tracked"]) == STEPS  # a copy
+    assert int(saved["buffers"]["0.1.num_batches_tracked"]) == STEPS  # a copy
 
 
-def test_without_a_node_buffers_are_those_of_the_start() -> None:
-    one = trainer(FlatModule(normed(), "local"))
+def test_evaluation_without_a_node_uses_the_initial_buffers() -> None:
+    one = trainer(FlatModule(batch_norm_module(), "local"))
     start = one.learner.flat.read()
-    fresh = normed().eval()
+    fresh = batch_norm_module().eval()
     expected = nn.functional.cross_entropy(fresh(torch.tensor(DATA.test.x)), torch.tensor(DATA.test.y)).item()
     one.train(start)
     assert one.learner.evaluate(start)["loss"] == pytest.approx(expected, rel=1e-5)
     assert one.evaluate(start)["loss"] != pytest.approx(expected, rel=1e-3)
 
 
-# Which buffers
+# Selection of buffers
 
 
-def test_buffers_that_training_changes_are_found_by_trying_and_left_as_they_were() -> None:
-    module = Counting()
+def test_find_changing_buffers_detects_changes_and_restores_values() -> None:
+    module = CustomBuffers()
     seen, calls = module.seen, module.calls
-    assert changed_by(module, torch.ones(2, 6)) == {"seen", "calls"}
+    assert find_changing_buffers(module, torch.ones(2, 6)) == {"seen", "calls"}
     assert module.seen is seen
     assert module.calls is calls
     assert not seen.any()
     assert not calls
-    assert changed_by(nn.Linear(2, 2), torch.ones(2, 2)) == frozenset()
-    assert changed_by(module, torch.ones(2, 5)) <= {"seen", "calls"}  # what does not fit is not our error
+    assert find_changing_buffers(nn.Linear(2, 2), torch.ones(2, 2)) == frozenset()
+    # Inputs of the wrong shape raise no error here.
+    assert find_changing_buffers(module, torch.ones(2, 5)) <= {"seen", "calls"}
 
 
 @pytest.mark.parametrize(
     ("buffers", "shared", "local"), [("shared", ["seen"], ("calls",)), ("local", [], ("seen", "calls"))]
 )
-def test_buffers_of_one_s_own_are_shared_or_local_and_constants_neither(
+def test_custom_buffers_are_shared_or_local_and_constant_buffers_are_neither(
     buffers: Buffers, shared: list[str], local: tuple[str, ...]
 ) -> None:
-    flat = initial_module(Counting, 0, buffers=buffers, inputs=torch.ones(2, 6))
+    flat = initial_module(CustomBuffers, 0, buffers=buffers, inputs=torch.ones(2, 6))
     assert [slot.name for slot in flat.layout] == ["linear.weight", "linear.bias", *shared]
-    assert flat.local == local
+    assert flat.local_buffers == local
     one = trainer(flat)
     params = one.train(flat.read()).params
     seen, stream = np.zeros(6, np.float32), Batches(PART, BATCH, np.random.default_rng(0))
     for batch in stream.take(STEPS):
         seen = 0.5 * seen + 0.5 * DATA.train.x[batch].mean(0)
-    found = params[flat.trained :] if shared else one.state()["buffers"]["seen"]
+    found = params[flat.trained_size :] if shared else one.state()["buffers"]["seen"]
     np.testing.assert_allclose(found, seen, rtol=1e-5, atol=1e-6)
     flat.load(params + 1)
     if shared:
         np.testing.assert_allclose(flat.module.seen, seen + 1, rtol=1e-5)  # still a view
 
 
-def test_a_buffer_that_two_layers_use_has_one_slot() -> None:
+def test_a_buffer_shared_by_two_layers_has_one_slot() -> None:
     first, second = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
     second.running_mean = first.running_mean
     flat = FlatModule(nn.Sequential(first, second))
@@ -226,10 +228,10 @@ def test_spectral_norm_trains_with_local_buffers() -> None:
     assert len(one.state()["buffers"]) == 2
 
 
-# What is not trained
+# Frozen parameters
 
 
-DECAYING = [
+WITH_WEIGHT_DECAY = [
     Training("sgd", lr=0.1, weight_decay=0.1, momentum=0.9),
     Training("adam", lr=0.1, weight_decay=0.1),
     Training("adamw", lr=0.1),
@@ -239,12 +241,12 @@ DECAYING = [
 ]
 
 
-@pytest.mark.parametrize("training", DECAYING, ids=lambda t: t.optimizer)
-def test_frozen_parameters_stay_alone_and_together_whatever_decays(training: Training) -> None:
+@pytest.mark.parametrize("training", WITH_WEIGHT_DECAY, ids=lambda t: t.optimizer)
+def test_frozen_parameters_do_not_change_under_weight_decay_in_single_or_stacked_training(training: Training) -> None:
     flat = FlatModule(seeded(Frozen))
     learner = Learner(flat, training, DATA)
     start = flat.read()
-    fixed = slice(flat.trained, None)
+    fixed = slice(flat.trained_size, None)
     assert start[fixed].size == 6 * 7 + 7
     batches = PART[:20].reshape(4, 5)
     alone, _ = learner.train(start, {}, batches)
@@ -257,29 +259,31 @@ def test_frozen_parameters_stay_alone_and_together_whatever_decays(training: Tra
         learner.train_stacked([start, start], states, np.stack([batches, batches]))
 
 
-@pytest.mark.parametrize("training", DECAYING, ids=lambda t: t.optimizer)
-def test_optimizers_leave_statistics_alone(training: Training) -> None:
+@pytest.mark.parametrize("training", WITH_WEIGHT_DECAY, ids=lambda t: t.optimizer)
+def test_optimizers_do_not_change_statistics(training: Training) -> None:
     still = FlatModule(nn.Sequential(nn.BatchNorm1d(6, momentum=0.0), seeded(lambda: nn.Linear(6, CLASSES))))
     start = still.read()
     trained, _ = Learner(still, training, DATA).train(start, {}, PART[:20].reshape(4, 5))
-    assert np.array_equal(trained.params[still.trained :], start[still.trained :])
-    assert (start[still.trained :] == [0.0] * 6 + [1.0] * 6).all()
+    assert np.array_equal(trained.params[still.trained_size :], start[still.trained_size :])
+    assert (start[still.trained_size :] == [0.0] * 6 + [1.0] * 6).all()
 
 
-def test_the_proximal_term_does_not_pull_statistics() -> None:
-    start = FlatModule(normed()).read()
+def test_the_proximal_term_does_not_change_statistics() -> None:
+    start = FlatModule(batch_norm_module()).read()
     batches = PART[:20].reshape(4, 5)
     still = Training("sgd", lr=1e-30)
     pulled = Training("sgd", lr=1e-30, proximal=1e20)
-    first, second = (Learner(FlatModule(normed()), t, DATA).train(start, {}, batches)[0] for t in (still, pulled))
+    first, second = (
+        Learner(FlatModule(batch_norm_module()), t, DATA).train(start, {}, batches)[0] for t in (still, pulled)
+    )
     assert np.array_equal(first.params, second.params)
 
 
-# Many nodes at once
+# Stacked models
 
 
-class Looking(nn.Module):
-    """A module that looks at a value, which no stack of models lets it."""
+class ValueDependent(nn.Module):
+    """A module whose control flow depends on a value, which `vmap` does not support."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +294,7 @@ class Looking(nn.Module):
         return out if out.sum().item() > 0 else out * 2
 
 
-class Remembering(nn.Module):
+class LstmModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(6, 5, batch_first=True)
@@ -302,9 +306,9 @@ class Remembering(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "vectorized"), [(Frozen, True), (Looking, False), (Remembering, False), (normed, False)]
+    ("make", "vectorized"), [(Frozen, True), (ValueDependent, False), (LstmModule, False), (batch_norm_module, False)]
 )
-def test_what_torch_cannot_stack_is_found_by_trying(make: Any, vectorized: bool) -> None:
+def test_modules_that_vmap_does_not_support_are_detected(make: Any, vectorized: bool) -> None:
     learner = Learner(FlatModule(make()), SGD, DATA)
     before = torch.get_rng_state()
     assert learner.vectorized is vectorized
@@ -317,21 +321,21 @@ def test_what_torch_cannot_stack_is_found_by_trying(make: Any, vectorized: bool)
     assert (len({Evaluate(one, params).batch_key for one in nodes}) == 1) is vectorized
 
 
-def test_a_stackable_module_with_an_optimizer_that_is_not_is_tested_together() -> None:
+def test_a_vectorized_module_with_an_unstackable_optimizer_is_not_stackable() -> None:
     learner = Learner(FlatModule(Frozen()), Training("adafactor"), DATA)
     assert learner.vectorized
     assert not learner.stackable
 
 
-# Whole runs
+# Complete runs
 
 
-MINE = '''
+MODULE_SOURCE = '''
 import torch
 from torch import nn
 
 
-class Normed(nn.Module):
+class BatchNormModule(nn.Module):
     """Batch normalisation between two layers, for digits."""
 
     def __init__(self, width: int = 8, slope: float = 0.1) -> None:
@@ -347,41 +351,41 @@ SIZES = {"shared": 64 * 9 + 9 + 18 + 90 + 10 + 18, "local": 64 * 9 + 9 + 18 + 90
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> str:
-    (tmp_path / "mine.py").write_text(MINE)
-    return f"{tmp_path / 'mine.py'}:Normed"
+def module_path(tmp_path: Path) -> str:
+    (tmp_path / "custom.py").write_text(MODULE_SOURCE)
+    return f"{tmp_path / 'custom.py'}:BatchNormModule"
 
 
-def experiment(named: str, buffers: str, **changed: Any) -> Experiment:
+def experiment(model_name: str, buffers: str, **changes: Any) -> Experiment:
     settings: dict[str, Any] = {
         "nodes": 4,
         "seed": 4,
         "algorithm": {"name": "dpsgd", "rounds": 3},
         "topology": {"name": "full"},
         "partition": {"name": "shards", "per_node": 2},
-        "model": {"name": named, "width": 9},
+        "model": {"name": model_name, "width": 9},
         "training": {"lr": 0.1, "batch_size": 16, "local_steps": 2, "buffers": buffers},
         "evaluation": {"every": 1, "samples": 100},
         "simulation": {"batching": "off"},
     }
-    return Experiment(**{**settings, **changed})
+    return Experiment(**{**settings, **changes})
 
 
 def models_of(run: Any) -> Any:
     return np.stack([np.load(run.folder.model(node)) for node in range(4)])
 
 
-@both_ways
-def test_a_module_of_one_s_own_gives_the_same_on_both_engines_and_however_it_is_computed(
-    buffers: str, mine: str, tmp_path: Path
+@both_buffer_modes
+def test_a_custom_module_gives_equal_results_on_both_engines_and_in_every_batching_mode(
+    buffers: str, module_path: str, tmp_path: Path
 ) -> None:
-    off = experiment(mine, buffers).run(tmp_path)
+    off = experiment(module_path, buffers).run(tmp_path)
     assert off.status == "completed"
     assert models_of(off).shape == (4, SIZES[buffers])
     others = [
-        experiment(mine, buffers, engine="processes"),
-        experiment(mine, buffers, simulation={"batching": "pool", "workers": 2}),
-        experiment(mine, buffers, simulation={"batching": "vmap"}),
+        experiment(module_path, buffers, engine="processes"),
+        experiment(module_path, buffers, simulation={"batching": "pool", "workers": 2}),
+        experiment(module_path, buffers, simulation={"batching": "vmap"}),
     ]
     for other in others:
         run = other.run(tmp_path)
@@ -390,44 +394,47 @@ def test_a_module_of_one_s_own_gives_the_same_on_both_engines_and_however_it_is_
             assert run.summary[score] == off.summary[score]
 
 
-def test_shared_statistics_are_averaged_and_local_ones_are_not(mine: str, tmp_path: Path) -> None:
+def test_shared_statistics_are_averaged_and_local_ones_are_not(module_path: str, tmp_path: Path) -> None:
     for buffers in ("shared", "local"):
-        whole = Simulation(
-            experiment(mine, buffers, evaluation={"every": 0, "average": False}), RunFolder.create(tmp_path, buffers)
+        simulation = Simulation(
+            experiment(module_path, buffers, evaluation={"every": 0, "average": False}),
+            RunFolder.create(tmp_path, buffers),
         )
-        whole.run()
-        params = np.stack([node.params for node in whole.nodes])
-        np.testing.assert_allclose(params, np.broadcast_to(params[0], params.shape), atol=1e-6)  # all know all
-        kept = [node.trainer.state()["buffers"] for node in whole.nodes]  # type: ignore[attr-defined]
-        assert all(int(own["layers.2.num_batches_tracked"]) == 6 for own in kept)
+        simulation.run()
+        params = np.stack([node.params for node in simulation.nodes])
+        # In a full graph all nodes have the same average.
+        np.testing.assert_allclose(params, np.broadcast_to(params[0], params.shape), atol=1e-6)
+        states = [node.trainer.state()["buffers"] for node in simulation.nodes]  # type: ignore[attr-defined]
+        assert all(int(own["layers.2.num_batches_tracked"]) == 6 for own in states)
         if buffers == "local":
-            means = [own["layers.2.running_mean"] for own in kept]
-            assert not np.allclose(means[0], means[1], atol=1e-3)  # each has seen other digits
+            means = [own["layers.2.running_mean"] for own in states]
+            assert not np.allclose(means[0], means[1], atol=1e-3)  # nodes have different digits
         else:
-            assert set(kept[0]) == {"layers.2.num_batches_tracked"}
+            assert set(states[0]) == {"layers.2.num_batches_tracked"}
             assert params[0, -9:].min() > 0  # variances
 
 
-def test_local_statistics_do_not_travel(mine: str, tmp_path: Path) -> None:
+def test_local_statistics_are_not_sent(module_path: str, tmp_path: Path) -> None:
     shared, local = (
-        experiment(mine, buffers, evaluation={"every": 0}).run(tmp_path).summary for buffers in ("shared", "local")
+        experiment(module_path, buffers, evaluation={"every": 0}).run(tmp_path).summary
+        for buffers in ("shared", "local")
     )
     messages = shared["messages_sent"]
     assert messages == local["messages_sent"]
     assert shared["bytes_sent"]["total"] - local["bytes_sent"]["total"] == messages * 18 * 4
 
 
-def test_a_group_cannot_keep_what_others_share(mine: str, tmp_path: Path) -> None:
+def test_groups_with_different_buffer_modes_are_rejected(module_path: str, tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match=r"training.buffers = 'local' for a group"):
-        experiment(mine, "shared", group=[{"nodes": "0-1", "training": {"buffers": "local"}}]).run(tmp_path)
+        experiment(module_path, "shared", group=[{"nodes": "0-1", "training": {"buffers": "local"}}]).run(tmp_path)
 
 
-def test_a_constructor_s_parameters_are_checked_like_any_other(mine: str) -> None:
+def test_unknown_options_of_a_custom_module_are_rejected(module_path: str) -> None:
     with pytest.raises(ExperimentError, match="widht"):
-        experiment(mine, "shared", model={"name": mine, "widht": 9})
+        experiment(module_path, "shared", model={"name": module_path, "widht": 9})
 
 
-def test_leaf_s_own_network_for_faces_keeps_statistics(tmp_path: Path) -> None:
+def test_leaf_cnn_with_batch_norm_keeps_local_statistics(tmp_path: Path) -> None:
     run = experiment(
         "leaf-cnn",
         "local",

@@ -1,4 +1,4 @@
-"""Networks have the sizes of their papers; the flat vector is the module."""
+"""Models: parameter counts of the papers, and the view of a module as one flat vector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.models.factorization import MatrixFactorization
 from shoal.models.flat import FlatModule, initial_module, module_for
 from shoal.models.huggingface import HuggingFace
 from shoal.models.images import LeafCnn, Lenet
-from shoal.models.model import ForData
+from shoal.models.model import DataDependentModel
 from shoal.models.networks import GnLenet, Logistic, Mlp
 from shoal.models.resnets import Resnet8, Resnet18
 from shoal.models.sequences import Lstm, Transformer
@@ -46,16 +46,16 @@ def ratings(users: int, items: int) -> Data:
 
 
 class Case(NamedTuple):
-    """A model, and data that it is for."""
+    """A model and matching data."""
 
-    model: Model | ForData
+    model: Model | DataDependentModel
     data: Data
 
     def initial(self, seed: int) -> FlatModule:
         return initial_module(lambda: module_for(self.model, self.data), seed)
 
     def plain(self, seed: int = 0) -> nn.Module:
-        """A module that no flat vector lies under."""
+        """Return a module without a flat vector."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return module_for(self.model, self.data)
@@ -78,7 +78,7 @@ CASES = {
     "transformer": Case(Transformer(8, heads=2), texts(7, 20, "sequence")),
 }
 every_model = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-models_that_stack = pytest.mark.parametrize(
+every_stackable_model = pytest.mark.parametrize(
     "case", [case for name, case in CASES.items() if name != "lstm"], ids=[name for name in CASES if name != "lstm"]
 )
 IMAGE = (3, 8, 8)
@@ -86,7 +86,7 @@ IMAGE = (3, 8, 8)
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    torch.set_num_threads(1)  # as in a run
+    torch.set_num_threads(1)  # like in a run
 
 
 def plain(model: Model) -> nn.Module:
@@ -116,7 +116,7 @@ class Tied(nn.Module):
         return out
 
 
-def test_every_name_has_a_case_and_means_its_class():
+def test_every_registered_name_has_a_case_and_maps_to_its_class():
     assert {*CASES, "huggingface"} == set(MODELS)
     for name, case in CASES.items():
         module, _, attribute = MODELS[name].partition(":")
@@ -164,7 +164,7 @@ def test_parameter_counts(model, data, parameters):
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.int32, np.int64])
 @pytest.mark.parametrize("model", [Lstm(4, 5), Transformer(8, heads=2)], ids=["lstm", "transformer"])
-def test_tokens_may_be_of_any_integer_and_targets_classes_or_tokens(model, kind):
+def test_text_models_accept_every_integer_dtype_and_both_kinds_of_targets(model, kind):
     for data, shape in [
         (texts(6, 30, "sequence", kind=kind), (8, 6, 30)),
         (texts(6, 30, classes=3, kind=kind), (8, 3)),
@@ -174,7 +174,7 @@ def test_tokens_may_be_of_any_integer_and_targets_classes_or_tokens(model, kind)
 
 
 @pytest.mark.parametrize("model", [Lstm(4, 5), Transformer(8, heads=2)], ids=["lstm", "transformer"])
-def test_the_next_token_is_told_from_those_before_it(model):
+def test_the_prediction_of_a_token_depends_only_on_earlier_tokens(model):
     module = module_for(model, texts(6, 30, "sequence"))
     some = torch.randint(30, (1, 6))
     other = some.clone()
@@ -183,7 +183,7 @@ def test_the_next_token_is_told_from_those_before_it(model):
     assert not torch.equal(module(some)[:, 4:], module(other)[:, 4:])
 
 
-def test_a_rating_is_the_product_of_two_vectors_that_start_small():
+def test_a_rating_is_the_dot_product_of_two_vectors_with_small_initial_values():
     module = module_for(MatrixFactorization(), ratings(5, 9))
     users, items = (table.detach() for table in module.parameters())
     assert users.shape == (5, 20)
@@ -194,7 +194,7 @@ def test_a_rating_is_the_product_of_two_vectors_that_start_small():
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "said"),
+    ("model", "data", "message"),
     [
         (Lenet(), images(3, 11, 32), "expected images, .* of at least 12×12 pixels"),
         (LeafCnn(), images(3, 12, 12), "expected images, .* of at least 16×16 pixels"),
@@ -208,24 +208,24 @@ def test_a_rating_is_the_product_of_two_vectors_that_start_small():
     ],
     ids=str,
 )
-def test_data_that_a_model_is_not_for_is_refused(model, data, said):
-    with pytest.raises(ValueError, match=said):
+def test_unsuitable_data_is_rejected(model, data, message):
+    with pytest.raises(ValueError, match=message):
         module_for(model, data)
 
 
-def test_heads_divide_the_width():
+def test_width_must_be_a_multiple_of_heads():
     with pytest.raises(ValueError, match="width = 10: expected a multiple of heads = 4"):
         Transformer(width=10)
 
 
 @pytest.mark.parametrize("shape", [(64,), (32, 32), (3, 7, 32), (3, 32, 7), (1, 3, 32, 32)], ids=str)
-def test_gn_lenet_refuses_what_is_no_image_or_too_small(shape):
+def test_gn_lenet_rejects_inputs_that_are_not_images_or_are_too_small(shape):
     with pytest.raises(ValueError, match=r"expected images, \(channels, height, width\)"):
         GnLenet().build(shape, 10)
 
 
 @every_model
-def test_loading_then_forward_is_the_plain_modules_forward(case):
+def test_forward_after_loading_equals_forward_of_the_plain_module(case):
     other = case.plain(seed=7)
     flat = FlatModule(case.plain())
     assert not torch.equal(flat.module(case.batch()), other(case.batch()))
@@ -234,7 +234,7 @@ def test_loading_then_forward_is_the_plain_modules_forward(case):
 
 
 @every_model
-def test_backward_lands_in_the_flat_gradient_and_adds_up(case):
+def test_backward_accumulates_in_the_flat_gradient(case):
     module = case.plain()
     score(module(case.batch())).backward()
     gradient = np.concatenate([parameter.grad.numpy().ravel() for parameter in module.parameters()])
@@ -250,7 +250,7 @@ def test_backward_lands_in_the_flat_gradient_and_adds_up(case):
 
 
 @every_model
-def test_a_step_on_the_values_is_a_step_of_the_module(case):
+def test_a_step_on_the_flat_values_equals_an_sgd_step_of_the_module(case):
     module = case.plain()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     flat = FlatModule(case.plain())
@@ -266,7 +266,7 @@ def test_a_step_on_the_values_is_a_step_of_the_module(case):
 
 
 @every_model
-def test_a_torch_optimizer_over_the_one_vector_trains_the_module(case):
+def test_a_torch_optimizer_on_the_flat_vector_trains_the_module(case):
     flat = FlatModule(case.plain())
     before = flat.read()
     flat.values.grad = flat.gradient
@@ -276,8 +276,8 @@ def test_a_torch_optimizer_over_the_one_vector_trains_the_module(case):
     assert not np.array_equal(flat.read(), before)
 
 
-@models_that_stack
-def test_stacked_rows_under_vmap_are_so_many_models(case):
+@every_stackable_model
+def test_stacked_rows_under_vmap_equal_separate_models(case):
     flat = case.initial(seed=0)
     rows = [case.initial(seed).read() for seed in range(3)]
     matrix = torch.tensor(np.stack(rows))
@@ -291,7 +291,7 @@ def test_stacked_rows_under_vmap_are_so_many_models(case):
         torch.testing.assert_close(flat.module(x), outputs, rtol=1e-4, atol=1e-4)
 
 
-def test_the_layout_tells_where_each_parameter_lies():
+def test_the_layout_gives_the_position_of_each_parameter():
     flat = FlatModule(plain(Logistic()))
     assert [(slot.name, slot.offset, slot.shape) for slot in flat.layout] == [
         ("1.weight", 0, (10, 192)),
@@ -302,7 +302,7 @@ def test_the_layout_tells_where_each_parameter_lies():
     assert dict(flat.module.named_parameters())["1.bias"].data_ptr() == flat.values[1920:].data_ptr()
 
 
-def test_what_is_read_is_a_copy_that_nobody_can_write_to():
+def test_read_returns_a_read_only_copy():
     flat = FlatModule(plain(Logistic()))
     params = flat.read()
     assert params.dtype == np.float32
@@ -313,10 +313,10 @@ def test_what_is_read_is_a_copy_that_nobody_can_write_to():
     np.testing.assert_array_equal(flat.read(), params)
 
 
-def test_tied_parameters_have_one_slot_and_frozen_ones_a_slot_without_gradient():
+def test_tied_parameters_have_one_slot_and_frozen_parameters_have_no_gradient():
     flat = FlatModule(Tied())
     assert [(slot.name, slot.trained) for slot in flat.layout] == [("encoder.weight", True), ("scale", False)]
-    assert flat.trained == 36
+    assert flat.trained_size == 36
     flat.load(np.arange(37, dtype=np.float32) / 37)
     assert flat.module.decoder.weight is flat.module.encoder.weight
     assert flat.module.scale.item() == np.float32(36 / 37)
@@ -334,7 +334,7 @@ def test_tied_parameters_have_one_slot_and_frozen_ones_a_slot_without_gradient()
 
 
 @every_model
-def test_the_same_seed_gives_the_same_initial_parameters_and_leaves_torch_alone(case):
+def test_equal_seeds_give_equal_initial_parameters_and_keep_the_generator_state(case):
     before = torch.get_rng_state()
     first, second, other = (case.initial(seed).read() for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
@@ -343,25 +343,25 @@ def test_the_same_seed_gives_the_same_initial_parameters_and_leaves_torch_alone(
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "message"),
     [
         (nn.Linear(2, 2).double(), "parameter 'weight' is torch.float64; expected torch.float32"),
         (nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2)), "changes in training.*training.buffers = 'local'"),
         (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False).double()), "buffer '1.running_mean' is"),
         (nn.ReLU(), "no parameters"),
-        (nn.Linear(2, 2).requires_grad_(False), "none of its parameters is trained"),
+        (nn.Linear(2, 2).requires_grad_(False), "no parameter is trained"),
     ],
 )
-def test_modules_that_one_vector_cannot_carry_are_refused(module, said):
-    with pytest.raises(ValueError, match=said):
+def test_modules_that_cannot_be_flattened_are_rejected(module, message):
+    with pytest.raises(ValueError, match=message):
         FlatModule(module)
 
 
-def test_batch_norm_without_running_statistics_is_fine():
+def test_batch_norm_without_running_statistics_is_accepted():
     assert FlatModule(nn.BatchNorm1d(4, track_running_stats=False)).size == 8
 
 
-def test_wrong_sizes_are_refused():
+def test_wrong_sizes_are_rejected():
     flat = FlatModule(plain(Logistic()))
     with pytest.raises(ValueError, match=r"\(3,\).*\(1930,\)"):
         flat.load(np.zeros(3, np.float32))
@@ -374,33 +374,33 @@ def test_wrong_sizes_are_refused():
 TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
 
-def folder_of(config: Any, path: Any) -> str:
+def save_config(config: Any, path: Any) -> str:
     config.save_pretrained(path)
     return str(path)
 
 
-def test_models_of_hugging_face_are_built_from_a_folder_s_configuration(tmp_path):
+def test_hugging_face_models_are_built_from_the_configuration_in_a_folder(tmp_path):
     transformers = pytest.importorskip("transformers")
     gpt = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 30, "n_positions": 16}
-    tiny = folder_of(transformers.GPT2Config(**gpt, pad_token_id=0), tmp_path / "gpt2")
+    folder = save_config(transformers.GPT2Config(**gpt, pad_token_id=0), tmp_path / "gpt2")
     sequences, classes = texts(6, 30, "sequence"), texts(6, 30, classes=3)
     for data in (sequences, classes):
-        case = Case(HuggingFace(tiny, pretrained=False), data)
+        case = Case(HuggingFace(folder, pretrained=False), data)
         flat = case.initial(seed=1)
         assert flat.module.training
         assert np.array_equal(flat.read(), case.initial(seed=1).read())
         assert flat.module(case.batch()).shape == (5, *data.train.y.shape[1:], data.classes)
         score(flat.module(case.batch())).backward()
         assert flat.gradient.any()
-    more = module_for(HuggingFace(tiny, pretrained=False, options={"n_layer": 2}), sequences)
-    assert sum(p.numel() for p in more.parameters()) > flat.size
-    with pytest.raises(ValueError, match="it knows 30 tokens; the data has 31"):
-        module_for(HuggingFace(tiny, pretrained=False), texts(6, 31, classes=2))
-    with pytest.raises(ValueError, match="it gives 30 tokens; the targets are of 20"):
-        module_for(HuggingFace(tiny, pretrained=False), texts(6, 20, "sequence"))
+    deeper = module_for(HuggingFace(folder, pretrained=False, options={"n_layer": 2}), sequences)
+    assert sum(p.numel() for p in deeper.parameters()) > flat.size
+    with pytest.raises(ValueError, match="the model has a vocabulary of 30 tokens; the data has 31"):
+        module_for(HuggingFace(folder, pretrained=False), texts(6, 31, classes=2))
+    with pytest.raises(ValueError, match="the model predicts 30 tokens; the targets have 20"):
+        module_for(HuggingFace(folder, pretrained=False), texts(6, 20, "sequence"))
 
 
-def test_pretrained_models_of_hugging_face_start_from_their_values(tmp_path):
+def test_pretrained_hugging_face_models_start_with_the_saved_values(tmp_path):
     transformers = pytest.importorskip("transformers")
     trained = transformers.ViTModel(transformers.ViTConfig(**TINY, image_size=16, patch_size=8))
     trained.save_pretrained(tmp_path)
@@ -409,39 +409,41 @@ def test_pretrained_models_of_hugging_face_start_from_their_values(tmp_path):
     assert torch.equal(found, trained.embeddings.position_embeddings)
 
 
-def test_what_fills_up_texts_is_hidden_from_models_of_hugging_face(tmp_path):
+def test_hugging_face_models_ignore_padding(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(**TINY, vocab_size=30, max_position_embeddings=16)
-    module = module_for(HuggingFace(folder_of(config, tmp_path), pretrained=False), texts(6, 30, classes=4))
+    module = module_for(HuggingFace(save_config(config, tmp_path), pretrained=False), texts(6, 30, classes=4))
     padded = torch.tensor([[3, 4, 5, 0, 0, 0], [3, 4, 5, 0, 7, 7]])
     module.eval()
     torch.testing.assert_close(module(padded)[:1], module(padded[:1, :3]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("task", ["classification", "sequence"])
-def test_pretrained_models_are_not_given_texts_that_are_not_of_their_tokenizer(task, monkeypatch):
+def test_pretrained_models_reject_texts(task, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace())
-    with pytest.raises(ValueError, match=r"pretrained = true: .* not those of the tokenizer .* pretrained = false"):
+    with pytest.raises(
+        ValueError, match=r"pretrained = true: .* not use the token ids of the tokenizer .* pretrained = false"
+    ):
         module_for(HuggingFace("gpt2"), texts(6, 30, task))
 
 
-def test_images_are_for_hugging_face_s_image_models(tmp_path):
+def test_hugging_face_models_classify_images(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(**TINY, image_size=16, patch_size=8)
-    case = Case(HuggingFace(folder_of(config, tmp_path), pretrained=False), IMAGES)
+    case = Case(HuggingFace(save_config(config, tmp_path), pretrained=False), IMAGES)
     assert case.initial(seed=0).module(case.batch()).shape == (5, 10)
 
 
-def test_what_hugging_face_does_not_have_is_an_error_that_says_so(tmp_path, monkeypatch):
+def test_hugging_face_errors_name_unsuitable_data_and_missing_models(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     with pytest.raises(ValueError, match=r"expected texts, .*, or images"):
         module_for(HuggingFace("none"), ratings(3, 4))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match="cannot load"):
-        module_for(HuggingFace(str(tmp_path / "nowhere"), pretrained=False), texts(6, 30))
+        module_for(HuggingFace(str(tmp_path / "missing"), pretrained=False), texts(6, 30))
 
 
-def test_without_transformers_the_error_names_what_to_install(monkeypatch):
+def test_without_transformers_the_error_names_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match=r"pip install 'shoal\[transformers\]'"):
         module_for(HuggingFace("gpt2"), texts(6, 30))

@@ -1,6 +1,6 @@
-"""Models: the networks that nodes train, and a module viewed as one flat vector (`shoal.models.flat`).
+"""Models: the networks that nodes train, and the view of a module as one flat vector (`shoal.models.flat`).
 
-May import the foundations and `data`. Models are listed by name; one is imported, with torch, when it is used.
+May import the foundations and `data`. The registry lists models by name and imports a model, and torch, on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Matrix factorisation: ratings as products of users' and items' vectors."""
+"""Matrix factorisation: ratings as dot products of user and item vectors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MatrixFactorization:
-    """A rating as the product of a user's and an item's vector, without biases (Koren, Bell & Volinsky 2009).
+    """A rating as the dot product of a user vector and an item vector, without biases (Koren, Bell & Volinsky 2009).
 
-    Vectors start from U(−`spread`, `spread`). (610 + 9,724) × 20 = 206,680 parameters for MovieLens, ml-latest-small.
+    Initial values are drawn from U(−`spread`, `spread`). (610 + 9,724) × 20 = 206,680 parameters for MovieLens
+    ml-latest-small.
     """
 
     factors: Annotated[int, Bounds(at_least=1)] = 20
@@ -28,12 +29,12 @@ class MatrixFactorization:
 
         if data.shape != (2,) or len(data.sizes) != 2:
             raise ValueError(
-                f"inputs have shape {data.shape} and ids of {len(data.sizes)} kinds; expected pairs of a user and an "
-                f"item, as of 'movielens'"
+                f"inputs have shape {data.shape} and {len(data.sizes)} kinds of ids; expected pairs of a user and an "
+                f"item, as in 'movielens'"
             )
         if data.task != "regression":
             raise ValueError(
-                f"targets are those of a {data.task} task; expected numbers, as the ratings of 'movielens'"
+                f"the targets belong to a {data.task} task; expected numbers, like the ratings of 'movielens'"
             )
         users, items = data.sizes
         return Factors(users, items, self.factors, self.spread)

@@ -1,7 +1,7 @@
-"""A module as one flat vector: what nodes send, average and compare.
+"""A module as one flat vector, which nodes send, average and compare.
 
-The module's tensors are views of the vector, so nothing is flattened or copied on the way in or out of a
-training step: the network computes on the vector itself, and backward adds into the flat gradient.
+The tensors of the module are views of the vector. The network computes on the vector directly, and the backward pass
+adds to the flat gradient, so a training step flattens and copies nothing.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from numpy.typing import NDArray
 from torch import nn
 
 from shoal.data.dataset import Data
-from shoal.models.model import ForData, Model
+from shoal.models.model import DataDependentModel, Model
 from shoal.randomness import derived_seed
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers of batch normalisation, by the names that torch gives them everywhere."""
-DIRECTIONS = ("weight_u", "weight_v", "_u", "_v")
-"""Buffers of both kinds of spectral norm: unit vectors, whose average is none."""
+BATCH_NORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+"""Names of the buffers of batch normalisation. torch uses the same names in every version of the layer."""
+SPECTRAL_NORM_BUFFERS = ("weight_u", "weight_v", "_u", "_v")
+"""Names of the buffers of both implementations of spectral norm. They are unit vectors; their average is not."""
 
 Buffers: TypeAlias = Literal["shared", "local"]
-"""Where the statistics live that a module keeps while it trains: in the vector, or with the node."""
+"""Where the statistics are stored that a module updates in training: in the vector, or separately on each node."""
 
 
 class Slot(NamedTuple):
-    """Where one tensor of the module lies in the flat vector."""
+    """The position of one tensor of the module in the flat vector."""
 
     name: str
     offset: int
     shape: tuple[int, ...]
     trained: bool
-    """Whether it has a gradient. One that has none is sent and averaged all the same."""
+    """Whether the tensor has a gradient. Nodes also send and average tensors without a gradient."""
 
     @property
     def size(self) -> int:
@@ -44,25 +44,29 @@ class Slot(NamedTuple):
 
 
 class FlatModule:
-    """A module whose parameters are views of `values`, and their gradients views of `gradient`.
+    """A module whose parameters are views of `values`, and whose gradients are views of `gradient`.
 
-    Both are contiguous vectors of `size` on the module's device. Parameters come in the order of
-    `named_parameters()`, those that are trained first: they are `values[:trained]`, all that an optimizer may touch.
-    Behind them lie those that are not, and then, when buffers are "shared", the statistics that the module keeps while
-    it trains. There `gradient` stays 0. Tied parameters have one slot.
+    Both are contiguous vectors of length `size` on the module's device. They contain, in this order:
 
-    What changes in training and has no slot is `local`, the node's own: integers always, all statistics when buffers
-    are "local".
+    1. the trained parameters, `values[:trained_size]`. An optimizer may change only these.
+    2. the frozen parameters.
+    3. the statistics that the module updates in training, when buffers are "shared".
 
-    Writing to `values` changes the module, and `gradient.zero_()` clears its gradients: torch's own
-    `zero_grad()`, `to()` and `copy.deepcopy` would part the module from the vectors, so keep to these.
+    Parameters keep the order of `named_parameters()` within their group. `gradient` is always 0 in groups 2 and 3.
+    Tied parameters have one slot.
+
+    `local_buffers` names the buffers that change in training and have no slot. Each node keeps its own. Integer
+    buffers are always local; all statistics are local when buffers are "local".
+
+    Write to `values` to change the module, and call `gradient.zero_()` to clear its gradients. Do not call torch's
+    `zero_grad()`, `to()` or `copy.deepcopy`: they detach the module from the vectors.
     """
 
     def __init__(self, module: nn.Module, buffers: Buffers = "shared", changing: Collection[str] = ()) -> None:
-        """`changing` names buffers that training changes, beside those of batch normalisation and spectral norm."""
+        """`changing` names the buffers that training changes, except those of batch and spectral normalisation."""
         parameters = dict(module.named_parameters())
-        _require_flat(module, parameters)
-        statistics, self.local = _divided(module, buffers, changing)
+        _check_parameters(module, parameters)
+        statistics, self.local_buffers = _split_buffers(module, buffers, changing)
         ordered: list[tuple[str, torch.Tensor]] = sorted(parameters.items(), key=lambda p: not p[1].requires_grad)
         ordered += statistics.items()
         layout, offset = [], 0
@@ -74,74 +78,74 @@ class FlatModule:
         self.module = module
         self.layout = tuple(layout)
         self.size = offset
-        self.trained = sum(slot.size for slot in layout if slot.trained)
+        self.trained_size = sum(slot.size for slot in layout if slot.trained)
         self.values = torch.empty(self.size, dtype=torch.float32, device=ordered[0][1].device)
         self.gradient = torch.zeros_like(self.values)
-        self._homes = _homes(module)
+        self._owners = _buffer_owners(module)
         self._statistics: dict[str, torch.Tensor] = {}
         for slot, (name, tensor) in zip(self.layout, ordered, strict=True):
-            place = slice(slot.offset, slot.offset + slot.size)
-            view = self.values[place].view(slot.shape)
+            span = slice(slot.offset, slot.offset + slot.size)
+            view = self.values[span].view(slot.shape)
             view.copy_(tensor.detach())
             if name in statistics:
-                self._statistics[name] = view.data  # autograd need not think that one layer's change is another's
-                self._settle(name, self._statistics[name])
+                self._statistics[name] = view.data  # else autograd sees a change of one layer as a change of all
+                self._set_buffer(name, self._statistics[name])
             else:
                 tensor.data = view
-                tensor.grad = self.gradient[place].view(slot.shape) if slot.trained else None
-        self._first = self.read_local()
+                tensor.grad = self.gradient[span].view(slot.shape) if slot.trained else None
+        self._initial_local = self.read_local()
 
     @property
-    def changing(self) -> bool:
-        """Whether training changes more of the module than what an optimizer does."""
-        return bool(self._statistics or self.local)
+    def updates_buffers(self) -> bool:
+        """Whether training changes buffers of the module in addition to its parameters."""
+        return bool(self._statistics or self.local_buffers)
 
     def load(self, params: NDArray[np.float32]) -> None:
-        """Copy `params` in."""
+        """Copy `params` into the module."""
         if params.shape != (self.size,):
-            raise ValueError(f"params have shape {params.shape}; this model's are one vector, ({self.size},)")
+            raise ValueError(f"params have shape {params.shape}; this model expects one vector, ({self.size},)")
         if self.values.device.type == "cpu":
             np.copyto(self.values.numpy(), params)
         else:
-            self.values.copy_(torch.from_numpy(params.copy()))  # torch will not take a read-only array
+            self.values.copy_(torch.from_numpy(params.copy()))  # torch does not accept a read-only array
 
     def read(self) -> NDArray[np.float32]:
-        """The parameters as a fresh array that nobody can write to."""
+        """Return a read-only copy of the vector."""
         params: NDArray[np.float32] = self.values.cpu().numpy().copy()
         params.flags.writeable = False
         return params
 
-    def gather(self) -> None:
-        """Take the statistics back into the vector where the module has put new tensors in their place."""
+    def sync_statistics(self) -> None:
+        """Copy shared statistics back into the vector if the module has replaced their views by new tensors."""
         for name, view in self._statistics.items():
-            now = self._buffer(name)
-            if now is not view:
-                view.copy_(now.detach())
-                self._settle(name, view)
+            current = self._buffer(name)
+            if current is not view:
+                view.copy_(current.detach())
+                self._set_buffer(name, view)
 
     def read_local(self) -> dict[str, torch.Tensor]:
-        """The node's own buffers, as they are now."""
-        return {name: self._buffer(name).detach().clone() for name in self.local}
+        """Return a copy of the current local buffers."""
+        return {name: self._buffer(name).detach().clone() for name in self.local_buffers}
 
     def load_local(self, buffers: Mapping[str, torch.Tensor] | None) -> None:
-        """Have the module go on from these, as `read_local` gave them; from its first ones for None."""
-        for name in self.local:
-            self._settle(name, (buffers or self._first)[name].to(self.values.device, copy=True))
+        """Set the local buffers to a result of `read_local`, or to their initial values if `buffers` is None."""
+        for name in self.local_buffers:
+            self._set_buffer(name, (buffers or self._initial_local)[name].to(self.values.device, copy=True))
 
     def _buffer(self, name: str) -> torch.Tensor:
-        owner, attribute = self._homes[name][0]
+        owner, attribute = self._owners[name][0]
         buffer = owner._buffers[attribute]
         assert buffer is not None
         return buffer
 
-    def _settle(self, name: str, tensor: torch.Tensor) -> None:
-        for owner, attribute in self._homes[name]:
+    def _set_buffer(self, name: str, tensor: torch.Tensor) -> None:
+        for owner, attribute in self._owners[name]:
             owner._buffers[attribute] = tensor
 
     def stacked(self, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The rows of `matrix`, (models, size), as the tensors of so many models: views (models, *shape).
+        """Return every tensor of the models in the rows of `matrix`, (models, size), as a view (models, *shape).
 
-        For `torch.func.functional_call` on `module` under `torch.func.vmap`.
+        The result is for `torch.func.functional_call` on `module` under `torch.func.vmap`.
         """
         if matrix.ndim != 2 or matrix.shape[1] != self.size:
             raise ValueError(f"matrix has shape {tuple(matrix.shape)}; expected (models, {self.size})")
@@ -150,18 +154,11 @@ class FlatModule:
         }
 
 
-def initial_parameters(
-    model: Model, shape: tuple[int, ...], outputs: int, seed: int, device: torch.device | None = None
-) -> FlatModule:
-    """The model that every node starts from: the same for equal arguments, in every process."""
-    return initial_module(lambda: model.build(shape, outputs), seed, device)
-
-
-def module_for(model: Model | ForData | nn.Module, data: Data) -> nn.Module:
-    """The network that an experiment's model is on its data."""
+def module_for(model: Model | DataDependentModel | nn.Module, data: Data) -> nn.Module:
+    """Return the network of an experiment's model for `data`."""
     if isinstance(model, nn.Module):
         return model
-    return model.build_for(data) if isinstance(model, ForData) else model.build(data.shape, data.classes)
+    return model.build_for(data) if isinstance(model, DataDependentModel) else model.build(data.shape, data.classes)
 
 
 def initial_module(
@@ -171,63 +168,64 @@ def initial_module(
     buffers: Buffers = "shared",
     inputs: torch.Tensor | None = None,
 ) -> FlatModule:
-    """What `make` makes when torch's generator starts from this seed, as one vector, ready to train.
+    """Return the module that `make` builds from this seed, as one vector, in training mode.
 
-    With `inputs`, a small batch, buffers that training changes are found by training on it.
+    Equal arguments give equal values in every process. With `inputs`, a small batch, a forward pass on it finds the
+    buffers that training changes.
     """
     with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which reaches the generators of the other devices too.
+        # Not torch.manual_seed: it also seeds the generators of the other devices.
         torch.default_generator.manual_seed(derived_seed(seed, "initial parameters"))
         module = make().to(device or "cpu").train()
-        return FlatModule(module, buffers, () if inputs is None else changed_by(module, inputs))
+        return FlatModule(module, buffers, () if inputs is None else find_changing_buffers(module, inputs))
 
 
-def changed_by(module: nn.Module, inputs: torch.Tensor) -> frozenset[str]:
-    """The buffers that a forward pass in training mode changes; they are left as they were."""
+def find_changing_buffers(module: nn.Module, inputs: torch.Tensor) -> frozenset[str]:
+    """Return the names of the buffers that a forward pass in training mode changes, and restore their values."""
     before = {name: (buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()}
     if not before:
         return frozenset()
-    # A module that cannot take these inputs will say so better when it is trained.
+    # Training reports inputs that the module cannot process, with a better error message.
     with torch.no_grad(), contextlib.suppress(Exception):
         module(inputs)
-    after, homes, changed = dict(module.named_buffers()), _homes(module), set()
+    after, owners, changed = dict(module.named_buffers()), _buffer_owners(module), set()
     for name, (buffer, value) in before.items():
-        now = after.get(name)
-        if now is None or now.shape != value.shape or not torch.equal(now, value):
+        current = after.get(name)
+        if current is None or current.shape != value.shape or not torch.equal(current, value):
             changed.add(name)
             buffer.detach().copy_(value)
-            for owner, attribute in homes.get(name, ()):
+            for owner, attribute in owners.get(name, ()):
                 owner._buffers[attribute] = buffer
     return frozenset(changed)
 
 
-def _homes(module: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
-    """The modules that hold each buffer, and under which name: several where one tensor is used twice."""
+def _buffer_owners(module: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
+    """Map each buffer to its (module, attribute) pairs. A tensor that several modules use has several pairs."""
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for path, _ in module.named_buffers(remove_duplicate=False):
-        owner, _, attribute = path.rpartition(".")
-        home = module.get_submodule(owner)
-        owners.setdefault(id(home._buffers[attribute]), []).append((home, attribute))
+        owner_path, _, attribute = path.rpartition(".")
+        owner = module.get_submodule(owner_path)
+        owners.setdefault(id(owner._buffers[attribute]), []).append((owner, attribute))
     return {name: owners[id(buffer)] for name, buffer in module.named_buffers()}
 
 
-def _divided(
+def _split_buffers(
     module: nn.Module, buffers: Buffers, changing: Collection[str]
 ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
-    """The buffers that nodes share, and the names of those that are each node's own."""
+    """Return the shared buffers by name, and the names of the local buffers."""
     shared: dict[str, torch.Tensor] = {}
     local: list[str] = []
     kind = type(module).__name__
     for name, buffer in module.named_buffers():
         last = name.rpartition(".")[2]
-        if name not in changing and last not in STATISTICS and last not in DIRECTIONS:
+        if name not in changing and last not in BATCH_NORM_BUFFERS and last not in SPECTRAL_NORM_BUFFERS:
             continue
         if buffers == "local" or not buffer.is_floating_point():
             local.append(name)
-        elif last in DIRECTIONS:
+        elif last in SPECTRAL_NORM_BUFFERS:
             raise ValueError(
-                f"model {kind}: buffer '{name}' changes in training, and is a direction that nodes cannot average; "
-                f"keep it with the nodes: training.buffers = 'local'"
+                f"model {kind}: buffer '{name}' changes in training, and nodes cannot average it because it is a unit "
+                f"vector; set training.buffers = 'local'"
             )
         elif buffer.dtype != torch.float32:
             raise ValueError(
@@ -239,12 +237,12 @@ def _divided(
     return shared, tuple(local)
 
 
-def _require_flat(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+def _check_parameters(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
     kind = type(module).__name__
     if not parameters:
-        raise ValueError(f"model {kind}: it has no parameters to train or to share")
+        raise ValueError(f"model {kind}: the module has no parameters to train or share")
     if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise ValueError(f"model {kind}: none of its parameters is trained: requires_grad is False for all")
+        raise ValueError(f"model {kind}: no parameter is trained: requires_grad is False for all parameters")
     for name, parameter in parameters.items():
         if parameter.dtype != torch.float32:
             raise ValueError(
@@ -253,4 +251,4 @@ def _require_flat(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Non
             )
     devices = {str(parameter.device) for parameter in parameters.values()}
     if len(devices) > 1:
-        raise ValueError(f"model {kind}: parameters on {', '.join(sorted(devices))}; expected one device")
+        raise ValueError(f"model {kind}: parameters are on devices {', '.join(sorted(devices))}; expected one device")

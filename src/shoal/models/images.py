@@ -1,4 +1,4 @@
-"""Networks for images, each with the sizes of its paper."""
+"""Image classification networks, with the layer sizes of their papers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 class Lenet:
     """LeNet-5 with ReLU and max-pooling: two convolutions, three linear layers (LeCun et al. 1998).
 
-    62,006 parameters for images of 3×32×32 and 10 classes: the network of PyTorch's CIFAR-10 tutorial. Images of less
-    than 32 pixels are padded by two on each side, as LeCun's 28×28 digits were: 61,706 for 1×28×28.
+    62,006 parameters for images of 3×32×32 and 10 classes: the network of PyTorch's CIFAR-10 tutorial. Images smaller
+    than 32 pixels are padded by two pixels on each side, like LeCun's 28×28 digits: 61,706 parameters for 1×28×28.
     """
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
 
-        channels, height, width = _image(shape, 12)
+        channels, height, width = _check_image(shape, 12)
         padding = 2 if min(height, width) < 32 else 0
         rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width))
         return nn.Sequential(
@@ -45,13 +45,15 @@ class Lenet:
 class LeafCnn:
     """LEAF's convolutional networks, one for FEMNIST and one for CelebA (Caldas et al. 2018).
 
-    `variant = "femnist"`, taken for images of one channel: two 5×5 convolutions of 32 and 64 channels, each with ReLU
-    and 2×2 max-pooling, and a linear layer of `hidden` units. 1,690,046 parameters for 1×28×28, 62 classes and the 512
-    units that decentralized learning papers use; LEAF's own code has 2,048 (6,603,710).
+    `variant = "auto"` selects "femnist" for images with one channel, and "celeba" for all others.
 
-    `variant = "celeba"`, taken for others: four 3×3 convolutions of 32 channels, each with 2×2 max-pooling and ReLU,
-    and one linear layer. 30,242 parameters for 3×84×84 and 2 classes. With `batch_norm` after each convolution, as in
-    LEAF's own code, 30,498, and 256 running statistics (`training.buffers`).
+    `variant = "femnist"`: two 5×5 convolutions of 32 and 64 channels, each with ReLU and 2×2 max-pooling, and a linear
+    layer of `hidden` units. 1,690,046 parameters for 1×28×28, 62 classes and 512 units, as in decentralized learning
+    papers. LEAF's own code has 2,048 units (6,603,710 parameters).
+
+    `variant = "celeba"`: four 3×3 convolutions of 32 channels, each with 2×2 max-pooling and ReLU, and one linear
+    layer. 30,242 parameters for 3×84×84 and 2 classes. `batch_norm` adds batch normalisation after each convolution,
+    as in LEAF's own code: 30,498 parameters and 256 running statistics (`training.buffers`).
     """
 
     variant: Literal["auto", "femnist", "celeba"] = "auto"
@@ -67,7 +69,7 @@ class LeafCnn:
     def _femnist(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
 
-        channels, height, width = _image(shape, 4)
+        channels, height, width = _check_image(shape, 4)
         return nn.Sequential(
             *self._block(channels, 32, 5),
             *self._block(32, 64, 5),
@@ -80,7 +82,7 @@ class LeafCnn:
     def _celeba(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
 
-        channels, height, width = _image(shape, 16)
+        channels, height, width = _check_image(shape, 16)
         return nn.Sequential(
             *self._block(channels, 32, 3),
             *self._block(32, 32, 3),
@@ -91,17 +93,17 @@ class LeafCnn:
         )
 
     def _block(self, inputs: int, outputs: int, size: int) -> list[nn.Module]:
-        """Convolve, halve, cut off; pooling and ReLU give the same in either order."""
+        """Convolution, 2×2 max-pooling and ReLU. Max-pooling and ReLU commute."""
         from torch import nn
 
-        normal: list[nn.Module] = [nn.BatchNorm2d(outputs)] if self.batch_norm else []
-        return [nn.Conv2d(inputs, outputs, size, padding=size // 2), *normal, nn.MaxPool2d(2), nn.ReLU()]
+        norm: list[nn.Module] = [nn.BatchNorm2d(outputs)] if self.batch_norm else []
+        return [nn.Conv2d(inputs, outputs, size, padding=size // 2), *norm, nn.MaxPool2d(2), nn.ReLU()]
 
 
-def _image(shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    if len(shape) != 3 or min(shape[1:]) < least or shape[0] < 1:
+def _check_image(shape: tuple[int, ...], min_side: int) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < min_side or shape[0] < 1:
         raise ValueError(
-            f"inputs have shape {shape}; expected images, (channels, height, width), of at least {least}×{least} "
-            f"pixels; 'mlp' and 'logistic' take any shape"
+            f"inputs have shape {shape}; expected images, (channels, height, width), of at least {min_side}×{min_side} "
+            f"pixels; 'mlp' and 'logistic' accept any shape"
         )
     return shape

@@ -1,4 +1,4 @@
-"""Modules that torch does not have: the parts of our networks that are not a plain sequence of layers."""
+"""Layers that torch does not provide, for networks that are not a plain sequence of layers."""
 
 from __future__ import annotations
 
@@ -10,39 +10,43 @@ from torch.nn import functional as F
 
 
 class Residual(nn.Module):
-    """ReLU of the sum of `path` and the shortcut `around` it."""
+    """A residual block: ReLU of the sum of `path` and `shortcut`."""
 
-    def __init__(self, path: nn.Module, around: nn.Module) -> None:
+    def __init__(self, path: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
         self.path = path
-        self.around = around
+        self.shortcut = shortcut
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.path(x) + self.around(x))
+        return F.relu(self.path(x) + self.shortcut(x))
 
 
 class Recurrent(nn.Module):
-    """An embedding, stacked LSTMs, and a head on the last state, on each state, or on all states in one row."""
+    """An embedding, stacked LSTMs and a head.
 
-    def __init__(self, tokens: int, embedding: int, hidden: int, layers: int, head: nn.Module, reads: str) -> None:
+    `head_input` selects the input of the head: the "last" state, "each" state separately, or the ReLU of "all" states
+    concatenated.
+    """
+
+    def __init__(self, tokens: int, embedding: int, hidden: int, layers: int, head: nn.Module, head_input: str) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, embedding)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
         self.head = head
-        self._reads = reads
+        self._head_input = head_input
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         states, _ = self.lstm(self.embedding(x.long()))
-        if self._reads == "last":
+        if self._head_input == "last":
             states = states[:, -1]
-        elif self._reads == "all":
+        elif self._head_input == "all":
             states = F.relu(states.flatten(1))
         out: torch.Tensor = self.head(states)
         return out
 
 
 class Factors(nn.Module):
-    """The product of a user's and an item's vector."""
+    """Predict a rating as the dot product of a user vector and an item vector."""
 
     def __init__(self, users: int, items: int, factors: int, spread: float) -> None:
         super().__init__()
@@ -58,62 +62,70 @@ class Factors(nn.Module):
 
 
 class CausalTransformer(nn.Module):
-    """From tokens to the next token at each position, or to the classes of the text, at the last position."""
+    """Predict the next token at each position or, with `last_only`, the class of the text at the last position."""
 
     def __init__(
-        self, tokens: int, length: int, outputs: int, width: int, layers: int, heads: int, dropout: float, last: bool
+        self,
+        tokens: int,
+        length: int,
+        outputs: int,
+        width: int,
+        layers: int,
+        heads: int,
+        dropout: float,
+        last_only: bool,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(tokens, width)
-        self.places = nn.Parameter(torch.zeros(length, width))
+        self.positions = nn.Parameter(torch.zeros(length, width))
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(*[AttentionBlock(width, heads, dropout) for _ in range(layers)])
-        self.normal = nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs, bias=False)
-        self._last = last
+        self._last_only = last_only
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
-        nn.init.normal_(self.places, std=0.02)
+        nn.init.normal_(self.positions, std=0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        states = self.blocks(self.dropout(self.tokens(x.long()) + self.places[: x.shape[1]]))
-        if self._last:
+        states = self.blocks(self.dropout(self.tokens(x.long()) + self.positions[: x.shape[1]]))
+        if self._last_only:
             states = states[:, -1]
-        out: torch.Tensor = self.head(self.normal(states))
+        out: torch.Tensor = self.head(self.norm(states))
         return out
 
 
 class AttentionBlock(nn.Module):
-    """Causal self-attention and a perceptron, each around a normalised residual."""
+    """Causal self-attention and an MLP, each with layer normalisation and a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self._heads = heads
-        self.before_attention = nn.LayerNorm(width)
+        self.attention_norm = nn.LayerNorm(width)
         self.attention = nn.Linear(width, 3 * width)
-        self.mixed = nn.Linear(width, width)
-        self.perceptron = nn.Sequential(
+        self.projection = nn.Linear(width, width)
+        self.mlp = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        rows = self.attention(self.before_attention(x)).view(batch, length, 3, self._heads, width // self._heads)
-        query, key, value = rows.permute(2, 0, 3, 1, 4).unbind(0)
-        # Not torch's fused kernel: it does not support `vmap`, from which small models gain more.
+        projected = self.attention(self.attention_norm(x)).view(batch, length, 3, self._heads, width // self._heads)
+        query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)
+        # Not torch's fused kernel: it does not support `vmap`, and small models gain more from `vmap`.
         scores = query @ key.transpose(-2, -1) / (width // self._heads) ** 0.5
-        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
         attended = (weights @ value).transpose(1, 2).reshape(batch, length, width)
-        x = x + self.dropout(self.mixed(attended))
-        out: torch.Tensor = x + self.dropout(self.perceptron(x))
+        x = x + self.dropout(self.projection(attended))
+        out: torch.Tensor = x + self.dropout(self.mlp(x))
         return out
 
 
 class Logits(nn.Module):
-    """A model of Hugging Face's, from a batch of inputs to logits."""
+    """A Hugging Face model that maps a batch of inputs to logits."""
 
     def __init__(self, model: nn.Module, padding: int | None, images: bool) -> None:
         super().__init__()

@@ -16,20 +16,22 @@ class Model(Protocol):
     def build(self, shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
         """Return a new network from inputs (batch, *shape) to logits (batch, outputs).
 
-        Initial values are drawn from torch's default generator. `training.buffers` decides where statistics live that
-        the network updates in training. Raises `ValueError` for an unsupported shape.
+        Initial values are drawn from torch's default generator. `training.buffers` selects where the
+        statistics are stored that the network updates in training. Raises `ValueError` for an unsupported shape.
         """
         ...
 
 
 @runtime_checkable
-class ForData(Protocol):
+class DataDependentModel(Protocol):
     """A model that needs more than the shape of an input: the number of tokens, users or items.
 
-    A model has `build`, or `build_for`, or is a `torch.nn.Module` itself, which is used as it is.
+    A model has `build` or `build_for`, or it is a `torch.nn.Module`, which Shoal uses unchanged.
     """
 
     def build_for(self, data: Data) -> torch.nn.Module:
-        """Build a network for the inputs of `data`. Outputs are (batch, classes), (batch, length, classes) for
-        sequences, and (batch,) or (batch, 1) for numbers."""
+        """Return a new network for the inputs of `data`.
+
+        Outputs are (batch, classes), (batch, length, classes) for sequences, and (batch,) or (batch, 1) for numbers.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Networks for classification, from a linear model to a small convolutional one."""
+"""Classification networks: a linear model, a multilayer perceptron and a small convolutional network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Logistic:
 
 @dataclass(frozen=True)
 class Mlp:
-    """A perceptron on the flattened input, with ReLU after each of its `hidden` layers."""
+    """Multilayer perceptron on the flattened input, with ReLU after each of the `hidden` layers."""
 
     hidden: tuple[Annotated[int, Bounds(at_least=1)], ...] = (64,)
 
@@ -40,10 +40,10 @@ class Mlp:
 
 @dataclass(frozen=True)
 class GnLenet:
-    """LeNet with group normalisation, which needs no statistics of the data: for non-IID nodes (Hsieh et al. 2020).
+    """LeNet with group normalisation (Hsieh et al. 2020).
 
-    "The Non-IID Data Quagmire of Decentralized Machine Learning". 89,834 parameters for images of 3×32×32 and 10
-    classes.
+    Group normalisation keeps no statistics of the data, so it suits non-IID nodes: "The Non-IID Data Quagmire of
+    Decentralized Machine Learning". 89,834 parameters for images of 3×32×32 and 10 classes.
     """
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -52,7 +52,7 @@ class GnLenet:
         if len(shape) != 3 or min(shape[1:]) < 8 or shape[0] < 1:
             raise ValueError(
                 f"inputs have shape {shape}; expected images, (channels, height, width), "
-                f"of at least 8×8 pixels; 'mlp' and 'logistic' take any shape"
+                f"of at least 8×8 pixels; 'mlp' and 'logistic' accept any shape"
             )
         channels, height, width = shape
         return nn.Sequential(
@@ -65,7 +65,7 @@ class GnLenet:
 
 
 def _block(inputs: int, outputs: int) -> list[nn.Module]:
-    """Convolve, halve, normalise."""
+    """Convolution, 2×2 max-pooling, group normalisation and ReLU."""
     from torch import nn
 
     return [

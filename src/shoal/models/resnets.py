@@ -1,4 +1,4 @@
-"""Residual networks for small images: a 3×3 stem that keeps the size, and group in place of batch normalisation."""
+"""Residual networks for small images, with a 3×3 first layer of stride 1 and group instead of batch normalisation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Groups = Annotated[int, Bounds(at_least=1)]
 class Resnet8:
     """ResNet-8 for small images, with group normalisation (He et al. 2016; Wu & He 2018).
 
-    The smallest of He's networks for CIFAR: three blocks of 16, 32 and 64 channels, and a 1×1 convolution where the
-    shapes change. 78,042 parameters for images of 3×32×32 and 10 classes. Channels are normalised in 2 groups, as in
+    He's smallest network for CIFAR: three blocks of 16, 32 and 64 channels. A shortcut has a 1×1 convolution if the
+    shape changes. 78,042 parameters for images of 3×32×32 and 10 classes. The default of 2 groups of channels follows
     Hsieh et al. 2020.
     """
 
@@ -32,8 +32,8 @@ class Resnet8:
 class Resnet18:
     """ResNet-18 for small images, with group normalisation (He et al. 2016; Wu & He 2018).
 
-    Four stages of two blocks, of 64, 128, 256 and 512 channels. 11,173,962 parameters for images of 3×32×32 and 10
-    classes. Channels are normalised in 2 groups, as in Hsieh et al. 2020 and Reddi et al. 2021.
+    Four stages of two blocks, with 64, 128, 256 and 512 channels. 11,173,962 parameters for images of 3×32×32 and 10
+    classes. The default of 2 groups of channels follows Hsieh et al. 2020 and Reddi et al. 2021.
     """
 
     groups: Groups = 2
@@ -48,7 +48,9 @@ def _resnet(shape: tuple[int, ...], outputs: int, widths: tuple[int, ...], block
     if len(shape) != 3 or min(shape) < 1:
         raise ValueError(f"inputs have shape {shape}; expected images, (channels, height, width)")
     if widths[0] % groups:
-        raise ValueError(f"groups = {groups}: expected a divisor of {widths[0]}, the channels of the first layer")
+        raise ValueError(
+            f"groups = {groups}: expected a divisor of {widths[0]}, the number of channels of the first layer"
+        )
     layers: list[nn.Module] = [*_convolution(shape[0], widths[0], 1, groups), nn.ReLU()]
     inputs = widths[0]
     for stage, width in enumerate(widths):
@@ -60,7 +62,7 @@ def _resnet(shape: tuple[int, ...], outputs: int, widths: tuple[int, ...], block
 
 
 def _block(inputs: int, outputs: int, stride: int, groups: int) -> nn.Module:
-    """Two convolutions, and a way around them."""
+    """Two convolutions with a shortcut."""
     from torch import nn
 
     from shoal.models.layers import Residual

@@ -1,4 +1,4 @@
-"""Networks for tokens: characters and words, as classes of a whole text or as the next token at each place of it."""
+"""Networks for texts of tokens (characters or words). They classify a text or predict the token at each position."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 class Lstm:
     """Stacked LSTMs on tokens: Shakespeare, Reddit, Sent140 (Hochreiter & Schmidhuber 1997; LEAF: Caldas et al. 2018).
 
-    The default is LEAF's network for Shakespeare, 819,920 parameters for its 80 characters: classes are read from the
-    last state; where each place of a sequence has a target, from each state. `dense` units with ReLU may come before
-    the outputs. With `read = "all"`, classes are read from the ReLU of all states in one row: the network of the
-    decentralized learning papers, 2,683,708 parameters for texts of 80 out of 92 characters. Their Reddit is
-    `embedding = 200, dense = 128`: 4,317,895 for 9,999 words; LEAF's Sent140 is
+    The default is LEAF's network for Shakespeare, with 819,920 parameters for its 80 characters. The output layer reads
+    the last state or, if every position of a sequence has a target, each state. A layer of `dense` units
+    with ReLU precedes the output layer if `dense` is above 0.
+
+    With `read = "all"`, the output layer reads the ReLU of all states, concatenated. Decentralized learning papers use
+    this network: 2,683,708 parameters for texts of 80 characters out of 92. Their network for Reddit is
+    `embedding = 200, dense = 128`, with 4,317,895 parameters for 9,999 words. LEAF's network for Sent140 is
     `embedding = 100, hidden = 100, dense = 128`.
     """
 
@@ -36,23 +38,26 @@ class Lstm:
 
         from shoal.models.layers import Recurrent
 
-        tokens, length = _tokens(data)
+        tokens, length = _text_sizes(data)
         if data.task == "sequence" and self.read == "all":
-            raise ValueError("read = 'all': targets are at each place here, and so are read from each state")
+            raise ValueError(
+                "read = 'all': this data set has a target at each position; use the default, read = 'last'"
+            )
         width = self.hidden * length if self.read == "all" else self.hidden
         head: nn.Module = nn.Linear(self.dense or width, data.classes)
         if self.dense:
             head = nn.Sequential(nn.Linear(width, self.dense), nn.ReLU(), head)
-        reads = "each" if data.task == "sequence" else self.read
-        return Recurrent(tokens, self.embedding, self.hidden, self.layers, head, reads)
+        head_input = "each" if data.task == "sequence" else self.read
+        return Recurrent(tokens, self.embedding, self.hidden, self.layers, head, head_input)
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """A small causal transformer on tokens, as GPT-2 is built (Vaswani et al. 2017; Radford et al. 2019).
+    """Small causal transformer with the architecture of GPT-2 (Vaswani et al. 2017; Radford et al. 2019).
 
-    Blocks of normalised attention and a perceptron of 4 × `width`; learned places; no tied weights. The next token at
-    each place, or classes, read at the last. 115,456 parameters for texts of 80 out of 80 characters.
+    Each block has layer normalisation, attention and an MLP of 4 × `width` units. Positions are learned and weights are
+    not tied. It predicts the next token at each position, or a class at the last position. 115,456 parameters for texts
+    of 80 characters out of 80.
     """
 
     width: Annotated[int, Bounds(at_least=1)] = 64
@@ -67,16 +72,18 @@ class Transformer:
     def build_for(self, data: Data) -> nn.Module:
         from shoal.models.layers import CausalTransformer
 
-        tokens, length = _tokens(data)
-        last = data.task != "sequence"
-        return CausalTransformer(tokens, length, data.classes, self.width, self.layers, self.heads, self.dropout, last)
+        tokens, length = _text_sizes(data)
+        last_only = data.task != "sequence"
+        return CausalTransformer(
+            tokens, length, data.classes, self.width, self.layers, self.heads, self.dropout, last_only
+        )
 
 
-def _tokens(data: Data) -> tuple[int, int]:
-    """How many tokens there are, and how long the texts are."""
+def _text_sizes(data: Data) -> tuple[int, int]:
+    """Return the size of the vocabulary and the length of the texts."""
     if len(data.shape) != 1 or len(data.sizes) != 1:
         raise ValueError(
-            f"inputs have shape {data.shape} and ids of {len(data.sizes)} kinds; expected texts, (length,), of tokens, "
-            f"as of 'shakespeare'"
+            f"inputs have shape {data.shape} and {len(data.sizes)} kinds of ids; expected texts of tokens, (length,), "
+            f"as in 'shakespeare'"
         )
     return data.sizes[0], data.shape[0]

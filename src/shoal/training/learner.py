@@ -73,8 +73,8 @@ class Learner:
         self._scaling = scaling_tensors(data, self.device)
         self._loss = Loss(training.loss, data)
         self._optimizers = OptimizerFactory(training)
-        trained = flat.values[: flat.trained]
-        trained.grad = flat.gradient[: flat.trained]
+        trained = flat.values[: flat.trained_size]
+        trained.grad = flat.gradient[: flat.trained_size]
         self._optimizer = self._optimizers.create(
             [trained] if self._optimizers.elementwise else list(flat.module.parameters())
         )
@@ -105,7 +105,7 @@ class Learner:
         torch.default_generator.manual_seed(seed)
         flat.load(params)
         flat.load_local(buffers)
-        values, gradient = flat.values[: flat.trained], flat.gradient[: flat.trained]
+        values, gradient = flat.values[: flat.trained_size], flat.gradient[: flat.trained_size]
         start = values.clone() if proximal else None
         load_state(optimizer, state)
         total = torch.zeros((), device=self.device)
@@ -120,7 +120,7 @@ class Learner:
                 gradient.add_(values - start, alpha=proximal)
             optimizer.step()
             total += loss.detach()
-        flat.gather()
+        flat.sync_statistics()
         return Trained(flat.read(), float(total) / len(batches)), read_state(optimizer)
 
     def evaluate(
@@ -170,7 +170,7 @@ class Learner:
         """
         import torch
 
-        if self.flat.changing:
+        if self.flat.updates_buffers:
             return False
         views = self.flat.stacked(self.flat.values.expand(2, -1).clone())
         x, y = (tensor[:1].expand(2, 1, *tensor.shape[1:]) for tensor in self._train)
@@ -193,7 +193,7 @@ class Learner:
         torch.default_generator.manual_seed(seed)
         stack = torch.from_numpy(np.stack(params)).to(self.device)
         gradient_stack = torch.zeros_like(stack)
-        values, gradient = stack[:, : self.flat.trained], gradient_stack[:, : self.flat.trained]
+        values, gradient = stack[:, : self.flat.trained_size], gradient_stack[:, : self.flat.trained_size]
         values.grad = gradient
         start = values.clone() if self.training.proximal else None
         views, gradient_views = self.flat.stacked(stack), self.flat.stacked(gradient_stack)

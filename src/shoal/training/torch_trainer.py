@@ -58,7 +58,7 @@ class TorchTrainer:
         learner = self.learner
         trained, state = learner.train(params, self._state, batches, seed, self.data.added, self._shift, self._buffers)
         self._keep(state)
-        if learner.flat.local:
+        if learner.flat.local_buffers:
             self._buffers = learner.flat.read_local()
         self.cpu_seconds += time.thread_time() - started
         return trained
