@@ -436,7 +436,7 @@ def test_hugging_face_models_classify_images(tmp_path):
 
 def test_hugging_face_errors_name_unsuitable_data_and_missing_models(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
-    with pytest.raises(ValueError, match=r"expected texts, .*, or images"):
+    with pytest.raises(ValueError, match=r"expected texts of tokens, .*, or images"):
         module_for(HuggingFace("none"), ratings(3, 4))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match="cannot load"):

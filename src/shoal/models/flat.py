@@ -23,7 +23,7 @@ from shoal.randomness import derived_seed
 BATCH_NORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """Names of the buffers of batch normalisation. torch uses the same names in every version of the layer."""
 SPECTRAL_NORM_BUFFERS = ("weight_u", "weight_v", "_u", "_v")
-"""Names of the buffers of both implementations of spectral norm. They are unit vectors; their average is not."""
+"""Names of the buffers of both implementations of spectral norm. An average of unit vectors is no unit vector."""
 
 Buffers: TypeAlias = Literal["shared", "local"]
 """Where the statistics are stored that a module updates in training: in the vector, or separately on each node."""
@@ -63,7 +63,7 @@ class FlatModule:
     """
 
     def __init__(self, module: nn.Module, buffers: Buffers = "shared", changing: Collection[str] = ()) -> None:
-        """`changing` names the buffers that training changes, except those of batch and spectral normalisation."""
+        """`changing` names buffers that training changes, in addition to those of batch and spectral normalisation."""
         parameters = dict(module.named_parameters())
         _check_parameters(module, parameters)
         statistics, self.local_buffers = _split_buffers(module, buffers, changing)

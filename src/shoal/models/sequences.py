@@ -18,8 +18,8 @@ class Lstm:
     """Stacked LSTMs on tokens: Shakespeare, Reddit, Sent140 (Hochreiter & Schmidhuber 1997; LEAF: Caldas et al. 2018).
 
     The default is LEAF's network for Shakespeare, with 819,920 parameters for its 80 characters. The output layer reads
-    the last state or, if every position of a sequence has a target, each state. A layer of `dense` units
-    with ReLU precedes the output layer if `dense` is above 0.
+    the last state or, if every position of a sequence has a target, each state. A layer of `dense`
+    units with ReLU precedes the output layer if `dense` is above 0.
 
     With `read = "all"`, the output layer reads the ReLU of all states, concatenated. Decentralized learning papers use
     this network: 2,683,708 parameters for texts of 80 characters out of 92. Their network for Reddit is
