@@ -1,4 +1,4 @@
-"""What tests of whole runs share."""
+"""Fixtures for tests of complete runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from shoal.cli import main
 
-# How long an example takes says how busy the machine is.
+# No deadline: the duration of an example depends on the load of the machine.
 settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
@@ -43,7 +43,7 @@ class CommandResult:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """An experiment that takes a moment."""
+    """A short experiment."""
     file = tmp_path / "small.toml"
     file.write_text(SMALL)
     return file
@@ -53,7 +53,7 @@ def small(tmp_path: Path) -> Path:
 def shoal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., CommandResult]:
-    """The command line, in this process and in an empty folder."""
+    """Run the command line in this process and in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -70,7 +70,7 @@ def shoal(
 
 
 def is_zygote(process: psutil.Process) -> bool:
-    """The zygote, or a node: a fork keeps the command line."""
+    """Whether the process is the zygote or a node; a fork keeps the command line."""
     try:
         return "shoal.engines.processes.zygote" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -82,7 +82,7 @@ def zygotes() -> set[int]:
 
 
 def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """The first true value of `condition`."""
+    """Wait for a true value of `condition` and return it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():
@@ -93,14 +93,14 @@ def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
 
 @pytest.fixture
 def no_process_is_left() -> Iterator[None]:
-    """After every test. Runs that others have on this machine are not ours to judge."""
-    strangers = zygotes()
+    """Check after a test that its processes have ended. Other runs on this machine are ignored."""
+    earlier = zygotes()
     yield
-    until(lambda: not any(_is_ours(pid) for pid in zygotes() - strangers))
+    until(lambda: not any(_is_ours(pid) for pid in zygotes() - earlier))
 
 
 def _is_ours(pid: int) -> bool:
-    """Started below this test, or an orphan: then nothing but zygotes is between it and the first process."""
+    """Whether this test started the process, or it is an orphan with only zygotes between it and the first process."""
     try:
         *parents, _ = psutil.Process(pid).parents()
         return os.getpid() in [p.pid for p in parents] or all(is_zygote(p) for p in parents)

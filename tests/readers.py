@@ -1,8 +1,8 @@
-"""All of Shoal that reads what comes off the network, as readers for a `Fuzzer`.
+"""All code of Shoal that reads data from the network, as readers for a `Fuzzer`.
 
-Messages and control messages are read as nodes and the supervisor read them, and the network's model lets happen what
-it is told. For every sharing, every codec of
-positions and every codec of values there is a reader of payloads: what it does not refuse has to be merged, too.
+The readers decode messages and control messages as nodes and the coordinator do, and apply reports to the network
+model. Every sharing, every codec of positions and every codec of values has a reader of payloads. A payload that the
+reader accepts must also be mergeable.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from shoal.types import NodeId, Params
 
 RUN = "r" * RUN_LENGTH
 SHAPES = ((12, 8), (8,), (8, 5), (5,))
-"""The tensors of the models that are spoken of."""
+"""The tensor shapes of the test models."""
 SIZE = 149
 PARTNERS = 3
-"""With whom a node masks its words, in secure aggregation."""
+"""The number of peers with pairwise masks in secure aggregation."""
 ME, PEER = 0, 1
 NODES = 4
 
 
 def readers() -> list[Reader]:
-    """A fresh reader of everything."""
-    return [*messages(), *control_messages(), *the_model(), *sharings(), *codecs(), *secure_words()]
+    """Create all readers."""
+    return [*messages(), *control_messages(), *network_model_reports(), *sharings(), *codecs(), *secure_messages()]
 
 
 # Messages.
@@ -89,7 +89,7 @@ def _read_addressed(frames: Frames) -> None:
 
 
 def _mutate_addressed(mutator: Mutator, frames: Frames) -> tuple[str, Frames]:
-    """In the address at times, and at times in what is behind it."""
+    """Mutate the address or the frames behind it."""
     how, changed = mutator.frames(frames)
     if changed[:1] != frames[:1]:
         return how, changed
@@ -97,7 +97,7 @@ def _mutate_addressed(mutator: Mutator, frames: Frames) -> tuple[str, Frames]:
     return how, [frames[0], *changed]
 
 
-# What the supervisor, the network's process and nodes say to each other.
+# Control messages between the coordinator, the network process and nodes.
 
 
 def control_messages() -> Iterator[Reader]:
@@ -112,17 +112,17 @@ def control_messages() -> Iterator[Reader]:
         control.ModelSnapshot(0, 1, 2.0), control.NodeDone(0), control.NodeFailed(0, RUN, "why"),
     )  # fmt: skip
     posts = (shaper.Registration(1.0), shaper.Submission(1, 2, 100, 1.0, True))
-    for name, read, said in (
+    for name, read, controls in (
         ("control, to a node", control.decode_to_node, to_node),
         ("control, from a node", control.decode_from_node, from_node),
         ("posts, to the network", shaper.decode_node_report, posts),
     ):
-        samples = [[control.encode(each)] for each in said]
+        samples = [[control.encode(each)] for each in controls]
         yield Reader(name, partial(_read_one, read), samples, _mutate_one, control.DECODE_ERRORS)
 
 
-def the_model() -> Iterator[Reader]:
-    """What the network's process is told, by one that is not to be trusted, and what becomes of others' messages."""
+def network_model_reports() -> Iterator[Reader]:
+    """Reports of an untrusted node to the network process, and their effect on messages of other nodes."""
     posts = (
         shaper.Registration(1.0),
         shaper.Submission(1, 2, 100, 1.0, True),
@@ -130,7 +130,7 @@ def the_model() -> Iterator[Reader]:
     )
     network_state = Uniform(latency=0.01, upload=8.0, download=8.0).build(NODES, seed=0).initial_state
     network_model = NetworkModel(network_state, NODES, seed=0)
-    network_model.load()  # else the first message has to wait while it is compiled
+    network_model.load()  # compile now, so that the first message does not wait for it
     timetable = Timetable(network_model, iter(()))
     timetable.begin(0.0)
     samples = [[shaper.encode(post)] for post in posts]
@@ -138,27 +138,27 @@ def the_model() -> Iterator[Reader]:
 
 
 def _post(timetable: Timetable, clock: Iterator[int], frames: Frames) -> None:
-    """A second passes, in which an honest node's message has to leave at its usual pace."""
-    now, told = float(next(clock)), ReportsByNode()
+    """Advance by one second and check that the message of an honest node leaves at its usual rate."""
+    now, reports = float(next(clock)), ReportsByNode()
     try:
-        said = shaper.decode_node_report(frames[0])
+        report = shaper.decode_node_report(frames[0])
     except control.DECODE_ERRORS as error:
         raise MessageError(str(error)) from error
     finally:
-        timetable.catch_up(now, told)
-    believed = timetable.is_plausible(said, now)
-    if believed and isinstance(said, shaper.Submission) and 0 <= said.to < NODES:
-        timetable.submit(PEER, said, told)
-    timetable.catch_up(now, told)
-    told.clear()
-    timetable.submit(ME, shaper.Submission(7, NODES - 1, 10_000, now, True), told)
-    timetable.catch_up(now + 0.5, told)
-    left = told[ME][None, 7]
+        timetable.catch_up(now, reports)
+    plausible = timetable.is_plausible(report, now)
+    if plausible and isinstance(report, shaper.Submission) and 0 <= report.to < NODES:
+        timetable.submit(PEER, report, reports)
+    timetable.catch_up(now, reports)
+    reports.clear()
+    timetable.submit(ME, shaper.Submission(7, NODES - 1, 10_000, now, True), reports)
+    timetable.catch_up(now + 0.5, reports)
+    left = reports[ME][None, 7]
     assert isinstance(left, shaper.Departure), left
     assert left.got_out
     assert 0.01 <= round(left.time - now, 6) <= 0.02, f"it took {left.time - now} s"
-    if not believed:
-        raise MessageError("that was at no time of the run")
+    if not plausible:
+        raise MessageError("the time is outside the run")
 
 
 def _read_one(read: Callable[[bytes], object], frames: Frames) -> object:
@@ -175,31 +175,36 @@ def _mutate_one(mutator: Mutator, frames: Frames) -> tuple[str, Frames]:
 
 def sharings() -> Iterator[Reader]:
     for name in registry("sharing"):
-        peers, models = [_joined(find("sharing", name)(), node) for node in (ME, PEER)], [_model(n) for n in (ME, PEER)]
-        if name == "secure":  # its payloads are made by a node; see `secure_words`
-            samples = [_frames(_statement())]
+        peers, models = (
+            [_started(find("sharing", name)(), node) for node in (ME, PEER)],
+            [_model(n) for n in (ME, PEER)],
+        )
+        if name == "secure":  # a node creates its payloads; see `secure_messages`
+            samples = [_frames(_masked_update())]
         else:
-            samples = [_frames(_said(peers[PEER], models[PEER], round), round) for round in range(3)]
-            _said(peers[ME], models[ME], 0)
-        yield Reader(f"sharing, {name}", partial(_hear, peers[ME], models[ME], name), samples, Mutator.payload)
+            samples = [_frames(_outgoing_payload(peers[PEER], models[PEER], round), round) for round in range(3)]
+            _outgoing_payload(peers[ME], models[ME], 0)
+        yield Reader(
+            f"sharing, {name}", partial(_check_and_merge, peers[ME], models[ME], name), samples, Mutator.payload
+        )
 
 
-def _said(sharing: Sharing, params: Params, round: int) -> Payload:
+def _outgoing_payload(sharing: Sharing, params: Params, round: int) -> Payload:
     outgoing = sharing.outgoing(params, round)
     return outgoing if isinstance(outgoing, Payload) else outgoing(ME)
 
 
-def _hear(sharing: Sharing, params: Params, name: str, frames: Frames) -> None:
+def _check_and_merge(sharing: Sharing, params: Params, name: str, frames: Frames) -> None:
     payload = decode(frames, RUN).payload
     assert isinstance(sharing, PayloadChecker), f"{name} checks nothing"
     sharing.check(payload, params)
-    if name != "secure":  # it merges what was opened, not what was said
+    if name != "secure":  # it merges unmasked sums, not payloads
         merged = sharing.merge(params, {PEER: payload}, {PEER: 0.5})
         assert merged.shape == params.shape, f"a model of shape {merged.shape}, expected {params.shape}"
         assert merged.dtype == np.float32, f"a model of {merged.dtype}, expected float32"
 
 
-def _joined(sharing: Sharing, id: NodeId) -> Sharing:
+def _started(sharing: Sharing, id: NodeId) -> Sharing:
     if isinstance(sharing, NodeAware):
         samples = Samples(np.arange(24, dtype=np.float32).reshape(12, 2), np.arange(12) % 5)
         data = NodeData(Data(samples, samples, 5), np.arange(6) + 6 * id)
@@ -235,18 +240,18 @@ def _compressed(name: str, compressor: Compressor) -> Reader:
     return Reader(name, read, samples, Mutator.payload)
 
 
-# What secure aggregation says beside models.
+# Further messages of secure aggregation.
 
 
-def secure_words() -> Iterator[Reader]:
+def secure_messages() -> Iterator[Reader]:
     seed = bytes(range(SEED_BYTES))
-    said = {
-        "words": (_statement(), _read_words),
-        "to open": (Payload({INCLUDED: to_node_ids([0, 1, 3])}), lambda said: read_node_ids(said, INCLUDED)),
-        "opened": (Payload({SELF_SEED: to_rows([seed]), PAIR_SEEDS: to_rows([seed] * 2)}), _read_opened),
-        "help": (Payload({OWNERS: to_node_ids([1, 2]), KEY_SHARES: to_rows([bytes(80)] * 2)}), _read_help),
+    cases = {
+        "words": (_masked_update(), _read_masked_update),
+        "to open": (Payload({INCLUDED: to_node_ids([0, 1, 3])}), lambda payload: read_node_ids(payload, INCLUDED)),
+        "opened": (Payload({SELF_SEED: to_rows([seed]), PAIR_SEEDS: to_rows([seed] * 2)}), _read_seeds),
+        "help": (Payload({OWNERS: to_node_ids([1, 2]), KEY_SHARES: to_rows([bytes(80)] * 2)}), _read_key_shares),
     }
-    for name, (payload, read) in said.items():
+    for name, (payload, read) in cases.items():
         yield Reader(f"secure, {name}", partial(_read_payload, read), [_frames(payload)], Mutator.payload)
 
 
@@ -254,26 +259,26 @@ def _read_payload(read: Callable[[Payload], object], frames: Frames) -> object:
     return read(decode(frames, RUN).payload)
 
 
-def _statement() -> Payload:
+def _masked_update() -> Payload:
     secrets = 1 + PARTNERS
-    words = np.random.default_rng(0).integers(2**32, size=SIZE, dtype=np.uint32)
+    values = np.random.default_rng(0).integers(2**32, size=SIZE, dtype=np.uint32)
     shares = [bytes(secrets * SEED_BYTES + TAG_BYTES)] * PARTNERS
-    return MaskedUpdate(words, [bytes(SEED_BYTES)] * secrets, shares).payload()
+    return MaskedUpdate(values, [bytes(SEED_BYTES)] * secrets, shares).payload()
 
 
-def _read_words(said: Payload) -> None:
-    _joined(find("sharing", "secure")(), ME).check(said, _model(0))  # type: ignore[attr-defined]
-    if COMMITMENTS in said.arrays:
-        statement = MaskedUpdate.from_payload(said, PARTNERS)
-        assert statement.values is said.arrays[VALUES]
+def _read_masked_update(payload: Payload) -> None:
+    _started(find("sharing", "secure")(), ME).check(payload, _model(0))  # type: ignore[attr-defined]
+    if COMMITMENTS in payload.arrays:
+        update = MaskedUpdate.from_payload(payload, PARTNERS)
+        assert update.values is payload.arrays[VALUES]
 
 
-def _read_opened(said: Payload) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    return read_rows(said, SELF_SEED, SEED_BYTES), read_rows(said, PAIR_SEEDS, SEED_BYTES)
+def _read_seeds(payload: Payload) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    return read_rows(payload, SELF_SEED, SEED_BYTES), read_rows(payload, PAIR_SEEDS, SEED_BYTES)
 
 
-def _read_help(said: Payload) -> tuple[Sequence[NodeId], Sequence[bytes]]:
-    return read_node_ids(said, OWNERS), read_rows(said, KEY_SHARES, 80)
+def _read_key_shares(payload: Payload) -> tuple[Sequence[NodeId], Sequence[bytes]]:
+    return read_node_ids(payload, OWNERS), read_rows(payload, KEY_SHARES, 80)
 
 
 def _frames(payload: Payload, round: int = 0) -> Frames:

@@ -1,4 +1,4 @@
-"""Arrays of one's own: every layout gives the same data; what does not fit is told with its file."""
+"""User-supplied arrays: every layout gives the same data; errors name the file."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_every_layout_gives_the_same_data_mapped_into_memory(layout: Callable[[P
     assert (data.classes, data.task, data.shape, data.scaling) == (4, "classification", (3, 4), None)
 
 
-def test_files_of_the_right_type_are_mapped_as_they_are(tmp_path: Path, cache: Path) -> None:
+def test_files_of_the_right_type_are_memory_mapped_directly(tmp_path: Path, cache: Path) -> None:
     ArrayFiles(npy_files(tmp_path)).load(seed=0)
     assert not cache.exists()
 
 
-def test_inputs_and_targets_alone_are_divided_the_same_way_whatever_the_seed(tmp_path: Path) -> None:
+def test_the_split_of_inputs_and_targets_does_not_depend_on_the_seed(tmp_path: Path) -> None:
     np.savez(tmp_path / "all.npz", x=X, y=Y)
     one, other = (ArrayFiles(tmp_path / "all.npz", test_fraction=0.25).load(seed) for seed in (0, 1))
     assert (len(one.train), len(one.test)) == (15, 5)
@@ -123,38 +123,38 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_does_not_fit_is_told_with_its_file(name: str, tmp_path: Path) -> None:
-    arrays, options, said = WRONG[name]
+def test_errors_name_the_invalid_file(name: str, tmp_path: Path) -> None:
+    arrays, options, expected_error = WRONG[name]
     np.savez(tmp_path / "all.npz", **arrays)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=expected_error) as caught:
         ArrayFiles(tmp_path / "all.npz", **options).load(seed=0)
     assert "all.npz" in str(caught.value)
 
 
-def test_files_that_are_no_arrays_are_told(tmp_path: Path) -> None:
+def test_files_without_arrays_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no .*nowhere"):
         ArrayFiles(tmp_path / "nowhere").load(seed=0)
     with pytest.raises(DataError, match=r"expected train\.npz"):
         ArrayFiles(tmp_path).load(seed=0)
-    whole = one_file(tmp_path)
-    whole.write_bytes(whole.read_bytes()[:300])
+    archive = one_file(tmp_path)
+    archive.write_bytes(archive.read_bytes()[:300])
     with pytest.raises(DataError, match=r"not an \.npz file, or incomplete"):
-        ArrayFiles(whole).load(seed=0)
-    whole.unlink()
+        ArrayFiles(archive).load(seed=0)
+    archive.unlink()
     (tmp_path / "x.npy").write_bytes(b"no array")
     np.save(tmp_path / "y.npy", Y)
     with pytest.raises(DataError, match=r"x\.npy: cannot be read"):
         ArrayFiles(tmp_path).load(seed=0)
 
 
-def test_parameters_that_contradict_each_other_are_refused() -> None:
+def test_contradictory_parameters_are_rejected() -> None:
     with pytest.raises(ValueError, match="a regression has one output"):
         ArrayFiles(Path(), task="regression", classes=3)
     with pytest.raises(ValueError, match="only sequences"):
         ArrayFiles(Path(), padding=0)
 
 
-def test_arrays_of_ones_own_run_with_their_owners(tmp_path: Path) -> None:
+def test_user_supplied_arrays_run_with_their_owners(tmp_path: Path) -> None:
     run = Experiment(
         nodes=3, algorithm={"name": "dpsgd", "rounds": 2}, topology={"name": "ring"}, model={"name": "logistic"},
         dataset={"name": "arrays", "path": str(npy_files(tmp_path))}, partition={"name": "natural"},

@@ -1,4 +1,4 @@
-"""CIFAR: read from any packing, by a reader that runs nothing; what is wrong is named; nothing half-decoded stays."""
+"""CIFAR is read from any packing without running pickled code; errors name the file; no partial cache stays."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def batch(seed: int, key: str = "labels", classes: int = 10, **changes: Any) -> 
 
 
 def batches(**changes: Any) -> dict[str, bytes]:
-    """Tiny CIFAR-10 files; `changes` are made to the third."""
+    """Tiny CIFAR-10 files; `changes` apply to the third file."""
     return {name: pickle.dumps(batch(i, **(changes if i == 2 else {})), 2) for i, name in enumerate(NAMES)}
 
 
@@ -82,7 +82,7 @@ def test_any_packing_gives_the_same_images(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inner", ["cifar-10-batches-py", "."])
-def test_an_unpacked_folder_will_do(inner: str, tmp_path: Path) -> None:
+def test_an_unpacked_folder_is_accepted(inner: str, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere" / inner
     folder.mkdir(parents=True)
     for name, content in batches().items():
@@ -91,7 +91,7 @@ def test_an_unpacked_folder_will_do(inner: str, tmp_path: Path) -> None:
     assert len(Cifar10(folder).load(0).train) == 5 * ROWS
 
 
-def test_pickles_of_python_2_and_3_are_read_alike() -> None:
+def test_pickles_of_python_2_and_3_give_the_same_data() -> None:
     for protocol in range(5):
         found = read_pickle(pickle.dumps(batch(0), protocol), "here")
         assert np.array_equal(found.get("data", found.get(b"data")), batch(0)["data"])
@@ -124,7 +124,7 @@ def test_scaling_is_by_channel_or_to_one(tmp_path: Path) -> None:
     assert (plain.mean, plain.std) == ((0.0,), (255.0,))
 
 
-def test_what_was_decoded_is_not_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoded_data_are_not_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tar(tmp_path / "cifar.tar", batches())
     first = Cifar10(path).load(0)
     monkeypatch.setattr("shoal.data.cifar.read_pickle", None)
@@ -133,7 +133,7 @@ def test_what_was_decoded_is_not_decoded_again(tmp_path: Path, monkeypatch: pyte
     assert [p.name for p in path.parent.iterdir() if "cifar" in p.name] == ["cifar.tar"]  # nothing beside the source
 
 
-def test_absent_data_say_how_to_get_them(tmp_path: Path) -> None:
+def test_the_error_of_missing_data_names_the_download_command(tmp_path: Path) -> None:
     with pytest.raises(
         DataError,
         match=r"^dataset 'cifar10': cifar-10-python\.tar\.gz is not in .*; 'shoal data fetch cifar10'.*\n.*named",
@@ -147,7 +147,7 @@ def test_absent_data_say_how_to_get_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("packing", ["tar", "tar.gz", "tar.xz", "tar.bz2"])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.97])
-def test_a_truncated_archive_is_refused_and_leaves_nothing(packing: str, share: float, tmp_path: Path) -> None:
+def test_a_truncated_archive_is_rejected_and_leaves_nothing(packing: str, share: float, tmp_path: Path) -> None:
     path = tar(tmp_path / f"cifar.{packing}", batches())
     content = path.read_bytes()
     end = content.rindex(b"data") if packing == "tar" else len(content)
@@ -159,7 +159,7 @@ def test_a_truncated_archive_is_refused_and_leaves_nothing(packing: str, share: 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected_error"),
     [
         ({"labels": [*range(10), 10, 0]}, r"data_batch_3: the label of image 10 is 10; expected 0 to 9"),
         ({"labels": [-1] * ROWS}, r"the label of image 0 is -1"),
@@ -173,32 +173,32 @@ def test_a_truncated_archive_is_refused_and_leaves_nothing(packing: str, share: 
         ({"data": np.array([print], object)}, r"data_batch_3: the pickle names builtins\.print|__builtin__\.print"),
     ],
 )
-def test_wrong_batches_are_named_with_their_place(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_errors_name_the_file_and_batch(changes: dict[str, Any], expected_error: str, tmp_path: Path) -> None:
     path = tar(tmp_path / "cifar.tar", batches(**changes))
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=expected_error) as caught:
         Cifar10(path).load(0)
     assert str(path) in str(caught.value)
     assert nothing_cached()
 
 
-def test_a_missing_batch_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_batch(tmp_path: Path) -> None:
     files = batches()
     del files["data_batch_4"]
     with pytest.raises(DataError, match=r"data_batch_4 missing"):
         Cifar10(tar(tmp_path / "cifar.tar", files)).load(0)
 
 
-def test_fewer_samples_than_nodes_are_refused(tmp_path: Path) -> None:
+def test_fewer_samples_than_nodes_are_rejected(tmp_path: Path) -> None:
     data = Cifar10(tar(tmp_path / "cifar.tar", batches())).load(0)
     with pytest.raises(DataError, match="61 nodes share 60 samples"):
         Iid().split(data.labels, 61, np.random.default_rng(0))
 
 
-# Pickles that would run something
+# Pickles that call functions
 
 
 class Calls:
-    """Pickled, it is a call of `function`."""
+    """An object whose pickle calls `function`."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.call = function, arguments
@@ -238,7 +238,7 @@ def calls(mark: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", calls(Path("x")))
-def test_a_pickle_with_anything_else_is_refused_and_nothing_runs(kind: str, tmp_path: Path) -> None:
+def test_a_pickle_with_other_content_is_rejected_and_runs_nothing(kind: str, tmp_path: Path) -> None:
     mark = tmp_path / "it-ran"
     before = dict(os.environ)
     with pytest.raises(DataError, match=r"^here: "):
@@ -262,19 +262,19 @@ def test_nothing_is_imported_for_a_pickle(tmp_path: Path, monkeypatch: pytest.Mo
 # Verification
 
 
-def test_a_batch_that_was_changed_is_not_sound(tmp_path: Path) -> None:
+def test_a_changed_batch_is_invalid(tmp_path: Path) -> None:
     verification = next(store.verify("cifar10", tar(tmp_path / "cifar.tar", batches())))
     assert not verification.valid
     assert "data_batch_1" in verification.reason
 
 
-def test_the_real_cifar_10_is_whole_balanced_and_as_published(
+def test_the_real_cifar_10_is_complete_balanced_and_as_published(
     monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
     archives = sorted((REAL / "cifar-10").glob("*.tar*")) if REAL.is_dir() else []
     if not archives:
         pytest.skip("no CIFAR-10 in SHOAL_DATA or ../shared/data; 'shoal data fetch cifar10' gets it")
-    # It takes a while to decode: the tests keep it, in a cache of their own.
+    # Decoding takes long, so the tests keep the result in their own cache.
     assert pytestconfig.cache is not None
     monkeypatch.setenv("SHOAL_CACHE", CACHE or str(pytestconfig.cache.mkdir("shoal")))
     data = Cifar10(archives[0]).load(seed=0)

@@ -63,11 +63,11 @@ few = settings(max_examples=10, deadline=None)
 
 Matrix = NDArray[np.float64]
 Mix = Callable[[Matrix, Matrix, int], Matrix]
-"""The models after a round, from those before it, the weights and the round."""
+"""Maps the models before a round, the weights and the round to the models after the round."""
 
 
 def top(x: Matrix, fraction: float) -> Matrix:
-    """Rows with all but their largest magnitudes set to zero, the first of equals kept."""
+    """Rows with all but their largest magnitudes set to zero, keeping the first of equal magnitudes."""
     kept = np.zeros_like(x)
     for row, values in enumerate(x):
         order = np.argsort(-np.abs(values), kind="stable")[: int(fraction * values.size)]
@@ -123,9 +123,9 @@ class DeepSqueezeOnPaper:
 
 def rounded(to: torch.dtype) -> Mix:
     def mix(x: Matrix, w: Matrix, r: int) -> Matrix:
-        heard: Matrix = torch.from_numpy(x).float().to(to).double().numpy()
+        received: Matrix = torch.from_numpy(x).float().to(to).double().numpy()
         own = np.diag(np.diag(w))
-        return own @ x + (w - own) @ heard
+        return own @ x + (w - own) @ received
 
     return mix
 
@@ -144,7 +144,7 @@ REFERENCES: dict[str, tuple[dict[str, Any], Callable[[Matrix], Mix]]] = {
     "float16": ({"name": "float16"}, lambda x: rounded(torch.float16)),
     "bfloat16": ({"name": "bfloat16"}, lambda x: rounded(torch.bfloat16)),
 }
-"""An experiment's sharing, and what it is to do, given the initial models."""
+"""The sharing table of an experiment, and its reference given the initial models."""
 
 
 # Both engines follow them
@@ -193,8 +193,8 @@ def test_a_run_follows_the_paper(name: str, tmp_path: Path) -> None:
     models, setup = models_of(run), Setup(simulated)
     initial = np.tile(setup.initial.astype(np.float64), (4, 1))
     np.testing.assert_allclose(models, follow(setup, reference(initial)), atol=2e-5)
-    assert np.abs(models - follow(setup, full)).max() > 4e-5  # it is no full sharing
-    if name in ("topk", "choco"):  # the others cross the wire below
+    assert np.abs(models - follow(setup, full)).max() > 4e-5  # it differs from full sharing
+    if name in ("topk", "choco"):  # the other sharings are tested over the wire below
         real = dataclasses.replace(simulated, engine="processes").run(tmp_path)
         assert np.array_equal(models_of(real), models)
         assert real.summary["bytes_sent"] == run.summary["bytes_sent"]
@@ -222,11 +222,11 @@ def test_sharings_and_codecs_compose_and_learn(sharing: dict[str, Any], tmp_path
     assert run.summary["accuracy"]["mean"] > 0.5
 
 
-# And alone, for many rounds, on random models
+# Without training, for many rounds, on random models
 
 
-class Talk:
-    """Nodes on a ring with a sharing each, whose payloads go over the wire and are checked."""
+class RingExchange:
+    """Nodes on a ring, each with a sharing; payloads are encoded, decoded and checked."""
 
     def __init__(self, make: Callable[[], Any], models: NDArray[Any], seed: int = SEED) -> None:
         self.models = models.astype(np.float32)
@@ -237,18 +237,18 @@ class Talk:
                 sharing.bind(NodeInfo(id, self.nodes, seed, ((self.size,),)))
             sharing.start(frozen(self.models[0] * 0))
 
-    def round(self, r: int, lost: Collection[tuple[int, int]] = (), dead: Collection[int] = ()) -> Matrix:
-        """One round; what goes from i to j is lost if (i, j) is in `lost`. Returns all models after it."""
+    def round(self, r: int, lost: Collection[tuple[int, int]] = (), failed: Collection[int] = ()) -> Matrix:
+        """Run one round and return all models. The message from i to j is lost if (i, j) is in `lost`."""
         models = [frozen(model.copy()) for model in self.models]
-        alive = [i for i in range(self.nodes) if i not in dead]
-        said = {i: self.sharings[i].outgoing(models[i], r) for i in alive}
+        alive = [i for i in range(self.nodes) if i not in failed]
+        outgoing = {i: self.sharings[i].outgoing(models[i], r) for i in alive}
         w = ring(self.nodes)
         for i in alive:
             received = {}
-            for j in sorted({(i - 1) % self.nodes, (i + 1) % self.nodes} - {i} - set(dead)):
+            for j in sorted({(i - 1) % self.nodes, (i + 1) % self.nodes} - {i} - set(failed)):
                 if (j, i) in lost:
                     continue
-                payload = said[j] if isinstance(said[j], Payload) else said[j](i)
+                payload = outgoing[j] if isinstance(outgoing[j], Payload) else outgoing[j](i)
                 payload = decode([bytes(f) for f in Message(j, "model", r, payload).frames()]).payload
                 self.sharings[i].check(payload, models[i])
                 received[j] = payload
@@ -287,15 +287,17 @@ def test_sharings_follow_their_matrices(seed: int, nodes: int, fraction: float, 
         (lambda: DeepSqueeze(gamma, compressor), DeepSqueezeOnPaper(gamma, q)),
     ]
     for make, mix in pairs:
-        talk, expected = Talk(make, start), start
+        exchange, expected = RingExchange(make, start), start
         for r in range(5):
-            expected = mix(talk.models.astype(np.float64), ring(nodes), r)  # from what they hold: no choice flips
-            np.testing.assert_allclose(talk.round(r), expected, atol=1e-4, err_msg=f"{make()} round {r}")
+            expected = mix(
+                exchange.models.astype(np.float64), ring(nodes), r
+            )  # starts from the actual models, so that rounding cannot change a selection
+            np.testing.assert_allclose(exchange.round(r), expected, atol=1e-4, err_msg=f"{make()} round {r}")
 
 
 @few
 @given(st.integers(0, 2**32))
-def test_the_mean_of_all_models_is_kept(seed: int) -> None:
+def test_the_mean_of_all_models_is_preserved(seed: int) -> None:
     start = random_models(seed=seed)
     for make in (
         lambda: Random(0.2),
@@ -305,9 +307,9 @@ def test_the_mean_of_all_models_is_kept(seed: int) -> None:
         lambda: DeepSqueeze(0.1, TopKCompressor(0.3, values=Float16())),
         lambda: DeepSqueeze(0.5, QuantizedCompressor(QSGD(15))),
     ):
-        talk = Talk(make, start)
+        exchange = RingExchange(make, start)
         for r in range(5):
-            np.testing.assert_allclose(talk.round(r).mean(0), start.mean(0), atol=2e-5)
+            np.testing.assert_allclose(exchange.round(r).mean(0), start.mean(0), atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -323,11 +325,11 @@ def test_the_mean_of_all_models_is_kept(seed: int) -> None:
 )
 def test_nodes_that_do_not_train_agree_on_the_mean(make: Callable[[], Any], rounds: int) -> None:
     start = random_models(size=200)
-    talk = Talk(make, start)
+    exchange = RingExchange(make, start)
     for r in range(rounds):
-        talk.round(r)
-    assert talk.spread < 0.02
-    np.testing.assert_allclose(talk.models.mean(0), start.mean(0), atol=1e-4)
+        exchange.round(r)
+    assert exchange.spread < 0.02
+    np.testing.assert_allclose(exchange.models.mean(0), start.mean(0), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -339,13 +341,13 @@ def test_nodes_that_do_not_train_agree_on_the_mean(make: Callable[[], Any], roun
     ],
     ids=["int8", "qsgd", "int8 to the nearest"],
 )
-def test_unbiased_rounding_moves_no_model_on_average(make: Callable[[], Any], unbiased: bool) -> None:
+def test_unbiased_rounding_leaves_the_average_model_unchanged(make: Callable[[], Any], unbiased: bool) -> None:
     start, rounds = random_models(3, 40), 600
-    talk = Talk(make, start)
+    exchange = RingExchange(make, start)
     merged = np.zeros((rounds, *start.shape))
     for r in range(rounds):
-        talk.models = start.astype(np.float32)
-        merged[r] = talk.round(r)
+        exchange.models = start.astype(np.float32)
+        merged[r] = exchange.round(r)
     off = merged - ring(3) @ start
     assert np.abs(off[-1]).max() > 1e-3  # a single round is
     error = off.std(axis=0) / np.sqrt(rounds)
@@ -354,9 +356,9 @@ def test_unbiased_rounding_moves_no_model_on_average(make: Callable[[], Any], un
 
 
 def drifts(make: Callable[[], Any], rounds: int, lost: Collection[int] = ()) -> Matrix:
-    """How far the mean of four nodes that do not train is from where it was, after each round: the largest of it.
+    """The largest drift of the mean of four nodes without training, after each round.
 
-    In the rounds of `lost`, node 0 hears nothing of node 1.
+    In the rounds of `lost`, node 0 receives nothing from node 1.
     """
     start = random_models(4, 12).astype(np.float32)
     nodes, models = [make() for _ in start], [frozen(model.copy()) for model in start]
@@ -365,12 +367,14 @@ def drifts(make: Callable[[], Any], rounds: int, lost: Collection[int] = ()) -> 
         node.start(frozen(start[0] * 0))
     found, mean = [], start.astype(np.float64).mean(0)
     for r in range(rounds):
-        said = [node.outgoing(model, r) for node, model in zip(nodes, models, strict=True)]
-        heard = [{j: s if isinstance(s, Payload) else s(i) for j, s in enumerate(said) if i != j} for i in range(4)]
+        payloads = [node.outgoing(model, r) for node, model in zip(nodes, models, strict=True)]
+        received = [
+            {j: s if isinstance(s, Payload) else s(i) for j, s in enumerate(payloads) if i != j} for i in range(4)
+        ]
         if r in lost:
-            del heard[0][1]
-        weights = [dict.fromkeys(h, 1 / (1 + len(h))) for h in heard]
-        merged = [node.merge(*each) for node, *each in zip(nodes, models, heard, weights, strict=True)]
+            del received[0][1]
+        weights = [dict.fromkeys(h, 1 / (1 + len(h))) for h in received]
+        merged = [node.merge(*each) for node, *each in zip(nodes, models, received, weights, strict=True)]
         models = [frozen(model) for model in merged]
         found.append(np.abs(np.mean(models, axis=0, dtype=np.float64) - mean).max())
     return np.array(found)
@@ -383,15 +387,15 @@ def test_the_mean_of_choco_does_not_drift(values: Any) -> None:
 
 def test_the_mean_of_choco_does_not_drift_after_copies_were_sent() -> None:
     found = drifts(lambda: CHOCO(0.5, QuantizedCompressor()), 2000, lost=(3,))
-    assert found[-1] > 1e-5  # it has moved, once
+    assert found[-1] > 1e-5  # it has moved once
     assert np.abs(found[100:] - found[-1]).max() < 5e-7
 
 
 def test_nodes_that_draw_their_own_coordinates_send_different_ones() -> None:
-    talk = Talk(lambda: Random(0.1, common=False), random_models())
-    model = frozen(np.zeros(talk.size, np.float32))
-    assert len({s.outgoing(model, r).fields["seed"] for r in range(2) for s in talk.sharings}) == 10
-    common = Talk(lambda: Random(0.1), random_models())
+    exchange = RingExchange(lambda: Random(0.1, common=False), random_models())
+    model = frozen(np.zeros(exchange.size, np.float32))
+    assert len({s.outgoing(model, r).fields["seed"] for r in range(2) for s in exchange.sharings}) == 10
+    common = RingExchange(lambda: Random(0.1), random_models())
     assert len({s.outgoing(model, 0).fields["seed"] for s in common.sharings}) == 1
 
 
@@ -407,105 +411,107 @@ def test_every_set_of_coordinates_is_drawn_as_often_as_any_other() -> None:
 # Lost messages and failed neighbours of CHOCO
 
 
-def pulls_are_right(talk: Talk, alive: Collection[int]) -> None:
+def assert_pulls_are_correct(exchange: RingExchange, alive: Collection[int]) -> None:
     """Check that the pull of each node follows from the public copies of its neighbours."""
     for i in alive:
-        sharing = talk.sharings[i]
-        expected = sum(w * (talk.sharings[j]._copy - sharing._copy) for j, w in sharing._followed.items())
+        sharing = exchange.sharings[i]
+        expected = sum(w * (exchange.sharings[j]._copy - sharing._copy) for j, w in sharing._followed.items())
         np.testing.assert_allclose(sharing._pull, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("lost", [{(0, 1)}, {(0, 1), (1, 0)}, {(0, 1), (2, 1), (3, 4)}], ids=str)
 def test_choco_recovers_from_lost_messages(lost: set[tuple[int, int]]) -> None:
-    talk = Talk(lambda: CHOCO(0.2), random_models(size=200))
+    exchange = RingExchange(lambda: CHOCO(0.2), random_models(size=200))
     for r in range(60):
-        talk.round(r, lost if r in (3, 4, 9) else ())
+        exchange.round(r, lost if r in (3, 4, 9) else ())
         if r == 2 or r > 12:
-            assert all(s._followed == pytest.approx({(i - 1) % 5: 1 / 3, (i + 1) % 5: 1 / 3}) for i, s in talk.all())
-            pulls_are_right(talk, range(5))
-    assert talk.spread < 0.1
+            assert all(
+                s._followed == pytest.approx({(i - 1) % 5: 1 / 3, (i + 1) % 5: 1 / 3}) for i, s in exchange.all()
+            )
+            assert_pulls_are_correct(exchange, range(5))
+    assert exchange.spread < 0.1
 
 
 def test_choco_continues_without_a_failed_neighbour() -> None:
-    talk = Talk(lambda: CHOCO(0.2), random_models(size=200) + np.arange(5)[:, None])
+    exchange = RingExchange(lambda: CHOCO(0.2), random_models(size=200) + np.arange(5)[:, None])
     for r in range(150):
-        talk.round(r, dead=() if r < 5 else (2,))
-    pulls_are_right(talk, (0, 1, 3, 4))
-    alive = talk.models[[0, 1, 3, 4]]
+        exchange.round(r, failed=() if r < 5 else (2,))
+    assert_pulls_are_correct(exchange, (0, 1, 3, 4))
+    alive = exchange.models[[0, 1, 3, 4]]
     assert np.ptp(alive, axis=0).max() < 0.05
     last = alive.mean(0)
     for r in range(150, 200):
-        talk.round(r, dead=(2,))
-    assert np.abs(talk.models[[0, 1, 3, 4]].mean(0) - last).max() < 0.01  # the failed node does not pull
+        exchange.round(r, failed=(2,))
+    assert np.abs(exchange.models[[0, 1, 3, 4]].mean(0) - last).max() < 0.01  # the failed node does not pull
 
 
-def test_choco_asks_once_and_full_copies_go_only_to_nodes_that_report_lost() -> None:
-    talk = Talk(lambda: CHOCO(0.2), random_models(size=200))
-    whole = []
+def test_choco_requests_a_copy_once_and_copies_go_only_to_nodes_with_lost_messages() -> None:
+    exchange = RingExchange(lambda: CHOCO(0.2), random_models(size=200))
+    copies = []
     for r in range(8):
-        outgoing = [s.outgoing for s in talk.sharings]
-        said: dict[int, Any] = {}
+        outgoing = [s.outgoing for s in exchange.sharings]
+        recorded: dict[int, Any] = {}
 
-        def keep(i: int, params: Params, round: int, outgoing: Any = outgoing, said: Any = said) -> Any:
-            said[i] = outgoing[i](params, round)
-            return said[i]
+        def keep(i: int, params: Params, round: int, outgoing: Any = outgoing, recorded: Any = recorded) -> Any:
+            recorded[i] = outgoing[i](params, round)
+            return recorded[i]
 
-        for i, sharing in enumerate(talk.sharings):
+        for i, sharing in enumerate(exchange.sharings):
             sharing.outgoing = functools.partial(keep, i)
-        talk.round(r, {(0, 1)} if r == 2 else ())
-        for i, sharing in enumerate(talk.sharings):
+        exchange.round(r, {(0, 1)} if r == 2 else ())
+        for i, sharing in enumerate(exchange.sharings):
             sharing.outgoing = outgoing[i]
-        whole += [(r, i, j) for i, o in said.items() if callable(o) for j in range(5) if "copy" in o(j).arrays]
-    assert whole == [(4, 0, 1), (4, 2, 1)]
+        copies += [(r, i, j) for i, o in recorded.items() if callable(o) for j in range(5) if "copy" in o(j).arrays]
+    assert copies == [(4, 0, 1), (4, 2, 1)]
 
 
-class Mute(CHOCO):
-    """Never sends its copy."""
+class NeverSendsCopy(CHOCO):
+    """A faulty CHOCO that never sends its copy."""
 
     def outgoing(self, params: Params, round: int) -> Any:
         self._asked_by = []
         return super().outgoing(params, round)
 
 
-@pytest.mark.parametrize("answers", [True, False], ids=["who does not hear it", "who does not answer"])
+@pytest.mark.parametrize("answers", [True, False], ids=["request lost", "no answer"])
 def test_choco_continues_without_neighbours_that_send_no_copy(answers: bool) -> None:
-    made = iter([CHOCO(0.2), CHOCO(0.2), CHOCO(0.2) if answers else Mute(0.2), CHOCO(0.2), CHOCO(0.2)])
-    talk = Talk(lambda: next(made), random_models(size=200) + np.arange(5)[:, None])
+    made = iter([CHOCO(0.2), CHOCO(0.2), CHOCO(0.2) if answers else NeverSendsCopy(0.2), CHOCO(0.2), CHOCO(0.2)])
+    exchange = RingExchange(lambda: next(made), random_models(size=200) + np.arange(5)[:, None])
     one_way = {(1, 2)} if answers else set()  # node 2 does not receive from node 1, which receives from it
     for r in range(40):
-        before = talk.models[1].copy()
-        talk.round(r, one_way | ({(0, 1)} if r == 5 else set()))
-        pulls_are_right(talk, range(5))
-        assert np.array_equal(talk.models[1], before) == (r in (5, 6)), r
+        before = exchange.models[1].copy()
+        exchange.round(r, one_way | ({(0, 1)} if r == 5 else set()))
+        assert_pulls_are_correct(exchange, range(5))
+        assert np.array_equal(exchange.models[1], before) == (r in (5, 6)), r
         if r > 6:
-            assert talk.sharings[1]._followed == {0: pytest.approx(1 / 2)}
-    talk.sharings[2].__class__ = CHOCO  # and now it can
+            assert exchange.sharings[1]._followed == {0: pytest.approx(1 / 2)}
+    exchange.sharings[2].__class__ = CHOCO  # from now on it sends its copy
     for r in range(40, 140):
-        talk.round(r)
-    pulls_are_right(talk, range(5))
-    assert all(s._followed == pytest.approx({(i - 1) % 5: 1 / 3, (i + 1) % 5: 1 / 3}) for i, s in talk.all())
-    assert talk.spread < 0.1
+        exchange.round(r)
+    assert_pulls_are_correct(exchange, range(5))
+    assert all(s._followed == pytest.approx({(i - 1) % 5: 1 / 3, (i + 1) % 5: 1 / 3}) for i, s in exchange.all())
+    assert exchange.spread < 0.1
 
 
-def test_choco_asks_only_the_neighbour_that_was_missing_for_long() -> None:
-    talk = Talk(lambda: CHOCO(0.2), random_models(size=200))
-    whole = []
+def test_choco_requests_a_copy_only_from_the_neighbour_that_was_missing_for_long() -> None:
+    exchange = RingExchange(lambda: CHOCO(0.2), random_models(size=200))
+    copies = []
     for r in range(20):
-        talk.round(r, {(2, 1)} if 4 <= r < 12 else ())
-        whole += [(r, i, j) for i, s in talk.all() for j in s._asked_by]
-    # Node 1 lost node 2 and, with it, node 0; it had 0 back alone, then found 2 again.
-    assert whole == [(5, 0, 1), (5, 2, 1), (13, 2, 1)]
-    pulls_are_right(talk, range(5))
+        exchange.round(r, {(2, 1)} if 4 <= r < 12 else ())
+        copies += [(r, i, j) for i, s in exchange.all() for j in s._asked_by]
+    # Node 1 lost nodes 2 and 0; it recovered node 0 first, then node 2.
+    assert copies == [(5, 0, 1), (5, 2, 1), (13, 2, 1)]
+    assert_pulls_are_correct(exchange, range(5))
 
 
-def test_choco_that_loses_its_first_round_catches_up() -> None:
-    talk = Talk(lambda: CHOCO(0.2), random_models(size=200))
+def test_choco_recovers_after_a_lost_first_round() -> None:
+    exchange = RingExchange(lambda: CHOCO(0.2), random_models(size=200))
     for r in range(8):
-        talk.round(r, {(0, 1)} if r == 0 else ())
-    pulls_are_right(talk, range(5))
+        exchange.round(r, {(0, 1)} if r == 0 else ())
+    assert_pulls_are_correct(exchange, range(5))
 
 
-def test_a_run_with_a_crash_goes_on(tmp_path: Path) -> None:
+def test_a_run_with_a_crash_continues(tmp_path: Path) -> None:
     for name in ("choco", "deepsqueeze", "topk"):
         described = experiment(
             nodes=6, sharing={"name": name}, algorithm=DPSGD(8), fault=Faults().crash(2, round=3).schedule
@@ -541,45 +547,45 @@ AGREES = ("random", "random own", "topk", "topk zstd gamma", "choco", "choco top
 
 @pytest.mark.parametrize("size", [10, 100, 1001])
 @pytest.mark.parametrize("name", MAKERS)
-def test_they_keep_the_contract_of_sharings(name: str, size: int) -> None:
+def test_compressed_sharings_conform(name: str, size: int) -> None:
     check_sharing(MAKERS[name], size, SEED, averages=name in AVERAGES, agrees=name in AGREES)
 
 
 @pytest.mark.parametrize("name", ["topk", "choco", "deepsqueeze"])
 def test_state_can_be_restored_during_a_repair(name: str) -> None:
-    talk, other = (Talk(MAKERS[name], random_models()) for _ in range(2))
+    exchange, other = (RingExchange(MAKERS[name], random_models()) for _ in range(2))
     for r in range(8):
         lost = {(1, 2), (4, 3)} if r in (2, 3) else ()
-        talk.round(r, lost)
-        fresh = Talk(MAKERS[name], other.models)
+        exchange.round(r, lost)
+        fresh = RingExchange(MAKERS[name], other.models)
         for old, new in zip(other.sharings, fresh.sharings, strict=True):
             assert isinstance(old, Stateful)
             if r:
                 new.restore(old.state())
         other = fresh
         other.round(r, lost)
-        assert np.array_equal(talk.models, other.models)
+        assert np.array_equal(exchange.models, other.models)
 
 
 def test_a_restored_deepsqueeze_has_sent_nothing_yet() -> None:
-    spoken, fresh = DeepSqueeze(), DeepSqueeze()
-    heard = payload_of(spoken)
+    sender, fresh = DeepSqueeze(), DeepSqueeze()
+    received = payload_of(sender)
     fresh.bind(NodeInfo(0, 4, SEED, ((100,),)))
     fresh.start(frozen(np.zeros(100, np.float32)))
     merged = []
-    for sharing in (spoken, fresh):
-        sharing.restore(spoken.state())
-        merged.append(sharing.merge(frozen(np.ones(100, np.float32)), {1: heard}, {1: 0.5}))
+    for sharing in (sender, fresh):
+        sharing.restore(sender.state())
+        merged.append(sharing.merge(frozen(np.ones(100, np.float32)), {1: received}, {1: 0.5}))
     assert np.array_equal(merged[0], merged[1])
 
 
-def test_a_state_does_not_change_when_its_owner_goes_on() -> None:
+def test_a_saved_state_does_not_change_when_the_sharing_continues() -> None:
     for name in ("topk", "choco", "deepsqueeze"):
-        talk = Talk(MAKERS[name], random_models())
-        talk.round(0)
-        state = talk.sharings[0].state()
+        exchange = RingExchange(MAKERS[name], random_models())
+        exchange.round(0)
+        state = exchange.sharings[0].state()
         before = {k: v.copy() for k, v in state.items() if isinstance(v, np.ndarray)}
-        talk.round(1)
+        exchange.round(1)
         assert before
         assert all(np.array_equal(state[k], v) for k, v in before.items())
 
@@ -600,17 +606,27 @@ def test_a_state_does_not_change_when_its_owner_goes_on() -> None:
         (lambda: quantized.Int8Sharing(), 0.25 + 1 / 256),
         (lambda: quantized.QSGDSharing(7), 0.125 + 1 / 512),
     ],
-    ids=["random", "random, indices said", "random float16", "topk", "choco", "float16", "bfloat16", "int8", "qsgd"],
+    ids=[
+        "random",
+        "random, explicit indices",
+        "random float16",
+        "topk",
+        "choco",
+        "float16",
+        "bfloat16",
+        "int8",
+        "qsgd",
+    ],
 )
-def test_a_message_takes_its_share_of_a_full_one(make: Callable[[], Any], share: float) -> None:
+def test_a_message_has_the_expected_fraction_of_the_full_size(make: Callable[[], Any], share: float) -> None:
     model = frozen(generator(SEED, "test").standard_normal(GN_LENET, np.float32))
     sharing = make()
     sharing.bind(NodeInfo(0, 4, SEED, (model.shape,)))
     sharing.start(frozen(model * 0))
     payload = sharing.outgoing(model, 0)
     assert payload.frozen() is payload  # it is sent without a copy
-    whole = Message(0, "model", 0, FullSharing().outgoing(model, 0)).wire_size
-    assert Message(0, "model", 0, payload).wire_size == pytest.approx(share * whole, rel=0.01)
+    full_size = Message(0, "model", 0, FullSharing().outgoing(model, 0)).wire_size
+    assert Message(0, "model", 0, payload).wire_size == pytest.approx(share * full_size, rel=0.01)
 
 
 # Compressors
@@ -632,7 +648,7 @@ def test_a_message_takes_its_share_of_a_full_one(make: Callable[[], Any], share:
     ),
     st.sampled_from([1e-30, 1.0, 1e30]),
 )
-def test_sender_and_receiver_see_one_approximation_no_further_than_zero(
+def test_sender_and_receiver_have_the_same_approximation_with_bounded_error(
     size: int, seed: int, compressor: Compressor, scale: float
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -640,18 +656,18 @@ def test_sender_and_receiver_see_one_approximation_no_further_than_zero(
     if isinstance(compressor, TopKCompressor | RandomCompressor):
         compressor = dataclasses.replace(compressor, fraction=max(1 / size + 1e-9, 0.3))
     compressor.fit(size)
-    payload, said = compressor.compress(vector, rng)
+    payload, compressed = compressor.compress(vector, rng)
     kept = vector.astype(np.float64)
-    vector[:] = np.nan  # neither depends on it any more
-    heard = compressor.decompress(decode([bytes(f) for f in Message(0, "m", 0, payload).frames()]).payload, size)
-    pictures = [np.zeros(size, np.float32) for _ in range(2)]
-    for part, picture in zip((said, heard), pictures, strict=True):
-        part.add_to(picture)
-    assert np.array_equal(pictures[0], pictures[1])
-    assert np.linalg.norm(kept - pictures[0]) <= np.linalg.norm(kept) * (1 + 1e-4)
+    vector[:] = np.nan  # neither result may depend on it
+    received = compressor.decompress(decode([bytes(f) for f in Message(0, "m", 0, payload).frames()]).payload, size)
+    approximations = [np.zeros(size, np.float32) for _ in range(2)]
+    for part, approximation in zip((compressed, received), approximations, strict=True):
+        part.add_to(approximation)
+    assert np.array_equal(approximations[0], approximations[1])
+    assert np.linalg.norm(kept - approximations[0]) <= np.linalg.norm(kept) * (1 + 1e-4)
 
 
-def test_a_diverged_model_is_shown_as_diverged() -> None:
+def test_a_diverged_model_stays_not_a_number_after_compression() -> None:
     vector = np.array([1, np.nan, 2, np.inf], np.float32)
     rng = np.random.default_rng(0)
     compressors: list[Compressor] = [
@@ -662,20 +678,20 @@ def test_a_diverged_model_is_shown_as_diverged() -> None:
         QuantizedCompressor(QSGD(7)),
     ]
     for compressor in compressors:
-        payload, said = compressor.compress(vector, rng)
-        assert np.isnan(said.values).any()
-        assert np.array_equal(compressor.decompress(payload, 4).values, said.values, equal_nan=True)
+        payload, compressed = compressor.compress(vector, rng)
+        assert np.isnan(compressed.values).any()
+        assert np.array_equal(compressor.decompress(payload, 4).values, compressed.values, equal_nan=True)
 
 
-# Nonsense
+# Invalid payloads
 
 
 def payload_of(sharing: Any, size: int = 100) -> Payload:
     sharing.bind(NodeInfo(0, 4, SEED, ((size,),)))
     sharing.start(frozen(np.zeros(size, np.float32)))
-    said = sharing.outgoing(frozen(np.random.default_rng(0).standard_normal(size).astype(np.float32)), 0)
-    assert isinstance(said, Payload)
-    return said
+    payload = sharing.outgoing(frozen(np.random.default_rng(0).standard_normal(size).astype(np.float32)), 0)
+    assert isinstance(payload, Payload)
+    return payload
 
 
 def raw(*positions: int) -> NDArray[np.uint8]:
@@ -771,7 +787,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def tampered(data: st.DataObject, payload: Payload) -> Payload:
-    """The payload with other bytes, extreme numbers, other sizes and other fields, or some of that."""
+    """The payload with other bytes, extreme numbers, other sizes or other fields."""
     arrays, fields = dict(payload.arrays), dict(payload.fields)
     for name, array in payload.arrays.items():
         size = data.draw(st.sampled_from([array.nbytes, array.nbytes, 0, array.nbytes + array.itemsize]))
@@ -799,8 +815,8 @@ def test_every_payload_is_merged_or_rejected(data: st.DataObject) -> None:
     model = start
     with np.errstate(all="ignore"):
         for r in range(4):
-            said = [sharing.outgoing(m, r) for sharing, m in zip(sharings, (model, start), strict=True)]
-            there, back = (s if isinstance(s, Payload) else s(1 - i) for i, s in enumerate(said))
+            payloads = [sharing.outgoing(m, r) for sharing, m in zip(sharings, (model, start), strict=True)]
+            there, back = (s if isinstance(s, Payload) else s(1 - i) for i, s in enumerate(payloads))
             assert isinstance(there, Payload)
             if isinstance(sharings[0], CHOCO) and data.draw(st.booleans()):
                 copy = np.full(100, data.draw(st.sampled_from([0.0, LARGEST, -LARGEST, math.nan])))
@@ -818,7 +834,7 @@ def test_every_payload_is_merged_or_rejected(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Random(1.0), lambda: TopK(1.0), lambda: JWINS("haar", 1, (1.0,))])
-def test_large_values_of_other_signs_are_averaged(make: Callable[[], Any]) -> None:
+def test_large_values_of_opposite_signs_are_averaged(make: Callable[[], Any]) -> None:
     one, other = (frozen(np.full(4, sign * 2e38, np.float32)) for sign in (1, -1))
     sharings = [make(), make()]
     for id, sharing in enumerate(sharings):
@@ -829,7 +845,7 @@ def test_large_values_of_other_signs_are_averaged(make: Callable[[], Any]) -> No
     np.testing.assert_allclose(merged / 2e38, 0, atol=1e-6)
 
 
-def test_a_payload_that_promises_much_takes_no_memory() -> None:
+def test_a_payload_that_claims_a_large_size_allocates_no_memory() -> None:
     sharing = TopK()
     payload = payload_of(sharing)
     params = np.zeros(100, np.float32)
@@ -841,7 +857,7 @@ def test_a_payload_that_promises_much_takes_no_memory() -> None:
     tracemalloc.stop()
 
 
-def test_payloads_that_are_checked_and_never_merged_do_not_pile_up() -> None:
+def test_payloads_that_are_never_merged_do_not_accumulate() -> None:
     sharing = Random()
     payload = payload_of(sharing)
     for _ in range(1000):
@@ -849,7 +865,7 @@ def test_payloads_that_are_checked_and_never_merged_do_not_pile_up() -> None:
     assert len(sharing._cache._decoded) <= 64
 
 
-class Liar(TopK):
+class SendsBadPositions(TopK):
     """Sends positions beyond the end of the model."""
 
     def outgoing(self, params: Params, round: int) -> Payload:
@@ -859,15 +875,15 @@ class Liar(TopK):
         return Payload({**payload.arrays, "positions": positions}, payload.fields)
 
 
-def test_a_node_that_sends_bad_positions_is_passed_over_and_counted(tmp_path: Path) -> None:
+def test_messages_with_bad_positions_are_rejected_and_counted(tmp_path: Path) -> None:
     options = {"fraction": 0.1, "indices": "raw"}
     described = experiment(
         sharing={"name": "topk", **options},
-        group=[{"nodes": "2", "sharing": {"name": f"{__name__}:Liar", **options}}],
+        group=[{"nodes": "2", "sharing": {"name": f"{__name__}:SendsBadPositions", **options}}],
     )
     run = described.run(tmp_path)
     assert run.summary["status"] == "completed"
-    assert run.summary["messages_rejected"] == 2 * 4  # both neighbours, in all four rounds
+    assert run.summary["messages_rejected"] == 2 * 4  # by both neighbours in all four rounds
     assert np.isfinite(models_of(run)).all()
 
 
@@ -915,7 +931,7 @@ def test_an_invalid_experiment_is_rejected(changed: dict[str, Any], why: str) ->
         experiment(**changed)
 
 
-def test_deepsqueeze_goes_with_graphs_that_change() -> None:
+def test_deepsqueeze_accepts_dynamic_graphs() -> None:
     experiment(sharing={"name": "deepsqueeze"}, topology={"name": "regular", "degree": 2, "dynamic": True})
 
 
@@ -939,7 +955,7 @@ def test_a_fraction_that_keeps_nothing_is_rejected_with_the_smallest_valid_one(s
 
 
 @given(st.integers(1, 10**7))
-def test_the_smallest_fraction_named_keeps_one(size: int) -> None:
+def test_the_smallest_valid_fraction_keeps_one_coordinate(size: int) -> None:
     with pytest.raises(ValueError, match="smallest") as caught:
         kept_count(size, 0.99 / size)
     smallest = float(str(caught.value).rsplit(" ", 1)[1])
@@ -952,8 +968,8 @@ def test_every_codec_and_compressor_can_be_named_in_an_experiment() -> None:
     for compressor in COMPRESSORS:
         described = experiment(sharing={"name": "choco", "compressor": compressor})
         assert isinstance(described.sharing.build(), CHOCO)
-    spelt = experiment(sharing=CHOCO(0.2, QuantizedCompressor(QSGD(3))))
-    assert spelt.sharing.to_table()["compressor"] == {
+    configured = experiment(sharing=CHOCO(0.2, QuantizedCompressor(QSGD(3))))
+    assert configured.sharing.to_table()["compressor"] == {
         "name": "quantized",
         "values": {"name": "qsgd", "levels": 3, "bucket": 512},
     }

@@ -1,4 +1,4 @@
-"""Data sets are what they say: shapes, types, balance, and the same for the same seed."""
+"""Data sets have the documented shapes, types and balance, and depend only on the seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.data.synthetic import Synthetic
 from shoal.errors import DataError
 
 CASES: dict[str, Dataset] = {"digits": Digits(), "synthetic": Synthetic(shape=(3, 8, 8), classes=4)}
-"""Data sets that need no files; the others have tests of their own."""
+"""Data sets that need no files; the others have their own test files."""
 
 
 def same(one: Samples, other: Samples) -> bool:
@@ -24,14 +24,14 @@ def same(one: Samples, other: Samples) -> bool:
 
 
 def nearest_centre_accuracy(data: Data) -> float:
-    """How well the class means of the training samples classify the test samples: a linear model."""
+    """Accuracy of a linear model: the test samples are classified by the nearest class mean of the training samples."""
     x, test = (samples.x.reshape(len(samples), -1) for samples in (data.train, data.test))
     means = np.stack([x[data.train.y == label].mean(axis=0) for label in range(data.classes)])
     guesses = np.argmin((means**2).sum(axis=1) - 2 * test @ means.T, axis=1)
     return float((guesses == data.test.y).mean())
 
 
-def test_every_name_means_a_class_that_loads():
+def test_every_registered_name_is_a_data_set_class():
     assert set(CASES) <= set(DATASETS)
     for name, target in DATASETS.items():
         module, _, attribute = target.partition(":")
@@ -41,7 +41,7 @@ def test_every_name_means_a_class_that_loads():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_data_sets_keep_their_contract(name):
+def test_data_sets_conform(name):
     data = CASES[name].load(seed=3)
     for samples in (data.train, data.test):
         assert samples.x.dtype == np.float32
@@ -62,7 +62,7 @@ def test_samples_need_a_target_for_each_input():
         Samples(np.zeros((3, 4), np.float32), np.zeros(2, np.int64))
 
 
-def test_digits_are_those_of_scikit_learn():
+def test_digits_equal_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
     theirs = load_digits()
@@ -75,7 +75,7 @@ def test_digits_are_those_of_scikit_learn():
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.2, 0.5, 0.999])
-def test_digits_are_split_alike_within_each_class_whatever_the_seed(fraction):
+def test_digits_are_split_evenly_within_each_class_for_every_seed(fraction):
     first, second = (Digits(fraction).load(seed) for seed in (0, 1))
     assert same(first.test, second.test)
     train, test = (np.bincount(samples.y, minlength=10) for samples in (first.train, first.test))
@@ -84,13 +84,13 @@ def test_digits_are_split_alike_within_each_class_whatever_the_seed(fraction):
     assert np.abs(test - fraction * (train + test)).max() <= 1
 
 
-def test_digits_say_what_to_install_when_scikit_learn_is_absent(monkeypatch):
+def test_without_scikit_learn_the_error_names_the_package_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="pip install scikit-learn"):
         Digits().load(seed=0)
 
 
-def test_digits_name_the_file_they_cannot_read(monkeypatch, tmp_path):
+def test_the_error_names_a_digits_file_that_cannot_be_read(monkeypatch, tmp_path):
     spec = importlib.util.find_spec("sklearn")
     monkeypatch.setattr(spec, "submodule_search_locations", [str(tmp_path)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
@@ -98,7 +98,7 @@ def test_digits_name_the_file_they_cannot_read(monkeypatch, tmp_path):
         Digits().load(seed=0)
 
 
-def test_data_come_without_torch_or_scikit_learn():
+def test_data_can_be_imported_without_torch_or_scikit_learn():
     program = (
         "import sys, shoal.data, shoal.models\n"
         "from shoal.data.digits import Digits; from shoal.data.synthetic import Synthetic\n"
@@ -109,14 +109,14 @@ def test_data_come_without_torch_or_scikit_learn():
     assert done.stdout.strip() == "[]"
 
 
-def test_synthetic_data_come_in_the_shape_and_number_asked():
+def test_synthetic_data_have_the_requested_shape_and_number():
     data = Synthetic(shape=(2, 5, 7), classes=3, samples=31, test_samples=11).load(seed=0)
     assert data.train.x.shape == (31, 2, 5, 7)
     assert data.test.x.shape == (11, 2, 5, 7)
     assert sorted(np.bincount(data.train.y)) == [10, 10, 11]
 
 
-def test_another_seed_gives_other_synthetic_data():
+def test_another_seed_gives_different_synthetic_data():
     first, second = (Synthetic().load(seed) for seed in (0, 1))
     assert not same(first.train, second.train)
 
@@ -126,10 +126,10 @@ def test_the_test_set_does_not_depend_on_the_number_of_training_samples():
     assert same(first.test, second.test)
 
 
-def test_the_size_of_the_chunks_does_not_show(monkeypatch):
-    whole = Synthetic().load(seed=0)
+def test_synthetic_data_do_not_depend_on_the_chunk_size(monkeypatch):
+    default = Synthetic().load(seed=0)
     monkeypatch.setattr("shoal.data.synthetic.CHUNK_VALUES", 77)
-    assert same(Synthetic().load(seed=0).train, whole.train)
+    assert same(Synthetic().load(seed=0).train, default.train)
 
 
 def test_noise_is_the_standard_deviation_around_the_centres():

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face, from folders: nothing here needs a network."""
+"""Hugging Face data sets from local folders; no test needs a network."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_texts_with_words_as_classes_and_owners(tmp_path: Path) -> None:
     train = {"text": ["a b b", "b c"], "mood": ["sad", "glad"], "who": ["z", "y"]}
     path = saved(tmp_path, train, {"text": ["c never"], "mood": ["sad"], "who": ["z"]})
     data = HuggingFace(path=path, target="mood", owner="who", vocabulary=4, length=3).load(seed=0)
-    assert data.sizes == (4,)  # filling, any other word, b, a
+    assert data.sizes == (4,)  # padding, unknown word, b, a
     assert data.train.x.tolist() == [[3, 2, 2], [2, 1, 0]]
     assert data.test.x.tolist() == [[1, 1, 0]]
     assert (data.train.y.tolist(), data.classes, data.task) == ([1, 0], 2, "classification")
@@ -110,9 +110,9 @@ def test_parquet_files_run_in_an_experiment_and_later_without_the_library(
 
 
 @needed
-def test_what_is_wrong_is_told(tmp_path: Path) -> None:
+def test_invalid_options_and_columns_are_rejected(tmp_path: Path) -> None:
     path = saved(tmp_path, {"a": [1.0, 2.0], "b": [1.0, 2.0], "label": [0, -1]})
-    for options, said in (
+    for options, expected_error in (
         ({"input": "c"}, "no column 'c' of inputs; .*'a', 'b', 'label'"),
         ({}, "no column None of inputs"),
         ({"input": "a", "target": "y"}, "no column 'y'"),
@@ -120,13 +120,13 @@ def test_what_is_wrong_is_told(tmp_path: Path) -> None:
         ({"input": "a", "train": "learn"}, "no split 'learn'; it has 'train'"),
         ({"input": "a", "test": "exam"}, "no split 'exam'"),
     ):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=expected_error):
             HuggingFace(path=path, test_fraction=0.5, **options).load(seed=0)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"cannot be loaded: .*; without a network, give dataset\.path"):
-        HuggingFace(dataset="nobody/nothing").load(seed=0)
+        HuggingFace(dataset="missing/missing").load(seed=0)
 
 
-def test_a_name_or_a_path_and_not_both(tmp_path: Path) -> None:
+def test_a_name_and_a_path_together_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="set either dataset"):
         HuggingFace()
     with pytest.raises(ValueError, match="set either dataset"):
@@ -135,33 +135,35 @@ def test_a_name_or_a_path_and_not_both(tmp_path: Path) -> None:
         HuggingFace(path=tmp_path / "nowhere").load(seed=0)
 
 
-def test_without_the_library_it_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_names_the_package_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = builtins.__import__
 
-    def refused(name: str, *rest: Any) -> Any:
+    def import_without_datasets(name: str, *rest: Any) -> Any:
         if name == "datasets":
             raise ImportError(name)
         return real(name, *rest)
 
-    monkeypatch.setattr(builtins, "__import__", refused)
+    monkeypatch.setattr(builtins, "__import__", import_without_datasets)
     with pytest.raises(DataError, match=r"pip install 'shoal\[huggingface\]'"):
         HuggingFace(dataset="mnist").load(seed=0)
 
 
 @needed
 @pytest.mark.parametrize("named", ["sly.py", "dataset.py"])
-def test_a_script_that_comes_with_a_data_set_is_never_run(named: str, tmp_path: Path) -> None:
+def test_a_script_of_a_data_set_is_never_run(named: str, tmp_path: Path) -> None:
     folder, ran = tmp_path / "sly", tmp_path / "ran"
     folder.mkdir()
     (folder / named).write_text(f"open({str(ran)!r}, 'w').close()\n")
     for split in ("train", "test"):
         (folder / f"{split}.csv").write_text("speed,label\n1.0,0\n2.0,1\n")
-    with contextlib.suppress(DataError):  # whether the library refuses the folder or looks past the script
+    with contextlib.suppress(DataError):  # the library may reject the folder or ignore the script
         HuggingFace(path=folder, input="speed").load(seed=0)
     assert not ran.exists()
 
 
-def test_a_library_that_may_run_scripts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_version_that_may_run_scripts_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(__version__="3.6.0"))
     with pytest.raises(DataError, match=r"version 3\.6\.0 .* may run code .* expected 4 or newer; pip install"):
         HuggingFace(path=tmp_path).load(seed=0)

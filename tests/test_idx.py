@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: idx files, gzipped or not; headers that lie are caught."""
+"""MNIST and Fashion-MNIST: idx files, gzipped or not; invalid headers are rejected."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def arrays(train: int = 20, test: int = 10) -> dict[str, np.ndarray]:
 
 
 def written(folder: Path, packed: bool = True, **changes: bytes) -> Path:
-    """Tiny files; `changes` replaces the content of some, by their number."""
+    """Write tiny files; `changes` replaces the content of some files, by number."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, (stem, array) in enumerate(arrays().items()):
         content = changes.get(f"file{number}", idx(array))
@@ -53,7 +53,7 @@ def written(folder: Path, packed: bool = True, **changes: bytes) -> Path:
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(("cls", "name"), [(Mnist, "mnist"), (FashionMnist, "fashion-mnist")])
-def test_images_and_labels_are_those_of_the_files(cls: type[Mnist], name: str, packed: bool, tmp_path: Path) -> None:
+def test_images_and_labels_equal_those_of_the_files(cls: type[Mnist], name: str, packed: bool, tmp_path: Path) -> None:
     written(tmp_path / "data" / name, packed)
     made = list(arrays().values())
     for data in (cls().load(0), cls(path=tmp_path / "data" / name).load(0)):
@@ -69,21 +69,21 @@ def test_images_and_labels_are_those_of_the_files(cls: type[Mnist], name: str, p
     assert (plain.mean, plain.std) == ((0.0,), (255.0,))
 
 
-def test_names_with_a_dot_will_do(tmp_path: Path) -> None:
+def test_names_with_a_dot_are_accepted(tmp_path: Path) -> None:
     folder = written(tmp_path / "data/mnist", packed=False)
     for file in list(folder.iterdir()):
         file.rename(folder / file.name.replace("-idx", ".idx"))
     assert len(Mnist().load(0).train) == 20
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_file(tmp_path: Path) -> None:
     folder = written(tmp_path / "data/mnist")
     (folder / f"{STEMS[3]}.gz").unlink()
     with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte\.gz.*shoal data fetch mnist"):
         Mnist().load(0)
 
 
-def test_path_is_a_folder(tmp_path: Path) -> None:
+def test_the_path_must_be_a_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected the folder of the four idx files"):
         Mnist(written(tmp_path / "x") / f"{STEMS[0]}.gz").load(0)
 
@@ -92,7 +92,7 @@ images, labels = idx(arrays()[STEMS[0]]), idx(arrays()[STEMS[1]])
 
 
 @pytest.mark.parametrize(
-    ("number", "content", "said"),
+    ("number", "content", "expected_error"),
     [
         (0, b"", r"byte 0: it starts with no bytes; expected 00 00 08 03"),
         (0, b"\x89PNG" + images[4:], r"byte 0: it starts with 89 50 4e 47"),
@@ -110,16 +110,18 @@ images, labels = idx(arrays()[STEMS[0]]), idx(arrays()[STEMS[1]])
     ],
 )
 @pytest.mark.parametrize("packed", [True, False])
-def test_files_that_lie_are_named(number: int, content: bytes, said: str, packed: bool, tmp_path: Path) -> None:
+def test_the_error_names_a_file_with_an_invalid_header(
+    number: int, content: bytes, expected_error: str, packed: bool, tmp_path: Path
+) -> None:
     written(tmp_path / "data/mnist", packed, **{f"file{number}": content})
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=expected_error) as caught:
         Mnist().load(0)
     assert STEMS[number] in str(caught.value)
     assert not cache_folder().exists() or not list(cache_folder().iterdir())
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9])
-def test_a_truncated_or_damaged_gz_is_named(share: float, tmp_path: Path) -> None:
+def test_the_error_names_a_truncated_or_damaged_gz(share: float, tmp_path: Path) -> None:
     file = written(tmp_path / "data/mnist") / f"{STEMS[0]}.gz"
     content = file.read_bytes()
     file.write_bytes(content[: int(share * len(content))])
@@ -149,7 +151,7 @@ def test_the_real_fashion_mnist_is_balanced_and_as_published(monkeypatch: pytest
     assert all(verification.valid for verification in verifications), verifications
 
 
-def test_packed_anew_is_as_good_as_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repacked_files_are_verified_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import dataclasses
     import hashlib
 
@@ -166,7 +168,7 @@ def test_packed_anew_is_as_good_as_published(tmp_path: Path, monkeypatch: pytest
     assert [v.valid for v in store.verify("mnist")] == [True, True, False, True]
 
 
-def test_both_engines_train_on_it_alike(tmp_path: Path) -> None:
+def test_both_engines_give_the_same_models(tmp_path: Path) -> None:
     from shoal.experiment import Experiment
 
     written(tmp_path / "data/fashion-mnist")
@@ -186,7 +188,7 @@ def test_both_engines_train_on_it_alike(tmp_path: Path) -> None:
     assert runs[0].summary["accuracy"] == runs[1].summary["accuracy"]
 
 
-def test_read_idx_reads_what_was_written(tmp_path: Path) -> None:
+def test_read_idx_inverts_writing(tmp_path: Path) -> None:
     for array in (np.arange(7), np.arange(24).reshape(2, 3, 4), np.zeros((3, 0, 2))):
         (tmp_path / "x").write_bytes(idx(array))
         assert np.array_equal(read_idx(tmp_path / "x", array.ndim), array)

@@ -1,4 +1,4 @@
-"""JWINS against its paper's algorithm in NumPy, with a Haar transform as a matrix; cut-offs, budgets, whole runs."""
+"""JWINS against its paper's algorithm in NumPy, with a Haar transform as a matrix; cut-offs, budgets, complete runs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_models_follow_the_paper_on_a_graph_that_changes() -> None:
     size, level, nodes, rounds = 48, 3, 3, 5
     start = drawn(size, 0)
     trained = [[drawn(size, 10 * r + i + 1) for i in range(nodes)] for r in range(rounds)]
-    pairs = [{(0, 1), (1, 0)}, {(0, 2), (2, 0), (1, 2), (2, 1)}]  # in turns: one link, then two
+    pairs = [{(0, 1), (1, 0)}, {(0, 2), (2, 0), (1, 2), (2, 1)}]  # alternating: one link, then two
     weights = []
     for r in range(rounds):
         links, share = pairs[r % 2], (1 / 2, 1 / 3)[r % 2]
@@ -108,20 +108,20 @@ def test_models_follow_the_paper_on_a_graph_that_changes() -> None:
     models = [start] * nodes
     for r in range(rounds):
         models = [m + s for m, s in zip(models, trained[r], strict=True)]
-        said = [s.outgoing(m, r) for s, m in zip(sharings, models, strict=True)]
-        assert [payload.fields["count"] for payload in said] == [14] * nodes
+        payloads = [s.outgoing(m, r) for s, m in zip(sharings, models, strict=True)]
+        assert [payload.fields["count"] for payload in payloads] == [14] * nodes
         row = [{j: float(w) for j, w in enumerate(weights[r][i]) if w} for i in range(nodes)]
         models = [
-            s.merge(m, {j: said[j] for j in row[i]}, row[i])
+            s.merge(m, {j: payloads[j] for j in row[i]}, row[i])
             for i, (s, m) in enumerate(zip(sharings, models, strict=True))
         ]
     np.testing.assert_allclose(models, expected, atol=1e-4)
 
 
-# What is sent
+# Selected coefficients
 
 
-def test_the_coefficients_that_changed_most_are_sent_and_the_others_wait_their_turn() -> None:
+def test_the_most_changed_coefficients_are_sent_first() -> None:
     start = np.zeros(64, np.float32)
     sharing = started(JWINS("haar", 1, (0.25,)), start)
     t = haar(64, 1)
@@ -137,11 +137,11 @@ def test_the_coefficients_that_changed_most_are_sent_and_the_others_wait_their_t
     assert positions == [list(range(16)), list(range(16, 32))]
 
 
-def test_small_changes_add_up_beside_large_coefficients() -> None:
+def test_small_changes_accumulate_beside_large_coefficients() -> None:
     model = np.array([3000, 3000, 0, 0, 0, 0, 0, 0], np.float32)
     sharing = started(JWINS("haar", 1, (0.125,)), model)
     for r in range(5):
-        sharing._scores[0] += np.float32(1e-5)  # far below what float32 has beside the first coefficient
+        sharing._scores[0] += np.float32(1e-5)  # far below the float32 resolution of the first coefficient
         sharing._scores[1] += np.float32(1e-3)
         sharing.outgoing(model, r)
         assert sharing._scores[:2].tolist() == pytest.approx([(r + 1) * 1e-5, 0])
@@ -155,12 +155,12 @@ def test_a_state_is_a_copy() -> None:
     for array in sharing.state().values():
         array[:] = np.nan
     assert np.isfinite(sharing._params).all()
-    for r, said in ((1, model), (2, other)):
-        payloads = [one.outgoing(said, r) for one in (sharing, twin)]
+    for r, params in ((1, model), (2, other)):
+        payloads = [one.outgoing(params, r) for one in (sharing, twin)]
         assert all(np.array_equal(payloads[0].arrays[k], payloads[1].arrays[k]) for k in payloads[0].arrays)
 
 
-def test_cut_offs_are_drawn_by_each_node_in_each_round_and_alike_again() -> None:
+def test_each_node_draws_reproducible_cut_offs_in_each_round() -> None:
     model = drawn(1000, 1)
     sharings = [started(JWINS("haar"), model, id) for id in (0, 1, 0)]
     counts = [[s.outgoing(model, r).fields["count"] for r in range(200)] for s in sharings]
@@ -172,25 +172,25 @@ def test_cut_offs_are_drawn_by_each_node_in_each_round_and_alike_again() -> None
 
 @pytest.mark.parametrize("size", [10, 13, 100, 1001])
 @pytest.mark.parametrize("table", [{}, {"fractions": (0.1,)}, {"wavelet": "db10", "level": 9}, {"values": Float16()}])
-def test_nodes_that_agree_stay_as_they_are(size: int, table: dict[str, Any]) -> None:
+def test_equal_models_stay_unchanged(size: int, table: dict[str, Any]) -> None:
     lossless = "values" not in table
     check_sharing(lambda: JWINS(**table), size, averages=False, agrees=lossless)
 
 
 @pytest.mark.parametrize("size", [1, 3, 100, 1001])
-def test_with_all_coefficients_it_is_full_sharing(size: int) -> None:
+def test_with_all_coefficients_jwins_equals_full_sharing(size: int) -> None:
     check_sharing(lambda: JWINS(fractions=(1.0,)), size)
 
 
 def test_a_model_other_than_the_last_sent_one_is_merged_unchanged() -> None:
-    one, other, said = drawn(50, 1), drawn(50, 2), drawn(50, 3)
+    one, other, received = drawn(50, 1), drawn(50, 2), drawn(50, 3)
     sharing, peer = started(JWINS(fractions=(1.0,)), one), started(JWINS(fractions=(1.0,)), one, 1)
     sharing.outgoing(one, 0)
-    merged = sharing.merge(other, {1: peer.outgoing(said, 0)}, {1: 0.25})
-    np.testing.assert_allclose(merged, 0.75 * other + 0.25 * said, atol=1e-5)
+    merged = sharing.merge(other, {1: peer.outgoing(received, 0)}, {1: 0.25})
+    np.testing.assert_allclose(merged, 0.75 * other + 0.25 * received, atol=1e-5)
 
 
-# What comes from the network
+# Invalid payloads
 
 
 def test_invalid_payloads_are_rejected() -> None:
@@ -217,7 +217,7 @@ def test_invalid_payloads_are_rejected() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=40), st.integers(-1, 110))
-def test_any_bytes_are_positions_or_rejected(code: bytes, count: int) -> None:
+def test_arbitrary_bytes_are_decoded_or_rejected(code: bytes, count: int) -> None:
     model = np.zeros(100, np.float32)
     sharing = started(JWINS(), model)
     arrays = {"positions": np.frombuffer(code, np.uint8), "values": np.ones(max(0, count), np.float32)}
@@ -229,7 +229,7 @@ def test_any_bytes_are_positions_or_rejected(code: bytes, count: int) -> None:
     assert np.isfinite(sharing.merge(model, {1: payload}, {1: 0.5})).all()
 
 
-# Whole runs
+# Complete runs
 
 
 def experiment(**changed: Any) -> Experiment:
@@ -250,7 +250,7 @@ def models_of(run: Any) -> Any:
     return np.stack([np.load(run.folder.model(node)) for node in range(4)])
 
 
-def test_both_engines_agree_to_the_bit_and_a_budget_is_one(tmp_path: Path) -> None:
+def test_both_engines_are_bit_identical_and_keep_to_the_budget(tmp_path: Path) -> None:
     described = experiment(sharing={"name": "jwins", "fractions": [0.1]})
     full = experiment(sharing={"name": "full"})
     runs = [e.run(tmp_path) for e in (described, dataclasses.replace(described, engine="processes"), full)]
@@ -266,7 +266,7 @@ def test_on_a_changing_graph_all_coefficients_give_the_result_of_full_sharing(tm
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected_error"),
     [
         ({"wavelet": "sim2"}, "wavelet = 'sim2': unknown; did you mean 'sym2'?"),
         ({"wavelet": "dmey"}, "wavelet = 'dmey': unknown"),
@@ -276,8 +276,10 @@ def test_on_a_changing_graph_all_coefficients_give_the_result_of_full_sharing(tm
         ({"values": "float17"}, "did you mean 'float16'"),
     ],
 )
-def test_invalid_options_are_rejected_when_the_experiment_is_loaded(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ExperimentError, match=said):
+def test_invalid_options_are_rejected_when_the_experiment_is_loaded(
+    options: dict[str, Any], expected_error: str
+) -> None:
+    with pytest.raises(ExperimentError, match=expected_error):
         experiment(sharing={"name": "jwins", **options})
 
 

@@ -1,4 +1,4 @@
-"""LEAF's data sets: what its files hold is what comes out, and what is wrong with them is told with its place."""
+"""LEAF's data sets are read unchanged, and errors name the file and position."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def real_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def real(cache: Path, real_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Folders of real data, decoded once for all tests; a test is skipped where there are none."""
+    """Folders of real data, decoded once for all tests. Tests are skipped if the data are missing."""
 
     def folder(name: str) -> Path:
         if not (REAL / name / "train").is_dir():
@@ -52,7 +52,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes users and their samples as LEAF would: one file for each of the mappings of a split."""
+    """Write users and their samples in LEAF's format: one file for each mapping of a split."""
 
     def written(
         train: list[dict[str, Any]],
@@ -64,8 +64,8 @@ def write(tmp_path: Path) -> Write:
             (tmp_path / "leaf" / split).mkdir(parents=True, exist_ok=True)
             for number, users in enumerate(files):
                 held = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
-                said = [(counts or {}).get(user, len(y)) for user, (_, y) in users.items()]
-                text = json.dumps({"users": list(held), "num_samples": said, "user_data": held}).encode()
+                claimed = [(counts or {}).get(user, len(y)) for user, (_, y) in users.items()]
+                text = json.dumps({"users": list(held), "num_samples": claimed, "user_data": held}).encode()
                 file = tmp_path / "leaf" / split / f"all_data_{number}.json"
                 if pack:
                     file.with_suffix(".json.gz").write_bytes(gzip.compress(text))
@@ -80,7 +80,7 @@ def vectors(count: int, label: int = 0, size: int = 3, start: float = 0.0) -> tu
     return [[start + i + j / 8 for j in range(size)] for i in range(count)], [label] * count
 
 
-def test_users_are_numbered_as_they_first_appear_and_may_be_in_several_files(write: Write) -> None:
+def test_users_are_numbered_by_first_appearance_across_files(write: Write) -> None:
     path = write([{"zoe": vectors(2), "al": vectors(1, 1)}, {"bo": vectors(1), "zoe": vectors(3, 1, start=50)}],
                  [{"bo": vectors(1), "zoe": vectors(2)}])  # fmt: skip
     data = LeafSynthetic(path).load(seed=0)
@@ -93,27 +93,27 @@ def test_users_are_numbered_as_they_first_appear_and_may_be_in_several_files(wri
     assert (data.classes, data.shape, data.train.x.dtype, data.train.y.dtype) == (2, (3,), np.float32, np.int64)
 
 
-def test_what_leafs_scripts_leave_behind_is_told_in_one_warning_each_time(write: Write) -> None:
+def test_inconsistencies_of_leafs_scripts_give_one_warning_per_load(write: Write) -> None:
     path = write([{"a": vectors(2), "none": vectors(0), "b": vectors(3, 4)}], [{"new": vectors(4), "a": vectors(1)}],
                  {"a": 81, "b": 3})  # fmt: skip
-    for _ in range(2):  # decoded, and from the cache
+    for _ in range(2):  # first decoded, then read from the cache
         with pytest.warns(
             UserWarning, match="num_samples of 2 users declares 162 samples, but the files hold 3;"
         ) as caught:
             data = LeafSynthetic(path).load(seed=0)
         assert len(caught) == 1
-        said = str(caught[0].message)
-        assert "1 users have no samples in a file" in said
-        assert "1 test users have no training data" in said
+        warning = str(caught[0].message)
+        assert "1 users have no samples in a file" in warning
+        assert "1 test users have no training data" in warning
     assert data.test.owner is not None
     assert data.test.owner.tolist() == [2, 2, 2, 2, 0]
     assert (len(data.train), data.classes) == (5, 5)
 
 
-def test_users_that_are_listed_but_not_there_are_told(write: Write) -> None:
+def test_listed_users_without_data_give_a_warning(write: Write) -> None:
     path = write([{"a": vectors(2)}], [{"a": vectors(1)}])
     file = path / "train" / "all_data_0.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"users": ["gone", "a"], "num_samples": [5, 2]}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"users": ["absent", "a"], "num_samples": [5, 2]}))
     with pytest.warns(UserWarning, match="num_samples of 1 users declares 5 samples, but the files hold 0;"):
         assert len(LeafSynthetic(path).load(seed=0).train) == 2
 
@@ -126,7 +126,7 @@ def test_gzipped_files_and_leafs_own_folders_are_found(write: Write, tmp_path: P
     assert len(LeafSynthetic(repository).load(seed=0).train) == 2
 
 
-def test_decoding_is_mapped_and_never_beside_the_source(write: Write, cache: Path) -> None:
+def test_decoded_data_are_memory_mapped_and_never_stored_beside_the_source(write: Write, cache: Path) -> None:
     path = write([{"a": vectors(2)}], [{"a": vectors(1)}])
     before = sorted(path.rglob("*"))
     data = LeafSynthetic(path).load(seed=0)
@@ -144,17 +144,17 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "other length": ({"a": ([[1.0, 2.0]], [0]), "b": ([[1.0]], [0])}, r"user 'b': .*shape \(1,\); expected \(2,\)"),
     "not numbers": ({"a": ([["u"]], [0])}, "contains 'u'; expected numbers"),
     "infinite": ({"a": ([[1e300]], [0])}, "finite"),
-    "nobody": ({}, "no user in 'user_data'"),
+    "no users": ({}, "no user in 'user_data'"),
     "all empty": ({"a": ([], [])}, "no samples in 1 files"),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_what_is_wrong_names_file_user_and_sample(name: str, write: Write, cache: Path) -> None:
-    users, said = BROKEN[name]
+def test_errors_name_file_user_and_sample(name: str, write: Write, cache: Path) -> None:
+    users, expected_error = BROKEN[name]
     path = write([users], [{"a": ([[1.0, 2.0]], [0])}])
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=expected_error) as caught:
         LeafSynthetic(path, classes=5).load(seed=0)
     assert str(path / "train") in str(caught.value)
     assert not list(cache.glob("decoded/*"))  # never half-written
@@ -166,14 +166,14 @@ def test_what_is_wrong_names_file_user_and_sample(name: str, write: Write, cache
         (b'{"users": [], "num_samples": [], "user_data": {"a": {"x": [1,,2]}}}', "at byte 61: unallowed token"),
         (b'{"user_data": {"a": {"x": [[1.0, 2', "at byte 34: premature EOF"),
         (b'{"user_data": {"a": {"x": [[1.0]], "y": [0]}}} and more', "at byte 47: "),
-        (b" " * 200_000 + b'{"user_data": [nonsense]}', "at byte 200,0"),
+        (b" " * 200_000 + b'{"user_data": [malformed]}', "at byte 200,0"),
         (b"", "at byte 0: premature EOF"),
         (b'{"users": ["\xff"], "user_data": {}}', "at byte 12: invalid bytes in UTF8 string"),
         (b'{"user_data": {"a": [1]}}', "user 'a': expected"),
         (b'["users"]', "no user in 'user_data'"),
     ],
 )
-def test_malformed_json_is_told_with_its_place(text: bytes, place: str, write: Write) -> None:
+def test_errors_of_malformed_json_name_the_position(text: bytes, place: str, write: Write) -> None:
     path = write([{"a": vectors(1)}], [{"a": vectors(1)}])
     (path / "train" / "all_data_0.json").write_bytes(text)
     with pytest.raises(DataError, match=place) as caught:
@@ -181,7 +181,7 @@ def test_malformed_json_is_told_with_its_place(text: bytes, place: str, write: W
     assert "all_data_0.json" in str(caught.value)
 
 
-def test_a_gzip_that_is_cut_short_is_told(write: Write) -> None:
+def test_a_truncated_gzip_is_an_error(write: Write) -> None:
     path = write([{"a": vectors(100)}], [{"a": vectors(1)}], pack=True)
     file = path / "train" / "all_data_0.json.gz"
     file.write_bytes(file.read_bytes()[:100])
@@ -189,7 +189,7 @@ def test_a_gzip_that_is_cut_short_is_told(write: Write) -> None:
         LeafSynthetic(path).load(seed=0)
 
 
-def test_absent_data_say_where_they_were_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_missing_data_names_the_searched_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
     with pytest.raises(DataError, match="femnist"):
         Femnist().load(seed=0)
@@ -270,19 +270,19 @@ def test_sent140_numbers_the_most_frequent_words_of_the_training_data(write: Wri
 
 
 def comment(*words: str) -> tuple[list[list[str]], dict[str, Any]]:
-    """As LEAF's preprocess.py makes them, in sequences of 4."""
-    said, following = ["<BOS>", *words, "<EOS>"], [*words, "<EOS>", "<PAD>"]
-    counts = [1.0] * len(said)
-    fill = -len(said) % 4
-    said, following, counts = said + ["<PAD>"] * fill, following + ["<PAD>"] * fill, counts + [0.0] * fill
+    """A comment as LEAF's preprocess.py creates it, in sequences of 4."""
+    tokens, following = ["<BOS>", *words, "<EOS>"], [*words, "<EOS>", "<PAD>"]
+    counts = [1.0] * len(tokens)
+    fill = -len(tokens) % 4
+    tokens, following, counts = tokens + ["<PAD>"] * fill, following + ["<PAD>"] * fill, counts + [0.0] * fill
 
     def cut(tokens: list[Any]) -> list[Any]:
         return [tokens[i : i + 4] for i in range(0, len(tokens), 4)]
 
-    return cut(said), {"subreddit": "s", "target_tokens": cut(following), "count_tokens": cut(counts)}
+    return cut(tokens), {"subreddit": "s", "target_tokens": cut(following), "count_tokens": cut(counts)}
 
 
-def test_reddit_is_sequences_whose_padding_does_not_count(write: Write, tmp_path: Path) -> None:
+def test_reddit_is_sequences_with_ignored_padding(write: Write, tmp_path: Path) -> None:
     x, y = zip(comment("a", "b", "a"), comment("a"), strict=True)
     path = write([{"9": (list(x), list(y))}], [{"9": ([x[0]], [y[0]])}])
     data = Reddit(path).load(seed=0)
@@ -343,7 +343,7 @@ def test_real_shakespeare_trusts_the_data_and_not_the_counts(real: Callable[[str
     ids=["femnist", "shakespeare"],
 )
 @pytest.mark.filterwarnings("ignore:dataset 'shakespeare'")
-def test_real_users_train_alike_on_both_engines(
+def test_real_users_give_the_same_models_on_both_engines(
     dataset: dict[str, Any], model: dict[str, Any], tmp_path: Path, real: Callable[[str], Path]
 ) -> None:
     real(dataset.get("folder", dataset["name"]))

@@ -1,4 +1,4 @@
-"""What is measured is what one would work out by hand; of one model or of many at once."""
+"""Metrics equal values calculated by hand, for one model and for a batch of models."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def test_top_1_top_5_and_per_class_by_hand() -> None:
     }
 
 
-def test_with_few_classes_all_are_among_the_first_five() -> None:
+def test_with_fewer_than_five_classes_top_5_is_one() -> None:
     assert measured(Metrics(data(classes=3), ["top5"]), (OUTPUTS[:, :3], TARGETS % 3, 0.0))["top5"] == 1.0
 
 
-def test_rmse_by_hand_whatever_the_batches() -> None:
+def test_rmse_by_hand_does_not_depend_on_the_batches() -> None:
     metrics = Metrics(data("regression"))
     outputs, targets = torch.tensor([[1.0], [2.0], [5.0]]), torch.tensor([1.0, 4.0, 4.0])
     parts = [(outputs[:1], targets[:1], 0.0), (outputs[1:], targets[1:], 2.5)]
@@ -78,7 +78,7 @@ def test_rmse_by_hand_whatever_the_batches() -> None:
 
 
 @pytest.mark.parametrize("padding", [0, -1, -100, 7])
-def test_perplexity_by_hand_does_not_count_padding(padding: int) -> None:
+def test_perplexity_by_hand_ignores_padding(padding: int) -> None:
     classes = 3
     metrics = Metrics(data("sequence", padding, classes))
     logits = torch.log(torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.1, 0.8], [0.9, 0.05, 0.05]]))
@@ -90,14 +90,14 @@ def test_perplexity_by_hand_does_not_count_padding(padding: int) -> None:
     assert found["loss"] == pytest.approx(0.25)
 
 
-def test_a_batch_of_padding_alone_changes_nothing() -> None:
+def test_a_batch_of_only_padding_changes_nothing() -> None:
     metrics = Metrics(data("sequence", -1, 6))
-    whole = (OUTPUTS[None], TARGETS[None], 1.5)
+    scored = (OUTPUTS[None], TARGETS[None], 1.5)
     padding = (OUTPUTS[None], torch.full((1, 4), -1), math.nan)  # the mean of nothing
-    assert measured(metrics, whole, padding) == measured(metrics, whole)
+    assert measured(metrics, scored, padding) == measured(metrics, scored)
 
 
-def test_nothing_to_test_on_gives_no_scores() -> None:
+def test_without_test_samples_there_are_no_scores() -> None:
     assert Metrics(data()).scores({}) == {}
     assert measured(Metrics(data("sequence", -1)), (OUTPUTS[None], torch.full((1, 4), -1), math.nan)) == {}
 
@@ -107,11 +107,11 @@ def test_a_model_that_diverged_has_no_finite_perplexity() -> None:
     assert found["perplexity"] == math.inf
 
 
-# What an experiment may ask for
+# Metrics and targets of an experiment
 
 
 @pytest.mark.parametrize(
-    ("task", "names", "said"),
+    ("task", "names", "expected_error"),
     [
         ("classification", ["rmse"], "'rmse' is not defined for a classification task; use accuracy, top5"),
         ("regression", ["accuracy"], "'accuracy' is not defined for a regression task; use rmse, loss"),
@@ -119,19 +119,19 @@ def test_a_model_that_diverged_has_no_finite_perplexity() -> None:
         ("classification", ["acuracy"], "'acuracy' is unknown; did you mean 'accuracy'?"),
     ],
 )
-def test_what_does_not_fit_the_task_is_refused(task: Task, names: list[str], said: str) -> None:
+def test_metrics_of_another_task_are_rejected(task: Task, names: list[str], expected_error: str) -> None:
     with pytest.raises(ExperimentError) as caught:
         Metrics(data(task), names)
-    assert f"evaluation.metrics: {said}" in str(caught.value)
+    assert f"evaluation.metrics: {expected_error}" in str(caught.value)
 
 
-def test_an_experiment_is_refused_before_it_runs(tmp_path: Path) -> None:
+def test_an_experiment_with_invalid_metrics_is_rejected_before_it_runs(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="'rmse' is not defined for"):
-        Experiment(nodes=2, evaluation={"metrics": ["rmse", "nonsense"]}).run(tmp_path)  # type: ignore[arg-type]
+        Experiment(nodes=2, evaluation={"metrics": ["rmse", "unknown"]}).run(tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("task", "names", "score", "said"),
+    ("task", "names", "score", "expected_error"),
     [
         ("classification", None, "rmse", "not defined for a classification task; use accuracy, loss"),
         ("regression", None, "accuracy", "not defined for a regression task; use rmse, loss"),
@@ -141,21 +141,23 @@ def test_an_experiment_is_refused_before_it_runs(tmp_path: Path) -> None:
         ("classification", ["per-class"], "class 6", "classes are numbered 0 to 5"),
     ],
 )
-def test_a_time_to_what_is_not_measured_is_refused(task: Task, names: list[str] | None, score: str, said: str) -> None:
+def test_a_target_for_a_score_that_is_not_measured_is_rejected(
+    task: Task, names: list[str] | None, score: str, expected_error: str
+) -> None:
     with pytest.raises(ExperimentError) as caught:
         Metrics(data(task), names).check(score)
-    assert f"evaluation.metric = {score!r}: {said}" in str(caught.value)
+    assert f"evaluation.metric = {score!r}: {expected_error}" in str(caught.value)
 
 
 @pytest.mark.parametrize("task", BY_TASK)
-def test_a_time_to_what_is_measured_may_be_asked_for(task: Task) -> None:
+def test_a_target_for_a_measured_score_is_accepted(task: Task) -> None:
     metrics = Metrics(data(task), BY_TASK[task])
     for name in BY_TASK[task]:
         metrics.check("class 5" if name == "per-class" else name)
 
 
 @pytest.mark.parametrize("trainer", ["torch", "scikit"])
-def test_a_target_that_the_data_has_no_score_for_is_refused_before_it_runs(trainer: str, tmp_path: Path) -> None:
+def test_a_target_without_a_score_of_the_data_is_rejected_before_the_run(trainer: str, tmp_path: Path) -> None:
     plan = Experiment(
         nodes=2,
         model={"name": "logistic"},
@@ -170,7 +172,7 @@ def test_a_target_that_the_data_has_no_score_for_is_refused_before_it_runs(train
 
 
 @pytest.mark.parametrize("task", BY_TASK)
-def test_many_models_at_once_score_as_one_by_one(task: Task) -> None:
+def test_models_evaluated_in_a_batch_score_as_one_by_one(task: Task) -> None:
     rng = np.random.default_rng(0)
     count = 700
     x = rng.standard_normal((count, 6)).astype(np.float32)
@@ -185,7 +187,7 @@ def test_many_models_at_once_score_as_one_by_one(task: Task) -> None:
         layers.append(nn.Unflatten(1, (2, 3)))
     found = Data(Samples(x, y), Samples(x, y), 3, task, padding=-1 if task == "sequence" else None)
     learner = Learner(FlatModule(nn.Sequential(*layers)), Training(), found, None, Metrics(found, BY_TASK[task]))
-    learner.evaluation_batch = 300  # several batches, the last of them short
+    learner.evaluation_batch = 300  # several batches; the last one is shorter
     params = [rng.standard_normal(learner.flat.size).astype(np.float32) for _ in range(3)]
     for alone, together in zip(map(learner.evaluate, params), learner.evaluate_stacked(params), strict=True):
         assert together.keys() == alone.keys()
@@ -210,7 +212,7 @@ from shoal.data import Data, Samples
 
 @dataclass(frozen=True)
 class Users:
-    """Samples of eight users, of whom the last two have no test samples."""
+    """Samples of eight users. The last two have no test samples."""
 
     number: bool = False
 
@@ -244,7 +246,7 @@ def experiment(base: Path, number: bool = False, **changed: Any) -> Experiment:
     return Experiment(**{**settings, **changed}, base=base)
 
 
-def test_nodes_are_tested_on_their_own_users_on_both_engines(users: Path) -> None:
+def test_nodes_are_evaluated_on_their_own_users_on_both_engines(users: Path) -> None:
     simulated = experiment(users).run(users)
     real = experiment(users, engine="processes").run(users)
     assert simulated.summary["metrics"] == real.summary["metrics"]
@@ -257,7 +259,7 @@ def test_nodes_are_tested_on_their_own_users_on_both_engines(users: Path) -> Non
     assert own.summary["accuracy"]["std"] == 0.0, "one test sample, of one node"
 
 
-def test_own_test_samples_are_needed(users: Path) -> None:
+def test_local_evaluation_requires_test_samples_with_owners(users: Path) -> None:
     with pytest.raises(ExperimentError, match="nodes have no test samples of their own; use 'natural'"):
         experiment(users, partition={"name": "iid"}).run(users)
     source = SOURCE.replace("np.arange(60) % 6", "np.arange(60) + 100")
@@ -289,7 +291,7 @@ def test_a_regression_task_is_shown_and_plotted_by_its_rmse(users: Path, shoal: 
     assert "'accuracy' was not measured; use one of loss, rmse" in rejected.err
 
 
-def test_the_main_metric_is_accuracy_or_that_of_the_task() -> None:
+def test_the_main_metric_is_accuracy_or_the_metric_of_the_task() -> None:
     assert main_metric(["loss", "top5", "accuracy"]) == "accuracy"
     assert main_metric(["loss", "rmse"]) == "rmse"
     assert main_metric(["f1"]) == "f1"

@@ -1,4 +1,4 @@
-"""MovieLens: ratings by user, renumbered without gaps, a fixed part of each user's as the test."""
+"""MovieLens: ratings by user, renumbered without gaps, a fixed part of each user's ratings as test samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def real(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real ratings are in SHOAL_DATA; the test is skipped where they are not."""
+    """Use the real ratings in SHOAL_DATA. The test is skipped if they are missing."""
     if not (REAL / "movielens" / "ml-latest-small.zip").is_file():
         pytest.skip(f"no movielens/ml-latest-small.zip in {REAL}: set SHOAL_DATA to where data sets lie")
     monkeypatch.setenv("SHOAL_DATA", str(REAL))
@@ -37,7 +37,7 @@ def table(folder: Path, *lines: str, header: str = HEADER) -> Path:
     return file
 
 
-def test_users_and_films_are_numbered_without_gaps_and_samples_go_by_user(tmp_path: Path) -> None:
+def test_users_and_films_are_numbered_without_gaps_and_samples_are_ordered_by_user(tmp_path: Path) -> None:
     lines = [
         f"{user},{film},{stars},9" for user, film, stars in [(70, 5, 0.5), (3, 900, 5.0), (70, 900, 4.5), (3, 1, 2)]
     ]
@@ -54,7 +54,7 @@ def test_users_and_films_are_numbered_without_gaps_and_samples_go_by_user(tmp_pa
     assert data.train.owner.tolist() == data.train.x[:, 0].tolist() == [0, 1]
 
 
-def test_each_user_keeps_its_share_and_the_split_is_the_same_whatever_the_seed(tmp_path: Path) -> None:
+def test_each_user_keeps_its_share_and_the_split_does_not_depend_on_the_seed(tmp_path: Path) -> None:
     counts = [1, 2, 3, 10, 37]
     lines = [f"{user},{film},3.0,0" for user, count in enumerate(counts) for film in range(count)]
     one, other = (Movielens(path=table(tmp_path, *lines)).load(seed) for seed in (0, 1))
@@ -84,7 +84,7 @@ def test_the_older_format_is_read_too(packed: bool, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected_error"),
     [
         ("1,2,5.5,0", "line 3: rating 5.5; expected 0.5 to 5"),
         ("1,2,0,0", "line 3: rating 0; expected"),
@@ -95,9 +95,9 @@ def test_the_older_format_is_read_too(packed: bool, tmp_path: Path, monkeypatch:
         ("-1,2,3.0,0", "line 3: user -1"),
     ],
 )
-def test_what_is_wrong_names_the_file_and_the_line(line: str, said: str, tmp_path: Path) -> None:
+def test_errors_name_the_file_and_the_line(line: str, expected_error: str, tmp_path: Path) -> None:
     file = table(tmp_path, "1,1,4.0,0", line)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=expected_error) as caught:
         Movielens(path=file).load(seed=0)
     assert "ratings.csv" in str(caught.value)
 
@@ -124,12 +124,12 @@ def test_a_version_reads_its_own_files_only(tmp_path: Path, monkeypatch: pytest.
     assert is_decoded("movielens-100k")
 
 
-def test_ratings_that_leave_no_test_are_refused(tmp_path: Path) -> None:
+def test_ratings_that_leave_no_test_samples_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"leaves the test set empty: no user has more ratings than 1"):
         Movielens(path=table(tmp_path, "1,1,4.0,0", "2,2,4.0,0")).load(seed=0)
 
 
-def test_files_that_are_something_else_are_told(tmp_path: Path) -> None:
+def test_files_of_another_format_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1: no column rating; expected userId, movieId, rating"):
         Movielens(path=table(tmp_path, header="userId,movieId,stars\n")).load(seed=0)
     with pytest.raises(DataError, match="it has no ratings"):
@@ -154,7 +154,7 @@ def test_the_real_ratings() -> None:
 
 
 @pytest.mark.usefixtures("real")
-def test_the_real_ratings_train_alike_on_both_engines(tmp_path: Path) -> None:
+def test_the_real_ratings_give_the_same_models_on_both_engines(tmp_path: Path) -> None:
     simulated, processes = (
         Experiment(
             nodes=3, seed=1, engine=engine, algorithm={"name": "dpsgd", "rounds": 2}, topology={"name": "ring"},

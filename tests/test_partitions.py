@@ -1,4 +1,4 @@
-"""Partitions cover every sample once, leave no node empty, and say so when they cannot."""
+"""Partitions cover every sample once, leave no node empty, and raise an error when that is impossible."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ label_arrays = st.builds(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     seed=st.integers(0, 100),
 )
-# A busy machine is no failure, and many of the combinations drawn are rightly refused.
+# A busy machine is no failure, and many of the drawn combinations are rightly rejected.
 law = settings(
     deadline=None,
     max_examples=50,
@@ -63,7 +63,7 @@ DIGITS = np.random.default_rng(0).integers(0, 10, 3000)
 
 
 def split(partition: Partition | OwnerPartition, labels: np.ndarray, nodes: int, seed: int = 0) -> list[np.ndarray]:
-    """By a user for each sample, where it goes by users."""
+    """Split the samples, with one user per sample if the partition goes by users."""
     rng = generator(seed, "partition")
     if isinstance(partition, OwnerPartition):
         return partition.split_owned(owned(np.arange(len(labels))), owned([]), nodes, rng)[0]
@@ -75,7 +75,7 @@ def owned(owner: object) -> Samples:
     return Samples(np.zeros((len(owner), 1), np.float32), np.zeros(len(owner), np.int64), owner)
 
 
-def test_every_name_has_a_case_and_means_its_class():
+def test_every_registered_partition_has_a_case():
     assert set(CASES) == set(ONE_OF_EACH) == set(PARTITIONS)
     for target in PARTITIONS.values():
         module, _, name = target.partition(":")
@@ -85,12 +85,12 @@ def test_every_name_has_a_case_and_means_its_class():
 @pytest.mark.parametrize("name", PARTITIONS)
 @law
 @given(data=st.data(), labels=label_arrays, nodes=st.integers(1, 30), seed=st.integers(0, 5))
-def test_partitions_keep_their_contract(name, data, labels, nodes, seed):
+def test_partitions_conform(name, data, labels, nodes, seed):
     partition = data.draw(CASES[name])
     try:
         split(partition, labels, nodes)
     except DataError:
-        assume(False)  # that it refuses only what is impossible is tested below
+        assume(False)  # another test checks that only impossible splits are rejected
     covering = name != "classes" or nodes * partition.per_node >= len(np.unique(labels))
     check_partition(partition, labels, nodes, seed, covering)
 
@@ -98,14 +98,14 @@ def test_partitions_keep_their_contract(name, data, labels, nodes, seed):
 @pytest.mark.parametrize("name", PARTITIONS)
 @law
 @given(data=st.data(), nodes=st.integers(1, 60), seed=st.integers(0, 5))
-def test_ample_data_are_never_refused(name, data, nodes, seed):
+def test_sufficient_data_are_never_rejected(name, data, nodes, seed):
     partition = data.draw(CASES[name])
     covering = name != "classes" or nodes * partition.per_node >= 10
     check_partition(partition, DIGITS, nodes, seed, covering)
 
 
 @pytest.mark.parametrize("partition", ONE_OF_EACH.values(), ids=ONE_OF_EACH)
-def test_another_seed_gives_another_split(partition):
+def test_another_seed_gives_a_different_split(partition):
     first, second = (np.concatenate(split(partition, DIGITS, 10, seed)) for seed in (0, 1))
     assert not np.array_equal(first, second)
 
@@ -136,7 +136,7 @@ def test_dirichlet_gives_every_node_its_minimum(alpha, nodes, minimum, seed):
     assert min(map(len, split(Dirichlet(alpha, minimum), DIGITS, nodes, seed))) >= minimum
 
 
-def test_dirichlet_takes_the_missing_samples_from_the_largest_holders():
+def test_dirichlet_takes_missing_samples_from_the_largest_nodes():
     drawn, raised = (np.array([*map(len, split(Dirichlet(0.3, minimum), DIGITS, 20))]) for minimum in (1, 120))
     assert drawn.min() > 1, "choose another seed: this draw was itself repaired"
     assert (raised[drawn < 120] == 120).all()
@@ -156,7 +156,7 @@ def test_a_smaller_alpha_is_more_skewed():
 
 @law
 @given(labels=label_arrays, nodes=st.integers(1, 30), per_node=few, seed=few)
-def test_classes_are_exactly_so_many_and_evenly_divided(labels, nodes, per_node, seed):
+def test_every_node_has_the_requested_number_of_evenly_divided_classes(labels, nodes, per_node, seed):
     present, counts = np.unique(labels, return_counts=True)
     possible = np.minimum(counts, nodes).sum() >= nodes * per_node and len(labels) >= nodes
     if not possible:
@@ -171,13 +171,13 @@ def test_classes_are_exactly_so_many_and_evenly_divided(labels, nodes, per_node,
         assert shares or nodes * per_node < len(present)
 
 
-def test_holders_are_spread_evenly_over_the_classes():
+def test_nodes_are_spread_evenly_over_the_classes():
     parts = split(Classes(3), DIGITS, 20)
     holders = np.bincount(np.concatenate([np.unique(DIGITS[part]) for part in parts]))
     assert holders.tolist() == [6] * 10
 
 
-def test_classes_without_a_holder_are_left_out_whole():
+def test_classes_without_a_node_are_left_out_completely():
     parts = split(Classes(2), DIGITS, 3)
     held = np.unique(DIGITS[np.concatenate(parts)])
     assert len(held) == 6
@@ -189,13 +189,13 @@ def test_classes_without_a_holder_are_left_out_whole():
 
 @law
 @given(data=st.data(), nodes=st.integers(1, 40), minimum=st.integers(1, 70), seed=few)
-def test_quantities_have_their_minimum(data, nodes, minimum, seed):
+def test_every_node_has_the_minimum_quantity(data, nodes, minimum, seed):
     assume(nodes * minimum <= len(DIGITS))
     partition = data.draw(st.sampled_from([Quantity("power", exponent=3, minimum=minimum), Quantity(minimum=minimum)]))
     assert min(map(len, split(partition, DIGITS, nodes, seed))) >= minimum
 
 
-def test_quantities_follow_their_law_and_every_node_has_the_mixture_of_the_whole():
+def test_quantities_follow_their_distribution_and_every_node_has_the_global_class_mixture():
     sizes = sorted(map(len, split(Quantity("power", exponent=1.0), DIGITS, 4)), reverse=True)
     assert sizes == pytest.approx([3000 * share / 25 for share in (12, 6, 4, 3)], abs=1)
     even, uneven = (np.std([*map(len, split(Quantity(alpha=alpha), DIGITS, 10))]) for alpha in (100, 0.1))
@@ -210,17 +210,17 @@ user_sizes = st.lists(st.integers(1, 30), min_size=1, max_size=40)
 
 
 def of_users(sizes: list[int]) -> np.ndarray:
-    """Users 0, 3, 6, … with so many samples each, in any order."""
+    """Owners of the samples: users 0, 3, 6, … with the given numbers of samples, in any order."""
     return np.random.default_rng(0).permutation(np.repeat(3 * np.arange(len(sizes)), sizes))
 
 
 @law
 @given(partition=naturals, sizes=user_sizes, nodes=st.integers(1, 40), seed=few)
-def test_users_are_whole_and_their_tests_go_with_them(partition, sizes, nodes, seed):
+def test_users_are_never_divided_and_keep_their_test_samples(partition, sizes, nodes, seed):
     assume(len(sizes) >= nodes)
     owner = of_users(sizes)
     check_partition(partition, np.zeros(len(owner), np.int64), nodes, seed, owners=owner)
-    tests = np.append(owner[::2], [1, 10**6])  # two of users that nobody holds
+    tests = np.append(owner[::2], [1, 10**6])  # two belong to users without training samples
     parts, own = partition.split_owned(owned(owner), owned(tests), nodes, generator(seed, "partition"))
     held = [set(owner[part]) for part in parts]
     assert sum(map(len, held)) == len(sizes), "a user is on two nodes"
@@ -234,7 +234,7 @@ def test_users_are_whole_and_their_tests_go_with_them(partition, sizes, nodes, s
 
 @law
 @given(sizes=user_sizes, nodes=st.integers(1, 10), order=st.sampled_from(["random", "contiguous"]))
-def test_nodes_hold_nearly_as_many_samples_when_asked(sizes, nodes, order):
+def test_balanced_nodes_have_nearly_equal_numbers_of_samples(sizes, nodes, order):
     assume(len(sizes) >= nodes)
     owner = of_users(sizes)
     parts, _ = Natural("samples", order).split_owned(owned(owner), owned([]), nodes, generator(0, "partition"))
@@ -242,7 +242,7 @@ def test_nodes_hold_nearly_as_many_samples_when_asked(sizes, nodes, order):
     assert max(held) - sum(sizes) / nodes <= (1 if order == "random" else 2) * max(sizes)
 
 
-def test_which_nodes_get_one_user_more_depends_on_the_seed():
+def test_the_seed_decides_which_nodes_get_an_additional_user():
     owner = owned(np.arange(6))
     found = set()
     for seed in range(60):
@@ -252,21 +252,21 @@ def test_which_nodes_get_one_user_more_depends_on_the_seed():
     assert len(found) == 6, "any two of four nodes"
 
 
-def test_blocks_of_users_are_those_of_decentralizepy():
+def test_blocks_of_users_equal_those_of_decentralizepy():
     owner = np.repeat(np.arange(11), 2)
     parts, _ = Natural(order="contiguous").split_owned(owned(owner), owned([]), 4, generator(0, "partition"))
     assert [sorted(set(owner[part])) for part in parts] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
 
 
-def test_users_are_needed_and_enough_of_them():
-    nobodys = Samples(np.zeros((4, 1), np.float32), np.zeros(4, np.int64))
+def test_data_without_enough_users_are_rejected():
+    unowned = Samples(np.zeros((4, 1), np.float32), np.zeros(4, np.int64))
     with pytest.raises(DataError, match="this data set has no users; use 'iid'"):
-        Natural().split_owned(nobodys, nobodys, 2, generator(0, "partition"))
+        Natural().split_owned(unowned, unowned, 2, generator(0, "partition"))
     with pytest.raises(DataError, match=r"3 nodes share 2 users.* use at most 2 nodes"):
         Natural().split_owned(owned([0, 0, 0, 1]), owned([]), 3, generator(0, "partition"))
 
 
-def test_test_samples_without_owners_are_nobodys_own():
+def test_test_samples_without_owners_belong_to_no_node():
     common = Samples(np.zeros((4, 1), np.float32), np.zeros(4, np.int64))
     _, own = Natural().split_owned(owned([0, 1, 2]), common, 2, generator(0, "partition"))
     assert [*map(len, own)] == [0, 0]
@@ -276,7 +276,7 @@ LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])
 
 
 @pytest.mark.parametrize(
-    ("partition", "nodes", "words"),
+    ("partition", "nodes", "expected"),
     [
         (Iid(), 11, ["'iid'", "11 nodes", "10 samples", "at most 10 nodes"]),
         (Shards(), 11, ["'shards'", "11 nodes", "10 samples"]),
@@ -292,10 +292,10 @@ LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])
     ],
     ids=str,
 )
-def test_what_cannot_be_split_is_refused_with_what_would_work(partition, nodes, words):
+def test_an_impossible_split_is_rejected_with_valid_values(partition, nodes, expected):
     with pytest.raises(DataError) as caught:
         split(partition, LABELS, nodes)
-    assert [word for word in words if word not in str(caught.value)] == []
+    assert [text for text in expected if text not in str(caught.value)] == []
 
 
 class Careless:
@@ -333,7 +333,7 @@ class Careless:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "expected_error"),
     [
         ("shares", "more than one node: 4"),
         ("forgets", "1 samples to no node: 0"),
@@ -346,8 +346,8 @@ class Careless:
         ("accepts anything", "2 samples over 3 nodes"),
     ],
 )
-def test_the_conformance_suite_finds(fault, said):
-    with pytest.raises(AssertionError, match=said):
+def test_the_conformance_suite_detects_a_faulty_partition(fault, expected_error):
+    with pytest.raises(AssertionError, match=expected_error):
         check_partition(Careless(fault), np.arange(12) % 3, 3)
 
 
@@ -373,7 +373,7 @@ class CarelessByOwner:
 
     def split_owned(self, train, test, nodes, rng):
         parts, tests = Natural(order="contiguous").split_owned(train, test, nodes, rng)
-        if self.fault == "tests strangers":
+        if self.fault == "tests unknown users":
             tests.reverse()
         elif self.fault == "tests twice":
             tests[0] = np.append(tests[0], tests[0][0])
@@ -383,13 +383,13 @@ class CarelessByOwner:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "expected_error"),
     [
-        ("tests strangers", "node 0: it has test samples of 9, but no training samples of them"),
+        ("tests unknown users", "node 0: it has test samples of 9, but no training samples of them"),
         ("tests twice", "1 test samples to more than one node: 0"),
         ("forgets", "1 samples to no node: 0"),
     ],
 )
-def test_the_conformance_suite_finds_of_partitions_by_owner(fault, said):
-    with pytest.raises(AssertionError, match=said):
+def test_the_conformance_suite_detects_a_faulty_owner_partition(fault, expected_error):
+    with pytest.raises(AssertionError, match=expected_error):
         check_partition(CarelessByOwner(fault), np.arange(12) % 3, 3)

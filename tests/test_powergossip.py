@@ -1,4 +1,4 @@
-"""PowerGossip against whole matrices in NumPy; what it keeps, what it reaches, and what it makes of lost messages."""
+"""PowerGossip against full matrices in NumPy: preserved mean, consensus and recovery from lost messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = ((6, 2, 2), (6,), (5, 8), (5,))
 
 
 class Nodes:
-    """Nodes on a full graph with equal weights, or on the edges that are given, and what gets through."""
+    """Nodes with equal weights on a full graph or on given edges, with optional message loss."""
 
     def __init__(self, count: int, shapes: tuple[tuple[int, ...], ...] = SHAPES, rank: int = 1, seed: int = 3) -> None:
         self.sharings = [PowerGossip(rank) for _ in range(count)]
@@ -38,22 +38,22 @@ class Nodes:
         self.weight = 1 / count
         self.round = 0
 
-    def talk(
+    def exchange(
         self,
         models: list[Params],
         linked: Callable[[int, int], bool] = lambda i, j: True,
         arrives: Callable[[int, int], bool] = lambda sender, receiver: True,
     ) -> list[Params]:
         nodes = range(len(models))
-        said = [sharing.outgoing(model, self.round) for sharing, model in zip(self.sharings, models, strict=True)]
-        payloads = {(i, j): said[i](j) for i in nodes for j in nodes if i != j and linked(i, j)}
+        outgoing = [sharing.outgoing(model, self.round) for sharing, model in zip(self.sharings, models, strict=True)]
+        payloads = {(i, j): outgoing[i](j) for i in nodes for j in nodes if i != j and linked(i, j)}
         self.round += 1
         merged = []
         for i in nodes:
-            heard = {j: payloads[j, i] for j in nodes if (j, i) in payloads and arrives(j, i)}
-            for payload in heard.values():
+            received = {j: payloads[j, i] for j in nodes if (j, i) in payloads and arrives(j, i)}
+            for payload in received.values():
                 self.sharings[i].check(payload, models[i])
-            merged.append(self.sharings[i].merge(models[i], heard, dict.fromkeys(heard, self.weight)))
+            merged.append(self.sharings[i].merge(models[i], received, dict.fromkeys(received, self.weight)))
         return merged
 
     def edge(self, i: int, j: int) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def drawn(count: int, size: int, seed: int = 0) -> list[Params]:
 def follow(models: list[Params], rounds: int, rank: int, seed: int, steps: list[list[Params]]) -> list[Any]:
     """All models after some rounds on a full graph with equal weights, matrix by matrix, in double precision."""
     count = len(models)
-    layout = [(0, 6, 4), (30, 5, 8)]  # the matrices of SHAPES; the rest of them are vectors
+    layout = [(0, 6, 4), (30, 5, 8)]  # the matrices of SHAPES; the others are vectors
     plain = np.r_[24:30, 70:75]
     now = [m.astype(np.float64) for m in models]
     bases: dict[tuple[int, int, int], Any] = {}
@@ -102,18 +102,18 @@ def follow(models: list[Params], rounds: int, rank: int, seed: int, steps: list[
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_models_follow_the_whole_matrices(rank: int) -> None:
+def test_models_follow_the_full_matrices(rank: int) -> None:
     nodes = Nodes(3, rank=rank)
     models = drawn(3, nodes.size)
     steps = [drawn(3, nodes.size, seed=10 + r) for r in range(5)]
     expected = follow(models, 5, rank, 3, steps)
     for trained in steps:
-        models = nodes.talk([m + s for m, s in zip(models, trained, strict=True)])
+        models = nodes.exchange([m + s for m, s in zip(models, trained, strict=True)])
     assert np.abs(models[0] - models[1]).max() > 0.1
     np.testing.assert_allclose(models, expected, atol=2e-4)
 
 
-# What it keeps
+# Invariants
 
 
 tensors = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=4).map(tuple)
@@ -121,14 +121,14 @@ tensors = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=
 
 @settings(max_examples=40, deadline=None)
 @given(tensors, st.integers(1, 3), st.integers(0, 2**32))
-def test_the_mean_is_kept_and_the_ends_of_an_edge_agree_to_the_bit(
+def test_the_mean_is_preserved_and_both_ends_of_an_edge_are_bit_identical(
     shapes: tuple[tuple[int, ...], ...], rank: int, seed: int
 ) -> None:
     nodes = Nodes(3, shapes, rank, seed)
     models = drawn(3, nodes.size, seed)
     for _ in range(4):
         before = np.mean(models, axis=0, dtype=np.float64)
-        models = nodes.talk(models)
+        models = nodes.exchange(models)
         np.testing.assert_allclose(np.mean(models, axis=0, dtype=np.float64), before, atol=1e-5)
         for i, j in ((0, 1), (0, 2), (1, 2)):
             one, other = nodes.edge(i, j), nodes.edge(j, i)
@@ -143,7 +143,7 @@ def test_the_basis_of_an_edge_is_orthonormal(rows: int, columns: int, rank: int,
     nodes = Nodes(2, ((rows, columns),), rank, seed)
     models = drawn(2, nodes.size, seed)
     for side in (rows, columns, rows):
-        models = nodes.talk(models)
+        models = nodes.exchange(models)
         kept = min(rank, rows, columns)
         basis = nodes.edge(0, 1)["basis"].reshape(kept, side)
         np.testing.assert_allclose(basis @ basis.T, np.eye(kept), atol=1e-5)
@@ -159,95 +159,95 @@ def test_it_conforms_for_tensors_of_any_shape(shapes: tuple[tuple[int, ...], ...
     check_sharing(lambda: PowerGossip(rank), seed=4, shapes=shapes)
 
 
-# What it reaches
+# Consensus
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_two_nodes_lose_a_difference_of_that_rank_in_two_steps(rank: int) -> None:
+def test_two_nodes_remove_a_difference_of_equal_rank_in_two_steps(rank: int) -> None:
     nodes = Nodes(2, ((8, 9),), rank)
     base, other = drawn(2, 72)
     rng = np.random.default_rng(1)
     between = (rng.standard_normal((8, rank)) @ rng.standard_normal((rank, 9))).astype(np.float32).reshape(-1)
     models = [base, base + between]
-    nodes.talk([other, other])  # the first V saw equal models
+    nodes.exchange([other, other])  # the first V saw equal models
     for _ in range(2):
-        models = nodes.talk(models)
+        models = nodes.exchange(models)
     np.testing.assert_allclose(models[0], models[1], atol=1e-4)
     np.testing.assert_allclose(models[0], base + between / 2, atol=1e-4)
 
 
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("rank", [1, 3])
-def test_nodes_that_do_not_train_reach_consensus_and_never_part(count: int, rank: int) -> None:
+def test_nodes_that_do_not_train_reach_consensus_and_keep_it(count: int, rank: int) -> None:
     nodes = Nodes(count, rank=rank)
     models = drawn(count, nodes.size)
     mean = np.mean(models, axis=0)
     apart = [float(np.linalg.norm(np.stack(models) - mean))]
     for _ in range(150):
-        models = nodes.talk(models)
+        models = nodes.exchange(models)
         apart.append(float(np.linalg.norm(np.stack(models) - mean)))
     assert all(after <= before * (1 + 1e-5) + 1e-4 for before, after in itertools.pairwise(apart))
     np.testing.assert_allclose(models, np.tile(mean, (count, 1)), atol=1e-3)
 
 
-def test_a_difference_that_v_does_not_see_is_found_later() -> None:
+def test_a_difference_orthogonal_to_v_is_found_later() -> None:
     nodes = Nodes(2, ((4, 4),))
     zero = np.zeros(16, np.float32)
     for _ in range(3):
-        nodes.talk([zero, zero])  # equal models leave no direction: V is drawn again
+        nodes.exchange([zero, zero])  # equal models leave no direction: V is drawn again
     bases = [nodes.edge(0, 1)["basis"]]
-    nodes.talk([zero, zero])
+    nodes.exchange([zero, zero])
     assert not np.allclose(bases[0], nodes.edge(0, 1)["basis"])
     models = [zero, np.eye(4, dtype=np.float32).reshape(-1)]
     for _ in range(20):
-        models = nodes.talk(models)
+        models = nodes.exchange(models)
     np.testing.assert_allclose(models[0], models[1], atol=1e-4)
 
 
-# Links that rest, and messages that are lost
+# Unused links and lost messages
 
 
-def test_an_edge_that_rests_goes_on_where_it_was() -> None:
+def test_an_unused_edge_continues_at_its_last_step() -> None:
     nodes = Nodes(3)
     models = drawn(3, nodes.size)
     mean = np.mean(models, axis=0)
     for r in range(120):
-        models = nodes.talk(models, linked=lambda i, j, r=r: {i, j} != {r % 3, (r + 1) % 3})
+        models = nodes.exchange(models, linked=lambda i, j, r=r: {i, j} != {r % 3, (r + 1) % 3})
         np.testing.assert_allclose(np.mean(models, axis=0), mean, atol=1e-4)
     np.testing.assert_allclose(models, np.tile(mean, (3, 1)), atol=1e-2)
     assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"] == 80
 
 
 @pytest.mark.parametrize(("rest", "step"), [(8, 4), (9, 1)])
-def test_an_edge_is_forgotten_on_both_ends_when_it_rests_too_long(rest: int, step: int) -> None:
+def test_both_ends_forget_an_edge_that_is_unused_for_too_long(rest: int, step: int) -> None:
     nodes = Nodes(2)
     models = drawn(2, nodes.size)
     for r in range(3 + rest):
-        models = nodes.talk(models, linked=lambda i, j, r=r: r < 3 or r == 2 + rest)
+        models = nodes.exchange(models, linked=lambda i, j, r=r: r < 3 or r == 2 + rest)
     assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"] == step
     assert nodes.edge(0, 1)["basis"].tobytes() == nodes.edge(1, 0)["basis"].tobytes()
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8))
-def test_ends_that_missed_messages_start_again_together(arrived: list[tuple[bool, bool]]) -> None:
+def test_both_ends_restart_together_after_lost_messages(arrived: list[tuple[bool, bool]]) -> None:
     nodes = Nodes(2)
     models = drawn(2, nodes.size)
     for there, back in arrived:
-        models = nodes.talk(models, arrives=lambda sender, _, t=there, b=back: t if sender == 0 else b)
+        models = nodes.exchange(models, arrives=lambda sender, _, t=there, b=back: t if sender == 0 else b)
     out_of_step = nodes.edge(0, 1)["step"] != nodes.edge(1, 0)["step"]
     before = models
-    models = nodes.talk(models)
+    models = nodes.exchange(models)
     assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"]
     assert nodes.edge(0, 1)["basis"].tobytes() == nodes.edge(1, 0)["basis"].tobytes()
     if out_of_step:
-        assert np.array_equal(models, before)  # a round left out, so that nothing is added to one end alone
+        assert np.array_equal(models, before)  # the round is skipped, so that no end is updated alone
     mean = np.mean(models, axis=0)
-    models = nodes.talk(models)
+    models = nodes.exchange(models)
     np.testing.assert_allclose(np.mean(models, axis=0), mean, atol=1e-5)
 
 
-def test_payloads_of_a_peer_that_got_none_are_ignored() -> None:
+def test_payloads_of_a_peer_that_received_none_are_ignored() -> None:
     nodes = Nodes(2)
     models = drawn(2, nodes.size)
     payload = nodes.sharings[1].outgoing(models[1], 0)(0)
@@ -255,11 +255,11 @@ def test_payloads_of_a_peer_that_got_none_are_ignored() -> None:
     assert np.array_equal(nodes.sharings[0].merge(models[0], {1: payload}, {1: 0.5}), models[0])
 
 
-# What comes from the network
+# Invalid payloads
 
 
 @pytest.mark.parametrize(
-    ("arrays", "fields", "said"),
+    ("arrays", "fields", "expected_error"),
     [
         ({}, {"step": 0}, "expected one float32 vector 'values' of 22 numbers in step 0"),
         ({"values": np.zeros(23, np.float32)}, {"step": 0}, "of 22 numbers"),
@@ -276,49 +276,49 @@ def test_payloads_of_a_peer_that_got_none_are_ignored() -> None:
         ({"values": np.zeros(22, np.float32)}, {"step": "0"}, "step is '0'"),
     ],
 )
-def test_invalid_payloads_are_rejected(arrays: dict[str, Any], fields: dict[str, Any], said: str) -> None:
+def test_invalid_payloads_are_rejected(arrays: dict[str, Any], fields: dict[str, Any], expected_error: str) -> None:
     nodes = Nodes(2)
-    with pytest.raises(MessageError, match=said):
+    with pytest.raises(MessageError, match=expected_error):
         nodes.sharings[0].check(Payload(arrays, fields), np.zeros(nodes.size, np.float32))
 
 
 @pytest.mark.parametrize("step", [0, 1, 5, 6, STEPS // 2, STEPS - 2, STEPS - 1])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_message_that_claims_any_step_only_sets_the_edge_back(step: int, victim: int) -> None:
+def test_a_message_with_a_false_step_only_resets_the_edge(step: int, victim: int) -> None:
     nodes = Nodes(2)
     models = drawn(2, nodes.size)
     for _ in range(3):
-        models = nodes.talk(models)
-    said = [nodes.sharings[i].outgoing(models[i], 3)(1 - i) for i in range(2)]
-    said[1 - victim] = Payload({"values": np.ones(22 + step % 2, np.float32)}, {"step": step})
-    nodes.sharings[victim].check(said[1 - victim], models[victim])
-    merged = [nodes.sharings[i].merge(models[i], {1 - i: said[1 - i]}, {1 - i: 0.5}) for i in range(2)]
+        models = nodes.exchange(models)
+    payloads = [nodes.sharings[i].outgoing(models[i], 3)(1 - i) for i in range(2)]
+    payloads[1 - victim] = Payload({"values": np.ones(22 + step % 2, np.float32)}, {"step": step})
+    nodes.sharings[victim].check(payloads[1 - victim], models[victim])
+    merged = [nodes.sharings[i].merge(models[i], {1 - i: payloads[1 - i]}, {1 - i: 0.5}) for i in range(2)]
     assert np.array_equal(merged[victim], models[victim])
     models = merged
     for _ in range(2):
-        models = nodes.talk(models)  # rejects nothing
+        models = nodes.exchange(models)  # rejects nothing
     mean = np.mean(models, axis=0)
     for _ in range(60):
-        models = nodes.talk(models)
+        models = nodes.exchange(models)
         assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"]
         assert nodes.edge(0, 1)["basis"].tobytes() == nodes.edge(1, 0)["basis"].tobytes()
     np.testing.assert_allclose(models, [mean, mean], atol=1e-3)
 
 
-def test_steps_begin_again_after_the_last() -> None:
+def test_step_numbers_wrap_around() -> None:
     nodes, others = Nodes(2), Nodes(2)
     models = drawn(2, nodes.size)
     for each, first in ((nodes, STEPS - 2), (others, 0)):
         for i in range(2):
             each.sharings[i]._edges = {1 - i: each.sharings[i]._new_edge(1 - i, first)}
     for step in (STEPS - 1, 0, 1):
-        models = nodes.talk(models)
+        models = nodes.exchange(models)
         assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"] == step
     assert np.isfinite(models).all()
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_models_too_far_apart_for_a_difference_are_left_as_they_are(rank: int) -> None:
+def test_models_with_an_overflowing_difference_stay_unchanged(rank: int) -> None:
     nodes = Nodes(2, rank=rank)
     huge = np.full(nodes.size, 3e38, np.float32)
     models = [huge, -huge]
@@ -327,28 +327,28 @@ def test_models_too_far_apart_for_a_difference_are_left_as_they_are(rank: int) -
             edge = nodes.sharings[i]._new_edge(1 - i, 0)
             edge.basis = np.abs(edge.basis) * np.float32(0.1)  # keeps the sent values finite
             nodes.sharings[i]._edges = {1 - i: edge}
-        merged = nodes.talk(models)
+        merged = nodes.exchange(models)
     assert np.array_equal(merged, models)
     assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"] == 0
-    assert np.isfinite(nodes.talk(drawn(2, nodes.size))).all()
+    assert np.isfinite(nodes.exchange(drawn(2, nodes.size))).all()
 
 
 def test_a_state_is_a_copy() -> None:
     nodes, twins = Nodes(2), Nodes(2)
     models = drawn(2, nodes.size)
-    after = nodes.talk(models)
-    assert np.array_equal(twins.talk(models), after)
+    after = nodes.exchange(models)
+    assert np.array_equal(twins.exchange(models), after)
     state = nodes.sharings[0].state()
     restored = PowerGossip()
     restored.bind(NodeInfo(0, 2, 3, SHAPES))
     restored.restore(state)
     nodes.edge(0, 1)["basis"][:] = np.nan
     state["edges"]["1"]["basis"][:] = np.nan
-    assert np.array_equal(nodes.talk(after), twins.talk(after))
+    assert np.array_equal(nodes.exchange(after), twins.exchange(after))
     assert np.isfinite(restored.state()["edges"]["1"]["basis"]).all()
 
 
-# Whole runs
+# Complete runs
 
 
 def experiment(**changed: Any) -> Experiment:
@@ -369,7 +369,7 @@ def models_of(run: Any) -> Any:
 
 
 @pytest.mark.parametrize("topology", [{"name": "ring"}, {"name": "regular", "degree": 2, "dynamic": True}])
-def test_both_engines_agree_to_the_bit_and_send_little(topology: dict[str, Any], tmp_path: Path) -> None:
+def test_both_engines_are_bit_identical_and_send_little(topology: dict[str, Any], tmp_path: Path) -> None:
     described = experiment(topology=topology)
     full = experiment(topology=topology, sharing={"name": "full"})
     runs = [e.run(tmp_path) for e in (described, dataclasses.replace(described, engine="processes"), full)]
@@ -385,6 +385,6 @@ def test_the_others_continue_when_a_node_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("topology", [{"name": "one-peer-exponential"}, {"name": "random-out", "peers": 2}])
-def test_one_way_links_are_rejected(topology: dict[str, Any]) -> None:
+def test_directed_links_are_rejected(topology: dict[str, Any]) -> None:
     with pytest.raises(ExperimentError, match=f"topology = '{topology['name']}' has one-way links"):
         experiment(topology=topology, nodes=6)

@@ -1,4 +1,4 @@
-"""A runtime means the same in every engine: one suite, two arms. And the fake one that tests of algorithms use."""
+"""Runtimes behave the same in both engines (one suite, two harnesses); the fake runtime for tests of algorithms."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from shoal.testing import FakeRuntime, Faults, SimulationHarness, SocketHarness,
 from shoal.testing.harness import Body
 from shoal.topologies.static import Star
 
-ARENAS: dict[str, Callable[[], Any]] = {
+HARNESSES: dict[str, Callable[[], Any]] = {
     "simulation": SimulationHarness,
     "simulation with a network": lambda: SimulationHarness(Uniform(latency=0.01, upload=50, download=50)),
     "sockets": SocketHarness,
 }
 
 
-def said(sender: int = 1, round: int = 0, kind: str = "model", values: Any = (1.0,)) -> Message:
+def make_message(sender: int = 1, round: int = 0, kind: str = "model", values: Any = (1.0,)) -> Message:
     return Message(sender, kind, round, Payload({"params": np.array(values, np.float32)}))
 
 
-@pytest.mark.parametrize("harness", ARENAS)
+@pytest.mark.parametrize("harness", HARNESSES)
 def test_the_runtimes_of_both_engines_conform(harness: str) -> None:
-    check_runtime(ARENAS[harness]())
+    check_runtime(HARNESSES[harness]())
 
 
-# The suite catches
+# The suite detects faulty runtimes
 
 
 class Changed:
-    """A runtime that is another in all but one thing."""
+    """A runtime that differs from another in one behaviour."""
 
     def __init__(self, inner: Runtime) -> None:
         self._inner = inner
@@ -67,12 +67,12 @@ class LosesSome(Changed):
             await self._inner.send(to, message)
 
 
-class ForgetsTheRound(Changed):
+class IgnoresTheRound(Changed):
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         return await self._inner.receive(Filter(wanted.kind, None, wanted.senders), timeout)
 
 
-class TakesWhatCame(Changed):
+class ReturnsTooEarly(Changed):
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         return await self._inner.receive(wanted, 0.01)
 
@@ -87,23 +87,23 @@ class NeverSleeps(Changed):
         await self._inner.sleep(0.0)
 
 
-class HidesTheDead(Changed):
+class HidesFailedPeers(Changed):
     def failed_peers(self) -> frozenset[int]:
         return frozenset()
 
 
-class SwallowsFailures(Changed):
+class IgnoresFailures(Changed):
     def background(self, task: Coroutine[Any, Any, None]) -> None:
-        async def quietly() -> None:
+        async def ignore_errors() -> None:
             try:
                 await task
             except Exception:
                 return
 
-        self._inner.background(quietly())
+        self._inner.background(ignore_errors())
 
 
-class ChangedArena(SimulationHarness):
+class ChangedHarness(SimulationHarness):
     def __init__(self, change: type[Changed]) -> None:
         super().__init__()
         self._change = change
@@ -120,34 +120,34 @@ class ChangedArena(SimulationHarness):
     [
         SendsTwice,
         LosesSome,
-        ForgetsTheRound,
-        TakesWhatCame,
+        IgnoresTheRound,
+        ReturnsTooEarly,
         BlocksWhileItComputes,
         NeverSleeps,
-        HidesTheDead,
-        SwallowsFailures,
+        HidesFailedPeers,
+        IgnoresFailures,
     ],
 )
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-def test_the_suite_catches_a_runtime_that(change: type[Changed]) -> None:
+def test_the_suite_detects_a_faulty_runtime(change: type[Changed]) -> None:
     with pytest.raises((AssertionError, DeadlockError)):
-        check_runtime(ChangedArena(change))
+        check_runtime(ChangedHarness(change))
 
 
-# The arenas
+# The harnesses
 
 
-@pytest.mark.parametrize("harness", ARENAS)
+@pytest.mark.parametrize("harness", HARNESSES)
 def test_exceptions_of_a_body_are_raised_by_the_run(harness: str) -> None:
     async def body(runtime: Runtime) -> None:
         await runtime.sleep(0.0)
         raise MessageError("on purpose")
 
     with pytest.raises(MessageError, match="on purpose"):
-        ARENAS[harness]().run({0: body})
+        HARNESSES[harness]().run({0: body})
 
 
-def test_bodies_that_wait_forever_are_an_error_in_both_arms() -> None:
+def test_bodies_that_wait_forever_are_an_error_in_both_harnesses() -> None:
     async def body(runtime: Runtime) -> None:
         await runtime.receive(Filter("model", 4))
 
@@ -160,25 +160,25 @@ def test_bodies_that_wait_forever_are_an_error_in_both_arms() -> None:
 def test_malformed_messages_on_a_port_are_rejected_and_the_node_continues() -> None:
     harness = SocketHarness()
 
-    async def stranger(runtime: Runtime) -> None:
+    async def malicious_sender(runtime: Runtime) -> None:
         context: zmq.Context[Any] = zmq.Context()
         socket = context.socket(zmq.PUSH)
         socket.connect(harness.endpoints[0])
         foreign = Message(1, "model", 0, Payload({}), "another run")
         empty = [b""], [address(0)], [address(0), b""]
-        bad = [b"garbage"], *empty, *addressed(0, said(sender=9), foreign), *addressed(1, said())
+        bad = [b"garbage"], *empty, *addressed(0, make_message(sender=9), foreign), *addressed(1, make_message())
         for frames in bad:
             socket.send_multipart(frames)
         socket.close(linger=5000)
         context.term()
         while len(harness.rejected) < len(bad):
             await runtime.sleep(0.01)
-        await runtime.send(0, said())
+        await runtime.send(0, make_message())
 
     async def receiver(runtime: Runtime) -> list[Message]:
         return await runtime.receive(Filter("model"), 60)
 
-    (message,) = harness.run({0: receiver, 1: stranger})[0]
+    (message,) = harness.run({0: receiver, 1: malicious_sender})[0]
     assert message.sender == 1
     assert len(harness.rejected) == 7
     assert any("the sender is node 9, which does not exist" in why for why in harness.rejected)
@@ -191,7 +191,7 @@ def addressed(to: int, *messages: Message) -> list[list[Any]]:
 
 
 def on_a_transport(body: Callable[[Transport], Coroutine[Any, Any, None]], **options: Any) -> Transport:
-    """Run something on a transport whose peers listen nowhere: what is sent to them stays in its queues."""
+    """Run `body` on a transport with unreachable peers: sent messages stay in its queues."""
 
     async def run() -> Transport:
         context: zmq.Context[Any] = zmq.Context()
@@ -222,7 +222,7 @@ def test_a_peer_that_fails_with_a_full_queue_does_not_fail_its_senders() -> None
     async def body(transport: Transport) -> None:
         asyncio.get_running_loop().call_later(0.2, transport.mark_failed, 1)
         for _ in range(5000):
-            await transport.send(1, said())
+            await transport.send(1, make_message())
 
     assert on_a_transport(body).unsent == 0
 
@@ -235,11 +235,11 @@ def test_a_replaced_connection_does_not_fail_a_waiting_sender(
     async def body(transport: Transport) -> None:
         async def flood() -> None:
             for _ in range(5000):
-                await transport.send(1, said())
+                await transport.send(1, make_message())
 
         flooding = asyncio.create_task(flood())
         await asyncio.sleep(0.2)
-        await transport.send(2, said())
+        await transport.send(2, make_message())
         await asyncio.sleep(0.1)
         transport.mark_failed(1)
         await flooding
@@ -250,8 +250,8 @@ def test_a_replaced_connection_does_not_fail_a_waiting_sender(
 def test_messages_that_a_peer_does_not_take_in_time_are_dropped_and_counted() -> None:
     async def body(transport: Transport) -> None:
         while not transport.unsent:
-            await transport.send(1, said())
-        await transport.send(1, said())  # at once: it has stalled already
+            await transport.send(1, make_message())
+        await transport.send(1, make_message())  # returns at once because the peer has already timed out
 
     assert on_a_transport(body, send_timeout=0.05).unsent == 2
 
@@ -261,10 +261,10 @@ def test_messages_that_a_peer_does_not_take_in_time_are_dropped_and_counted() ->
 
 def test_a_fake_runtime_answers_from_its_script_and_records_sent_messages() -> None:
     async def body(runtime: Runtime) -> list[Message]:
-        await runtime.send(1, said(0, kind="request"))
+        await runtime.send(1, make_message(0, kind="request"))
         return await runtime.receive(Filter("model", 0, (1, 2)))
 
-    fake = FakeRuntime(said(2), said(3)).deliver(said(1), at=5.0)
+    fake = FakeRuntime(make_message(2), make_message(3)).deliver(make_message(1), at=5.0)
     received = fake.run(body(fake))
     assert [m.sender for m in received] == [2, 1]
     assert [(to, m.kind) for to, m in fake.sent] == [(1, "request")]
@@ -272,7 +272,7 @@ def test_a_fake_runtime_answers_from_its_script_and_records_sent_messages() -> N
     assert fake.now() == 5.0
 
 
-def test_its_clock_moves_exactly_by_the_waiting_times() -> None:
+def test_the_clock_of_a_fake_runtime_moves_exactly_by_the_waiting_times() -> None:
     async def body(runtime: Runtime) -> list[float]:
         times = []
         await runtime.sleep(2.0)
@@ -283,7 +283,7 @@ def test_its_clock_moves_exactly_by_the_waiting_times() -> None:
         times.append(runtime.now())
         return times
 
-    fake = FakeRuntime().deliver(said(), at=7.5)
+    fake = FakeRuntime().deliver(make_message(), at=7.5)
     assert fake.run(body(fake)) == [2.0, 5.0, 7.5]
     assert fake.now() == 7.5
 
@@ -306,11 +306,11 @@ def test_background_tasks_of_a_fake_runtime_end_with_the_run() -> None:
     assert ticks == [0.0, 1.0, 2.0]
 
 
-def test_a_wait_that_the_script_does_not_end_is_an_error_that_names_it() -> None:
+def test_an_endless_wait_of_a_fake_runtime_is_an_error_that_names_the_filter() -> None:
     async def body(runtime: Runtime) -> None:
         await runtime.receive(Filter("model", 3, (1, 2)))
 
-    fake = FakeRuntime(said(1, round=3))
+    fake = FakeRuntime(make_message(1, round=3))
     with pytest.raises(DeadlockError, match="waits for 'model' of round 3 from 1, 2"):
         fake.run(body(fake))
 
@@ -320,14 +320,17 @@ def test_failed_nodes_of_a_script_are_not_waited_for() -> None:
         received = await runtime.receive(Filter("model", 0, (1, 2)))
         return [m.sender for m in received], runtime.now()
 
-    fake = FakeRuntime(said(1)).mark_failed(2, at=4.0)
+    fake = FakeRuntime(make_message(1)).mark_failed(2, at=4.0)
     assert fake.run(body(fake)) == ([1], 4.0)
     assert 2 in fake.failed_peers()
 
 
 def test_an_algorithm_runs_on_a_fake_node() -> None:
     fake = FakeRuntime(
-        said(1, 0, values=[4, 4]), said(2, 0, values=[7, 7]), said(1, 1, values=[6, 6]), said(2, 1, values=[0, 0])
+        make_message(1, 0, values=[4, 4]),
+        make_message(2, 0, values=[7, 7]),
+        make_message(1, 1, values=[6, 6]),
+        make_message(2, 1, values=[0, 0]),
     )
     node = fake.node(nodes=3, params=np.zeros(2, np.float32), train=lambda params: params + 1)
     fake.run(DPSGD(rounds=2).run(node))
@@ -339,7 +342,7 @@ def test_an_algorithm_runs_on_a_fake_node() -> None:
 
 
 def test_a_fake_node_continues_without_peers_that_time_out_and_records_them() -> None:
-    fake = FakeRuntime(said(2, values=[2]))
+    fake = FakeRuntime(make_message(2, values=[2]))
     node = fake.node(3, nodes=4, params=np.zeros(1, np.float32), receive_timeout=10.0)
     fake.run(DPSGD(rounds=1).run(node))
     assert node.params[0] == 1.0  # the weights 1/3 of itself and of node 2, renormalised
@@ -350,7 +353,7 @@ def test_a_fake_node_continues_without_peers_that_time_out_and_records_them() ->
 # A node
 
 
-def test_one_message_serves_all_its_recipients() -> None:
+def test_one_message_object_is_sent_to_all_receivers() -> None:
     async def body() -> None:
         await node.send([1, 2, 3], Payload({"params": writable}), round=0)
         writable[:] = 9
@@ -389,7 +392,7 @@ def test_nothing_is_sent_to_failed_peers() -> None:
 
 
 def test_a_payload_that_the_sharing_rejects_is_dropped_counted_and_recorded() -> None:
-    fake = FakeRuntime(said(1, values=[1, 2, 3]), said(2, values=[1]))
+    fake = FakeRuntime(make_message(1, values=[1, 2, 3]), make_message(2, values=[1]))
     node = fake.node(nodes=3, params=np.zeros(1, np.float32))
     received = fake.run(node.receive_each([1, 2], round=0))
     assert list(received) == [2]
@@ -403,26 +406,26 @@ def test_the_first_rejections_are_recorded_and_all_are_counted() -> None:
     fake = FakeRuntime()
     node = fake.node(nodes=3, params=np.zeros(1, np.float32))
     for i in range(RECORDED_REJECTIONS + 500):
-        node.reject(1, f"nonsense {i}")
+        node.reject(1, f"invalid {i}")
     assert node.rejected == RECORDED_REJECTIONS + 500
     assert len(fake.records) == RECORDED_REJECTIONS
 
 
 def test_received_payloads_are_in_ascending_order_of_sender() -> None:
-    fake = FakeRuntime(said(3), said(1), said(2))
+    fake = FakeRuntime(make_message(3), make_message(1), make_message(2))
     node = fake.node(nodes=4, params=np.zeros(1, np.float32))
     assert list(fake.run(node.receive_each([3, 2, 1], round=0))) == [1, 2, 3]
 
 
 def test_a_timeout_of_zero_takes_messages_that_have_arrived() -> None:
-    fake = FakeRuntime(said(1))
+    fake = FakeRuntime(make_message(1))
     node = fake.node(nodes=3, params=np.zeros(1, np.float32), receive_timeout=50.0)
     assert list(fake.run(node.receive_each([1, 2], round=0, timeout=0.0))) == [1]
     assert fake.now() == 0.0
 
 
 def test_weights_without_a_graph_are_equal() -> None:
-    fake = FakeRuntime(said(1), said(2))
+    fake = FakeRuntime(make_message(1), make_message(2))
     node = fake.node(nodes=3, params=np.zeros(1, np.float32), topology=Star())
     received = fake.run(node.receive_each([1, 2], round=0))
     assert node.weights(received) == {1: 1 / 3, 2: 1 / 3}
@@ -444,7 +447,7 @@ def test_a_model_cannot_be_written_into() -> None:
         node.params[0] = 5
 
 
-def test_a_node_s_generators_depend_on_purpose_and_node_alone() -> None:
+def test_the_generators_of_a_node_depend_only_on_purpose_and_node() -> None:
     def draw(id: int, purpose: str) -> float:
         return float(FakeRuntime().node(id, nodes=3, params=np.zeros(1, np.float32)).rng(purpose).random())
 
@@ -457,7 +460,7 @@ def test_a_node_s_generators_depend_on_purpose_and_node_alone() -> None:
 # Faults
 
 
-def test_faults_read_as_a_sentence_and_give_a_schedule() -> None:
+def test_fault_methods_chain_and_build_a_schedule() -> None:
     faults = Faults().crash(3, round=2).raises(4, round=1).hang(5, round=3)
     assert faults.schedule == (Fault("crash", 3, 2), Fault("raise", 4, 1), Fault("hang", 5, 3))
     assert Experiment(nodes=6, fault=faults.schedule).fault == faults.schedule
@@ -465,7 +468,7 @@ def test_faults_read_as_a_sentence_and_give_a_schedule() -> None:
         Experiment(nodes=5, fault=faults.schedule)
 
 
-def test_a_schedule_that_grows_leaves_the_shorter_one_alone() -> None:
+def test_extending_a_schedule_leaves_the_original_unchanged() -> None:
     some = Faults().crash(1)
     some.crash(2)
     assert some.schedule == (Fault("crash", 1, 0),)

@@ -1,4 +1,4 @@
-"""Secure aggregation in whole runs: with a server that calls, on both engines, and what does not go with it."""
+"""Secure aggregation in complete runs: with a server, on both engines, and incompatible experiments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def call(round: int = 0, last: bool = False, **arrays: Any) -> Message:
 
 
 WEIGHT = "expected a field 'weight', the weight of this node, above 0 and at most 1"
-AMONG = "expected this node in 'company', and only clients"
+EXPECTED_IDS = "expected this node in 'company', and only clients"
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ AMONG = "expected this node in 'company', and only clients"
         ({"company": np.array([0, 1, 1], np.uint32)}, "expected an array 'company' of distinct node ids"),
         ({"company": np.array([[0, 1, 2]], np.uint32)}, "expected an array 'company' of distinct node ids"),
         *(({"weight": wrong}, WEIGHT) for wrong in (None, 1, "much", 0.0, -0.5, 1.5, math.nan)),
-        ({"company": np.array([1, 2, 4], np.uint32)}, AMONG),
-        ({"company": np.array([0, 1, 3], np.uint32)}, AMONG),
-        ({"company": np.empty(0, np.uint32)}, AMONG),
+        ({"company": np.array([1, 2, 4], np.uint32)}, EXPECTED_IDS),
+        ({"company": np.array([0, 1, 3], np.uint32)}, EXPECTED_IDS),
+        ({"company": np.empty(0, np.uint32)}, EXPECTED_IDS),
     ],
 )  # fmt: skip
 def test_a_call_without_its_sender_group_is_rejected(arrays: Any, why: str) -> None:
@@ -85,9 +85,9 @@ def test_a_sender_group_comes_from_the_server_or_the_graph() -> None:
 def test_clients_receive_their_own_weight_and_the_ids_of_the_others() -> None:
     with mock.patch.object(Node, "samples", property(lambda node: node.id + 1)):
         world = SecureWorld(FedAvg(1), recording_sharings(5)).run()
-    told = {to: m.payload for to, m in world.sent if m.kind == "global" and "last" not in m.payload.fields}
-    assert [told[client].fields for client in range(4)] == [{"weight": n / 10} for n in (1, 2, 3, 4)]
-    for payload in told.values():
+    received = {to: m.payload for to, m in world.sent if m.kind == "global" and "last" not in m.payload.fields}
+    assert [received[client].fields for client in range(4)] == [{"weight": n / 10} for n in (1, 2, 3, 4)]
+    for payload in received.values():
         assert sorted(payload.arrays) == ["company", "params"]
         assert payload.arrays["company"].tolist() == [0, 1, 2, 3]
     assert world.check_sums() == 1
@@ -182,7 +182,7 @@ def test_a_process_that_is_killed_in_the_last_round_does_not_stop_the_others(tmp
         assert list(run.summary["lost"]) == ["2"]
         for node in (0, 1, 3, 4, 5):
             assert not any(what == "sum not unmasked" for what, _ in events_of(run, node))
-    # It fails before it sends in that round: both engines have the same sums.
+    # The node fails before it sends in that round, so both engines have the same sums.
     survivors = (0, 1, 3, 4, 5)
     assert np.array_equal(models_of(runs[0], survivors), models_of(runs[1], survivors))
 

@@ -1,4 +1,4 @@
-"""Nodes that see their samples turned or in noise: always alike, on both engines."""
+"""Nodes with rotated or noisy samples: reproducible and equal on both engines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def experiment(**changed: Any) -> Experiment:
 # Rotation
 
 
-def test_quarter_turns_are_exact_and_against_the_clock() -> None:
+def test_rotations_by_90_degrees_are_exact_and_counterclockwise() -> None:
     turned = RotateInputs(90.0).apply(IMAGES, NUMBERS)
     assert torch.equal(turned, torch.rot90(IMAGES, 1, (2, 3)))
     assert torch.equal(turned[0, 0, -1], IMAGES[0, 0, :, 0]), "what was at the left is below"
@@ -45,14 +45,14 @@ def test_quarter_turns_are_exact_and_against_the_clock() -> None:
 
 
 @pytest.mark.parametrize("degrees", [90.0, 180.0, 270.0])
-def test_other_angles_turn_the_same_way(degrees: float) -> None:
+def test_other_angles_rotate_in_the_same_direction(degrees: float) -> None:
     near = RotateInputs(degrees + 1e-4).apply(IMAGES, NUMBERS)
     assert torch.allclose(near, RotateInputs(degrees).apply(IMAGES, NUMBERS), atol=1e-2)
 
 
 def test_images_that_are_not_square_keep_their_shape() -> None:
     wide = torch.zeros(1, 1, 5, 9)
-    wide[0, 0, 2, 2:7] = 1.0  # a line that lies, about the middle
+    wide[0, 0, 2, 2:7] = 1.0  # a horizontal line near the centre
     stands = RotateInputs(90.0).apply(wide, NUMBERS[:1])
     assert stands.shape == wide.shape
     assert torch.allclose(stands[0, 0, :, 4], torch.ones(5), atol=1e-4)
@@ -68,7 +68,7 @@ def test_nodes_get_the_angles_in_turn_or_at_random() -> None:
     assert drawn[:4] != Rotation().shifts(4, (1, 4, 4), generator(0, "shifts"))
 
 
-def test_only_images_are_turned() -> None:
+def test_only_images_can_be_rotated() -> None:
     with pytest.raises(DataError, match=r"'rotation': inputs have shape \[64\]; expected images"):
         Rotation().shifts(4, (64,), generator(0, "shifts"))
     with pytest.raises(ValueError, match="expected at least one angle"):
@@ -78,14 +78,14 @@ def test_only_images_are_turned() -> None:
 # Noise
 
 
-def test_noise_grows_from_node_to_node() -> None:
+def test_noise_increases_from_node_to_node() -> None:
     shifts = Noise(0.4).shifts(4, (3,), generator(0, "shifts"))
     assert shifts[0] is None
     deviations = [float(s.apply(torch.zeros(1, 20000), NUMBERS[:1]).std()) for s in shifts[1:] if s is not None]
     assert deviations == pytest.approx([0.1, 0.2, 0.3], rel=0.05)
 
 
-def test_a_sample_always_looks_the_same_and_unlike_others() -> None:
+def test_the_noise_of_a_sample_is_fixed_and_differs_between_samples() -> None:
     seen = AddNoise(7, 1, 0.5).apply(IMAGES, NUMBERS)
     assert torch.equal(seen[1:], AddNoise(7, 1, 0.5).apply(IMAGES[1:], NUMBERS[1:]))
     noises = [
@@ -95,7 +95,7 @@ def test_a_sample_always_looks_the_same_and_unlike_others() -> None:
     assert len({tuple(noise.ravel().tolist()) for noise in noises}) == len(noises)
 
 
-def test_ids_are_not_measurements(tmp_path: Path) -> None:
+def test_noise_on_ids_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "ids.py").write_text(
         "import numpy as np\nfrom shoal.data import Data, Samples\n"
         "class Ids:\n    '''Ids.'''\n    def load(self, seed):\n"
@@ -106,11 +106,11 @@ def test_ids_are_not_measurements(tmp_path: Path) -> None:
         experiment(dataset={"name": "ids.py:Ids"}, partition={"name": "noise"}, base=tmp_path).run(tmp_path)
 
 
-# Around another partition
+# Wrapping another partition
 
 
 @pytest.mark.parametrize("kind", [Rotation, Noise])
-def test_samples_are_dealt_as_the_partition_inside_deals_them(kind: Any) -> None:
+def test_samples_are_assigned_by_the_inner_partition(kind: Any) -> None:
     labels = np.arange(60) % 3
     inside = Dirichlet(0.1)
     parts = kind(of=inside).split(labels, 5, generator(0, "partition"))
@@ -123,7 +123,7 @@ def test_samples_are_dealt_as_the_partition_inside_deals_them(kind: Any) -> None
     assert not isinstance(kind(of=Iid()), OwnerPartition)
 
 
-def test_an_experiment_spells_both() -> None:
+def test_an_experiment_table_contains_both_partitions() -> None:
     found = Experiment.from_table(
         {"dataset": {"name": "digits", "partition": {"name": "noise", "sigma": 0.5, "of": {"name": "shards"}}}}
     )
@@ -140,7 +140,7 @@ SHIFTED = [
 
 
 @pytest.mark.parametrize("partition", SHIFTED, ids=lambda p: str(p["name"]))
-def test_both_engines_see_the_same(partition: dict[str, Any], tmp_path: Path) -> None:
+def test_both_engines_give_the_same_models(partition: dict[str, Any], tmp_path: Path) -> None:
     simulated = experiment(partition=partition).run(tmp_path)
     real = experiment(partition=partition, engine="processes").run(tmp_path)
     assert real.status == simulated.status == "completed"
@@ -150,7 +150,7 @@ def test_both_engines_see_the_same(partition: dict[str, Any], tmp_path: Path) ->
     assert simulated.summary["digest"] != plain.summary["digest"]
 
 
-def test_other_trainers_are_shown_what_torch_sees() -> None:
+def test_other_trainers_receive_the_same_samples_as_torch() -> None:
     from shoal.experiment.setup import Setup
 
     setup = Setup(experiment(partition=SHIFTED[0]))

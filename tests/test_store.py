@@ -1,4 +1,4 @@
-"""The store: downloads that go on, checksums, what is said when something is missing, and the `shoal data` commands."""
+"""The store: resumed downloads, checksums, errors for missing files, and the `shoal data` commands."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Server:
-    """A web server on this machine, and what it was asked for."""
+    """A local web server that records its requests."""
 
     url: str = ""
     content: bytes = CONTENT
-    ranges: bool = True
-    """Whether it knows how to go on in the middle."""
+    supports_ranges: bool = True
+    """Whether the server supports range requests."""
     cuts: list[int] = field(default_factory=list)
-    """After how many bytes it hangs up, one connection after another; then no more."""
+    """Numbers of bytes after which successive connections are closed; later connections stay open."""
     status: int = 200
-    says_length: bool = True
-    asked: list[str | None] = field(default_factory=list)
-    """The range of each request."""
+    sends_length: bool = True
+    requested_ranges: list[str | None] = field(default_factory=list)
+    """The range header of each request."""
 
     def file(self, name: str = "data.tar.gz", md5: str | None = MD5) -> PublishedFile:
         return PublishedFile(name, f"{self.url}/{name}", len(CONTENT), md5)
@@ -75,12 +75,12 @@ def server() -> Iterator[Server]:
 
         def do_GET(self) -> None:
             wanted = self.headers.get("Range")
-            state.asked.append(wanted)
+            state.requested_ranges.append(wanted)
             self.close_connection = True
             if state.status != 200:
                 self.send_error(state.status)
                 return
-            start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted and state.ranges else 0  # type: ignore[index]
+            start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted and state.supports_ranges else 0  # type: ignore[index]
             total = len(state.content)
             if start >= total:
                 self.send_response(416)
@@ -88,10 +88,10 @@ def server() -> Iterator[Server]:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
-            self.send_response(206 if wanted and state.ranges else 200)
-            if wanted and state.ranges:
+            self.send_response(206 if wanted and state.supports_ranges else 200)
+            if wanted and state.supports_ranges:
                 self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
-            if state.says_length:
+            if state.sends_length:
                 self.send_header("Content-Length", str(total - start))
             self.send_header("Connection", "close")
             self.end_headers()
@@ -117,63 +117,63 @@ def names(folder: Path) -> list[str]:
 # Downloads
 
 
-def test_a_file_is_downloaded_whole_and_once(server: Server, tmp_path: Path) -> None:
-    told: list[tuple[int, int | None]] = []
-    path = download(server.file(), tmp_path / "a/b", lambda done, total: told.append((done, total)))
+def test_a_file_is_downloaded_completely_and_once(server: Server, tmp_path: Path) -> None:
+    progress: list[tuple[int, int | None]] = []
+    path = download(server.file(), tmp_path / "a/b", lambda done, total: progress.append((done, total)))
     assert path.read_bytes() == CONTENT
     assert names(tmp_path / "a/b") == ["data.tar.gz"]
-    assert told[0] == (0, len(CONTENT))
-    assert told[-1] == (len(CONTENT), len(CONTENT))
+    assert progress[0] == (0, len(CONTENT))
+    assert progress[-1] == (len(CONTENT), len(CONTENT))
     download(server.file(), tmp_path / "a/b")
-    assert server.asked == [None]
+    assert server.requested_ranges == [None]
 
 
-def test_a_connection_that_is_cut_is_taken_up_where_it_was(server: Server, tmp_path: Path) -> None:
+def test_an_interrupted_download_resumes_at_its_position(server: Server, tmp_path: Path) -> None:
     server.cuts = [100_000, 1]
     assert download(server.file(), tmp_path).read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=100000-", "bytes=100001-"]
+    assert server.requested_ranges == [None, "bytes=100000-", "bytes=100001-"]
 
 
-def test_what_had_come_before_is_not_asked_for_again(server: Server, tmp_path: Path) -> None:
+def test_a_partial_file_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
     server.cuts = [70_000, 0]
     with pytest.raises(DataError, match=r"interrupted after 70,000 bytes.*fetch it again to resume"):
         download(server.file(), tmp_path)
     assert names(tmp_path) == ["data.tar.gz.part"]
     assert download(server.file(), tmp_path).read_bytes() == CONTENT
-    assert server.asked[-1] == "bytes=70000-"
+    assert server.requested_ranges[-1] == "bytes=70000-"
 
 
-def test_a_server_that_always_hangs_up_is_not_asked_for_ever(server: Server, tmp_path: Path) -> None:
+def test_the_number_of_download_attempts_is_limited(server: Server, tmp_path: Path) -> None:
     server.cuts = [10] * 100
     with pytest.raises(DataError, match=r"data\.tar\.gz in "):
         download(server.file(), tmp_path)
-    assert len(server.asked) == downloads.ATTEMPTS
+    assert len(server.requested_ranges) == downloads.ATTEMPTS
 
 
 @pytest.mark.parametrize("have", [CONTENT[:5000], b"something else", CONTENT + b"more"])
-def test_a_server_that_cannot_go_on_is_asked_for_all_of_it(have: bytes, server: Server, tmp_path: Path) -> None:
-    server.ranges = False
+def test_a_server_without_ranges_sends_the_complete_file(have: bytes, server: Server, tmp_path: Path) -> None:
+    server.supports_ranges = False
     (tmp_path / "data.tar.gz.part").write_bytes(have)
     assert download(server.file(), tmp_path).read_bytes() == CONTENT
 
 
-def test_a_server_that_does_not_say_how_much_it_sends_will_do(server: Server, tmp_path: Path) -> None:
-    server.says_length = False
+def test_a_response_without_a_length_is_accepted(server: Server, tmp_path: Path) -> None:
+    server.sends_length = False
     assert download(server.file(), tmp_path).read_bytes() == CONTENT
 
 
-def test_all_had_come_but_for_the_name(server: Server, tmp_path: Path) -> None:
+def test_a_complete_partial_file_gives_the_file(server: Server, tmp_path: Path) -> None:
     (tmp_path / "data.tar.gz.part").write_bytes(CONTENT)
     assert download(server.file(), tmp_path).read_bytes() == CONTENT
 
 
-def test_more_had_come_than_there_is(server: Server, tmp_path: Path) -> None:
+def test_a_partial_file_that_is_too_long_gives_the_correct_file(server: Server, tmp_path: Path) -> None:
     (tmp_path / "data.tar.gz.part").write_bytes(CONTENT + b"x")
     assert download(server.file(), tmp_path).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("have", [b"", b"another file's beginning"])
-def test_a_wrong_checksum_is_refused_and_leaves_nothing(have: bytes, server: Server, tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_rejected_and_leaves_no_file(have: bytes, server: Server, tmp_path: Path) -> None:
     server.content = CONTENT if have else CONTENT[:-1] + b"!"
     if have:
         (tmp_path / "data.tar.gz.part").write_bytes(have)
@@ -182,12 +182,12 @@ def test_a_wrong_checksum_is_refused_and_leaves_nothing(have: bytes, server: Ser
     assert names(tmp_path) == []
 
 
-def test_without_a_published_checksum_what_comes_is_taken(server: Server, tmp_path: Path) -> None:
+def test_without_a_published_checksum_any_content_is_accepted(server: Server, tmp_path: Path) -> None:
     server.content = b"new edition"
     assert download(server.file(md5=None), tmp_path).read_bytes() == b"new edition"
 
 
-def test_a_file_that_is_another_is_not_overwritten(server: Server, tmp_path: Path) -> None:
+def test_a_different_file_of_the_same_name_is_not_overwritten(server: Server, tmp_path: Path) -> None:
     (tmp_path / "data.tar.gz").write_bytes(b"mine")
     with pytest.raises(DataError, match="remove it to fetch"):
         download(server.file(), tmp_path)
@@ -195,7 +195,7 @@ def test_a_file_that_is_another_is_not_overwritten(server: Server, tmp_path: Pat
 
 
 @pytest.mark.parametrize("status", [404, 403, 500])
-def test_what_the_server_does_not_have_is_said_with_the_manual_route(
+def test_a_file_missing_on_the_server_is_an_error_with_manual_steps(
     status: int, server: Server, tmp_path: Path
 ) -> None:
     server.status = status
@@ -212,7 +212,7 @@ def closed_port() -> int:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/x.tar.gz", "http://nowhere.invalid/x.tar.gz"])
-def test_no_network_is_said_with_the_manual_route(url: str, tmp_path: Path) -> None:
+def test_no_network_is_an_error_with_manual_steps(url: str, tmp_path: Path) -> None:
     file = PublishedFile("x.tar.gz", url.format(port=closed_port()), 1, MD5)
     with pytest.raises(DataError, match=r"cannot be reached .*save it as x\.tar\.gz in") as caught:
         download(file, tmp_path / "folder")
@@ -221,17 +221,17 @@ def test_no_network_is_said_with_the_manual_route(url: str, tmp_path: Path) -> N
     assert not (tmp_path / "folder").exists()
 
 
-def test_a_server_that_falls_silent_counts_as_cut(
+def test_a_server_that_times_out_counts_as_interrupted(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(downloads, "TIMEOUT", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        file = PublishedFile("x", f"http://127.0.0.1:{silent.getsockname()[1]}/x", 1, MD5)
+    with socket.create_server(("127.0.0.1", 0)) as unresponsive:
+        file = PublishedFile("x", f"http://127.0.0.1:{unresponsive.getsockname()[1]}/x", 1, MD5)
         with pytest.raises(DataError, match="save it as x in"):
             download(file, tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_named(server: Server, tmp_path: Path) -> None:
+def test_the_error_names_a_folder_that_cannot_be_created(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot write to .*SHOAL_DATA"):
         download(server.file(), tmp_path / "file/folder")
@@ -252,10 +252,10 @@ def test_every_entry_is_complete() -> None:
             assert bool(file.contents) == (known.reader is not None)
 
 
-# What is decoded
+# The decoded cache
 
 
-def test_a_decoding_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_decoding_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_text("x")
 
@@ -278,7 +278,7 @@ def interrupt(folder: Path) -> dict[str, np.ndarray]:
     raise KeyboardInterrupt
 
 
-def test_another_source_or_version_is_decoded_anew(tmp_path: Path) -> None:
+def test_another_source_or_version_is_decoded_again(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_text("x")
 
@@ -290,7 +290,7 @@ def test_another_source_or_version_is_decoded_anew(tmp_path: Path) -> None:
     assert decode(2, 4) == 4
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "file"))
     with pytest.raises(DataError, match="SHOAL_CACHE"):
@@ -298,7 +298,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("damage", ["empty", "missing", "no manifest"])
-def test_a_decoded_form_that_was_damaged_is_decoded_anew(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_cache_entry_is_decoded_again(damage: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_text("x")
     load_decoded("it", 1, [source], lambda folder: {"x": np.arange(3), "y": np.arange(2)})
@@ -312,7 +312,7 @@ def test_a_decoded_form_that_was_damaged_is_decoded_anew(damage: str, tmp_path: 
     assert names(cache_folder()) == [folder.name]
 
 
-def test_the_decoded_form_may_be_read_as_the_umask_says(tmp_path: Path) -> None:
+def test_cache_entries_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         load_decoded("it", 1, [], lambda folder: {"x": np.arange(3)})
@@ -323,7 +323,7 @@ def test_the_decoded_form_may_be_read_as_the_umask_says(tmp_path: Path) -> None:
     assert all(file.stat().st_mode & 0o777 == 0o644 for file in folder.iterdir())
 
 
-def test_what_was_left_behind_long_ago_is_swept(tmp_path: Path) -> None:
+def test_old_temporary_folders_are_deleted(tmp_path: Path) -> None:
     for name, age in ((".it-old", 2 * 24 * 3600), (".it-new", 60)):
         folder = cache_folder() / name
         folder.mkdir(parents=True)
@@ -332,7 +332,7 @@ def test_what_was_left_behind_long_ago_is_swept(tmp_path: Path) -> None:
     assert [name for name in names(cache_folder()) if name.startswith(".")] == [".it-new"]
 
 
-def test_reading_and_writing_that_fail_are_told_apart(tmp_path: Path) -> None:
+def test_read_errors_and_write_errors_are_distinguished(tmp_path: Path) -> None:
     def reading(folder: Path) -> dict[str, np.ndarray]:
         raise OSError(errno.EIO, "Input/output error", str(tmp_path / "source"))
 
@@ -343,8 +343,8 @@ def test_reading_and_writing_that_fail_are_told_apart(tmp_path: Path) -> None:
         load_decoded("it", 1, [], reading)
     with pytest.raises(DataError, match=r"cannot write .*No space left"):
         load_decoded("it", 1, [], writing)
-    with pytest.raises(DataError, match=r"cannot read .*gone"):
-        load_decoded("it", 1, [tmp_path / "gone"], lambda folder: {})
+    with pytest.raises(DataError, match=r"cannot read .*absent"):
+        load_decoded("it", 1, [tmp_path / "absent"], lambda folder: {})
 
 
 # The commands
@@ -352,7 +352,7 @@ def test_reading_and_writing_that_fail_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.fixture
 def published(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """MNIST, as if published by our server: two small files."""
+    """MNIST with two small files, published by the local server."""
     files = (server.file("one.gz"), server.file("two.gz"))
     monkeypatch.setitem(PUBLISHERS, "mnist", Publisher("mnist", files))
     return server
@@ -362,42 +362,42 @@ def test_fetch_list_path_and_verify(published: Server, shoal: Callable, tmp_path
     folder = tmp_path / "data/mnist"
     assert re.search(rf"mnist +600\.0 KB +no +no +{folder}", shoal("data", "list").out)
     assert shoal("data", "path", "mnist").out.strip() == str(folder)
-    said = shoal("data", "fetch", "mnist")
-    assert said.code == 0, said
-    assert said.out.count("its checksum is correct") == 2
+    result = shoal("data", "fetch", "mnist")
+    assert result.code == 0, result
+    assert result.out.count("its checksum is correct") == 2
     assert names(folder) == ["one.gz", "two.gz"]
     assert shoal("data", "fetch", "mnist").out.count("already here") == 2
     (folder / "one.gz").unlink()
     assert shoal("data", "fetch", "mnist").out.count("its checksum is correct") == 1
     assert re.search(r"mnist +600\.0 KB +yes", shoal("data", "list").out)
-    said = shoal("data", "verify", "mnist")
-    assert said.code == 0
-    assert said.out.count("as published") == 2
+    result = shoal("data", "verify", "mnist")
+    assert result.code == 0
+    assert result.out.count("as published") == 2
     (folder / "two.gz").write_bytes(b"other")
-    said = shoal("data", "verify", "mnist")
-    assert said.code == 1
-    assert "not valid" in said.out
-    assert MD5 in said.out
+    result = shoal("data", "verify", "mnist")
+    assert result.code == 1
+    assert "not valid" in result.out
+    assert MD5 in result.out
 
 
-def test_fetch_goes_on_after_it_was_cut(published: Server, shoal: Callable) -> None:
+def test_fetch_resumes_after_an_interruption(published: Server, shoal: Callable) -> None:
     published.cuts = [100, 0]
     assert shoal("data", "fetch", "mnist").code == 2
     assert shoal("data", "fetch", "mnist").code == 0
-    assert published.asked == [None, "bytes=100-", "bytes=100-", None]
+    assert published.requested_ranges == [None, "bytes=100-", "bytes=100-", None]
 
 
 def test_fetch_without_a_network_names_all_files(published: Server, shoal: Callable) -> None:
     published.status = 404
-    said = shoal("data", "fetch", "mnist")
-    assert said.code == 2
-    assert said.err.startswith("error: ")
-    assert "one.gz" in said.err
-    assert f"{published.url}/two.gz" in said.err
+    result = shoal("data", "fetch", "mnist")
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert "one.gz" in result.err
+    assert f"{published.url}/two.gz" in result.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         (["fetch", "cifr10"], ["unknown dataset 'cifr10'; did you mean 'cifar10'?"]),
         (["fetch", "digits"], ["has no publisher"]),
@@ -409,15 +409,17 @@ def test_fetch_without_a_network_names_all_files(published: Server, shoal: Calla
         (["plot", "small.toml", "--out", "missing/x.png"], ["cannot write 'missing/x.png'"]),
     ],
 )
-def test_wrong_commands_are_refused(arguments: list[str], words: list[str], shoal: Callable, small: Path) -> None:
-    said = shoal("data", *arguments)
-    assert said.code == 2, said
-    assert said.err.startswith("error: ")
-    for word in words:
-        assert word in said.err
+def test_invalid_commands_are_rejected(arguments: list[str], expected: list[str], shoal: Callable, small: Path) -> None:
+    result = shoal("data", *arguments)
+    assert result.code == 2, result
+    assert result.err.startswith("error: ")
+    for text in expected:
+        assert text in result.err
 
 
-def test_a_folder_of_the_operating_system_is_looked_in_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_folder_of_the_operating_system_is_searched_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = tmp_path / "usr"
     place.mkdir()
     known = dataclasses.replace(PUBLISHERS["fashion-mnist"], system_folders=(place,))
@@ -430,13 +432,13 @@ def test_a_folder_of_the_operating_system_is_looked_in_too(tmp_path: Path, monke
     mine = tmp_path / "data/fashion-mnist"
     mine.mkdir(parents=True)
     (mine / known.files[0].name).write_bytes(b"")
-    assert store.sources("fashion-mnist")[0].parent == mine  # one's own come first
+    assert store.sources("fashion-mnist")[0].parent == mine  # SHOAL_DATA comes first
     with pytest.raises(DataError):
-        store.sources("fashion-mnist", tmp_path)  # a path of one's own is the only place
+        store.sources("fashion-mnist", tmp_path)  # an explicit path is the only place
 
 
 @pytest.mark.parametrize("damage", [False, True])
-def test_a_zip_without_a_published_checksum_is_at_least_undamaged(
+def test_a_zip_without_a_published_checksum_is_checked_for_damage(
     damage: bool, tmp_path: Path, shoal: Callable
 ) -> None:
     path = tmp_path / "data/movielens/ml-latest-small.zip"
@@ -447,16 +449,14 @@ def test_a_zip_without_a_published_checksum_is_at_least_undamaged(
         content = bytearray(path.read_bytes())
         content[100] ^= 1
         path.write_bytes(content)
-    said = shoal("data", "verify", "movielens")
-    assert said.code == int(damage)
-    assert ("ratings.csv is damaged" if damage else "so it cannot be compared") in said.out
+    result = shoal("data", "verify", "movielens")
+    assert result.code == int(damage)
+    assert ("ratings.csv is damaged" if damage else "so it cannot be compared") in result.out
 
 
 @pytest.mark.parametrize("unpacked", [False, True])
 @pytest.mark.parametrize("dataset", ["movielens", "movielens-100k"])
-def test_ratings_packed_anew_or_unpacked_are_judged_by_what_is_in_them(
-    dataset: str, unpacked: bool, tmp_path: Path
-) -> None:
+def test_repacked_or_unpacked_ratings_are_verified_by_content(dataset: str, unpacked: bool, tmp_path: Path) -> None:
     stem, name, text = {
         "movielens": ("ml-latest-small", "ratings.csv", "userId,movieId,rating\n1,2,3.5\n"),
         "movielens-100k": (
@@ -482,7 +482,7 @@ def test_ratings_packed_anew_or_unpacked_are_judged_by_what_is_in_them(
         assert next(store.verify(dataset)).valid is False
 
 
-def test_another_form_of_the_same_images_is_not_taken_for_the_archive(tmp_path: Path) -> None:
+def test_another_format_of_the_same_images_is_not_mistaken_for_the_archive(tmp_path: Path) -> None:
     folder = tmp_path / "data/cifar-10"
     (folder / "cifar-10-batches-py").mkdir(parents=True)
     for name in ("cifar-10-binary.tar.gz", "cifar-10-matlab.tar.gz", "cifar-100-python.tar.gz"):
@@ -490,7 +490,7 @@ def test_another_form_of_the_same_images_is_not_taken_for_the_archive(tmp_path: 
     assert store.sources("cifar10") == [folder / "cifar-10-batches-py"]
 
 
-# Files made to do harm
+# Malicious files
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -566,7 +566,7 @@ def ratings(folder: Path) -> Path:
 
 
 def changed(file: Path, flag: int = 0, method: int | None = None) -> Path:
-    """A zip that says something else of how its members are packed."""
+    """A zip whose headers contain a false flag or compression method."""
     content = bytearray(file.read_bytes())
     for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         for found in re.finditer(re.escape(signature), bytes(content)):
@@ -611,7 +611,7 @@ HOSTILE: dict[str, Callable[[Path], Dataset]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_files_made_to_do_harm_are_refused_in_little_room(kind: str, tmp_path: Path) -> None:
+def test_malicious_files_are_rejected_in_little_memory(kind: str, tmp_path: Path) -> None:
     dataset = HOSTILE[kind](tmp_path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DataError) as caught:
@@ -620,18 +620,18 @@ def test_files_made_to_do_harm_are_refused_in_little_room(kind: str, tmp_path: P
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KB
 
 
-def test_one_long_word_does_not_make_all_words_long(tmp_path: Path) -> None:
+def test_one_long_word_does_not_widen_all_words(tmp_path: Path) -> None:
     text = " ".join(["a" * 1_000_000, *(f"w{i}" for i in range(3000))])
     assert Sent140(leaf(tmp_path, f'"{text}"', "1")).load(seed=0).sizes == (3002,)
     assert sum(file.stat().st_size for file in cache_folder().rglob("*")) < 2_000_000
 
 
 @pytest.mark.parametrize("change", [{"flag": 1}, {"method": 99}, {"method": 8}])
-def test_a_zip_that_cannot_be_unpacked_is_not_sound(change: dict[str, int], tmp_path: Path) -> None:
+def test_a_zip_that_cannot_be_unpacked_is_invalid(change: dict[str, int], tmp_path: Path) -> None:
     assert not next(store.verify("movielens", changed(ratings(tmp_path), **change))).valid
 
 
-# Who holds what
+# The partition plot
 
 
 def size_of(png: Path) -> tuple[int, int]:
@@ -640,11 +640,11 @@ def size_of(png: Path) -> tuple[int, int]:
     return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
 
 
-def test_plot_draws_who_holds_what(shoal: Callable, small: Path, tmp_path: Path) -> None:
-    said = shoal("data", "plot", "small.toml", "--set", "nodes=8")
-    assert said.code == 0, said
-    assert "8 nodes hold" in said.out
-    assert "of 10 classes; drawn to who-holds-what.png" in said.out
+def test_plot_draws_the_partition(shoal: Callable, small: Path, tmp_path: Path) -> None:
+    result = shoal("data", "plot", "small.toml", "--set", "nodes=8")
+    assert result.code == 0, result
+    assert "8 nodes hold" in result.out
+    assert "of 10 classes; drawn to who-holds-what.png" in result.out
     assert size_of(tmp_path / "who-holds-what.png")[0] > 400
 
 
@@ -661,7 +661,7 @@ def test_any_number_of_nodes_and_classes_can_be_drawn(nodes: int, classes: int, 
         assert height <= 2000
 
 
-def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
+def test_a_partition_without_samples_to_draw_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing to draw"):
         draw_partition(np.zeros((3, 4), np.int64), tmp_path / "x.png")
     assert not os.path.exists(tmp_path / "x.png")

@@ -1,4 +1,4 @@
-"""Other people's training code behind the contract of a trainer: scikit-learn, Flower, and one's own."""
+"""Trainers for external training code: scikit-learn, Flower and user-supplied trainers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def scikit(**changed: Any) -> Experiment:
     )
 
 
-def the_same_on_both_engines(make: Any, folder: Path, **changed: Any) -> Any:
+def run_on_both_engines(make: Any, folder: Path, **changed: Any) -> Any:
     simulated = make(**changed).run(folder)
     real = make(**changed, engine="processes").run(folder)
     assert real.status == simulated.status == "completed"
@@ -57,7 +57,7 @@ def the_same_on_both_engines(make: Any, folder: Path, **changed: Any) -> Any:
 # scikit-learn
 
 
-def test_a_scikit_trainer_does_what_partial_fit_does() -> None:
+def test_a_scikit_trainer_equals_partial_fit() -> None:
     from sklearn.linear_model import SGDClassifier
 
     setup = Setup(scikit())
@@ -79,7 +79,7 @@ def test_a_scikit_trainer_does_what_partial_fit_does() -> None:
     assert trainer.cpu_seconds > 0
 
 
-def test_two_classes_have_one_row() -> None:
+def test_a_model_of_two_classes_has_one_row() -> None:
     table = {"name": "synthetic", "classes": 2, "shape": [2, 3], "samples": 200, "noise": 0.1}
     setup = Setup(scikit(dataset=table, partition={"name": "iid"}, trainer={"name": "scikit", "loss": "hinge"}))
     assert setup.trainer_factory.shapes == ((1, 6), (1,))
@@ -93,12 +93,12 @@ def test_two_classes_have_one_row() -> None:
     [{}, {"algorithm": {"name": "fedavg", "rounds": 2}, "sharing": {"name": "topk", "fraction": 0.2}}],
     ids=["dpsgd", "fedavg with topk"],
 )
-def test_scikit_gives_the_same_on_both_engines(changed: dict[str, Any], tmp_path: Path) -> None:
-    run = the_same_on_both_engines(scikit, tmp_path, **changed)
+def test_scikit_gives_the_same_models_on_both_engines(changed: dict[str, Any], tmp_path: Path) -> None:
+    run = run_on_both_engines(scikit, tmp_path, **changed)
     assert run.summary["accuracy"]["mean"] > 0.3
 
 
-def test_scikit_goes_on_from_its_state() -> None:
+def test_scikit_continues_from_a_restored_state() -> None:
     setup = Setup(scikit())
     one, other = (setup.trainer_factory.trainer(0, setup.experiment.training, 0.0) for _ in range(2))
     params = one.train(setup.initial).params
@@ -108,7 +108,7 @@ def test_scikit_goes_on_from_its_state() -> None:
     assert np.array_equal(one.train(params).params, other.train(params).params)
 
 
-def test_scikit_refuses_what_it_would_not_look_at() -> None:
+def test_scikit_rejects_options_that_it_would_ignore() -> None:
     setup = Setup(scikit(training={"momentum": 0.9}))
     with pytest.raises(ExperimentError, match=r"training\.momentum = 0\.9: trainer 'scikit' does not use it"):
         setup.warm_up()
@@ -121,28 +121,28 @@ import numpy as np
 
 
 class Client:
-    """What a NumPyClient has."""
+    """The interface of a NumPyClient."""
 
     def __init__(self, partition_id, num_partitions):
         rng = np.random.default_rng(partition_id)
         self.x, self.wanted = rng.standard_normal((10 + partition_id, 3)), np.array([1.0, -2.0, 3.0])
-        self.partition_id, self.told = partition_id, []
+        self.partition_id, self.configs = partition_id, []
 
     def get_parameters(self, config):
         return [np.zeros((3, 1)), np.array(5), np.zeros(2, np.float16)]
 
     def fit(self, parameters, config):
-        self.told.append(config)
+        self.configs.append(config)
         weights, count, rest = parameters
         assert (weights.dtype, count.dtype, rest.dtype) == (np.float64, np.int64, np.float16)
-        away = self.x @ weights[:, 0] - self.x @ self.wanted
-        slope = self.x.T @ away / len(self.x)
-        return [weights - config["lr"] * slope[:, None], count + 1, rest], len(self.x), {"loss": (away**2).mean()}
+        residual = self.x @ weights[:, 0] - self.x @ self.wanted
+        slope = self.x.T @ residual / len(self.x)
+        return [weights - config["lr"] * slope[:, None], count + 1, rest], len(self.x), {"loss": (residual**2).mean()}
 
     def evaluate(self, parameters, config):
-        away = self.x @ (parameters[0][:, 0] - self.wanted)
+        residual = self.x @ (parameters[0][:, 0] - self.wanted)
         samples = 0 if self.partition_id == 2 else len(self.x)
-        return float((away**2).mean()), samples, {"mae": abs(away).mean(), "said": "x"}
+        return float((residual**2).mean()), samples, {"mae": abs(residual).mean(), "note": "x"}
 
 
 class Wrapped:
@@ -155,7 +155,7 @@ def client_fn(context):
 
 
 class Scales(Client):
-    """Writes into what it was given."""
+    """Modifies its samples in place."""
 
     def __init__(self, partition_id, x_train, y_train, x_test, y_test):
         super().__init__(partition_id, 4)
@@ -171,7 +171,7 @@ def by_cid(cid: str):
 def wants_too_much(model, optimizer="sgd"): ...
 def raises(cid): raise RuntimeError("no data here")
 def no_client(cid): return 3
-class Silent(Client):
+class NoArrays(Client):
     def get_parameters(self, config): return []
 class Odd(Client):
     def get_parameters(self, config): return [np.array(["a"])]
@@ -193,13 +193,13 @@ def flower(base: Path, name: str = "client_fn", **changed: Any) -> Experiment:
 
 
 @pytest.mark.parametrize("name", ["client_fn", "by_cid", "Client"])
-def test_clients_are_made_by_the_names_of_their_parameters(name: str, folder: Path) -> None:
+def test_client_arguments_are_selected_by_parameter_name(name: str, folder: Path) -> None:
     setup = Setup(flower(folder, name))
     assert setup.initial.tolist() == [0.0, 0.0, 0.0, 5.0, 0.0, 0.0]
     assert setup.trainer_factory.shapes == ((3, 1), (), (2,))
     trainer = setup.trainer_factory.trainer(1, setup.experiment.training, 0.5)
     assert trainer.samples == 11, "known before it trains"
-    assert setup.trainer_factory.client(1).told == [], "and the client has not been asked"  # type: ignore[attr-defined]
+    assert setup.trainer_factory.client(1).configs == [], "the client must not be called"  # type: ignore[attr-defined]
     trained = trainer.train(setup.initial, 2)
     assert trained.params.dtype == np.float32
     assert trained.params[3] == 7.0, "two fits"
@@ -211,7 +211,7 @@ def test_clients_are_made_by_the_names_of_their_parameters(name: str, folder: Pa
     assert scores["loss"] < trainer.evaluate(setup.initial)["loss"]
 
 
-def test_clients_may_write_into_the_samples_they_are_given(folder: Path) -> None:
+def test_clients_may_modify_their_samples(folder: Path) -> None:
     with mock.patch.object(TrainerInputs, "batch", autospec=True, side_effect=TrainerInputs.batch) as batch:
         setup = Setup(flower(folder, "Scales"))
     assert batch.call_count == 1, "inputs and targets of client 0 at once"
@@ -226,7 +226,7 @@ def test_clients_may_write_into_the_samples_they_are_given(folder: Path) -> None
     assert np.array_equal(setup.data.train.y, kept)
 
 
-def test_clients_test_any_model_together(folder: Path) -> None:
+def test_clients_evaluate_any_model_together(folder: Path) -> None:
     setup = Setup(flower(folder))
     trainers = [setup.trainer_factory.trainer(n, setup.experiment.training, 0.0) for n in range(4)]
     assert trainers[2].evaluate(setup.initial) == {}, "it has no test samples"
@@ -234,8 +234,8 @@ def test_clients_test_any_model_together(folder: Path) -> None:
     assert setup.evaluate(setup.initial)["loss"] == pytest.approx(np.average(losses, weights=[10, 11, 13]))
 
 
-def test_flower_gives_the_same_on_both_engines(folder: Path) -> None:
-    run = the_same_on_both_engines(lambda **changed: flower(folder, **changed), folder)
+def test_flower_gives_the_same_models_on_both_engines(folder: Path) -> None:
+    run = run_on_both_engines(lambda **changed: flower(folder, **changed), folder)
     assert run.summary["accuracy"] is None
     assert run.summary["metrics"].keys() == {"loss", "mae"}
 
@@ -251,7 +251,7 @@ def test_flower_with_a_server(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("client", "said"),
+    ("client", "expected_error"),
     [
         ("client.py", "expected file.py:name or module:name"),
         ("nowhere.py:Client", "there is no file"),
@@ -260,23 +260,23 @@ def test_flower_with_a_server(folder: Path) -> None:
         ("client.py:wants_too_much", "unknown parameter 'model'; available are context, cid"),
         ("client.py:raises", "creating client 0 failed: RuntimeError: no data here"),
         ("client.py:no_client", "it returned int without get_parameters; expected a NumPyClient"),
-        ("client.py:Silent", "get_parameters returns no arrays"),
+        ("client.py:NoArrays", "get_parameters returns no arrays"),
         ("client.py:Odd", "array 0 of get_parameters is <U1; expected numbers"),
         ("no.such.module:Client", "importing 'no.such.module' failed"),
     ],
 )
-def test_clients_that_cannot_be_used_are_refused(client: str, said: str, folder: Path) -> None:
-    with pytest.raises(ExperimentError, match=re.escape(said)):
+def test_invalid_clients_are_rejected(client: str, expected_error: str, folder: Path) -> None:
+    with pytest.raises(ExperimentError, match=re.escape(expected_error)):
         Setup(flower(folder, trainer={"name": "flower", "client": client}))
 
 
-def test_a_client_that_changes_its_shapes_is_named(folder: Path) -> None:
+def test_the_error_names_a_client_that_changes_its_shapes(folder: Path) -> None:
     setup = Setup(flower(folder, "Other"))
     with pytest.raises(NodeError, match=r"client 1: fit returned arrays of shapes \(\(9,\),\)"):
         setup.trainer_factory.trainer(1, setup.experiment.training, 0.0).train(setup.initial)
 
 
-def test_training_is_the_clients_own_affair(folder: Path) -> None:
+def test_training_options_are_rejected_because_the_client_defines_training(folder: Path) -> None:
     with pytest.raises(
         ExperimentError, match=r"training\.lr = 0\.5: .* pass settings to your client in trainer\.config"
     ):
@@ -284,7 +284,7 @@ def test_training_is_the_clients_own_affair(folder: Path) -> None:
 
 
 @pytest.mark.skipif(HAS_FLOWER, reason="Flower is installed")
-def test_without_flower_it_is_said_how_to_get_it(tmp_path: Path) -> None:
+def test_without_flower_the_error_names_the_package_to_install(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match=re.escape("pip install 'shoal[flower]'")):
         Experiment.from_file(ROOT / "examples" / "flower.toml").run(tmp_path)
 
@@ -294,12 +294,12 @@ def test_a_real_flower_client_learns_the_digits_on_both_engines(tmp_path: Path) 
     def example(**changed: Any) -> Experiment:
         return Experiment.from_file(ROOT / "examples" / "flower.toml", {"nodes": 6, "algorithm.rounds": 10, **changed})
 
-    run = the_same_on_both_engines(example, tmp_path)
+    run = run_on_both_engines(example, tmp_path)
     assert run.summary["accuracy"]["mean"] > 0.75
 
 
 @pytest.mark.skipif(not HAS_FLOWER, reason="flwr is not installed: pip install 'shoal[flower]'")
-def test_a_real_client_fn_gives_a_client_that_is_wrapped(tmp_path: Path) -> None:
+def test_a_real_client_fn_returns_a_wrapped_client(tmp_path: Path) -> None:
     source = (ROOT / "examples" / "flower_client.py").read_text()
     (tmp_path / "real.py").write_text(
         source
@@ -314,7 +314,7 @@ def test_a_real_client_fn_gives_a_client_that_is_wrapped(tmp_path: Path) -> None
     assert experiment(trainer=trainer, base=tmp_path).run(tmp_path).status == "completed"
 
 
-# One's own
+# User-supplied trainers
 
 
 def test_the_trainer_of_the_docs_learns(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_the_trainer_of_the_docs_learns(tmp_path: Path) -> None:
 
 
 class Counting(BatchTrainer):
-    """Adds the node's number at each step, and counts the calls for many nodes."""
+    """Adds the node id at each step and counts the batched calls."""
 
     calls: ClassVar[list[tuple[str, int]]] = []
 
@@ -355,7 +355,7 @@ class Counting(BatchTrainer):
         return [trainer.evaluate(own) for trainer, own in zip(trainers, params, strict=True)]
 
 
-def test_any_trainer_that_offers_it_is_batched_with_trainers_of_the_same_key() -> None:
+def test_trainers_with_equal_batch_keys_are_batched() -> None:
     setup = Setup(scikit())
     inputs, training = setup.trainer_factory.inputs, setup.experiment.training  # type: ignore[attr-defined]
     trainers = [Counting(inputs, node, training, 0.0) for node in range(4)]
@@ -370,7 +370,7 @@ def test_any_trainer_that_offers_it_is_batched_with_trainers_of_the_same_key() -
     assert Counting.calls == [("train", 2), ("evaluate", 4)]
 
 
-def test_trainers_that_do_not_offer_it_are_never_batched() -> None:
+def test_trainers_without_batch_keys_are_never_batched() -> None:
     setup = Setup(scikit(simulation={"batching": "auto"}))
     trainers = [setup.trainer_factory.trainer(node, setup.experiment.training, 0.0) for node in range(2)]
     assert len({Train(trainer, setup.initial).batch_key for trainer in trainers}) == 2
@@ -384,6 +384,6 @@ def test_the_examples_learn(tmp_path: Path) -> None:
     assert run.summary["metrics"]["top5"]["mean"] > 0.8
 
 
-def test_a_misspelt_trainer_is_refused() -> None:
+def test_an_unknown_trainer_is_rejected() -> None:
     with pytest.raises(ShoalError, match="did you mean 'scikit'"):
         experiment(trainer={"name": "sckit"})

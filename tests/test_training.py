@@ -1,4 +1,4 @@
-"""Training is what a plain torch loop does: any optimizer, any loss, one node or many at once."""
+"""Training equals a plain torch loop: any optimizer, any loss, one node or many in a batch."""
 
 from __future__ import annotations
 
@@ -117,16 +117,16 @@ def _one_thread() -> None:
 # Optimizers
 
 
-def test_every_optimizer_of_torch_that_one_step_can_use_has_a_case() -> None:
+def test_every_single_step_torch_optimizer_has_a_case() -> None:
     known = {n for n, found in vars(torch.optim).items() if isinstance(found, type)}
     cases = {type(make([nn.Parameter(torch.zeros(2, 2))])).__name__ for make in PLAIN.values()}
-    # LBFGS evaluates the loss several times a step, SparseAdam wants sparse gradients, Muon takes no bias
+    # LBFGS evaluates the loss several times a step, SparseAdam requires sparse gradients, Muon takes no bias
     assert known - cases == {"Optimizer", "LBFGS", "SparseAdam", "Muon"} & known
     assert OPTIMIZERS.keys() == PLAIN.keys()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_trainer_does_what_a_plain_loop_on_the_module_does(name: str) -> None:
+def test_a_trainer_equals_a_plain_torch_loop(name: str) -> None:
     plain, one = module(), trainer(OPTIMIZERS[name])
     optimizer = PLAIN[name](plain.parameters())
     params, losses = one.learner.flat.read(), []
@@ -141,7 +141,7 @@ def test_a_trainer_does_what_a_plain_loop_on_the_module_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_without_keeping_state_every_training_starts_a_fresh_optimizer(name: str) -> None:
+def test_without_keep_state_every_training_uses_a_new_optimizer(name: str) -> None:
     training = Training(**{**vars(OPTIMIZERS[name]), "keep_state": False})
     plain, one = module(), trainer(training)
     params, drawn = one.learner.flat.read(), batches()
@@ -157,7 +157,7 @@ def test_without_keeping_state_every_training_starts_a_fresh_optimizer(name: str
 @pytest.mark.parametrize(
     "name", [n for n, t in PLAIN.items() if type(t([nn.Parameter(torch.zeros(1))])).__name__ in ELEMENTWISE]
 )
-def test_nodes_trained_together_are_trained_as_each_alone(name: str, keep_state: bool) -> None:
+def test_nodes_trained_in_a_batch_equal_nodes_trained_alone(name: str, keep_state: bool) -> None:
     training = Training(**{**vars(OPTIMIZERS[name]), "keep_state": keep_state})
     alone = [trainer(training, node) for node in range(4)]
     learner = alone[0].learner
@@ -172,7 +172,7 @@ def test_nodes_trained_together_are_trained_as_each_alone(name: str, keep_state:
     np.testing.assert_allclose(stacked, apart, rtol=1e-4, atol=1e-4)
 
 
-def test_nodes_at_different_steps_of_their_optimizers_are_not_trained_together() -> None:
+def test_nodes_at_different_optimizer_steps_are_not_batched() -> None:
     first = trainer(OPTIMIZERS["adam"])
     second = trainer(OPTIMIZERS["adam"], 1, first.learner)
     params = first.learner.flat.read()
@@ -185,7 +185,7 @@ def test_nodes_at_different_steps_of_their_optimizers_are_not_trained_together()
 
 
 @pytest.mark.parametrize(
-    ("training", "said"),
+    ("training", "expected_error"),
     [
         (Training("sdg"), "training.optimizer = 'sdg': unknown; did you mean 'sgd'?"),
         (Training("lbfgs"), "training.optimizer = 'lbfgs': unknown"),
@@ -199,13 +199,13 @@ def test_nodes_at_different_steps_of_their_optimizers_are_not_trained_together()
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_unknown_names_and_options_are_errors_that_name_the_key(training: Training, said: str) -> None:
+def test_unknown_names_and_options_are_errors_that_name_the_key(training: Training, expected_error: str) -> None:
     with pytest.raises(ExperimentError) as caught:
         Learner(FlatModule(module()), training, DATA)
-    assert said in str(caught.value)
+    assert expected_error in str(caught.value)
 
 
-def test_nesterov_without_momentum_is_refused() -> None:
+def test_nesterov_without_momentum_is_rejected() -> None:
     with pytest.raises(ValueError, match="nesterov = true needs a momentum above 0"):
         Training(nesterov=True)
 
@@ -231,7 +231,7 @@ def one_hot(labels: Any) -> Any:
         ),
     ],
 )
-def test_a_loss_of_torch_is_that_loss_on_the_labels_or_on_one_hot_rows(name: str, loss: Any) -> None:
+def test_a_torch_loss_is_applied_to_labels_or_one_hot_rows(name: str, loss: Any) -> None:
     plain, one = module(), trainer(Training(lr=0.1, loss=name))
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     initial = one.learner.flat.read()
@@ -245,7 +245,7 @@ def test_a_loss_of_torch_is_that_loss_on_the_labels_or_on_one_hot_rows(name: str
     assert scores["accuracy"] == pytest.approx(float((outputs.argmax(1) == torch.tensor(DATA.test.y)).float().mean()))
 
 
-def test_the_root_of_no_error_has_no_slope() -> None:
+def test_the_gradient_of_a_zero_root_error_is_zero() -> None:
     x = rng.standard_normal((4, 6)).astype(np.float32)
     samples = Samples(x, np.zeros(4, np.float32))
     learner = Learner(
@@ -261,7 +261,7 @@ def test_the_root_of_no_error_has_no_slope() -> None:
 
 
 @pytest.mark.parametrize("loss", ["auto", "nll"])
-def test_padding_counts_for_nothing_and_a_batch_of_it_changes_nothing(loss: str) -> None:
+def test_padding_is_ignored_and_a_batch_of_padding_changes_nothing(loss: str) -> None:
     tokens = np.array([[1, 2, 0, 0], [2, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
     samples = Samples(tokens, tokens)
     data = Data(samples, samples, classes=3, task="sequence", sizes=(3,), padding=0)
@@ -280,7 +280,7 @@ def test_padding_counts_for_nothing_and_a_batch_of_it_changes_nothing(loss: str)
         assert np.array_equal(empty.params, params)
 
 
-def test_warming_up_tests_one_batch_and_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_evaluates_one_batch_and_leaves_the_model_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Learner, "EVALUATION_VALUES", 6 * 4)  # 4 samples at a time, of 15
     learner = trainer(Training()).learner
     before = learner.flat.read()
@@ -290,10 +290,10 @@ def test_warming_up_tests_one_batch_and_leaves_the_model_as_it_was(monkeypatch: 
     assert np.array_equal(learner.flat.read(), before)
 
 
-def test_evaluating_in_pieces_and_together_gives_the_scores_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = trainer(Training())
-    models = [whole.learner.flat.read() + np.float32(node) for node in range(3)]
-    expected = [whole.evaluate(params) for params in models]
+def test_evaluation_in_pieces_and_in_a_batch_gives_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_pass = trainer(Training())
+    models = [one_pass.learner.flat.read() + np.float32(node) for node in range(3)]
+    expected = [one_pass.evaluate(params) for params in models]
     monkeypatch.setattr(Learner, "EVALUATION_VALUES", 6 * 4)  # 4 samples at a time; the last piece has 3
     pieces = trainer(Training())
     for scores in ([pieces.evaluate(params) for params in models], pieces.learner.evaluate_stacked(models)):
@@ -304,7 +304,7 @@ def test_evaluating_in_pieces_and_together_gives_the_scores_of_all_at_once(monke
 # Parameters in, parameters out
 
 
-def test_training_leaves_the_parameters_it_was_given_alone_and_gives_new_read_only_ones() -> None:
+def test_training_leaves_its_input_unchanged_and_returns_new_read_only_parameters() -> None:
     one = trainer(OPTIMIZERS["adam"])
     params = one.learner.flat.read()
     before = params.copy()
@@ -316,7 +316,7 @@ def test_training_leaves_the_parameters_it_was_given_alone_and_gives_new_read_on
     assert np.array_equal(trained, kept)
 
 
-def test_training_depends_on_the_node_alone_and_not_on_who_trained_in_between() -> None:
+def test_training_of_a_node_does_not_depend_on_other_nodes() -> None:
     first, second = trainer(OPTIMIZERS["adam"]), trainer(OPTIMIZERS["adam"])
     other = trainer(OPTIMIZERS["adam"], 5, second.learner)
     params = again = first.learner.flat.read()
@@ -328,7 +328,7 @@ def test_training_depends_on_the_node_alone_and_not_on_who_trained_in_between() 
     assert np.array_equal(params, again)
 
 
-def test_asking_for_steps_takes_so_many() -> None:
+def test_the_requested_number_of_steps_is_taken() -> None:
     one, plain = trainer(OPTIMIZERS["sgd"]), module()
     optimizer = PLAIN["sgd"](plain.parameters())
     trained = one.train(one.learner.flat.read(), steps=1).params
@@ -336,7 +336,7 @@ def test_asking_for_steps_takes_so_many() -> None:
     np.testing.assert_allclose(trained, flattened(plain), rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_is_drawn_from_the_node_s_generator_and_leaves_no_trace() -> None:
+def test_dropout_uses_the_generator_of_the_node_and_not_the_global_one() -> None:
     def run() -> Any:
         flat = FlatModule(nn.Sequential(nn.Linear(6, 20), nn.Dropout(0.5), nn.Linear(20, CLASSES)))
         flat.load(np.linspace(-1, 1, flat.size, dtype=np.float32))
@@ -378,16 +378,16 @@ def test_every_epoch_is_a_permutation_of_the_node_s_samples(count: int, size: in
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 2**32))
-def test_batches_are_the_same_however_many_are_taken_at_a_time(takes: list[int], seed: int) -> None:
+def test_batches_do_not_depend_on_the_number_taken_per_call(takes: list[int], seed: int) -> None:
     at_once = Batches(np.arange(7), 3, np.random.default_rng(seed)).take(sum(takes))
     stream = Batches(np.arange(7), 3, np.random.default_rng(seed))
     assert np.array_equal(np.concatenate([stream.take(steps) for steps in takes]), at_once)
 
 
-# How long, how far from the start, and from where
+# Epochs, the proximal term, restored state and received samples
 
 
-def test_local_epochs_are_passes_over_what_a_node_holds() -> None:
+def test_local_epochs_are_passes_over_the_samples_of_the_node() -> None:
     training = Training("sgd", lr=0.1, batch_size=BATCH, local_epochs=2)
     learner = Learner(FlatModule(module()), training, DATA)
     one = TorchTrainer(learner, PART, np.random.default_rng(0), step_seconds=0.5)
@@ -396,12 +396,12 @@ def test_local_epochs_are_passes_over_what_a_node_holds() -> None:
     assert one.steps(3) == 3
 
 
-def test_steps_and_epochs_are_not_both_given() -> None:
+def test_steps_and_epochs_together_are_rejected() -> None:
     with pytest.raises(ValueError, match="local_steps and local_epochs exclude each other"):
         Training(local_steps=4, local_epochs=1)
 
 
-def test_the_proximal_term_is_that_of_fedprox() -> None:
+def test_the_proximal_term_equals_that_of_fedprox() -> None:
     mu = 0.7
     one = trainer(Training("sgd", lr=0.1, proximal=mu))
     start = one.learner.flat.read()
@@ -421,7 +421,7 @@ def test_the_proximal_term_is_that_of_fedprox() -> None:
     assert np.linalg.norm(trained - start) < np.linalg.norm(free - start)
 
 
-def test_the_proximal_term_holds_when_nodes_are_stacked() -> None:
+def test_the_proximal_term_is_the_same_when_nodes_are_stacked() -> None:
     learner = Learner(FlatModule(module()), with_batches(Training("sgd", lr=0.1, proximal=0.7)), DATA)
     start = learner.flat.read()
     alone = [trainer(learner.training, node, learner).train(start).params for node in range(3)]
@@ -431,22 +431,22 @@ def test_the_proximal_term_holds_when_nodes_are_stacked() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "sgd with momentum", "adam", "adafactor"])
-def test_a_trainer_made_anew_goes_on_from_its_state(name: str) -> None:
+def test_a_new_trainer_continues_from_a_restored_state(name: str) -> None:
     one, anew = trainer(OPTIMIZERS[name]), trainer(OPTIMIZERS[name], node=7)
     params = one.train(one.learner.flat.read()).params
     one.data.add(Samples(np.ones((2, 6), np.float32), np.array([0, 1])))
     anew.restore(one.state())
     assert anew.samples == one.samples == len(PART) + 2
-    for _ in range(4):  # beyond one pass, so that the order of the next is drawn
+    for _ in range(4):  # more than one pass, so that the order of the next pass is drawn
         trained, again = one.train(params), anew.train(params)
         assert np.array_equal(trained.params, again.params)
         params = trained.params
 
 
-def test_samples_that_came_from_others_are_trained_on_and_kept_once() -> None:
+def test_received_samples_are_stored_once_and_used_for_training() -> None:
     one = trainer(Training("sgd", lr=0.1))
     foreign = Samples(np.full((3, 6), 9, np.float32), np.array([0, 0, 1]))
-    assert one.data.add(foreign) == 2  # the first two are one sample
+    assert one.data.add(foreign) == 2  # the first two are the same sample
     assert one.data.add(foreign) == 0
     assert one.data.add(Samples(DATA.train.x[PART[:4]], DATA.train.y[PART[:4]])) == 0
     assert one.samples == len(PART) + 2
@@ -459,11 +459,11 @@ def test_samples_that_came_from_others_are_trained_on_and_kept_once() -> None:
     x = np.concatenate([DATA.train.x[[9]], foreign.x[[0, 2]], DATA.train.x[[12, 13]]])
     y = np.concatenate([DATA.train.y[[9]], foreign.y[[0, 2]], DATA.train.y[[12, 13]]])
     nn.functional.cross_entropy(plain(torch.tensor(x)), torch.tensor(y)).backward()
-    slope = np.concatenate([p.grad.numpy().ravel() for p in plain.parameters()])  # type: ignore[union-attr]
-    np.testing.assert_allclose(trained.params, params - 0.1 * slope, atol=1e-6)
+    gradient = np.concatenate([p.grad.numpy().ravel() for p in plain.parameters()])  # type: ignore[union-attr]
+    np.testing.assert_allclose(trained.params, params - 0.1 * gradient, atol=1e-6)
 
 
-def test_a_node_without_data_says_that_it_cannot_train() -> None:
+def test_a_node_without_data_raises_an_error_on_training() -> None:
     learner = Learner(FlatModule(module()), with_batches(Training()), DATA)
     bystander = TorchTrainer(learner, PART[:0], np.random.default_rng(0), step_seconds=0.0)
     with pytest.raises(NodeError, match="holds no data to train on"):
