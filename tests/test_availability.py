@@ -1,4 +1,4 @@
-"""When nodes are online: what is said of two neighbouring times agrees, and files that say nonsense are refused."""
+"""Availability schedules: consistency of `online` and `next_change`, and rejection of invalid files."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ TIMES = st.one_of(
 
 @st.composite
 def intervals(draw: st.DrawFn) -> list[tuple[float, float]]:
-    """In any order, overlapping, touching, empty."""
+    """Intervals in any order; they may overlap, touch or be empty."""
     return [(min(pair), max(pair)) for pair in draw(st.lists(st.tuples(SECONDS, SECONDS), max_size=6))]
 
 
-class Alone:
-    """One node's schedule, as an attendance."""
+class SameForAll:
+    """An availability schedule in which every node has the same intervals."""
 
     def __init__(self, schedule: RepeatedIntervals) -> None:
         self.schedule = schedule
@@ -53,8 +53,8 @@ class Alone:
         return self.schedule.next_change(time)
 
 
-def assert_agreeing(availability_schedule: AvailabilitySchedule, node: int, time: float, between: float) -> None:
-    """`next_change` is after `time`; all is the same until just before it, and other at it."""
+def assert_consistent(availability_schedule: AvailabilitySchedule, node: int, time: float, fraction: float) -> None:
+    """Check that `next_change` is after `time`, and that `online` is constant until then and differs at it."""
     for _ in range(5):
         now, change = availability_schedule.online(node, time), availability_schedule.next_change(node, time)
         assert change > time
@@ -64,13 +64,13 @@ def assert_agreeing(availability_schedule: AvailabilitySchedule, node: int, time
             return
         assert availability_schedule.online(node, change) != now
         before = math.nextafter(change, 0)
-        for t in (before, max(time, min(before, time + between * (change - time)))):
+        for t in (before, max(time, min(before, time + fraction * (change - time)))):
             assert availability_schedule.online(node, t) == now
             assert availability_schedule.next_change(node, t) == change
         time = change
 
 
-def attendance_of(folder: Path, clients: dict[Any, Any], nodes: int = 1) -> AvailabilitySchedule:
+def schedule_of(folder: Path, clients: dict[Any, Any], nodes: int = 1) -> AvailabilitySchedule:
     (folder / "trace.json").write_text(json.dumps(clients))
     return FedScale(folder / "trace.json", order="file").build(nodes, seed=0)
 
@@ -86,17 +86,17 @@ def client(active: list[float], inactive: list[float], finish_time: float = 100)
 @example([(0.0, 0.1)], 0.3, 1e6, 0.5)
 @example([(0.1, 0.2), (0.2, 0.3)], 0.3, 999_999.9, 0.5)
 @example([(0.0, 5.0), (9.0, 10.0)], 10.0, 9.5, 0.5)
-@example([(3.9, 93.9)], 108.4, 1_913_365.0, 0.5)  # where a sum that is rounded twice is wrong
+@example([(3.9, 93.9)], 108.4, 1_913_365.0, 0.5)  # a sum that is rounded twice is wrong here
 @example([(77.8, 184.1)], 321.6, 1_155_462.0, 0.5)
-def test_a_schedule_is_constant_until_it_flips(
-    given: list[tuple[float, float]], period: float, time: float, between: float
+def test_a_schedule_is_constant_until_its_next_change(
+    given: list[tuple[float, float]], period: float, time: float, fraction: float
 ) -> None:
     assume(time <= HORIZON)
-    assert_agreeing(Alone(RepeatedIntervals(given, period)), 0, time, between)
+    assert_consistent(SameForAll(RepeatedIntervals(given, period)), 0, time, fraction)
 
 
 @given(intervals(), st.one_of(st.just(math.inf), SECONDS.filter(bool)), SECONDS)
-def test_a_node_is_online_within_its_intervals_and_nowhere_else(
+def test_a_node_is_online_only_within_its_intervals(
     given: list[tuple[float, float]], period: float, time: float
 ) -> None:
     phase = time if period == math.inf else time % period
@@ -107,7 +107,7 @@ def test_a_node_is_online_within_its_intervals_and_nowhere_else(
 def test_a_schedule_repeats_without_drift(
     given: list[tuple[float, float]], period: int, time: float, times: int
 ) -> None:
-    """Whole seconds, so that the later time is exactly so many periods after the earlier one."""
+    """Times are whole seconds, so that the later time is exactly a multiple of the period after the earlier one."""
     schedule, time = RepeatedIntervals(given, period), math.floor(time)
     later = time + times * period
     assert schedule.online(later) == schedule.online(time)
@@ -115,7 +115,7 @@ def test_a_schedule_repeats_without_drift(
     assert again - later == pytest.approx(change - time, abs=1e-6) if change < math.inf else again == math.inf
 
 
-def test_changes_a_microsecond_apart_are_all_seen_late_in_a_run() -> None:
+def test_changes_one_microsecond_apart_are_distinct_late_in_a_run() -> None:
     schedule = RepeatedIntervals([(1.0, 1.000001), (1.000002, 1.000003)], 7.7)
     time, changes = 1e8, []
     for _ in range(8):
@@ -128,7 +128,7 @@ def test_changes_a_microsecond_apart_are_all_seen_late_in_a_run() -> None:
 # A CSV of intervals
 
 
-def written(folder: Path, text: str) -> Path:
+def write_intervals(folder: Path, text: str) -> Path:
     (folder / "shifts.csv").write_text(text, encoding="utf-8")
     return folder / "shifts.csv"
 
@@ -136,8 +136,8 @@ def written(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     "header", ["", "node,on,off\n", "# shifts\n\nNode, On, Off # seconds\n", "\ufeffnode,on,off\r\n"]
 )
-def test_lines_of_a_file_are_merged_whatever_their_order(header: str, tmp_path: Path) -> None:
-    path = written(tmp_path, header + "2,10,20\n0,30,40\n\n2, 5, 10 # touches\n2,15,25\n0,1.5,2\n3,7,inf\n")
+def test_intervals_of_a_file_are_merged_in_any_order(header: str, tmp_path: Path) -> None:
+    path = write_intervals(tmp_path, header + "2,10,20\n0,30,40\n\n2, 5, 10 # touches\n2,15,25\n0,1.5,2\n3,7,inf\n")
     availability_schedule = Intervals(path).build(4, seed=0)
     for node, changes in {0: [1.5, 2, 30, 40], 1: [], 2: [5, 25], 3: [7], 4: []}.items():
         found, time = [], 0.0
@@ -147,10 +147,10 @@ def test_lines_of_a_file_are_merged_whatever_their_order(header: str, tmp_path: 
         assert availability_schedule.online(node, 1e5) == (node in (1, 3, 4))
 
 
-def test_a_file_begins_anew_after_its_period(tmp_path: Path) -> None:
-    availability_schedule = Intervals(written(tmp_path, "0,0,10\n0,50,60\n1,0,60\n2,20,inf\n"), period=60).build(
-        3, seed=0
-    )
+def test_a_file_repeats_after_its_period(tmp_path: Path) -> None:
+    availability_schedule = Intervals(
+        write_intervals(tmp_path, "0,0,10\n0,50,60\n1,0,60\n2,20,inf\n"), period=60
+    ).build(3, seed=0)
     assert availability_schedule.next_change(0, 55) == 70  # online over the end of the period
     assert availability_schedule.next_change(0, 70) == 110
     assert availability_schedule.next_change(1, 1e6) == math.inf
@@ -177,15 +177,15 @@ def test_a_file_begins_anew_after_its_period(tmp_path: Path) -> None:
         ("0,inf,inf\n", ":1: on = inf, off = inf: expected 0 ≤ on < off"),
     ],
 )
-def test_a_line_that_makes_no_sense_is_refused_with_its_number(text: str, problem: str, tmp_path: Path) -> None:
-    path = written(tmp_path, text)
+def test_an_invalid_line_is_rejected_with_its_number(text: str, problem: str, tmp_path: Path) -> None:
+    path = write_intervals(tmp_path, text)
     with pytest.raises(DataError) as caught:
         Intervals(path, period=60).build(4, seed=0)
     assert str(caught.value).startswith(f"{path}:")
     assert str(caught.value).endswith(problem)
 
 
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     for name, reason in (("none", "No such file"), (".", "Is a directory"), ("binary.csv", "it is not a text file")):
         with pytest.raises(DataError, match=f"cannot read these intervals: {reason}"):
@@ -198,8 +198,8 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 # FedScale's traces
 
 
-def test_a_client_is_online_from_active_to_inactive_and_again_every_finish_time(tmp_path: Path) -> None:
-    availability_schedule = attendance_of(tmp_path, {"7": client([10, 40], [20, 60])})
+def test_a_client_is_online_from_active_to_inactive_in_every_period_of_finish_time(tmp_path: Path) -> None:
+    availability_schedule = schedule_of(tmp_path, {"7": client([10, 40], [20, 60])})
     for start in (0, 100, 1_000_000):
         assert [availability_schedule.online(0, start + t) for t in (0, 10, 19, 20, 40, 59, 60, 99)] == [
             False, True, True, False, True, True, False, False,
@@ -209,8 +209,8 @@ def test_a_client_is_online_from_active_to_inactive_and_again_every_finish_time(
         ]
 
 
-def test_nothing_changes_any_more_after_thirty_years(tmp_path: Path) -> None:
-    availability_schedule = attendance_of(tmp_path, {"7": client([10], [60])})
+def test_nothing_changes_after_thirty_years(tmp_path: Path) -> None:
+    availability_schedule = schedule_of(tmp_path, {"7": client([10], [60])})
     assert availability_schedule.next_change(0, HORIZON - 45) == HORIZON - 40
     assert availability_schedule.next_change(0, HORIZON - 40) == math.inf
     for time in (HORIZON - 40, HORIZON, HORIZON + 10, 1e300):
@@ -219,20 +219,20 @@ def test_nothing_changes_any_more_after_thirty_years(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_pickles_and_json_are_read_alike(protocol: int, tmp_path: Path) -> None:
+def test_a_pickle_and_json_give_the_same_schedule(protocol: int, tmp_path: Path) -> None:
     clients = {3834: client([10, 40], [20, 60]), 5: client([0], [100])}
     (tmp_path / "trace").write_bytes(pickle.dumps(clients, protocol))
     found = FedScale(tmp_path / "trace", order="file").build(2, seed=0)
-    other = attendance_of(tmp_path, clients, nodes=2)
+    other = schedule_of(tmp_path, clients, nodes=2)
     for node in range(2):
         for time in range(0, 200, 5):
             assert found.online(node, time) == other.online(node, time)
             assert found.next_change(node, time) == other.next_change(node, time)
 
 
-def test_nodes_take_clients_from_the_seed_and_none_again_before_all_were(tmp_path: Path) -> None:
+def test_nodes_take_random_clients_and_all_clients_before_any_repeats(tmp_path: Path) -> None:
     clients = {str(i): client([i], [i + 1]) for i in range(20)}
-    attendance_of(tmp_path, clients)
+    schedule_of(tmp_path, clients)
     taken = {}
     for seed in (0, 1):
         availability_schedule = FedScale(tmp_path / "trace.json").build(25, seed)
@@ -248,10 +248,10 @@ def test_nodes_take_clients_from_the_seed_and_none_again_before_all_were(tmp_pat
     assert taken[0] != taken[1]
 
 
-def test_a_client_that_is_never_online_is_allowed_and_told_of(tmp_path: Path) -> None:
+def test_a_client_that_is_never_online_causes_a_warning(tmp_path: Path) -> None:
     clients = {"a": client([], []), "b": client([5], [6]), "c": client([200], [300]), "d": client([7], [7])}
     with pytest.warns(UserWarning, match=r"trace.json: 3 of the nodes are never online: 0, 2, 3$"):
-        availability_schedule = attendance_of(tmp_path, clients, nodes=4)
+        availability_schedule = schedule_of(tmp_path, clients, nodes=4)
     assert [availability_schedule.next_change(node, 0) for node in range(4)] == [math.inf, 5, math.inf, math.inf]
     assert not any(availability_schedule.online(node, 0) for node in range(4))
 
@@ -272,9 +272,9 @@ def test_a_client_that_is_never_online_is_allowed_and_told_of(tmp_path: Path) ->
         ([1, 2], "is [1, 2]: expected a dictionary"),
     ],
 )
-def test_a_trace_that_makes_no_sense_is_refused_with_its_client(trace: Any, problem: str, tmp_path: Path) -> None:
+def test_an_invalid_trace_is_rejected_with_its_client(trace: Any, problem: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        attendance_of(tmp_path, {"17": trace})
+        schedule_of(tmp_path, {"17": trace})
     assert f"{tmp_path / 'trace.json'}: client '17'" in str(caught.value)
     assert problem in str(caught.value)
 
@@ -282,7 +282,7 @@ def test_a_trace_that_makes_no_sense_is_refused_with_its_client(trace: Any, prob
 @pytest.mark.parametrize(
     ("content", "problem"), [(b"{}", "expected a dictionary of clients"), (b"{,", "not valid JSON")]
 )
-def test_a_file_without_clients_is_refused(content: bytes, problem: str, tmp_path: Path) -> None:
+def test_a_file_without_clients_is_rejected(content: bytes, problem: str, tmp_path: Path) -> None:
     (tmp_path / "trace").write_bytes(content)
     with pytest.raises(DataError, match=problem):
         FedScale(tmp_path / "trace").build(1, seed=0)
@@ -291,8 +291,8 @@ def test_a_file_without_clients_is_refused(content: bytes, problem: str, tmp_pat
         FedScale(tmp_path / "trace").build(1, seed=0)
 
 
-class Opens:
-    """What makes a file when it is unpickled."""
+class OpensFile:
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -302,18 +302,18 @@ class Opens:
 
 
 @pytest.mark.parametrize("kind", ["open", "system"])
-def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(kind: str, tmp_path: Path) -> None:
+def test_a_pickle_that_would_run_code_is_rejected_without_running_it(kind: str, tmp_path: Path) -> None:
     mark = tmp_path / "it-ran"
     shell = f"touch {mark}".encode()
-    evil = {
-        "open": pickle.dumps({1: client([1], [2]), 2: Opens(mark)}),
+    pickles = {
+        "open": pickle.dumps({1: client([1], [2]), 2: OpensFile(mark)}),
         "system": b"cposix\nsystem\n(S'" + shell + b"'\ntR.",
     }
-    (tmp_path / "trace").write_bytes(evil[kind])
+    (tmp_path / "trace").write_bytes(pickles[kind])
     with pytest.raises(DataError, match="the pickle names"):
         FedScale(tmp_path / "trace").build(1, seed=0)
     assert not mark.exists()
-    pickle.loads(evil[kind])  # it would have
+    pickle.loads(pickles[kind])  # without the check it runs
     assert mark.exists()
 
 
@@ -325,16 +325,16 @@ def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(kind: str
     st.integers(0, 3), TIMES, st.floats(0, 1),
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*never online")
-def test_days_and_nights_are_constant_until_they_flip(
-    period: float, low: float, high: float, phases: int, same: bool, node: int, time: float, between: float
+def test_a_day_night_schedule_is_constant_until_its_next_change(
+    period: float, low: float, high: float, phases: int, same: bool, node: int, time: float, fraction: float
 ) -> None:
-    assert_agreeing(DayNight(period, low, high, phases, same).build(4, seed=3), node, time, between)
+    assert_consistent(DayNight(period, low, high, phases, same).build(4, seed=3), node, time, fraction)
 
 
 @pytest.mark.filterwarnings("ignore:.*never online")
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("start", [0, 997 * 3600])
-def test_the_share_that_is_online_is_what_the_sine_says(same: bool, start: float) -> None:
+def test_the_share_of_online_nodes_follows_a_sine(same: bool, start: float) -> None:
     nodes = 3000
     availability_schedule = DayNight(phases=1, same_hours=same).build(nodes, seed=1)
     for time in np.arange(0, 3600, 300):
@@ -343,61 +343,63 @@ def test_the_share_that_is_online_is_what_the_sine_says(same: bool, start: float
         assert share == pytest.approx(expected, abs=4 * math.sqrt(0.25 / nodes)), time
 
 
-def test_time_zones_have_their_days_one_after_another() -> None:
+def test_days_of_time_zones_are_shifted() -> None:
     nodes = 2000
     availability_schedule = DayNight(phases=2).build(nodes, seed=1)
-    together = [np.mean([availability_schedule.online(node, t) for node in range(nodes)]) for t in (0, 900, 1800, 2700)]
-    assert together == pytest.approx([0.45] * 4, abs=4 * math.sqrt(0.25 / nodes))
+    online_shares = [
+        np.mean([availability_schedule.online(node, t) for node in range(nodes)]) for t in (0, 900, 1800, 2700)
+    ]
+    assert online_shares == pytest.approx([0.45] * 4, abs=4 * math.sqrt(0.25 / nodes))
 
 
-def test_every_node_comes_and_goes_at_leisure() -> None:
+def test_nodes_change_at_a_plausible_rate() -> None:
     availability_schedule = DayNight().build(200, seed=5)
     lengths: list[float] = []
-    most = 0.0
+    longest = 0.0
     for node in range(200):
         time, changes = 0.0, [0.0]
         while (time := availability_schedule.next_change(node, time)) < 50 * 3600:
             changes.append(time)
         spans = np.diff(changes)
         lengths.extend(spans[1:])
-        most = max(most, spans.max())
+        longest = max(longest, spans.max())
         assert 30 < len(changes) <= 150
         online = sum(spans[0 if availability_schedule.online(node, 0) else 1 :: 2])
-        assert 0.4 < online / changes[-1] < 0.5  # nobody is there more than others
-    assert most < 4 * 3600  # nobody is away, or there, for days
+        assert 0.4 < online / changes[-1] < 0.5  # no node is online much more than others
+    assert longest < 4 * 3600  # no node is offline or online for days
     assert np.mean(np.array(lengths) < 36) < 0.01  # one in a hundred is shorter than a hundredth of the period
     assert np.median(lengths) > 1000
 
 
-def test_nodes_that_keep_their_hours_repeat_them_and_some_never_come() -> None:
+def test_nodes_with_the_same_hours_repeat_them_and_some_are_never_online() -> None:
     with pytest.warns(UserWarning, match=r"availability 'day-night': \d+ of the nodes are never online: (\d+, ){5}…"):
         availability_schedule = DayNight(same_hours=True).build(300, seed=1)
-    absent = [
+    never_online = [
         node
         for node in range(300)
         if availability_schedule.next_change(node, 0) == math.inf and not availability_schedule.online(node, 0)
     ]
-    assert 0.1 < len(absent) / 300 < 0.3
+    assert 0.1 < len(never_online) / 300 < 0.3
     for node in range(50):
         for time in (0.5, 1234.5, 3000.0):
             assert availability_schedule.online(node, time) == availability_schedule.online(node, time + 3600 * 1000)
 
 
-def test_a_node_keeps_its_hours_when_others_join() -> None:
-    few, many = DayNight().build(3, seed=1), DayNight().build(30, seed=1)
+def test_the_hours_of_a_node_do_not_depend_on_the_number_of_nodes() -> None:
+    small, large = DayNight().build(3, seed=1), DayNight().build(30, seed=1)
     other = DayNight().build(3, seed=2)
-    changes = [[a.next_change(node, 0) for node in range(3)] for a in (few, many, other)]
+    changes = [[a.next_change(node, 0) for node in range(3)] for a in (small, large, other)]
     assert changes[0] == changes[1] != changes[2]
 
 
 # In an experiment
 
 
-def test_everybody_is_online_unless_an_experiment_says_otherwise(tmp_path: Path) -> None:
+def test_all_nodes_are_online_by_default(tmp_path: Path) -> None:
     experiment = Experiment(nodes=2)
     assert experiment.availability.build() == Always()
     assert Setup(experiment).environment.availability_schedule is None
-    written(tmp_path, "1,0,10\n")
+    write_intervals(tmp_path, "1,0,10\n")
     table = {"nodes": 2, "availability": {"name": "intervals", "path": "shifts.csv", "period": 30}}
     found = Experiment.from_table(table, base=tmp_path)
     again = Experiment.from_table(found.to_table(), base=Path(os.sep))
@@ -436,13 +438,13 @@ def test_a_server_is_always_online() -> None:
         ({"period": 3}, "availability = {'period': 3}: expected a table with a name, such as { name = … }"),
     ],
 )
-def test_what_is_wrong_with_an_availability_is_said(availability: dict[str, Any], problem: str) -> None:
+def test_an_invalid_availability_is_rejected_with_its_problem(availability: dict[str, Any], problem: str) -> None:
     with pytest.raises(ExperimentError) as caught:
         Experiment.from_table({"availability": availability})
     assert caught.value.problems == (problem,)
 
 
-def test_a_file_that_is_wrong_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    path = written(tmp_path, "node,on,off\n16,0,1\n")
+def test_an_invalid_file_is_rejected_before_the_run(tmp_path: Path) -> None:
+    path = write_intervals(tmp_path, "node,on,off\n16,0,1\n")
     with pytest.raises(DataError, match=r"shifts\.csv:2: there is no node 16"):
         Experiment(availability=Intervals(path)).run(tmp_path / "runs")

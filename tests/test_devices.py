@@ -1,4 +1,4 @@
-"""How fast nodes are: what a device says of each, what groups change of it, and that the clock goes by it."""
+"""Devices: the speed of each node, changes by groups, and the effect on the virtual clock."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def problems(table: dict[str, Any]) -> tuple[str, ...]:
     return caught.value.problems
 
 
-# What each says of a node
+# Speeds of single devices
 
 
-def test_a_step_takes_what_is_said_or_what_it_takes() -> None:
+def test_a_step_takes_its_given_or_its_default_time() -> None:
     assert Constant().speed(0, 0, 16) == Speed(None)
     assert Constant().speed(0, 0, 16).simulated_step == SIMULATED_STEP
     assert Constant(slowdown=3).speed(0, 0, 16).simulated_step == 3 * SIMULATED_STEP
     assert Constant(0.02).speed(5, 1, 8).step_seconds == 0.02
-    assert Constant(0.0).speed(5, 1, 8).simulated_step == 0.0  # of no length, which is not the same as unsaid
+    assert Constant(0.0).speed(5, 1, 8).simulated_step == 0.0  # zero, which differs from not given
 
 
 @given(st.floats(0.001, 100), st.floats(0.001, 100), st.integers(0, 5), st.integers(1, 64))
-def test_slowdowns_multiply_whatever_a_device_says(
+def test_slowdowns_multiply_the_times_of_every_device(
     slowdown: float, network_slowdown: float, node: int, batch: int
 ) -> None:
     pairs: list[tuple[Device, Device]] = [
@@ -68,7 +68,7 @@ def test_slowdowns_multiply_whatever_a_device_says(
         assert before.bandwidth == after.bandwidth is None
 
 
-def test_lognormal_devices_have_the_median_and_the_spread_that_is_asked_for() -> None:
+def test_lognormal_devices_have_the_given_median_and_standard_deviation() -> None:
     logs = np.log([step for node in range(2000) if (step := Lognormal().speed(node, 3, 10).step_seconds)])
     assert logs.mean() == pytest.approx(math.log(10 * 0.005) + 1.0, abs=4 * 0.6 / math.sqrt(2000))
     assert logs.std() == pytest.approx(0.6, rel=0.1)
@@ -76,30 +76,30 @@ def test_lognormal_devices_have_the_median_and_the_spread_that_is_asked_for() ->
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.integers(1, 256))
-def test_a_node_draws_its_own_speed_whatever_its_batches(seed: int, node: int, batch: int) -> None:
+def test_each_node_has_its_own_random_speed_independent_of_the_batch_size(seed: int, node: int, batch: int) -> None:
     one, more = Lognormal().speed(node, seed, 1), Lognormal().speed(node, seed, batch)
     assert one.step_seconds is not None
     assert more.step_seconds == pytest.approx(batch * one.step_seconds)
     assert Lognormal().speed(node + 1, seed, 1) != one
 
 
-def test_a_phone_takes_three_times_its_inference_and_has_its_bandwidth(capacities: Path) -> None:
+def test_a_phone_takes_three_times_its_inference_time_and_has_its_bandwidth(capacities: Path) -> None:
     device = FedScale(capacities, order="file", slowdown=2, network_slowdown=4)
     assert device.speed(0, 0, 10) == Speed(3 * 10 * 0.162 * 2, 2, 5.6481, 4)
     assert [device.speed(node, 0, 1).bandwidth for node in range(4)] == pytest.approx([5.6481, 0.1, 20, 5.6481])
 
 
-def test_phones_are_drawn_from_the_seed_and_none_again_before_all_were(capacities: Path) -> None:
+def test_nodes_take_random_phones_and_all_phones_before_any_repeats(capacities: Path) -> None:
     def drawn(seed: int) -> list[float | None]:
         return [FedScale(capacities).speed(node, seed, 1).bandwidth for node in range(6)]
 
     for seed in range(5):
         assert sorted(map(float, drawn(seed)[:3])) == pytest.approx([0.1, 5.6481, 20])  # type: ignore[arg-type]
         assert drawn(seed)[3:] == drawn(seed)[:3]
-    assert len({tuple(drawn(seed)) for seed in range(20)}) == 6  # every order there is
+    assert len({tuple(drawn(seed)) for seed in range(20)}) == 6  # every possible order
 
 
-def test_capacities_are_read_from_json_too(capacities: Path, tmp_path: Path) -> None:
+def test_capacities_can_be_read_from_json(capacities: Path, tmp_path: Path) -> None:
     (tmp_path / "capacity.json").write_text(json.dumps(CAPACITIES, indent=1))
     for node in range(3):
         assert FedScale(tmp_path / "capacity.json").speed(node, 5, 8) == FedScale(capacities).speed(node, 5, 8)
@@ -115,15 +115,15 @@ def test_capacities_are_read_from_json_too(capacities: Path, tmp_path: Path) -> 
         (5, "client 1 is 5: expected a dictionary"),
     ],
 )
-def test_a_capacity_that_makes_no_sense_is_refused_with_its_client(client: Any, problem: str, tmp_path: Path) -> None:
+def test_an_invalid_capacity_is_rejected_with_its_client(client: Any, problem: str, tmp_path: Path) -> None:
     (tmp_path / "capacity").write_bytes(pickle.dumps({1: client}))
     with pytest.raises(DataError) as caught:
         FedScale(tmp_path / "capacity").speed(0, 0, 1)
     assert str(caught.value).startswith(f"{tmp_path / 'capacity'}: {problem}")
 
 
-class Touches:
-    """What makes a file when it is unpickled."""
+class OpensFile:
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,9 +132,9 @@ class Touches:
         return open, (str(self.path), "w")
 
 
-def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(tmp_path: Path) -> None:
+def test_a_pickle_that_would_run_code_is_rejected_without_running_it(tmp_path: Path) -> None:
     mark = tmp_path / "it-ran"
-    (tmp_path / "capacity").write_bytes(pickle.dumps({1: {"computation": Touches(mark), "communication": 1}}))
+    (tmp_path / "capacity").write_bytes(pickle.dumps({1: {"computation": OpensFile(mark), "communication": 1}}))
     with pytest.raises(DataError, match="nothing that could run"):
         FedScale(tmp_path / "capacity").speed(0, 0, 1)
     assert not mark.exists()
@@ -177,7 +177,7 @@ def test_groups_change_single_keys_or_the_whole_device(capacities: Path) -> None
         Speed(0.5, 5, network_slowdown=2),
         Lognormal().speed(2, 0, 20),
         FedScale(capacities).speed(3, 0, 10),
-        Speed(0.02, network_slowdown=2),  # the server: of no group
+        Speed(0.02, network_slowdown=2),  # the server is in no group
     ]
     assert Experiment.from_table(found.to_table()) == found
 
@@ -190,16 +190,16 @@ def test_the_device_in_the_documentation_works(tmp_path: Path) -> None:
 
 
 def test_a_file_is_read_once_for_all_nodes(capacities: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
+    read_files = []
 
-    def reads(content: bytes, place: str) -> Any:
-        read.append(place)
+    def record_read(content: bytes, place: str) -> Any:
+        read_files.append(place)
         return CAPACITIES
 
-    monkeypatch.setattr("shoal.environment.fedscale.read_pickle", reads)
+    monkeypatch.setattr("shoal.environment.fedscale.read_pickle", record_read)
     groups = [{"nodes": "0-1", "training": {"lr": 0.5}}]
     Setup(experiment({"device": {"name": "fedscale", "path": str(capacities)}, "group": groups}))
-    assert read == [str(capacities)]
+    assert read_files == [str(capacities)]
 
 
 @pytest.mark.parametrize(
@@ -222,12 +222,12 @@ def test_a_file_is_read_once_for_all_nodes(capacities: Path, monkeypatch: pytest
         ),
     ],
 )
-def test_what_is_wrong_with_a_device_is_said(table: dict[str, Any], problem: str) -> None:
+def test_an_invalid_device_is_rejected_with_its_problem(table: dict[str, Any], problem: str) -> None:
     (found,) = problems(table)
     assert found.startswith(problem)
 
 
-def test_the_virtual_clock_goes_by_the_slowest_device(tmp_path: Path) -> None:
+def test_the_slowest_device_determines_the_virtual_time(tmp_path: Path) -> None:
     found = experiment({
         "algorithm": {"name": "dpsgd", "rounds": 5}, "topology": {"name": "full"}, "training": {"local_steps": 2},
         "evaluation": {"every": 0}, "simulation": {"batching": "off"}, "checkpoint": {"final": False},

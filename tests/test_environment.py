@@ -1,4 +1,4 @@
-"""Networks, devices, comings and goings, and faults by the clock in the simulation: to the exact virtual second."""
+"""Networks, devices, availability and timed faults in the simulation, checked to the exact virtual second."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINKS = {"name": "uniform", "latency": 0.1, "upload": 8, "download": 8}
 
 
 def experiment(**changed: Any) -> Experiment:
-    """A round takes a second of training, and no more unless there is a network."""
+    """An experiment in which a round takes one second of training, plus the time of the network if there is one."""
     given: dict[str, Any] = {
         "nodes": NODES,
         "seed": 1,
@@ -43,14 +43,14 @@ def experiment(**changed: Any) -> Experiment:
 
 
 def intervals(folder: Path, *lines: str) -> dict[str, Any]:
-    """An availability by these lines of node, on, off."""
+    """An availability table for these lines of node, on, off."""
     file = folder / "intervals.csv"
     file.write_text("\n".join(lines))
     return {"name": "intervals", "path": str(file)}
 
 
 def rounds_of(run: Any, node: int) -> dict[int, float]:
-    """When each round ended."""
+    """Return the time at which each round ended."""
     return {r.round: pytest.approx(r.time) for r in run.folder.read(node) if isinstance(r, Round)}
 
 
@@ -59,8 +59,8 @@ def events_of(run: Any, node: int) -> list[tuple[str, float]]:
 
 
 @dataclass(frozen=True)
-class Alone:
-    """Trains and listens to nobody."""
+class LocalTraining:
+    """An algorithm that trains and exchanges no messages."""
 
     rounds: int = 2
 
@@ -70,8 +70,8 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class Waits:
-    """For two things that never come."""
+class Waiter:
+    """An algorithm that waits for two messages that never arrive."""
 
     async def run(self, node: Node) -> None:
         node.background(self._listen(node))
@@ -82,81 +82,89 @@ class Waits:
 
 
 @dataclass(frozen=True)
-class Naps:
-    """Sleeps for a second a round."""
+class Sleeper:
+    """An algorithm that sleeps for one second per round."""
 
     async def run(self, node: Node) -> None:
         async for _ in node.rounds(2):
             await node.sleep(1.0)
 
 
-# Who is offline stands still
+# Offline nodes pause
 
 
-def test_a_training_stands_still_while_its_node_is_offline_and_goes_on_afterwards(tmp_path: Path) -> None:
-    away = intervals(tmp_path, "1,0,0.25", "1,3,3.5", "1,10,inf", "2,5,inf")
-    run = experiment(algorithm=Alone(), availability=away).run(tmp_path)
+def test_training_pauses_while_the_node_is_offline(tmp_path: Path) -> None:
+    availability = intervals(tmp_path, "1,0,0.25", "1,3,3.5", "1,10,inf", "2,5,inf")
+    run = experiment(algorithm=LocalTraining(), availability=availability).run(tmp_path)
     assert rounds_of(run, 0) == {0: 1.0, 1: 2.0}
-    assert rounds_of(run, 1) == {0: 10.25, 1: 11.25}  # a quarter, a half, and the rest
+    assert rounds_of(run, 1) == {0: 10.25, 1: 11.25}  # a quarter, a half, then the rest
     assert rounds_of(run, 2) == {0: 6.0, 1: 7.0}  # it was offline from the start
     assert run.summary["status"] == "completed"
     assert run.summary["time"]["virtual_s"] == pytest.approx(11.25)
 
 
-def test_what_would_wake_an_offline_node_wakes_it_when_it_is_online(tmp_path: Path) -> None:
-    run = experiment(algorithm=Naps(), availability=intervals(tmp_path, "1,0,0.5", "1,4,inf")).run(tmp_path)
+def test_a_sleep_that_ends_offline_returns_when_the_node_is_online(tmp_path: Path) -> None:
+    run = experiment(algorithm=Sleeper(), availability=intervals(tmp_path, "1,0,0.5", "1,4,inf")).run(tmp_path)
     assert rounds_of(run, 0) == {0: 1.0, 1: 2.0}
     assert rounds_of(run, 1) == {0: 4.0, 1: 5.0}
 
 
-def test_the_clock_moves_on_when_everybody_is_offline_at_once(tmp_path: Path) -> None:
-    away = intervals(tmp_path, *(f"{node},{on},{off}" for node in range(NODES) for on, off in ((0, 0.5), (9, "inf"))))
-    run = experiment(availability=away).run(tmp_path)
+def test_the_clock_advances_while_all_nodes_are_offline(tmp_path: Path) -> None:
+    availability = intervals(
+        tmp_path, *(f"{node},{on},{off}" for node in range(NODES) for on, off in ((0, 0.5), (9, "inf")))
+    )
+    run = experiment(availability=availability).run(tmp_path)
     assert rounds_of(run, 0) == {0: 9.5, 1: 10.5, 2: 11.5, 3: 12.5}
     assert run.summary["status"] == "completed"
 
 
-def test_an_offline_node_gets_no_messages_and_its_peers_go_on_when_their_patience_ends(tmp_path: Path) -> None:
+def test_an_offline_node_receives_no_messages_and_its_peers_continue_after_their_timeout(tmp_path: Path) -> None:
     run = experiment(availability=intervals(tmp_path, "1,0,0.5", "1,2.2,inf"), simulation={"receive_timeout": 1.5}).run(
         tmp_path
     )
-    # 0 and 2 wait for 1 until 2.5. It went on at 2.2, and said at 2.7 what nobody waits for any more.
+    # Nodes 0 and 2 wait for node 1 until 2.5. It comes online at 2.2 and sends at 2.7, too late.
     assert rounds_of(run, 0)[0] == 2.5
     assert rounds_of(run, 3)[0] == 1.0
     assert ("timed out", 2.5) in events_of(run, 0)
     assert run.summary["status"] == "completed"
 
 
-def test_two_reasons_to_wake_an_offline_node_wake_it_once(tmp_path: Path) -> None:
-    """A timeout passes, and then the peer that is waited for dies: the node goes on once."""
-    away = intervals(tmp_path, "0,0,1.5", "0,10,inf")
+def test_a_timeout_and_a_peer_crash_wake_an_offline_node_once(tmp_path: Path) -> None:
+    """The timeout expires, then the awaited peer crashes. The node continues once."""
+    availability = intervals(tmp_path, "0,0,1.5", "0,10,inf")
     faults = Faults().hang(1, round=0).crash(1).at(6.0)
     run = experiment(
-        nodes=2, algorithm=DPSGD(2), availability=away, fault=faults.schedule, simulation={"receive_timeout": 3.0}
+        nodes=2,
+        algorithm=DPSGD(2),
+        availability=availability,
+        fault=faults.schedule,
+        simulation={"receive_timeout": 3.0},
     ).run(tmp_path)
     assert rounds_of(run, 0) == {0: 10.0, 1: 11.0}
 
 
-def test_who_waits_for_one_that_does_not_come_back_is_a_deadlock_that_says_so(tmp_path: Path) -> None:
-    away = intervals(tmp_path, "1,0,1.5")
+def test_waiting_for_a_node_that_stays_offline_is_reported_as_a_deadlock(tmp_path: Path) -> None:
+    availability = intervals(tmp_path, "1,0,1.5")
     with pytest.raises(DeadlockError) as caught:
-        experiment(availability=away).run(tmp_path)
-    said = str(caught.value)
-    assert "node 1 is offline, and does not come online again" in said
-    assert "node 0 waits for 'model' of round 1 from 1, 3 (still missing: [1])" in said
-    assert "node 1 waits" not in said
+        experiment(availability=availability).run(tmp_path)
+    message = str(caught.value)
+    assert "node 1 is offline, and does not come online again" in message
+    assert "node 0 waits for 'model' of round 1 from 1, 3 (still missing: [1])" in message
+    assert "node 1 waits" not in message
 
 
 @pytest.mark.parametrize("fault", [(), (Fault("slow", factor=2.0, every=1.0, nodes="3"),)])
-def test_it_is_one_too_when_others_come_and_go_for_ever(tmp_path: Path, fault: tuple[Fault, ...]) -> None:
-    """What 0 and 2 said to 3 in round 0 was said before 3 came, and is not said again however often they come."""
-    away = {**intervals(tmp_path, "0,0.1,6", "1,0.3,6.1", "2,0.2,6.3", "3,2,6.2"), "period": 7.0}
+def test_a_deadlock_is_reported_even_if_nodes_go_on_and_offline_for_ever(
+    tmp_path: Path, fault: tuple[Fault, ...]
+) -> None:
+    """Nodes 0 and 2 send their messages of round 0 before node 3 is online, and never send them again."""
+    availability = {**intervals(tmp_path, "0,0.1,6", "1,0.3,6.1", "2,0.2,6.3", "3,2,6.2"), "period": 7.0}
     with pytest.raises(DeadlockError, match=r"node 3 waits for 'model' of round 0 from 0, 2") as caught:
-        experiment(availability=away, fault=fault).run(tmp_path)
+        experiment(availability=availability, fault=fault).run(tmp_path)
     assert "does not come online again" not in str(caught.value)
 
 
-def test_nor_does_one_that_stands_still_for_ever_keep_the_clock_going(tmp_path: Path) -> None:
+def test_a_deadlock_is_reported_if_a_node_stays_offline_during_training(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "import math\n\n\nclass Mine:\n    def build(self, nodes, seed):\n        return self\n\n"
@@ -165,13 +173,13 @@ def test_nor_does_one_that_stands_still_for_ever_keep_the_clock_going(tmp_path: 
         "        return (0.5 if time < 0.5 else math.inf) if node == 0 else math.floor(time) + 1.0\n"
     )
     with pytest.raises(DeadlockError, match="node 0 is offline, and does not come online again"):
-        experiment(algorithm=Alone(), availability={"name": f"{file}:Mine"}).run(tmp_path)
+        experiment(algorithm=LocalTraining(), availability={"name": f"{file}:Mine"}).run(tmp_path)
 
 
-# Faults by the clock
+# Timed faults
 
 
-def test_a_crash_ends_a_node_in_the_midst_of_its_training_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_a_node_that_crashes_during_training_is_not_waited_for(tmp_path: Path) -> None:
     run = experiment(fault=Faults().crash(1).at(1.25).schedule).run(tmp_path)
     assert rounds_of(run, 1) == {0: 1.0}
     assert events_of(run, 1) == [("fault", 1.25)]
@@ -180,36 +188,36 @@ def test_a_crash_ends_a_node_in_the_midst_of_its_training_and_nobody_waits_for_i
     assert run.summary["status"] == "incomplete"
 
 
-def test_a_node_that_hangs_by_the_clock_stands_still_for_good(tmp_path: Path) -> None:
+def test_a_node_that_hangs_never_continues(tmp_path: Path) -> None:
     run = experiment(fault=Faults().hang(1).at(1.25).schedule, simulation={"receive_timeout": 0.5}).run(tmp_path)
     assert rounds_of(run, 1) == {0: 1.0}
     assert rounds_of(run, 0) == {0: 1.0, 1: 2.5, 2: 4.0, 3: 5.5}
     assert set(run.summary["lost"]) == {"1"}
 
 
-def test_a_raise_by_the_clock_stops_the_run(tmp_path: Path) -> None:
+def test_a_timed_raise_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=r"fault on schedule: node 1 raises at 1\.25 s"):
         experiment(fault=Faults().raises(1).at(1.25).schedule).run(tmp_path)
 
 
-def test_a_slow_node_computes_so_many_times_longer_from_that_moment_on(tmp_path: Path) -> None:
+def test_a_slow_fault_changes_the_speed_of_a_training_step_in_progress(tmp_path: Path) -> None:
     faults = Faults().slow(1, factor=4.0, what="compute").at(0.5).until(1.5).slow(2, factor=9.0, what="network").at(0.0)
-    run = experiment(algorithm=Alone(), fault=faults.schedule, network=LINKS).run(tmp_path)
-    # A half by 0.5, a quarter of the rest by 1.5, and what is left at full speed.
+    run = experiment(algorithm=LocalTraining(), fault=faults.schedule, network=LINKS).run(tmp_path)
+    # A half until 0.5, a quarter more until 1.5 at a quarter of the speed, then the rest at full speed.
     assert rounds_of(run, 1) == {0: 1.75, 1: 2.75}
     assert rounds_of(run, 2) == {0: 1.0, 1: 2.0}
     assert [what for what, _ in events_of(run, 1)] == ["fault", "fault"]
 
 
-def test_a_slow_network_draws_messages_out(tmp_path: Path) -> None:
+def test_a_slow_network_delays_messages(tmp_path: Path) -> None:
     def ends(*faults: Fault) -> float:
         run = experiment(network={"name": "uniform", "latency": 0.0, "upload": 0.1}, algorithm=DPSGD(1), fault=faults)
         return rounds_of(run.run(tmp_path), 0)[0].expected  # type: ignore[attr-defined,no-any-return]
 
-    usual = ends() - STEP
+    normal = ends() - STEP
     slow = ends(*Faults().slow("0-3", factor=3.0, what="network").at(0.0).schedule) - STEP
-    assert usual > 0
-    assert slow == pytest.approx(3 * usual)
+    assert normal > 0
+    assert slow == pytest.approx(3 * normal)
 
 
 @pytest.mark.parametrize(
@@ -229,21 +237,21 @@ def test_a_slow_network_draws_messages_out(tmp_path: Path) -> None:
     ],
     ids=["device", "fault", "drawn"],
 )
-def test_links_without_a_limit_cannot_be_slow_and_that_is_said(
+def test_slowing_down_unlimited_links_is_rejected(
     changed: Any, problem: str, network: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(ExperimentError, match=problem) as refused:
+    with pytest.raises(ExperimentError, match=problem) as rejected:
         experiment(network=network, **changed).run(tmp_path)
-    assert repr(network["name"]) in str(refused.value)
-    assert "upload and a download" in str(refused.value)
+    assert repr(network["name"]) in str(rejected.value)
+    assert "upload and a download" in str(rejected.value)
 
 
-def test_links_without_a_limit_are_no_matter_where_computing_is_slow_too(tmp_path: Path) -> None:
-    run = experiment(algorithm=Alone(), fault=Faults().slow(1, factor=2.0).at(0.0).schedule).run(tmp_path)
+def test_unlimited_links_are_allowed_if_the_fault_slows_down_computing_too(tmp_path: Path) -> None:
+    run = experiment(algorithm=LocalTraining(), fault=Faults().slow(1, factor=2.0).at(0.0).schedule).run(tmp_path)
     assert rounds_of(run, 1) == {0: 2.0, 1: 4.0}
 
 
-def test_only_those_whose_links_have_no_limit_are_named(tmp_path: Path) -> None:
+def test_the_error_names_only_nodes_with_unlimited_links(tmp_path: Path) -> None:
     wide = {"upload": 0.0, "download": 0.0}
     with pytest.raises(ExperimentError, match="no effect on node 2: "):
         experiment(network=LINKS, device={"network_slowdown": 2.0}, group=[{"nodes": "2", "network": wide}]).run(
@@ -251,22 +259,22 @@ def test_only_those_whose_links_have_no_limit_are_named(tmp_path: Path) -> None:
         )
 
 
-def test_a_deadlock_counts_the_nodes_that_wait(tmp_path: Path) -> None:
+def test_a_deadlock_error_counts_the_waiting_nodes(tmp_path: Path) -> None:
     with pytest.raises(DeadlockError, match=f": {NODES} nodes wait and"):
-        experiment(algorithm=Waits()).run(tmp_path)
+        experiment(algorithm=Waiter()).run(tmp_path)
 
 
-def test_a_partition_is_survived_with_a_timeout_and_mended(tmp_path: Path) -> None:
+def test_nodes_with_a_timeout_continue_during_a_partition_and_after_its_repair(tmp_path: Path) -> None:
     faults = Faults().partition("0-1", "2-3").at(1.5).until(2.2)
     run = experiment(
         network={"name": "uniform", "latency": 0.1}, fault=faults.schedule, simulation={"receive_timeout": 0.5}
     ).run(tmp_path)
-    # Round 1: trained from 1.1 to 2.1, and then nothing comes over the cut. Round 2 is whole again.
+    # Round 1: training from 1.1 to 2.1, then no message crosses the partition. Round 2 is complete again.
     assert rounds_of(run, 0) == {0: 1.1, 1: 2.6, 2: 3.7, 3: 4.8}
     assert events_of(run, 0) == [("timed out", 2.6)]
 
 
-def test_messages_that_are_held_keep_a_run_waiting_and_not_stuck(tmp_path: Path) -> None:
+def test_held_messages_delay_a_run_without_a_deadlock(tmp_path: Path) -> None:
     faults = Faults().hold().at(0.5).until(20.0)
     plan = {"fault": faults.schedule, "evaluation": {"seconds": 3.0, "average": False, "samples": 20}}
     run = experiment(**plan).run(tmp_path)
@@ -276,16 +284,16 @@ def test_messages_that_are_held_keep_a_run_waiting_and_not_stuck(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["restart", "crash"])
-def test_one_that_serves_is_not_brought_back(kind: Any) -> None:
+def test_a_server_cannot_restart(kind: Any) -> None:
     ends = {"until": 2.0} if kind == "crash" else {}
     with pytest.raises(ExperimentError, match=r"node 4 is a server and cannot restart"):
         experiment(algorithm={"name": "fedavg", "rounds": 2}, fault=(Fault(kind, NODES, time=1.0, **ends),))
 
 
-# The length of a run, and looking at it by the clock
+# Duration, and evaluation by time
 
 
-def test_a_run_ends_at_its_duration_exactly_and_models_are_kept(tmp_path: Path) -> None:
+def test_a_run_ends_exactly_at_its_duration_and_saves_its_models(tmp_path: Path) -> None:
     run = experiment(duration=2.5, algorithm=DPSGD(100)).run(tmp_path)
     assert run.summary["status"] == "completed"
     assert run.summary["time"]["virtual_s"] == 2.5
@@ -297,38 +305,38 @@ def test_a_run_ends_at_its_duration_exactly_and_models_are_kept(tmp_path: Path) 
     np.testing.assert_array_equal(np.load(run.folder.model(3)), np.load(two.folder.model(3)))
 
 
-def test_a_duration_ends_those_that_are_offline_or_wait_but_not_who_hangs(tmp_path: Path) -> None:
+def test_a_duration_ends_offline_and_waiting_nodes_but_not_hanging_ones(tmp_path: Path) -> None:
     faults = Faults().hang(2).at(0.2)
-    away = {**intervals(tmp_path, "1,0,0.5"), "period": 100.0}
-    run = experiment(duration=30.0, availability=away, fault=faults.schedule).run(tmp_path)
+    availability = {**intervals(tmp_path, "1,0,0.5"), "period": 100.0}
+    run = experiment(duration=30.0, availability=availability, fault=faults.schedule).run(tmp_path)
     assert set(run.summary["lost"]) == {"2"}
     assert run.summary["time"]["virtual_s"] == 30.0
     for node in (0, 1, 3):
         assert [r.time for r in run.folder.read(node) if isinstance(r, End)] == [30.0]
 
 
-def test_all_nodes_are_looked_at_by_the_clock_and_at_the_end(tmp_path: Path) -> None:
+def test_all_nodes_are_evaluated_at_regular_times_and_at_the_end(tmp_path: Path) -> None:
     plan = {"seconds": 0.75, "average": True, "samples": 20}
     run = experiment(algorithm=DPSGD(2), network=LINKS, evaluation=plan).run(tmp_path)
     ended = run.summary["time"]["virtual_s"]
     assert ended > 2.0
     for node in range(NODES):
-        looks = [(r.tick, r.time) for r in run.folder.read(node) if isinstance(r, Evaluation)]
-        assert looks == [(1, 0.75), (2, 1.5), (3, pytest.approx(ended))]
+        evaluations = [(r.tick, r.time) for r in run.folder.read(node) if isinstance(r, Evaluation)]
+        assert evaluations == [(1, 0.75), (2, 1.5), (3, pytest.approx(ended))]
     averages = [r for r in run.folder.read_averages() if isinstance(r, Average)]
     assert [(r.tick, r.time, r.nodes) for r in averages] == [(1, 0.75, 4), (2, 1.5, 4), (3, pytest.approx(ended), 4)]
     first, second, last = averages
-    assert first.consensus_distance == 0.0  # nobody has trained yet
+    assert first.consensus_distance == 0.0  # no node has trained yet
     assert second.consensus_distance > 0.0
     one = experiment(algorithm=DPSGD(1), network=LINKS, evaluation={"every": 1, "samples": 20}).run(tmp_path)
     (after_one,) = [r for r in one.folder.read(0) if isinstance(r, Evaluation)]
-    (looked,) = [r for r in run.folder.read(0) if isinstance(r, Evaluation) and r.tick == 2]
-    assert looked.scores == after_one.scores
+    (evaluated,) = [r for r in run.folder.read(0) if isinstance(r, Evaluation) and r.tick == 2]
+    assert evaluated.scores == after_one.scores
     assert last.scores != first.scores
 
 
 @pytest.mark.parametrize("network", [IDEAL, LINKS])
-def test_looking_changes_neither_the_models_nor_the_times(tmp_path: Path, network: Any) -> None:
+def test_evaluation_changes_neither_models_nor_times(tmp_path: Path, network: Any) -> None:
     faults = Faults().slow(1, factor=2.0).at(1.5).crash(2).at(2.2)
     plans: list[dict[str, Any]] = [
         {"every": 0, "samples": 20},
@@ -341,7 +349,7 @@ def test_looking_changes_neither_the_models_nor_the_times(tmp_path: Path, networ
     assert len({tuple(r.time for r in run.folder.read(0) if isinstance(r, Round)) for run in runs}) == 1
 
 
-# Chance
+# Randomness
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
@@ -368,9 +376,9 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
     second=st.none() | st.tuples(st.integers(0, NODES - 1), st.floats(0.01, 4.0), st.floats(0.001, 3.0)),
     dynamic=st.booleans(),
 )
-@example(crash=1.0, lasting=1.0, node=0, second=(0, 2.0625, 2.0), dynamic=False)  # dies again while it asks
+@example(crash=1.0, lasting=1.0, node=0, second=(0, 2.0625, 2.0), dynamic=False)  # crashes again while it rejoins
 @settings(max_examples=40, deadline=None)
-def test_a_run_never_locks_up_whenever_nodes_crash_and_come_back(
+def test_a_run_has_no_deadlock_at_any_time_of_crash_and_restart(
     tmp_path_factory: pytest.TempPathFactory,
     crash: float,
     lasting: float,
