@@ -195,8 +195,8 @@ def test_a_group_overrides_single_keys_and_another_name_replaces_the_table(tmp_p
 @pytest.mark.parametrize(
     ("algorithm", "group", "problem"),
     [
-        ({"name": "dpsgd"}, {"name": "fedavg"}, "group[0].algorithm = 'fedavg': other nodes run 'dpsgd', and neither"),
-        ({"name": "fedavg"}, {"name": "dpsgd"}, "group[0].algorithm = 'dpsgd': other nodes run 'fedavg', and neither"),
+        ({"name": "dpsgd"}, {"name": "fedavg"}, "group[0].algorithm = 'fedavg': other nodes run 'dpsgd', and nodes"),
+        ({"name": "fedavg"}, {"name": "dpsgd"}, "group[0].algorithm = 'dpsgd': other nodes run 'fedavg', and nodes"),
         ({"name": "dpsgd", "rounds": 7}, {"rounds": 9}, "group[0].algorithm.rounds = 9: other nodes have 7, and nodes"),
         ({"name": "el-local", "peers": 2}, {"peers": 1}, "group[0].algorithm.peers = 1: other nodes have 2, and nodes"),
     ],

@@ -181,8 +181,9 @@ def _mixed_algorithms(experiment: Experiment) -> Iterator[str]:
             reference = reference or algorithm
             if algorithm.name != reference.name:
                 yield (
-                    f"group[{i}].algorithm = {algorithm.name!r}: other nodes run {reference.name!r}, and neither waits "
-                    "for the messages of the other; run one algorithm on all nodes, or a plug-in"
+                    f"group[{i}].algorithm = {algorithm.name!r}: other nodes run {reference.name!r}, and nodes with "
+                    "different algorithms may wait for messages that never arrive; use one algorithm for all nodes, or "
+                    "a plug-in"
                 )
                 continue
             for key, value in algorithm.options.items():

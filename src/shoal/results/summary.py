@@ -98,15 +98,20 @@ class _Records:
             self.events[record.what] += 1
 
     def finished_rounds(self, nodes: range) -> int:
-        """Return the least number of rounds that one of `nodes` finished, without failed nodes if others ended."""
+        """Return the minimum number of finished rounds over `nodes`.
+
+        If at least one of them reached its end, nodes that did not are left out.
+        """
         surviving = [node for node in nodes if node in self.ends] or [node for node in self.rounds if node in nodes]
         return min((self.rounds.get(node, 0) for node in surviving), default=0)
 
     def final_evaluations(self, lost: Collection[NodeId]) -> list[Evaluation]:
         """Return the last evaluation of each node, without failed nodes if others remain.
 
-        By rounds, only those of the last round count. By ticks, nodes are in different rounds at the end, and an
-        offline node was evaluated at an earlier tick.
+        If nodes are evaluated by rounds (`evaluation.every`), only evaluations of the last evaluated round are
+        returned. If all nodes are evaluated at fixed times (`evaluation.seconds`; a tick is the number of such an
+        evaluation), the latest evaluation of every node is returned: at the end nodes are in different rounds, and the
+        latest evaluation of an offline node has an earlier tick.
         """
         latest = {node: e for node, e in self.latest.items() if node not in lost} or self.latest
         last_round = max((e.round for e in latest.values()), default=-1)

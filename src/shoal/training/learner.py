@@ -3,8 +3,8 @@
 A `Learner` is shared by the torch trainers of one process. It trains one node at a time (`train`), or many nodes at
 once with their parameters stacked in a matrix (`train_stacked`, with `torch.func.vmap`).
 
-An elementwise optimizer (nearly all are) works on the flat vector. That gives the same numbers as tensor by tensor,
-in one call. Other optimizers work on the module's own tensors.
+An elementwise optimizer (almost all optimizers are elementwise) updates the flat vector of all parameters in one call.
+The result is the same as if it updated each tensor separately. Other optimizers work on the module's own tensors.
 """
 
 from __future__ import annotations
@@ -158,7 +158,11 @@ class Learner:
 
     @property
     def stackable(self) -> bool:
-        """Whether `train_stacked` gives the results of `train`. The optimizer has to be elementwise, too."""
+        """Whether `train_stacked` gives the same results as `train`.
+
+        torch must be able to compute many of these models at once (`vectorized`), and the optimizer must be
+        elementwise.
+        """
         return self._optimizers.elementwise and self.vectorized
 
     @cached_property

@@ -38,7 +38,8 @@ class World:
     ) -> None:
         self.kernel = Kernel()
         self.learners = nodes if learners is None else learners
-        """Nodes from this id on are servers, which may wait without end."""
+        """The number of training nodes. Nodes with this id or a higher one are service nodes (a server or a peer
+        sampler). If only these still wait at the end, it is not a deadlock."""
         self.network_model = network_model
         """None: messages arrive at once."""
         self.has_timed_events = has_timed_events
@@ -56,9 +57,10 @@ class World:
         self._pending.pop(slot, None)
 
     def compute(self, slot: _Slot) -> None:
-        """Compute the work of `slot`, together with other work that has begun, up to the computer's batch size.
+        """Compute the work of `slot`, in one batch with other submitted work that has no result yet.
 
-        Work that has begun may be computed now: no event before its end can change its result.
+        The batch has at most `computer.max_batch` items. Other work may be computed before its end in virtual time,
+        because no event until then can change its result.
         """
         del self._pending[slot]
         chosen = [slot, *islice(self._pending, self.computer.max_batch - 1)]

@@ -148,7 +148,8 @@ class NetworkModel:
 
     def apply_event(self, now: float, event: EnvironmentEvent) -> None:
         """Apply a change of the environment."""
-        self._updates = self.advance(now)  # flows that end by now end in the old environment
+        # Flows that end at or before `now` are completed before the event is applied.
+        self._updates = self.advance(now)
         if isinstance(event, NetworkChange):
             self._change_network(now, event.network_state)
         elif isinstance(event, AvailabilityChange):
