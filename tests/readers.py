@@ -155,7 +155,7 @@ def _post(timetable: Timetable, clock: Iterator[int], frames: Frames) -> None:
     timetable.catch_up(now + 0.5, reports)
     left = reports[ME][None, 7]
     assert isinstance(left, shaper.Departure), left
-    assert left.got_out
+    assert left.was_sent
     assert 0.01 <= round(left.time - now, 6) <= 0.02, f"it took {left.time - now} s"
     if not plausible:
         raise MessageError("the time is outside the run")
