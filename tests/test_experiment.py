@@ -507,3 +507,20 @@ def test_the_alternative_data_set_is_validated_too(tmp_path: Path, monkeypatch: 
     rejected = pytest.raises(ExperimentError, match=r"unknown dataset 'digit'.*'digits'")
     with pytest.warns(UserWarning, match="using 'digit' instead"), rejected:
         Experiment.from_table({"dataset": {"name": "cifar10", "otherwise": "digit"}})
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("    speaks = 'server'\n", r"Own\.speaks: this name is not used any more; write Traits\(sends_to"),
+        (
+            "    async def serve(self, node): ...\n",
+            r"'serve' and does not declare it.*has_service=True",
+        ),
+        ("    traits = 'server'\n", r"Own\.traits = 'server': expected an instance of shoal\.Traits"),
+    ],
+)
+def test_a_plug_in_whose_traits_are_wrong_is_rejected(tmp_path: Path, body: str, problem: str) -> None:
+    (tmp_path / "own.py").write_text(f"class Own:\n{body}    async def run(self, node): ...\n")
+    with pytest.raises(ExperimentError, match=problem):
+        Experiment(algorithm={"name": "own.py:Own"}, base=tmp_path)

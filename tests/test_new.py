@@ -117,7 +117,7 @@ from shoal.compression.compressors import Fraction, Part, SparseCode
 from shoal.compression.floats import Float32
 from shoal.compression.indices import GolombRice
 from shoal.compression.sparse import top_positions
-from shoal.sharing.payload_cache import fill_in
+from shoal.sharing.payload_cache import merge_sparse
 from shoal.state import State
 
 CODE = SparseCode(Float32(), GolombRice())
@@ -141,7 +141,7 @@ class Sparse:
         CODE.unpack(payload, params.size)
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        return fill_in(params, {peer: CODE.unpack(payload, params.size) for peer, payload in received.items()}, weights)
+        return merge_sparse(params, {peer: CODE.unpack(payload, params.size) for peer, payload in received.items()}, weights)
 
     def state(self) -> State: return {"sent": self.sent.copy()}
     def restore(self, state: State) -> None: self.sent = state["sent"].copy()

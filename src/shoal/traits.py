@@ -54,10 +54,23 @@ class Traits:
 METHODS = {"has_service": "serve", "discovers_peers": "discovery", "needs_labels": "build_from"}
 """The method that a class with each of these traits has."""
 
+REPLACED = {
+    "speaks": "Traits(sends_to=…) or Traits(own_payloads=True)",
+    "sums": "Traits(needs_only_sum=True)",
+    "says_all": "Traits(sends_whole_models=True)",
+    "misfits": "a method incompatibilities(experiment)",
+    "join": "a method bind(info)",
+    "finder": "a method discovery()",
+}
+"""Earlier names of class attributes and methods. A class that still has one would run with the defaults."""
+
 
 def traits_of(cls: type) -> Traits:
-    """The traits of a component's class. Raises ValueError if they contradict its methods."""
+    """The traits of a component's class. Raises ValueError if they contradict its methods, or for an earlier name."""
     traits: Traits = getattr(cls, "traits", Traits())
+    for name, replacement in REPLACED.items():
+        if hasattr(cls, name):
+            raise ValueError(f"{cls.__name__}.{name}: this name is not used any more; write {replacement}")
     if not isinstance(traits, Traits):
         raise ValueError(f"{cls.__name__}.traits = {traits!r}: expected an instance of shoal.Traits")
     for trait, method in METHODS.items():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shoal import schema
 from shoal.experiment.registry import REGISTRIES, Component, find, to_table
 from shoal.experiment.tables import DEFAULT_NAMES, Group, NodeSettings, ProcessesPlan, location
+from shoal.traits import traits_of
 
 if TYPE_CHECKING:
     from shoal.experiment.experiment import Experiment
@@ -60,6 +61,7 @@ class Resolver:
         name = absolute_name(table["name"], self.base)
         try:
             cls = find(kind, name)
+            traits_of(cls)
         except ValueError as error:
             self.problems.append(f"{place}.name = {table['name']!r}: {error}")
             return None
