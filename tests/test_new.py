@@ -141,7 +141,8 @@ class Sparse:
         CODE.unpack(payload, params.size)
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        return merge_sparse(params, {peer: CODE.unpack(payload, params.size) for peer, payload in received.items()}, weights)
+        parts = {peer: CODE.unpack(payload, params.size) for peer, payload in received.items()}
+        return merge_sparse(params, parts, weights)
 
     def state(self) -> State: return {"sent": self.sent.copy()}
     def restore(self, state: State) -> None: self.sent = state["sent"].copy()
