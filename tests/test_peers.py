@@ -293,7 +293,7 @@ def _start(simulation: Simulation, node: int) -> Any:
     from shoal.randomness import generator
 
     size = simulation.nodes[node].params.size
-    return generator(simulation.experiment.seed, "start", node).standard_normal(size, np.float32)
+    return generator(simulation.setup.experiment.seed, "start", node).standard_normal(size, np.float32)
 
 
 def test_views_approach_a_random_graph(tmp_path: Path) -> None:

@@ -481,7 +481,7 @@ SILENT_START = textwrap.dedent(
 
     def start_timeout(self):
         restarted = len(self._registry.in_state(NodeState.RUNNING)) > 0
-        only_node_2 = self._starts.nodes == {2} and (from_the_start or restarted)
+        only_node_2 = self._start_monitor.nodes == {2} and (from_the_start or restarted)
         return 0.5 if only_node_2 else 600.0
 
 
