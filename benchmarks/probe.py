@@ -41,9 +41,9 @@ class Probe:
 
     async def _send(self, node: Node, peer: int) -> None:
         content = {"content": np.zeros(int(1000 * self.kilobytes), np.uint8)}
-        node.event("begins", repr(node.now()))
+        node.record_event("begins", repr(node.now()))
         for i in range(self.count):
-            await node.transmit(peer, Payload(content, {"sent": node.now()}), round=i, kind="probe")
+            await node.send_and_wait(peer, Payload(content, {"sent": node.now()}), round=i, kind="probe")
             if self.pause:
                 await node.sleep(self.pause)
         await _send(node, peer, "end")
@@ -59,7 +59,7 @@ class Probe:
         while True:
             message = await node.receive(kind="probe")
             if message is not None:
-                node.event("took", f"{message.payload.fields['sent']!r} {node.now()!r} {message.wire_size}")
+                node.record_event("took", f"{message.payload.fields['sent']!r} {node.now()!r} {message.wire_size}")
 
 
 async def _send(node: Node, peer: int, what: str) -> None:

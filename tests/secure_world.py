@@ -116,10 +116,10 @@ class SecureWorld:
         """`models` returns the model after training by node; None: a random walk."""
         self.algorithm, self.sharings = algorithm, sharings
         served = hasattr(algorithm, "serve")
-        self.learners = len(sharings) - served
+        self.training_nodes = len(sharings) - served
         timeline = None if network is None else network.build(len(sharings), seed)
         network_model = None if timeline is None else NetworkModel(timeline.initial_state, len(sharings), seed)
-        self.world = World(len(sharings), network_model, learners=self.learners)
+        self.world = World(len(sharings), network_model, training_node_count=self.training_nodes)
         self.sent: list[tuple[int, Message]] = []
         self.nodes: list[Node] = []
         self.records: list[list[Record]] = []
@@ -131,14 +131,14 @@ class SecureWorld:
 
             node = fake.node(
                 id,
-                nodes=self.learners,
+                nodes=self.training_nodes,
                 params=np.zeros(size, np.float32),
                 train=train,
                 sharing=sharing,
                 topology=topology,
                 seed=seed,
                 receive_timeout=receive_timeout,
-                services={"algorithm": self.learners} if served else None,
+                services={"algorithm": self.training_nodes} if served else None,
             )
             node.runtime = runtime = self.world.runtimes[id]
             self.nodes.append(node)
@@ -208,7 +208,7 @@ class SecureWorld:
         runtime.send = recorded
 
     async def _live(self, node: Node) -> None:
-        life = self.algorithm.serve(node) if node.id == self.learners else self.algorithm.run(node)
+        life = self.algorithm.serve(node) if node.id == self.training_nodes else self.algorithm.run(node)
         await (run_interactively(life, node, node.sharing) if isinstance(node.sharing, InteractiveSharing) else life)
 
 

@@ -132,7 +132,7 @@ def test_node_continues_if_its_neighbour_fails() -> None:
 )
 def test_invalid_answer_ends_the_exchange_and_is_counted(payload: Payload) -> None:
     node = active(FakeRuntime(Message(1, ANSWER, 0, Payload(payload.arrays, {"since": 0.0}))))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert node.params.tolist() == [16, 0]
 
 
@@ -206,7 +206,7 @@ def test_requests_of_a_restarted_neighbour_are_new_exchanges() -> None:
 def test_node_that_rejoins_after_the_last_round_blocks_no_other(id: int) -> None:
     fake = FakeRuntime().deliver(done(), at=3.0)
     node = fake.node(id, nodes=2, params=F([2, 2]))
-    node.begin_at(5, node.params)
+    node.start_at_round(5, node.params)
     fake.run(ADPSGD(5).run(node))
     assert node.now() == 3.0 * id
     assert len(sent_messages(fake, DONE)) == 1 - id
@@ -247,7 +247,7 @@ def test_active_node_answers_probes() -> None:
 def test_invalid_request_is_rejected_and_counted(payload: Payload) -> None:
     fake = FakeRuntime(Message(0, REQUEST, 0, payload), done())
     node = passive(fake)
-    assert (node.rejected, node.params.tolist()) == (1, [4, 4])
+    assert (node.rejected_count, node.params.tolist()) == (1, [4, 4])
     assert [m.payload.fields for _, m in fake.sent if m.kind == ANSWER] == [{"refused": True}]
 
 
@@ -257,7 +257,7 @@ def test_only_active_neighbours_may_send_requests() -> None:
     assert bipartition(node.mixing.graph).active == {0, 3}
     fake.deliver(done(3))
     fake.run(ADPSGD(1).run(node))
-    assert (node.rejected, node.params.tolist()) == (1, [2, 2])
+    assert (node.rejected_count, node.params.tolist()) == (1, [2, 2])
     assert not sent_messages(fake, ANSWER)
 
 

@@ -155,7 +155,9 @@ def test_tracked_steps_of_survivors_sum_to_their_steps(
     topology: str, faults: Faults, timeout: float | None, tmp_path: Path
 ) -> None:
     nodes = surviving_nodes(GradientTracking(30), tmp_path, topology, faults, timeout)
-    mixed, before = (np.sum([node.memory[key] for node in nodes], 0, np.float64) for key in ("mixed", "before"))
+    mixed, before = (
+        np.sum([node.algorithm_state[key] for node in nodes], 0, np.float64) for key in ("mixed", "before")
+    )
     np.testing.assert_allclose(mixed, before, atol=1e-5)
     assert np.abs(before).max() > 1e-2
 
@@ -165,8 +167,8 @@ def test_d2_moves_the_mean_of_survivors_by_the_mean_of_their_steps(
     topology: str, faults: Faults, timeout: float | None, tmp_path: Path
 ) -> None:
     nodes = surviving_nodes(D2(30), tmp_path, topology, faults, timeout)
-    moved = np.mean([node.params.astype(np.float64) - node.memory["before"][0] for node in nodes], 0)
-    steps = np.mean([node.memory["before"][1] for node in nodes], 0, np.float64)
+    moved = np.mean([node.params.astype(np.float64) - node.algorithm_state["before"][0] for node in nodes], 0)
+    steps = np.mean([node.algorithm_state["before"][1] for node in nodes], 0, np.float64)
     np.testing.assert_allclose(moved, steps, atol=1e-5)
     assert np.abs(steps).max() > 1e-3
 
@@ -199,7 +201,7 @@ def test_invalid_epoch_is_rejected(epoch: Any) -> None:
     fake = FakeRuntime(*[Message(peer, "tracked", 0, payload) for peer in (1, 2)])
     node = fake.node(nodes=3, params=np.zeros(2, np.float32))
     fake.run(GradientTracking(1).run(node))
-    assert node.rejected == 2
+    assert node.rejected_count == 2
 
 
 # Heterogeneous objectives
@@ -245,7 +247,7 @@ def test_tracking_rejects_invalid_vectors() -> None:
         return altered(message, **broken.get(message.sender, {}))
 
     nodes = play(GradientTracking(3), np.random.default_rng(1).normal(size=(4, 5)), Full(), tamper=tamper)
-    assert [node.rejected for node in nodes] == [9, 6, 6, 6]
+    assert [node.rejected_count for node in nodes] == [9, 6, 6, 6]
     assert all(np.isfinite(node.params).all() for node in nodes)
 
 

@@ -100,7 +100,7 @@ def test_invalid_fragment_is_rejected_and_counted(fields: Any, values: Any) -> N
     fake = FakeRuntime(Message(1, "fragment", 0, Payload({"values": values}, fields)), fragment(2, 1, model(2)))
     node = make(fake)
     fake.run(DivShare(1, QUARTERS).run(node))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     np.testing.assert_allclose(node.params, reference(model(0), [(1, model(2))]), rtol=1e-5, atol=1e-6)
 
 
@@ -230,11 +230,11 @@ def paced(algorithm: DivShare, models: Any, seconds: dict[int, float]) -> list[N
 
 
 def _pace(runtime: Any, seconds: float) -> None:
-    async def transmit(to: int, message: Message) -> bool:
+    async def send_and_wait(to: int, message: Message) -> bool:
         await runtime.sleep(seconds)
         return bool(await runtime.send(to, message))
 
-    runtime.transmit = transmit
+    runtime.send_and_wait = send_and_wait
 
 
 def test_slow_node_sends_a_part_of_each_model() -> None:
@@ -320,7 +320,7 @@ def test_state_holds_the_number_of_waiting_fragments() -> None:
     waiting: list[int] = []
 
     def train(params: Any) -> Any:
-        waiting.append(node.memory.get("unsent", 0))
+        waiting.append(node.algorithm_state.get("unsent", 0))
         return params
 
     node = make(fake, train=train)

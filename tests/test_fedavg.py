@@ -312,7 +312,7 @@ def test_client_with_an_invalid_sample_count_is_never_sampled(samples: Any) -> N
     node = fake.node(2, nodes=2, params=np.zeros(3, np.float32), services=SERVICES)
     fake.run(FedAvg(1).serve(node))
     assert [to for to, message in fake.sent if "last" not in message.payload.fields] == [1]
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert node.params.tolist() == [5, 5, 5]
 
 
@@ -321,7 +321,7 @@ def test_client_rejects_a_global_model_of_another_size() -> None:
     node = fake.node(0, nodes=2, params=np.zeros(3, np.float32), services=SERVICES)
     fake.run(FedAvg(1).run(node))
     assert [message.kind for _, message in fake.sent] == ["join"]
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert node.params.tolist() == [1, 1, 1]
 
 

@@ -83,13 +83,13 @@ def test_model_without_a_valid_age_is_rejected_and_counted(age: Any) -> None:
     if age is None:
         broken = Message(1, "model", 0, Payload(broken.payload.arrays))
     fake, node = after_receiving("mu", broken, model(2, 5.0, age=1))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert last_sent(fake) == (5.0 + 1, 2)
 
 
 def test_invalid_model_is_rejected_and_counted() -> None:
     fake, node = after_receiving("mu", Message(1, "model", 0, Payload({"params": np.ones(9, np.float32)}, {"age": 3})))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert last_sent(fake) == (2.0, 0)
 
 
@@ -124,7 +124,7 @@ def test_age_stays_below_the_limit() -> None:
     fake, node = after_receiving("mu", model(1, 8.0, age=MAX_AGE - 1))
     assert last_sent(fake)[1] == MAX_AGE - 1
     _, other = after_receiving("mu", model(1, 8.0, age=last_sent(fake)[1]))
-    assert (node.rejected, other.rejected) == (0, 0)
+    assert (node.rejected_count, other.rejected_count) == (0, 0)
 
 
 def test_failed_peers_are_not_sent_models() -> None:

@@ -241,7 +241,7 @@ def test_missed_peers_are_part_of_the_state() -> None:
         return ["absent" in payload.arrays for payload in payloads], node
 
     listed, node = absent(1)
-    assert (listed, node.memory["missed"]) == ([False], [[1, 1]])
+    assert (listed, node.algorithm_state["missed"]) == ([False], [[1, 1]])
     assert absent(2, node.state())[0] == [True]
 
 
@@ -286,13 +286,13 @@ INVALID_SLICES = {
 def test_valid_payloads_are_averaged() -> None:
     node = after_receiving(PARTIAL, Payload({}))
     assert node.params.tolist() == [2, 2, 3, 3]
-    assert node.rejected == 0
+    assert node.rejected_count == 0
 
 
 @pytest.mark.parametrize("payload", INVALID_SLICES.values(), ids=INVALID_SLICES)
 def test_invalid_updates_are_rejected_and_counted(payload: Payload) -> None:
     node = after_receiving(UPDATE, payload)
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert node.params[:2].tolist() == [1, 1]
 
 
@@ -313,7 +313,7 @@ def test_invalid_partial_averages_are_rejected_and_counted(payload: Payload) -> 
     fake = FakeRuntime(Message(1, UPDATE, 0, Payload({})), Message(1, PARTIAL, 0, payload))
     node = fake.node(nodes=2, params=np.ones(4, np.float32))
     fake.run(IPLS(1, 2, per_node=2).run(node))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert node.params.tolist() == [1, 1, 1, 1]
 
 
@@ -321,13 +321,13 @@ def test_invalid_partial_averages_are_rejected_and_counted(payload: Payload) -> 
 def test_invalid_results_are_rejected_and_counted(payload: Payload) -> None:
     moved = {name: array + (name == "partitions") for name, array in payload.arrays.items()}  # 1: the other's
     node = after_receiving(RESULT, Payload(moved))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert node.params.tolist() == [2, 2, 1, 1]
 
 
 def test_result_for_an_own_partition_is_rejected() -> None:
     node = after_receiving(RESULT, slices([0], F([9, 9]), weights=np.array([99.0])))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert node.params.tolist() == [2, 2, 1, 1]
 
 
@@ -336,7 +336,7 @@ def test_result_for_an_own_partition_is_rejected() -> None:
 )
 def test_invalid_lists_of_absent_nodes_are_rejected(bits: Any) -> None:
     node = after_receiving(UPDATE, slices([0], F([3, 3]), absent=bits))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert node.params[:2].tolist() == [1, 1]
 
 
@@ -345,7 +345,7 @@ def test_invalid_sample_counts_are_rejected(samples: Any) -> None:
     fields = {} if samples is None else {"samples": samples}
     update = slices([0], F([3, 3]))
     node = after_receiving(UPDATE, Payload(update.arrays, fields), IPLS(1, weights="samples"))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert after_receiving(UPDATE, Payload(update.arrays, {"samples": 3}), IPLS(1, weights="samples")).params[0] == 2.5
 
 
@@ -363,7 +363,7 @@ def test_model_that_is_not_finite_is_not_sent_and_is_replaced() -> None:
     models = np.stack([node.params for node in unsteady.run()])
     assert np.isfinite(models).all()
     assert np.ptp(models, axis=0).max() == 0
-    assert not any(node.rejected for node in unsteady.nodes)
+    assert not any(node.rejected_count for node in unsteady.nodes)
 
 
 def test_peer_that_sends_only_invalid_payloads_blocks_no_node() -> None:
@@ -376,4 +376,4 @@ def test_peer_that_sends_only_invalid_payloads_blocks_no_node() -> None:
     unsteady.world.runtimes[3].send = send_invalid  # type: ignore[method-assign]
     models = np.stack([node.params for node in unsteady.run()])
     np.testing.assert_allclose(models[:3], 2 * np.mean([1, 2, 3]), rtol=1e-3)
-    assert all(node.rejected for node in unsteady.nodes[:3])
+    assert all(node.rejected_count for node in unsteady.nodes[:3])

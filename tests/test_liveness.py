@@ -102,8 +102,8 @@ class Watched:
             entry.state, entry.last_busy = NodeState.RUNNING, time.monotonic()
         commands = NodeCommands(self.registry, self.agent, cast(Any, self.server), RunTimes(None, range(3)))
         timeouts = Timeouts(start=0.1, hang=50.0, finish=100.0)
-        learners = frozenset(range(3))
-        self.liveness = LivenessMonitor(self.registry, learners, self.starts, commands, timeouts, "nodes.log")
+        training_nodes = frozenset(range(3))
+        self.liveness = LivenessMonitor(self.registry, training_nodes, self.starts, commands, timeouts, "nodes.log")
 
     def age(self, seconds: float) -> None:
         """Let time pass in which no node is busy."""

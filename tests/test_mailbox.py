@@ -92,7 +92,7 @@ def test_a_receive_for_a_round_takes_one_message_of_each_sender_and_drops_repeti
     again, _ = start_receive(mailbox, "model", 0, 1)
     mailbox.put(message(1))  # during a second receive
     assert (again.messages, mailbox.repeated) == ([], 4)
-    assert mailbox.collect("model") == []
+    assert mailbox.receive_available("model") == []
 
 
 def test_repetitions_of_a_round_are_not_taken_for_the_next_round() -> None:
@@ -109,8 +109,8 @@ def test_repetitions_of_a_round_are_not_taken_for_the_next_round() -> None:
         Filter("model"),
         Filter("model", 0),
         Filter("model", None, (1,)),
-        Filter("model", 0, (1, 2), first=True),
-        Filter("model", 0, (1,), more=True),
+        Filter("model", 0, (1, 2), any_sender=True),
+        Filter("model", 0, (1,), several=True),
     ],
     ids=str,
 )
@@ -143,7 +143,7 @@ def test_a_round_that_is_asked_for_in_parts_is_remembered_as_a_whole() -> None:
         assert waiter.done
     for sender in range(1, 6):
         mailbox.put(message(sender))
-    assert (mailbox.repeated, mailbox.collect("model")) == (5, [])
+    assert (mailbox.repeated, mailbox.receive_available("model")) == (5, [])
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["in time", "early"])
@@ -364,7 +364,7 @@ def test_every_message_is_taken_once_or_kept_or_counted_as_late_or_repeated(scri
 def test_the_first_of_several_ends_the_receive_and_the_others_stay() -> None:
     mailbox = Mailbox()
     woken = Woken()
-    waiter = mailbox.start_receive(Filter("model", None, (1, 2), first=True), woken)
+    waiter = mailbox.start_receive(Filter("model", None, (1, 2), any_sender=True), woken)
     for sender in (3, 2, 1):
         mailbox.put(message(sender))
     assert (waiter.done, woken.times, [m.sender for m in waiter.messages]) == (True, 1, [2])
@@ -374,9 +374,9 @@ def test_the_first_of_several_ends_the_receive_and_the_others_stay() -> None:
 def test_a_receive_for_the_first_of_several_ends_when_all_have_failed() -> None:
     mailbox = Mailbox()
     woken = Woken()
-    waiter = mailbox.start_receive(Filter("model", None, (1, 2), first=True), woken)
+    waiter = mailbox.start_receive(Filter("model", None, (1, 2), any_sender=True), woken)
     mailbox.mark_failed(1)
     assert not waiter.done
     mailbox.mark_failed(2)
     assert (waiter.done, woken.times, waiter.messages) == (True, 1, [])
-    assert mailbox.start_receive(Filter("model", None, (), first=True), woken).done
+    assert mailbox.start_receive(Filter("model", None, (), any_sender=True), woken).done

@@ -37,7 +37,7 @@ def mailbox() -> Mailbox:
 
 
 def taken_by(mailbox: Mailbox, kind: str) -> int:
-    return sum(message.wire_size for message in mailbox.collect(kind))
+    return sum(message.wire_size for message in mailbox.receive_available(kind))
 
 
 def asked(mailbox: Mailbox, sender: int, round: int) -> bool:
@@ -49,7 +49,7 @@ def test_unclaimed_messages_do_not_fill_the_memory(kind: str, first: int) -> Non
     full = mailbox()
     for number in range(2_000):  # 80 MB
         full.put(model(1, first + number, kind))
-    kept = full.collect(kind)
+    kept = full.receive_available(kind)
     assert sum(message.wire_size for message in kept) <= MessageBudget(MODEL, NODES).size < 2**24
     assert full.dropped == 2_000 - len(kept) > 0
 
@@ -58,7 +58,7 @@ def test_many_small_messages_do_not_fill_the_memory() -> None:
     full = mailbox()
     for number in range(20_000):
         full.put(model(1, FAR + number, size=0))
-    assert len(full.collect("model")) * MessageBudget.OVERHEAD <= MessageBudget(MODEL, NODES).size
+    assert len(full.receive_available("model")) * MessageBudget.OVERHEAD <= MessageBudget(MODEL, NODES).size
     assert full.dropped > 0
 
 
@@ -113,7 +113,7 @@ def test_the_budget_grows_with_the_messages_that_a_node_sends() -> None:
 
 
 def collect(mailbox: Mailbox) -> None:
-    mailbox.collect("model")
+    mailbox.receive_available("model")
 
 
 def receive_any(mailbox: Mailbox) -> None:
@@ -144,7 +144,7 @@ def overflowing(before: Callable[[Mailbox], None]) -> Mailbox:
 @pytest.mark.parametrize("before", [nothing, collect, receive_any])
 def test_the_newest_message_of_each_sender_is_kept_for_collect(before: Callable[[Mailbox], None]) -> None:
     newest: dict[int, int] = {}
-    for message in overflowing(before).collect("model"):
+    for message in overflowing(before).receive_available("model"):
         newest[message.sender] = max(message.round, newest.get(message.sender, -1))
     assert newest == dict.fromkeys(range(1, 6), 299)
 
@@ -163,7 +163,7 @@ def test_both_are_kept_if_a_kind_is_asked_for_in_both_ways() -> None:
     for round in range(1_000):
         full.put(model(1, round))
     assert full.dropped > 500
-    rounds = [message.round for message in full.collect("model")]
+    rounds = [message.round for message in full.receive_available("model")]
     assert rounds == sorted(rounds)
     assert {*range(100), *range(900, 1_000)} <= set(rounds)
 
@@ -176,7 +176,7 @@ def test_the_last_messages_of_one_round_are_kept_for_collect(
     before(full)
     for number in range(1_000):
         full.put(model(1, 0, fields={"number": number}))
-    numbers = [message.payload.fields["number"] for message in full.collect("model")]
+    numbers = [message.payload.fields["number"] for message in full.receive_available("model")]
     assert full.dropped > 500
     assert numbers == list(range(1_000 - len(numbers), 1_000))
 
@@ -190,7 +190,7 @@ def test_the_newest_message_of_each_fragment_is_kept(before: Callable[[Mailbox],
         for part in range(5, 10) if round == 400 else [round % 5]:
             full.put(model(1, round, fields={"part": part}))
     newest: dict[Scalar, int] = {}
-    for message in full.collect("model"):
+    for message in full.receive_available("model"):
         newest[message.payload.fields["part"]] = message.round
     assert full.dropped > 500
     assert newest == {**{part: 995 + part for part in range(5)}, **dict.fromkeys(range(5, 10), 400)}
@@ -223,7 +223,7 @@ def test_short_messages_leave_memory_for_messages_of_others(
         full.put(model(1, FAR + number, size=0))
     full.put(model(2, 0))
     assert asked(full, 2, 0)
-    assert len(full.collect("model")) <= 1_000
+    assert len(full.receive_available("model")) <= 1_000
 
 
 def test_taking_a_message_frees_its_memory() -> None:
@@ -255,7 +255,7 @@ def test_without_a_budget_nothing_is_dropped() -> None:
     for number in range(1_000):
         unlimited.put(model(1, FAR + number))
     assert unlimited.dropped == 0
-    assert len(unlimited.collect("model")) == 1_000
+    assert len(unlimited.receive_available("model")) == 1_000
 
 
 messages = st.lists(

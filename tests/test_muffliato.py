@@ -111,7 +111,7 @@ def test_invalid_model_is_rejected_and_counted() -> None:
     )
     node = fake.node(nodes=3, params=np.ones(4, np.float32))
     fake.run(Muffliato(1, 0.0, 1).run(node))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert node.params.tolist() == [2.0] * 4
 
 

@@ -307,7 +307,7 @@ async def transports(**options: Any) -> AsyncIterator[tuple[Transport, Transport
 def test_transmit_waits_until_the_peer_has_read_the_message() -> None:
     async def body() -> None:
         async with transports() as (one, other, came, refused):
-            transmitting = asyncio.create_task(one.transmit(1, said(size=1000)))
+            transmitting = asyncio.create_task(one.send_and_wait(1, said(size=1000)))
             await asyncio.sleep(0.2)
             assert not transmitting.done()
             other.start([one.endpoint, other.endpoint])
@@ -323,12 +323,12 @@ def test_transmit_ends_when_the_peer_fails_or_restarts() -> None:
     async def body() -> None:
         async with transports() as (one, other, _, _):
             for end in (lambda: one.move(1, other.endpoint), lambda: one.mark_failed(1)):
-                transmitting = asyncio.create_task(one.transmit(1, said()))
+                transmitting = asyncio.create_task(one.send_and_wait(1, said()))
                 await asyncio.sleep(0.05)
                 assert not transmitting.done()
                 end()
                 assert not await transmitting
-            assert not await one.transmit(1, said())
+            assert not await one.send_and_wait(1, said())
             assert one.unsent == 0
 
     asyncio.run(body())
@@ -337,7 +337,7 @@ def test_transmit_ends_when_the_peer_fails_or_restarts() -> None:
 def test_transmit_times_out_if_the_peer_reads_nothing() -> None:
     async def body() -> None:
         async with transports(send_timeout=0.1) as (one, _, _, _):
-            assert not await one.transmit(1, said())
+            assert not await one.send_and_wait(1, said())
             assert one.unsent == 1
 
     asyncio.run(body())
@@ -347,7 +347,7 @@ def test_a_receipt_that_cannot_be_sent_yet_is_sent_later() -> None:
     async def body() -> None:
         async with transports() as (one, other, came, _):
             other.start([NO_ENDPOINT, other.endpoint])
-            transmitting = asyncio.create_task(one.transmit(1, said()))
+            transmitting = asyncio.create_task(one.send_and_wait(1, said()))
             await until_soon(lambda: came)
             assert len(came) == 1
             assert not transmitting.done()
@@ -368,7 +368,7 @@ def test_a_receipt_of_another_run_is_rejected_and_an_unexpected_receipt_is_ignor
             stranger.send_multipart([envelope(1, 7)])
             stranger.send_multipart([envelope(1, 7), RUN.encode()])
             stranger.send_multipart([envelope(1), *said(1).frames()])
-            assert await one.transmit(1, said())
+            assert await one.send_and_wait(1, said())
             await until_soon(lambda: len(came) == 2)  # what the stranger sent last has come, and all before it
             assert {m.sender for m in came} == {0, 1}
             assert len(refused) == 2
@@ -384,15 +384,15 @@ def test_transmitted_and_sent_messages_arrive_once_and_in_order_without_receipts
         taken = []
         for round in range(0, 40, 2):
             taken.append(await runtime.send(1, said(round=round)))
-            taken.append(await runtime.transmit(1, said(round=round + 1, size=100_000)))
+            taken.append(await runtime.send_and_wait(1, said(round=round + 1, size=100_000)))
         await runtime.receive(Filter("end"), 10)
-        assert runtime.collect("model") == []
+        assert runtime.receive_available("model") == []
         return taken
 
     async def receiver(runtime: Runtime) -> list[int]:
         came = [m.round for _ in range(40) for m in await runtime.receive(Filter("model"), 10)]
         await runtime.sleep(0.05)
-        assert runtime.collect("model") == []
+        assert runtime.receive_available("model") == []
         await runtime.send(0, said(sender=1, kind="end"))
         return came
 
@@ -406,9 +406,9 @@ def test_transmit_to_a_failed_node_is_false_in_a_harness_too() -> None:
     harness = SocketHarness()
 
     async def sender(runtime: Runtime) -> list[bool]:
-        before = await runtime.transmit(1, said())
+        before = await runtime.send_and_wait(1, said())
         harness.mark_failed(1)
-        return [before, await runtime.transmit(1, said())]
+        return [before, await runtime.send_and_wait(1, said())]
 
     async def dies(runtime: Runtime) -> None:
         await runtime.receive(Filter("nothing"))
@@ -442,14 +442,14 @@ PROBE = """
                     for i in range(self.count):
                         payload = Payload(content, {"sent": node.now()})
                         if self.pause or i == self.count - 1:
-                            await node.transmit(peer, payload, round=i, kind="probe")
+                            await node.send_and_wait(peer, payload, round=i, kind="probe")
                             await node.sleep(self.pause)
                         else:
                             await node.send([peer], payload, round=i, kind="probe")
-                    node.event("left", str(node.now()))
+                    node.record_event("left", str(node.now()))
                 else:
                     while (message := await node.receive(kind="probe", timeout=10.0)) is not None:
-                        node.event("took", f"{message.payload.fields['sent']} {node.now()} {message.wire_size}")
+                        node.record_event("took", f"{message.payload.fields['sent']} {node.now()} {message.wire_size}")
                         if message.round == self.count - 1:
                             break
 """

@@ -171,7 +171,7 @@ def test_push_of_another_size_is_rejected() -> None:
     fake = FakeRuntime(bad, good)
     node = fake.node(1, nodes=1, params=np.zeros(3, np.float32), services={"algorithm": 1})
     fake.run(ParameterServer(1, True).serve(node))
-    assert (node.rejected, node.params.tolist()) == (1, [1, 1, 1])
+    assert (node.rejected_count, node.params.tolist()) == (1, [1, 1, 1])
 
 
 @pytest.mark.parametrize("staleness", [None, 1])
@@ -258,7 +258,7 @@ def test_push_from_before_a_failure_counts_once_and_the_worker_starts_again() ->
         (3.0, 1, 1),
         *[(5.0, 0, 1), (5.0, 1, 1)],  # the final model, to all
     ]
-    assert (node.memory["clocks"], node.params.tolist()) == ([2, 2], [2.0] * 3)
+    assert (node.algorithm_state["clocks"], node.params.tolist()) == ([2, 2], [2.0] * 3)
 
 
 def test_restored_server_knows_the_progress_of_its_workers() -> None:
@@ -272,7 +272,7 @@ def test_restored_server_knows_the_progress_of_its_workers() -> None:
         return fake, node
 
     _, node = served(1)
-    assert (node.memory["clocks"], node.memory["staleness"]) == ([1, 1], [2, 1, 1])
+    assert (node.algorithm_state["clocks"], node.algorithm_state["staleness"]) == ([1, 1], [2, 1, 1])
     fake, again = served(2, node.state())
     assert [(to, message.round) for to, message in fake.sent[:2]] == [(0, 1), (1, 1)]
     assert again.memory["clocks"] == [2, 2]

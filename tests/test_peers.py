@@ -182,7 +182,7 @@ def test_report_of_an_impossible_round_is_rejected() -> None:
         await node.sleep(2.0)
 
     fake.run(serve_for_two_seconds())
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert [message.round for to, message in fake.sent if to == 0] == [0, 1, 2, 3, 4, 5, 6]
 
 
@@ -236,7 +236,7 @@ def test_invalid_neighbours_are_rejected_and_counted(changed: dict[str, Any]) ->
     node = fake.node(nodes=3, params=np.zeros(4, np.float32), services={"topology": 3})
     peers = fake.run(CentralDiscovery().peers(node, 0))
     assert peers.receivers == (1, 2)
-    assert node.rejected == 1
+    assert node.rejected_count == 1
 
 
 def test_central_discovery_is_restored_from_its_state() -> None:
@@ -338,7 +338,7 @@ def test_invalid_gossip_is_rejected_and_counted() -> None:
             await node.sleep(1.0)
 
     fake.run(three_rounds())
-    assert node.rejected == 4
+    assert node.rejected_count == 4
 
 
 def test_requests_for_distant_rounds_are_not_granted_or_stored() -> None:
@@ -436,7 +436,7 @@ class RingThenFull:
     async def run(self, node: Node) -> None:
         async for r in node.rounds(self.rounds):
             if r == 3:
-                node.rewire(Full(), "uniform")
+                node.set_topology(Full(), "uniform")
             node.params = await node.train(node.params)
             peers = await node.peers(r)
             await node.send(peers, node.sharing.outgoing(node.params, r), round=r)

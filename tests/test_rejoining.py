@@ -235,7 +235,7 @@ def test_an_invalid_answer_is_rejected_and_without_others_the_node_does_not_rejo
     fake = FakeRuntime(new_message(0, REJOIN_ANSWER, -1), new_message(2, REJOIN_ANSWER, "soon"))
     node = rejoining_node(fake)
     assert not fake.run(rejoin(node, [0, 2, 3]))
-    assert node.rejected == 2
+    assert node.rejected_count == 2
     assert fake.now() == ANSWER_TIMEOUT
     assert [r.what for r in fake.records if isinstance(r, Event)] == ["payload rejected"] * 2 + ["not rejoined"]
 
@@ -270,7 +270,7 @@ def test_a_node_includes_a_rejoining_peer_from_its_next_round_on_and_sends_its_m
 
     async def body() -> None:
         node.background(answer_rejoining_peers(node))
-        node.begin_at(4, node.params)
+        node.start_at_round(4, node.params)
         await node.sleep(3.0)
 
     fake.run(body())

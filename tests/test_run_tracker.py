@@ -28,7 +28,7 @@ def add_models(tracker: RunTracker, round: int, *nodes: NodeId) -> None:
         tracker.add_model(node, round, np.full(2, node, np.float32))
 
 
-def test_the_final_status_depends_on_the_lost_learners(tracker: RunTracker) -> None:
+def test_the_final_status_depends_on_the_lost_training_nodes(tracker: RunTracker) -> None:
     assert tracker.final_status == "completed"
     tracker.node_lost(3, "killed")
     assert tracker.final_status == "incomplete"

@@ -396,7 +396,7 @@ def test_a_payload_that_the_sharing_rejects_is_dropped_counted_and_recorded() ->
     node = fake.node(nodes=3, params=np.zeros(1, np.float32))
     received = fake.run(node.receive_each([1, 2], round=0))
     assert list(received) == [2]
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     (event,) = [r for r in fake.records if isinstance(r, Event)]
     assert event.what == "payload rejected"
     assert "from node 1: expected one float32 vector 'params' of 1 values" in event.detail
@@ -407,7 +407,7 @@ def test_the_first_rejections_are_recorded_and_all_are_counted() -> None:
     node = fake.node(nodes=3, params=np.zeros(1, np.float32))
     for i in range(RECORDED_REJECTIONS + 500):
         node.reject(1, f"invalid {i}")
-    assert node.rejected == RECORDED_REJECTIONS + 500
+    assert node.rejected_count == RECORDED_REJECTIONS + 500
     assert len(fake.records) == RECORDED_REJECTIONS
 
 

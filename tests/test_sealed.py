@@ -342,7 +342,7 @@ def test_a_listed_node_cannot_return_receipts_in_the_name_of_another() -> None:
             receiver.transport.require_tickets(
                 lambda message, ticket: receiver.received.append(message)
             )  # and sends none
-            transmitting = asyncio.create_task(sender.transport.transmit(1, new_message()))
+            transmitting = asyncio.create_task(sender.transport.send_and_wait(1, new_message()))
             await eventually(lambda: receiver.received)
             assert sender.seal is not None
             assert forger.seal is not None
@@ -831,7 +831,7 @@ def test_a_node_that_claims_another_identity_at_the_network_process_neither_rece
         ]
         for peer, shaper in zip((receiver, sender), shapers, strict=True):
             peer.transport.require_tickets(shaper.receive)
-        assert await shapers[1].transmit(0, new_message(1, round=0))
+        assert await shapers[1].send_and_wait(0, new_message(1, round=0))
         with forger.context.socket(zmq.DEALER) as forging:
             forging.setsockopt(zmq.IDENTITY, identity(1))
             secure_client(forging, pairs[2], network.pair.public)
@@ -841,7 +841,7 @@ def test_a_node_that_claims_another_identity_at_the_network_process_neither_rece
             await eventually(lambda: forging.poll(0))
             assert [report.ticket for report in decode_network_reports(forging.recv())] == [7]
             await eventually(lambda: shapers[0].is_missing(2, 7))  # in its own name, not in node 1's
-            assert await shapers[1].transmit(0, new_message(1, round=1))
+            assert await shapers[1].send_and_wait(0, new_message(1, round=1))
             await eventually(lambda: len(receiver.received) == 2)
             assert not forging.poll(0)
         for shaper in shapers:

@@ -73,7 +73,7 @@ def test_sums_are_exact_and_masked_updates_look_random_for_all_graphs_weights_an
     world.run()  # raises if a node waits forever
     world.check_sums()
     for receiver, sharing in enumerate(world.sharings):
-        if receiver in failures or (receiver == world.learners) != hasattr(algorithm, "serve"):
+        if receiver in failures or (receiver == world.training_nodes) != hasattr(algorithm, "serve"):
             continue
         for round, received in sharing.received.items():
             senders = sharing.weights[round]
@@ -99,7 +99,7 @@ def test_sums_are_exact_and_masked_updates_look_random_for_all_graphs_weights_an
                 if round in sharing.sums:
                     assert np.count_nonzero(values == world.expected(receiver, round, [sender])) <= 2
     # A node that fails while its key is in transit has masked with a node that does not have it: a mismatch.
-    assert failures or not any(node.rejected for node in world.nodes)
+    assert failures or not any(node.rejected_count for node in world.nodes)
 
 
 @pytest.mark.parametrize(("nodes", "threshold"), [(5, 0.5), (6, 0.75)])
@@ -206,7 +206,7 @@ def test_a_lost_key_is_requested_again_and_excludes_a_node_only_briefly() -> Non
     left_out = ("excluded from sum", "round 0: node 4 and 1 have not masked with each other: a key is missing")
     assert world.events(0)[0] == left_out
     assert {what for what, _ in world.events(0)} == {"excluded from sum"}
-    assert not any(node.rejected for node in world.nodes)
+    assert not any(node.rejected_count for node in world.nodes)
     world.check_sums()
 
 
@@ -280,7 +280,7 @@ def test_all_senders_send_the_same_coordinates_and_sums_are_exact(inner: Any, fa
     assert world.check_sums() >= 12
     for sharing in sharings[:4]:
         assert {len(positions) for positions in sharing.positions.values()} == {8}
-    assert failures is not None or not any(node.rejected for node in world.nodes)
+    assert failures is not None or not any(node.rejected_count for node in world.nodes)
 
 
 def test_coordinates_that_are_not_sent_stay_unchanged() -> None:
@@ -481,7 +481,7 @@ def test_a_repeated_message_changes_nothing() -> None:
     world.run()
     assert world.check_sums() == 15
     assert all(len(found.senders) == 4 for sharing in world.sharings for found in sharing.sums.values())
-    assert not any(node.rejected for node in world.nodes)
+    assert not any(node.rejected_count for node in world.nodes)
 
 
 # Keys
@@ -648,7 +648,7 @@ def test_key_shares_are_requested_only_from_nodes_that_masked_with_the_owner() -
     world = one_receiver(senders).fails(5, after=6).fails(6, after=6).run()
     asked = {to: m.payload.arrays["of"].tolist() for to, m in world.sent if m.kind == "secure-help"}
     assert asked == {1: [6], 2: [5, 6], 3: [5, 6], 4: [5, 6]}
-    assert not any(node.rejected for node in world.nodes)
+    assert not any(node.rejected_count for node in world.nodes)
     assert world.sharings[0].sums[0].senders == (1, 2, 3, 4, 5, 6)
     assert world.check_sums() == 1
 

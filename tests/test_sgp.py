@@ -126,7 +126,7 @@ def test_vanishing_weight_is_reset_and_recorded() -> None:
     (event,) = [record for record in fake.records if isinstance(record, Event)]
     assert event.what == "weight reset"
     np.testing.assert_allclose(node.params, 2.0, rtol=1e-5)
-    assert node.memory["w"] > 0.1
+    assert node.algorithm_state["w"] > 0.1
 
 
 @pytest.mark.parametrize("reports", [[[3, 0, 1]], [[0, 9, 1]], [[0, 0, 2]], [[-1, 0, 0]], [[0, 0]], [[0, 0, 0]] * 4])
@@ -134,7 +134,7 @@ def test_invalid_timeout_reports_are_rejected(reports: Any) -> None:
     fake = FakeRuntime(pushed(1, 0, reports=reports), pushed(2, 0))
     node = fake.node(nodes=3, params=np.full(3, 2.0, np.float32), topology=Ring())
     fake.run(SGP(1).run(node))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
 
 
 def test_invalid_shares_are_rejected_and_counted() -> None:
@@ -150,7 +150,7 @@ def test_invalid_shares_are_rejected_and_counted() -> None:
         return altered(message, **broken.get(message.sender, {}))
 
     nodes = play(SGP(2), np.random.default_rng(0).normal(size=(7, 4)), Full(), tamper=tamper)
-    assert [node.rejected for node in nodes] == [10, 8, 8, 8, 8, 8, 10]
+    assert [node.rejected_count for node in nodes] == [10, 8, 8, 8, 8, 8, 10]
     assert all(np.isfinite(node.params).all() for node in nodes)
 
 

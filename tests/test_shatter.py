@@ -106,7 +106,7 @@ def test_invalid_chunk_is_rejected_and_counted(wrong: dict[str, Any]) -> None:
     fake = FakeRuntime(*good.values())
     node = fake.node(nodes=3, params=np.zeros(6, np.float32))
     fake.run(Shatter(1, 2, 2).run(node))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert node.params[chunks.positions[0]].tolist() == [3.0] * 3
     assert node.params[chunks.positions[1]].tolist() == [4.0] * 3
 

@@ -148,7 +148,7 @@ class RingThenFull(Part):
     async def run(self, node: Node) -> None:
         async for r in node.rounds(self.last + 1):
             if r == 1:
-                node.rewire(Full(), "uniform")
+                node.set_topology(Full(), "uniform")
             peers = await node.peers(r)
             node.params = await node.train(node.params)
             await node.send(peers, node.sharing.outgoing(node.params, r), round=r)

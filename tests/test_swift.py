@@ -101,7 +101,7 @@ def test_node_never_waits() -> None:
 )
 def test_invalid_models_are_rejected_and_counted(message: Message) -> None:
     node = run(FakeRuntime(message), SWIFT(1))
-    assert node.rejected == 1
+    assert node.rejected_count == 1
     assert node.params.tolist() == [103, 103]
 
 

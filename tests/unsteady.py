@@ -57,7 +57,7 @@ class Unsteady:
         for node in self.nodes:
             runtime = self.world.runtimes[node.id]
             runtime.send = partial(self._send, node.id)  # type: ignore[method-assign]
-            runtime.transmit = partial(self._transmit, node.id)  # type: ignore[method-assign]
+            runtime.send_and_wait = partial(self._transmit, node.id)  # type: ignore[method-assign]
             node.runtime = runtime
             node.trainer.step_seconds = 0.5 + self.rng.random()  # type: ignore[attr-defined]
             runtime.start(algorithm.run(node))

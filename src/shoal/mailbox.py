@@ -24,41 +24,41 @@ from shoal.types import NodeId
 class Filter(msgspec.Struct, frozen=True, gc=False):
     """The messages that a receive waits for.
 
-    With `senders`, a receive takes one message from each sender, or with `first` one message from any of them. Without
-    `senders`, it takes one message from any node. `round` None matches every round. If a receive takes one message
-    from each sender in a given round, every further message of this kind and round from the same sender is a repetition
-    and is discarded.
+    With `senders`, a receive takes one message from each sender, or with `any_sender` one message from any of them.
+    Without `senders`, it takes one message from any node. `round` None matches every round. If a receive takes one
+    message from each sender in a given round, every further message of this kind and round from the same sender is a
+    repetition and is discarded.
     """
 
     kind: str
     round: int | None = None
     senders: tuple[NodeId, ...] | None = None
-    first: bool = False
-    more: bool = False
+    any_sender: bool = False
+    several: bool = False
     """Whether a sender may send several messages of this kind in a round; the receive takes the next one."""
 
     @property
-    def once(self) -> bool:
+    def one_per_sender(self) -> bool:
         """Whether a second message from the same sender is a repetition."""
-        return self.round is not None and self.senders is not None and not self.first and not self.more
+        return self.round is not None and self.senders is not None and not self.any_sender and not self.several
 
     def __str__(self) -> str:
         which = f"{self.kind!r}" if self.round is None else f"{self.kind!r} of round {self.round}"
         if self.senders is None:
             return f"{which} from any node"
-        return f"{which} from {'any of ' if self.first else ''}{', '.join(str(s) for s in self.senders)}"
+        return f"{which} from {'any of ' if self.any_sender else ''}{', '.join(str(s) for s in self.senders)}"
 
 
 class Waiter:
     """A receive in progress."""
 
-    __slots__ = ("_missing", "kind", "messages", "once", "round", "wake", "wanted")
+    __slots__ = ("_missing", "kind", "messages", "one_per_sender", "round", "wake", "wanted")
 
     def __init__(self, wanted: Filter, wake: Callable[[], None]) -> None:
         self.wanted = wanted
         self.kind = wanted.kind
         self.round = wanted.round
-        self.once = wanted.once
+        self.one_per_sender = wanted.one_per_sender
         self.messages: list[Message] = []
         self.wake = wake
         self._missing = None if wanted.senders is None else set(wanted.senders)
@@ -71,7 +71,7 @@ class Waiter:
             if self.messages:
                 return False
         elif message.sender in self._missing:
-            if self.wanted.first:
+            if self.wanted.any_sender:
                 self._missing.clear()
             else:
                 self._missing.remove(message.sender)
@@ -179,7 +179,7 @@ class Mailbox:
             return
         for waiter in self._waiters:
             if waiter.offer(message):
-                if waiter.once:
+                if waiter.one_per_sender:
                     self._received.add(message)
                 if waiter.done:
                     self._end(waiter)
@@ -205,7 +205,7 @@ class Mailbox:
         self._note_round(wanted)
         if self._unclaimed:
             self._unclaimed = [m for m in self._unclaimed if waiter.done or not waiter.offer(m)]
-            if waiter.once and waiter.messages:
+            if waiter.one_per_sender and waiter.messages:
                 self._drop_repetitions(waiter.messages)
         if self.failed:
             self._give_up(waiter, self.failed)
@@ -217,7 +217,7 @@ class Mailbox:
             self._waiters.append(waiter)
         return waiter
 
-    def collect(self, kind: str) -> list[Message]:
+    def receive_available(self, kind: str) -> list[Message]:
         """Take all messages of this kind that have arrived."""
         self._any_round.add(kind)
         found = [m for m in self._unclaimed if m.kind == kind]
@@ -278,7 +278,7 @@ class Mailbox:
         self._compact(waiter)
 
     def _compact(self, waiter: Waiter) -> None:
-        if waiter.once and waiter.round is not None:
+        if waiter.one_per_sender and waiter.round is not None:
             self._received.compact(waiter.kind, waiter.round)
 
     def _give_up(self, waiter: Waiter, nodes: Collection[NodeId]) -> None:

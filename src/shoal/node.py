@@ -129,11 +129,11 @@ class Node:
         self.sharing = sharing
         self.mixing = context.mixing
         """The graph and weights of all nodes. Algorithms call `peers`, because peers may come from a peer sampler."""
-        self.memory: State = {}
+        self.algorithm_state: State = {}
         """What the algorithm keeps between rounds beside the model. Checkpoints include it."""
         self.bytes_sent = 0
         self.messages_sent = 0
-        self.rejected = 0
+        self.rejected_count = 0
         """The number of payloads that the sharing or the algorithm rejected."""
         self.timed_out_peers: frozenset[NodeId] = frozenset()
         """The peers that the last `receive_each` got no message from before its timeout, without failed peers."""
@@ -245,7 +245,7 @@ class Node:
         self._expected_from[peer] = round
         self.runtime.mark_rejoined(peer, round)
 
-    def rewire(self, topology: Topology, weights: WeightScheme | None = None) -> None:
+    def set_topology(self, topology: Topology, weights: WeightScheme | None = None) -> None:
         """Use the graph of `topology` in `peers` from now on. `weights` None uses the experiment's scheme.
 
         All nodes that the graph connects must call this with the same arguments before the same round.
@@ -262,29 +262,29 @@ class Node:
         if self._interactive is not None and kind == MODEL:
             receivers = await self._interactive.before_send(self, tuple(receivers), round)
         failed = self.failed_peers
-        shared = self.message(kind, outgoing, round) if isinstance(outgoing, Payload) else None
+        shared = self.make_message(kind, outgoing, round) if isinstance(outgoing, Payload) else None
         for peer in receivers:
             if peer in failed:
                 continue
-            message = shared or self.message(kind, outgoing(peer), round)  # type: ignore[operator]
+            message = shared or self.make_message(kind, outgoing(peer), round)  # type: ignore[operator]
             if await self.runtime.send(peer, message):
                 self._count_sent(message)
 
-    def message(self, kind: str, payload: Payload, round: int = 0) -> Message:
+    def make_message(self, kind: str, payload: Payload, round: int = 0) -> Message:
         """Return a message from this node, ready for `Runtime.send`."""
         return Message(self.id, kind, round, payload.frozen(), self.context.run)
 
-    async def transmit(self, to: NodeId, outgoing: Outgoing, *, round: int, kind: str = MODEL) -> bool:
+    async def send_and_wait(self, to: NodeId, outgoing: Outgoing, *, round: int, kind: str = MODEL) -> bool:
         """Send `outgoing` to one peer and wait until the message has left this node. Returns False if it was dropped.
 
-        `send` does not wait for the transmission; its messages wait in the network's queue. `transmit` returns when the
-        message has left this node. Use it if a message that waits in the queue could become outdated.
+        `send` does not wait for the transmission; its messages wait in the network's queue. Use `send_and_wait` if a
+        message that waits in the queue could become outdated.
         """
         if to in self.failed_peers:
             return False
         payload = outgoing if isinstance(outgoing, Payload) else outgoing(to)
-        message = self.message(kind, payload, round)
-        if not await self.runtime.transmit(to, message):
+        message = self.make_message(kind, payload, round)
+        if not await self.runtime.send_and_wait(to, message):
             return False
         self._count_sent(message)
         return True
@@ -293,9 +293,9 @@ class Node:
         self.bytes_sent += message.wire_size
         self.messages_sent += 1
 
-    def collect(self, *, kind: str = MODEL, check: Check | None = None) -> list[Message]:
+    def receive_available(self, *, kind: str = MODEL, check: Check | None = None) -> list[Message]:
         """Return all messages of this kind received so far, in order, except the rejected ones."""
-        return [message for message in self.runtime.collect(kind) if self._accepts(message, check)]
+        return [message for message in self.runtime.receive_available(kind) if self._accepts(message, check)]
 
     async def receive_each(
         self,
@@ -330,7 +330,7 @@ class Node:
         self, peers: Iterable[NodeId], *, kind: str = MODEL, timeout: float | None = None
     ) -> Message | None:
         """Return the next message of this kind from any of `peers`. None if all of them failed or timed out."""
-        wanted = Filter(kind, senders=tuple(sorted(peers)), first=True)
+        wanted = Filter(kind, senders=tuple(sorted(peers)), any_sender=True)
         timeout = self.receive_timeout if timeout is None else timeout
         while messages := await self.runtime.receive(wanted, timeout):
             if self._accepts(messages[0]):
@@ -351,7 +351,7 @@ class Node:
         Returns None after `timeout` seconds, and if `sender` has failed. Without `timeout`, a receive from `sender`
         waits for `receive_timeout`, as in `receive_each`; a receive from any node has no limit.
         """
-        wanted = Filter(kind, round, None if sender is None else (sender,), more=True)
+        wanted = Filter(kind, round, None if sender is None else (sender,), several=True)
         if timeout is None and sender is not None:
             timeout = self.receive_timeout
         deadline = None if timeout is None else self.now() + timeout
@@ -378,7 +378,7 @@ class Node:
         timed_out = sorted(set(senders) - received - set(self.failed_peers) - not_expected)
         if timed_out:
             self.timed_out_peers = frozenset(timed_out)
-            self.event("timed out", f"round {round}: no message from {', '.join(map(str, timed_out))}")
+            self.record_event("timed out", f"round {round}: no message from {', '.join(map(str, timed_out))}")
 
     def weights(self, received: Mapping[NodeId, Payload]) -> dict[NodeId, float]:
         """Return the renormalised mixing weights of the senders; without `received.peers`, 1 / (1 + senders) each."""
@@ -393,7 +393,7 @@ class Node:
         """The number of the current or next round: how many rounds this node has completed or skipped."""
         return self._next_round
 
-    def begin_at(self, round: int, params: Params) -> None:
+    def start_at_round(self, round: int, params: Params) -> None:
         """Start at `round` with `params`, for a node that joins a run in progress. Call it before the first round."""
         self._next_round = round
         self.params = params
@@ -412,7 +412,7 @@ class Node:
                 await self._evaluate(round)
 
     @asynccontextmanager
-    async def round(self, round: int) -> AsyncIterator[None]:
+    async def requested_round(self, round: int) -> AsyncIterator[None]:
         """Context manager for one round that another node, such as a server, requested: recorded, not evaluated."""
         await self._observer.before_round(round)
         yield
@@ -426,11 +426,11 @@ class Node:
 
     def reject(self, sender: NodeId, reason: str) -> None:
         """Count an invalid payload from `sender`, and record the reason for the first ones."""
-        self.rejected += 1
-        if self.rejected <= RECORDED_REJECTIONS:
-            self.event("payload rejected", f"from node {sender}: {reason}")
+        self.rejected_count += 1
+        if self.rejected_count <= RECORDED_REJECTIONS:
+            self.record_event("payload rejected", f"from node {sender}: {reason}")
 
-    def event(self, what: str, detail: str) -> None:
+    def record_event(self, what: str, detail: str) -> None:
         """Record an unusual event."""
         self._observer.record(Event(what, self.now(), detail))
 
@@ -440,7 +440,7 @@ class Node:
     async def _evaluate(self, round: int) -> None:
         await self.evaluate(round)
         if self.context.schedule.averaged:
-            self._observer.model(round, self.params)
+            self._observer.submit_for_average(round, self.params)
 
     # State
 
@@ -453,7 +453,7 @@ class Node:
             "round": self._next_round,
             "params": self._params,
             "sent": [self.bytes_sent, self.messages_sent],
-            "memory": dict(self.memory),
+            "algorithm": dict(self.algorithm_state),
             "generators": {purpose: generator_state(rng) for purpose, rng in self._generators.items()},
             "rewired": self._rewired_state(),
             **{name: part.state() for name, part in self._stateful_parts().items()},
@@ -464,11 +464,11 @@ class Node:
         self._next_round = state["round"]
         self.params = np.array(state["params"], np.float32)
         self.bytes_sent, self.messages_sent = state["sent"]
-        self.memory = dict(state["memory"])
+        self.algorithm_state = dict(state["algorithm"])
         for purpose, kept in state["generators"].items():
             restore_generator(self.rng(purpose), kept)
         if (rewired := state["rewired"]) is not None:
-            self.rewire(self.context.mixing_factory.from_table(rewired["topology"]), rewired["weights"])
+            self.set_topology(self.context.mixing_factory.from_table(rewired["topology"]), rewired["weights"])
         for name, part in self._stateful_parts().items():
             part.restore(state[name])
 
@@ -477,7 +477,7 @@ class Node:
         return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
 
     def _rewired_state(self) -> State | None:
-        """Return the arguments of the last `rewire` as plain data."""
+        """Return the arguments of the last `set_topology` as plain data."""
         if self._rewired is None:
             return None
         topology, weights = self._rewired

@@ -16,7 +16,7 @@ class Observer(Protocol):
 
     def record(self, record: Record) -> None: ...
 
-    def model(self, round: int, params: Params) -> None:
+    def submit_for_average(self, round: int, params: Params) -> None:
         """Take the node's model after `round`, for the average over all nodes and the distance to it."""
         ...
 

@@ -51,14 +51,14 @@ class Runtime(Protocol):
         """Hand `message` to the network. Returns False if it was dropped. A peer that fails first never gets it."""
         ...
 
-    async def transmit(self, to: NodeId, message: Message) -> bool:
+    async def send_and_wait(self, to: NodeId, message: Message) -> bool:
         """Send `message` and wait until it has left this node. Returns False if it was dropped.
 
         So a node with many messages keeps them until the network can take them.
         """
         ...
 
-    def collect(self, kind: str) -> list[Message]:
+    def receive_available(self, kind: str) -> list[Message]:
         """Return all unclaimed messages of this kind, in order of arrival."""
         ...
 

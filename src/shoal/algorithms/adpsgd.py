@@ -46,7 +46,9 @@ class ADPSGD:
     async def run(self, node: Node) -> None:
         sides = bipartition_of(node.mixing)
         if node.id == 0 and sides.dropped:
-            node.event("links dropped", f"{sides.dropped} of {sides.links} links are within a side and are not used")
+            node.record_event(
+                "links dropped", f"{sides.dropped} of {sides.links} links are within a side and are not used"
+            )
         if node.id in sides.active:
             await self._run_active(node, sides.neighbours[node.id])
         else:

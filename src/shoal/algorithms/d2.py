@@ -44,7 +44,7 @@ class D2:
     lazy: bool = True
 
     async def run(self, node: Node) -> None:
-        before: list[Params] | None = node.memory.get("before")
+        before: list[Params] | None = node.algorithm_state.get("before")
         epochs = RestartEpochs(node)
         async for r in node.rounds(self.rounds):
             x = node.params
@@ -57,7 +57,7 @@ class D2:
             received = epochs.same_epoch(await epochs.receive(peers, round=r, check=epoch_of))
             weights = {j: peers.weights[j] for j in received}
             node.params = node.sharing.merge(half, received, halved(weights) if self.lazy else weights)
-            node.memory["before"] = before = [x, u]
+            node.algorithm_state["before"] = before = [x, u]
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         problems = requires_plain_sgd(experiment) + requires_whole_models(experiment, "'d2'")

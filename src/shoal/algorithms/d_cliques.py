@@ -34,7 +34,7 @@ class DCliquesSGD:
     between: Between = "small-world"
 
     async def run(self, node: Node) -> None:
-        node.rewire(DCliques(self.size, self.between), "metropolis-hastings")
+        node.set_topology(DCliques(self.size, self.between), "metropolis-hastings")
         graph = node.mixing.graph
         assert isinstance(graph, CliqueGraph)
         others = [member for member in graph.clique(node.id) if member != node.id]

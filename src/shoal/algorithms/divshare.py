@@ -54,9 +54,11 @@ class DivShare:
         async for r in node.rounds(self.rounds):
             trained = await node.train(node.params)
             pairs = self._pairs(node, fragments, await self._candidates(node, r))
-            node.memory[OUTGOING] = {"round": r, "params": trained, "pairs": pairs}
+            node.algorithm_state[OUTGOING] = {"round": r, "params": trained, "pairs": pairs}
             _fill(queue, fragments, trained, pairs, r)
-            node.params = fragments.average(trained, _latest(node.collect(kind=FRAGMENT, check=fragments.check)))
+            node.params = fragments.average(
+                trained, _latest(node.receive_available(kind=FRAGMENT, check=fragments.check))
+            )
 
     @property
     def fragments(self) -> int:
@@ -96,9 +98,11 @@ def _fill(queue: SendQueue, fragments: Fragments, trained: Params, pairs: NDArra
 
 def _resume(node: Node, fragments: Fragments, queue: SendQueue) -> None:
     """Send the fragments that were unsent when the node's state was saved."""
-    if node.memory.get(UNSENT):
-        outgoing = node.memory[OUTGOING]
-        _fill(queue, fragments, outgoing["params"], outgoing["pairs"][-node.memory[UNSENT] :], outgoing["round"])
+    if node.algorithm_state.get(UNSENT):
+        outgoing = node.algorithm_state[OUTGOING]
+        _fill(
+            queue, fragments, outgoing["params"], outgoing["pairs"][-node.algorithm_state[UNSENT] :], outgoing["round"]
+        )
 
 
 def _latest(messages: Iterable[Message]) -> dict[int, list[Params]]:

@@ -31,7 +31,7 @@ class ELLocal:
     traits: ClassVar[Traits] = Traits(sends_to="anyone", needs_only_sum=True)
 
     async def run(self, node: Node) -> None:
-        node.rewire(RandomOut(self.peers), "uniform")
+        node.set_topology(RandomOut(self.peers), "uniform")
         async for r in node.rounds(self.rounds):
             node.params = await node.train(node.params)
             peers = await node.peers(r)

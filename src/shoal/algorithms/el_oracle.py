@@ -31,7 +31,7 @@ class ELOracle:
     traits: ClassVar[Traits] = Traits(sends_to="anyone", needs_only_sum=True)
 
     async def run(self, node: Node) -> None:
-        node.rewire(self._graph(), "uniform")
+        node.set_topology(self._graph(), "uniform")
         async for r in node.rounds(self.rounds):
             node.params = await node.train(node.params)
             peers = await node.peers(r)

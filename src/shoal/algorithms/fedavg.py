@@ -54,10 +54,10 @@ class FedAvg:
             await server.start_round(clients, r, _weights(samples, clients))
             received = await node.receive_each(clients, round=r)
             if not received:
-                node.event("no updates", f"round {r}: no client answered; the model is unchanged")
+                node.record_event("no updates", f"round {r}: no client answered; the model is unchanged")
                 continue
             merged = node.sharing.merge(node.params, received, _weights(samples, received))
-            node.params = self.server.step(node.params, merged - node.params, node.memory)
+            node.params = self.server.step(node.params, merged - node.params, node.algorithm_state)
         await server.finish(self.rounds)
 
     def _sample(self, node: Node, samples: Mapping[NodeId, int]) -> list[NodeId]:

@@ -85,14 +85,14 @@ class Gossip:
         else:
             trained = await node.train(node.sharing.merge(node.params, received, {sender: 1.0}))
         node.params, state.age = trained, min(age + 1, MAX_AGE - 1)
-        node.memory["age"] = state.age
+        node.algorithm_state["age"] = state.age
 
 
 class _ModelState:
     """The age of the node's model, and the time that a received model takes."""
 
     def __init__(self, node: Node, trainings: int) -> None:
-        self.age: int = node.memory.get("age", 0)
+        self.age: int = node.algorithm_state.get("age", 0)
         self.device_seconds = trainings * node.trainer.steps(None) * node.trainer.step_seconds
         """The time that the node's device needs for a received model."""
         self.seconds = self.device_seconds

@@ -48,7 +48,7 @@ class GradientTracking:
 
     async def run(self, node: Node) -> None:
         zero, epochs = np.zeros_like(node.params), RestartEpochs(node)
-        mixed, before = node.memory.get("mixed", zero), node.memory.get("before", zero)
+        mixed, before = node.algorithm_state.get("mixed", zero), node.algorithm_state.get("before", zero)
         check = partial(_check, size=node.params.size)
         async for r in node.rounds(self.rounds):
             x = node.params
@@ -63,7 +63,7 @@ class GradientTracking:
             node.params = average(x, {j: p.arrays["x"] for j, p in received.items()}, weights) - y
             mixed = average(y, {j: p.arrays["y"] for j, p in epochs.same_epoch(received).items()}, weights)
             before = d
-            node.memory.update(mixed=mixed, before=before)
+            node.algorithm_state.update(mixed=mixed, before=before)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         return requires_plain_sgd(experiment)

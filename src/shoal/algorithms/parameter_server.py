@@ -67,7 +67,7 @@ class ParameterServer:
             if pushed:
                 self._apply(node, pushed, 1 / len(pushed))
             else:
-                node.event("no updates", f"round {r}: no worker answered; the model is unchanged")
+                node.record_event("no updates", f"round {r}: no worker answered; the model is unchanged")
 
     async def _serve_asynchronously(self, node: Node, server: RoundServer) -> None:
         workers = AsyncWorkers(node, server, rounds=self.rounds, max_lead=self.staleness)
@@ -78,11 +78,13 @@ class ParameterServer:
                     self._apply(node, {push.sender: push.payload}, 1 / max(1, len(running_clients(node))))
                     workers.record_push(push.sender)
             if not workers.remaining():
-                node.event("no workers left", f"round {r}: all workers failed or were abandoned; the server ends")
+                node.record_event(
+                    "no workers left", f"round {r}: all workers failed or were abandoned; the server ends"
+                )
                 await node.evaluate(r)
                 break
         workers.report_staleness()
 
     def _apply(self, node: Node, pushed: Mapping[NodeId, Payload], weight: float) -> None:
         direction = node.sharing.merge(np.zeros_like(node.params), pushed, dict.fromkeys(pushed, weight))
-        node.params = self.server.step(node.params, direction, node.memory)
+        node.params = self.server.step(node.params, direction, node.algorithm_state)

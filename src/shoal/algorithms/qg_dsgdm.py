@@ -33,7 +33,7 @@ class QGDSGDm:
     mu: Annotated[float, Bounds(at_least=0, below=1)] = 0.9
 
     async def run(self, node: Node) -> None:
-        m = node.memory.get("m", np.zeros_like(node.params))
+        m = node.algorithm_state.get("m", np.zeros_like(node.params))
         async for r in node.rounds(self.rounds):
             x = node.params
             half = await node.train(x) - self.beta * m
@@ -41,7 +41,7 @@ class QGDSGDm:
             await node.send(peers, node.sharing.outgoing(half, r), round=r)
             received = await node.receive_each(peers, round=r)
             node.params = node.sharing.merge(half, received, node.weights(received))
-            node.memory["m"] = m = self.mu * m + (1 - self.mu) * (x - node.params)
+            node.algorithm_state["m"] = m = self.mu * m + (1 - self.mu) * (x - node.params)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         return requires_plain_sgd(experiment)

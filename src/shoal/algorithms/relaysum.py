@@ -43,9 +43,9 @@ class RelaySum:
     traits: ClassVar[Traits] = Traits(own_payloads=True)
 
     async def run(self, node: Node) -> None:
-        first, n = node.memory.setdefault("first", node.params), node.nodes
+        first, n = node.algorithm_state.setdefault("first", node.params), node.nodes
         check = partial(_check, size=first.size, nodes=n)
-        received = _restored(node.memory.get("received", {}))
+        received = _restored(node.algorithm_state.get("received", {}))
         reach, monitor = _reach(node.mixing.graph, node.id), PeerMonitor(node)
         async for r in node.rounds(self.rounds):
             half = await node.train(node.params)
@@ -57,7 +57,9 @@ class RelaySum:
             missing = in_reach - count
             total = total + first * np.float32(n - in_reach)
             node.params = total / np.float32(max(1, n - missing))
-            node.memory["received"] = {str(j): [m.arrays["sum"], m.fields["count"]] for j, m in received.items()}
+            node.algorithm_state["received"] = {
+                str(j): [m.arrays["sum"], m.fields["count"]] for j, m in received.items()
+            }
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         graph = graph_of(experiment)

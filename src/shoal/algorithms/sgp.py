@@ -46,7 +46,7 @@ class SGP:
     traits: ClassVar[Traits] = Traits(own_payloads=True)
 
     async def run(self, node: Node) -> None:
-        x, w = node.memory.get("x", node.params), node.memory.get("w", 1.0)
+        x, w = node.algorithm_state.get("x", node.params), node.algorithm_state.get("w", 1.0)
         timeouts = TimeoutReports(node)
         check = partial(_check, size=x.size, nodes=node.nodes, rounds=self.rounds)
         async for r in node.rounds(self.rounds):
@@ -62,10 +62,10 @@ class SGP:
                 if share.fields["w"]:
                     x, w = x + share.arrays["x"], w + float(share.fields["w"])
             if w < MIN_WEIGHT:
-                node.event("weight reset", f"round {r}: w = {w:.3g}; the node keeps its model, with weight 1")
+                node.record_event("weight reset", f"round {r}: w = {w:.3g}; the node keeps its model, with weight 1")
                 x, w = z, 1.0
             node.params = x / np.float32(w)
-            node.memory.update(x=x, w=w)
+            node.algorithm_state.update(x=x, w=w)
 
 
 def _check(payload: Payload, size: int, nodes: int, rounds: int) -> None:

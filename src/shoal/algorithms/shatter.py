@@ -44,7 +44,7 @@ class Shatter:
     traits: ClassVar[Traits] = Traits(own_payloads=True)
 
     async def run(self, node: Node) -> None:
-        node.rewire(self._graph(), "uniform")
+        node.set_topology(self._graph(), "uniform")
         chunks = cut(node.context.shapes, self.virtual_nodes, node.seed)
         monitor = PeerMonitor(node)
         async for r in node.rounds(self.rounds):

@@ -57,7 +57,7 @@ class SWIFT:
             else:
                 await node.send(weights, payload, round=r, kind=BROADCAST)
             step = await node.train(node.params) - node.params
-            neighbours.collect()
+            neighbours.receive()
             mixed = neighbours.average(node.params) if (r + 1) % (self.skipped + 1) == 0 else node.params
             node.params = mixed + step
         await node.send(weights, Payload({"params": node.params}), round=self.rounds, kind=BROADCAST)
@@ -74,24 +74,24 @@ class SWIFT:
 
 
 class _NeighbourModels:
-    """The last model of each neighbour, kept in `node.memory`."""
+    """The last model of each neighbour, kept in `node.algorithm_state`."""
 
     def __init__(self, node: Node, weights: Mapping[NodeId, float]) -> None:
         self._node = node
         self._weights = weights
-        first: Params = node.memory.setdefault("first", node.params)
-        received: dict[str, Any] = node.memory.setdefault("received", {})
+        first: Params = node.algorithm_state.setdefault("first", node.params)
+        received: dict[str, Any] = node.algorithm_state.setdefault("received", {})
         self._received = received
         """Maps each neighbour's id (a string, because checkpoints need string keys) to [round in which the model was
         sent, model]."""
         for peer in weights:
             received.setdefault(str(peer), [-1, first])
 
-    def collect(self) -> None:
+    def receive(self) -> None:
         """Take all models that have arrived."""
         node = self._node
         check = partial(check_vectors, size=node.params.size, names=("params",))
-        for message in node.collect(kind=BROADCAST, check=check):
+        for message in node.receive_available(kind=BROADCAST, check=check):
             if message.sender not in self._weights:
                 node.reject(message.sender, "not a neighbour")
             elif message.round > self._received[str(message.sender)][0]:  # messages may arrive out of order

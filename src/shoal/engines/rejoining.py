@@ -52,7 +52,7 @@ async def answer_rejoining_peers(node: Node, state: RejoinState | None = None) -
             await _include(node, message.sender)
         else:
             state.askers.add(message.sender)
-            await node.runtime.send(message.sender, node.message(REJOIN_ANSWER, Payload({})))
+            await node.runtime.send(message.sender, node.make_message(REJOIN_ANSWER, Payload({})))
 
 
 async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
@@ -63,7 +63,7 @@ async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
     state = RejoinState()
     node.background(answer_rejoining_peers(node, state))
     for peer in (*sorted(others), *sorted(set(node.context.services.values()))):
-        await node.runtime.send(peer, node.message(REJOIN_REQUEST, Payload({})))
+        await node.runtime.send(peer, node.make_message(REJOIN_REQUEST, Payload({})))
     led = "algorithm" in node.context.services
     answers = await _answers(node, {node.server} if led else set(others))
     for peer, round in answers.items():
@@ -71,10 +71,10 @@ async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
             node.mark_rejoined(peer, round)
     giver = next(iter(answers), None) if led else await _take_over(node, answers)
     if giver is None:
-        node.event("not rejoined", "no peer answered: the others have ended, or are unreachable")
+        node.record_event("not rejoined", "no peer answered: the others have ended, or are unreachable")
         return False
     how = f"node {giver} leads" if led else f"from round {node.next_round} on, with the model of node {giver}"
-    node.event("rejoined", how)
+    node.record_event("rejoined", how)
     state.rejoined = True
     for asker in sorted(state.askers - answers.keys()):
         if asker > node.id:
@@ -106,7 +106,7 @@ async def _take_over(node: Node, answers: dict[NodeId, int]) -> NodeId | None:
             kind=MODEL_ANSWER, sender=giver, timeout=_answer_timeout(node), check=partial(_full_model, node)
         )
         if given is not None:
-            node.begin_at(min(answers.values()), _full_model(node, given.payload))
+            node.start_at_round(min(answers.values()), _full_model(node, given.payload))
             return giver
     return None
 

@@ -29,13 +29,13 @@ class RunTracker:
         self.experiment = experiment
         self.listener: ProgressListener = listener or NullProgressListener()
         self.phase: Phase = "starting"
-        self.learners = frozenset(range(experiment.nodes))
+        self.training_nodes = frozenset(range(experiment.nodes))
         """The nodes that train. The others provide services to them."""
         self.round_nodes = frozenset(experiment.round_nodes)
         """The nodes whose rounds count as the progress of the run."""
         self.lost: dict[NodeId, str] = {}
         """Nodes that failed, with the reason."""
-        self._awaited = set(self.learners)
+        self._awaited = set(self.training_nodes)
         """Nodes that will still send models to be averaged."""
         self._averages = ModelAverages()
         self._score = MeanScore()
@@ -50,7 +50,7 @@ class RunTracker:
 
     def node_restarted(self, node: NodeId) -> None:
         del self.lost[node]
-        if node in self.learners:
+        if node in self.training_nodes:
             self._awaited.add(node)
 
     def expect_no_more_models(self, nodes: Collection[NodeId] | None = None) -> None:
@@ -59,7 +59,7 @@ class RunTracker:
 
     @property
     def all_learners_lost(self) -> bool:
-        return self.learners <= self.lost.keys()
+        return self.training_nodes <= self.lost.keys()
 
     @property
     def final_status(self) -> Status:

@@ -50,7 +50,7 @@ class FakeRuntime:
         """The records of the node that `node` made."""
         self.mailbox = Mailbox()
         self.transmission = 0.0
-        """Seconds that `transmit` takes."""
+        """Seconds that `send_and_wait` takes."""
         self._kernel = Kernel()
         self._ended: float | None = None
         self._background: list[Task] = []
@@ -150,13 +150,13 @@ class FakeRuntime:
         self.sent_at.append(self.now())
         return True
 
-    async def transmit(self, to: NodeId, message: Message) -> bool:
+    async def send_and_wait(self, to: NodeId, message: Message) -> bool:
         """Send `message` after `transmission` seconds."""
         await self.sleep(self.transmission)
         return await self.send(to, message)
 
-    def collect(self, kind: str) -> list[Message]:
-        return self.mailbox.collect(kind)
+    def receive_available(self, kind: str) -> list[Message]:
+        return self.mailbox.receive_available(kind)
 
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         resume = self._kernel.task().resume
@@ -233,7 +233,7 @@ class _RecordingObserver:
     def record(self, record: Record) -> None:
         self._records.append(record)
 
-    def model(self, round: int, params: Params) -> None:
+    def submit_for_average(self, round: int, params: Params) -> None:
         """Averages are not computed."""
 
     async def before_round(self, round: int) -> None:

@@ -100,7 +100,7 @@ def _check_a_repeated_message_is_received_once(harness: RuntimeHarness) -> None:
         await runtime.receive(Filter("done"), LONG)
         again = await runtime.receive(Filter("model", 0, (1,)), SHORT)
         next_round = await runtime.receive(Filter("model", 1, (1,)), LONG)
-        return [first, again, next_round, runtime.collect("model")]
+        return [first, again, next_round, runtime.receive_available("model")]
 
     first, again, next_round, rest = harness.run({0: receiver, 1: sender})[0]
     _check_is(first, 1, "model", 0)
@@ -245,14 +245,16 @@ def _check_transmit_and_send_keep_their_common_order(harness: RuntimeHarness) ->
     async def sender(runtime: Runtime) -> list[bool]:
         left = []
         for round in range(10):
-            left.append(await (runtime.send if round % 3 == 0 else runtime.transmit)(0, _message(1, "model", round)))
+            left.append(
+                await (runtime.send if round % 3 == 0 else runtime.send_and_wait)(0, _message(1, "model", round))
+            )
         return left
 
     async def receiver(runtime: Runtime) -> list[int]:
         return [m.round for _ in range(10) for m in await runtime.receive(Filter("model"), LONG)]
 
     results = harness.run({0: receiver, 1: sender})
-    assert results[1] == [True] * 10, f"every message left its node; transmit and send returned {results[1]}"
+    assert results[1] == [True] * 10, f"every message left its node; send_and_wait and send returned {results[1]}"
     assert results[0] == list(range(10)), (
         f"messages were sent and transmitted in order 0 to 9, and arrived as {results[0]}"
     )
@@ -264,10 +266,10 @@ def _check_collect_takes_all_unclaimed_messages_of_a_kind(harness: RuntimeHarnes
             await runtime.send(0, _message(1, kind, round))
 
     async def receiver(runtime: Runtime) -> list[list[Message]]:
-        nothing = runtime.collect("done")
+        nothing = runtime.receive_available("done")
         await runtime.receive(Filter("done"), LONG)
         claimed = await runtime.receive(Filter("model", 3, (1,)), LONG)
-        found, again = runtime.collect("model"), runtime.collect("model")
+        found, again = runtime.receive_available("model"), runtime.receive_available("model")
         return [nothing, claimed, found, again, await runtime.receive(Filter("other"), LONG)]
 
     nothing, claimed, found, again, other = harness.run({0: receiver, 1: sender})[0]

@@ -27,7 +27,7 @@ class AsyncWorkers:
         self._server = server
         self._rounds = rounds
         self._max_lead = max_lead
-        self._pushes: dict[NodeId, int] = dict(enumerate(node.memory.get("clocks", [0] * node.nodes)))
+        self._pushes: dict[NodeId, int] = dict(enumerate(node.algorithm_state.get("clocks", [0] * node.nodes)))
         """The number of steps that each worker has pushed."""
         self._pulled: dict[NodeId, int] = {}
         """The workers that train, with the number of steps in the model that each started from."""
@@ -35,7 +35,7 @@ class AsyncWorkers:
         """The training workers whose push did not arrive within the timeout."""
         self._abandoned: set[NodeId] = set()
         self._rejoin_counts = dict(node.rejoin_counts)
-        self._steps, self._staleness_sum, self._staleness_max = node.memory.get("staleness", [0, 0, 0])
+        self._steps, self._staleness_sum, self._staleness_max = node.algorithm_state.get("staleness", [0, 0, 0])
 
     def remaining(self) -> list[NodeId]:
         """The workers that may still push: neither failed nor abandoned."""
@@ -69,14 +69,14 @@ class AsyncWorkers:
         self._steps += 1
         self._staleness_sum += stale
         self._staleness_max = max(self._staleness_max, stale)
-        self._node.memory["clocks"] = list(self._pushes.values())
-        self._node.memory["staleness"] = [self._steps, self._staleness_sum, self._staleness_max]
+        self._node.algorithm_state["clocks"] = list(self._pushes.values())
+        self._node.algorithm_state["staleness"] = [self._steps, self._staleness_sum, self._staleness_max]
 
     def report_staleness(self) -> None:
         if self._steps:
             mean = self._staleness_sum / self._steps
             detail = f"steps of other workers between a pull and its push: mean {mean:.3g}, max {self._staleness_max}"
-            self._node.event("staleness", detail)
+            self._node.record_event("staleness", detail)
 
     def _ready(self) -> list[NodeId]:
         """The workers that may begin another iteration now."""
@@ -97,11 +97,13 @@ class AsyncWorkers:
     def _record_timeout(self, workers: Iterable[NodeId]) -> None:
         timed_out = set(workers).intersection(running_clients(self._node))
         if new := sorted(timed_out - self._timed_out):
-            self._node.event("timed out", f"no push from {', '.join(map(str, new))}; the other workers continue")
+            self._node.record_event("timed out", f"no push from {', '.join(map(str, new))}; the other workers continue")
         self._timed_out |= timed_out
 
     def _abandon_training(self) -> None:
         """Stop waiting for the workers that train."""
         lost = sorted(worker for worker in self.remaining() if worker in self._pulled)
-        self._node.event("workers abandoned", f"no push from {', '.join(map(str, lost))} in {MAX_TIMEOUTS} timeouts")
+        self._node.record_event(
+            "workers abandoned", f"no push from {', '.join(map(str, lost))} in {MAX_TIMEOUTS} timeouts"
+        )
         self._abandoned.update(lost)

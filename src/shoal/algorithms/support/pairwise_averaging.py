@@ -70,11 +70,11 @@ class ActiveSide:
             if attempt < attempts:
                 await self._send_request(peer, round)
         self._unanswered[peer] += 1
-        self._node.event("timed out", f"round {round}: node {peer} did not answer {attempts} requests")
+        self._node.record_event("timed out", f"round {round}: node {peer} did not answer {attempts} requests")
 
     def apply_late_answers(self) -> None:
         """Apply answers that arrived after their timeout: the peer has already made its half of the average."""
-        for message in self._node.collect(kind=ANSWER):
+        for message in self._node.receive_available(kind=ANSWER):
             self._apply(message)
 
     async def announce_end(self, round: int) -> None:
@@ -104,7 +104,9 @@ class ActiveSide:
         self._pending.remove((message.sender, message.round))
         self._unanswered[message.sender] = 0
         if message.payload.fields.get(REJECTED) is True:
-            node.event("exchange rejected", f"round {message.round}: node {message.sender} could not use the model")
+            node.record_event(
+                "exchange rejected", f"round {message.round}: node {message.sender} could not use the model"
+            )
             return
         try:
             check_vectors(message.payload, node.params.size, ("half",))

@@ -36,7 +36,7 @@ class PartitionExchange:
         self._per_node = per_node
         self._weighted = weighted
         self._deadline = deadline
-        self._missed: dict[NodeId, int] = dict(node.memory.get("missed", []))
+        self._missed: dict[NodeId, int] = dict(node.algorithm_state.get("missed", []))
         """The peers whose last update did not arrive, though they did not fail: the number of such rounds in a row."""
         self._sent: dict[NodeId, list[int]] = {}
         """The partitions sent to each peer in this round, this node included."""
@@ -49,7 +49,9 @@ class PartitionExchange:
         absent = failed.intersection(range(node.nodes)).union(self._missed)
         self._sent = self._roles(absent).receivers(me)
         if not np.isfinite(trained).all():  # the others would reject it
-            node.event("values not finite", f"round {r}: the trained model has values that are not finite; not sent")
+            node.record_event(
+                "values not finite", f"round {r}: the trained model has values that are not finite; not sent"
+            )
             self._sent = {}
 
         def update_for(partitions: Collection[int]) -> Update:
@@ -62,7 +64,7 @@ class PartitionExchange:
         updates = {me: update_for(self._sent.get(me, ()))}
         await self._receive_updates(updates, others, r)
         self._missed = {peer: self._missed.get(peer, 0) + 1 for peer in others if peer not in updates}
-        node.memory["missed"] = [[peer, rounds] for peer, rounds in self._missed.items()]
+        node.algorithm_state["missed"] = [[peer, rounds] for peer, rounds in self._missed.items()]
         return updates
 
     async def _receive_updates(self, updates: dict[NodeId, Update], others: list[NodeId], r: int) -> None:
@@ -134,7 +136,9 @@ class PartitionExchange:
                     best[p] = rank
                     self._partitioning.slice(model, p)[:] = values
         if missing := [str(p) for p in range(len(holders)) if p not in best]:
-            self._node.event("partitions not averaged", f"round {r}: no result for partitions {', '.join(missing)}")
+            self._node.record_event(
+                "partitions not averaged", f"round {r}: no result for partitions {', '.join(missing)}"
+            )
         return model
 
     def _roles(self, absent: frozenset[NodeId]) -> PartitionRoles:

@@ -24,7 +24,7 @@ class PeerMonitor:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._missed: dict[NodeId, int] = dict(node.memory.get("missed", []))
+        self._missed: dict[NodeId, int] = dict(node.algorithm_state.get("missed", []))
         """The number of rounds in a row that each peer missed."""
 
     @property
@@ -56,7 +56,7 @@ class PeerMonitor:
                 missed[peer] = missed.get(peer, 0) + 1
             else:
                 missed.pop(peer, None)
-        node.memory["missed"] = [[peer, rounds] for peer, rounds in sorted(missed.items())]
+        node.algorithm_state["missed"] = [[peer, rounds] for peer, rounds in sorted(missed.items())]
         return dict(sorted(received.items()))
 
     def _retries(self, peer: NodeId) -> bool:

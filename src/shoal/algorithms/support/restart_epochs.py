@@ -33,7 +33,7 @@ class RestartEpochs:
         self._monitor = PeerMonitor(node)
         self._epoch: int
         self._failed_count: int
-        self._epoch, self._failed_count = node.memory.get("epoch", [0, 0])
+        self._epoch, self._failed_count = node.algorithm_state.get("epoch", [0, 0])
         self._next_epoch = self._epoch
         self._failed: frozenset[NodeId] = frozenset()
         self._mixing_peers: frozenset[NodeId] = frozenset()
@@ -48,7 +48,7 @@ class RestartEpochs:
         before = self._epoch
         self._epoch = max(self._next_epoch, self._epoch + (len(self._failed) > self._failed_count))
         self._next_epoch, self._failed_count = self._epoch, len(self._failed)
-        node.memory["epoch"] = [self._epoch, self._failed_count]
+        node.algorithm_state["epoch"] = [self._epoch, self._failed_count]
         return self._epoch > before
 
     def tag(self, outgoing: Outgoing) -> Outgoing:

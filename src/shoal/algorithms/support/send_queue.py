@@ -16,8 +16,8 @@ class SendQueue:
     """A queue that is sent in order, in the background, `streams` messages at a time.
 
     A refill drops the messages that still wait, so a slow node never sends old messages; it sends fewer. A message that
-    has begun to leave is sent to its end. `node.memory["unsent"]` is the number of waiting messages, the last ones of
-    the latest refill: after a restore, the algorithm refills the queue with them.
+    has begun to leave is sent to its end. `node.algorithm_state["unsent"]` is the number of waiting messages, the last
+    ones of the latest refill: after a restore, the algorithm refills the queue with them.
     """
 
     def __init__(self, node: Node, kind: str, streams: int = 1) -> None:
@@ -32,7 +32,7 @@ class SendQueue:
         """Replace the waiting messages."""
         self._waiting = deque(messages)
         self._round = round
-        self._node.memory[UNSENT] = len(self._waiting)
+        self._node.algorithm_state[UNSENT] = len(self._waiting)
         # A sender task ends when the queue is empty, because nothing could wake it. So start the missing ones.
         while self._senders < min(self._streams, len(self._waiting)):
             self._senders += 1
@@ -41,8 +41,8 @@ class SendQueue:
     async def _send(self) -> None:
         while self._waiting:
             to, payload = self._waiting.popleft()
-            self._node.memory[UNSENT] = len(self._waiting)
-            await self._node.transmit(to, payload, round=self._round, kind=self._kind)
+            self._node.algorithm_state[UNSENT] = len(self._waiting)
+            await self._node.send_and_wait(to, payload, round=self._round, kind=self._kind)
         self._senders -= 1
 
 
@@ -66,5 +66,5 @@ class LatestSender:
     async def _send(self, peer: NodeId) -> None:
         while peer in self._unsent:
             payload, round = self._unsent.pop(peer)
-            await self._node.transmit(peer, payload, round=round, kind=self._kind)
+            await self._node.send_and_wait(peer, payload, round=round, kind=self._kind)
         self._sending.discard(peer)

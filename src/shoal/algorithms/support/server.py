@@ -102,11 +102,11 @@ async def server_rounds(node: Node) -> AsyncIterator[int]:
             return
         if (group := _sender_group(newest.payload, node)) is not None and isinstance(node.sharing, InteractiveSharing):
             node.sharing.set_sender_group(node.server, latest, group)
-        async with node.round(latest):
+        async with node.requested_round(latest):
             yield latest
     kept = f"the model that it received in round {latest}" if latest >= 0 else "its initial model"
     failure = "failed" if node.server in node.failed_peers else "timed out"
-    node.event("server unreachable", f"node {node.server} {failure}; this node keeps {kept}")
+    node.record_event("server unreachable", f"node {node.server} {failure}; this node keeps {kept}")
     await node.evaluate(max(0, latest - 1))  # a round starts with the model that the previous round ended with
 
 

@@ -22,7 +22,9 @@ class TimeoutReports:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._monitor = PeerMonitor(node)
-        self._reports: dict[NodeId, tuple[int, int]] = {n: (r, flag) for n, r, flag in node.memory.get(REPORTS, [])}
+        self._reports: dict[NodeId, tuple[int, int]] = {
+            n: (r, flag) for n, r, flag in node.algorithm_state.get(REPORTS, [])
+        }
         """Of each node that ever timed out: the round of the latest report, and 1 for timed out or 0 for received."""
 
     def split(self, peers: Peers) -> tuple[list[NodeId], list[NodeId]]:
@@ -52,7 +54,7 @@ class TimeoutReports:
         for peer in received:
             if peer in self._reports:
                 self._reports[peer] = max(self._reports[peer], (round, 0))
-        self._node.memory[REPORTS] = [[node, *report] for node, report in sorted(self._reports.items())]
+        self._node.algorithm_state[REPORTS] = [[node, *report] for node, report in sorted(self._reports.items())]
         return received
 
     def _timed_out(self, node: NodeId) -> bool:

@@ -71,7 +71,7 @@ class Coordinator:
         self._events = ScheduledEvents(environment, registry, self._commands, self._starter, tracker, times, run.folder)
         timeouts = Timeouts.from_hang_timeout(experiment.processes.hang_timeout)
         self._liveness = LivenessMonitor(
-            registry, tracker.learners, self._starter.monitor, self._commands, timeouts, str(run.folder.log)
+            registry, tracker.training_nodes, self._starter.monitor, self._commands, timeouts, str(run.folder.log)
         )
         self._network_exited = False
 
@@ -115,7 +115,7 @@ class Coordinator:
         return self._tracker.final_status
 
     def _all_done(self) -> bool:
-        return not self._registry.working & self._tracker.learners and not self._averages.pending
+        return not self._registry.working & self._tracker.training_nodes and not self._averages.pending
 
     def _finish(self) -> None:
         """All training nodes have ended: ask all nodes to write their remaining records and exit."""

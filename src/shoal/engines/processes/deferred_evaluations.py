@@ -64,7 +64,7 @@ async def in_training_slot(
 class SnapshotReceiver(Protocol):
     """Takes a node's model to average it with the other nodes' models."""
 
-    def model(self, round: int, params: Params, tick: int | None = None) -> None: ...
+    def submit_for_average(self, round: int, params: Params, tick: int | None = None) -> None: ...
 
 
 class SnapshotTimer:
@@ -119,4 +119,4 @@ class SnapshotTimer:
         if self._deferred is not None and node.context.schedule.evaluated:
             self._deferred.keep(round, time, node.params, tick)
         if node.context.schedule.averaged:
-            self._receiver.model(round, node.params, tick)
+            self._receiver.submit_for_average(round, node.params, tick)

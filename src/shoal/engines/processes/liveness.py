@@ -46,15 +46,15 @@ class LivenessMonitor:
     def __init__(
         self,
         registry: NodeRegistry,
-        learners: frozenset[NodeId],
+        training_nodes: frozenset[NodeId],
         start_monitor: StartMonitor,
         commands: NodeCommands,
         timeouts: Timeouts,
         log: str,
     ) -> None:
-        """`learners` are the training nodes; `log` is the path of the log file, shown in error messages."""
+        """`log` is the path of the log file, shown in error messages."""
         self._registry = registry
-        self._learners = learners
+        self._training_nodes = training_nodes
         self._start_monitor = start_monitor
         self._commands = commands
         self._timeouts = timeouts
@@ -78,7 +78,7 @@ class LivenessMonitor:
         finish when no training node is left.
         """
         working = self._registry.working
-        learning = working & self._learners
+        learning = working & self._training_nodes
         if not learning or self._start_monitor.nodes:
             return
         if offline_forever(learning):

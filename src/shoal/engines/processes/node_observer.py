@@ -67,7 +67,7 @@ class NodeObserver:
             score = main_score(evaluation.scores)
             self._link.send(control.ProgressReport(self._id, rounds, sent, evaluation.round, score))
 
-    def model(self, round: int, params: Params, tick: int | None = None) -> None:
+    def submit_for_average(self, round: int, params: Params, tick: int | None = None) -> None:
         self._link.send(control.ModelSnapshot(self._id, round, self._runtime.now(), tick), params)
 
     def defer_evaluation(self, round: int, params: Params) -> bool:

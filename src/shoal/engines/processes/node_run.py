@@ -165,7 +165,7 @@ class NodeRun:
             digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
             bytes_sent=node.bytes_sent,
             messages_sent=node.messages_sent,
-            bad_messages=node.rejected + rejected,
+            bad_messages=node.rejected_count + rejected,
             late_messages=self._network.late_messages,
             repeated_messages=mailbox.repeated,
             unsent_messages=self._network.transport.unsent,
@@ -224,7 +224,7 @@ class NodeRun:
         self.observer.report()
         if self.runtime.overrun > 0:
             detail = f"by {self.runtime.overrun:.3f} s: this machine could not keep up with the device"
-            node.event("slower than its device", detail)
+            node.record_event("slower than its device", detail)
         if command.experiment.checkpoint.final:
             command.folder.save_model(command.id, node.params)
         release_memory()

@@ -172,15 +172,15 @@ class ProcessRuntime:
             return await self._shaper.send(to, message)
         return await self._transport.send(to, message)
 
-    async def transmit(self, to: NodeId, message: Message) -> bool:
+    async def send_and_wait(self, to: NodeId, message: Message) -> bool:
         self._expect(message)
         with self._busy():
-            was_sent = await (self._transport if self._shaper is None else self._shaper).transmit(to, message)
+            was_sent = await (self._transport if self._shaper is None else self._shaper).send_and_wait(to, message)
         await self._online.wait()
         return was_sent
 
-    def collect(self, kind: str) -> list[Message]:
-        return self.mailbox.collect(kind)
+    def receive_available(self, kind: str) -> list[Message]:
+        return self.mailbox.receive_available(kind)
 
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         future: asyncio.Future[None] = self._loop.create_future()

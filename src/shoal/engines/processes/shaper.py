@@ -165,7 +165,7 @@ class Shaper:
         ticket = self._submit(to, message, self._loop.time(), waits=False)
         return await self._transport.send(to, message, ticket)
 
-    async def transmit(self, to: NodeId, message: Message) -> bool:
+    async def send_and_wait(self, to: NodeId, message: Message) -> bool:
         now = self._loop.time()
         task, left = self._last_departure
         prompt = task is asyncio.current_task() and now - left < PROMPT_SECONDS

@@ -4,7 +4,7 @@ A message is encoded and copied once, however many peers receive it: ZeroMQ coun
 messages are views of ZeroMQ's memory. The transport knows a peer only by its endpoint, not by the machine it runs on.
 
 A message may have a ticket, in its address. The receiver returns the ticket, followed only by the run's name, as the
-receipt that `transmit` waits for. Receipts are not messages, and are not counted. Where the network model shapes
+receipt that `send_and_wait` waits for. Receipts are not messages, and are not counted. Where the network model shapes
 messages, the network process knows them by their tickets, and receivers return none.
 """
 
@@ -77,7 +77,7 @@ class Transport:
         """Messages dropped because their peer accepted nothing for `send_timeout` seconds."""
         self._tickets = time.monotonic_ns()  # higher than every ticket of a failed node that had the same id
         self._receipts: dict[int, tuple[NodeId, asyncio.Future[bool]]] = {}
-        """The receipts that `transmit` waits for, by ticket: the receiver, and whether the message has arrived."""
+        """The receipts that `send_and_wait` waits for, by ticket: the receiver, and whether the message has arrived."""
         self._late: dict[NodeId, tuple[asyncio.Task[None], deque[int]]] = {}
         """The tickets of receipts that could not be sent at once, and the task that sends them. One task per peer: a
         peer that reads no receipts must not occupy the node."""
@@ -126,7 +126,7 @@ class Transport:
             self.unsent += 1
         return False
 
-    async def transmit(self, to: NodeId, message: Message) -> bool:
+    async def send_and_wait(self, to: NodeId, message: Message) -> bool:
         """Send a message, and wait for the receipt of the peer, which has then read all of it.
 
         Returns False if the peer fails before that, or if the receipt does not arrive in time.
@@ -259,7 +259,7 @@ class Transport:
         return [zmq.Frame(address(to, ticket), copy=True), zmq.Frame(self._name, copy=True)]
 
     def _settle(self, ticket: int, sender: str | None) -> None:
-        """Complete the `transmit` that waits for this receipt, if it still waits."""
+        """Complete the `send_and_wait` that waits for this receipt, if it still waits."""
         to, receipt = self._receipts.get(ticket, (None, None))
         if receipt is None or receipt.done():
             return

@@ -47,7 +47,7 @@ class ClockEvaluations:
     def _evaluate(self, time: float) -> None:
         """Evaluate the present models of all nodes, and their average."""
         self._ticks += 1
-        present = self._nodes.present_learners
+        present = self._nodes.present_training_nodes
         evaluated = [node for node in present if node.context.schedule.evaluated]
         works = [Evaluate(node.trainer, node.params) for node in evaluated]
         computer = self._world.computer

@@ -52,7 +52,7 @@ class Simulation:
         self._world = World(
             experiment.size,
             environment.network_model(),
-            learners=experiment.nodes,
+            training_node_count=experiment.nodes,
             has_timed_events=environment.has_timed_events,
         )
         self._recorder = Recorder(folder, self.setup, self._tracker, self._world.kernel)
@@ -119,7 +119,7 @@ class Simulation:
         self._events.schedule_next()
         self._evaluations.schedule_next()
         if duration is not None:
-            kernel.schedule_daemon(duration, population.finish_learners)
+            kernel.schedule_daemon(duration, population.finish_training_nodes)
         gc.freeze()
         gc.set_threshold(GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
         kernel.run()

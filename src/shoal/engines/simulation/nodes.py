@@ -33,7 +33,7 @@ class _NodeObserver:
     def record(self, record: Record) -> None:
         self._nodes.recorder.write(self._id, record)
 
-    def model(self, round: int, params: Params) -> None:
+    def submit_for_average(self, round: int, params: Params) -> None:
         self._nodes.tracker.add_model(self._id, round, params)
         self._nodes.recorder.write_complete_averages()
 
@@ -72,7 +72,7 @@ class SimulatedNodes:
         self.nodes = [self._build(id) for id in range(setup.experiment.size)]
 
     @property
-    def present_learners(self) -> list[Node]:
+    def present_training_nodes(self) -> list[Node]:
         """The training nodes that have not crashed."""
         return [node for node in self.nodes[: self._experiment.nodes] if node.id not in self.tracker.lost]
 
@@ -95,12 +95,12 @@ class SimulatedNodes:
                 runtime.mailbox.mark_failed(other.id)  # a training node, until it has answered
         self.nodes[id] = self._build(id)
         self.tracker.node_restarted(id)
-        if id in self.tracker.learners:
+        if id in self.tracker.training_nodes:
             self.learning.add(id)
         self.tracker.listener.notice(f"node {id} was restarted")
         self._start(self.nodes[id], self._rejoin_and_run(self.nodes[id]))
 
-    def finish_learners(self) -> None:
+    def finish_training_nodes(self) -> None:
         """End all training nodes, because the duration of the run is over. A hung node does not finish."""
         for runtime in self.world.runtimes[: self._experiment.nodes]:
             if not runtime.hung:
@@ -156,8 +156,8 @@ class SimulatedNodes:
         self.world.runtimes[node.id].start(main, partial(self._node_ended, node))
 
     async def _rejoin_and_run(self, node: Node) -> None:
-        learners = self.world.runtimes[: self._experiment.nodes]
-        if await rejoin(node, [r.id for r in learners if r.running and r.id != node.id]):
+        training_nodes = self.world.runtimes[: self._experiment.nodes]
+        if await rejoin(node, [r.id for r in training_nodes if r.running and r.id != node.id]):
             await self._setup.run_node(node)
 
     def _node_ended(self, node: Node, crashed: bool) -> None:

@@ -51,7 +51,7 @@ class Recorder:
             digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
             bytes_sent=node.bytes_sent,
             messages_sent=node.messages_sent,
-            bad_messages=node.rejected,
+            bad_messages=node.rejected_count,
             late_messages=mailbox.late + mailbox.dropped,
             repeated_messages=mailbox.repeated,
             train_cpu_s=node.trainer.cpu_seconds,

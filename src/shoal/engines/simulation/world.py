@@ -33,11 +33,11 @@ class World:
         nodes: int,
         network_model: NetworkModel | None = None,
         computer: Computer | None = None,
-        learners: int | None = None,
+        training_node_count: int | None = None,
         has_timed_events: bool = False,
     ) -> None:
         self.kernel = Kernel()
-        self.learners = nodes if learners is None else learners
+        self.training_node_count = nodes if training_node_count is None else training_node_count
         """The number of training nodes. Nodes with this id or a higher one are service nodes (a server or a peer
         sampler). If only these still wait at the end, it is not a deadlock."""
         self.network_model = network_model
@@ -106,7 +106,7 @@ class World:
             if waiter.kind not in REJOIN_KINDS
         ]
         reasons += [f"node {r.id} is offline, and does not come online again" for r in waiting if r.id in offline]
-        if any(runtime.id < self.learners for runtime in waiting):
+        if any(runtime.id < self.training_node_count for runtime in waiting):
             count = f"{len(waiting)} nodes wait" if len(waiting) > 1 else "1 node waits"
             raise DeadlockError(
                 f"deadlock at {self.kernel.now:.3f} s: {count} and no message is in transit.\n  "
@@ -218,7 +218,7 @@ class SimulatedRuntime:
             receiver.mailbox.put(message)
         return True
 
-    async def transmit(self, to: NodeId, message: Message) -> bool:
+    async def send_and_wait(self, to: NodeId, message: Message) -> bool:
         network_model = self._world.network_model
         if network_model is None:
             return await self.send(to, message)
@@ -227,8 +227,8 @@ class SimulatedRuntime:
         await park()
         return delivery.sent
 
-    def collect(self, kind: str) -> list[Message]:
-        return self.mailbox.collect(kind)
+    def receive_available(self, kind: str) -> list[Message]:
+        return self.mailbox.receive_available(kind)
 
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         kernel = self._kernel

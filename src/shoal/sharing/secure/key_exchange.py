@@ -43,7 +43,7 @@ class KeyExchange:
     async def run(self, node: Node, partners: set[NodeId]) -> None:
         """Agree on a key with each of `partners`. They do the same, because they send to the same receiver."""
         keys = self.keys(node)
-        for message in node.collect(kind=PUBLIC_KEY):
+        for message in node.receive_available(kind=PUBLIC_KEY):
             await self._handle(node, message)
         if new := sorted(partners - self._sent_to):
             self._sent_to.update(new)
@@ -62,7 +62,7 @@ class KeyExchange:
                 await self._handle(node, answer)
             elif peer not in node.failed_peers:
                 self._timed_out.add(peer)
-                node.event("key timed out", f"no key from node {peer}: this node does not mask with it")
+                node.record_event("key timed out", f"no key from node {peer}: this node does not mask with it")
 
     async def _send_key(self, node: Node, to: Sequence[NodeId], resend: bool = False) -> None:
         public = np.frombuffer(self.keys(node).public, np.uint8)

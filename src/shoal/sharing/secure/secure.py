@@ -187,7 +187,7 @@ class Secure:
         single = [receiver for receiver in to if receiver not in masked]
         if single:
             event = "sent unmasked" if self.few == "plain" else "receiver skipped"
-            node.event(event, f"round {round}: no other node sends to {', '.join(map(str, single))}")
+            node.record_event(event, f"round {round}: no other node sends to {', '.join(map(str, single))}")
         await self._key_exchange.run(node, {p for receiver in masked for p in rounds[receiver].partners[node.id]})
         allowed: Sequence[NodeId] = sorted({*masked, *(single if self.few == "plain" else ())})
         return await self._agree_on_coordinates(node, allowed, round)
@@ -245,7 +245,9 @@ class Secure:
         if self._may_receive(node, round):
             return senders
         if senders:
-            node.event("receive skipped", f"round {round}: fewer than two nodes send to this node, so none may send")
+            node.record_event(
+                "receive skipped", f"round {round}: fewer than two nodes send to this node, so none may send"
+            )
         return ()
 
     def _may_receive(self, node: Node, round: int) -> bool:
@@ -265,7 +267,7 @@ class Secure:
             try:
                 found = await Unmasking(node, protocol_round, masked).run()
             except UnmaskingError as reason:
-                node.event("sum not unmasked", f"round {round}: {reason}; the model stays unchanged")
+                node.record_event("sum not unmasked", f"round {round}: {reason}; the model stays unchanged")
                 return unmasked
             senders, total = found.senders, found.values
         else:

@@ -134,7 +134,7 @@ class Unmasking:
         return sorted(left)
 
     def _report_excluded(self, reason: str) -> None:
-        self._node.event("excluded from sum", f"round {self._protocol_round.round}: {reason}")
+        self._node.record_event("excluded from sum", f"round {self._protocol_round.round}: {reason}")
 
     def _masked_with(self, sender: NodeId) -> set[NodeId]:
         partners = self._protocol_round.partners[sender]

@@ -58,10 +58,10 @@ class PeerSampler:
 
     async def serve(self, node: Node) -> None:
         static = node.mixing.graph.static
-        await self._send_round(node, node.memory.get("last_round", 0), static)
+        await self._send_round(node, node.algorithm_state.get("last_round", 0), static)
         rejoin_counts: dict[NodeId, int] = {}
         while (message := await node.receive(kind=REACHED)) is not None:
-            last_round: int = node.memory["last_round"]
+            last_round: int = node.algorithm_state["last_round"]
             if node.rejoin_counts.get(message.sender) != rejoin_counts.get(message.sender):
                 rejoin_counts[message.sender] = node.rejoin_counts[message.sender]
                 for round in range(message.round, (message.round if static else last_round) + 1):
@@ -91,8 +91,8 @@ class PeerSampler:
         return []
 
     async def _send_round(self, node: Node, round: int, static: bool) -> None:
-        node.memory["last_round"] = round
-        async with node.round(round):
+        node.algorithm_state["last_round"] = round
+        async with node.requested_round(round):
             await self._send_neighbours(node, range(node.nodes), round, static)
 
     async def _send_neighbours(self, node: Node, to: Iterable[NodeId], round: int, static: bool) -> None:
@@ -129,7 +129,7 @@ class CentralDiscovery:
             self._sampler_unreachable = True
             failure = "failed" if sampler in node.failed_peers else "timed out"
             detail = f"round {round}: node {sampler} {failure}; this node keeps {self._describe_kept()}"
-            node.event("peer sampler unreachable", detail)
+            node.record_event("peer sampler unreachable", detail)
         return self._without_timed_out_peers(node, round)
 
     def state(self) -> State:
@@ -156,7 +156,7 @@ class CentralDiscovery:
         """Return the last neighbours, without peers that timed out: they may have neighbours of another round."""
         kept = self._peers or Peers((), {})
         if node.timed_out_peers & kept.weights.keys():
-            node.event("peers dropped", f"round {round}: no longer waits for {sorted(node.timed_out_peers)}")
+            node.record_event("peers dropped", f"round {round}: no longer waits for {sorted(node.timed_out_peers)}")
             kept = Peers(
                 kept.receivers, kept.weights_of([peer for peer in kept.weights if peer not in node.timed_out_peers])
             )
