@@ -303,12 +303,12 @@ def test_restored_node_sends_the_unsent_fragments(unsent: int) -> None:
     node = make(first, train=lambda params: params + 1)
     first.run(DivShare(2, QUARTERS, degree=2).run(node))
     state = node.state()
-    assert state["memory"]["unsent"] == 8  # the last fragment of the first round is still being sent
+    assert state["algorithm"]["unsent"] == 8  # the last fragment of the first round is still being sent
 
     again = make(rest, train=lambda params: params + 1)
-    again.restore({**state, "memory": {**state["memory"], "unsent": unsent}})
+    again.restore({**state, "algorithm": {**state["algorithm"], "unsent": unsent}})
     rest.run(DivShare(3, QUARTERS, degree=2).run(again))
-    pairs = state["memory"]["outgoing"]["pairs"].tolist()
+    pairs = state["algorithm"]["outgoing"]["pairs"].tolist()
     assert [list(pair) for pair in sent_in(rest, 1)] == pairs[8 - unsent :]
     for _, message in rest.sent:
         expected = FRAGMENTS.payload(model(0) + 1 + message.round, int(message.payload.fields["fragment"]))

@@ -93,7 +93,7 @@ def test_invalid_relayed_sums_are_rejected_and_counted() -> None:
         return altered(message, **broken.get(message.sender, {}))
 
     nodes = play(RelaySum(3), np.zeros_like(GIVEN), Star(), given, tamper=tamper)
-    assert nodes[0].rejected == 5 * 3
+    assert nodes[0].rejected_count == 5 * 3
     np.testing.assert_allclose(nodes[0].params, GIVEN[[0, 6, 7, 8]].mean(0), atol=1e-6)
 
 

@@ -437,7 +437,7 @@ def test_invalid_updates_are_rejected_and_the_sum_of_the_others_is_unmasked(lie:
     senders = [RecordingSharing(), lying(lie), RecordingSharing(), RecordingSharing()]
     world = one_receiver(senders).run()
     assert world.events(0) == [("payload rejected", f"from node 2: {why}")]
-    assert world.nodes[0].rejected == 1
+    assert world.nodes[0].rejected_count == 1
     assert world.sharings[0].sums[0].senders == (1, 3, 4)
     assert world.check_sums() == 1
 
