@@ -1,4 +1,4 @@
-"""Fixtures for tests of complete runs."""
+"""Fixtures for tests of commands, downloads and complete runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from file_server import Server, serve
 from shoal.cli import main
 
 # No deadline: the duration of an example depends on the load of the machine.
@@ -64,6 +65,24 @@ def shoal(
         return CommandResult(int(ended.value.code or 0), *capfd.readouterr())
 
     return run
+
+
+# Data sets
+
+
+@pytest.fixture
+def data_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data sets and their cache are in empty folders."""
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A web server from which files are downloaded."""
+    with serve() as running:
+        yield running
 
 
 # Real processes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from unittest import mock
@@ -302,3 +303,47 @@ class PlayedPeers:
     def ask_for_shares(self, of: Any, shares: list[bytes], at: float = 60.0) -> PlayedPeers:
         self.fake.deliver(self.message(0, "secure-help", of=to_node_ids(of), shares=to_rows(shares)), at=at)
         return self
+
+
+class LyingSharing(RecordingSharing):
+    """Changes its payloads with the function `lie`."""
+
+    lie: Any = None
+
+    def _update(self, receiver: int, params: Any, round: int) -> Payload:
+        payload = super()._update(receiver, params, round)
+        return payload if self.lie is None else self.lie(payload, receiver, round)
+
+
+def lying(lie: Callable[..., Payload], **options: Any) -> LyingSharing:
+    sharing = LyingSharing(**options)
+    sharing.lie = lie
+    return sharing
+
+
+def altered(**arrays: Any) -> Callable[..., Payload]:
+    """Return a function that replaces arrays, removes those given as None, and sets fields given as booleans."""
+
+    def lie(payload: Payload, receiver: int, round: int) -> Payload:
+        made = {**payload.arrays, **{k: v(payload.arrays[k]) for k, v in arrays.items() if callable(v)}}
+        fields = {k: v for k, v in arrays.items() if isinstance(v, bool)}
+        return Payload({k: v for k, v in made.items() if arrays.get(k, 0) is not None}, fields)
+
+    return lie
+
+
+NOT_MASKS = "its masks do not match those of 1, 3, 4: another key, or another round"
+
+
+# Statistics
+
+
+def unevenness(symbols: Any, kinds: int) -> float:
+    """Return how many standard deviations chi-square is above its mean for equally likely symbols.
+
+    Chance gives 8 or more less often than once in 10⁹ times.
+    """
+    counts = np.bincount(symbols, minlength=kinds)
+    expected = counts.sum() / kinds
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    return float((chi_square - (kinds - 1)) / math.sqrt(2 * (kinds - 1)))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oracle import gradient
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
@@ -20,16 +21,6 @@ ROUNDS, STEPS, BATCH, RATE = 5, 2, 16, 0.2
 
 
 # The oracle
-
-
-def gradient(params: Any, x: Any, y: Any) -> Any:
-    """The gradient of the mean cross-entropy of a linear model: weights (10, 64), then biases (10)."""
-    weights, biases = params[:640].reshape(10, 64), params[640:]
-    logits = x @ weights.T + biases
-    likely = np.exp(logits - logits.max(1, keepdims=True))
-    likely /= likely.sum(1, keepdims=True)
-    error = (likely - np.eye(10)[y]) / len(y)
-    return np.concatenate([(error.T @ x).ravel(), error.sum(0)])
 
 
 def follow(setup: Setup, matrices: list[Any], overlap: bool) -> Any:

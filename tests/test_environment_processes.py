@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,31 +18,24 @@ import zmq
 import leaping
 from conftest import is_zygote, until
 from leaping import LeapingLoop
+from process_runs import NODES, Started, started
 from shoal.engines.processes import control
 from shoal.engines.processes.deferred_evaluations import DeferredEvaluations, SnapshotTimer
-from shoal.engines.processes.network_process import NetworkProcess
 from shoal.engines.processes.runtime import ProcessRuntime, RuntimeSettings
 from shoal.engines.processes.shaper import (
     Arrival,
-    Departure,
     NetworkAddress,
-    Registration,
     Shaper,
-    Submission,
-    decode_network_reports,
     encode,
-    identity,
 )
 from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.transport import Transport
 from shoal.environment.devices import Speed
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Setup
 from shoal.mailbox import Mailbox
 from shoal.message import Message, Payload
 from shoal.results.records import Average, End, Evaluation, Event, Round, RunFolder
 from shoal.testing import Faults
-from test_processes import NODES, Started, started
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
@@ -218,49 +210,6 @@ def test_a_hung_node_does_not_continue_when_it_comes_online() -> None:
         return bool(done)
 
     assert not asyncio.run(body())
-
-
-@pytest.fixture
-def network() -> Iterator[tuple[Callable[[int], Any], float]]:
-    """A function that connects a node to a network process, which runs in a thread, and the start of the run."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as coordinator:
-        port = coordinator.bind_to_random_port("tcp://127.0.0.1")
-        process = NetworkProcess(Setup(experiment()), control.StartNodes([], f"tcp://127.0.0.1:{port}", "run", ""))
-        thread = threading.Thread(target=process.serve)
-        thread.start()
-        line, hello = coordinator.recv_multipart()
-        epoch = time.monotonic()
-        coordinator.send_multipart([line, control.encode(control.Start([], epoch))])
-        nodes = []
-
-        def node(id: int) -> Any:
-            nodes.append(socket := context.socket(zmq.DEALER))
-            socket.setsockopt(zmq.IDENTITY, identity(id))
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.connect(control.decode_from_node(hello).endpoint)
-            socket.send(encode(Registration(time.monotonic())))
-            return socket
-
-        yield node, epoch
-        coordinator.send_multipart([line, control.encode(control.Finish())])
-        thread.join(60)
-        for socket in nodes:
-            socket.close()
-        assert not thread.is_alive()
-
-
-def test_a_node_that_registers_late_learns_of_earlier_messages(network: Any) -> None:
-    node, epoch = network
-    early = node(0)
-    early.send(encode(Submission(7, 1, 100, epoch, True)))
-    (left,) = decode_network_reports(early.recv())
-    assert left == Departure(7, left.time or 0.0, True)
-    time.sleep(0.1)
-    late = node(1)
-    assert late.poll(60_000)
-    (due,) = decode_network_reports(late.recv())
-    assert due == Arrival(0, 7, due.time)
-    assert due.time == pytest.approx(epoch + 0.02 + 100 / (20 * 125_000), abs=1e-3)
 
 
 EVALUATED_NODE = SimpleNamespace(

@@ -14,6 +14,7 @@ import pytest
 
 import leaping
 from conftest import CommandResult
+from oracle import gradient
 from shoal.algorithms.fedavg import FedAvg
 from shoal.algorithms.support.server_optimizers import Adagrad, Adam, Momentum, ServerSGD, Yogi
 from shoal.engines.processes.runtime import ProcessRuntime, RuntimeSettings
@@ -27,7 +28,6 @@ from shoal.results.records import Evaluation, Event, Round, RunFolder
 from shoal.sharing.full import FullSharing
 from shoal.testing import FakeRuntime, Faults
 from shoal.training.batches import Batches
-from test_dpsgd import gradient
 
 NODES, ROUNDS, STEPS, BATCH, RATE = 5, 4, 2, 16, 0.2
 SERVER = NODES

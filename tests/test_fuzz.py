@@ -21,20 +21,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attacked_run import AttackedRun
-from readers import RUN, readers
+from local_transports import open_transport
+from message_frames import frames_of, header, model, with_header
+from message_frames import messages as any_message
 from readers import messages as message_readers
+from readers import readers
 from shoal.algorithms import ALGORITHMS
 from shoal.engines.operating_system import process_memory, release_memory
 from shoal.engines.processes import control, shaper
-from shoal.engines.processes.transport import MESSAGES_PER_TURN, Transport
+from shoal.engines.processes.transport import MESSAGES_PER_TURN
 from shoal.engines.simulation.world import SimulatedRuntime
 from shoal.errors import MessageError
 from shoal.experiment import Experiment
 from shoal.message import Message, decode
 from shoal.testing import Fuzzer, Mutator, Reader
 from shoal.testing._mutations import FRAMES, HEADER, PAYLOAD, Frames
-from test_message import frames_of, header, model, with_header
-from test_message import messages as any_message
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
@@ -236,10 +237,7 @@ def test_a_flood_of_messages_does_not_stop_other_tasks_of_a_node() -> None:
             if rejected < flood:
                 outsider.send(b"garbage")  # the flood never ends
 
-        transport = Transport(
-            context, id=0, run=RUN, host="127.0.0.1", port=None, max_message_bytes=2**20, connections=1,
-            send_timeout=1.0, deliver=lambda message: None, reject=reject,
-        )  # fmt: skip
+        transport = open_transport(context, connections=1, send_timeout=1.0, reject=reject)
         outsider.connect(transport.endpoint)
         for _ in range(2 * MESSAGES_PER_TURN):
             outsider.send(b"garbage")

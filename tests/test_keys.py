@@ -357,3 +357,11 @@ def test_a_narrow_terminal_still_shows_the_node_of_an_invalid_key(
     lines = shoal("keys", "list", "keys").out.splitlines()
     assert [line.split()[0] for line in lines if line.strip().endswith("here")] == ["0", "1", "2"]
     assert public_of(tmp_path / "keys" / "node-2.key") in "".join(lines)
+
+
+def test_a_file_that_another_process_writes_is_not_touched(tmp_path: Path) -> None:
+    other = tmp_path / f".node-0.key_secret.{os.getpid()}"
+    other.write_text("half of it")
+    with pytest.raises(LaunchError, match="cannot write"):
+        make_keys(tmp_path, 1)
+    assert other.read_text() == "half of it"

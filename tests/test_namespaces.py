@@ -1,4 +1,4 @@
-"""Kernel shaping: the queues of the kernel, the delay at the receiver, rejected networks; and receipts of messages."""
+"""Kernel shaping: the queues of the kernel, the delay at the receiver, and rejected networks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
 import leaping
+from local_transports import new_message
 from shoal.engines.processes.delay import Delay
 from shoal.engines.processes.namespaces import Namespaces, address, enter
-from shoal.engines.processes.transport import NO_ENDPOINT, Transport
 from shoal.engines.rejoining import REJOIN_REQUEST
 from shoal.environment.network.access import AccessLink, access_links
 from shoal.environment.network.links import Uniform, star
@@ -35,15 +32,10 @@ from shoal.environment.network.network import MEGABIT, NetworkTimeline
 from shoal.errors import ExperimentError, LaunchError
 from shoal.experiment import Experiment
 from shoal.experiment.environment import build_environment, device_speeds
-from shoal.mailbox import Filter
-from shoal.message import Message, Payload
-from shoal.message import address as envelope
+from shoal.message import Message
 from shoal.results.records import Event
-from shoal.runtime import Runtime
-from shoal.testing import SocketHarness
 
 ROOT = Path(__file__).parent.parent
-RUN = "0" * 16
 
 
 def can_shape() -> bool:
@@ -55,10 +47,6 @@ def can_shape() -> bool:
 
 
 root = pytest.mark.skipif(not can_shape(), reason="network namespaces need root, iproute2 and a kernel with veth")
-
-
-def said(sender: int = 0, round: int = 0, size: int = 8, kind: str = "model") -> Message:
-    return Message(sender, kind, round, Payload({"params": np.zeros(size, np.uint8)}), RUN)
 
 
 # What the kernel is asked for
@@ -230,7 +218,7 @@ def test_a_message_arrives_after_the_latency_of_its_route_and_in_order() -> None
         for round in range(40):
             for sender in (0, 1):
                 taken[sender, round] = asyncio.get_running_loop().time()
-                delay.receive(said(sender, round))
+                delay.receive(new_message(sender, round))
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.3)
 
@@ -247,7 +235,7 @@ def test_a_message_arrives_after_the_latency_of_its_route_and_in_order() -> None
 def test_messages_are_lost_with_the_probability_of_their_route(loss: float) -> None:
     async def body(delay: Delay) -> None:
         for round in range(2000):
-            delay.receive(said(0, round))
+            delay.receive(new_message(0, round))
 
     lost = 1 - len(on_a_delay(Uniform(latency=0.0, loss=loss), body)) / 2000
     assert lost == pytest.approx(loss, abs=4 * math.sqrt(loss * (1 - loss) / 2000))
@@ -256,164 +244,13 @@ def test_messages_are_lost_with_the_probability_of_their_route(loss: float) -> N
 def test_rejoin_requests_of_a_failed_node_are_dropped() -> None:
     async def body(delay: Delay) -> None:
         for sender in (0, 1):
-            delay.receive(said(sender, kind=REJOIN_REQUEST))
-            delay.receive(said(sender))
+            delay.receive(new_message(sender, kind=REJOIN_REQUEST))
+            delay.receive(new_message(sender))
         delay.mark_failed(0)
         await asyncio.sleep(0.05)
 
     came = on_a_delay(Uniform(latency=0.01), body)
     assert [(m.sender, m.kind) for _, m in came] == [(0, "model"), (1, REJOIN_REQUEST), (1, "model")]
-
-
-# Receipts
-
-
-async def until_soon(condition: Callable[[], Any]) -> None:
-    """Beside what else goes on in the loop."""
-    while not condition():  # noqa: ASYNC110 - sockets set no event
-        await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def transports(**options: Any) -> AsyncIterator[tuple[Transport, Transport, list[Message], list[str]]]:
-    """Two transports, of which the first has started; the messages of the second, and why it rejected others."""
-    context: zmq.Context[Any] = zmq.Context()
-    came: list[Message] = []
-    refused: list[str] = []
-    one, other = (
-        Transport(
-            context,
-            id=id,
-            run=RUN,
-            host="127.0.0.1",
-            port=None,
-            max_message_bytes=2**24,
-            deliver=came.append,
-            reject=refused.append,
-            **{"connections": 8, "send_timeout": 10.0, **options},
-        )
-        for id in range(2)
-    )
-    one.start([one.endpoint, other.endpoint])
-    try:
-        async with asyncio.timeout(60):
-            yield one, other, came, refused
-    finally:
-        one.close()
-        other.close()
-        context.destroy(linger=0)
-
-
-def test_transmit_waits_until_the_peer_has_read_the_message() -> None:
-    async def body() -> None:
-        async with transports() as (one, other, came, refused):
-            transmitting = asyncio.create_task(one.send_and_wait(1, said(size=1000)))
-            await asyncio.sleep(0.2)
-            assert not transmitting.done()
-            other.start([one.endpoint, other.endpoint])
-            assert await transmitting
-            assert len(came) == 1
-            assert one.unsent == 0
-            assert not refused
-
-    asyncio.run(body())
-
-
-def test_transmit_ends_when_the_peer_fails_or_restarts() -> None:
-    async def body() -> None:
-        async with transports() as (one, other, _, _):
-            for end in (lambda: one.move(1, other.endpoint), lambda: one.mark_failed(1)):
-                transmitting = asyncio.create_task(one.send_and_wait(1, said()))
-                await asyncio.sleep(0.05)
-                assert not transmitting.done()
-                end()
-                assert not await transmitting
-            assert not await one.send_and_wait(1, said())
-            assert one.unsent == 0
-
-    asyncio.run(body())
-
-
-def test_transmit_times_out_if_the_peer_reads_nothing() -> None:
-    async def body() -> None:
-        async with transports(send_timeout=0.1) as (one, _, _, _):
-            assert not await one.send_and_wait(1, said())
-            assert one.unsent == 1
-
-    asyncio.run(body())
-
-
-def test_a_receipt_that_cannot_be_sent_yet_is_sent_later() -> None:
-    async def body() -> None:
-        async with transports() as (one, other, came, _):
-            other.start([NO_ENDPOINT, other.endpoint])
-            transmitting = asyncio.create_task(one.send_and_wait(1, said()))
-            await until_soon(lambda: came)
-            assert len(came) == 1
-            assert not transmitting.done()
-            other.move(0, one.endpoint)
-            assert await transmitting
-
-    asyncio.run(body())
-
-
-def test_a_receipt_of_another_run_is_rejected_and_an_unexpected_receipt_is_ignored() -> None:
-    async def body() -> None:
-        async with transports() as (one, other, came, refused):
-            other.start([one.endpoint, other.endpoint])
-            context: zmq.Context[Any] = zmq.Context()
-            stranger = context.socket(zmq.PUSH)
-            stranger.connect(other.endpoint)
-            stranger.send_multipart([envelope(1, 7), b"another run"])
-            stranger.send_multipart([envelope(1, 7)])
-            stranger.send_multipart([envelope(1, 7), RUN.encode()])
-            stranger.send_multipart([envelope(1), *said(1).frames()])
-            assert await one.send_and_wait(1, said())
-            await until_soon(lambda: len(came) == 2)  # what the stranger sent last has come, and all before it
-            assert {m.sender for m in came} == {0, 1}
-            assert len(refused) == 2
-            context.destroy(linger=0)
-
-    asyncio.run(body())
-
-
-def test_transmitted_and_sent_messages_arrive_once_and_in_order_without_receipts() -> None:
-    harness = SocketHarness()
-
-    async def sender(runtime: Runtime) -> list[bool]:
-        taken = []
-        for round in range(0, 40, 2):
-            taken.append(await runtime.send(1, said(round=round)))
-            taken.append(await runtime.send_and_wait(1, said(round=round + 1, size=100_000)))
-        await runtime.receive(Filter("end"), 10)
-        assert runtime.receive_available("model") == []
-        return taken
-
-    async def receiver(runtime: Runtime) -> list[int]:
-        came = [m.round for _ in range(40) for m in await runtime.receive(Filter("model"), 10)]
-        await runtime.sleep(0.05)
-        assert runtime.receive_available("model") == []
-        await runtime.send(0, said(sender=1, kind="end"))
-        return came
-
-    results = harness.run({0: sender, 1: receiver})
-    assert results[0] == [True] * 40
-    assert results[1] == list(range(40))
-    assert harness.rejected == []
-
-
-def test_transmit_to_a_failed_node_is_false_in_a_harness_too() -> None:
-    harness = SocketHarness()
-
-    async def sender(runtime: Runtime) -> list[bool]:
-        before = await runtime.send_and_wait(1, said())
-        harness.mark_failed(1)
-        return [before, await runtime.send_and_wait(1, said())]
-
-    async def dies(runtime: Runtime) -> None:
-        await runtime.receive(Filter("nothing"))
-
-    assert harness.run({0: sender, 1: dies})[0] == [True, False]
 
 
 # Whole runs

@@ -1,16 +1,19 @@
-"""The network process with invalid reports: it ignores them, and its clock is not affected."""
+"""The network process: reports to nodes, and invalid reports, which it ignores and which do not affect its clock."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
 
-from shoal.engines.processes.network_process import NodeReports, ReportsByNode, Timetable
+from shoal.engines.processes import control
+from shoal.engines.processes.network_process import NetworkProcess, NodeReports, ReportsByNode, Timetable
 from shoal.engines.processes.shaper import (
     Arrival,
     Departure,
@@ -23,15 +26,53 @@ from shoal.engines.processes.shaper import (
 )
 from shoal.environment.network.links import Uniform
 from shoal.environment.network.model import NetworkModel
-from test_environment_processes import network  # noqa: F401 - a fixture
+from shoal.experiment import Experiment
+from shoal.experiment.setup import Setup
 
 LONG = 60_000
 """Milliseconds: a generous timeout for operations that are fast on an idle machine."""
 
 
+EXPERIMENT = Experiment(
+    nodes=6,
+    engine="processes",
+    network={"name": "uniform", "latency": 0.02, "upload": 20, "download": 20},
+    model={"name": "mlp", "hidden": (32,)},
+)
+
+
 def empty(links: Uniform = Uniform()) -> Timetable:  # noqa: B008 - frozen
     """A timetable of three nodes, before the run begins."""
     return Timetable(NetworkModel(links.build(3, seed=0).initial_state, 3, seed=0), iter(()))
+
+
+@pytest.fixture
+def network() -> Iterator[tuple[Callable[[int], Any], float]]:
+    """A function that connects a node to a network process, which runs in a thread, and the start of the run."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as coordinator:
+        port = coordinator.bind_to_random_port("tcp://127.0.0.1")
+        process = NetworkProcess(Setup(EXPERIMENT), control.StartNodes([], f"tcp://127.0.0.1:{port}", "run", ""))
+        thread = threading.Thread(target=process.serve)
+        thread.start()
+        line, hello = coordinator.recv_multipart()
+        epoch = time.monotonic()
+        coordinator.send_multipart([line, control.encode(control.Start([], epoch))])
+        nodes = []
+
+        def node(id: int) -> Any:
+            nodes.append(socket := context.socket(zmq.DEALER))
+            socket.setsockopt(zmq.IDENTITY, identity(id))
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(control.decode_from_node(hello).endpoint)
+            socket.send(encode(Registration(time.monotonic())))
+            return socket
+
+        yield node, epoch
+        coordinator.send_multipart([line, control.encode(control.Finish())])
+        thread.join(60)
+        for socket in nodes:
+            socket.close()
+        assert not thread.is_alive()
 
 
 def left_at(node: Any, ticket: int) -> float:
@@ -48,7 +89,7 @@ IMPLAUSIBLE_TIMES = pytest.mark.parametrize("ahead", [math.inf, math.nan, -math.
 
 
 @IMPLAUSIBLE_TIMES
-def test_a_submission_outside_the_time_of_the_run_is_ignored(network: Any, ahead: float) -> None:  # noqa: F811
+def test_a_submission_outside_the_time_of_the_run_is_ignored(network: Any, ahead: float) -> None:
     node, _ = network
     honest, forger = node(0), node(1)
     before = left_at(honest, 1)
@@ -115,3 +156,17 @@ def test_a_receiver_gets_one_report_of_a_message_that_leaves_quickly() -> None:
     assert reports.pop(1) == {(0, 7): Arrival(0, 7, pytest.approx(0.001))}
     timetable.catch_up(1.0, reports)
     assert not reports
+
+
+def test_a_node_that_registers_late_learns_of_earlier_messages(network: Any) -> None:
+    node, epoch = network
+    early = node(0)
+    early.send(encode(Submission(7, 1, 100, epoch, True)))
+    (left,) = decode_network_reports(early.recv())
+    assert left == Departure(7, left.time or 0.0, True)
+    time.sleep(0.1)
+    late = node(1)
+    assert late.poll(60_000)
+    (due,) = decode_network_reports(late.recv())
+    assert due == Arrival(0, 7, due.time)
+    assert due.time == pytest.approx(epoch + 0.02 + 100 / (20 * 125_000), abs=1e-3)

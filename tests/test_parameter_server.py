@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from conftest import CommandResult
+from oracle import gradient
 from shoal.algorithms.parameter_server import ParameterServer
 from shoal.algorithms.support.server_optimizers import Momentum, ServerSGD
 from shoal.errors import ExperimentError
@@ -21,7 +22,6 @@ from shoal.randomness import generator
 from shoal.results.records import Evaluation, Event, Round, RunFolder
 from shoal.testing import FakeRuntime, Faults
 from shoal.training.batches import Batches
-from test_dpsgd import gradient
 
 NODES, ROUNDS, BATCH, RATE = 4, 5, 16, 0.2
 SERVER = NODES

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zmq
 
+from local_transports import open_transport
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.engines.processes import transport as transport_module
 from shoal.engines.processes.transport import Transport
@@ -195,18 +196,7 @@ def on_a_transport(body: Callable[[Transport], Coroutine[Any, Any, None]], **opt
 
     async def run() -> Transport:
         context: zmq.Context[Any] = zmq.Context()
-        given = {"connections": 8, "send_timeout": 10.0, **options}
-        transport = Transport(
-            context,
-            id=0,
-            run="0" * 16,
-            host="127.0.0.1",
-            port=None,
-            max_message_bytes=2**20,
-            deliver=lambda message: None,
-            reject=lambda why: None,
-            **given,
-        )
+        transport = open_transport(context, **{"send_timeout": 10.0, **options})
         transport.start(["tcp://127.0.0.1:9"] * 3)  # the discard port, on which no process listens
         try:
             await asyncio.wait_for(body(transport), 60)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from secure_world import unevenness
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.sharing.secure import mask_graph, masks, shamir
@@ -28,17 +29,6 @@ from shoal.sharing.secure.unmasking import _subsets
 
 RUN = "0" * 16
 RINGS = st.builds(FixedPoint, st.sampled_from([32, 64]), st.sampled_from([1.0, 3.7, 64.0, 1000.0]))
-
-
-def unevenness(symbols: Any, kinds: int) -> float:
-    """Return how many standard deviations chi-square is above its mean for equally likely symbols.
-
-    Chance gives 8 or more less often than once in 10⁹ times.
-    """
-    counts = np.bincount(symbols, minlength=kinds)
-    expected = counts.sum() / kinds
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    return float((chi_square - (kinds - 1)) / math.sqrt(2 * (kinds - 1)))
 
 
 # Fixed-point numbers

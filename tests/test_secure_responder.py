@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secure_world import PlayedPeers, SecureWorld, one_receiver, recording_sharings
+from secure_world import PlayedPeers, SecureWorld, one_receiver, recording_sharings, unevenness
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.environment.network.links import Uniform
 from shoal.sharing.secure import masks, shamir
@@ -18,7 +18,6 @@ from shoal.sharing.secure.masks import SEED_BYTES, commitment
 from shoal.sharing.secure.messages import MaskedUpdate, ProtocolRound, mask_update
 from shoal.sharing.secure.responder import REMEMBERED_ROUNDS
 from shoal.topologies.static import Full as FullGraph
-from test_secure_parts import unevenness
 
 # Dishonest receivers
 

@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 import zmq
 
+from local_transports import LONG, RUN, eventually, open_transport
 from shoal.engines.processes import transport as transport_module
-from shoal.engines.processes.transport import Transport
-from shoal.message import RUN_LENGTH, Message, Payload, address
+from shoal.message import Message, Payload, address
 
-RUN = "r" * RUN_LENGTH
-LONG = 60.0
-"""Seconds: a generous timeout for operations that are fast on an idle machine."""
 ME, PEER, OTHER = range(3)
 
 
@@ -27,14 +24,9 @@ class LocalNode:
         self.context: zmq.Context[Any] = zmq.Context()
         self.received: list[Message] = []
         self.rejected: list[str] = []
-        self.transport = Transport(
+        self.transport = open_transport(
             self.context,
-            id=ME,
-            run=RUN,
-            host="127.0.0.1",
-            port=None,
-            max_message_bytes=2**20,
-            connections=8,
+            ME,
             send_timeout=send_timeout,
             deliver=deliver or self.received.append,
             reject=self.rejected.append,
@@ -52,12 +44,6 @@ class LocalNode:
         if not self.transport._inbox.closed:
             self.transport.close()
         self.context.destroy(linger=0)
-
-
-async def eventually(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(LONG):
-        while not condition():  # noqa: ASYNC110 - sockets set no event
-            await asyncio.sleep(0.01)
 
 
 def run_on(
