@@ -67,6 +67,7 @@ def test_a_plugin_that_cannot_be_used_is_rejected(
             "    async def serve(self, node): ...\n",
             r"'serve' and does not declare it.*has_service=True",
         ),
+        ("    by_class = True\n", r"Own\.by_class: this name is not used any more; write Traits\(splits_by_class"),
         ("    traits = 'server'\n", r"Own\.traits = 'server': expected an instance of shoal\.Traits"),
     ],
 )

@@ -16,6 +16,7 @@ from shoal.errors import DataError, ExperimentError, ShoalError
 from shoal.experiment import Experiment
 from shoal.randomness import generator
 from shoal.training.torch_factory import TorchTrainerFactory
+from shoal.traits import traits_of
 
 IMAGES = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4)
 NUMBERS = torch.tensor([5, 9])
@@ -117,8 +118,9 @@ def test_samples_are_assigned_by_the_inner_partition(kind: Any) -> None:
     expected = inside.split(labels, 5, generator(0, "partition"))
     assert all(map(np.array_equal, parts, expected))
     assert isinstance(kind(), ShiftingPartition)
-    assert kind(of=inside).by_class
-    assert not hasattr(kind(of=Iid()), "by_class")
+    assert traits_of(kind(of=inside)).splits_by_class
+    assert traits_of(kind(of=kind(of=inside))).splits_by_class
+    assert not traits_of(kind(of=Iid())).splits_by_class
     assert isinstance(kind(of=Natural()), OwnerPartition)
     assert not isinstance(kind(of=Iid()), OwnerPartition)
 

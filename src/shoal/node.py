@@ -19,7 +19,7 @@ from shoal.runtime import Runtime
 from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, SenderGroup, Sharing
 from shoal.state import State, Stateful, generator_state, restore_generator
 from shoal.topologies.graph import Mixing, Peers, Topology, WeightScheme
-from shoal.training.trainer import Evaluate, Train, Trainer
+from shoal.training.trainer import DataHolder, Evaluate, Train, Trainer
 from shoal.types import NodeId, Params
 
 MODEL = "model"
@@ -152,7 +152,7 @@ class Node:
         self._check = sharing.check if isinstance(sharing, PayloadChecker) else None
         self._interactive = sharing if isinstance(sharing, InteractiveSharing) else None
         if isinstance(sharing, NodeAware):
-            data = getattr(trainer, "data", None)
+            data = trainer.data if isinstance(trainer, DataHolder) else None
             sharing.bind(NodeInfo(context.id, context.nodes, context.seed, context.shapes, data))
         sharing.start(self._params)
 

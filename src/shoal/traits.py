@@ -50,6 +50,10 @@ class Traits:
     needs_labels: bool = False
     """Whether the graph is built from the labels that nodes hold: see `shoal.topologies.graph.FromLabels`."""
 
+    # Partitions
+    splits_by_class: bool = False
+    """Whether it assigns samples by their class, so that it needs a data set whose targets are classes."""
+
 
 METHODS = {"has_service": "serve", "discovers_peers": "discovery", "needs_labels": "build_from"}
 """The method that a class with each of these traits has."""
@@ -61,13 +65,18 @@ REPLACED = {
     "misfits": "a method incompatibilities(experiment)",
     "join": "a method bind(info)",
     "finder": "a method discovery()",
+    "by_class": "Traits(splits_by_class=True)",
 }
 """Earlier names of class attributes and methods. A class that still has one would run with the defaults."""
 
 
-def traits_of(cls: type) -> Traits:
-    """The traits of a component's class. Raises ValueError if they contradict its methods, or for an earlier name."""
-    traits: Traits = getattr(cls, "traits", Traits())
+def traits_of(component: object) -> Traits:
+    """The traits of a component's class, or of an instance that has the traits of another component in it.
+
+    Raises ValueError if they contradict its methods, or for an earlier name.
+    """
+    cls = component if isinstance(component, type) else type(component)
+    traits: Traits = getattr(component, "traits", Traits())
     for name, replacement in REPLACED.items():
         if hasattr(cls, name):
             raise ValueError(f"{cls.__name__}.{name}: this name is not used any more; write {replacement}")

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from shoal.data.dataset import Indices, Samples
 from shoal.errors import DataError
+from shoal.traits import Traits
 from shoal.types import Bounds
 
 NO_NODE = -1
@@ -48,7 +49,7 @@ class Shards:
 
     per_node: Annotated[int, Bounds(at_least=1)] = 2
 
-    by_class: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(splits_by_class=True)
 
     def split(self, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> list[Indices]:
         samples, shards = len(labels), nodes * self.per_node
@@ -80,7 +81,7 @@ class Dirichlet:
     alpha: Annotated[float, Bounds(above=0, at_most=1e9)] = 0.5
     minimum: Annotated[int, Bounds(at_least=1)] = 1
 
-    by_class: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(splits_by_class=True)
 
     def split(self, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> list[Indices]:
         samples = len(labels)
@@ -104,7 +105,7 @@ class Classes:
 
     per_node: Annotated[int, Bounds(at_least=1)] = 2
 
-    by_class: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(splits_by_class=True)
 
     def split(self, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> list[Indices]:
         _require_a_sample_each("classes", len(labels), nodes)

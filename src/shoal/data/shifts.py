@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from shoal.data.dataset import Indices, OwnerPartition, Partition, Shift
 from shoal.data.partitions import Iid
 from shoal.errors import DataError
 from shoal.randomness import generator
+from shoal.traits import Traits, traits_of
 from shoal.types import Bounds, Nested
 
 if TYPE_CHECKING:
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
 class _Wrapper:
     """Assigns samples as the inner partition does, and is of the same kind: by owner, by class."""
 
+    traits: ClassVar[Traits] = Traits()
     of: Partition | OwnerPartition
 
     def __post_init__(self) -> None:
         # Set on the instance: isinstance(…, OwnerPartition) looks for the method.
-        for name in ("split_owned", "by_class"):
-            if hasattr(self.of, name):
-                object.__setattr__(self, name, getattr(self.of, name))
+        object.__setattr__(self, "traits", traits_of(self.of))
+        if isinstance(self.of, OwnerPartition):
+            object.__setattr__(self, "split_owned", self.of.split_owned)
 
     def split(self, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> list[Indices]:
         return cast(Partition, self.of).split(labels, nodes, rng)

@@ -12,6 +12,7 @@ from shoal.errors import DataError, ExperimentError
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.shared_memory import share_samples
 from shoal.randomness import generator
+from shoal.traits import traits_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def _split(
     rng = generator(experiment.seed, "partition")
     if isinstance(partition, OwnerPartition):
         return partition.split_owned(data.train, data.test, experiment.nodes, rng)
-    if getattr(partition, "by_class", False):
+    if traits_of(partition).splits_by_class:
         labels = data.labels
     else:  # only the number of labels matters
         labels = data.train.y if data.task == "classification" else np.zeros(len(data.train), np.int64)

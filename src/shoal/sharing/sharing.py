@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from shoal.compression.floats import FloatCodec
 from shoal.compression.indices import Positions
 from shoal.data.dataset import LocalData
 from shoal.message import Payload
@@ -100,3 +101,11 @@ class CoordinateSelector(Protocol):
     def select(self, params: Params, round: int) -> Positions:
         """Return the coordinates to send, in increasing order; their number is the same in every round."""
         ...
+
+
+@runtime_checkable
+class ValueEncoder(Protocol):
+    """A sharing that encodes the values that it sends."""
+
+    @property
+    def values(self) -> FloatCodec: ...

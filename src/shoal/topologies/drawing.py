@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.topologies.graph import Graph, Mixing
-from shoal.topologies.static import StaticGraph
+from shoal.topologies.static import LaidOut, StaticGraph
 
 Points: TypeAlias = npt.NDArray[np.float64]
 """One row per node: x and y."""
@@ -140,7 +140,7 @@ class _Drawing:
 
 def positions(graph: Graph, round: int = 0) -> Points:
     """Return the position of each node. The nodes of a changing graph have the same positions in all rounds."""
-    layout = getattr(graph, "layout", "spring" if graph.static else "circle")
+    layout = graph.layout if isinstance(graph, LaidOut) else "spring" if graph.static else "circle"
     if layout == "grid" and isinstance(graph, StaticGraph):
         ids = np.arange(graph.nodes)
         return np.stack([ids % graph.columns, -(ids // graph.columns)], axis=1).astype(np.float64)

@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Protocol, TypeAlias, runtime_checkable
 
 from shoal.errors import TopologyError
 from shoal.topologies.graph import Graph, Links, TopologyWarning
@@ -16,6 +16,14 @@ from shoal.types import Bounds, NodeId
 Edge: TypeAlias = tuple[NodeId, NodeId]
 Layout: TypeAlias = Literal["circle", "grid", "radial", "spring"]
 """The placement of nodes in a drawing; it has no other effect."""
+
+
+@runtime_checkable
+class LaidOut(Protocol):
+    """A graph that determines its placement in a drawing."""
+
+    @property
+    def layout(self) -> Layout: ...
 
 
 class StaticGraph:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from shoal.data.dataset import LocalData
 from shoal.errors import NodeError
 from shoal.types import Params
 
@@ -49,6 +50,14 @@ class Trainer(Protocol):
     def evaluate(self, params: Params) -> dict[str, float]:
         """Return the scores of `params` on the node's test samples, by name."""
         ...
+
+
+@runtime_checkable
+class DataHolder(Protocol):
+    """A trainer that gives access to the samples of its node."""
+
+    @property
+    def data(self) -> LocalData: ...
 
 
 @runtime_checkable

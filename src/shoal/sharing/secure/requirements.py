@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.compression.floats import Float32
 from shoal.sharing.full import FullSharing
 from shoal.sharing.random import Random
-from shoal.sharing.sharing import CoordinateSelector, Sharing
+from shoal.sharing.sharing import CoordinateSelector, Sharing, ValueEncoder
 from shoal.topologies.inspection import graph_of
 from shoal.traits import ExperimentView
 
@@ -20,13 +20,13 @@ def incompatibilities(inner: Sharing, few: str, experiment: ExperimentView) -> l
 
 def _inner(inner: Sharing, experiment: ExperimentView) -> list[str]:
     options = experiment.sharing.options.get("inner")
-    name = getattr(options, "name", "full")
+    name = "full" if options is None else options.name
     if not isinstance(inner, FullSharing | CoordinateSelector):
         return [
             f"sharing.inner = {name!r}: masks cancel only in a sum of models, coordinate by coordinate, and this "
             "sharing sends something else; use 'full', 'random' or 'topk'"
         ]
-    if isinstance(inner, CoordinateSelector) and not isinstance(getattr(inner, "values", Float32()), Float32):
+    if isinstance(inner, ValueEncoder) and not isinstance(inner.values, Float32):
         return [f"sharing.inner.values: {NAME} encodes values itself, as integers that can be added; leave it out"]
     if isinstance(inner, Random) and not inner.common:
         return ["sharing.inner.common = false: all senders of a receiver must send the same coordinates; leave it out"]
