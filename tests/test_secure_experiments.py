@@ -270,6 +270,14 @@ def test_incompatible_experiments_are_rejected_with_advice(changed: Any, problem
     assert problem in refused.value.problems
 
 
+@pytest.mark.parametrize("topology", ["star", "peer-sampler"])
+@pytest.mark.parametrize("algorithm", ["adpsgd", "parameter-server"])
+def test_the_topology_is_not_blamed_for_an_algorithm_with_its_own_payloads(algorithm: str, topology: str) -> None:
+    with pytest.raises(ExperimentError) as rejected:
+        experiment(algorithm={"name": algorithm}, topology={"name": topology}, nodes=8)
+    assert not [problem for problem in rejected.value.problems if "sharing = 'secure' " in problem]
+
+
 @pytest.mark.parametrize(
     "changed",
     [

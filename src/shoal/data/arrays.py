@@ -148,8 +148,8 @@ class ArrayFiles:
         wrong = ((y < 0) | (y >= limit)) & (y != self.padding if self.padding is not None else True)
         if wrong.any():
             place = int(np.argwhere(wrong)[0][0])
-            above = "" if self.classes is None else f" to {self.classes - 1}"
-            raise DataError(f"{location}: the target of sample {place} is {y[wrong][0]}; expected 0{above}")
+            expected = "0 or more" if self.classes is None else f"0 to {self.classes - 1}"
+            raise DataError(f"{location}: the target of sample {place} is {y[wrong][0]}; expected {expected}")
         return y.astype(np.int64)
 
     def _owner(self, location: ArrayLocation, samples: int) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ class ExperimentMixings:
 
     def build(self, topology: Topology, weights: WeightScheme | None = None) -> Mixing:
         while isinstance(topology, TopologyWrapper):
-            topology = topology.inner
+            topology = topology.sampled_topology
         experiment = self._experiment
         key = (repr(topology), weights or experiment.weights)
         if key not in self._built:

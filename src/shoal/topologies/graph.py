@@ -61,7 +61,9 @@ class TopologyWrapper(Protocol):
     """A topology that uses the graph of another one, such as a peer sampler."""
 
     @property
-    def inner(self) -> Topology: ...
+    def sampled_topology(self) -> Topology:
+        """The topology whose graph is built in place of this one's."""
+        ...
 
 
 @runtime_checkable

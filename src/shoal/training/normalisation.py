@@ -38,8 +38,8 @@ def normalise(x: A, scaling: MeanAndStd[A]) -> A:
     if scaling is None:
         return x
     mean, std = scaling
-    normalised: Any = (x - mean) / std  # type: ignore[operator]
-    return normalised  # type: ignore[no-any-return]
+    inputs: Any = x.astype(np.float32, copy=False) if isinstance(x, np.ndarray) else x.float()  # type: ignore[attr-defined]
+    return (inputs - mean) / std  # type: ignore[no-any-return]
 
 
 def example_inputs(data: Data, device: torch.device) -> torch.Tensor:

@@ -57,6 +57,8 @@ def _faults(experiment: ExperimentView) -> list[str]:
 
 
 def _topology(few: str, experiment: ExperimentView) -> list[str]:
+    if experiment.algorithm.traits.own_payloads:
+        return []  # rejected for all sharings except "full"
     to = experiment.algorithm.traits.sends_to
     if to == "server":
         fraction = experiment.algorithm.options.get("fraction", 1.0)

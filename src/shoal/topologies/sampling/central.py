@@ -46,7 +46,7 @@ class PeerSampler:
     graph: Annotated[Topology, Nested("topology")] = Regular(degree=5, dynamic=True)
 
     @property
-    def inner(self) -> Topology:
+    def sampled_topology(self) -> Topology:
         return self.graph
 
     def build(self, nodes: int, seed: int) -> Graph:
