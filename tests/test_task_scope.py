@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 
 import pytest
 
@@ -76,3 +77,97 @@ def test_a_cancelled_main_task_stays_cancelled() -> None:
         return task.cancelled()
 
     assert asyncio.run(run())
+
+
+def test_the_error_of_a_task_that_is_cancelled_at_the_end_is_raised() -> None:
+    async def fails_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ZeroDivisionError("while cancelled")
+
+    async def in_scope() -> None:
+        async with TaskScope() as scope:
+            scope.start(fails_when_cancelled())
+            await asyncio.sleep(0)
+
+    async def main() -> int:
+        with pytest.raises(ZeroDivisionError, match="while cancelled"):
+            await in_scope()
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    assert asyncio.run(main()) == 0
+
+
+def test_the_traceback_of_an_error_shows_its_cause_and_not_the_cancellation() -> None:
+    async def fails_twice() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise ZeroDivisionError("second")  # noqa: B904 - without `from`, as most code does
+
+    async def main() -> str:
+        try:
+            async with TaskScope() as scope:
+                scope.start(fails_twice())
+                await asyncio.Event().wait()
+        except ZeroDivisionError:
+            return traceback.format_exc()
+        return ""
+
+    shown = asyncio.run(main())
+    assert "KeyError: 'first'\n\nDuring handling of the above exception" in shown
+    assert "CancelledError" not in shown
+
+
+def test_an_error_after_the_scope_has_ended_does_not_cancel_the_main_task() -> None:
+    async def main() -> bool:
+        async with TaskScope() as scope:
+            pass
+        scope.fail(ZeroDivisionError("too late"))
+        await asyncio.sleep(0)
+        return True
+
+    assert asyncio.run(main())
+
+
+def test_a_task_that_another_task_starts_while_it_is_cancelled_ends_with_the_scope() -> None:
+    ended: list[str] = []
+
+    async def starts_another(scope: TaskScope) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            scope.start(forever(ended))
+            await asyncio.sleep(0)
+
+    async def main() -> list[str]:
+        async with TaskScope() as scope:
+            scope.start(starts_another(scope))
+            await asyncio.sleep(0)
+        return list(ended)
+
+    assert asyncio.run(main()) == ["cancelled"]
+
+
+def test_the_error_of_a_task_does_not_undo_a_cancellation_from_outside() -> None:
+    async def fails_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ZeroDivisionError("while cancelled")
+
+    async def main() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        with pytest.raises(ZeroDivisionError):
+            async with TaskScope() as scope:
+                scope.start(fails_when_cancelled())
+                await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.sleep(0)
+        return task.cancelling()
+
+    assert asyncio.run(main()) == 1

@@ -108,6 +108,7 @@ class ProcessRuntime:
         """Operations under way that end by themselves."""
 
     async def __aenter__(self) -> ProcessRuntime:
+        await self._background.__aenter__()
         return self
 
     async def __aexit__(

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any
 
 
+class _Stage(enum.Enum):
+    OPEN = enum.auto()
+    CLOSING = enum.auto()
+    """The main task has left the scope, which waits for the tasks beside it."""
+    CLOSED = enum.auto()
+
+
 class TaskScope:
-    """The tasks that run beside the task that creates the scope, and end with it: an asynchronous context manager.
+    """The tasks that run beside the task that enters the scope, and end with it: an asynchronous context manager.
 
     The first task that fails cancels the main task. The scope raises its error on exit, so no failure is lost.
     """
@@ -17,22 +25,34 @@ class TaskScope:
     def __init__(self) -> None:
         self.failure: BaseException | None = None
         """The error of the first task that failed."""
-        self._main = asyncio.current_task()
+        self._main: asyncio.Task[Any] | None = None
+        self._stage = _Stage.OPEN
+        self._cancelled_main = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> TaskScope:
+        self._main = asyncio.current_task()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._stage = _Stage.CLOSING
+        try:
+            while self._tasks:  # a task that is cancelled may start others
+                self.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            self._stage = _Stage.CLOSED
         if self.failure is None or not (error is None or isinstance(error, asyncio.CancelledError)):
             return  # the main task's own error, if any, is raised
-        if error is not None and self._main is not None:
+        if self._cancelled_main and self._main is not None:
             self._main.uncancel()
-        raise self.failure
+        context = self.failure.__context__
+        try:
+            raise self.failure
+        finally:
+            self.failure.__context__ = context  # `raise` replaces it by the cancellation of the main task
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -41,11 +61,13 @@ class TaskScope:
         return task
 
     def fail(self, error: BaseException) -> None:
-        """Cancel the main task, and raise `error` on exit. Later errors are ignored."""
-        if self.failure is None:
-            self.failure = error
-            if self._main is not None:
-                self._main.cancel()
+        """Cancel the main task, and raise `error` on exit. Later errors, and errors after the exit, are ignored."""
+        if self.failure is not None or self._stage is _Stage.CLOSED:
+            return
+        self.failure = error
+        if self._main is not None and self._stage is _Stage.OPEN:
+            self._cancelled_main = True
+            self._main.cancel()
 
     def cancel(self) -> None:
         """Cancel all tasks beside the main task."""
