@@ -11,7 +11,7 @@ from shoal.engines.processes import control
 from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.deferred_evaluations import DeferredEvaluations
 from shoal.engines.processes.runtime import ProcessRuntime
-from shoal.environment.faults import Fault
+from shoal.engines.round_faults import RoundFaults
 from shoal.errors import NodeError
 from shoal.results.progress import main_score
 from shoal.results.records import Evaluation, Event, Record, RecordFile, Round
@@ -29,7 +29,7 @@ class NodeObserver:
         runtime: ProcessRuntime,
         records: RecordFile,
         link: CoordinatorLink,
-        faults: list[Fault],
+        faults: RoundFaults,
         deferred: DeferredEvaluations | None,
     ) -> None:
         """`deferred` keeps models that are evaluated after the run; None: they are evaluated at once."""
@@ -80,8 +80,7 @@ class NodeObserver:
         if not self._first_round_reported:
             self._first_round_reported = True
             self._link.send(control.FirstRoundStarted(self._id))
-        if self._faults and self._faults[0].happens_at(round):
-            fault = self._faults.pop(0)
+        if (fault := self._faults.due(round)) is not None:
             self.record(Event("fault", self._runtime.now(), f"{fault.kind} at round {round}"))
             if fault.kind == "crash":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -21,6 +21,7 @@ from shoal.engines.processes.runtime import ProcessRuntime, RunClock, RuntimeSet
 from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.task_scope import TaskScope
 from shoal.engines.rejoining import answer_rejoining_peers, rejoin
+from shoal.engines.round_faults import RoundFaults
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.results.records import End, Event, RecordFile, RunFolder
@@ -104,7 +105,7 @@ class NodeRun:
         )
         self.runtime.set_online(not message.offline)
         self._deferred = DeferredEvaluations(command.folder) if command.setup.environment.timing_matters else None
-        faults = [] if restarted else experiment.faults(command.id)
+        faults = RoundFaults(() if restarted else experiment.faults(command.id))
         self.observer = NodeObserver(self.runtime, records, link, faults, self._deferred)
         self._node = command.setup.node(
             command.id, self.runtime, self.observer, command.start.run, plan.receive_timeout

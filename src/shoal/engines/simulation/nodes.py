@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 from shoal.engines.rejoining import answer_rejoining_peers, rejoin
+from shoal.engines.round_faults import RoundFaults
 from shoal.engines.run_tracker import RunTracker
 from shoal.engines.simulation.kernel import Crash, park
 from shoal.engines.simulation.recorder import Recorder
 from shoal.engines.simulation.world import SimulatedRuntime, World
-from shoal.environment.faults import Fault, FaultEvent
+from shoal.environment.faults import FaultEvent
 from shoal.errors import NodeError
 from shoal.experiment.setup import Setup
 from shoal.message import RUN_LENGTH
@@ -25,7 +26,7 @@ ROUNDS_PER_PROGRESS_CHECK = 64
 class _NodeObserver:
     """The observer of one simulated node."""
 
-    def __init__(self, nodes: SimulatedNodes, id: NodeId, faults: list[Fault]) -> None:
+    def __init__(self, nodes: SimulatedNodes, id: NodeId, faults: RoundFaults) -> None:
         self._nodes = nodes
         self._id = id
         self._faults = faults
@@ -39,8 +40,7 @@ class _NodeObserver:
 
     async def before_round(self, round: int) -> None:
         self._nodes.count_round(self._id)
-        if self._faults and self._faults[0].happens_at(round):
-            fault = self._faults.pop(0)
+        if (fault := self._faults.due(round)) is not None:
             world = self._nodes.world
             self.record(Event("fault", world.kernel.now, f"{fault.kind} at round {round}"))
             if fault.kind == "crash":
@@ -69,7 +69,7 @@ class SimulatedNodes:
         """Learners whose algorithm has not ended."""
         self.last_end = 0.0
         """When the last node ended. The kernel's clock continues to the last timeout, whether it is needed or not."""
-        self.nodes = [self._build(id) for id in range(setup.experiment.size)]
+        self.nodes = [self._build(id, RoundFaults(setup.experiment.faults(id))) for id in range(setup.experiment.size)]
 
     @property
     def present_training_nodes(self) -> list[Node]:
@@ -93,7 +93,7 @@ class SimulatedNodes:
         for other in self.world.runtimes:
             if other.id != id and (other.id < self._experiment.nodes or other.failed):
                 runtime.mailbox.mark_failed(other.id)  # a training node, until it has answered
-        self.nodes[id] = self._build(id)
+        self.nodes[id] = self._build(id, RoundFaults())
         self.tracker.node_restarted(id)
         if id in self.tracker.training_nodes:
             self.learning.add(id)
@@ -143,11 +143,11 @@ class SimulatedNodes:
             self.world.kernel.now,
         )
 
-    def _build(self, id: NodeId) -> Node:
+    def _build(self, id: NodeId, faults: RoundFaults) -> Node:
         return self._setup.node(
             id,
             self.world.runtimes[id],
-            _NodeObserver(self, id, self._experiment.faults(id)),
+            _NodeObserver(self, id, faults),
             "0" * RUN_LENGTH,
             self._experiment.simulation.receive_timeout,
         )
