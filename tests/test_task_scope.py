@@ -22,6 +22,13 @@ async def failing() -> None:
     raise ZeroDivisionError("in the background")
 
 
+async def fails_when_cancelled() -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise ZeroDivisionError("while cancelled")
+
+
 def test_tasks_are_cancelled_when_the_scope_ends() -> None:
     ended: list[str] = []
 
@@ -80,12 +87,6 @@ def test_a_cancelled_main_task_stays_cancelled() -> None:
 
 
 def test_the_error_of_a_task_that_is_cancelled_at_the_end_is_raised() -> None:
-    async def fails_when_cancelled() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise ZeroDivisionError("while cancelled")
-
     async def in_scope() -> None:
         async with TaskScope() as scope:
             scope.start(fails_when_cancelled())
@@ -153,21 +154,18 @@ def test_a_task_that_another_task_starts_while_it_is_cancelled_ends_with_the_sco
 
 
 def test_the_error_of_a_task_does_not_undo_a_cancellation_from_outside() -> None:
-    async def fails_when_cancelled() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise ZeroDivisionError("while cancelled")
+    async def in_scope(main: asyncio.Task[int]) -> None:
+        async with TaskScope() as scope:
+            scope.start(fails_when_cancelled())
+            await asyncio.sleep(0)
+            main.cancel()
+            await asyncio.sleep(0)
 
     async def main() -> int:
         task = asyncio.current_task()
         assert task is not None
         with pytest.raises(ZeroDivisionError):
-            async with TaskScope() as scope:
-                scope.start(fails_when_cancelled())
-                await asyncio.sleep(0)
-                task.cancel()
-                await asyncio.sleep(0)
+            await in_scope(task)
         return task.cancelling()
 
     assert asyncio.run(main()) == 1
