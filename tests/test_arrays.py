@@ -100,7 +100,7 @@ def test_ids_numbers_and_sequences(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no targets": ({"x_train": X, "x_test": X}, {}, "no array y_train; expected x_train, y_train"),
-    "lengths": ({"x": X, "y": Y[:7]}, {}, "20 inputs, .* 7 targets"),
+    "lengths": ({"x": X, "y": Y[:7]}, {}, "20 inputs, .* 7 targets; expected one target for each input"),
     "label too high": ({"x": X, "y": Y}, {"classes": 3}, "the target of sample 3 is 3; expected 0 to 2"),
     "label negative": ({"x": X, "y": Y - 1}, {}, "the target of sample 0 is -1; expected 0 or more"),
     "float labels": ({"x": X, "y": Y / 2}, {}, "float64; expected integers"),

@@ -98,7 +98,7 @@ def test_inconsistencies_of_leafs_scripts_give_one_warning_per_load(write: Write
                  {"a": 81, "b": 3})  # fmt: skip
     for _ in range(2):  # first decoded, then read from the cache
         with pytest.warns(
-            UserWarning, match="num_samples of 2 users declares 162 samples, but the files hold 3;"
+            UserWarning, match="num_samples is wrong for 2 users: it declares 162 samples, and the files hold 3;"
         ) as caught:
             data = LeafSynthetic(path).load(seed=0)
         assert len(caught) == 1
@@ -114,7 +114,9 @@ def test_listed_users_without_data_give_a_warning(write: Write) -> None:
     path = write([{"a": vectors(2)}], [{"a": vectors(1)}])
     file = path / "train" / "all_data_0.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"users": ["absent", "a"], "num_samples": [5, 2]}))
-    with pytest.warns(UserWarning, match="num_samples of 1 users declares 5 samples, but the files hold 0;"):
+    with pytest.warns(
+        UserWarning, match="num_samples is wrong for 1 users: it declares 5 samples, and the files hold 0;"
+    ):
         assert len(LeafSynthetic(path).load(seed=0).train) == 2
 
 
@@ -269,6 +271,12 @@ def test_sent140_numbers_the_most_frequent_words_of_the_training_data(write: Wri
         Sent140(write([{"u": ([3], [0])}], [{"u": ([sad], [0])}])).load(seed=0)
 
 
+def test_a_label_below_zero_is_rejected_if_the_number_of_classes_is_unknown(write: Write) -> None:
+    path = write([{"u": ([[1.0]], [-1])}], [{"u": ([[1.0]], [0])}])
+    with pytest.raises(DataError, match="label of sample 0 is -1; expected an integer of at least 0"):
+        LeafSynthetic(path).load(seed=0)
+
+
 def comment(*words: str) -> tuple[list[list[str]], dict[str, Any]]:
     """A comment as LEAF's preprocess.py creates it, in sequences of 4."""
     tokens, following = ["<BOS>", *words, "<EOS>"], [*words, "<EOS>", "<PAD>"]
@@ -325,7 +333,7 @@ def test_real_femnist_digits(real: Callable[[str], Path]) -> None:
 
 def test_real_shakespeare_trusts_the_data_and_not_the_counts(real: Callable[[str], Path]) -> None:
     path = real("shakespeare")
-    with pytest.warns(UserWarning, match="num_samples of 43 users declares 41,785 samples, but the files hold 38,388;"):
+    with pytest.warns(UserWarning, match="wrong for 43 users: it declares 41,785 samples, and the files hold 38,388;"):
         data = Shakespeare(path).load(seed=0)
     assert data.train.owner is not None
     assert (len(data.train), len(data.test), data.train.owner.max() + 1) == (167_068, 38_388, 43)

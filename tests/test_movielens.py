@@ -125,7 +125,7 @@ def test_a_version_reads_its_own_files_only(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_ratings_that_leave_no_test_samples_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"leaves the test set empty: no user has more ratings than 1"):
+    with pytest.raises(DataError, match=r"leaves the test set empty: no user has more than 1 ratings"):
         Movielens(path=table(tmp_path, "1,1,4.0,0", "2,2,4.0,0")).load(seed=0)
 
 

@@ -71,7 +71,7 @@ def test_a_call_without_its_sender_group_is_rejected(arrays: Any, why: str) -> N
 def test_a_sender_group_comes_from_the_server_or_the_graph() -> None:
     node = FakeRuntime().node(0, nodes=3, params=np.zeros(4), sharing=Secure(), services={"algorithm": 3})
     groups = SenderGroups()
-    with pytest.raises(NodeError, match="node 0 does not know which nodes send to node 3 in round 0"):
+    with pytest.raises(NodeError, match="node 0 does not know the senders of node 3 in round 0: node 3 is not"):
         groups.of(node, 3, 0)
     groups.announce(3, 0, SenderGroup([0, 1], {0: 0.25}))
     assert groups.of(node, 3, 0) == SenderGroup([0, 1], {0: 0.25})
@@ -208,8 +208,8 @@ def test_a_model_outside_the_range_ends_the_run_with_the_reason(tmp_path: Path) 
 
 
 RESTARTS = (
-    "sharing = 'secure': a node that rejoins receives an unmasked model from the peer that is furthest ahead; leave "
-    "out restarts (faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
+    "sharing = 'secure': a node that rejoins receives an unmasked model from the peer that is furthest ahead; remove "
+    "all restarts (faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
 )
 
 
@@ -224,9 +224,10 @@ RESTARTS = (
          "sharing sends something else; use 'full', 'random' or 'topk'"),
         ({"sharing": {"name": "secure", "inner": {"name": "topk", "values": {"name": "int8"}}}},
          "sharing.inner.values: sharing = 'secure' encodes values itself, as integers that can be added; "
-         "leave it out"),
+         "remove this option"),
         ({"sharing": {"name": "secure", "inner": {"name": "random", "common": False}}},
-         "sharing.inner.common = false: all senders of a receiver must send the same coordinates; leave it out"),
+         "sharing.inner.common = false: all senders of a receiver must send the same coordinates; remove this "
+         "option"),
         ({"sharing": {"name": "secure", "partners": 5}},
          "sharing: partners = 5: expected an even number: senders are ordered on a circle, and half of the partners "
          "are on each side"),

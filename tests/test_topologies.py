@@ -257,7 +257,7 @@ def test_tabulated_round_has_the_links_of_single_look_ups(nodes: int, monkeypatc
         for node in range(nodes):
             together.links(node, r)
     assert together._rounds[2]._tabulated
-    monkeypatch.setattr(regular_module, "LOOKUPS_PER_TABLE", 0)
+    monkeypatch.setattr(regular_module, "NODES_PER_LOOKUP", 0)
     alone = RegularRounds(nodes, 6, seed=9)
     assert all(alone.links(i, r) == together.links(i, r) for r in range(3) for i in range(0, nodes, 3))
     assert not alone._rounds[2]._tabulated

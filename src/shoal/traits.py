@@ -28,7 +28,7 @@ class Traits:
     """The receivers of its models: the neighbours that the topology gives in a round, a server, or nodes that the
     algorithm chooses itself."""
     own_payloads: bool = False
-    """Whether it builds its own payloads in place of those of the sharing."""
+    """Whether its payloads are not models of the sharing: it builds them itself, or they are steps."""
     needs_only_sum: bool = False
     """Whether it uses nothing of the models received in a round but their weighted sum."""
     per_node_options: frozenset[str] = frozenset()

@@ -22,7 +22,7 @@ class Algorithm(Protocol):
     An algorithm may declare `traits: ClassVar[Traits]` (see `shoal.traits.Traits`). Shoal uses them to reject
     experiments that cannot work:
     - `sends_to`: the receivers of its models: "neighbours" (the default), "server" or "anyone";
-    - `own_payloads`: it builds its own payloads and does not use `node.sharing`;
+    - `own_payloads`: its payloads are not models of the sharing: it builds them itself, or they are steps;
     - `needs_only_sum`: it uses only the weighted sum of the received models, so that secure aggregation is possible;
     - `has_service`: it has a method `async def serve(self, node)`, the program of one more node, a server (see
       `shoal.node.ServiceProvider`);
@@ -56,4 +56,4 @@ ALGORITHMS: dict[str, str] = {
     "parameter-server": "shoal.algorithms.parameter_server:ParameterServer",
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "Node", "Protocol"]
+__all__ = ["ALGORITHMS", "Algorithm"]

@@ -32,9 +32,9 @@ class Muffliato:
     """Cyffers et al. 2022: train, add noise once, then average with the neighbours many times.
 
     `sigma` is the standard deviation of the Gaussian noise that a node adds to each parameter of its trained model,
-    once per round, before it sends the model; in the units of the parameters. The resulting privacy, and how much
-    stronger it is against distant nodes, depends on the graph, on `gossip`, and on how far one sample can move a model.
-    Shoal does not account for it, and does not clip gradients.
+    once per round, before it sends the model; in the units of the parameters. The privacy depends on
+    the graph, on `gossip`, and on the influence of one sample on a model. It is stronger against distant nodes. Shoal
+    does not compute it, and does not clip gradients.
 
     `gossip` is K, the number of averages with W in a round. The mean of all noised models is kept. `accelerated`
     applies the Chebyshev polynomial of W of degree K, which is the closest to the mean of all that K exchanges can

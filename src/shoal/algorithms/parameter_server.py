@@ -29,7 +29,7 @@ class ParameterServer:
       `server.lr` = n each step is applied in full.
 
     A round of an asynchronous worker is an iteration of its own. A round of the server has as many pushes as there are
-    nodes; the last rounds are shorter if workers have failed.
+    nodes; if workers have failed, the last rounds have fewer pushes or none.
 
     If an asynchronous server receives no push within the timeout, it goes on waiting, but workers that timed out no
     longer hold back the fastest. After ten timeouts in a row it abandons the workers that train. It ends early if no
@@ -43,6 +43,7 @@ class ParameterServer:
     stale synchronous parallel (Ho et al. 2013). No limit by default."""
     server: Annotated[ServerOptimizer, Nested("server-optimizer")] = field(default_factory=ServerSGD)
 
+    # Payloads are steps, not models: a sharing that keeps earlier models cannot use them.
     traits: ClassVar[Traits] = Traits(own_payloads=True, has_service=True)
 
     def __post_init__(self) -> None:

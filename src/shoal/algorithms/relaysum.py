@@ -73,7 +73,7 @@ class RelaySum:
 
 
 def _relayed(half: Params, received: Mapping[NodeId, Payload], to: NodeId) -> Payload:
-    """The sum for one neighbour: all models except those that it relayed itself."""
+    """The sum for one neighbour: all models except the models that it relayed."""
     total, count = _sum(half, (payload for peer, payload in received.items() if peer != to))
     return Payload({"sum": total}, {"count": count})
 

@@ -82,7 +82,9 @@ class ArrayFiles:
         targets = self._targets(y)
         inputs = self._inputs(x)
         if len(inputs) != len(targets):
-            raise DataError(f"{x}: {len(inputs)} inputs, and {y}: {len(targets)} targets; expected as many")
+            raise DataError(
+                f"{x}: {len(inputs)} inputs, and {y}: {len(targets)} targets; expected one target for each input"
+            )
         if not len(inputs):
             raise DataError(f"{x}: it has no samples")
         for location, array in ((x, inputs), (y, targets)):

@@ -58,7 +58,8 @@ class Movielens:
     """MovieLens (2015): ratings of films by 610 users (ml-latest-small) or 943 (ml-100k); a regression.
 
     Inputs are pairs (user, film), both numbered from 0 without gaps in the order of their ids; targets are stars. The
-    test set is `test_fraction` of each user's ratings, rounded down; it does not depend on the seed. Users own samples.
+    test set is `test_fraction` of each user's ratings, rounded down; it does not depend on the seed. The
+    owner of a sample is its user.
     """
 
     version: Version = "ml-latest-small"
@@ -76,7 +77,7 @@ class Movielens:
         if not test.any():
             raise DataError(
                 f"{source}: a test_fraction of {self.test_fraction} of each user's ratings leaves the test set empty: "
-                f"no user has more ratings than {np.bincount(x[:, 0]).max()}"
+                f"no user has more than {np.bincount(x[:, 0]).max()} ratings"
             )
         train_samples, test_samples = (
             Samples(x[rows], y[rows], x[rows, 0].astype(np.int64)) for rows in (np.flatnonzero(~test), test)

@@ -138,7 +138,8 @@ class Quantity:
 
     Li et al. 2022, "Federated Learning on Non-IID Data Silos". The shares are drawn from a symmetric Dirichlet
     distribution, more uneven for a small `alpha`; or they follow a power law, 1 to 2^−`exponent` to 3^−`exponent` …,
-    assigned to the nodes at random. Nodes with fewer than `minimum` samples get some of the largest nodes.
+    assigned to the nodes at random. Nodes with fewer than `minimum` samples get samples of the
+    largest nodes.
     """
 
     law: Literal["dirichlet", "power"] = "dirichlet"

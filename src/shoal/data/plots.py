@@ -16,7 +16,7 @@ MAX_BUBBLES = (40, 26)
 MAX_ORDERED = 64
 """Nodes up to which they are ordered by id. More are grouped by their most frequent class."""
 MAX_COLUMNS = 1500
-"""Nodes that a heat map shows. Of more, so many are chosen at even distances."""
+"""The most nodes that a heat map shows; of more nodes, this many are chosen at even distances."""
 
 Counts = npt.NDArray[np.int64]
 """The number of samples by node and class: nodes × classes."""

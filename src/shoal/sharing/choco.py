@@ -80,7 +80,7 @@ class CHOCO:
         self._pull = np.zeros(params.size)
         self._followed: dict[NodeId, float] | None = None  # the weights in the pull; None before the first round
         self._left_out: set[NodeId] = set()  # neighbours that are not in the pull
-        self._asked: set[NodeId] = set()  # of these, those asked for their copies in the last message
+        self._asked: set[NodeId] = set()  # the left-out neighbours whose copies the last message requested
         self._asked_by: list[NodeId] = []
         self._sent: Part | None = None
 

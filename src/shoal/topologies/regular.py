@@ -19,8 +19,8 @@ from shoal.types import Bounds, NodeId
 REMEMBERED_ROUNDS = 3
 SHUFFLE_LIMIT = 256
 """Up to this number of nodes a round is a plain shuffle: exactly uniform, and as cheap as one keyed look-up."""
-LOOKUPS_PER_TABLE = 64
-"""A round is tabulated after look-ups of 1/64 of its nodes: a table costs about as much as these."""
+NODES_PER_LOOKUP = 64
+"""One look-up costs as much as 64 entries of a table, so a table is built after nodes/64 look-ups."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _Round:
             self._lookups += 1
             # Build a table once single look-ups have cost as much. This costs at most twice as much as knowing
             # beforehand whether this process runs one node or all of them.
-            if self._lookups * LOOKUPS_PER_TABLE > self._nodes:
+            if self._lookups * NODES_PER_LOOKUP > self._nodes:
                 self._use_table(self._permutation.all_values())
         nodes, node_at, place = self._nodes, self._node_at, self._place_of(node)
         return tuple(sorted([node_at((place + length) % nodes) for length in self._lengths]))

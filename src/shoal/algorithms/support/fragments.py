@@ -26,7 +26,7 @@ class Fragments:
 
     positions: tuple[NDArray[np.intp], ...]
     """The positions of each fragment's parameters in the flat vector, in ascending order. A fragment may be empty if
-    there are more fragments than parameters."""
+    every tensor has fewer values than there are fragments."""
 
     def __len__(self) -> int:
         return len(self.positions)

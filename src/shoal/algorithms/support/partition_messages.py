@@ -41,7 +41,7 @@ class WeightedSlices:
     weights: Mapping[int, float]
 
     def payload(self, partitions: Iterable[int]) -> Payload:
-        """Encode those of `partitions` that are available."""
+        """Encode the available slices among `partitions`."""
         slices = {p: self.slices[p] for p in sorted(partitions) if p in self.slices}
         weights = np.array([self.weights[p] for p in slices])
         return Payload({**_encode(slices), WEIGHTS: weights} if slices else {})

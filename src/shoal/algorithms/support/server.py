@@ -1,7 +1,7 @@
 """Rounds that a server starts: it sends its model to clients, they train, and it sends the final model to all.
 
-The server sends its whole model, whatever the sharing: a client that took no part for a while has no earlier model that
-a part or a difference could refer to.
+The server sends its whole model with every sharing: a client that took no part for a while has no earlier model that a
+part or a difference could refer to.
 
 A client may take no part in many rounds, so it cannot time out as a receive does. If the experiment sets
 `receive_timeout`, a client that received nothing for that time sends the server a probe, and gives it the same time

@@ -62,7 +62,7 @@ class TimeoutReports:
 
 
 def check_reports(payload: Payload, nodes: int, rounds: int) -> None:
-    """Raise `MessageError` for reports that are not valid for so many nodes and rounds."""
+    """Raise `MessageError` for reports that are invalid for this number of nodes and rounds."""
     reports = payload.arrays.get(REPORTS)
     if reports is None:
         return

@@ -40,7 +40,8 @@ class Flaws(Counter[str]):
 FLAWS = (
     (
         "disagree",
-        "num_samples of {disagree:,} users declares {declared:,} samples, but the files hold {held:,}; those are used",
+        "num_samples is wrong for {disagree:,} users: it declares {declared:,} samples, and the files hold {held:,}; "
+        "the samples in the files are used",
     ),
     ("declared", ""),
     ("held", ""),

@@ -59,8 +59,8 @@ def class_labels(y: list[Any], classes: int | None) -> NDArray[np.int64]:
         if isinstance(label, float) and label.is_integer():
             label = int(label)
         if type(label) is not int or not 0 <= label < (classes or 1 << 31):
-            upper = f" and {classes - 1}" if classes else " and above"
-            raise ValueError(f"the label of sample {number} is {shorten(label)}; expected an integer between 0{upper}")
+            expected = f"between 0 and {classes - 1}" if classes else "of at least 0"
+            raise ValueError(f"the label of sample {number} is {shorten(label)}; expected an integer {expected}")
         labels[number] = label
     return labels
 

@@ -27,9 +27,13 @@ def _inner(inner: Sharing, experiment: ExperimentView) -> list[str]:
             "sharing sends something else; use 'full', 'random' or 'topk'"
         ]
     if isinstance(inner, ValueEncoder) and not isinstance(inner.values, Float32):
-        return [f"sharing.inner.values: {NAME} encodes values itself, as integers that can be added; leave it out"]
+        return [
+            f"sharing.inner.values: {NAME} encodes values itself, as integers that can be added; remove this option"
+        ]
     if isinstance(inner, Random) and not inner.common:
-        return ["sharing.inner.common = false: all senders of a receiver must send the same coordinates; leave it out"]
+        return [
+            "sharing.inner.common = false: all senders of a receiver must send the same coordinates; remove this option"
+        ]
     if isinstance(inner, CoordinateSelector) and not inner.common and experiment.algorithm.traits.sends_to == "server":
         return [
             f"sharing.inner = {name!r}: each node requests coordinates from its senders, and a server does not; "
@@ -51,8 +55,8 @@ def _faults(experiment: ExperimentView) -> list[str]:
     if not experiment.restarts:
         return []
     return [
-        f"{NAME}: a node that rejoins receives an unmasked model from the peer that is furthest ahead; leave out "
-        "restarts (faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
+        f"{NAME}: a node that rejoins receives an unmasked model from the peer that is furthest ahead; remove "
+        "all restarts (faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
     ]
 
 

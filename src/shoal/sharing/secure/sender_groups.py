@@ -25,8 +25,8 @@ class SenderGroups:
             return announced[1]
         if receiver >= node.nodes:
             raise NodeError(
-                f"node {node.id} does not know which nodes send to node {receiver} in round {round}: "
-                "this node is not in the graph and has not announced them"
+                f"node {node.id} does not know the senders of node {receiver} in round {round}: node {receiver} is not "
+                "in the graph and has announced no senders"
             )
         weights = node.mixing.peers(receiver, round).weights
         return SenderGroup(weights.keys(), weights)

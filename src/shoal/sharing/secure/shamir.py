@@ -17,11 +17,11 @@ Bytes = NDArray[np.uint8]
 
 MAX_SHARES = 255
 """The most shares of one secret: one for each field element except 0."""
-_GENERATOR, _MODULUS = 3, 0x11B
+_MODULUS = 0x11B
 
 
 def _tables() -> tuple[Bytes, NDArray[np.int64]]:
-    """Return powers of a generator and logarithms. Powers repeat, so that a sum of two logarithms needs no modulo."""
+    """Return powers of the generator 3 and logarithms. Powers repeat: a sum of two logarithms needs no modulo."""
     powers, logs = np.zeros(510, np.uint8), np.zeros(256, np.int64)
     element = 1
     for exponent in range(255):

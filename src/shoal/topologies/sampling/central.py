@@ -153,7 +153,10 @@ class CentralDiscovery:
         return "no neighbours: it never received any" if self._peers is None else f"the peers of round {self._round}"
 
     def _without_timed_out_peers(self, node: Node, round: int) -> Peers:
-        """Return the last neighbours, without peers that timed out: they may have neighbours of another round."""
+        """Return the last neighbours, without peers that timed out.
+
+        These peers may use the neighbours of another round and never send.
+        """
         kept = self._peers or Peers((), {})
         if node.timed_out_peers & kept.weights.keys():
             node.record_event("peers dropped", f"round {round}: no longer waits for {sorted(node.timed_out_peers)}")

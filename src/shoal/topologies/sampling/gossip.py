@@ -13,9 +13,9 @@ as many that it granted. With the weight 1/(1 + 2 · degree) for each, the mixin
 models is kept, and no node has to know how many links its peers have.
 
 A node does not wait for a peer that timed out, with an answer or a model, until it receives from that peer again. A
-restored node requests the links again whose answers it has not used; peers grant them again. A node that rejoins has no
-links: the others drop their links with it, and in its first two rounds it has links to the nodes that request them in
-time.
+restored node repeats its requests for links whose answers it has not used; peers grant them again. A node that rejoins
+has no links: the others drop their links with it, and in its first two rounds it has links to the nodes that request
+them in time.
 """
 
 from __future__ import annotations
