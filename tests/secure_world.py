@@ -18,7 +18,7 @@ from shoal.environment.network.links import Uniform
 from shoal.environment.network.model import NetworkModel
 from shoal.experiment.setup import run_interactively
 from shoal.message import RUN_LENGTH, Message, Payload
-from shoal.node import InteractiveSharing, Node
+from shoal.node import Node
 from shoal.results.records import Event, Record
 from shoal.sharing.full import FullSharing
 from shoal.sharing.secure import secure
@@ -210,7 +210,8 @@ class SecureWorld:
 
     async def _live(self, node: Node) -> None:
         life = self.algorithm.serve(node) if node.id == self.training_nodes else self.algorithm.run(node)
-        await (run_interactively(life, node, node.sharing) if isinstance(node.sharing, InteractiveSharing) else life)
+        sharing = node.interactive_sharing
+        await (life if sharing is None else run_interactively(life, node, sharing))
 
 
 # One receiver for all others

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from experiment_tables import PLUGIN, problems
-from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 
 
@@ -57,21 +56,3 @@ def test_a_plugin_that_cannot_be_used_is_rejected(
     (tmp_path / "syntax.py").write_text("def (:")
     (found,) = problems({"algorithm": {"name": name, **options}}, base=tmp_path)
     assert problem.format(base=tmp_path) in found
-
-
-@pytest.mark.parametrize(
-    ("body", "problem"),
-    [
-        ("    speaks = 'server'\n", r"Own\.speaks: this name is not used any more; write Traits\(sends_to"),
-        (
-            "    async def serve(self, node): ...\n",
-            r"'serve' and does not declare it.*has_service=True",
-        ),
-        ("    by_class = True\n", r"Own\.by_class: this name is not used any more; write Traits\(splits_by_class"),
-        ("    traits = 'server'\n", r"Own\.traits = 'server': expected an instance of shoal\.Traits"),
-    ],
-)
-def test_a_plug_in_whose_traits_are_wrong_is_rejected(tmp_path: Path, body: str, problem: str) -> None:
-    (tmp_path / "own.py").write_text(f"class Own:\n{body}    async def run(self, node): ...\n")
-    with pytest.raises(ExperimentError, match=problem):
-        Experiment(algorithm={"name": "own.py:Own"}, base=tmp_path)

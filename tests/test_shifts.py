@@ -118,9 +118,9 @@ def test_samples_are_assigned_by_the_inner_partition(kind: Any) -> None:
     expected = inside.split(labels, 5, generator(0, "partition"))
     assert all(map(np.array_equal, parts, expected))
     assert isinstance(kind(), ShiftingPartition)
-    assert traits_of(kind(of=inside)).splits_by_class
-    assert traits_of(kind(of=kind(of=inside))).splits_by_class
-    assert not traits_of(kind(of=Iid())).splits_by_class
+    assert traits_of(kind(of=inside), "partition").splits_by_class
+    assert traits_of(kind(of=kind(of=inside)), "partition").splits_by_class
+    assert not traits_of(kind(of=Iid()), "partition").splits_by_class
     assert isinstance(kind(of=Natural()), OwnerPartition)
     assert not isinstance(kind(of=Iid()), OwnerPartition)
 

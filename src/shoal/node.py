@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker,
 from shoal.state import State, Stateful, generator_state, restore_generator
 from shoal.topologies.graph import Mixing, Peers, Topology, WeightScheme
 from shoal.training.trainer import DataHolder, Evaluate, Train, Trainer
+from shoal.traits import traits_of
 from shoal.types import NodeId, Params
 
 MODEL = "model"
@@ -49,14 +50,12 @@ class PeerDiscovery(Protocol):
     async def peers(self, node: Node, round: int) -> Peers: ...
 
 
-@runtime_checkable
 class DiscoveryTopology(Protocol):
     """A topology whose nodes find their peers with a protocol. In other topologies the peers follow from the seed."""
 
     def discovery(self) -> PeerDiscovery: ...
 
 
-@runtime_checkable
 class ServiceProvider(Protocol):
     """An algorithm or a topology that needs a node of its own, such as a server or a peer sampler.
 
@@ -66,12 +65,11 @@ class ServiceProvider(Protocol):
     async def serve(self, node: Node) -> None: ...
 
 
-@runtime_checkable
 class InteractiveSharing(Protocol):
     """A sharing that exchanges messages of its own with the sharings of other nodes, for example keys.
 
-    The node calls these methods before and after it sends or receives messages of kind "model"; the algorithm does not
-    need to change.
+    Its class declares `Traits(interactive=True)`. The node calls these methods before and after it sends or receives
+    messages of kind "model"; the algorithm does not need to change.
     """
 
     def set_sender_group(self, receiver: NodeId, round: int, group: SenderGroup) -> None:
@@ -150,7 +148,10 @@ class Node:
         self._loss: float | None = None
         self._generators: dict[str, np.random.Generator] = {}
         self._check = sharing.check if isinstance(sharing, PayloadChecker) else None
-        self._interactive = sharing if isinstance(sharing, InteractiveSharing) else None
+        self.interactive_sharing: InteractiveSharing | None = None
+        """The sharing, if it is interactive."""
+        if traits_of(sharing, "sharing").interactive:
+            self.interactive_sharing = cast(InteractiveSharing, sharing)
         if isinstance(sharing, NodeAware):
             data = trainer.data if isinstance(trainer, DataHolder) else None
             sharing.bind(NodeInfo(context.id, context.nodes, context.seed, context.shapes, data))
@@ -259,8 +260,8 @@ class Node:
     async def send(self, to: Peers | Iterable[NodeId], outgoing: Outgoing, *, round: int, kind: str = MODEL) -> None:
         """Send `outgoing` to every peer in `to` that is not known to have failed."""
         receivers = to.receivers if isinstance(to, Peers) else to
-        if self._interactive is not None and kind == MODEL:
-            receivers = await self._interactive.before_send(self, tuple(receivers), round)
+        if self.interactive_sharing is not None and kind == MODEL:
+            receivers = await self.interactive_sharing.before_send(self, tuple(receivers), round)
         failed = self.failed_peers
         shared = self.make_message(kind, outgoing, round) if isinstance(outgoing, Payload) else None
         for peer in receivers:
@@ -311,7 +312,7 @@ class Node:
         A payload is invalid if the sharing (for kind "model") or `check` rejects it. Invalid payloads are counted.
         """
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
-        interactive = self._interactive if kind == MODEL else None
+        interactive = self.interactive_sharing if kind == MODEL else None
         if interactive is not None:
             senders = tuple(interactive.expected_senders(self, senders, round))
         timeout = self.receive_timeout if timeout is None else timeout

@@ -43,6 +43,8 @@ class Traits:
     """Whether a payload contains every coordinate of the model; the values may be rounded."""
     adds_data: bool = False
     """Whether nodes receive training samples."""
+    interactive: bool = False
+    """Whether it exchanges messages of its own with other nodes: see `shoal.node.InteractiveSharing`."""
 
     # Topologies
     discovers_peers: bool = False
@@ -55,40 +57,81 @@ class Traits:
     """Whether it assigns samples by their class, so that it needs a data set whose targets are classes."""
 
 
-METHODS = {"has_service": "serve", "discovers_peers": "discovery", "needs_labels": "build_from"}
-"""The method that a class with each of these traits has."""
-
-REPLACED = {
-    "speaks": "Traits(sends_to=…) or Traits(own_payloads=True)",
-    "sums": "Traits(needs_only_sum=True)",
-    "says_all": "Traits(sends_whole_models=True)",
-    "misfits": "a method incompatibilities(experiment)",
-    "join": "a method bind(info)",
-    "finder": "a method discovery()",
-    "by_class": "Traits(splits_by_class=True)",
+METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "has_service": (("algorithm", "topology"), ("serve",)),
+    "interactive": (
+        ("sharing",),
+        ("set_sender_group", "before_send", "expected_senders", "after_receive", "serve_peers", "drain"),
+    ),
+    "discovers_peers": (("topology",), ("discovery",)),
+    "needs_labels": (("topology",), ("build_from",)),
 }
-"""Earlier names of class attributes and methods. A class that still has one would run with the defaults."""
+"""For each of these traits: the kinds of components that may have it, and the methods that come with it."""
 
 
-def traits_of(component: object) -> Traits:
-    """The traits of a component's class, or of an instance that has the traits of another component in it.
+@dataclass(frozen=True)
+class FormerName:
+    """An earlier name in the interface of a kind of component. A class that still has it would run with the defaults.
 
-    Raises ValueError if they contradict its methods, or for an earlier name.
+    With several `names`, a class has the earlier interface only if it has all of them.
+    """
+
+    kinds: tuple[str, ...]
+    names: tuple[str, ...]
+    replacement: str
+    value_type: type = object
+    """The type of the attribute; an attribute of another type is unrelated."""
+
+    def is_in(self, cls: type, kind: str) -> bool:
+        return kind in self.kinds and all(
+            hasattr(cls, name) and isinstance(getattr(cls, name), self.value_type) for name in self.names
+        )
+
+
+FORMER_NAMES = (
+    FormerName(("algorithm",), ("speaks",), "Traits(sends_to=…) or Traits(own_payloads=True)"),
+    FormerName(("algorithm",), ("sums",), "Traits(needs_only_sum=True)"),
+    FormerName(("algorithm",), ("per_node",), "Traits(per_node_options=…)", value_type=frozenset),
+    FormerName(("sharing",), ("says_all",), "Traits(sends_whole_models=True)"),
+    FormerName(("sharing",), ("adds_data",), "Traits(adds_data=True)"),
+    FormerName(("sharing",), ("join",), "a method bind(info)"),
+    FormerName(
+        ("sharing",),
+        ("prepare", "expected", "open", "attend", "part"),
+        "Traits(interactive=True) and the methods of shoal.node.InteractiveSharing",
+    ),
+    FormerName(("topology",), ("finder",), "a method discovery()"),
+    FormerName(("partition",), ("by_class",), "Traits(splits_by_class=True)"),
+    FormerName(("algorithm", "sharing", "topology"), ("misfits",), "a method incompatibilities(experiment)"),
+)
+
+
+def traits_of(component: object, kind: str) -> Traits:
+    """The traits of the class of a component of this kind, or of an instance that has those of a component in it.
+
+    Raises ValueError if they contradict its methods, or if it has a former name.
     """
     cls = component if isinstance(component, type) else type(component)
     traits: Traits = getattr(component, "traits", Traits())
-    for name, replacement in REPLACED.items():
-        if hasattr(cls, name):
-            raise ValueError(f"{cls.__name__}.{name}: this name is not used any more; write {replacement}")
+    for former in FORMER_NAMES:
+        if former.is_in(cls, kind):
+            raise ValueError(
+                f"{cls.__name__}.{'/'.join(former.names)}: this name is not used any more; write {former.replacement}"
+            )
     if not isinstance(traits, Traits):
         raise ValueError(f"{cls.__name__}.traits = {traits!r}: expected an instance of shoal.Traits")
-    for trait, method in METHODS.items():
-        if getattr(traits, trait) != callable(getattr(cls, method, None)):
-            has, declared = ("has", "does not declare") if not getattr(traits, trait) else ("has no", "declares")
-            raise ValueError(
-                f"{cls.__name__} {has} method {method!r} and {declared} it; "
-                f"write traits = Traits({trait}=True) in a class with this method, and only there"
-            )
+    for trait, (kinds, methods) in METHODS.items():
+        for method in methods if kind in kinds else ():
+            has_method = callable(getattr(cls, method, None))
+            if has_method and not getattr(traits, trait):
+                raise ValueError(
+                    f"{cls.__name__} has a method {method!r}; declare it with traits = Traits({trait}=True)"
+                )
+            if getattr(traits, trait) and not has_method:
+                raise ValueError(
+                    f"{cls.__name__} declares {trait}=True but has no method {method!r}; add the method, or remove "
+                    "the trait"
+                )
     return traits
 
 

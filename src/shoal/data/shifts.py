@@ -35,7 +35,7 @@ class _Wrapper:
 
     def __post_init__(self) -> None:
         # Set on the instance: isinstance(…, OwnerPartition) looks for the method.
-        object.__setattr__(self, "traits", traits_of(self.of))
+        object.__setattr__(self, "traits", traits_of(self.of, "partition"))
         if isinstance(self.of, OwnerPartition):
             object.__setattr__(self, "split_owned", self.of.split_owned)
 

@@ -60,7 +60,7 @@ def _split(
     rng = generator(experiment.seed, "partition")
     if isinstance(partition, OwnerPartition):
         return partition.split_owned(data.train, data.test, experiment.nodes, rng)
-    if traits_of(partition).splits_by_class:
+    if traits_of(partition, "partition").splits_by_class:
         labels = data.labels
     else:  # only the number of labels matters
         labels = data.train.y if data.task == "classification" else np.zeros(len(data.train), np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.registry import from_table, to_table
 from shoal.topologies.graph import FromLabels, Mixing, Topology, TopologyWrapper, WeightScheme
+from shoal.traits import traits_of
 
 
 class ExperimentMixings:
@@ -28,8 +29,8 @@ class ExperimentMixings:
         experiment = self._experiment
         key = (repr(topology), weights or experiment.weights)
         if key not in self._built:
-            if isinstance(topology, FromLabels):
-                graph = topology.build_from(self._label_counts(), experiment.seed)
+            if traits_of(topology, "topology").needs_labels:
+                graph = cast(FromLabels, topology).build_from(self._label_counts(), experiment.seed)
             else:
                 graph = topology.build(experiment.nodes, experiment.seed)
             self._built[key] = Mixing(graph, key[1])

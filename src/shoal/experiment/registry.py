@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +47,7 @@ class Component:
     @property
     def traits(self) -> Traits:
         """The traits that the component's class declares."""
-        return traits_of(find(self.kind, self.name))
+        return traits_of(find(self.kind, self.name), self.kind)
 
     def build(self) -> Any:
         """Return a new instance."""
@@ -89,6 +88,12 @@ def component_name(kind: str, instance: Any) -> str:
     return next((name for name, where in registry(kind).items() if where == path), path)
 
 
+def shallow_table(kind: str, instance: Any) -> dict[str, Any]:
+    """Return the name of an instance of a dataclass, and its parameters as they are."""
+    options = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance) if f.init}
+    return {"name": component_name(kind, instance), **options}
+
+
 def to_table(kind: str, instance: Any) -> dict[str, Any]:
     """Return the name and the parameters of an instance as plain data, which `from_table` reads.
 
@@ -97,10 +102,9 @@ def to_table(kind: str, instance: Any) -> dict[str, Any]:
     if not dataclasses.is_dataclass(instance) or isinstance(instance, type):
         raise ValueError(f"{instance!r} is not an instance of a dataclass, so its parameters are unknown")
     nested = {p.name: p.nested for p in schema.parameters(type(instance)).values() if p.nested is not None}
-    options = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance) if f.init}
     return {
-        "name": component_name(kind, instance),
-        **{k: to_table(nested[k], v) if k in nested and v is not None else _plain(v) for k, v in options.items()},
+        k: to_table(nested[k], v) if k in nested and v is not None else plain(v, keep_none=True)
+        for k, v in shallow_table(kind, instance).items()
     }
 
 
@@ -118,11 +122,19 @@ def from_table(kind: str, table: Mapping[str, Any]) -> Any:
     return instance
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any, *, keep_none: bool) -> Any:
+    """Convert to plain data: tables for components and dataclasses, lists for tuples, strings for paths.
+
+    TOML cannot hold None: without `keep_none` a table lacks the keys whose value is None.
+    """
+    if isinstance(value, Component):
+        value = value.to_table()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: plain(v, keep_none=keep_none) for k, v in value.items() if keep_none or v is not None}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v, keep_none=keep_none) for v in value]
     return str(value) if isinstance(value, Path) else value
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal import schema
-from shoal.experiment.registry import REGISTRIES, Component, find, to_table
+from shoal.experiment.registry import REGISTRIES, Component, find, shallow_table
 from shoal.experiment.tables import DEFAULT_NAMES, Group, NodeSettings, ProcessesPlan, location
 from shoal.traits import traits_of
 
@@ -61,7 +61,7 @@ class Resolver:
         name = absolute_name(table["name"], self.base)
         try:
             cls = find(kind, name)
-            traits_of(cls)
+            traits_of(cls, kind)
         except ValueError as error:
             self.problems.append(f"{place}.name = {table['name']!r}: {error}")
             return None
@@ -86,11 +86,7 @@ class Resolver:
 
             value = from_networkx(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            try:
-                return to_table(kind, value)
-            except ValueError as error:
-                self.problems.append(f"{place}: {error}")
-                return None
+            return shallow_table(kind, value)
         if isinstance(value, Mapping) and kind in DEFAULT_NAMES:
             value = {"name": DEFAULT_NAMES[kind], **value}
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):

@@ -7,7 +7,7 @@ memory. `Setup.node` creates a node of either engine from it.
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from shoal.experiment.environment import build_environment, device_speeds
 from shoal.experiment.local_data import LocalData, load_data
 from shoal.experiment.mixings import ExperimentMixings
 from shoal.experiment.sharing_checks import check_sharings
-from shoal.node import DiscoveryTopology, InteractiveSharing, Node, ServiceProvider
+from shoal.node import DiscoveryTopology, InteractiveSharing, Node, PeerDiscovery, ServiceProvider
 from shoal.node_context import EvaluationSchedule, NodeContext, Observer
 from shoal.randomness import generator
 from shoal.runtime import Runtime
@@ -85,8 +85,13 @@ class Setup:
             trainer=self.trainer_factory.trainer(id, settings.training, self.speeds[id].simulated_step),
             sharing=settings.sharing.build(),
             observer=observer,
-            discovery=self.topology.discovery() if trains and isinstance(self.topology, DiscoveryTopology) else None,
+            discovery=self._discovery() if trains else None,
         )
+
+    def _discovery(self) -> PeerDiscovery | None:
+        if self.experiment.topology.traits.discovers_peers:
+            return cast(DiscoveryTopology, self.topology).discovery()
+        return None
 
     def _schedule(self, id: NodeId) -> EvaluationSchedule:
         """A server is evaluated if its clients are. With a server there is one model, and no average to evaluate."""
@@ -97,16 +102,16 @@ class Setup:
     def run_node(self, node: Node) -> Coroutine[Any, Any, None]:
         """Run `node` until it ends: its algorithm, or the service that it provides."""
         program = self._program(node)
-        if isinstance(node.sharing, InteractiveSharing):
-            return run_interactively(program, node, node.sharing)
+        if node.interactive_sharing is not None:
+            return run_interactively(program, node, node.interactive_sharing)
         return program
 
     def _program(self, node: Node) -> Coroutine[Any, Any, None]:
         experiment = self.experiment
         for kind, id in experiment.services.items():
             if id == node.id:
-                provider: ServiceProvider = self.topology if kind == "topology" else experiment.algorithm.build()  # type: ignore[assignment]
-                return provider.serve(node)
+                provider = self.topology if kind == "topology" else experiment.algorithm.build()
+                return cast(ServiceProvider, provider).serve(node)
         algorithm: Algorithm = experiment.settings(node.id).algorithm.build()
         return algorithm.run(node)
 

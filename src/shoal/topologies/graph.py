@@ -66,7 +66,6 @@ class TopologyWrapper(Protocol):
         ...
 
 
-@runtime_checkable
 class FromLabels(Protocol):
     """A topology that is built from the labels that nodes hold (trait `needs_labels`).
 

@@ -18,7 +18,7 @@ import numpy as np
 from shoal.algorithms.support.probes import answer_probes
 from shoal.errors import MessageError
 from shoal.message import Message, Payload
-from shoal.node import Check, InteractiveSharing, Node
+from shoal.node import Check, Node
 from shoal.sharing.full import FullSharing
 from shoal.sharing.sharing import SenderGroup
 from shoal.types import NodeId
@@ -54,10 +54,10 @@ class RoundServer:
         """
         node = self._node
         model = _WHOLE_MODEL.outgoing(node.params, round)
-        if weights is None or not isinstance(node.sharing, InteractiveSharing):
+        if weights is None or node.interactive_sharing is None:
             await node.send(clients, model, round=round, kind=GLOBAL_MODEL)
             return
-        node.sharing.set_sender_group(node.id, round, SenderGroup(weights.keys(), weights))
+        node.interactive_sharing.set_sender_group(node.id, round, SenderGroup(weights.keys(), weights))
         arrays = Payload({**model.arrays, PARTICIPANTS: np.array(list(weights), np.uint32)}).frozen().arrays
 
         def payload(client: NodeId) -> Payload:
@@ -100,8 +100,8 @@ async def server_rounds(node: Node) -> AsyncIterator[int]:
         if newest.payload.fields.get(FINAL) is True:
             await node.evaluate(newest.round)
             return
-        if (group := _sender_group(newest.payload, node)) is not None and isinstance(node.sharing, InteractiveSharing):
-            node.sharing.set_sender_group(node.server, latest, group)
+        if (group := _sender_group(newest.payload, node)) is not None and node.interactive_sharing is not None:
+            node.interactive_sharing.set_sender_group(node.server, latest, group)
         async with node.requested_round(latest):
             yield latest
     kept = f"the model that it received in round {latest}" if latest >= 0 else "its initial model"
@@ -112,7 +112,7 @@ async def server_rounds(node: Node) -> AsyncIterator[int]:
 
 def _sender_group(payload: Payload, node: Node) -> SenderGroup | None:
     """Return all participants and this node's weight; None if the sharing does not need them. Raises `MessageError`."""
-    if not isinstance(node.sharing, InteractiveSharing) or payload.fields.get(FINAL) is True:
+    if node.interactive_sharing is None or payload.fields.get(FINAL) is True:
         return None
     ids, weight = payload.arrays.get(PARTICIPANTS), payload.fields.get(WEIGHT)
     if ids is None or ids.dtype != np.uint32 or ids.ndim != 1 or len(np.unique(ids)) != len(ids):

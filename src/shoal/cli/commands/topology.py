@@ -7,7 +7,7 @@ import argparse
 from shoal.cli.arguments import Commands, add_set_option, picture_path, writing
 from shoal.cli.display import console, print_line, show_warnings
 from shoal.experiment import Experiment, parse_overrides
-from shoal.topologies.graph import FromLabels, Mixing
+from shoal.topologies.graph import Mixing
 
 
 def add_parser(commands: Commands) -> None:
@@ -50,9 +50,8 @@ def _experiment(parsed: argparse.Namespace) -> Experiment:
 
 
 def _mixing(experiment: Experiment) -> Mixing:
-    topology = experiment.topology.build()
-    if not isinstance(topology, FromLabels):
-        return Mixing(topology.build(experiment.nodes, experiment.seed), experiment.weights)
+    if not experiment.topology.traits.needs_labels:
+        return Mixing(experiment.topology.build().build(experiment.nodes, experiment.seed), experiment.weights)
     from shoal.experiment.setup import Setup  # loads the data, whose labels the graph depends on
 
     return Setup(experiment).mixing

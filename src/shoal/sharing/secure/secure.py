@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ from shoal.sharing.secure.sender_groups import SenderGroups
 from shoal.sharing.secure.unmasking import Unmasking, UnmaskingError
 from shoal.sharing.sharing import CoordinateSelector, NodeAware, NodeInfo, SenderGroup, Sharing
 from shoal.state import State, Stateful
-from shoal.traits import ExperimentView
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds, Nested, NodeId, Params
 
 SUM, WEIGHT, POSITIONS = "sum", "weight", "positions"
@@ -79,6 +79,8 @@ class Secure:
     changing graph, such a node receives nothing in that round. With `few` = "plain", the experiment is accepted and the
     node receives unmasked models.
     """
+
+    traits: ClassVar[Traits] = Traits(interactive=True)
 
     inner: Annotated[Sharing, Nested("sharing")] = field(default_factory=FullSharing)
     bits: Literal[32, 64] = 32
