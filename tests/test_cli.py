@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from shoal import schema
+from shoal.cli.commands.results import plot_runs
+from shoal.errors import ExperimentError
 from shoal.experiment.registry import REGISTRIES, components
 from shoal.results.records import RunFolder
 
@@ -145,12 +147,18 @@ def test_run_show_and_plot(shoal: Callable, small: Path) -> None:
         assert summary["digest"][:16] in shown
     assert shoal("plot", "runs", "--out", "deep/down/plot.svg").code == 0
     assert "<svg" in Path("deep/down/plot.svg").read_text()
-    assert_rejected(shoal("plot", "runs", "--out", "small.toml/plot.png"), "cannot write 'small.toml/plot.png'")
+    assert_rejected(
+        shoal("plot", "runs", "--out", "small.toml/plot.png"), "--out", "cannot write 'small.toml/plot.png'"
+    )
+    with pytest.raises(ExperimentError, match=r"--plot: 1 problem\n.*cannot write 'small.toml/accuracy.png'"):
+        plot_runs([folder], folder=Path("small.toml"), option="--plot")
 
 
 def test_show_without_a_run_explains_how_to_start_one(shoal: Callable) -> None:
-    assert_rejected(shoal("show"), "there is no finished run in 'runs'; start one with 'shoal run FILE'")
-    assert_rejected(shoal("plot", "elsewhere"), "there is no finished run in 'elsewhere'")
+    assert_rejected(
+        shoal("show"), "show: 1 problem", "there is no finished run in 'runs'; start one with 'shoal run FILE'"
+    )
+    assert_rejected(shoal("plot", "elsewhere"), "plot: 1 problem", "there is no finished run in 'elsewhere'")
 
 
 def test_show_reports_a_damaged_summary(shoal: Callable, tmp_path: Path) -> None:

@@ -46,10 +46,10 @@ def picture_path(text: str) -> Path:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Report an error while `path` is written as a problem of `--out`."""
+def writing(path: Path, option: str = "--out") -> Iterator[None]:
+    """Report an error while `path` is written as a problem of the option that asked for it."""
     try:
         yield
     except OSError as error:
         problem = f"cannot write {str(path)!r}: {error.strerror}; choose another file"
-        raise ExperimentError([problem], "--out") from error
+        raise ExperimentError([problem], option) from error

@@ -20,7 +20,7 @@ from types import FrameType
 
 from rich.markup import escape
 
-from shoal.cli.commands import components, data, doctor, keys, new, results, run, topology
+from shoal.cli.commands import COMMANDS
 from shoal.cli.display import console
 from shoal.errors import DataError, ExperimentError, LaunchError, ShoalError, TopologyError
 
@@ -61,12 +61,6 @@ def _print_error(error: Exception, code: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="shoal", description="Decentralized learning, simulated and real.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    run.add_parser(commands)
-    results.add_parsers(commands)
-    components.add_parser(commands)
-    topology.add_parser(commands)
-    data.add_parser(commands)
-    keys.add_parser(commands)
-    new.add_parser(commands)
-    doctor.add_parser(commands)
+    for module in COMMANDS:
+        module.add_parser(commands)
     return parser

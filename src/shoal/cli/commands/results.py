@@ -14,7 +14,7 @@ from shoal.results.records import RunFolder
 from shoal.results.timing import curve, target_and_best
 
 
-def add_parsers(commands: Commands) -> None:
+def add_parser(commands: Commands) -> None:
     show = commands.add_parser("show", help="show the summary of a run")
     show.add_argument(
         "run", nargs="?", type=Path, help="the folder of a run, or a folder above it (default: the latest in runs)"
@@ -38,7 +38,7 @@ def add_parsers(commands: Commands) -> None:
 
 
 def show_run(parsed: argparse.Namespace) -> int:
-    folder = _latest_run(parsed.run or Path("runs"))
+    folder = _latest_run(parsed.run or Path("runs"), "show")
     summary = folder.read_summary()
     if parsed.target is not None or parsed.metric is not None:
         found = curve(folder, parsed.metric)
@@ -48,7 +48,7 @@ def show_run(parsed: argparse.Namespace) -> int:
 
 
 def plot_command(parsed: argparse.Namespace) -> int:
-    plot_runs([_latest_run(run) for run in parsed.runs], parsed.out, parsed.metric, parsed.x)
+    plot_runs([_latest_run(run, "plot") for run in parsed.runs], parsed.out, parsed.metric, parsed.x)
     return 0
 
 
@@ -58,19 +58,23 @@ def plot_runs(
     metric: str | None = None,
     axis: Axis | None = None,
     folder: Path = Path(),
+    option: str = "--out",
 ) -> None:
-    """Plot a metric of runs to `out`, by default to a picture in `folder` that is named after the metric."""
+    """Plot a metric of runs to `out`, by default to a picture in `folder` that is named after the metric.
+
+    `option` is the option that asked for the plot, for the error if it cannot be written.
+    """
     metric = choose_metric(folders, metric)
     axis = axis or choose_axis(folders)
     path = out or folder / f"{metric.replace(' ', '-')}.png"
-    with writing(path):
+    with writing(path, option):
         metric_plot(folders, path, metric, axis)
     print_line(f"{metric} by {axis}: {path}")
 
 
-def _latest_run(path: Path) -> RunFolder:
-    """Return the run at `path`, or the latest run below it."""
+def _latest_run(path: Path, command: str) -> RunFolder:
+    """Return the run at `path`, or the latest run below it; `command` needs it."""
     found = sorted(path.rglob("summary.json"), key=lambda file: file.stat().st_mtime) if path.is_dir() else []
     if not found:
-        raise ExperimentError([f"there is no finished run in {str(path)!r}; start one with 'shoal run FILE'"], "show")
+        raise ExperimentError([f"there is no finished run in {str(path)!r}; start one with 'shoal run FILE'"], command)
     return RunFolder(found[-1].parent)

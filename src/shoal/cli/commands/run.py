@@ -37,7 +37,7 @@ def run_experiment(parsed: argparse.Namespace) -> int:
         done = run(experiment, parsed.out, display, process_start_time())
     screen.print(summary_table(done.summary, f"{experiment.name}: {done.folder.path}"))
     if parsed.plot:
-        plot_runs([done.folder], folder=done.folder.path)
+        plot_runs([done.folder], folder=done.folder.path, option="--plot")
     if done.summary.get("signal") is not None:
         return 128 + int(done.summary["signal"])
     return EXIT_CODES[done.status]
