@@ -26,7 +26,7 @@ from shoal.compression.floats import BFloat16, Float16, Float32, FloatCodec
 from shoal.compression.indices import Bitmap, EliasDelta, EliasGamma, GolombRice, IndexCodec, Positions, Raw
 from shoal.compression.libraries import Blosc2, Zfp, Zstd
 from shoal.compression.quantizers import QSGD, Int8
-from shoal.compression.sparse import fraction_count, top_positions
+from shoal.compression.sparse import kept_count, top_positions
 from shoal.models.networks import GnLenet
 from shoal.types import Params
 
@@ -78,9 +78,7 @@ def best(work: Callable[[], Any], repeats: int) -> float:
 
 
 def indices(sets: dict[str, Positions], size: int, copy: float, repeats: int) -> list[Figure]:
-    table = Table(
-        title=f"Positions, {fraction_count(size, 0.1):,} of {size:,}", title_justify="left", title_style="bold"
-    )
+    table = Table(title=f"Positions, {kept_count(size, 0.1):,} of {size:,}", title_justify="left", title_style="bold")
     columns = [f"bits, {name}" for name in sets]
     for column in ("codec", *columns, "encode", "decode", "together"):
         table.add_column(column, justify="left" if column == "codec" else "right")
@@ -145,7 +143,7 @@ def main(short: bool) -> None:
     repeats = 20 if short else 100
     weights, changes = trained(30)
     copy = best(weights.copy, 200)
-    count = fraction_count(weights.size, 0.1)
+    count = kept_count(weights.size, 0.1)
     sets = {
         "random": np.sort(np.random.default_rng(1).choice(weights.size, count, replace=False)),
         "changed most": top_positions(np.abs(changes), count),

@@ -17,12 +17,12 @@ from shoal.compression.compressors import (
     RandomCompressor,
     SparseCode,
     TopKCompressor,
-    kept_count,
     random_positions,
 )
 from shoal.compression.floats import BFloat16, Float16, Float32
 from shoal.compression.indices import GolombRice
 from shoal.compression.quantizers import QSGD
+from shoal.compression.sparse import kept_count
 from shoal.message import Message, decode
 
 

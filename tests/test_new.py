@@ -117,7 +117,7 @@ from shoal.compression.compressors import Fraction, Part, SparseCode
 from shoal.compression.floats import Float32
 from shoal.compression.indices import GolombRice
 from shoal.compression.sparse import top_positions
-from shoal.sharing.payload_cache import merge_sparse
+from shoal.sharing.sparse_merge import merge_sparse
 from shoal.state import State
 
 CODE = SparseCode(Float32(), GolombRice())

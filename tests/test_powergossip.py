@@ -384,7 +384,14 @@ def test_the_others_continue_when_a_node_fails(tmp_path: Path) -> None:
     assert run.summary["rounds"] == 4
 
 
-@pytest.mark.parametrize("topology", [{"name": "one-peer-exponential"}, {"name": "random-out", "peers": 2}])
+@pytest.mark.parametrize(
+    "topology",
+    [
+        {"name": "one-peer-exponential"},
+        {"name": "random-out", "peers": 2},
+        {"name": "peer-sampler", "graph": {"name": "random-out", "peers": 2}},
+    ],
+)
 def test_directed_links_are_rejected(topology: dict[str, Any]) -> None:
     with pytest.raises(ExperimentError, match=f"topology = '{topology['name']}' has one-way links"):
         experiment(topology=topology, nodes=6)

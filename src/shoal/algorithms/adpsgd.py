@@ -10,7 +10,7 @@ from shoal.algorithms.support.bipartition import bipartition, bipartition_of
 from shoal.algorithms.support.pairwise_averaging import ActiveSide, PassiveSide
 from shoal.node import Node
 from shoal.topologies.graph import TopologyWarning
-from shoal.topologies.inspection import changes, directed, graph_of
+from shoal.topologies.inspection import graph_of, is_directed, is_dynamic
 from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds, NodeId
 
@@ -79,7 +79,7 @@ class ADPSGD:
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         graph, name = graph_of(experiment), experiment.topology.name
-        if changes(experiment) or (graph is not None and directed(graph)):
+        if is_dynamic(experiment, graph) or is_directed(graph):
             return [
                 f"topology = {name!r}: 'adpsgd' averages in pairs and needs an undirected graph that does not change; "
                 "use a graph like { name = 'ring' } or { name = 'regular' } without dynamic"

@@ -10,10 +10,10 @@ from typing import Annotated
 
 from shoal.algorithms.support.requirements import requires_plain_sgd, requires_whole_models
 from shoal.algorithms.support.restart_epochs import RestartEpochs, epoch_of
-from shoal.algorithms.support.vectors import halved
+from shoal.algorithms.support.vectors import lazy_weights
 from shoal.node import Node
 from shoal.topologies.graph import Graph, Mixing
-from shoal.topologies.inspection import changes, directed, graph_of
+from shoal.topologies.inspection import graph_of, is_directed, is_dynamic
 from shoal.traits import ExperimentView
 from shoal.types import Bounds, Params
 
@@ -56,14 +56,14 @@ class D2:
             await node.send(peers, epochs.tag(node.sharing.outgoing(half, r)), round=r)
             received = epochs.same_epoch(await epochs.receive(peers, round=r, check=epoch_of))
             weights = {j: peers.weights[j] for j in received}
-            node.params = node.sharing.merge(half, received, halved(weights) if self.lazy else weights)
+            node.params = node.sharing.merge(half, received, lazy_weights(weights) if self.lazy else weights)
             node.algorithm_state["before"] = before = [x, u]
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         problems = requires_plain_sgd(experiment) + requires_whole_models(experiment, "'d2'")
         graph = graph_of(experiment)
         topology = f"topology = {experiment.topology.name!r}"
-        if changes(experiment) or (graph is not None and directed(graph)):
+        if is_dynamic(experiment, graph) or is_directed(graph):
             problems.append(
                 f"{topology}: 'd2' diverges on a graph that changes or is directed; use an undirected graph that does "
                 "not change, or algorithm = 'gradient-tracking'"

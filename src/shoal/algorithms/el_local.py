@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from shoal.algorithms.support.requirements import requires_own_graph
+from shoal.algorithms.support.requirements import requires_buildable_graph
 from shoal.node import Node
 from shoal.topologies.random_out import RandomOut
 from shoal.traits import ExperimentView, Traits
@@ -40,4 +40,4 @@ class ELLocal:
             node.params = node.sharing.merge(node.params, received, node.weights(received))
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return requires_own_graph("peers", RandomOut(self.peers), experiment)
+        return requires_buildable_graph("peers", RandomOut(self.peers), experiment)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from shoal.algorithms.support.requirements import requires_own_graph
+from shoal.algorithms.support.requirements import requires_buildable_graph
 from shoal.node import Node
 from shoal.topologies.regular import Regular
 from shoal.traits import ExperimentView, Traits
@@ -40,7 +40,7 @@ class ELOracle:
             node.params = node.sharing.merge(node.params, received, node.weights(received))
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return requires_own_graph("degree", self._graph(), experiment)
+        return requires_buildable_graph("degree", self._graph(), experiment)
 
     def _graph(self) -> Regular:
         return Regular(self.degree, dynamic=True)

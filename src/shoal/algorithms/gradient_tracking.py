@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal.algorithms.support.requirements import requires_plain_sgd
 from shoal.algorithms.support.restart_epochs import RestartEpochs, epoch_of
-from shoal.algorithms.support.vectors import average, check_vectors, halved
+from shoal.algorithms.support.vectors import average, check_vectors, lazy_weights
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.traits import ExperimentView, Traits
@@ -59,7 +59,7 @@ class GradientTracking:
             peers = await node.peers(r)
             await node.send(peers, epochs.tag(Payload({"x": x, "y": y})), round=r, kind=TRACKED)
             received = await epochs.receive(peers, round=r, kind=TRACKED, check=check)
-            weights = halved(peers.weights) if self.lazy else peers.weights
+            weights = lazy_weights(peers.weights) if self.lazy else peers.weights
             node.params = average(x, {j: p.arrays["x"] for j, p in received.items()}, weights) - y
             mixed = average(y, {j: p.arrays["y"] for j, p in epochs.same_epoch(received).items()}, weights)
             before = d

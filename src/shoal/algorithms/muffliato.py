@@ -18,7 +18,7 @@ from shoal.message import Payload
 from shoal.node import Node
 from shoal.sharing.sharing import PayloadChecker
 from shoal.topologies.graph import Mixing, cached_per_mixing
-from shoal.topologies.inspection import changes, directed, graph_of
+from shoal.topologies.inspection import graph_of, is_directed, is_dynamic
 from shoal.traits import ExperimentView
 from shoal.types import Bounds, Params
 
@@ -74,7 +74,7 @@ class Muffliato:
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         graph = graph_of(experiment)
         topology = f"topology = {experiment.topology.name!r}"
-        if self.accelerated and (changes(experiment) or (graph is not None and directed(graph))):
+        if self.accelerated and (is_dynamic(experiment, graph) or is_directed(graph)):
             return [
                 f"{topology}: acceleration needs an undirected graph that does not change; use such a graph or "
                 "algorithm.accelerated = false"

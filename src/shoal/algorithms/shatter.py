@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 from shoal.algorithms.support.fragments import VALUES, cut
 from shoal.algorithms.support.peer_monitor import PeerMonitor
-from shoal.algorithms.support.requirements import requires_own_graph
+from shoal.algorithms.support.requirements import requires_buildable_graph
 from shoal.node import Node
 from shoal.topologies.regular import Regular
 from shoal.traits import ExperimentView, Traits
@@ -60,7 +60,7 @@ class Shatter:
             node.params = chunks.average(trained, received)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return requires_own_graph("degree", self._graph(), experiment)
+        return requires_buildable_graph("degree", self._graph(), experiment)
 
     def _graph(self) -> Regular:
         return Regular(self.degree, dynamic=True)

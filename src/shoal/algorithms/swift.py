@@ -16,7 +16,7 @@ from shoal.algorithms.support.send_queue import LatestSender
 from shoal.algorithms.support.vectors import average, check_vectors
 from shoal.message import Payload
 from shoal.node import Node
-from shoal.topologies.inspection import changes, directed, graph_of
+from shoal.topologies.inspection import graph_of, is_directed, is_dynamic
 from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds, NodeId, Params
 
@@ -64,7 +64,7 @@ class SWIFT:
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         graph = graph_of(experiment)
-        if not changes(experiment) and (graph is None or not directed(graph)):
+        if not is_dynamic(experiment, graph) and not is_directed(graph):
             return []
         return [
             f"topology = {experiment.topology.name!r}: 'swift' keeps the last model of each neighbour and needs an "

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shoal.compression.floats import Float32, FloatCodec
 from shoal.compression.indices import GolombRice, IndexCodec, Positions
 from shoal.compression.quantizers import Int8, require_generator
-from shoal.compression.sparse import fraction_count, top_positions
+from shoal.compression.sparse import kept_count, top_positions
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.types import Bounds, Nested, Params
@@ -51,17 +51,6 @@ class Part:
             target += values
         else:
             np.add.at(target, self.positions, values)  # one pass; += would gather and scatter
-
-
-def kept_count(size: int, fraction: float) -> int:
-    """Return `fraction` of `size` parameters, rounded down. Raises ValueError if the result is 0."""
-    if size * fraction < 1:
-        smallest = math.ceil(1e6 / size) / 1e6 if size <= 10**5 else 1.01 / size
-        raise ValueError(
-            f"fraction = {fraction:g} keeps none of the model's {size} parameters; "
-            f"the smallest that keeps one is {smallest:g}"
-        )
-    return fraction_count(size, fraction)
 
 
 # Some coordinates

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.compression.indices import Positions
 
 
-def fraction_count(size: int, fraction: float) -> int:
-    """Return `fraction` of `size` coordinates, rounded down, and at least one if there are any."""
-    return min(size, max(1, int(size * fraction)))
+def kept_count(size: int, fraction: float) -> int:
+    """Return `fraction` of `size` parameters, rounded down. Raises ValueError if the result is 0."""
+    if size * fraction < 1:
+        smallest = math.ceil(1e6 / size) / 1e6 if size <= 10**5 else 1.01 / size
+        raise ValueError(
+            f"fraction = {fraction:g} keeps none of the model's {size} parameters; "
+            f"the smallest that keeps one is {smallest:g}"
+        )
+    return min(size, int(size * fraction))
 
 
 def top_positions(values: NDArray[np.float32], count: int) -> Positions:

@@ -21,7 +21,7 @@ from shoal.compression.floats import FLOAT32_MAX
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.sharing.payload_cache import PayloadCache
-from shoal.sharing.requirements import without_lasting_neighbours
+from shoal.sharing.requirements import requires_static_neighbours
 from shoal.sharing.sharing import NodeInfo, Outgoing
 from shoal.state import State
 from shoal.traits import ExperimentView
@@ -67,7 +67,7 @@ class CHOCO:
         self._cache: PayloadCache[Part] = PayloadCache(self.compressor.decompress)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return without_lasting_neighbours(
+        return requires_static_neighbours(
             experiment, "a node follows the changes of each neighbour from the first round on"
         )
 

@@ -15,7 +15,7 @@ import numpy as np
 from shoal.compression.compressors import Compressor, Part, QuantizedCompressor
 from shoal.message import Payload
 from shoal.sharing.payload_cache import PayloadCache
-from shoal.sharing.requirements import without_neighbours
+from shoal.sharing.requirements import requires_neighbours
 from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
 from shoal.traits import ExperimentView
@@ -48,7 +48,7 @@ class DeepSqueeze:
         self._cache: PayloadCache[Part] = PayloadCache(self.compressor.decompress)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return without_neighbours(experiment, "nodes step towards each other, in pairs")
+        return requires_neighbours(experiment, "nodes step towards each other, in pairs")
 
     def bind(self, info: NodeInfo) -> None:
         self._info = info

@@ -12,14 +12,15 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from shoal.compression.compressors import Fraction, Indices, Part, SparseCode, Values, kept_count
+from shoal.compression.compressors import Fraction, Indices, Part, SparseCode, Values
 from shoal.compression.floats import Float32
 from shoal.compression.indices import GolombRice
-from shoal.compression.sparse import top_positions
+from shoal.compression.sparse import kept_count, top_positions
 from shoal.message import Payload
 from shoal.schema import nearest
-from shoal.sharing.payload_cache import PayloadCache, weighted_change
+from shoal.sharing.payload_cache import PayloadCache
 from shoal.sharing.sharing import NodeInfo
+from shoal.sharing.sparse_merge import weighted_change
 from shoal.state import State
 from shoal.types import Bounds, NodeId, Params
 

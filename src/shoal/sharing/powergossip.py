@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.randomness import generator
-from shoal.sharing.requirements import without_neighbours
+from shoal.sharing.requirements import requires_neighbours
 from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
+from shoal.topologies.inspection import initial_graph, is_directed
 from shoal.traits import ExperimentView
 from shoal.types import Bounds, NodeId, Params
 
@@ -27,8 +28,6 @@ Matrix: TypeAlias = NDArray[np.float32]
 
 STEPS = 2**62
 """Steps on an edge are counted modulo this, an even number, so that a message can carry them."""
-NODES_CHECKED = 64
-"""The nodes whose links are checked for one-way links."""
 REMEMBERED_ROUNDS = 8
 """The rounds that an edge may be unused before both its ends forget it."""
 NEGLIGIBLE = 1e-6
@@ -71,15 +70,17 @@ class PowerGossip:
         self._info = info
         self._layout = _Layout(info.shapes, self.rank)
         self._edges: dict[NodeId, _Edge] = {}
-        self._times = 0
+        self._send_count = 0
         """How often this node has sent. It is equal on nodes that proceed round by round together."""
 
     def start(self, params: Params) -> None:
         """Keep nothing: an edge starts when it is first used."""
 
     def outgoing(self, params: Params, round: int) -> Callable[[NodeId], Payload]:
-        self._times += 1
-        self._edges = {peer: edge for peer, edge in self._edges.items() if self._times - edge.used <= REMEMBERED_ROUNDS}
+        self._send_count += 1
+        self._edges = {
+            peer: edge for peer, edge in self._edges.items() if self._send_count - edge.used <= REMEMBERED_ROUNDS
+        }
         for edge in self._edges.values():
             edge.sent = None
 
@@ -87,7 +88,7 @@ class PowerGossip:
             edge = self._edges.get(peer)
             if edge is None:
                 edge = self._edges[peer] = self._new_edge(peer, 0)
-            edge.used = self._times
+            edge.used = self._send_count
             edge.sent = self._layout.encode(params, edge)
             return Payload({"values": edge.sent}, {"step": edge.step})
 
@@ -124,9 +125,9 @@ class PowerGossip:
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         why = "two neighbours compare their models, so each must receive from the other"
-        if problems := without_neighbours(experiment, why):
+        if problems := requires_neighbours(experiment, why):
             return problems
-        if _one_way(experiment):
+        if is_directed(initial_graph(experiment)):
             return [
                 f"sharing = {experiment.sharing.name!r}: {why}, "
                 f"and topology = {experiment.topology.name!r} has one-way links; "
@@ -137,10 +138,10 @@ class PowerGossip:
     def state(self) -> State:
         edges = self._edges.items()
         kept = {str(peer): {"step": edge.step, "basis": edge.basis.copy(), "used": edge.used} for peer, edge in edges}
-        return {"edges": kept, "times": self._times}
+        return {"edges": kept, "times": self._send_count}
 
     def restore(self, state: State) -> None:
-        self._times = state["times"]
+        self._send_count = state["times"]
         self._edges = {
             int(peer): _Edge(edge["step"], np.array(edge["basis"], np.float32), edge["used"])
             for peer, edge in state["edges"].items()
@@ -150,20 +151,20 @@ class PowerGossip:
         """Return the edge to `peer` with a random V for every matrix."""
         shapes = self._layout.bases(step)
         basis = _flat([self._random(peer, step, i, shape) for i, shape in enumerate(shapes)])
-        return _Edge(step, basis, self._times)
+        return _Edge(step, basis, self._send_count)
 
     def _next(self, peer: NodeId, edge: _Edge, difference: Params) -> _Edge:
         """Return the edge after a step with this difference."""
         step = (edge.step + 1) % STEPS
         if self.rank == 1 and (normalised := self._layout.normalised(difference, edge.step)) is not None:
-            return _Edge(step, normalised, self._times)
+            return _Edge(step, normalised, self._send_count)
         bases = []
         for i, product in enumerate(self._layout.products(difference, edge.step)):
             basis, lost = _orthonormal(product)
             if lost.any():  # equal models, or a difference of lower rank: try other directions
                 basis, _ = _orthonormal(np.where(lost[:, None], self._random(peer, step, i, basis.shape), basis))
             bases.append(basis)
-        return _Edge(step, _flat(bases), self._times)
+        return _Edge(step, _flat(bases), self._send_count)
 
     def _random(self, peer: NodeId, step: int, matrix: int, shape: tuple[int, ...]) -> Matrix:
         """Return a random V. The peer draws the same one."""
@@ -183,7 +184,7 @@ class _Edge:
         self.basis = basis
         """V of every matrix, concatenated."""
         self.used = used
-        """The value of `_times` when this end last sent."""
+        """The value of `_send_count` when this end last sent."""
         self.sent: Params | None = None
         """The values that this end has sent in this round."""
 
@@ -312,12 +313,3 @@ def _orthonormal(rows: Matrix) -> tuple[Matrix, NDArray[np.bool_]]:
         columns, triangle = np.linalg.qr(wide.T)
         basis, lengths = columns.T, np.abs(np.diagonal(triangle))
     return basis.astype(np.float32), ~(lengths > NEGLIGIBLE * lengths.max())
-
-
-def _one_way(experiment: ExperimentView) -> bool:
-    """Return whether the topology is known to have a one-way link."""
-    if experiment.topology.traits.needs_labels:
-        return False  # the graph follows from the data; its links go both ways
-    graph = experiment.topology.build().build(experiment.nodes, experiment.seed)
-    some = (graph.links(node, 0) for node in range(min(experiment.nodes, NODES_CHECKED)))
-    return any(links.receivers != links.senders for links in some)

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.compression.compressors import Fraction, Part, SeededCode, Values, kept_count, random_positions
+from shoal.compression.compressors import Fraction, Part, SeededCode, Values, random_positions
 from shoal.compression.floats import Float32
 from shoal.compression.indices import Positions
+from shoal.compression.sparse import kept_count
 from shoal.message import Payload
 from shoal.randomness import derived_seed
-from shoal.sharing.payload_cache import PayloadCache, merge_sparse
+from shoal.sharing.payload_cache import PayloadCache
 from shoal.sharing.sharing import NodeInfo
+from shoal.sharing.sparse_merge import merge_sparse
 from shoal.types import NodeId, Params
 
 

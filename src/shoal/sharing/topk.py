@@ -12,13 +12,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.compression.compressors import Fraction, Indices, Part, SparseCode, Values, kept_count
+from shoal.compression.compressors import Fraction, Indices, Part, SparseCode, Values
 from shoal.compression.floats import Float32
 from shoal.compression.indices import GolombRice, Positions
-from shoal.compression.sparse import top_positions
+from shoal.compression.sparse import kept_count, top_positions
 from shoal.message import Payload
-from shoal.sharing.payload_cache import PayloadCache, merge_sparse
+from shoal.sharing.payload_cache import PayloadCache
 from shoal.sharing.sharing import NodeInfo
+from shoal.sharing.sparse_merge import merge_sparse
 from shoal.state import State
 from shoal.types import NodeId, Params
 

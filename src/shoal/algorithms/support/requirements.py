@@ -39,7 +39,7 @@ def requires_plain_sgd(experiment: ExperimentView) -> list[str]:
     return problems
 
 
-def requires_own_graph(key: str, topology: Topology, experiment: ExperimentView) -> list[str]:
+def requires_buildable_graph(key: str, topology: Topology, experiment: ExperimentView) -> list[str]:
     """Check that the algorithm's own graph can be built for these nodes; `key` is the option that sets it."""
     try:
         topology.build(experiment.nodes, experiment.seed)

@@ -29,6 +29,6 @@ def average(own: Params, others: Mapping[NodeId, Params], weights: Mapping[NodeI
     return mixed
 
 
-def halved(weights: Mapping[NodeId, float]) -> dict[NodeId, float]:
+def lazy_weights(weights: Mapping[NodeId, float]) -> dict[NodeId, float]:
     """Return the weights of (W + I)/2, given those of W."""
     return {peer: weight / 2 for peer, weight in weights.items()}
