@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from file_server import Server, serve
 from shoal.cli import main
+from shoal.experiment import running
 
 # No deadline: the duration of an example depends on the load of the machine.
 settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -83,6 +84,27 @@ def server() -> Iterator[Server]:
     """A web server from which files are downloaded."""
     with serve() as running:
         yield running
+
+
+# Runs
+
+
+@pytest.fixture(autouse=True)
+def interrupted_runs_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End the tests if a signal to pytest, such as that of `timeout`, interrupts a run in this process.
+
+    A run handles the signal, and pytest never receives it. The test would go on with the files of a run that has not
+    reached its end.
+    """
+    run = running.run
+
+    def checked(*arguments: Any) -> running.Run:
+        ended = run(*arguments)
+        if (number := ended.summary.get("signal")) is not None:
+            pytest.exit(f"signal {number} interrupted the run in {ended.folder.path}", returncode=128 + number)
+        return ended
+
+    monkeypatch.setattr(running, "run", checked)
 
 
 # Real processes

@@ -60,6 +60,7 @@ def ring(nodes: int) -> Matrix:
 
 
 def models_of(run: Any, nodes: int = 4) -> NDArray[np.float32]:
+    assert run.summary["status"] == "completed", run.summary["lost"]
     return np.stack([np.load(run.folder.model(node)) for node in range(nodes)])
 
 

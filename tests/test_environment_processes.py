@@ -193,7 +193,7 @@ def test_a_run_ends_when_all_nodes_are_offline_forever_although_events_continue(
         availability={"name": "intervals", "path": str(file)},
         fault=Faults().slow(0, factor=2.0).every(0.5).lasting(0.5).schedule,
     ).run(tmp_path)
-    assert run.summary["status"] == "failed"
+    assert run.summary["status"] == "failed", run.summary
     assert set(run.summary["lost"].values()) == {"hung: it is offline and will not come online again"}
     assert run.summary["time"]["wall_s"] < 60
 

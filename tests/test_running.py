@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tomllib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tomli_w
 
-from shoal.experiment import Experiment
+from shoal.experiment import Experiment, running
+from shoal.results.progress import NullProgressListener, Progress
 from shoal.topologies import TopologyWarning
 
 UNEVEN: dict[str, Any] = {
@@ -47,3 +51,22 @@ def test_the_written_experiment_names_the_batching_that_was_chosen(tmp_path: Pat
     written = tomllib.loads(run.folder.experiment.read_text())
     assert written["simulation"]["batching"] == run.summary["batching"] != "auto"
     assert Experiment.from_table(written).simulation.batching == run.summary["batching"]
+
+
+class InterruptsOnce(NullProgressListener):
+    """Sends SIGTERM to this process at the first progress of a run."""
+
+    interrupted = False
+
+    def progress(self, progress: Progress) -> None:
+        if not self.interrupted:
+            self.interrupted = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_that_interrupts_a_run_of_a_test_ends_the_tests(tmp_path: Path) -> None:
+    """The run handles it: without its own check, the test would look for models that were not written."""
+    with pytest.raises(pytest.exit.Exception, match="signal 15 interrupted the run"):
+        running.run(Experiment(nodes=2, engine="processes"), tmp_path, InterruptsOnce())
+    (folder,) = tmp_path.glob("*/*/checkpoints")
+    assert not list(folder.iterdir())
