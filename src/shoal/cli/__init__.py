@@ -1,6 +1,6 @@
 """The command line: commands, live progress and tables, and the plug-ins that `shoal new` writes.
 
-The package may import every other package.
+The package may import every other package except `testing`.
 """
 
 from __future__ import annotations

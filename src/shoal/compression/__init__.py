@@ -5,7 +5,7 @@ numbers as arrays that a message can carry. Both decode data from the network: t
 that they would not have written themselves, before they allocate memory for it. A compressor (`COMPRESSORS`) turns a
 vector into a payload, and a payload into an approximation of the vector.
 
-The package imports only the core modules. Libraries are imported when a codec first needs them.
+The package may import the foundations and `shoal.message`. Libraries are imported when a codec first needs them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The typed experiment: its tables, their validation, the component registry, `Setup` and `run`.
 
-The package may import every package with components, `environment` and `results`. Only `running.py` imports engines.
+The package may import every package with components, `message`, `runtime`, `node`, `environment` and `results`. Only
+`running.py` imports engines.
 """
 
 from __future__ import annotations

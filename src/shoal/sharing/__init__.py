@@ -1,6 +1,6 @@
 """Sharings: what nodes send of their models, and how they merge what they receive.
 
-The package may import the core modules, `shoal.compression`, `shoal.data` and `shoal.topologies`.
+The package may import the foundations, `shoal.message`, `shoal.compression`, `shoal.data` and `shoal.topologies`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tools for tests of plug-ins: the conformance suites that our components pass, a fake runtime, fault schedules, and
 a fuzzer of messages.
 
-The package is public and may import every other package. Importing it does not import torch.
+The package is public and may import every other package except `cli`. Importing it does not import torch.
 """
 
 from __future__ import annotations

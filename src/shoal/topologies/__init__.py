@@ -1,7 +1,8 @@
 """Graphs, static or changing every round, mixing weights, and peer sampling (`sampling`).
 
-The package imports the core only; `sampling` imports `shoal.node` as well. `TOPOLOGIES` is the registry: the name in an
-experiment, and its class. A class is imported when an experiment names it, so that `import shoal` stays fast.
+The package may import the foundations; `sampling` also `shoal.message` and `shoal.node`. `TOPOLOGIES` is
+the registry: the name in an experiment, and its class. A class is imported when an experiment names it, so that
+`import shoal` stays fast.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine that runs nodes as operating-system processes, which exchange messages over TCP.
 
-This package may import everything that `engines` may, except the simulation. The coordinator's process never imports
-torch: only the zygote and its children may import the node process, the runtime and `Setup`.
+This package may import what `engines` may, and `engines`, `mailbox`, `message_budget` and `runtime`. The coordinator's
+process never imports torch: only the zygote and its children may import the node process, the runtime and `Setup`.
 
 launch.py                starts a run: keys, agent, coordinator
 coordinator.py           follows a run; made of the parts below

@@ -1,7 +1,7 @@
 """The engine that runs all nodes in one process, as coroutines under a virtual clock, replayable from the seed.
 
-This package may import everything that `engines` may, except the processes. It reads no real clock for anything that
-affects a result.
+This package may import what `engines` may, and `engines`, `mailbox`, `runtime` and `training`. It reads no
+real clock for anything that affects a result.
 
 engine.py              one run; made of the parts below
   nodes.py             builds, starts, restarts and ends nodes
