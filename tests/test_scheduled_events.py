@@ -93,6 +93,21 @@ def test_a_node_that_crashes_twice_before_its_process_exits_restarts_after_the_s
     assert late.registry[2].restart_on_exit == restarts
 
 
+def test_no_queued_average_is_evaluated_after_the_user_ends_the_run(tmp_path: Path) -> None:
+    experiment = Experiment(nodes=NODES, engine="processes", evaluation={"samples": 20})
+    tracker, agent = RunTracker(experiment), FakeAgent()
+    tracker.expect_no_more_models(range(1, NODES))
+    averages = AverageEvaluations(tracker, cast(Any, agent), RunFolder.create(tmp_path, "ended"), after_run=False)
+    for round in range(4):
+        averages.add_model(control.ModelSnapshot(0, round, 0.5 * round), np.zeros(3, np.float32))
+    averages.evaluated(control.AverageEvaluated(0, 0))
+    averages.cancel()
+    assert averages.pending
+    averages.evaluated(control.AverageEvaluated(1, 0))
+    assert not averages.pending
+    assert [cast(control.EvaluateAverage, request).round for request in agent.requests] == [0, 1]
+
+
 def test_models_after_the_last_evaluation_tick_are_not_averaged(tmp_path: Path) -> None:
     experiment = Experiment(nodes=NODES, engine="processes", evaluation={"seconds": 0.5, "samples": 20})
     tracker, agent = RunTracker(experiment), FakeAgent()

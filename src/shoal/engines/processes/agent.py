@@ -79,7 +79,8 @@ class LocalAgent:
     def send(self, request: control.ToAgent) -> None:
         if isinstance(request, control.StartNodes):
             if not request.restarted:
-                check_capacity(len(request.nodes), self._parameters)
+                services = request.service_nodes
+                check_capacity(len(request.nodes) - services, services, self._parameters)
             if self._namespaces is not None:
                 places = [self._namespaces.place(node) for node in range(len(self._access_links or ()))]
                 request = msgspec.structs.replace(request, namespaces=places)

@@ -73,8 +73,10 @@ class AverageEvaluations:
             )
 
     def cancel(self) -> None:
-        """Begin no more evaluations: the user wants the run to end."""
+        """Begin no more evaluations: the user wants the run to end. The one under way goes on."""
         self._cancelled = True
+        while len(self._queue) > 1:
+            self._queue.pop()
 
     def _evaluate_next(self) -> None:
         if self._queue:

@@ -51,11 +51,12 @@ def capacity(parameters: int) -> Capacity:
     )
 
 
-def check_capacity(nodes: int, parameters: int) -> None:
-    """Raise `LaunchError` if this machine cannot run so many nodes."""
+def check_capacity(nodes: int, services: int, parameters: int) -> None:
+    """Raise `LaunchError` if this machine cannot run so many training nodes and service nodes."""
     limits = capacity(parameters)
-    if nodes > limits.nodes:
+    if nodes + services > limits.nodes:
+        with_services = f" and {services} service node{'s' if services > 1 else ''}" if services else ""
         raise LaunchError(
-            f"nodes = {nodes}: about {limits.nodes} nodes with a model of {parameters:,} parameters fit on this "
-            f"machine, limited by {limits.reason}; use fewer nodes, or engine = 'simulation'"
+            f"nodes = {nodes}{with_services}: about {limits.nodes} nodes with a model of {parameters:,} parameters fit "
+            f"on this machine, limited by {limits.reason}; use fewer nodes, or engine = 'simulation'"
         )

@@ -29,6 +29,8 @@ class StartNodes(msgspec.Struct, frozen=True, tag=True):
     """The coordinator's endpoint."""
     run: str
     folder: str
+    service_nodes: int = 0
+    """How many of these nodes serve the others instead of training."""
     restarted: bool = False
     """Whether these nodes ran before and failed."""
     with_network: bool = False

@@ -173,6 +173,7 @@ class Coordinator:
                 self._server.endpoint,
                 self._run.id,
                 str(self._run.folder.path.resolve()),
+                service_nodes=len(experiment.services),
                 with_network=self._run.environment.needs_network_model,
                 coordinator_key=self._server.public_key,
                 key_folder=None if plan.keys is None else str(plan.keys),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
+import sys
 import time
-from collections.abc import Collection, Coroutine
+import traceback
+from collections.abc import AsyncIterator, Collection, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +27,13 @@ from shoal.engines.rejoining import answer_rejoining_peers, rejoin
 from shoal.engines.round_faults import RoundFaults
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
-from shoal.results.records import End, Event, RecordFile, RunFolder
+from shoal.results.records import End, Evaluation, Event, RecordFile, RunFolder
 from shoal.types import NodeId
 
 HEARTBEATS_PER_TIMEOUT = 6
 """Heartbeats that a node sends in the time that a peer waits for it."""
-STOP_SECONDS = 7.0
-"""How long a node that is stopped goes on to evaluate models that it kept, after the latest."""
+STOP_EVALUATION_SECONDS = 7.0
+"""How long a node that is stopped goes on to evaluate models that it kept."""
 REJECTIONS_RECORDED = 20
 """Rejected messages and connections that are recorded one by one; further ones are only counted."""
 
@@ -121,7 +124,10 @@ class NodeRun:
             )
             self._snapshot_task = scope.start(self._snapshots.run())
         self._stopping = False
-        self._ended_at = 0.0
+        self._evaluate_until = math.inf
+        """When to begin no more evaluations of kept models, on the monotonic clock."""
+        self._ended_at: float | None = None
+        """When the algorithm ended."""
         self._cpu_seconds = 0.0
         self._memory: Memory | None = None
 
@@ -141,19 +147,21 @@ class NodeRun:
         finish = await self._link.finished
         self._take_last_snapshot(finish)
         if self._deferred is not None:
-            evaluations = self._deferred.evaluate(self._node)
-            async for evaluation in in_training_slot(evaluations, self._node, self._command.slots, self._link):
+            async for evaluation in self._evaluate_kept(self._deferred):
                 self.observer.record(evaluation)
 
     def stop(self, finish: control.Finish) -> None:
         """End early: save the model, evaluate as many kept models as there is time for, and exit."""
         if self._stopping:
             return
+        self._stopping = True
+        self._evaluate_until = time.monotonic() + STOP_EVALUATION_SECONDS
+        if self._ended_at is not None and self._link.finished.done():
+            return  # `run` has saved the model, and evaluates the kept models already
         if self._command.experiment.checkpoint.final:
             self._command.folder.save_model(self._command.id, self._node.params)
         if self._deferred is None:
             os._exit(0)
-        self._stopping = True
         self._heartbeat.cancel()  # from now on a heartbeat follows each evaluation
         self._take_last_snapshot(finish)
         self._scope.start(self._evaluate_and_exit(self._deferred))
@@ -161,6 +169,7 @@ class NodeRun:
     def end_record(self, rejected: int, unauthenticated: int) -> End:
         """`rejected` messages and `unauthenticated` connections were counted by the sockets."""
         node, mailbox, memory = self._node, self._network.mailbox, self._memory
+        assert self._ended_at is not None
         return End(
             self._ended_at,
             digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
@@ -240,19 +249,26 @@ class NodeRun:
 
     async def _evaluate_and_exit(self, deferred: DeferredEvaluations) -> None:
         """Evaluate the latest model that was kept, then earlier ones while there is time, and exit."""
-        until = time.monotonic() + STOP_SECONDS
         try:
             await self.runtime.stop_computing()
-            done = []
-            evaluations = deferred.evaluate(self._node, latest_first=True)
-            async for evaluation in in_training_slot(evaluations, self._node, self._command.slots, self._link):
-                done.append(evaluation)
-                if time.monotonic() > until:
-                    break
+            done = [evaluation async for evaluation in self._evaluate_kept(deferred, latest_first=True)]
             for evaluation in reversed(done):
                 self.observer.record(evaluation)
-        finally:
-            os._exit(0)
+        except Exception:
+            traceback.print_exc()  # to the run's nodes.log
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+
+    async def _evaluate_kept(
+        self, deferred: DeferredEvaluations, latest_first: bool = False
+    ) -> AsyncIterator[Evaluation]:
+        """Evaluate at least one of the kept models, and further ones until the node has to exit."""
+        evaluations = deferred.evaluate(self._node, latest_first)
+        async for evaluation in in_training_slot(evaluations, self._node, self._command.slots, self._link):
+            yield evaluation
+            if time.monotonic() > self._evaluate_until:
+                return
 
     async def _send_heartbeats(self, interval: float) -> None:
         while True:
