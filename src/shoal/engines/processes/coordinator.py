@@ -166,7 +166,6 @@ class Coordinator:
         _check_settings(experiment, parameters)
         self._tracker.phase = "forking"
         self._server.model_parameters = parameters
-        known_keys = [] if plan.keys is None else [entry.public_key or b"" for entry in self._registry]
         self._starter.start_all(
             control.StartNodes(
                 list(self._run.nodes),
@@ -177,7 +176,7 @@ class Coordinator:
                 with_network=self._run.environment.needs_network_model,
                 coordinator_key=self._server.public_key,
                 key_folder=None if plan.keys is None else str(plan.keys),
-                public_keys=known_keys,
+                public_keys=[] if plan.keys is None else self._registry.public_keys(),
             )
         )
 

@@ -27,6 +27,10 @@ class ControlHandler(Protocol):
         """End early: the coordinator stops the run."""
         ...
 
+    def fail(self, error: Exception) -> None:
+        """End with an error: a message of the coordinator could not be handled."""
+        ...
+
 
 class CoordinatorLink:
     """The node's end of the connection to the coordinator.
@@ -78,7 +82,10 @@ class CoordinatorLink:
                 message = control.decode_to_node(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            self._handle(message)
+            try:
+                self._handle(message)
+            except Exception as error:  # the event loop, which calls this method, would only log it
+                self._handler.fail(error)
 
     def _handle(self, message: control.ToNode) -> None:
         if isinstance(message, control.Start):

@@ -22,7 +22,7 @@ from shoal.engines.processes.keys import KeyPair, read_public, require_keys
 from shoal.engines.processes.node_registry import NodeRegistry
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.run_tracker import RunTracker
-from shoal.errors import LaunchError
+from shoal.errors import LaunchError, RunError
 from shoal.experiment import Experiment
 from shoal.experiment.environment import build_environment, device_speeds
 from shoal.experiment.mapping import LOCALHOST
@@ -33,6 +33,8 @@ from shoal.types import NodeId, format_node_ids
 
 LOCAL_NAMES = {LOCALHOST, LOOPBACK, socket.gethostname()}
 """The names of this machine in a mapping."""
+MAX_SOCKETS = 16
+"""Sockets of the coordinator: one for all nodes, and those of the authentication."""
 
 
 def run_processes(
@@ -52,13 +54,20 @@ def run_processes(
         run = RunContext(experiment, environment, folder, secrets.token_hex(RUN_LENGTH // 2), tuple(nodes))
         key_pair = _load_keys(experiment, registry)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         resources.callback(context.destroy, linger=0)
         agent = LocalAgent(folder, environment.access_links)
         resources.callback(agent.close)  # called first: whatever happens to the sockets, no process stays behind
         interrupts.on_repeat(agent.kill)
-        agent.send(control.Prepare(experiment.to_table(), str(experiment.base.resolve())))
-        settings = ServerSettings(run.id, experiment.processes, environment.needs_network_model, key_pair)
-        server = ControlServer(context, settings, registry, agent, tracker.listener)
+        try:
+            agent.send(control.Prepare(experiment.to_table(), str(experiment.base.resolve())))
+            settings = ServerSettings(run.id, experiment.processes, environment.needs_network_model, key_pair)
+            server = ControlServer(context, settings, registry, agent, tracker.listener)
+        except RunError:
+            if interrupts.signal is None:
+                raise
+            facts = {"first_round_s": None, "signal": interrupts.signal}  # the second signal killed the processes
+            return Outcome("interrupted", tracker.training_seconds(), times.since_command(), facts=facts)
         return Coordinator(run, registry, agent, server, tracker, times, interrupts).run()
 
 

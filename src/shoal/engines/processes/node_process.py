@@ -65,6 +65,7 @@ class NodeProcess:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # One connection to every node, and those that still linger after their eviction.
         self._context.set(zmq.MAX_SOCKETS, 2 * command.experiment.size + 128)
+        self._scope = TaskScope()
         self._clock = RunClock()
         self._records = RecordFile(command.folder.node(command.id))
         self._unauthenticated = RejectionLog("unauthenticated connection", self._records, self._clock)
@@ -76,27 +77,27 @@ class NodeProcess:
     async def run(self) -> int:
         """Take part in the run, and return the exit code. Sockets that are still open end with the process."""
         try:
-            async with TaskScope() as scope:
-                await self._take_part(scope)
+            async with self._scope:
+                await self._take_part()
         except Exception as error:
             self._report(error)
             return 1
         return 0
 
-    async def _take_part(self, scope: TaskScope) -> None:
+    async def _take_part(self) -> None:
         command = self._command
         rejected = RejectionLog("message rejected", self._records, self._clock)
         network = NodeNetwork(self._context, command.setup, command.id, command.start, rejected, self._seal)
         self._network = network
         try:
             if self._seal is not None:
-                scope.start(self._seal.serve())
+                self._scope.start(self._seal.serve())
             listening_since = asyncio.get_running_loop().time()
             self._link.send(control.NodeListening(command.id, command.start.run, network.transport.endpoint))
             message = await self._link.started
             network.start(message)
             self._clock.start(message.epoch)
-            run = NodeRun(command, message, network, self._link, self._records, self._clock, scope)
+            run = NodeRun(command, message, network, self._link, self._records, self._clock, self._scope)
             self._run = run
             for node in message.failed_nodes:
                 network.mark_failed(node, listening_since)
@@ -129,6 +130,9 @@ class NodeProcess:
         if self._run is None:
             os._exit(0)
         self._run.stop(message)
+
+    def fail(self, error: Exception) -> None:
+        self._scope.fail(error)
 
     def _new_seal(self, pair: KeyPair) -> Seal:
         # Peers may connect before the start message with their keys arrives: they wait for it.

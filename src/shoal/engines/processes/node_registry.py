@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shoal.engines.processes import control
-from shoal.types import NodeId
+from shoal.errors import RunError
+from shoal.types import NodeId, format_node_ids
 
 
 class NodeState(enum.Enum):
@@ -36,7 +37,7 @@ class NodeEntry:
     public_key: bytes | None = None
     """None where links are not sealed, and until it is known."""
     failure: str | None = None
-    """Why the node failed. Known before its process exits, or found when it exits."""
+    """Why the node failed, if that is known before its process exits."""
     rounds: int = 0
     bytes_sent: int = 0
     last_busy: float = math.inf
@@ -91,6 +92,12 @@ class NodeRegistry:
 
     def __contains__(self, node: NodeId) -> bool:
         return 0 <= node < len(self._entries)
+
+    def public_keys(self) -> list[bytes]:
+        """The public keys of all nodes, by id. Raises `RunError` if the key of a node is not known."""
+        if missing := [entry.id for entry in self._entries if not entry.public_key]:
+            raise RunError(f"the public keys of nodes {format_node_ids(missing)} are not known: start the run again")
+        return [entry.public_key for entry in self._entries if entry.public_key]
 
     def select(self, condition: Callable[[NodeEntry], bool]) -> set[NodeId]:
         return {entry.id for entry in self._entries if condition(entry)}

@@ -101,12 +101,11 @@ class NodeStarter:
             self._tracker.listener.notice(f"node {node} was restarted")
 
     def _start_message(self) -> control.Start:
-        keys = [entry.public_key for entry in self._registry if entry.public_key is not None]
         return control.Start(
             [entry.endpoint for entry in self._registry],
             self._times.epoch,
             self._server.network_endpoint,
             sorted(self._tracker.lost),
-            public_keys=keys if self._server.sealed else [],
+            public_keys=self._registry.public_keys() if self._server.sealed else [],
             network_key=self._server.network_key,
         )

@@ -1,0 +1,34 @@
+"""The start of a run with processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import is_zygote, until
+from shoal.experiment import Experiment
+
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
+
+
+class InterruptingPath(type(Path())):  # type: ignore[misc]
+    """A folder that is used before the first request to the agent: two signals arrive at that moment."""
+
+    def resolve(self, strict: bool = False) -> Path:
+        children = psutil.Process().children()
+        if any(is_zygote(child) for child in children):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            until(lambda: not any(is_zygote(child) for child in children))
+        return Path(super().resolve(strict))
+
+
+def test_two_signals_before_the_first_request_to_the_agent_interrupt_the_run(tmp_path: Path) -> None:
+    experiment = Experiment(nodes=2, engine="processes", base=InterruptingPath(tmp_path))
+    run = experiment.run(tmp_path)
+    assert run.status == "interrupted"
+    assert run.summary["signal"] == signal.SIGINT
