@@ -66,7 +66,8 @@ def run_processes(
         except RunError:
             if interrupts.signal is None:
                 raise
-            facts = {"first_round_s": None, "signal": interrupts.signal}  # the second signal killed the processes
+            # The second signal killed the processes.
+            facts: dict[str, object] = {"first_round_s": None, "signal": interrupts.signal}
             return Outcome("interrupted", tracker.training_seconds(), times.since_command(), facts=facts)
         return Coordinator(run, registry, agent, server, tracker, times, interrupts).run()
 
