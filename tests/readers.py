@@ -38,7 +38,7 @@ from shoal.sharing.secure.messages import (
     to_node_ids,
     to_rows,
 )
-from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing
+from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing, payload_for
 from shoal.testing import Mutator, Reader
 from shoal.testing.fuzz import Frames
 from shoal.types import NodeId, Params
@@ -191,7 +191,7 @@ def sharings() -> Iterator[Reader]:
 
 def _outgoing_payload(sharing: Sharing, params: Params, round: int) -> Payload:
     outgoing = sharing.outgoing(params, round)
-    return outgoing if isinstance(outgoing, Payload) else outgoing(ME)
+    return payload_for(outgoing, ME)
 
 
 def _check_and_merge(sharing: Sharing, params: Params, name: str, frames: Frames) -> None:

@@ -26,7 +26,7 @@ from shoal.sharing.choco import CHOCO
 from shoal.sharing.deepsqueeze import DeepSqueeze
 from shoal.sharing.full import FullSharing
 from shoal.sharing.random import Random
-from shoal.sharing.sharing import NodeInfo
+from shoal.sharing.sharing import NodeInfo, payload_for
 from shoal.sharing.topk import TopK
 from shoal.types import Params
 
@@ -90,7 +90,7 @@ class RingExchange:
             for j in sorted({(i - 1) % self.nodes, (i + 1) % self.nodes} - {i} - set(failed)):
                 if (j, i) in lost:
                     continue
-                payload = outgoing[j] if isinstance(outgoing[j], Payload) else outgoing[j](i)
+                payload = payload_for(outgoing[j], i)
                 payload = decode([bytes(f) for f in Message(j, "model", r, payload).frames()]).payload
                 self.sharings[i].check(payload, models[i])
                 received[j] = payload

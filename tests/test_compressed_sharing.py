@@ -38,14 +38,14 @@ from shoal.compression.compressors import (
 from shoal.compression.floats import Float16, Float32
 from shoal.compression.quantizers import QSGD, Int8
 from shoal.experiment.setup import Setup
-from shoal.message import Message, Payload
+from shoal.message import Message
 from shoal.randomness import derived_seed, generator
 from shoal.sharing import quantized
 from shoal.sharing.choco import CHOCO
 from shoal.sharing.deepsqueeze import DeepSqueeze
 from shoal.sharing.full import FullSharing
 from shoal.sharing.random import Random
-from shoal.sharing.sharing import NodeInfo
+from shoal.sharing.sharing import NodeInfo, payload_for
 from shoal.sharing.topk import TopK
 from shoal.state import Stateful
 from shoal.testing import check_sharing
@@ -277,9 +277,7 @@ def drifts(make: Callable[[], Any], rounds: int, lost: Collection[int] = ()) -> 
     found, mean = [], start.astype(np.float64).mean(0)
     for r in range(rounds):
         payloads = [node.outgoing(model, r) for node, model in zip(nodes, models, strict=True)]
-        received = [
-            {j: s if isinstance(s, Payload) else s(i) for j, s in enumerate(payloads) if i != j} for i in range(4)
-        ]
+        received = [{j: payload_for(s, i) for j, s in enumerate(payloads) if i != j} for i in range(4)]
         if r in lost:
             del received[0][1]
         weights = [dict.fromkeys(h, 1 / (1 + len(h))) for h in received]

@@ -48,6 +48,10 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
     arrays: Mapping[str, NDArray[Any]]
     fields: Mapping[str, Scalar] = {}
 
+    def with_field(self, name: str, value: Scalar) -> Payload:
+        """Return a payload with the same arrays and one more field; a field of that name is replaced."""
+        return Payload(self.arrays, {**self.fields, name: value})
+
     def frozen(self) -> Payload:
         """Return this payload with read-only arrays: writable arrays are copied, others are shared."""
         arrays = self.arrays

@@ -16,7 +16,7 @@ from shoal.node_context import NodeContext, Observer
 from shoal.randomness import generator
 from shoal.results.records import Evaluation, Event, Round
 from shoal.runtime import Runtime
-from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, SenderGroup, Sharing
+from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, SenderGroup, Sharing, payload_for
 from shoal.state import State, Stateful, generator_state, restore_generator
 from shoal.topologies.graph import Mixing, Peers, Topology, WeightScheme
 from shoal.training.trainer import DataHolder, Evaluate, Train, Trainer
@@ -283,8 +283,7 @@ class Node:
         """
         if to in self.failed_peers:
             return False
-        payload = outgoing if isinstance(outgoing, Payload) else outgoing(to)
-        message = self.make_message(kind, payload, round)
+        message = self.make_message(kind, payload_for(outgoing, to), round)
         if not await self.runtime.send_and_wait(to, message):
             return False
         self._count_sent(message)

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from shoal.errors import MessageError
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.sharing.sharing import Outgoing
+from shoal.sharing.sharing import payload_for
 from shoal.traits import Traits
 from shoal.types import Bounds, NodeId
 
@@ -57,7 +57,8 @@ class Gossip:
             peers = [peer for peer in (await node.peers(r)).receivers if peer not in failed]
             if peers:
                 peer = peers[int(rng.integers(len(peers)))]
-                await node.send([peer], _with_age(node.sharing.outgoing(node.params, r), peer, state.age), round=r)
+                model = payload_for(node.sharing.outgoing(node.params, r), peer)
+                await node.send([peer], model.with_field("age", state.age), round=r)
 
     async def _receive_models(self, node: Node, state: _ModelState) -> None:
         """Receive and use models. Only this task assigns the model, so no step is lost while the clock above runs."""
@@ -97,11 +98,6 @@ class _ModelState:
         """The time that the node's device needs for a received model."""
         self.seconds = self.device_seconds
         """The same, or the time that the last model took if that was longer."""
-
-
-def _with_age(outgoing: Outgoing, peer: NodeId, age: int) -> Payload:
-    payload = outgoing if isinstance(outgoing, Payload) else outgoing(peer)
-    return Payload(payload.arrays, {**payload.fields, "age": age})
 
 
 def _age_of(payload: Payload) -> int:

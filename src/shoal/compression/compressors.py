@@ -250,7 +250,7 @@ def _with_best_factor(payload: Payload, exact: Part, codec: FloatCodec) -> tuple
     if codec.lossless:
         return payload, Part(rounded, exact.positions)
     factor = _best_factor(exact.values, rounded)
-    payload = Payload(payload.arrays, {**payload.fields, "factor": factor})
+    payload = payload.with_field("factor", factor)
     return payload, _apply_factor(payload, Part(rounded, exact.positions), codec)
 
 

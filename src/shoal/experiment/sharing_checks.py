@@ -7,8 +7,7 @@ import itertools
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.registry import Component, registry
-from shoal.message import Payload
-from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing
+from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing, payload_for
 from shoal.types import Params
 
 
@@ -51,7 +50,7 @@ def _rejection(sender: Sharing, receiver: Sharing, initial: Params) -> str | Non
     outgoing = sender.outgoing(initial, 0)
     try:
         if isinstance(receiver, PayloadChecker):
-            receiver.check(outgoing if isinstance(outgoing, Payload) else outgoing(1), initial)
+            receiver.check(payload_for(outgoing, 1), initial)
     except MessageError as error:
         return str(error)
     return None

@@ -99,11 +99,11 @@ class CHOCO:
             array.flags.writeable = False
 
         @functools.cache  # one payload for all peers that get the same
-        def payload_for(asking: bool, answering: bool) -> Payload:
+        def make_payload(asking: bool, answering: bool) -> Payload:
             arrays = {**difference.arrays, **copy} if answering else difference.arrays
             return Payload(arrays, {**difference.fields, "lost": True} if asking else difference.fields)
 
-        return lambda peer: payload_for(peer in asked, peer in askers)
+        return lambda peer: make_payload(peer in asked, peer in askers)
 
     def check(self, payload: Payload, params: Params) -> None:
         if type(payload.fields.get("lost", False)) is not bool:

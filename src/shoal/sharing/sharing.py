@@ -24,6 +24,11 @@ Outgoing: TypeAlias = Payload | Callable[[NodeId], Payload]
 """One payload for all peers, or a function that returns the payload for a peer."""
 
 
+def payload_for(outgoing: Outgoing, peer: NodeId) -> Payload:
+    """Return the payload for one peer."""
+    return outgoing if isinstance(outgoing, Payload) else outgoing(peer)
+
+
 class Sharing(Protocol):
     """Defines the payloads of one node and how they are merged. Synchronous; one instance per node.
 

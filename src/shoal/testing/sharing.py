@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shoal.errors import MessageError
 from shoal.message import DTYPES, MAX_ARRAYS, Message, Payload, decode
 from shoal.randomness import generator
-from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing
+from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing, payload_for
 from shoal.state import Stateful
 from shoal.types import NodeId, Params
 
@@ -77,7 +77,7 @@ class _Exchange:
             with _Untouched(models[sender], f"outgoing of round {round}"):
                 outgoing = sharing.outgoing(models[sender], round)
                 for receiver in _others(sender):
-                    payload = outgoing if isinstance(outgoing, Payload) else outgoing(receiver)
+                    payload = payload_for(outgoing, receiver)
                     _check_payload(payload, round)
                     sent[receiver][sender] = payload.frozen()
         return {receiver: dict(sorted(payloads.items())) for receiver, payloads in sent.items()}
@@ -252,7 +252,7 @@ def _unusual(payload: Payload) -> Iterator[tuple[str, Payload]]:
         yield f"no field {name!r}", Payload(payload.arrays, {k: v for k, v in payload.fields.items() if k != name})
         for other in ("", "1", -1, 2**62, 0.5, math.nan, math.inf, True):
             if type(other) is not type(value) or other != value:
-                yield f"field {name!r} = {other!r}", Payload(payload.arrays, {**payload.fields, name: other})
+                yield f"field {name!r} = {other!r}", payload.with_field(name, other)
     for name, array in payload.arrays.items():
         if array.dtype.kind == "f":
             largest = np.finfo(array.dtype).max

@@ -159,7 +159,7 @@ class PassiveSide:
             if started != last_started or round > last_round:
                 answer = self._average(request)
                 if started is not None:
-                    answer = Payload(answer.arrays, {**answer.fields, STARTED: started})
+                    answer = answer.with_field(STARTED, started)
                 last[peer] = started, round, answer
             await node.send([peer], answer, round=round, kind=ANSWER)
 

@@ -8,7 +8,7 @@ from shoal.algorithms.support.peer_monitor import PeerMonitor
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.node import MODEL, Check, Node
-from shoal.sharing.sharing import Outgoing
+from shoal.sharing.sharing import Outgoing, payload_for
 from shoal.topologies.graph import Peers
 from shoal.types import NodeId
 
@@ -58,9 +58,8 @@ class RestartEpochs:
             return outgoing
 
         def tagged(peer: NodeId) -> Payload:
-            payload = outgoing if isinstance(outgoing, Payload) else outgoing(peer)
             epoch = EXCLUDED if peer in timed_out else self._epoch
-            return Payload(payload.arrays, {**payload.fields, EPOCH: epoch})
+            return payload_for(outgoing, peer).with_field(EPOCH, epoch)
 
         return tagged if timed_out or not isinstance(outgoing, Payload) else tagged(self._node.id)
 
