@@ -156,7 +156,7 @@ def test_every_payload_is_merged_or_rejected(data: st.DataObject) -> None:
     with np.errstate(all="ignore"):
         for r in range(4):
             payloads = [sharing.outgoing(m, r) for sharing, m in zip(sharings, (model, start), strict=True)]
-            there, back = (payload_for(s, 1 - i) for i, s in enumerate(payloads))
+            _, back = (payload_for(s, 1 - i) for i, s in enumerate(payloads))
             if isinstance(sharings[0], CHOCO) and data.draw(st.booleans()):
                 copy = np.full(100, data.draw(st.sampled_from([0.0, LARGEST, -LARGEST, math.nan])))
                 back = Payload({**back.arrays, "copy": copy}, {**back.fields, "lost": data.draw(st.booleans())})
