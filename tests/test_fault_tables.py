@@ -58,8 +58,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
         ({**CRASH, "round": 2, "until": 20.0}, "until = 20.0: a fault with a round has no end time; "
          "give time instead of round, or add a fault of kind = 'restart'"),
         ({**DRAWN, "after": 9.0, "until": 9.0}, "until = 9.0: expected a time later than after = 9.0"),
-        ({**DRAWN, "before": 9.0, "until": 8.0}, "until = 8.0: expected a time not before 9.0 (before); "
-         "later faults would not end"),
+        ({**DRAWN, "before": 9.0, "until": 8.0}, "until = 8.0: expected a time at or after before = 9.0; "
+         "faults that start later would not end"),
         # which nodes
         ({"kind": "crash", "time": 1.0}, "node: missing; expected node = 3 or nodes = '0-3, 8'"),
         ({"kind": "slow", "time": 1.0, "factor": 2.0},

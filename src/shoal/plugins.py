@@ -7,6 +7,7 @@ import importlib.util
 import sys
 import zlib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from shoal import schema
@@ -14,37 +15,42 @@ from shoal import schema
 
 def load(name: str) -> Any:
     """Return the object at `module:name` or `file.py:name`. Raises ValueError with the reason."""
-    where, _, attribute = name.rpartition(":")
-    loaded = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
-    if not hasattr(loaded, attribute):
-        own = [n for n, thing in vars(loaded).items() if getattr(thing, "__module__", None) == loaded.__name__]
-        raise ValueError(f"{where} has no {attribute!r}{schema.nearest(attribute, own)}")
-    return getattr(loaded, attribute)
+    module, where, attribute = _load_named(name)
+    if not hasattr(module, attribute):
+        raise ValueError(f"{where} has no {attribute!r}{schema.nearest(attribute, _defined_in(module))}")
+    return getattr(module, attribute)
 
 
-def load_class(name: str, base: Path | None = None) -> type:
-    """Return the class at `module:Class` or `file.py:Class`; a file is relative to `base`.
-
-    Raises ValueError with the reason.
-    """
-    where, attribute = name.rsplit(":", 1)
-    loaded = _load_file(Path(base or ".", where)) if where.endswith(".py") else _load_module(where)
-    found = getattr(loaded, attribute, None)
+def load_class(name: str) -> type:
+    """Return the class at `module:Class` or `file.py:Class`. Raises ValueError with the reason."""
+    module, where, attribute = _load_named(name)
+    found = getattr(module, attribute, None)
     if not isinstance(found, type):
-        classes = [n for n, c in vars(loaded).items() if isinstance(c, type) and c.__module__ == loaded.__name__]
+        classes = [own for own, value in _defined_in(module).items() if isinstance(value, type)]
         hint = schema.nearest(attribute, classes) if classes else "; it defines no class"
         raise ValueError(f"{where} has no class {attribute!r}{hint}")
     return found
 
 
-def _load_module(name: str) -> Any:
+def _load_named(name: str) -> tuple[ModuleType, str, str]:
+    """Return the module of an import path, the module's name or file as in the path, and the attribute."""
+    where, _, attribute = name.rpartition(":")
+    return (_load_file(Path(where)) if where.endswith(".py") else _load_module(where)), where, attribute
+
+
+def _defined_in(module: ModuleType) -> dict[str, Any]:
+    """Return what the module defines itself, without its imports."""
+    return {n: value for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
+
+
+def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         raise ValueError(f"importing {name!r} failed: {type(error).__name__}: {error}") from error
 
 
-def _load_file(path: Path) -> Any:
+def _load_file(path: Path) -> ModuleType:
     path = path.resolve()
     name = f"shoal_plugin_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     if name in sys.modules:

@@ -165,7 +165,9 @@ def _convert(value: Any, hint: Any, place: str, problems: list[str]) -> Any:
         return value if isinstance(value, hint) else build(hint, value, place, problems)  # type: ignore[arg-type]
     if isinstance(hint, type):
         return value if isinstance(value, hint) else INVALID
-    problems.append(f"{place}: an experiment cannot spell a parameter of type {hint!r}; leave it to its default")
+    problems.append(
+        f"{place}: a parameter of type {hint!r} cannot be set in an experiment; remove it, so that the default is used"
+    )
     return INVALID
 
 

@@ -106,7 +106,7 @@ def _trace(client: Client) -> RepeatedIntervals:
 class Intervals:
     """Intervals from a CSV file: lines of node, on, off, in seconds; nodes that are not in it are always online.
 
-    `off` may be inf. `period`: the intervals repeat after so many seconds; without it they do not. The lines of a node
+    `off` may be inf. With `period`, in seconds, the intervals repeat. Without it they apply once. The lines of a node
     may be in any order, and overlap.
     """
 
@@ -177,8 +177,8 @@ class _Table:
 class DayNight:
     """Synthetic days and nights: the share of online nodes follows a sine, from `low` to `high` and back.
 
-    `period`: seconds. `phases`: nodes are spread at random over so many time zones, each ahead of the previous one by
-    an equal part of the period; with 1, all nodes have their night at the same time.
+    `period` is in seconds. Nodes are assigned at random to `phases` time zones. Each zone is ahead of the previous one
+    by the same part of the period; with 1 zone, all nodes have their night at the same time.
 
     Each node has a threshold, uniform from 0 to 1, and is online while the sine of its time zone is above it. So the
     share of online nodes equals the sine, and a node goes online and offline once a period. Every night its threshold

@@ -1,7 +1,7 @@
 """Devices: how fast nodes compute, and the bandwidth of their own links.
 
-A device has one method: the speed of a node, with random numbers of its own. So a node keeps its speed when other nodes
-join or leave its group.
+A device has one method, `speed`. It draws its random numbers for each node separately, so a node keeps its speed when
+its group changes.
 """
 
 from __future__ import annotations

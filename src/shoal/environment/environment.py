@@ -33,6 +33,8 @@ class Environment:
     availability_schedule: AvailabilitySchedule | None
     """None: all nodes are always online."""
     timed_faults: Sequence[Fault]
+    restarts: bool
+    """Whether failed nodes may be started again."""
     access_limits: Sequence[AccessLimit]
     """What the device of each node allows."""
     access_links: tuple[AccessLink, ...] | None = None
@@ -61,11 +63,6 @@ class Environment:
     def needs_network_model(self) -> bool:
         """Whether messages pass through a network model."""
         return self.access_links is None and (self.timeline is not None or self.has_timed_events)
-
-    @property
-    def restarts(self) -> bool:
-        """Whether crashed nodes may restart."""
-        return any(fault.restarts_nodes for fault in self.timed_faults)
 
     def network_model(self) -> NetworkModel | None:
         """Create a network model, if messages need one."""

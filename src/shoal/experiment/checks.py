@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shoal import schema
 from shoal.environment import faults
+from shoal.environment.faults.table import affects_pairs
 from shoal.experiment.registry import Component, registry
 from shoal.experiment.resolving import Resolver
 from shoal.experiment.tables import NodeSettings, ProcessesPlan
@@ -20,9 +21,6 @@ from shoal.types import NodeId
 
 if TYPE_CHECKING:
     from shoal.experiment.experiment import Experiment
-
-LINK_FAULTS = ("partition", "repair", "hold", "release", "drop")
-"""Faults of messages, which only the network model can cause."""
 
 
 def contradictions(experiment: Experiment) -> list[str]:
@@ -101,7 +99,7 @@ def _wrong_for_kernel_shaping(experiment: Experiment, plan: ProcessesPlan) -> It
                 f"fault[{i}]: 'slow'{what} delays messages, which the kernel cannot do; set what = 'compute', or "
                 f"{instead}"
             )
-        elif fault.kind in LINK_FAULTS:
+        elif affects_pairs(fault):  # only the network model can cause faults of messages
             yield f"fault[{i}]: the kernel cannot cause a {fault.kind!r}; {instead}"
 
 

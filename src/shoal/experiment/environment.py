@@ -52,6 +52,7 @@ def build_environment(experiment: Experiment, speeds: Sequence[Speed]) -> Enviro
         timeline=timeline,
         availability_schedule=schedule,
         timed_faults=experiment.timed_faults,
+        restarts=experiment.restarts,
         access_limits=limits,
         access_links=_kernel_links(experiment, timeline, limits),
         duration=experiment.duration,

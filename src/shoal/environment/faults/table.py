@@ -46,8 +46,8 @@ UNDONE: dict[Kind, Kind] = {"restart": "crash", "repair": "partition", "release"
 class Fault:
     """A `fault` table. Times are seconds since the start of the run. A key that is not given is None.
 
-    A fault happens once, at the start of a `round` or at a `time`, or repeatedly at random times, `every` so many
-    seconds on average. A crash, an error or a hang without any of these keys happens at round 0.
+    A fault happens once, at the start of a `round` or at a `time`, or repeatedly at random times; `every` is the mean
+    interval in seconds. A crash, an error or a hang without any of these keys happens at round 0.
     """
 
     kind: Kind

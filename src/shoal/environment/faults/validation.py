@@ -83,7 +83,10 @@ def _wrong_ends(fault: Fault) -> Iterator[str]:
         if until is not None and since is not None and until <= since:
             yield f"until = {until!r}: expected a time later than {key} = {since!r}"
     if until is not None and fault.before is not None and until < fault.before:
-        yield f"until = {until!r}: expected a time not before {fault.before!r} (before); later faults would not end"
+        yield (
+            f"until = {until!r}: expected a time at or after before = {fault.before!r}; faults that start later would "
+            "not end"
+        )
 
 
 def _wrong_nodes(fault: Fault, nodes: int, size: int) -> Iterator[str]:

@@ -61,8 +61,8 @@ class Kollaps:
 
     Nodes are the replicas of `services`, in the order of the file. Without `services`, nodes are the replicas of all
     services except supervisors. If there are more replicas than nodes, the first ones are used. The shortest path has
-    the fewest links (`by` = "hops") or the least latency; the other criterion breaks ties. A scheduled event applies to
-    the first replicas that it can apply to; with `draw`, to random replicas of these.
+    the fewest links (`by` = "hops") or the least latency; the other criterion breaks ties. A scheduled event selects
+    the first replicas in a suitable state. With `draw`, it selects random ones of all replicas in a suitable state.
     """
 
     path: Path

@@ -226,8 +226,11 @@ class NetworkModel:
         self._updates.append((time, "in_transit", delivery))
 
     def _set_online(self, now: float, node: NodeId, online: bool) -> None:
-        """Messages to a node that goes offline are lost, even if it is online again soon, as are messages that it
-        has not sent completely."""
+        """Change whether a node is online.
+
+        When it goes offline, two kinds of messages are lost: all messages to it, and messages that it has not sent
+        completely.
+        """
         self._offline[node] += -1 if online else 1
         if not online:
             self._lose(
