@@ -15,7 +15,7 @@ from shoal.topologies.static import LaidOut, StaticGraph
 Points: TypeAlias = npt.NDArray[np.float64]
 """One row per node: x and y."""
 
-INK, PAPER, WATER, LINE = "#12303f", "#ffffff", "#2a7f9e", "#5b7f8f"
+TEXT_COLOUR, BACKGROUND, MARK_COLOUR, LINK_COLOUR = "#12303f", "#ffffff", "#2a7f9e", "#5b7f8f"
 FIGURE_INCHES = 6.0
 MAX_LABELLED_NODES = 64
 """Up to this number of nodes each shows its id."""
@@ -46,7 +46,7 @@ class _Drawing:
         self._one_way = [(a, b) for a, b in weights if (b, a) not in weights]
         self._heaviest = max(weights.values(), default=1.0)
         self._set_sizes()
-        self._figure = Figure(figsize=(FIGURE_INCHES, FIGURE_INCHES + 0.3), facecolor=PAPER)
+        self._figure = Figure(figsize=(FIGURE_INCHES, FIGURE_INCHES + 0.3), facecolor=BACKGROUND)
         FigureCanvasAgg(self._figure)
         self._axes = self._figure.add_axes((0.0, 0.05, 1.0, 0.95))
         self._axes.set_axis_off()
@@ -62,7 +62,7 @@ class _Drawing:
             middle = (float(values.min()) + float(values.max())) / 2
             set_limits(middle - self._span / 2 - margin, middle + self._span / 2 + margin)
         caption = _caption(self._graph, len(self._both_ways), len(self._one_way), self._round)
-        self._figure.text(0.5, 0.022, caption, color=INK, fontsize=10, ha="center")
+        self._figure.text(0.5, 0.022, caption, color=TEXT_COLOUR, fontsize=10, ha="center")
         self._figure.savefig(path, dpi=200)
 
     def _set_sizes(self) -> None:
@@ -75,8 +75,8 @@ class _Drawing:
         self._width = min(1.8, max(0.5, 0.16 * self._radius))
         straight = [(a, b) for a, b in (*self._both_ways, *self._one_way) if not _wraps(graph, a, b)]
         length = scale * sum(float(np.linalg.norm(points[a] - points[b])) for a, b in straight)
-        ink = max(1.0, length * self._width)
-        self._alpha = min(0.85, max(0.15, 0.06 * (scale * self._span) ** 2 / ink))
+        area = max(1.0, length * self._width)
+        self._alpha = min(0.85, max(0.15, 0.06 * (scale * self._span) ** 2 / area))
 
     def _draw_both_ways(self) -> bool:
         """Draw undirected links. Returns whether some of them wrap around a grid; these are dashed stubs."""
@@ -95,7 +95,7 @@ class _Drawing:
                 clearance = 2.2 * self._radius / self._scale if passes_others else 0.0
                 segments.append(_line(points[a], points[b], clearance))
                 widths.append(self._width * (0.5 + 0.5 * weight / self._heaviest))
-        style: dict[str, Any] = {"colors": LINE, "alpha": self._alpha, "zorder": 1}
+        style: dict[str, Any] = {"colors": LINK_COLOUR, "alpha": self._alpha, "zorder": 1}
         self._axes.add_collection(LineCollection(segments, linewidths=widths, capstyle="round", **style))
         self._axes.add_collection(LineCollection(dashed, linewidths=self._width, linestyles=(0, (2, 1.5)), **style))
         return bool(dashed)
@@ -109,7 +109,7 @@ class _Drawing:
         if self._graph.nodes > MAX_ARROW_NODES:
             lines = [[points[a], points[b]] for a, b in self._one_way]
             self._axes.add_collection(
-                LineCollection(lines, colors=LINE, linewidths=self._width, alpha=self._alpha, zorder=1)
+                LineCollection(lines, colors=LINK_COLOUR, linewidths=self._width, alpha=self._alpha, zorder=1)
             )
             return
         for a, b in self._one_way:
@@ -121,7 +121,7 @@ class _Drawing:
                     arrowstyle=f"-|>,head_length={0.32 * radius},head_width={0.14 * radius}",
                     shrinkA=radius,
                     shrinkB=radius + 0.5,
-                    color=LINE,
+                    color=LINK_COLOUR,
                     linewidth=0.8 * self._width,
                     alpha=self._alpha,
                     zorder=1,
@@ -131,11 +131,15 @@ class _Drawing:
     def _draw_nodes(self) -> None:
         x, y = self._points[:, 0], self._points[:, 1]
         edge = min(1.5, 0.18 * self._radius)
-        self._axes.scatter(x, y, s=(2 * self._radius) ** 2, c=WATER, edgecolors=PAPER, linewidths=edge, zorder=2)
+        self._axes.scatter(
+            x, y, s=(2 * self._radius) ** 2, c=MARK_COLOUR, edgecolors=BACKGROUND, linewidths=edge, zorder=2
+        )
         if self._graph.nodes <= MAX_LABELLED_NODES:
             size = min(11.0, 0.82 * self._radius)
             for node, (at_x, at_y) in enumerate(self._points):
-                self._axes.text(at_x, at_y, str(node), color=PAPER, fontsize=size, ha="center", va="center_baseline")
+                self._axes.text(
+                    at_x, at_y, str(node), color=BACKGROUND, fontsize=size, ha="center", va="center_baseline"
+                )
 
 
 def positions(graph: Graph, round: int = 0) -> Points:
