@@ -20,7 +20,7 @@ from shoal.environment.availability import (
     Always,
     AvailabilitySchedule,
     DayNight,
-    FedScale,
+    FedScaleAvailability,
     Intervals,
     RepeatedIntervals,
 )
@@ -72,7 +72,7 @@ def assert_consistent(availability_schedule: AvailabilitySchedule, node: int, ti
 
 def schedule_of(folder: Path, clients: dict[Any, Any], nodes: int = 1) -> AvailabilitySchedule:
     (folder / "trace.json").write_text(json.dumps(clients))
-    return FedScale(folder / "trace.json", order="file").build(nodes, seed=0)
+    return FedScaleAvailability(folder / "trace.json", order="file").build(nodes, seed=0)
 
 
 def client(active: list[float], inactive: list[float], finish_time: float = 100) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
             Intervals(tmp_path / name).build(1, seed=0)
     for name, reason in (("none", "No such file"), (".", "Is a directory"), ("binary.csv", "not a pickle")):
         with pytest.raises(DataError, match=reason):
-            FedScale(tmp_path / name).build(1, seed=0)
+            FedScaleAvailability(tmp_path / name).build(1, seed=0)
 
 
 # FedScale's traces
@@ -222,7 +222,7 @@ def test_nothing_changes_after_thirty_years(tmp_path: Path) -> None:
 def test_a_pickle_and_json_give_the_same_schedule(protocol: int, tmp_path: Path) -> None:
     clients = {3834: client([10, 40], [20, 60]), 5: client([0], [100])}
     (tmp_path / "trace").write_bytes(pickle.dumps(clients, protocol))
-    found = FedScale(tmp_path / "trace", order="file").build(2, seed=0)
+    found = FedScaleAvailability(tmp_path / "trace", order="file").build(2, seed=0)
     other = schedule_of(tmp_path, clients, nodes=2)
     for node in range(2):
         for time in range(0, 200, 5):
@@ -235,7 +235,7 @@ def test_nodes_take_random_clients_and_all_clients_before_any_repeats(tmp_path: 
     schedule_of(tmp_path, clients)
     taken = {}
     for seed in (0, 1):
-        availability_schedule = FedScale(tmp_path / "trace.json").build(25, seed)
+        availability_schedule = FedScaleAvailability(tmp_path / "trace.json").build(25, seed)
         taken[seed] = [
             int(t) if not availability_schedule.online(n, 0) else 0
             for n in range(25)
@@ -243,7 +243,7 @@ def test_nodes_take_random_clients_and_all_clients_before_any_repeats(tmp_path: 
         ]
         assert sorted(taken[seed][:20]) == list(range(20))
         assert taken[seed][20:] == taken[seed][:5]
-        fewer = FedScale(tmp_path / "trace.json").build(3, seed)
+        fewer = FedScaleAvailability(tmp_path / "trace.json").build(3, seed)
         assert [fewer.online(n, taken[seed][n]) for n in range(3)] == [True] * 3
     assert taken[0] != taken[1]
 
@@ -285,10 +285,10 @@ def test_an_invalid_trace_is_rejected_with_its_client(trace: Any, problem: str, 
 def test_a_file_without_clients_is_rejected(content: bytes, problem: str, tmp_path: Path) -> None:
     (tmp_path / "trace").write_bytes(content)
     with pytest.raises(DataError, match=problem):
-        FedScale(tmp_path / "trace").build(1, seed=0)
+        FedScaleAvailability(tmp_path / "trace").build(1, seed=0)
     (tmp_path / "trace").write_bytes(b'{"a":' * 100_000)
     with pytest.raises(DataError, match="not valid JSON"):
-        FedScale(tmp_path / "trace").build(1, seed=0)
+        FedScaleAvailability(tmp_path / "trace").build(1, seed=0)
 
 
 class OpensFile:
@@ -311,7 +311,7 @@ def test_a_pickle_that_would_run_code_is_rejected_without_running_it(kind: str, 
     }
     (tmp_path / "trace").write_bytes(pickles[kind])
     with pytest.raises(DataError, match="the pickle names"):
-        FedScale(tmp_path / "trace").build(1, seed=0)
+        FedScaleAvailability(tmp_path / "trace").build(1, seed=0)
     assert not mark.exists()
     pickle.loads(pickles[kind])  # without the check it runs
     assert mark.exists()

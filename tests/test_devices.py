@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.environment.devices import SIMULATED_STEP, Constant, Device, FedScale, Lognormal, Speed
+from shoal.environment.devices import SIMULATED_STEP, Constant, Device, FedScaleDevices, Lognormal, Speed
 from shoal.errors import DataError, ExperimentError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
@@ -84,14 +84,14 @@ def test_each_node_has_its_own_random_speed_independent_of_the_batch_size(seed: 
 
 
 def test_a_phone_takes_three_times_its_inference_time_and_has_its_bandwidth(capacities: Path) -> None:
-    device = FedScale(capacities, order="file", slowdown=2, network_slowdown=4)
+    device = FedScaleDevices(capacities, order="file", slowdown=2, network_slowdown=4)
     assert device.speed(0, 0, 10) == Speed(3 * 10 * 0.162 * 2, 2, 5.6481, 4)
     assert [device.speed(node, 0, 1).bandwidth for node in range(4)] == pytest.approx([5.6481, 0.1, 20, 5.6481])
 
 
 def test_nodes_take_random_phones_and_all_phones_before_any_repeats(capacities: Path) -> None:
     def drawn(seed: int) -> list[float | None]:
-        return [FedScale(capacities).speed(node, seed, 1).bandwidth for node in range(6)]
+        return [FedScaleDevices(capacities).speed(node, seed, 1).bandwidth for node in range(6)]
 
     for seed in range(5):
         assert sorted(map(float, drawn(seed)[:3])) == pytest.approx([0.1, 5.6481, 20])  # type: ignore[arg-type]
@@ -102,7 +102,9 @@ def test_nodes_take_random_phones_and_all_phones_before_any_repeats(capacities: 
 def test_capacities_can_be_read_from_json(capacities: Path, tmp_path: Path) -> None:
     (tmp_path / "capacity.json").write_text(json.dumps(CAPACITIES, indent=1))
     for node in range(3):
-        assert FedScale(tmp_path / "capacity.json").speed(node, 5, 8) == FedScale(capacities).speed(node, 5, 8)
+        assert FedScaleDevices(tmp_path / "capacity.json").speed(node, 5, 8) == FedScaleDevices(capacities).speed(
+            node, 5, 8
+        )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_capacities_can_be_read_from_json(capacities: Path, tmp_path: Path) -> N
 def test_an_invalid_capacity_is_rejected_with_its_client(client: Any, problem: str, tmp_path: Path) -> None:
     (tmp_path / "capacity").write_bytes(pickle.dumps({1: client}))
     with pytest.raises(DataError) as caught:
-        FedScale(tmp_path / "capacity").speed(0, 0, 1)
+        FedScaleDevices(tmp_path / "capacity").speed(0, 0, 1)
     assert str(caught.value).startswith(f"{tmp_path / 'capacity'}: {problem}")
 
 
@@ -136,7 +138,7 @@ def test_a_pickle_that_would_run_code_is_rejected_without_running_it(tmp_path: P
     mark = tmp_path / "it-ran"
     (tmp_path / "capacity").write_bytes(pickle.dumps({1: {"computation": OpensFile(mark), "communication": 1}}))
     with pytest.raises(DataError, match="nothing that could run"):
-        FedScale(tmp_path / "capacity").speed(0, 0, 1)
+        FedScaleDevices(tmp_path / "capacity").speed(0, 0, 1)
     assert not mark.exists()
 
 
@@ -176,7 +178,7 @@ def test_groups_change_single_keys_or_the_whole_device(capacities: Path) -> None
         Speed(0.1, 5, network_slowdown=2),
         Speed(0.5, 5, network_slowdown=2),
         Lognormal().speed(2, 0, 20),
-        FedScale(capacities).speed(3, 0, 10),
+        FedScaleDevices(capacities).speed(3, 0, 10),
         Speed(0.02, network_slowdown=2),  # the server is in no group
     ]
     assert Experiment.from_table(found.to_table()) == found

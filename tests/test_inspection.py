@@ -22,7 +22,7 @@ TOO_DENSE = {"name": "regular", "degree": 50}
 def test_a_graph_that_cannot_be_built_is_reported_where_it_is_built(sharing: str) -> None:
     experiment = Experiment(nodes=4, sharing={"name": sharing}, topology=TOO_DENSE)
     with pytest.raises(TopologyError, match="50-regular on 4 nodes"):
-        Setup(experiment).mixings.build(experiment.topology.build())
+        Setup(experiment).mixing_factory.build(experiment.topology.build())
 
 
 @pytest.mark.parametrize("sharing", ["choco", "powergossip"])

@@ -31,7 +31,7 @@ from shoal.environment.network.model import AccessLimit
 from shoal.environment.network.network import MEGABIT, NetworkTimeline
 from shoal.errors import ExperimentError, LaunchError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import build_environment, device_speeds
+from shoal.experiment.environment_builder import build_environment, device_speeds
 from shoal.message import Message
 from shoal.results.records import Event
 

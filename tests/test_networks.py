@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from conftest import CommandResult
 from shoal.environment.network import NETWORKS, NetworkState, Route
 from shoal.environment.network.links import Ideal, Uniform, star
-from shoal.environment.network.matrix import Matrix, read
+from shoal.environment.network.matrix import LatencyMatrix, read
 from shoal.environment.network.network import MEGABIT, NetworkTimeline, capacity
 from shoal.environment.network.published import BANDWIDTHS, REGIONS, DivShareStragglers, TenRegions
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import build_environment, device_speeds
+from shoal.experiment.environment_builder import build_environment, device_speeds
 from shoal.experiment.registry import Component, find
 
 ROOT = Path(__file__).parent.parent
@@ -196,7 +196,7 @@ SQUARE = [[0.0, 10.0, 30.0], [12.0, 0.0, 20.0], [34.0, 22.0, 0.0]]
     ],
 )
 def test_a_matrix_is_read_with_any_separator_comments_and_names(text: str, written: Callable[[str], Path]) -> None:
-    network = network_state(Matrix(written(text), round_trip=False), 3)
+    network = network_state(LatencyMatrix(written(text), round_trip=False), 3)
     for a, b in [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]:
         assert route(network, a, b).latency == pytest.approx(SQUARE[a][b] / 1000)
 
@@ -204,7 +204,7 @@ def test_a_matrix_is_read_with_any_separator_comments_and_names(text: str, writt
 def test_a_matrix_may_be_compressed_in_seconds_and_of_round_trips(tmp_path: Path) -> None:
     file = tmp_path / "latency.gz"
     file.write_bytes(gzip.compress(b"0 0.5\n0.5 0\n"))
-    network = network_state(Matrix(file, unit="s", jitter=0.1, loss=0.01, upload=5, download=6), 2)
+    network = network_state(LatencyMatrix(file, unit="s", jitter=0.1, loss=0.01, upload=5, download=6), 2)
     assert route(network, 0, 1) == Route((0, 3), 0.25, pytest.approx(0.025), 0.01)  # type: ignore[arg-type]
     assert bandwidth(network, 0, 1) == 5
 
@@ -231,16 +231,16 @@ def test_a_written_matrix_reads_back_the_same(
 
 def test_a_missing_latency_is_the_shortest_path_or_the_mean_or_rejected(written: Callable[[str], Path]) -> None:
     file = written("0,10,-1\n20,0,30\n,40,0\n")
-    path = network_state(Matrix(file, round_trip=False), 3)
+    path = network_state(LatencyMatrix(file, round_trip=False), 3)
     assert route(path, 0, 2).latency == pytest.approx(0.040)
     assert route(path, 2, 0).latency == pytest.approx(0.060)
     assert route(path, 0, 1).latency == pytest.approx(0.010)
-    mean = network_state(Matrix(file, missing="mean", round_trip=False), 3)
+    mean = network_state(LatencyMatrix(file, missing="mean", round_trip=False), 3)
     assert route(mean, 0, 2).latency == pytest.approx((10 + 30) / 2 / 1000)
     assert route(mean, 2, 0).latency == pytest.approx((40 + 20) / 2 / 1000)
     with pytest.raises(ValueError, match=r"latency\.csv:1: row 1, column 3: the value is missing; add it"):
-        Matrix(file, missing="refuse").build(3, 0)
-    assert route(network_state(Matrix(file, missing="refuse"), 2), 0, 1).latency == pytest.approx(0.005)
+        LatencyMatrix(file, missing="refuse").build(3, 0)
+    assert route(network_state(LatencyMatrix(file, missing="refuse"), 2), 0, 1).latency == pytest.approx(0.005)
 
 
 @pytest.mark.parametrize("missing", ["path", "mean"])
@@ -249,7 +249,7 @@ def test_a_missing_value_without_a_substitute_is_rejected(missing: Any, written:
     with pytest.raises(
         ValueError, match=r"latency\.csv:\d: row 1, column \d: the value is missing; (no path through|the two sites)"
     ):
-        Matrix(file, missing=missing).build(3, 0)
+        LatencyMatrix(file, missing=missing).build(3, 0)
 
 
 def test_nodes_are_at_the_first_sites_or_random_sites_and_share_sites_in_turn(written: Callable[[str], Path]) -> None:
@@ -257,14 +257,14 @@ def test_nodes_are_at_the_first_sites_or_random_sites_and_share_sites_in_turn(wr
     cells = [[abs(i - j) * 1.0 if i != j else 0.125 for j in range(sites)] for i in range(sites)]
     file = written("\n".join(",".join(map(str, row)) for row in cells))
 
-    def latencies(matrix: Matrix, nodes: int, seed: int = 0) -> list[float]:
+    def latencies(matrix: LatencyMatrix, nodes: int, seed: int = 0) -> list[float]:
         network = network_state(matrix, nodes, seed)
         return [round(route(network, 0, j).latency * 1000, 6) for j in range(1, nodes)]
 
-    first = Matrix(file, round_trip=False)
+    first = LatencyMatrix(file, round_trip=False)
     assert latencies(first, 5) == [1, 2, 3, 4]
     assert latencies(first, 5, seed=1) == [1, 2, 3, 4]
-    drawn = Matrix(file, round_trip=False, draw=True)
+    drawn = LatencyMatrix(file, round_trip=False, draw=True)
     assert latencies(drawn, 5) == latencies(drawn, 5) != latencies(first, 5)
     assert latencies(drawn, 5, seed=1) != latencies(drawn, 5)
     assert 0.125 not in latencies(drawn, sites)  # no site twice
@@ -274,7 +274,7 @@ def test_nodes_are_at_the_first_sites_or_random_sites_and_share_sites_in_turn(wr
 def test_nodes_share_the_links_of_a_bandwidth_matrix(tmp_path: Path) -> None:
     (tmp_path / "ms").write_text("0 10\n10 0\n")
     (tmp_path / "mbps").write_text("- 8\n4 -\n")
-    network = network_state(Matrix(tmp_path / "ms", bandwidth=tmp_path / "mbps", upload=100), 4)
+    network = network_state(LatencyMatrix(tmp_path / "ms", bandwidth=tmp_path / "mbps", upload=100), 4)
     assert bandwidth(network, 0, 1) == bandwidth(network, 2, 3) == 8
     assert bandwidth(network, 1, 0) == 4
     assert bandwidth(network, 0, 2) == 100  # at the same site
@@ -286,12 +286,12 @@ def test_a_missing_bandwidth_is_the_mean_or_rejected(tmp_path: Path) -> None:
     (tmp_path / "ms").write_text("0 1 1\n1 0 1\n1 1 0\n")
     (tmp_path / "mbps").write_text("0 2 0\n2 0 4\n6 8 0\n")
     files: dict[str, Any] = {"latency": tmp_path / "ms", "bandwidth": tmp_path / "mbps"}
-    assert bandwidth(network_state(Matrix(**files), 3), 0, 2) == pytest.approx(3)
+    assert bandwidth(network_state(LatencyMatrix(**files), 3), 0, 2) == pytest.approx(3)
     with pytest.raises(ValueError, match=r"mbps:1: row 1, column 3: expected a bandwidth above 0"):
-        Matrix(**files, missing="refuse").build(3, 0)
+        LatencyMatrix(**files, missing="refuse").build(3, 0)
     (tmp_path / "mbps").write_text("0 2\n2 0\n")
     with pytest.raises(ValueError, match=r"mbps: 2 sites, but .*ms has 3"):
-        Matrix(**files).build(3, 0)
+        LatencyMatrix(**files).build(3, 0)
 
 
 @pytest.mark.parametrize(
@@ -309,16 +309,16 @@ def test_a_missing_bandwidth_is_the_mean_or_rejected(tmp_path: Path) -> None:
 )
 def test_an_invalid_matrix_is_rejected_with_its_line(text: str, problem: str, written: Callable[[str], Path]) -> None:
     with pytest.raises(ValueError, match=problem):
-        Matrix(written(text)).build(2, 0)
+        LatencyMatrix(written(text)).build(2, 0)
 
 
 def test_the_error_for_an_unreadable_file_names_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere\.csv: cannot read this matrix: No such file"):
-        Matrix(tmp_path / "nowhere.csv").build(2, 0)
+        LatencyMatrix(tmp_path / "nowhere.csv").build(2, 0)
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress(b"0 1\n1 0\n" * 99)[:20])
     with pytest.raises(ValueError, match=r"cut\.gz: cannot read this matrix: it is neither"):
-        Matrix(cut).build(2, 0)
+        LatencyMatrix(cut).build(2, 0)
 
 
 def real(name: str) -> Path:
@@ -329,7 +329,7 @@ def real(name: str) -> Path:
 
 def test_measured_latencies_between_227_sites() -> None:
     file = real("devos50-227.csv")
-    network = network_state(Matrix(file), 227)
+    network = network_state(LatencyMatrix(file), 227)
     raw = np.loadtxt(file, delimiter=",")
     rng = np.random.default_rng(0)
     known = 0
@@ -345,7 +345,7 @@ def test_measured_latencies_between_227_sites() -> None:
 def test_planetlab_is_symmetric_and_built_within_a_second() -> None:
     file = real("planetlab/PlanetLabData_1.gz")
     begun = time.process_time()
-    network = network_state(Matrix(file), 490)
+    network = network_state(LatencyMatrix(file), 490)
     assert time.process_time() - begun < 1
     assert route(network, 0, 1).latency == pytest.approx(0.175e-3 / 2)
     assert route(network, 3, 400).latency == route(network, 400, 3).latency

@@ -20,7 +20,7 @@ from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.scheduled_events import ScheduledEvents
 from shoal.engines.run_tracker import RunTracker
 from shoal.experiment import Experiment
-from shoal.experiment.environment import build_environment, device_speeds
+from shoal.experiment.environment_builder import build_environment, device_speeds
 from shoal.results.records import RunFolder
 from shoal.testing import Faults
 

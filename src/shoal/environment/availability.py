@@ -23,20 +23,20 @@ from shoal.types import Bounds, NodeId
 
 AVAILABILITIES: dict[str, str] = {
     "always": "shoal.environment.availability:Always",
-    "fedscale": "shoal.environment.availability:FedScale",
+    "fedscale": "shoal.environment.availability:FedScaleAvailability",
     "intervals": "shoal.environment.availability:Intervals",
     "day-night": "shoal.environment.availability:DayNight",
 }
 
 Interval: TypeAlias = tuple[float, float]
 """Online from the first time, until just before the second."""
-DIGITS = 6
+TIME_DIGITS = 6
 """Times are rounded to microseconds: shorter differences would be lost in the rounding of late times."""
 HORIZON = 1e9
 """Seconds, 32 years: nothing changes later. Until then a float can represent microseconds."""
 SHORTEST_PERIOD = 0.001
 """Seconds."""
-GOLDEN = (math.sqrt(5) - 1) / 2
+THRESHOLD_STEP = (math.sqrt(5) - 1) / 2
 """The step whose multiples, modulo 1, are spread the most evenly."""
 
 
@@ -70,7 +70,7 @@ class Always:
 
 
 @dataclass(frozen=True)
-class FedScale:
+class FedScaleAvailability:
     """Measured phones: each node is online when a client of a FedScale trace was, repeatedly.
 
     `path`: a pickle or JSON, client id → { active: [s], inactive: [s], finish_time: s, … }: online from active[k]
@@ -246,8 +246,10 @@ class RepeatedIntervals:
     """Intervals that repeat every `period`; an infinite period means once. They may be in any order."""
 
     def __init__(self, intervals: Iterable[Interval], period: float = math.inf) -> None:
-        self.period = round(period, DIGITS)
-        self.intervals = _merged((round(on, DIGITS), round(min(off, self.period), DIGITS)) for on, off in intervals)
+        self.period = round(period, TIME_DIGITS)
+        self.intervals = _merged(
+            (round(on, TIME_DIGITS), round(min(off, self.period), TIME_DIGITS)) for on, off in intervals
+        )
         self._edges = [edge for interval in self.intervals for edge in interval]
         self._flips = [edge for edge in self._edges if 0 < edge < self.period]
         if self._edges and self.period < math.inf and (self._edges[0] == 0) != (self._edges[-1] == self.period):
@@ -317,13 +319,13 @@ class DayNightHours:
         return 0.25 + self.zone / self.sine.phases
 
     def _dawn(self, day: int) -> float:
-        return round((day - self._ahead) * self.sine.period, DIGITS)
+        return round((day - self._ahead) * self.sine.period, TIME_DIGITS)
 
     def _online_on(self, day: int) -> Interval:
         low, high = self.sine.low, self.sine.high
-        threshold = (self.threshold + (0 if self.sine.same_hours else day * GOLDEN)) % 1
+        threshold = (self.threshold + (0 if self.sine.same_hours else day * THRESHOLD_STEP)) % 1
         height = min(1.0, max(-1.0, 2 * (threshold - low) / (high - low) - 1))  # on the sine, from -1 to 1
         half = math.acos(height) / (2 * math.pi)  # of the day, before noon and after it
         dawn, next_dawn = self._dawn(day), self._dawn(day + 1)
-        on, off = (round(dawn + (next_dawn - dawn) * part, DIGITS) for part in (0.5 - half, 0.5 + half))
+        on, off = (round(dawn + (next_dawn - dawn) * part, TIME_DIGITS) for part in (0.5 - half, 0.5 + half))
         return on, off

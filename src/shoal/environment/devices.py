@@ -18,13 +18,13 @@ from shoal.types import Bounds, NodeId
 
 SIMULATED_STEP = 0.01
 """Virtual seconds of a training step by default."""
-TRAINING = 3.0
+TRAINING_PER_INFERENCE = 3.0
 """Training takes this many times as long as inference: the backward pass takes twice as long as the forward pass."""
 
 DEVICES: dict[str, str] = {
     "constant": "shoal.environment.devices:Constant",
     "lognormal": "shoal.environment.devices:Lognormal",
-    "fedscale": "shoal.environment.devices:FedScale",
+    "fedscale": "shoal.environment.devices:FedScaleDevices",
 }
 
 Factor = Annotated[float, Bounds(above=0)]
@@ -100,7 +100,7 @@ class Lognormal:
 
 
 @dataclass(frozen=True)
-class FedScale:
+class FedScaleDevices:
     """Measured phones: each node has the speed and the bandwidth of a client in a FedScale capacity file.
 
     `path`: a pickle or JSON, client id → { computation: ms of inference per sample, communication: kbit/s }. A step
@@ -115,7 +115,7 @@ class FedScale:
 
     def speed(self, node: NodeId, seed: int, batch_size: int) -> Speed:
         client = self._clients.of(node, seed, self.order)
-        step = TRAINING * batch_size * client.above_zero("computation") / 1000 * self.slowdown
+        step = TRAINING_PER_INFERENCE * batch_size * client.above_zero("computation") / 1000 * self.slowdown
         return Speed(step, self.slowdown, client.above_zero("communication") / 1000, self.network_slowdown)
 
     @functools.cached_property

@@ -22,7 +22,7 @@ from shoal.errors import DataError
 from shoal.randomness import generator
 from shoal.types import NodeId
 
-LARGEST = 1 << 28
+MAX_FILE_BYTES = 1 << 28
 """Bytes of a file; the largest that is published has 26 million."""
 Order: TypeAlias = Literal["drawn", "file"]
 
@@ -94,11 +94,11 @@ def _number(value: Any) -> float | None:
 def _read(path: Path) -> dict[Any, Any]:
     try:
         with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
+            content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; expected a FedScale file") from None
-    if len(content) > LARGEST:
-        raise DataError(f"{path}: it has more than {LARGEST:,} bytes; expected a FedScale file")
+    if len(content) > MAX_FILE_BYTES:
+        raise DataError(f"{path}: it has more than {MAX_FILE_BYTES:,} bytes; expected a FedScale file")
     table = _read_json(content, path) if content.lstrip().startswith(b"{") else read_pickle(content, str(path))
     if not isinstance(table, dict) or not table:
         raise DataError(f"{path}: it holds {reprlib.repr(table)}; expected a dictionary of clients")

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from shoal.algorithms import Algorithm
 from shoal.experiment import Experiment
-from shoal.experiment.environment import build_environment, device_speeds
-from shoal.experiment.local_data import LocalData, load_data
-from shoal.experiment.mixings import ExperimentMixings
+from shoal.experiment.environment_builder import build_environment, device_speeds
+from shoal.experiment.mixing_factory import CachedMixingFactory
+from shoal.experiment.partitioned_data import PartitionedData, load_data
 from shoal.experiment.sharing_checks import check_sharings
 from shoal.node import DiscoveryTopology, InteractiveSharing, Node, PeerDiscovery, ServiceProvider
 from shoal.node_context import EvaluationSchedule, NodeContext, Observer
@@ -36,14 +36,14 @@ class Setup:
 
     def __init__(self, experiment: Experiment, shared: bool = False) -> None:
         self.experiment = experiment
-        self._local_data = load_data(experiment, shared)
-        self.data = self._local_data.data
-        self.parts = self._local_data.parts
+        self._partitioned = load_data(experiment, shared)
+        self.data = self._partitioned.data
+        self.parts = self._partitioned.parts
         """The training samples of each node."""
         self.topology: Topology = experiment.topology.build()
-        self.mixings = ExperimentMixings(experiment, self.label_counts)
-        self.mixing = self.mixings.build(self.topology)
-        self.trainer_factory = _create_trainer_factory(experiment, self._local_data)
+        self.mixing_factory = CachedMixingFactory(experiment, self.label_counts)
+        self.mixing = self.mixing_factory.build(self.topology)
+        self.trainer_factory = _create_trainer_factory(experiment, self._partitioned)
         self.initial: Params = self.trainer_factory.initial
         """The model that all nodes start from."""
         self.speeds = device_speeds(experiment)
@@ -54,7 +54,7 @@ class Setup:
 
     def label_counts(self) -> NDArray[np.int64]:
         """Return the number of training samples of each class on each node: nodes × classes."""
-        return self._local_data.label_counts()
+        return self._partitioned.label_counts()
 
     def warm_up(self) -> None:
         """Initialise what training needs, such as libraries and caches, once and not in every node."""
@@ -74,7 +74,7 @@ class Setup:
             shapes=self.trainer_factory.shapes,
             schedule=self._schedule(id),
             mixing=self.mixing,
-            mixing_factory=self.mixings,
+            mixing_factory=self.mixing_factory,
             services=experiment.services,
             receive_timeout=receive_timeout,
         )
@@ -127,18 +127,18 @@ async def run_interactively(program: Coroutine[Any, Any, None], node: Node, shar
     await sharing.drain(node)
 
 
-def _create_trainer_factory(experiment: Experiment, local_data: LocalData) -> TrainerFactory:
+def _create_trainer_factory(experiment: Experiment, partitioned: PartitionedData) -> TrainerFactory:
     plan = experiment.evaluation
-    metrics = Metrics(local_data.data, plan.metrics)
+    metrics = Metrics(partitioned.data, plan.metrics)
     if plan.metric is not None and experiment.trainer.name in TRAINERS:
         metrics.check(plan.metric)
     inputs = TrainerInputs(
         seed=experiment.seed,
-        data=local_data.data,
-        parts=local_data.parts,
-        test_parts=local_data.test_parts,
-        shifts=local_data.shifts,
-        test=local_data.test,
+        data=partitioned.data,
+        parts=partitioned.parts,
+        test_parts=partitioned.test_parts,
+        shifts=partitioned.shifts,
+        test=partitioned.test,
         metrics=metrics,
         model=experiment.model,
         training=experiment.training,

@@ -87,7 +87,7 @@ class FakeRuntime:
         By default the topology is a ring and the sharing is full. The node is not evaluated.
         """
         params = np.array(params, np.float32)
-        mixings = _FakeMixings(nodes, seed)
+        mixing_factory = _FakeMixingFactory(nodes, seed)
         context = NodeContext(
             id,
             nodes=nodes,
@@ -95,8 +95,8 @@ class FakeRuntime:
             run="0" * RUN_LENGTH,
             shapes=shapes or (params.shape,),
             schedule=EvaluationSchedule(every=0, evaluated=False, averaged=False),
-            mixing=mixings.build(topology or Ring()),
-            mixing_factory=mixings,
+            mixing=mixing_factory.build(topology or Ring()),
+            mixing_factory=mixing_factory,
             services=services or {},
             receive_timeout=receive_timeout,
         )
@@ -182,7 +182,7 @@ class FakeRuntime:
         self._kernel.at(time, action)
 
 
-class _FakeMixings:
+class _FakeMixingFactory:
     """Graphs for the nodes of a test."""
 
     def __init__(self, nodes: int, seed: int) -> None:

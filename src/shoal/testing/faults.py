@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shoal.environment.faults import Fault, What
+from shoal.environment.faults import Fault, SlowTarget
 from shoal.types import NodeId
 
 Nodes: TypeAlias = NodeId | str
@@ -46,7 +46,7 @@ class Faults:
         """Start crashed nodes again."""
         return self._append(_with_nodes(Fault("restart"), nodes))
 
-    def slow(self, nodes: Nodes | None = None, *, factor: float, what: What | None = None) -> Faults:
+    def slow(self, nodes: Nodes | None = None, *, factor: float, what: SlowTarget | None = None) -> Faults:
         """Multiply the time that the nodes need to compute, to send and receive, or both, by `factor`."""
         return self._append(_with_nodes(Fault("slow", factor=factor, what=what), nodes))
 

@@ -24,7 +24,7 @@ from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.run_tracker import RunTracker
 from shoal.errors import LaunchError, RunError
 from shoal.experiment import Experiment
-from shoal.experiment.environment import build_environment, device_speeds
+from shoal.experiment.environment_builder import build_environment, device_speeds
 from shoal.experiment.mapping import LOCALHOST
 from shoal.message import RUN_LENGTH
 from shoal.results.progress import Outcome, ProgressListener

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from shoal.environment.faults.events import FaultEvent, fault_events
 from shoal.environment.faults.pairs import PairFaults
-from shoal.environment.faults.table import Fault, Kind, What
+from shoal.environment.faults.table import Fault, Kind, SlowTarget
 from shoal.environment.faults.validation import incompatibilities
 
-__all__ = ["Fault", "FaultEvent", "Kind", "PairFaults", "What", "fault_events", "incompatibilities"]
+__all__ = ["Fault", "FaultEvent", "Kind", "PairFaults", "SlowTarget", "fault_events", "incompatibilities"]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.environment.faults.table import OPPOSITES, Fault, Kind, What, affects_pairs, candidates, other_side
+from shoal.environment.faults.table import OPPOSITES, Fault, Kind, SlowTarget, affects_pairs, candidates, other_side
 from shoal.randomness import generator
 from shoal.types import NodeId, format_node_ids
 
@@ -25,7 +25,7 @@ class FaultEvent:
     """The other side of a fault between nodes. Equal to `nodes` for a fault between all nodes."""
     value: float = 0.0
     """The factor by which nodes are slow, 1 at the end; or the probability of a drop, 0 at the end."""
-    what: What = "both"
+    what: SlowTarget = "both"
     """What is slow."""
     oneway: bool = False
     """Whether the fault affects only messages from `nodes` to `others`."""
@@ -104,7 +104,7 @@ def _events_of(
 ) -> Iterator[FaultEvent]:
     """The starts and ends of one timed fault, in order of time."""
     ends: list[tuple[float, int, FaultEvent]] = []
-    for order, (start, end, picked) in enumerate(_occasions(fault, index, nodes, size, seed, down_for_good)):
+    for order, (start, end, picked) in enumerate(_times_of(fault, index, nodes, size, seed, down_for_good)):
         while ends and ends[0][0] <= start:
             yield heapq.heappop(ends)[-1]
         event = FaultEvent(
@@ -124,7 +124,7 @@ def _events_of(
         yield heapq.heappop(ends)[-1]
 
 
-def _occasions(
+def _times_of(
     fault: Fault, index: int, nodes: int, size: int, seed: int, down_for_good: Collection[NodeId]
 ) -> Iterator[tuple[float, float | None, tuple[NodeId, ...]]]:
     """The start, the end and the nodes of every time a fault happens. No nodes: a fault between all nodes."""

@@ -12,7 +12,7 @@ from shoal.types import Bounds, NodeId, parse_node_ids
 Kind: TypeAlias = Literal[
     "crash", "raise", "hang", "restart", "partition", "repair", "hold", "release", "slow", "drop"
 ]  # fmt: skip
-What: TypeAlias = Literal["compute", "network", "both"]
+SlowTarget: TypeAlias = Literal["compute", "network", "both"]
 
 COMMON_KEYS = frozenset({"kind", "node", "nodes", "time", "every", "after", "before", "count"})
 PAIR_KEYS = frozenset({"others", "oneway"})
@@ -86,7 +86,7 @@ class Fault:
     """The duration of the fault in seconds; for random faults, the mean of an exponential distribution."""
     factor: Annotated[float, Bounds(above=0)] | None = None
     """How many times as long a slow node takes. The next factor for the node replaces it."""
-    what: What | None = None
+    what: SlowTarget | None = None
     """What is slow: computation, messages, or both (the default)."""
     probability: Annotated[float, Bounds(above=0, at_most=1)] | None = None
     """The probability that a message is dropped. The next probability for the pair of nodes replaces it."""

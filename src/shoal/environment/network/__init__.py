@@ -11,7 +11,7 @@ from shoal.environment.network.network import AvailabilityChange, Network, Netwo
 NETWORKS: dict[str, str] = {
     "ideal": "shoal.environment.network.links:Ideal",
     "uniform": "shoal.environment.network.links:Uniform",
-    "matrix": "shoal.environment.network.matrix:Matrix",
+    "matrix": "shoal.environment.network.matrix:LatencyMatrix",
     "kollaps": "shoal.environment.network.kollaps:Kollaps",
     "divshare-stragglers": "shoal.environment.network.published:DivShareStragglers",
     "ten-regions": "shoal.environment.network.published:TenRegions",

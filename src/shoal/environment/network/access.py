@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.environment.network.model import AccessLimit, capacities
+from shoal.environment.network.model import AccessLimit, link_capacities
 from shoal.environment.network.network import NetworkTimeline
 from shoal.types import NodeId
 
@@ -27,7 +27,7 @@ def access_links(timeline: NetworkTimeline, size: int, access_limits: Sequence[A
     if len(timeline.states) > 1 or timeline.availability_changes:
         raise ValueError("it changes with time, but the kernel's queues are fixed")
     network_state = timeline.initial_state
-    limits = capacities(network_state, access_limits).tolist()
+    limits = link_capacities(network_state, access_limits).tolist()
     own = [frozenset(network_state.access(node)) for node in range(size)]
     ups: dict[NodeId, frozenset[int]] = {}
     downs: dict[NodeId, frozenset[int]] = {}

@@ -39,7 +39,7 @@ __all__ = [
     "Collapsed",
     "Description",
     "Kollaps",
-    "Layout",
+    "KollapsGraph",
     "Link",
     "LinkEvent",
     "Properties",
@@ -72,15 +72,15 @@ class Kollaps:
 
     def build(self, nodes: int, seed: int) -> NetworkTimeline:
         description = read(self.path)
-        layout = Layout(description)
-        members = self._node_vertices(layout, nodes)
-        replay = _ScheduleReplay(description, layout, self.path, generator(seed, "kollaps") if self.draw else None)
+        graph = KollapsGraph(description)
+        members = self._node_vertices(graph, nodes)
+        replay = _ScheduleReplay(description, graph, self.path, generator(seed, "kollaps") if self.draw else None)
         states: list[tuple[float, Collapsed]] = []
         availability_changes: list[AvailabilityChange] = []
         online = [True] * nodes
         for time, state, joined in replay.states():
             if not states or states[-1][1].state is not state:
-                states.append((time, Collapsed(layout, members, state, self.by)))
+                states.append((time, Collapsed(graph, members, state, self.by)))
             now = [vertex in joined for vertex in members]
             availability_changes += [
                 AvailabilityChange(time, node, is_online)
@@ -90,16 +90,16 @@ class Kollaps:
             online = now
         return NetworkTimeline(states, availability_changes)
 
-    def _node_vertices(self, layout: Layout, nodes: int) -> list[int]:
+    def _node_vertices(self, graph: KollapsGraph, nodes: int) -> list[int]:
         """Return the vertex of each node."""
-        known = layout.services
+        known = graph.services
         for name in self.services:
             if name not in known:
                 raise ValueError(f"services: there is no service {name!r} in {self.path}{nearest(name, known)}")
         chosen = [s.name for s in known.values() if (s.name in self.services if self.services else not s.supervisor)]
-        members = [(name, vertex) for name in chosen for vertex in layout.vertices[name]]
+        members = [(name, vertex) for name in chosen for vertex in graph.vertices[name]]
         if len(members) < nodes:
-            joining = sorted(layout.joining.intersection(chosen))
+            joining = sorted(graph.joining.intersection(chosen))
             remedy = "set replicas in the file, or reduce nodes"
             if joining:
                 remedy = (
@@ -109,7 +109,7 @@ class Kollaps:
                 f"{self.path}: {len(members)} replicas of {', '.join(map(repr, chosen)) or 'services'}, but "
                 f"{nodes} nodes, servers included; {remedy}"
             )
-        linked = {name for pair in layout.links_by_pair for name in pair}
+        linked = {name for pair in graph.links_by_pair for name in pair}
         for name in sorted({name for name, _ in members[:nodes]} - linked):
             raise ValueError(
                 f"{self.path}: service {name!r} has no link, so no node can reach it; add a link, or list only "
@@ -132,7 +132,7 @@ class Properties:
     """Vertices without any path to or through them: bridges that left, and disconnected replicas."""
 
 
-class Layout:
+class KollapsGraph:
     """All vertices and one-way links that exist at any time, numbered in the order of the file.
 
     Every replica of a service has its own copy of each link of the service, unless the replicas share it. A shared link
@@ -241,11 +241,13 @@ def _total_replicas(service: Service, schedule: Sequence[ServiceEvent | LinkEven
 class _ScheduleReplay:
     """The scheduled changes of the network."""
 
-    def __init__(self, description: Description, layout: Layout, path: Path, rng: np.random.Generator | None) -> None:
-        self._layout, self._path, self._rng = layout, path, rng
+    def __init__(
+        self, description: Description, graph: KollapsGraph, path: Path, rng: np.random.Generator | None
+    ) -> None:
+        self._graph, self._path, self._rng = graph, path, rng
         self._schedule = sorted(description.schedule, key=lambda event: event.time)
-        self._state = layout.properties
-        self._joined = {v for name in layout.services if name not in layout.joining for v in layout.vertices[name]}
+        self._state = graph.properties
+        self._joined = {v for name in graph.services if name not in graph.joining for v in graph.vertices[name]}
         self._departed: set[int] = set()
 
     def states(self) -> Iterator[tuple[float, Properties, frozenset[int]]]:
@@ -260,9 +262,9 @@ class _ScheduleReplay:
 
     def _apply(self, event: ServiceEvent | LinkEvent) -> None:
         if isinstance(event, LinkEvent):
-            self._state = self._layout.after(event, self._state)
-        elif event.name not in self._layout.services:
-            self._set_reachable(self._layout.vertices[event.name], event.action == "join")
+            self._state = self._graph.after(event, self._state)
+        elif event.name not in self._graph.services:
+            self._set_reachable(self._graph.vertices[event.name], event.action == "join")
         else:
             replicas = self._select_replicas(event)
             match event.action:
@@ -280,10 +282,10 @@ class _ScheduleReplay:
         self._state = dataclasses.replace(self._state, unreachable=unreachable)
 
     def _select_replicas(self, event: ServiceEvent) -> list[int]:
-        replicas = self._layout.vertices[event.name]
+        replicas = self._graph.vertices[event.name]
         match event.action:
             case "join":
-                used = set() if self._layout.services[event.name].reuse else self._departed
+                used = set() if self._graph.services[event.name].reuse else self._departed
                 candidates, condition = [v for v in replicas if v not in self._joined and v not in used], "can join"
             case "leave" | "crash":
                 candidates, condition = [v for v in replicas if v in self._joined], "are online"
@@ -306,9 +308,9 @@ class _ScheduleReplay:
 class Collapsed:
     """The network between two changes. Paths are computed on first use."""
 
-    def __init__(self, layout: Layout, members: Sequence[int], state: Properties, by: By) -> None:
+    def __init__(self, graph: KollapsGraph, members: Sequence[int], state: Properties, by: By) -> None:
         self.state = state
-        self._layout, self._node_vertices, self._by = layout, members, by
+        self._graph, self._node_vertices, self._by = graph, members, by
         self._routes: dict[tuple[NodeId, NodeId], Route | None] = {}
         self._predecessors = functools.lru_cache(maxsize=256)(self._shortest)
 
@@ -327,7 +329,7 @@ class Collapsed:
 
     def access(self, node: NodeId) -> tuple[int, ...]:
         vertex = self._node_vertices[node]
-        return tuple(np.flatnonzero((self._layout.source == vertex) | (self._layout.target == vertex)).tolist())
+        return tuple(np.flatnonzero((self._graph.source == vertex) | (self._graph.target == vertex)).tolist())
 
     def _collapse(self, links: list[int]) -> Route:
         latencies, jitters, drops = self._lists
@@ -340,10 +342,10 @@ class Collapsed:
         predecessors = self._predecessors(start)
         if predecessors[end] < 0:
             return None
-        _, numbers = self._graph
+        _, numbers = self._best_links
         links: list[int] = []
         while end != start:
-            links.append(numbers[predecessors[end] * self._layout.size + end])
+            links.append(numbers[predecessors[end] * self._graph.size + end])
             end = predecessors[end]
         return links[::-1]
 
@@ -351,7 +353,7 @@ class Collapsed:
         """Return the predecessor of each vertex on the shortest path from `start`; negative if there is no path."""
         from scipy.sparse.csgraph import dijkstra
 
-        predecessors: list[int] = dijkstra(self._graph[0], indices=start, return_predecessors=True)[1].tolist()
+        predecessors: list[int] = dijkstra(self._best_links[0], indices=start, return_predecessors=True)[1].tolist()
         return predecessors
 
     @functools.cached_property
@@ -360,18 +362,18 @@ class Collapsed:
         return self.state.latency.tolist(), self.state.jitter.tolist(), self.state.drop.tolist()
 
     @functools.cached_property
-    def _graph(self) -> tuple[Any, dict[int, int]]:
+    def _best_links(self) -> tuple[Any, dict[int, int]]:
         """The best link between each pair of vertices: a sparse matrix of weights, and the link numbers by pair."""
         from scipy.sparse import csr_matrix
 
-        layout, size = self._layout, self._layout.size
+        graph, size = self._graph, self._graph.size
         unreachable = np.zeros(size, bool)
         unreachable[list(self.state.unreachable)] = True
-        usable = np.flatnonzero(self.state.up & ~unreachable[layout.source] & ~unreachable[layout.target])
+        usable = np.flatnonzero(self.state.up & ~unreachable[graph.source] & ~unreachable[graph.target])
         latency = self.state.latency[usable]
         # Latency decides between paths with equally many links: all latencies together weigh less than one link.
         weight = 1 + latency / (1 + latency.sum()) if self._by == "hops" else latency + HOP_SECONDS
-        pairs = layout.source[usable] * size + layout.target[usable]
+        pairs = graph.source[usable] * size + graph.target[usable]
         order = np.lexsort((usable, weight, pairs))
         keys, first = np.unique(pairs[order], return_index=True)
         best = order[first]

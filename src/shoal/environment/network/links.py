@@ -20,7 +20,7 @@ Pair: TypeAlias = tuple[NodeId, NodeId]
 
 
 @dataclass(frozen=True)
-class Between:
+class LinkOverride:
     """Values for the routes from some nodes to others, in both directions unless `oneway`. None: the default value.
 
     Latency and jitter are in seconds, one way. `bandwidth`, in Mbit/s, adds a link for each of these pairs and each
@@ -76,7 +76,7 @@ class AccessNetwork(ABC):
     def _create_route(self, sender: NodeId, receiver: NodeId) -> Route: ...
 
 
-class Star(AccessNetwork):
+class StarNetwork(AccessNetwork):
     """Nodes around one switch, with extra links `between` single pairs.
 
     Each node contributes half of a route. Two nodes with the same values have a route with these values. So the latency
@@ -95,7 +95,7 @@ class Star(AccessNetwork):
         download: NDArray[np.float64],
         between: Mapping[Pair, Mapping[str, float]] | None = None,
     ) -> None:
-        """`between` has the values of single pairs, keyed by field names of `Between`."""
+        """`between` has the values of single pairs, keyed by field names of `LinkOverride`."""
         self._latency, self._jitter, self._loss = latency.tolist(), jitter.tolist(), loss.tolist()
         self._between = between or {}
         limited_pairs = [pair for pair, values in self._between.items() if "bandwidth" in values]
@@ -145,7 +145,7 @@ class Uniform:
         return NetworkTimeline([(0.0, star([self] * nodes, self.links))])
 
 
-def star(each: Sequence[Uniform], links: Sequence[Mapping[str, Any]] = ()) -> Star:
+def star(each: Sequence[Uniform], links: Sequence[Mapping[str, Any]] = ()) -> StarNetwork:
     """A star in which node i has the access links of each[i], with the values in `links` for single pairs.
 
     Raises ValueError, with the index in `links`, for nodes that do not exist.
@@ -154,7 +154,7 @@ def star(each: Sequence[Uniform], links: Sequence[Mapping[str, Any]] = ()) -> St
     def values(parameter: str) -> NDArray[np.float64]:
         return np.array([getattr(link, parameter) for link in each], np.float64)
 
-    return Star(
+    return StarNetwork(
         latency=values("latency"),
         jitter=values("jitter"),
         loss=values("loss"),
@@ -164,15 +164,15 @@ def star(each: Sequence[Uniform], links: Sequence[Mapping[str, Any]] = ()) -> St
     )
 
 
-def _exceptions(links: Sequence[Mapping[str, Any]]) -> list[Between]:
+def _exceptions(links: Sequence[Mapping[str, Any]]) -> list[LinkOverride]:
     problems: list[str] = []
-    built = [schema.build(Between, table, f"links[{i}]", problems) for i, table in enumerate(links)]
+    built = [schema.build(LinkOverride, table, f"links[{i}]", problems) for i, table in enumerate(links)]
     if problems:
         raise ValueError("; ".join(problems))
     return built
 
 
-def _by_pair(links: Sequence[Between], nodes: int) -> dict[Pair, dict[str, float]]:
+def _by_pair(links: Sequence[LinkOverride], nodes: int) -> dict[Pair, dict[str, float]]:
     values_by_pair: dict[Pair, dict[str, float]] = {}
     for i, link in enumerate(links):
         senders = _parse_nodes(link.from_, nodes, f"links[{i}].from")

@@ -63,7 +63,7 @@ class Sites(AccessNetwork):
 
 
 @dataclass(frozen=True)
-class Matrix:
+class LatencyMatrix:
     """Nodes at sites, with the latency of each pair of sites from a file that holds a square matrix.
 
     Commas, semicolons, tabs or blanks separate the numbers. The file may be compressed (.gz), and have a row and a

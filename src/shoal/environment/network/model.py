@@ -37,7 +37,7 @@ DeliveryStatus: TypeAlias = Literal["sent", "in_transit", "delivered", "lost"]
 class Delivery:
     """A message in the network. The network does not read `content`."""
 
-    __slots__ = ("arrival_time", "content", "lost", "receiver", "route", "sender", "sent", "size")
+    __slots__ = ("arrival_time", "content", "receiver", "route", "sender", "sent", "size", "will_be_lost")
 
     def __init__(self, sender: NodeId, receiver: NodeId, size: int, content: Any = None) -> None:
         self.sender = sender
@@ -46,7 +46,7 @@ class Delivery:
         self.content = content
         self.sent = False
         """Whether the sender has sent the last byte."""
-        self.lost = False
+        self.will_be_lost = False
         """Whether the network loses the message, now or later."""
         self.route: Route | None = None
         self.arrival_time = math.inf
@@ -82,7 +82,7 @@ class NetworkModel:
         from shoal.environment.network.flows import Flows
 
         self._network_state = network_state
-        self._connections = list(access_limits) or [AccessLimit()] * size
+        self._access_limits = list(access_limits) or [AccessLimit()] * size
         self._factors = [1.0] * size
         """The current slowdown of each node's own links by faults."""
         self._flows = Flows(self._capacities())
@@ -139,7 +139,7 @@ class NetworkModel:
                 self._send_queued(time, delivery)
         while self._in_transit and self._in_transit[0][0] <= now:
             time, _, delivery = heapq.heappop(self._in_transit)
-            if not delivery.lost:
+            if not delivery.will_be_lost:
                 self._updates.append((time, "delivered", delivery))
         updates, self._updates = self._updates, []
         if len(updates) > 1:
@@ -177,15 +177,15 @@ class NetworkModel:
 
     def _start_sending(self, now: float, delivery: Delivery) -> None:
         sender, receiver = delivery.sender, delivery.receiver
-        if (line := self._queues.get((sender, receiver))) is not None:
-            line.append(delivery)
+        if (queue := self._queues.get((sender, receiver))) is not None:
+            queue.append(delivery)
             return
         route = delivery.route = self._network_state.route(sender, receiver)
         if route is None:
             self._updates.append((now, "lost", delivery))
             return
         kept = (1.0 - route.loss) * (1.0 - self._pair_faults.drop(sender, receiver))
-        delivery.lost = kept < 1.0 and self._rng.random() >= kept
+        delivery.will_be_lost = kept < 1.0 and self._rng.random() >= kept
         if route.links:
             self._start_flow(now, delivery, route, delivery.size)
         else:
@@ -198,11 +198,11 @@ class NetworkModel:
 
     def _send_queued(self, now: float, delivery: Delivery) -> None:
         """Send the messages that waited for the flow of `delivery` to end."""
-        line = self._queues.pop((delivery.sender, delivery.receiver))
-        while line and (delivery.sender, delivery.receiver) not in self._queues:
-            self._start_sending(now, line.popleft())
-        if line:
-            self._queues[delivery.sender, delivery.receiver] = line
+        queue = self._queues.pop((delivery.sender, delivery.receiver))
+        while queue and (delivery.sender, delivery.receiver) not in self._queues:
+            self._start_sending(now, queue.popleft())
+        if queue:
+            self._queues[delivery.sender, delivery.receiver] = queue
 
     def _mark_sent(self, time: float, delivery: Delivery) -> None:
         if not delivery.sent:
@@ -212,7 +212,7 @@ class NetworkModel:
     def _finish_sending(self, time: float, delivery: Delivery) -> None:
         """The last byte is sent; the message arrives after the latency."""
         self._mark_sent(time, delivery)
-        if delivery.lost:
+        if delivery.will_be_lost:
             self._updates.append((time, "lost", delivery))
             return
         route, pair = delivery.route, (delivery.sender, delivery.receiver)
@@ -239,9 +239,9 @@ class NetworkModel:
 
     def _lose(self, now: float, lost: Callable[[Delivery], bool]) -> None:
         """Lose the messages in the network that cannot be delivered any more."""
-        losses = [delivery for _, _, delivery in self._in_transit if not delivery.lost and lost(delivery)]
+        losses = [delivery for _, _, delivery in self._in_transit if not delivery.will_be_lost and lost(delivery)]
         for delivery in losses:
-            delivery.lost = True
+            delivery.will_be_lost = True
         stopped = [(flow, delivery) for flow, delivery in self._flowing.items() if lost(delivery)]
         for flow, delivery in stopped:
             self._flows.cancel(now, flow)
@@ -286,7 +286,7 @@ class NetworkModel:
         self._set_capacities(now, range(len(network_state.capacities)))
 
     def _capacities(self) -> NDArray[np.float64]:
-        return capacities(self._network_state, self._connections, self._factors)
+        return link_capacities(self._network_state, self._access_limits, self._factors)
 
     def _set_capacities(self, now: float, links: Iterable[int]) -> None:
         capacities = self._capacities()
@@ -294,23 +294,23 @@ class NetworkModel:
             self._flows.set_capacity(now, link, float(capacities[link]))
 
 
-def capacities(
+def link_capacities(
     network_state: NetworkState, access_limits: Sequence[AccessLimit], factors: Sequence[float] | None = None
 ) -> NDArray[np.float64]:
     """The capacities of all links in bytes per second, within the limits of the nodes' devices.
 
     `factors[i]` is the current slowdown of node i's own links by faults.
     """
-    carry = np.array(network_state.capacities, np.float64)
+    capacities = np.array(network_state.capacities, np.float64)
     own: dict[int, float] = {}
-    for node, connection in enumerate(access_limits):
-        slower = connection.slowdown * (1.0 if factors is None else factors[node])
+    for node, limit in enumerate(access_limits):
+        divisor = limit.slowdown * (1.0 if factors is None else factors[node])
         for link in network_state.access(node):
-            carries = min(float(carry[link]), connection.bandwidth * MEGABIT) / slower
-            own[link] = min(carries, own.get(link, math.inf))
-    for link, carries in own.items():
-        carry[link] = carries
-    return carry
+            capacity = min(float(capacities[link]), limit.bandwidth * MEGABIT) / divisor
+            own[link] = min(capacity, own.get(link, math.inf))
+    for link, capacity in own.items():
+        capacities[link] = capacity
+    return capacities
 
 
 def _time(update: DeliveryUpdate) -> float:

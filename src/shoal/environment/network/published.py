@@ -8,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 
-from shoal.environment.network.links import Star
+from shoal.environment.network.links import StarNetwork
 from shoal.environment.network.matrix import Sites
 from shoal.environment.network.network import NetworkTimeline, capacity
 from shoal.types import Bounds
@@ -57,7 +57,7 @@ class DivShareStragglers:
         bandwidth = np.full(nodes, self.fast)
         bandwidth[:count] = list(islice(cycle(self.slow), count))
         none = np.zeros(nodes)
-        network_state = Star(
+        network_state = StarNetwork(
             latency=np.full(nodes, 2 * self.latency),
             jitter=none,
             loss=none,

@@ -14,7 +14,7 @@ from shoal.topologies.graph import FromLabels, Mixing, Topology, TopologyWrapper
 from shoal.traits import traits_of
 
 
-class ExperimentMixings:
+class CachedMixingFactory:
     """A `shoal.node_context.MixingFactory` that builds each graph once: nodes with equal topologies share it."""
 
     def __init__(self, experiment: Experiment, label_counts: Callable[[], NDArray[np.int64]]) -> None:

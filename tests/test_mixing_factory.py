@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shoal import Experiment
-from shoal.experiment.mixings import ExperimentMixings
+from shoal.experiment.mixing_factory import CachedMixingFactory
 from shoal.topologies.graph import Graph, Topology
 from shoal.topologies.sampling.central import PeerSampler
 from shoal.topologies.static import Ring, Star
@@ -26,8 +26,8 @@ class Reinforced:
 
 
 def degrees(topology: Topology) -> list[int]:
-    mixings = ExperimentMixings(Experiment(nodes=NODES), lambda: np.zeros((NODES, 2), np.int64))
-    graph = mixings.build(topology).graph
+    mixing_factory = CachedMixingFactory(Experiment(nodes=NODES), lambda: np.zeros((NODES, 2), np.int64))
+    graph = mixing_factory.build(topology).graph
     return [graph.degree(node, 0) for node in range(NODES)]
 
 

@@ -16,7 +16,7 @@ from shoal.traits import traits_of
 
 
 @dataclass(frozen=True)
-class LocalData:
+class PartitionedData:
     """A data set, partitioned over the nodes of an experiment."""
 
     data: Data
@@ -35,7 +35,7 @@ class LocalData:
         return np.stack([np.bincount(labels[part], minlength=classes) for part in self.parts])
 
 
-def load_data(experiment: Experiment, shared: bool = False) -> LocalData:
+def load_data(experiment: Experiment, shared: bool = False) -> PartitionedData:
     """Load the data set and partition it. With `shared`, put it into memory that forked processes share."""
     dataset: Dataset = experiment.dataset.build()
     data = dataset.load(experiment.seed)
@@ -44,7 +44,7 @@ def load_data(experiment: Experiment, shared: bool = False) -> LocalData:
     partition: Partition | OwnerPartition = experiment.partition.build()
     parts, test_parts = _split(partition, data, experiment)
     selected = _select_test_samples(len(data.test), experiment)
-    return LocalData(
+    return PartitionedData(
         data,
         parts,
         test=data.test if selected is None else data.test[selected],
