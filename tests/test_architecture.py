@@ -25,7 +25,7 @@ RULES: dict[str, set[str]] = {
     "errors": set(),
     "types": set(),
     "randomness": set(),
-    "state": set(),
+    "state": {"randomness", "types"},
     "traits": set(),
     "schema": {"errors", "types"},
     "plugins": {"schema"},
@@ -35,7 +35,9 @@ RULES: dict[str, set[str]] = {
     "runtime": FOUNDATIONS | {"message", "mailbox"},
     "node_context": FOUNDATIONS | {"topologies", "results.records"},
     "node": FOUNDATIONS
-    | {"message", "mailbox", "runtime", "node_context", "sharing", "topologies", "training", "results.records"},
+    | {"message", "mailbox", "runtime", "node_context", "node_protocols", "sharing", "topologies", "training"}
+    | {"results.records"},
+    "node_protocols": FOUNDATIONS | {"message", "sharing", "topologies", "node"},
     "compression": FOUNDATIONS | {"message"},
     "topologies": FOUNDATIONS,
     "topologies.sampling": FOUNDATIONS | {"message", "node", "topologies"},
@@ -53,7 +55,8 @@ RULES: dict[str, set[str]] = {
     | ENVIRONMENT
     | {"message", "runtime", "node", "node_context", "algorithms", "sharing", "topologies", "data", "training"}
     | {"results"},
-    "engines": FOUNDATIONS | {"message", "node", "environment.faults", "environment.network", "experiment", "results"},
+    "engines": FOUNDATIONS
+    | {"message", "mailbox", "node", "environment.faults", "environment.network", "experiment", "results"},
     "engines.simulation": FOUNDATIONS
     | ENVIRONMENT
     | {"message", "mailbox", "runtime", "node", "training", "experiment", "results", "engines"},

@@ -125,12 +125,14 @@ def test_a_record_is_read_as_it_was_written(record: Record) -> None:
     assert decode(line) == record
 
 
-def test_the_old_name_of_unauthenticated_connections_is_read(tmp_path: Path) -> None:
+def test_the_old_name_of_unauthenticated_connections_is_read_with_a_warning(tmp_path: Path) -> None:
     new = End(1.0, "d", 1, 1, 0, 0, unauthenticated_connections=3)
-    assert decode(encode(new).replace(b"unauthenticated_connections", b"strangers")) == new
+    with pytest.warns(FutureWarning, match="'strangers' is read as 'unauthenticated_connections'"):
+        assert decode(encode(new).replace(b"unauthenticated_connections", b"strangers")) == new
     folder = RunFolder.create(tmp_path, "old")
     folder.summary.write_text('{"status": "completed", "strangers": 4}')
-    assert folder.read_summary() == {"status": "completed", "unauthenticated_connections": 4}
+    with pytest.warns(FutureWarning, match="a run of an earlier version"):
+        assert folder.read_summary() == {"status": "completed", "unauthenticated_connections": 4}
 
 
 def test_a_score_that_is_not_finite_is_read_as_nan() -> None:

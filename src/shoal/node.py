@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -13,15 +13,35 @@ from shoal.errors import MessageError, NodeError
 from shoal.mailbox import Filter
 from shoal.message import Message, Payload
 from shoal.node_context import NodeContext, Observer
-from shoal.randomness import generator
+from shoal.node_protocols import (
+    DiscoveryTopology,
+    GraphPeers,
+    InteractiveSharing,
+    PeerDiscovery,
+    Received,
+    ServiceProvider,
+)
 from shoal.results.records import Evaluation, Event, Round
 from shoal.runtime import Runtime
-from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, SenderGroup, Sharing, payload_for
-from shoal.state import State, Stateful, generator_state, restore_generator
-from shoal.topologies.graph import Mixing, Peers, Topology, WeightScheme
+from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, Sharing, payload_for
+from shoal.state import Generators, State, Stateful
+from shoal.topologies.graph import Peers, Topology, WeightScheme
 from shoal.training.trainer import DataHolder, Evaluate, Train, Trainer
 from shoal.traits import traits_of
 from shoal.types import NodeId, Params
+
+__all__ = [
+    "MODEL",
+    "RECORDED_REJECTIONS",
+    "Check",
+    "DiscoveryTopology",
+    "GraphPeers",
+    "InteractiveSharing",
+    "Node",
+    "PeerDiscovery",
+    "Received",
+    "ServiceProvider",
+]
 
 MODEL = "model"
 """The kind of messages that carry payloads of the sharing. Algorithms use other kinds for their own payloads."""
@@ -32,79 +52,6 @@ payloads cannot fill the disk."""
 
 Check: TypeAlias = Callable[[Payload], object]
 """Raises `MessageError` if the algorithm cannot use the payload."""
-
-
-class Received(dict[NodeId, Payload]):
-    """Payloads by sender, in ascending order of sender."""
-
-    __slots__ = ("peers",)
-
-    def __init__(self, peers: Peers | None = None) -> None:
-        """`peers`: the expected senders, with their mixing weights; None if the receive named only ids."""
-        self.peers = peers
-
-
-class PeerDiscovery(Protocol):
-    """Finds the peers of one node; one instance per node. It may keep a state (`shoal.state.Stateful`)."""
-
-    async def peers(self, node: Node, round: int) -> Peers: ...
-
-
-class DiscoveryTopology(Protocol):
-    """A topology whose nodes find their peers with a protocol. In other topologies the peers follow from the seed."""
-
-    def discovery(self) -> PeerDiscovery: ...
-
-
-class ServiceProvider(Protocol):
-    """An algorithm or a topology that needs a node of its own, such as a server or a peer sampler.
-
-    A service node has no data. It runs `serve`, and the engine cancels it when the last training node has ended.
-    """
-
-    async def serve(self, node: Node) -> None: ...
-
-
-class InteractiveSharing(Protocol):
-    """A sharing that exchanges messages of its own with the sharings of other nodes, for example keys.
-
-    Its class declares `Traits(interactive=True)`. The node calls these methods before and after it sends or receives
-    messages of kind "model"; the algorithm does not need to change.
-    """
-
-    def set_sender_group(self, receiver: NodeId, round: int, group: SenderGroup) -> None:
-        """Define which nodes send to `receiver` in `round`. Needed for receivers outside the graph, such as servers."""
-        ...
-
-    async def before_send(self, node: Node, to: Sequence[NodeId], round: int) -> Sequence[NodeId]:
-        """Prepare payloads for `to`. Returns the receivers that the node may send to."""
-        ...
-
-    def expected_senders(self, node: Node, senders: Sequence[NodeId], round: int) -> Sequence[NodeId]:
-        """Return the nodes of `senders` that may send to this node in `round`."""
-        ...
-
-    async def after_receive(self, node: Node, received: Received, round: int) -> Received:
-        """Turn received payloads into payloads for `merge`, without the senders whose payloads are not usable."""
-        ...
-
-    async def serve_peers(self, node: Node) -> None:
-        """Answer requests from the sharings of other nodes. Runs in the background while the algorithm runs."""
-        ...
-
-    async def drain(self, node: Node) -> None:
-        """Wait after the end of the algorithm until no other node needs answers from this node."""
-        ...
-
-
-class GraphPeers:
-    """The default peer discovery: reads the peers from the graph, without messages."""
-
-    def __init__(self, mixing: Mixing) -> None:
-        self.mixing = mixing
-
-    async def peers(self, node: Node, round: int) -> Peers:
-        return self.mixing.peers(node.id, round)
 
 
 class Node:
@@ -146,7 +93,7 @@ class Node:
         self._discovery: PeerDiscovery = discovery or GraphPeers(context.mixing)
         self._observer = observer
         self._loss: float | None = None
-        self._generators: dict[str, np.random.Generator] = {}
+        self._generators = Generators(context.seed, context.id)
         self._check = sharing.check if isinstance(sharing, PayloadChecker) else None
         self.interactive_sharing: InteractiveSharing | None = None
         """The sharing, if it is interactive."""
@@ -172,6 +119,11 @@ class Node:
     def seed(self) -> int:
         """The seed of the experiment, equal on all nodes. For random draws use `rng`."""
         return self.context.seed
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the model's tensors, in their order in `params`."""
+        return self.context.shapes
 
     @property
     def receive_timeout(self) -> float | None:
@@ -219,8 +171,6 @@ class Node:
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Return this node's generator for `purpose`, the same object on every call."""
-        if purpose not in self._generators:
-            self._generators[purpose] = generator(self.seed, purpose, self.id)
         return self._generators[purpose]
 
     async def train(self, params: Params, steps: int | None = None) -> Params:
@@ -454,7 +404,7 @@ class Node:
             "params": self._params,
             "sent": [self.bytes_sent, self.messages_sent],
             "algorithm": dict(self.algorithm_state),
-            "generators": {purpose: generator_state(rng) for purpose, rng in self._generators.items()},
+            "generators": self._generators.state(),
             "rewired": self._rewired_state(),
             **{name: part.state() for name, part in self._stateful_parts().items()},
         }
@@ -465,8 +415,7 @@ class Node:
         self.params = np.array(state["params"], np.float32)
         self.bytes_sent, self.messages_sent = state["sent"]
         self.algorithm_state = dict(state["algorithm"])
-        for purpose, kept in state["generators"].items():
-            restore_generator(self.rng(purpose), kept)
+        self._generators.restore(state["generators"])
         if (rewired := state["rewired"]) is not None:
             self.set_topology(self.context.mixing_factory.from_table(rewired["topology"]), rewired["weights"])
         for name, part in self._stateful_parts().items():

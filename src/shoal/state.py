@@ -10,6 +10,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from shoal.randomness import generator
+from shoal.types import NodeId
+
 State: TypeAlias = dict[str, Any]
 """Arrays, numbers, strings, None, and lists and dictionaries (with string keys) of these."""
 
@@ -46,3 +49,25 @@ def restore_generator(rng: np.random.Generator, state: State) -> None:
         "has_uint32": state["has_uint32"],
         "uinteger": state["uinteger"],
     }
+
+
+class Generators:
+    """The generators of one node by purpose, each created when it is first used."""
+
+    def __init__(self, seed: int, node: NodeId) -> None:
+        self._seed = seed
+        self._node = node
+        self._by_purpose: dict[str, np.random.Generator] = {}
+
+    def __getitem__(self, purpose: str) -> np.random.Generator:
+        """The generator for `purpose`, the same object every time."""
+        if purpose not in self._by_purpose:
+            self._by_purpose[purpose] = generator(self._seed, purpose, self._node)
+        return self._by_purpose[purpose]
+
+    def state(self) -> State:
+        return {purpose: generator_state(rng) for purpose, rng in self._by_purpose.items()}
+
+    def restore(self, state: State) -> None:
+        for purpose, kept in state.items():
+            restore_generator(self[purpose], kept)

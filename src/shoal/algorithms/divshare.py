@@ -48,7 +48,7 @@ class DivShare:
     traits: ClassVar[Traits] = Traits(own_payloads=True)
 
     async def run(self, node: Node) -> None:
-        fragments = cut(node.context.shapes, self.fragments, node.seed)
+        fragments = cut(node.shapes, self.fragments, node.seed)
         queue = SendQueue(node, FRAGMENT, self.streams)
         _resume(node, fragments, queue)
         async for r in node.rounds(self.rounds):

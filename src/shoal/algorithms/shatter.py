@@ -45,7 +45,7 @@ class Shatter:
 
     async def run(self, node: Node) -> None:
         node.set_topology(self._graph(), "uniform")
-        chunks = cut(node.context.shapes, self.virtual_nodes, node.seed)
+        chunks = cut(node.shapes, self.virtual_nodes, node.seed)
         monitor = PeerMonitor(node)
         async for r in node.rounds(self.rounds):
             trained = await node.train(node.params)

@@ -19,6 +19,7 @@ import numpy as np
 from shoal.errors import MessageError
 from shoal.message import Message, Payload
 from shoal.node import Node
+from shoal.results.records import REJOINED
 from shoal.types import NodeId, Params
 
 REJOIN_REQUEST = "rejoin"
@@ -74,7 +75,7 @@ async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
         node.record_event("not rejoined", "no peer answered: the others have ended, or are unreachable")
         return False
     how = f"node {giver} leads" if led else f"from round {node.next_round} on, with the model of node {giver}"
-    node.record_event("rejoined", how)
+    node.record_event(REJOINED, how)
     state.rejoined = True
     for asker in sorted(state.askers - answers.keys()):
         if asker > node.id:

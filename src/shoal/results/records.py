@@ -20,6 +20,7 @@ import os
 import secrets
 import time
 import tomllib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,9 +97,13 @@ class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
 
 Record: TypeAlias = Round | Evaluation | Average | Event | End
 
-OLD_NAME, NEW_NAME = "strangers", "unauthenticated_connections"
-"""A key of `end` records and of summaries in runs of earlier versions, and its present name."""
-_OLD_KEY, _NEW_KEY = (f'"{name}":'.encode() for name in (OLD_NAME, NEW_NAME))
+REJOINED = "rejoined"
+"""The event of a restarted node that continues where its peers are."""
+
+_COUNT = "unauthenticated_connections"
+_COUNT_IN_OLD_RUNS = "strangers"
+"""The name of `unauthenticated_connections` in `end` records and summaries of earlier versions."""
+_COUNT_KEY, _COUNT_KEY_IN_OLD_RUNS = (f'"{name}":'.encode() for name in (_COUNT, _COUNT_IN_OLD_RUNS))
 
 _decoder = msgspec.json.Decoder(Record)
 encode = msgspec.json.Encoder().encode
@@ -106,7 +111,9 @@ encode = msgspec.json.Encoder().encode
 
 def decode(line: bytes) -> Record:
     """Decode one line. JSON has neither NaN nor infinity: they are written as null and read as NaN."""
-    line = line.replace(_OLD_KEY, _NEW_KEY)
+    if _COUNT_KEY_IN_OLD_RUNS in line:
+        _warn_of_old_run()
+        line = line.replace(_COUNT_KEY_IN_OLD_RUNS, _COUNT_KEY)
     try:
         record: Record = _decoder.decode(line)
     except msgspec.ValidationError:
@@ -257,9 +264,18 @@ class RunFolder:
             summary: dict[str, Any] = msgspec.json.decode(self.summary.read_bytes(), type=dict[str, Any])
         except (msgspec.DecodeError, OSError) as error:
             raise DataError(f"{self.summary} cannot be read: {error}; its records may be intact") from error
-        if OLD_NAME in summary:
-            summary[NEW_NAME] = summary.pop(OLD_NAME)
+        if _COUNT_IN_OLD_RUNS in summary:
+            _warn_of_old_run()
+            summary[_COUNT] = summary.pop(_COUNT_IN_OLD_RUNS)
         return summary
+
+
+def _warn_of_old_run() -> None:
+    warnings.warn(
+        f"a run of an earlier version: its key {_COUNT_IN_OLD_RUNS!r} is read as {_COUNT!r}",
+        FutureWarning,
+        stacklevel=3,
+    )
 
 
 def _read(path: Path) -> Iterator[Record]:

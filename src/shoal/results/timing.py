@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import DataError
 from shoal.results.progress import main_metric
-from shoal.results.records import End, Evaluation, Event, Record, Round, RunFolder
+from shoal.results.records import REJOINED, End, Evaluation, Event, Record, Round, RunFolder
 from shoal.results.statistics import statistics
 from shoal.types import NodeId
 
@@ -234,7 +234,7 @@ class SentTraffic:
         if isinstance(record, Round | End):
             self.bytes = self._before_rejoining[0] + record.bytes_sent
             self.messages = self._before_rejoining[1] + record.messages_sent
-        elif isinstance(record, Event) and record.what == "rejoined":
+        elif isinstance(record, Event) and record.what == REJOINED:
             self._before_rejoining = self.bytes, self.messages
 
 

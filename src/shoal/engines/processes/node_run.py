@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import os
 import sys
@@ -14,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from shoal.engines.end_record import end_record
 from shoal.engines.operating_system import Memory, process_memory, release_memory
 from shoal.engines.processes import control
 from shoal.engines.processes.coordinator_link import CoordinatorLink
@@ -168,19 +170,15 @@ class NodeRun:
 
     def end_record(self, rejected: int, unauthenticated: int) -> End:
         """`rejected` messages and `unauthenticated` connections were counted by the sockets."""
-        node, mailbox, memory = self._node, self._network.mailbox, self._memory
+        memory = self._memory
         assert self._ended_at is not None
-        return End(
-            self._ended_at,
-            digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
-            bytes_sent=node.bytes_sent,
-            messages_sent=node.messages_sent,
-            bad_messages=node.rejected_count + rejected,
+        end = end_record(self._node, self._network.mailbox, self._ended_at)
+        return msgspec.structs.replace(
+            end,
+            bad_messages=end.bad_messages + rejected,
             late_messages=self._network.late_messages,
-            repeated_messages=mailbox.repeated,
             unsent_messages=self._network.transport.unsent,
             unauthenticated_connections=unauthenticated,
-            train_cpu_s=node.trainer.cpu_seconds,
             total_cpu_s=self._cpu_seconds,
             uss_mib=None if memory is None else memory.uss,
             pss_mib=None if memory is None else memory.pss,

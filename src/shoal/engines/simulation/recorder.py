@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from shoal.engines.averaging import ModelAverage
+from shoal.engines.end_record import end_record
 from shoal.engines.run_tracker import RunTracker
 from shoal.engines.simulation.kernel import Kernel
 from shoal.environment.faults import FaultEvent
@@ -12,7 +11,7 @@ from shoal.experiment.setup import Setup
 from shoal.mailbox import Mailbox
 from shoal.node import Node
 from shoal.results.progress import main_score
-from shoal.results.records import Average, BufferedRecordFiles, End, Evaluation, Event, Record, RecordFile, RunFolder
+from shoal.results.records import Average, BufferedRecordFiles, Evaluation, Event, Record, RecordFile, RunFolder
 from shoal.types import NodeId
 
 
@@ -46,17 +45,7 @@ class Recorder:
 
     def write_end(self, node: Node, mailbox: Mailbox) -> None:
         """Write a node's totals, and its final model if the experiment keeps it."""
-        end = End(
-            self._kernel.now,
-            digest=hashlib.sha256(node.params.tobytes()).hexdigest(),
-            bytes_sent=node.bytes_sent,
-            messages_sent=node.messages_sent,
-            bad_messages=node.rejected_count,
-            late_messages=mailbox.late + mailbox.dropped,
-            repeated_messages=mailbox.repeated,
-            train_cpu_s=node.trainer.cpu_seconds,
-        )
-        self.write(node.id, end)
+        self.write(node.id, end_record(node, mailbox, self._kernel.now))
         if self._setup.experiment.checkpoint.final:
             self._folder.save_model(node.id, node.params)
 
