@@ -12,7 +12,7 @@ import zmq
 from conftest import until
 from coordination import FakeAgent
 from shoal.engines.processes import control
-from shoal.engines.processes.control_server import ControlServer, Received, ServerSettings
+from shoal.engines.processes.control_server import ControlMessage, ControlServer, ServerSettings
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.transport import MESSAGES_PER_TURN
@@ -66,9 +66,9 @@ class Setting:
         for message in messages:
             client.send_multipart([control.encode(message), *rest])
 
-    def received_until(self, last: type) -> list[Received]:
+    def received_until(self, last: type) -> list[ControlMessage]:
         """What the server accepts, up to the first message of this type."""
-        accepted: list[Received] = []
+        accepted: list[ControlMessage] = []
 
         def look() -> bool:
             self.server.answer_connections()
@@ -210,14 +210,15 @@ def test_the_last_report_of_the_network_process_is_marked_as_final(setting: Sett
     setting.send(network, control.NetworkListening(RUN, ENDPOINT))
     setting.received_until(control.NetworkListening)
     setting.send(other, control.UnauthenticatedConnections(RUN, 9, "", final=True))
+    rejected = lambda: setting.server.unauthenticated_connections  # noqa: E731
     for report in (
         control.UnauthenticatedConnections(RUN, 1, "one"),
         control.UnauthenticatedConnections(RUN, 3, "another", final=True),
     ):
         setting.send(network, report)
-        setting.received_until(control.UnauthenticatedConnections)
+        until(lambda count=report.count: not list(setting.server.receive()) and rejected() == count)
         assert setting.server.network_reported is report.final
-    assert setting.server.unauthenticated_connections == 3
+    assert rejected() == 3
 
 
 def test_one_sender_gets_a_bounded_number_of_messages_per_turn(setting: Setting) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.data.dataset import Data, Samples
 from shoal.data.local import NodeData
 from shoal.engines.simulation.batching import choose_batching
-from shoal.engines.simulation.compute import StackedComputer
+from shoal.engines.simulation.compute import StackedExecutor
 from shoal.engines.simulation.engine import Simulation
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
@@ -237,7 +237,7 @@ def test_works_of_nodes_with_added_samples_are_not_stacked() -> None:
     alone = [_trainer(setup, node) for node in range(3)]
     alone[0].data.add(others)
     expected = [trainer.train(setup.initial) for trainer in alone]
-    for found, wanted in zip(StackedComputer().run(works), expected, strict=True):
+    for found, wanted in zip(StackedExecutor().run(works), expected, strict=True):
         np.testing.assert_allclose(found.params, wanted.params, atol=1e-4)
 
 

@@ -376,7 +376,7 @@ def wait(patience: float, answers: dict[float, list[int]], receives: int = 1) ->
 
     async def serve() -> list[set[int]]:
         mailbox, loop = Mailbox(), asyncio.get_running_loop()
-        settings = RuntimeSettings(min_peer_timeout=patience, is_server=True)
+        settings = RuntimeSettings(min_peer_timeout=patience, is_service=True)
         runtime = ProcessRuntime(2, None, mailbox, None, settings)  # type: ignore[arg-type]
         for seconds, clients in answers.items():
             for client in clients:

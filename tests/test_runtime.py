@@ -19,7 +19,7 @@ from shoal.errors import DeadlockError, ExperimentError, MessageError, NodeError
 from shoal.experiment import Experiment, Fault
 from shoal.mailbox import Filter
 from shoal.message import Message, Payload, address
-from shoal.node import RECORDED_REJECTIONS, Node
+from shoal.node import RECORDED_PAYLOAD_REJECTIONS, Node
 from shoal.results.records import Event, Round
 from shoal.runtime import Runtime
 from shoal.sharing.full import FullSharing
@@ -395,10 +395,10 @@ def test_a_payload_that_the_sharing_rejects_is_dropped_counted_and_recorded() ->
 def test_the_first_rejections_are_recorded_and_all_are_counted() -> None:
     fake = FakeRuntime()
     node = fake.node(nodes=3, params=np.zeros(1, np.float32))
-    for i in range(RECORDED_REJECTIONS + 500):
+    for i in range(RECORDED_PAYLOAD_REJECTIONS + 500):
         node.reject(1, f"invalid {i}")
-    assert node.rejected_count == RECORDED_REJECTIONS + 500
-    assert len(fake.records) == RECORDED_REJECTIONS
+    assert node.rejected_count == RECORDED_PAYLOAD_REJECTIONS + 500
+    assert len(fake.records) == RECORDED_PAYLOAD_REJECTIONS
 
 
 def test_received_payloads_are_in_ascending_order_of_sender() -> None:

@@ -17,7 +17,7 @@ from shoal.engines.processes.node_commands import NodeCommands
 from shoal.engines.processes.node_registry import NodeRegistry
 from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.run_times import RunTimes
-from shoal.engines.processes.scheduled_events import ScheduledEvents
+from shoal.engines.processes.scheduled_events import ProcessEvents
 from shoal.engines.run_tracker import RunTracker
 from shoal.experiment import Experiment
 from shoal.experiment.environment_builder import build_environment, device_speeds
@@ -31,7 +31,7 @@ NODES = 6
 class Run:
     """A run whose nodes have just been sent `Start`."""
 
-    events: ScheduledEvents
+    events: ProcessEvents
     registry: NodeRegistry
     times: RunTimes
     agent: FakeAgent
@@ -56,7 +56,7 @@ def run(tmp_path: Path) -> Callable[..., Run]:
         folder = RunFolder.create(tmp_path, "late")
         starter = NodeStarter(registry, agent, cast(Any, server), tracker, times)
         commands = NodeCommands(registry, agent, cast(Any, server), times)
-        events = ScheduledEvents(environment, registry, commands, starter, tracker, times, folder)
+        events = ProcessEvents(environment, registry, commands, starter, tracker, times, folder)
         tracker.phase = "running"
         times.start()
         events.begin()

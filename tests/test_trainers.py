@@ -14,7 +14,7 @@ import pytest
 
 from shoal.data.dataset import Samples
 from shoal.engines.simulation.batching import choose_batching
-from shoal.engines.simulation.compute import StackedComputer
+from shoal.engines.simulation.compute import StackedExecutor
 from shoal.errors import ExperimentError, NodeError, ShoalError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
@@ -363,8 +363,8 @@ def test_trainers_with_equal_batch_keys_are_batched() -> None:
     steps = [1, 1, 1, 2]
     Counting.calls.clear()
     works = [Train(trainer, start, count) for trainer, count in zip(trainers, steps, strict=True)]
-    assert [trained.params[0] for trained in StackedComputer().run(works)] == [0, 1, 2, 6]
-    assert StackedComputer().run([Evaluate(trainer, start) for trainer in trainers]) == [
+    assert [trained.params[0] for trained in StackedExecutor().run(works)] == [0, 1, 2, 6]
+    assert StackedExecutor().run([Evaluate(trainer, start) for trainer in trainers]) == [
         {"loss": float(i)} for i in range(4)
     ]
     assert Counting.calls == [("train", 2), ("evaluate", 4)]

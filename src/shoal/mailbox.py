@@ -81,7 +81,7 @@ class Waiter:
         return True
 
     def give_up_on(self, nodes: Collection[NodeId]) -> set[NodeId]:
-        """Stop waiting for `nodes`. Returns those of `nodes` from which a message was still missing."""
+        """Stop waiting for `nodes`. Returns the nodes whose messages were still missing."""
         given_up = self._missing.intersection(nodes) if self._missing else set()
         if self._missing is not None:
             self._missing -= given_up

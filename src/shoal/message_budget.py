@@ -35,7 +35,7 @@ class MessageBudget:
     OVERHEAD = 2**13
     """Bytes of memory that a message needs in addition to its wire size, at most."""
     MAX_MESSAGES = 100_000
-    """The most messages: each counts as at least this fraction of the budget."""
+    """The most messages: each counts as at least 1 / `MAX_MESSAGES` of the budget."""
 
     def __init__(self, typical: int, nodes: int) -> None:
         """`typical`: the bytes of a typical message."""

@@ -32,7 +32,7 @@ from shoal.types import NodeId, Params
 
 __all__ = [
     "MODEL",
-    "RECORDED_REJECTIONS",
+    "RECORDED_PAYLOAD_REJECTIONS",
     "Check",
     "DiscoveryTopology",
     "GraphPeers",
@@ -46,7 +46,7 @@ __all__ = [
 MODEL = "model"
 """The kind of messages that carry payloads of the sharing. Algorithms use other kinds for their own payloads."""
 
-RECORDED_REJECTIONS = 1000
+RECORDED_PAYLOAD_REJECTIONS = 1000
 """Rejected payloads that a node records one by one. Further ones are only counted, so that a peer that sends invalid
 payloads cannot fill the disk."""
 
@@ -377,7 +377,7 @@ class Node:
     def reject(self, sender: NodeId, reason: str) -> None:
         """Count an invalid payload from `sender`, and record the reason for the first ones."""
         self.rejected_count += 1
-        if self.rejected_count <= RECORDED_REJECTIONS:
+        if self.rejected_count <= RECORDED_PAYLOAD_REJECTIONS:
             self.record_event("payload rejected", f"from node {sender}: {reason}")
 
     def record_event(self, what: str, detail: str) -> None:

@@ -1,6 +1,6 @@
 """How a restarted node rejoins a run: it has lost its state, and continues where its peers are.
 
-It asks every peer for the round from which on the peer includes it. Each peer answers with the round after its own.
+It asks every peer for the first round in which the peer includes it. Each peer answers with the round after its own.
 From that round on, the two send to each other and wait for each other again, so no pair of nodes disagrees, whatever
 their rounds are. Then the node takes over the model of the peer that is furthest ahead. Where a server leads the
 algorithm, the node waits only for the server's answer.
@@ -84,7 +84,7 @@ async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
 
 
 async def _answers(node: Node, awaited: set[NodeId]) -> dict[NodeId, int]:
-    """Wait for the rounds from which on the others include this node. Returns the answers that arrive in time."""
+    """Wait for the first rounds in which the others include this node. Returns the answers that arrive in time."""
     answers: dict[NodeId, int] = {}
     until = node.now() + _answer_timeout(node)
     while awaited and (left := until - node.now()) > 0:
@@ -140,7 +140,7 @@ def _round(payload: Payload) -> int | None:
     """The round in an answer; None if its sender has not rejoined yet."""
     round = payload.fields.get("round")
     if round is not None and (type(round) is not int or not 0 <= round < MAX_ROUND):
-        raise MessageError(f"round = {round!r}: expected the round from which on the node is included")
+        raise MessageError(f"round = {round!r}: expected the first round in which the node is included")
     return round
 
 

@@ -84,7 +84,8 @@ class Outcome:
     status: Status
     wall_s: float
     startup_s: float | None
-    """Seconds from the command until the last node began its first round; None if not all nodes did."""
+    """Seconds from the command until all nodes began to train, or until the end of a run that ended before; None if the
+    engine raised an error."""
     virtual_s: float | None = None
     lost: dict[int, str] = field(default_factory=dict)
     """Nodes that did not reach the end, and why."""

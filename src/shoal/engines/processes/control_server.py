@@ -36,10 +36,10 @@ ENDPOINT = re.compile(r"tcp://(.+):([1-9][0-9]{0,4})")
 
 
 @dataclass(frozen=True)
-class Received:
+class ControlMessage:
     """A message from a process that may send it."""
 
-    message: control.FromNode
+    message: control.NodeListening | control.NetworkListening | control.FromOneNode
     params: Params | None = None
     """The parameters of a `ModelSnapshot`."""
 
@@ -180,7 +180,7 @@ class ControlServer:
 
     # Receiving
 
-    def receive(self, limit: int = MESSAGES_PER_TURN) -> Iterator[Received]:
+    def receive(self, limit: int = MESSAGES_PER_TURN) -> Iterator[ControlMessage]:
         """Messages that have arrived, without waiting. Reads at most `limit` messages, valid or not."""
         for _ in range(limit):
             try:
@@ -196,8 +196,10 @@ class ControlServer:
                 continue
             except control.DECODE_ERRORS:
                 continue  # an unknown program on the port
-            if self._accept(message, name.bytes):
-                yield Received(message, params)
+            if isinstance(message, control.UnauthenticatedConnections):
+                self._note_network_report(message, name.bytes)
+            elif self._accept(message, name.bytes):
+                yield ControlMessage(message, params)
 
     def _check_sender(self, message: control.FromNode, frame: zmq.Frame) -> None:
         """Where links are sealed, check that the sender's key is the named node's. Raises `MessageError`."""
@@ -228,13 +230,10 @@ class ControlServer:
         if match is None or match[1] != host or int(match[2]) > 65535:
             raise MessageError(f"a process announced that it listens at {message.endpoint[:100]!r}")
 
-    def _accept(self, message: control.FromNode, route: bytes) -> bool:
+    def _accept(
+        self, message: control.NodeListening | control.NetworkListening | control.FromOneNode, route: bytes
+    ) -> bool:
         """Whether the process behind this connection may send the message now."""
-        if isinstance(message, control.UnauthenticatedConnections):
-            accepted = message.run == self._settings.run and route == self._network_route
-            if accepted:
-                self._note_network_report(message)
-            return accepted
         if isinstance(message, control.NetworkListening):
             expected = self._settings.with_network and self._network_route is None
             if accepted := expected and message.run == self._settings.run:
@@ -252,7 +251,9 @@ class ControlServer:
             return isinstance(message, control.NodeFailed) and message.run == self._settings.run
         return known == route
 
-    def _note_network_report(self, report: control.UnauthenticatedConnections) -> None:
+    def _note_network_report(self, report: control.UnauthenticatedConnections, route: bytes) -> None:
+        if report.run != self._settings.run or route != self._network_route:
+            return
         if report.count > self._rejected_by_network < REJECTIONS_SHOWN:
             self._listener.notice(f"the network process rejected an unauthenticated connection: {report.last}")
         self._rejected_by_network = report.count

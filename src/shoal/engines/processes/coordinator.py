@@ -12,14 +12,14 @@ from shoal.engines.operating_system import MIB
 from shoal.engines.processes import control
 from shoal.engines.processes.agent import Agent
 from shoal.engines.processes.average_evaluations import AverageEvaluations
-from shoal.engines.processes.control_server import FINAL_MESSAGES, ControlServer, Received
+from shoal.engines.processes.control_server import FINAL_MESSAGES, ControlMessage, ControlServer
 from shoal.engines.processes.interrupts import Interrupts
 from shoal.engines.processes.liveness import STOP_SECONDS, LivenessMonitor, Timeouts
 from shoal.engines.processes.node_commands import NodeCommands
 from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.run_times import RunTimes
-from shoal.engines.processes.scheduled_events import ScheduledEvents
+from shoal.engines.processes.scheduled_events import ProcessEvents
 from shoal.engines.processes.transport import MESSAGES_PER_TURN
 from shoal.engines.run_tracker import RunTracker
 from shoal.environment.environment import Environment
@@ -68,7 +68,7 @@ class Coordinator:
         self._averages = AverageEvaluations(tracker, agent, run.folder, after_run=environment.timing_matters)
         self._commands = NodeCommands(registry, agent, server, times, experiment.evaluation.seconds)
         self._starter = NodeStarter(registry, agent, server, tracker, times)
-        self._events = ScheduledEvents(environment, registry, self._commands, self._starter, tracker, times, run.folder)
+        self._events = ProcessEvents(environment, registry, self._commands, self._starter, tracker, times, run.folder)
         timeouts = Timeouts.from_hang_timeout(experiment.processes.hang_timeout)
         self._liveness = LivenessMonitor(
             registry, tracker.training_nodes, self._starter.monitor, self._commands, timeouts, str(run.folder.log)
@@ -225,10 +225,8 @@ class Coordinator:
         for received in self._server.receive(limit):
             self._handle_message(received)
 
-    def _handle_message(self, received: Received) -> None:
+    def _handle_message(self, received: ControlMessage) -> None:
         message = received.message
-        if isinstance(message, control.UnauthenticatedConnections):
-            return  # the server counts them
         if isinstance(message, control.NetworkListening):
             self._begin_if_ready()
         elif isinstance(message, control.NodeListening):
@@ -240,7 +238,7 @@ class Coordinator:
         else:
             self._handle_node_message(message, received)
 
-    def _handle_node_message(self, message: control.FromOneNode, received: Received) -> None:
+    def _handle_node_message(self, message: control.FromOneNode, received: ControlMessage) -> None:
         entry = self._registry[message.node]
         if not isinstance(message, control.Heartbeat) or message.busy:
             entry.last_busy = time.monotonic()

@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Notes the first signal, and calls a function at every further one. Restores the previous handlers on exit."""
+    """Notes signals, and calls a function at every signal after the first. Restores the previous handlers on exit."""
 
     def __init__(self) -> None:
         self.signal: int | None = None

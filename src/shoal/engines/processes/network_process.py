@@ -95,8 +95,9 @@ class Timetable:
     def submit(self, sender: NodeId, submission: Submission, reports: ReportsByNode) -> None:
         """Advance to the time of `submission`, and send its message.
 
-        If the network process is late, the message has progressed as far as the sender's last message would have. The
-        receiver soon learns that the message is in transit: it keeps unannounced messages only within its budget.
+        If the submission is handled late, the bytes that the sender could have sent in the meantime, at the rate of its
+        last message, count as sent. The receiver soon learns that the message is in transit: it keeps unannounced
+        messages only within its budget.
         """
         since = submission.since - self.epoch
         self.catch_up(since, reports)
@@ -280,7 +281,11 @@ class NetworkProcess:
         return time.monotonic() - self._timetable.epoch
 
     def _wait(self) -> None:
-        """Wait until a message arrives, or the model's next event. ZeroMQ waits only for whole milliseconds."""
+        """Wait until a message arrives, or the model's next event.
+
+        ZeroMQ waits only for whole milliseconds, so the rest is slept. A message that arrives in this time is late by
+        less than a millisecond, and `Timetable.submit` compensates for it.
+        """
         if self._timetable.epoch == math.inf:
             self._link.poll(int(MAX_POLL_SECONDS * 1000))
             return

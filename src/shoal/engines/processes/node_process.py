@@ -16,7 +16,7 @@ from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.keys import KeyPair, read_pair
 from shoal.engines.processes.namespaces import enter
 from shoal.engines.processes.node_network import NodeNetwork
-from shoal.engines.processes.node_run import NodeCommand, NodeRun, RejectionLog
+from shoal.engines.processes.node_run import NodeLaunch, NodeRun, RejectionLog
 from shoal.engines.processes.runtime import RunClock
 from shoal.engines.processes.sealing import Seal
 from shoal.engines.processes.slots import Slots
@@ -42,14 +42,14 @@ def run_node(setup: Setup, id: NodeId, slots: Slots, start: control.StartNodes, 
     try:
         if start.namespaces:
             enter(start.namespaces[id])  # before any socket, and before any thread that opens one
-        return asyncio.run(_run(NodeCommand(setup, id, slots, start), pair))
+        return asyncio.run(_run(NodeLaunch(setup, id, slots, start), pair))
     except Exception:
         traceback.print_exc()  # to the run's nodes.log; the coordinator sees the exit code
         return 1
 
 
-async def _run(command: NodeCommand, pair: KeyPair | None) -> int:
-    return await NodeProcess(command, pair).run()
+async def _run(launch: NodeLaunch, pair: KeyPair | None) -> int:
+    return await NodeProcess(launch, pair).run()
 
 
 class NodeProcess:
@@ -58,16 +58,16 @@ class NodeProcess:
     Reports an error of any of the node's tasks to the coordinator.
     """
 
-    def __init__(self, command: NodeCommand, pair: KeyPair | None) -> None:
-        start = command.start
+    def __init__(self, launch: NodeLaunch, pair: KeyPair | None) -> None:
+        start = launch.start
         assert (pair is None) == (start.coordinator_key is None)
-        self._command = command
+        self._launch = launch
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # One connection to every node, and those that still linger after their eviction.
-        self._context.set(zmq.MAX_SOCKETS, 2 * command.experiment.size + 128)
+        self._context.set(zmq.MAX_SOCKETS, 2 * launch.experiment.size + 128)
         self._scope = TaskScope()
         self._clock = RunClock()
-        self._records = RecordFile(command.folder.node(command.id))
+        self._records = RecordFile(launch.folder.node(launch.id))
         self._unauthenticated = RejectionLog("unauthenticated connection", self._records, self._clock)
         self._seal = None if pair is None else self._new_seal(pair)
         self._network: NodeNetwork | None = None
@@ -85,19 +85,19 @@ class NodeProcess:
         return 0
 
     async def _take_part(self) -> None:
-        command = self._command
+        launch = self._launch
         rejected = RejectionLog("message rejected", self._records, self._clock)
-        network = NodeNetwork(self._context, command.setup, command.id, command.start, rejected, self._seal)
+        network = NodeNetwork(self._context, launch.setup, launch.id, launch.start, rejected, self._seal)
         self._network = network
         try:
             if self._seal is not None:
                 self._scope.start(self._seal.serve())
             listening_since = asyncio.get_running_loop().time()
-            self._link.send(control.NodeListening(command.id, command.start.run, network.transport.endpoint))
+            self._link.send(control.NodeListening(launch.id, launch.start.run, network.transport.endpoint))
             message = await self._link.started
             network.start(message)
             self._clock.start(message.epoch)
-            run = NodeRun(command, message, network, self._link, self._records, self._clock, self._scope)
+            run = NodeRun(launch, message, network, self._link, self._records, self._clock, self._scope)
             self._run = run
             for node in message.failed_nodes:
                 network.mark_failed(node, listening_since)
@@ -140,12 +140,12 @@ class NodeProcess:
 
     def _report(self, error: Exception) -> None:
         """Send an error to the coordinator, and wait until it is sent."""
-        id = self._command.id
+        id = self._launch.id
         text = str(error) if isinstance(error, LaunchError) else traceback.format_exc()
         if len(text) > MAX_ERROR_CHARACTERS:
             print(f"node {id}: {text}", file=sys.stderr)  # to the run's nodes.log
             text = f"… {text[-MAX_ERROR_CHARACTERS:]}"
-        self._link.send(control.NodeFailed(id, self._command.start.run, text))
+        self._link.send(control.NodeFailed(id, self._launch.start.run, text))
         self._link.close()
         if self._seal is not None:
             self._seal.close()

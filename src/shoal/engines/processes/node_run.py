@@ -36,12 +36,12 @@ HEARTBEATS_PER_TIMEOUT = 6
 """Heartbeats that a node sends in the time that a peer waits for it."""
 STOP_EVALUATION_SECONDS = 7.0
 """How long a node that is stopped goes on to evaluate models that it kept."""
-REJECTIONS_RECORDED = 20
+RECORDED_TRANSPORT_REJECTIONS = 20
 """Rejected messages and connections that are recorded one by one; further ones are only counted."""
 
 
 @dataclass(frozen=True)
-class NodeCommand:
+class NodeLaunch:
     """What the zygote hands to a node's process."""
 
     setup: Setup
@@ -58,7 +58,7 @@ class NodeCommand:
         return RunFolder(Path(self.start.folder))
 
     @property
-    def is_server(self) -> bool:
+    def is_service(self) -> bool:
         """Whether the node serves the others instead of training."""
         return self.id >= self.experiment.nodes
 
@@ -74,7 +74,7 @@ class RejectionLog:
 
     def __call__(self, reason: str) -> None:
         self.count += 1
-        if self.count <= REJECTIONS_RECORDED:
+        if self.count <= RECORDED_TRANSPORT_REJECTIONS:
             self._records.write(Event(self._event, self._clock.now(), reason))
 
 
@@ -83,7 +83,7 @@ class NodeRun:
 
     def __init__(
         self,
-        command: NodeCommand,
+        launch: NodeLaunch,
         message: control.Start,
         network: NodeNetwork,
         link: CoordinatorLink,
@@ -92,34 +92,32 @@ class NodeRun:
         scope: TaskScope,
     ) -> None:
         """`scope` ends when the process does, and lasts longer than the node's algorithm."""
-        experiment, plan = command.experiment, command.experiment.processes
-        restarted = command.start.restarted
-        self._command = command
+        experiment, plan = launch.experiment, launch.experiment.processes
+        restarted = launch.start.restarted
+        self._launch = launch
         self._message = message
         self._network = network
         self._link = link
         self._scope = scope
         settings = RuntimeSettings(
-            trainings_per_slot=experiment.nodes / command.slots.count,
+            trainings_per_slot=experiment.nodes / launch.slots.count,
             min_peer_timeout=plan.hang_timeout,
-            is_server=command.is_server,
-            speed=command.setup.speeds[command.id],
+            is_service=launch.is_service,
+            speed=launch.setup.speeds[launch.id],
         )
         self.runtime = ProcessRuntime(
-            command.id, network.transport, network.mailbox, command.slots, settings, network.shaper, clock
+            launch.id, network.transport, network.mailbox, launch.slots, settings, network.shaper, clock
         )
         self.runtime.set_online(not message.offline)
-        self._deferred = DeferredEvaluations(command.folder) if command.setup.environment.timing_matters else None
-        faults = RoundFaults(() if restarted else experiment.faults(command.id))
+        self._deferred = DeferredEvaluations(launch.folder) if launch.setup.environment.timing_matters else None
+        faults = RoundFaults(() if restarted else experiment.faults(launch.id))
         self.observer = NodeObserver(self.runtime, records, link, faults, self._deferred)
-        self._node = command.setup.node(
-            command.id, self.runtime, self.observer, command.start.run, plan.receive_timeout
-        )
+        self._node = launch.setup.node(launch.id, self.runtime, self.observer, launch.start.run, plan.receive_timeout)
         self._heartbeat = scope.start(self._send_heartbeats(plan.hang_timeout / HEARTBEATS_PER_TIMEOUT))
         self._snapshots: SnapshotTimer | None = None
         self._snapshot_task: asyncio.Task[None] | None = None
         seconds = experiment.evaluation.seconds
-        if seconds is not None and not command.is_server:
+        if seconds is not None and not launch.is_service:
             last_tick = int(self.runtime.now() / seconds) if restarted else 0
             self._snapshots = SnapshotTimer(
                 self._node, self.observer, self._deferred, self.runtime.now, seconds, last_tick
@@ -160,8 +158,8 @@ class NodeRun:
         self._evaluate_until = time.monotonic() + STOP_EVALUATION_SECONDS
         if self._ended_at is not None and self._link.finished.done():
             return  # `run` has saved the model, and evaluates the kept models already
-        if self._command.experiment.checkpoint.final:
-            self._command.folder.save_model(self._command.id, self._node.params)
+        if self._launch.experiment.checkpoint.final:
+            self._launch.folder.save_model(self._launch.id, self._node.params)
         if self._deferred is None:
             os._exit(0)
         self._heartbeat.cancel()  # from now on a heartbeat follows each evaluation
@@ -186,9 +184,9 @@ class NodeRun:
         )
 
     def _algorithm(self) -> Coroutine[Any, Any, None]:
-        setup, node = self._command.setup, self._node
-        if self._command.start.restarted:
-            others = set(range(self._command.experiment.nodes)) - {node.id}
+        setup, node = self._launch.setup, self._node
+        if self._launch.start.restarted:
+            others = set(range(self._launch.experiment.nodes)) - {node.id}
             for other in others:
                 self._network.mailbox.mark_failed(other)  # until it answers
             return self._rejoin(others.difference(self._message.failed_nodes))
@@ -199,14 +197,14 @@ class NodeRun:
     async def _rejoin(self, others: Collection[NodeId]) -> None:
         await self._node.sleep(0.0)  # until the node is online
         if await rejoin(self._node, others):
-            await self._command.setup.run_node(self._node)
+            await self._launch.setup.run_node(self._node)
 
     async def _until_end(self, algorithm: Coroutine[Any, Any, None]) -> None:
         """Run the algorithm until it returns, or until the run's duration is over.
 
         A server's algorithm ends when all other nodes are done. A node that hangs does not end at all.
         """
-        duration, serves = self._command.experiment.duration, self._command.is_server
+        duration, serves = self._launch.experiment.duration, self._launch.is_service
         if not serves and duration is None:
             await algorithm
             return
@@ -228,16 +226,16 @@ class NodeRun:
 
     def _report_end(self) -> None:
         """Send the last progress report, save the model, and report that the algorithm has ended."""
-        command, node = self._command, self._node
+        launch, node = self._launch, self._node
         self.observer.report()
         if self.runtime.overrun > 0:
             detail = f"by {self.runtime.overrun:.3f} s: this machine could not keep up with the device"
             node.record_event("slower than its device", detail)
-        if command.experiment.checkpoint.final:
-            command.folder.save_model(command.id, node.params)
+        if launch.experiment.checkpoint.final:
+            launch.folder.save_model(launch.id, node.params)
         release_memory()
-        if not command.is_server or not self._link.finished.done():
-            self._link.send(control.NodeDone(command.id))
+        if not launch.is_service or not self._link.finished.done():
+            self._link.send(control.NodeDone(launch.id))
         self._memory = process_memory()  # while all other nodes still run
 
     def _take_last_snapshot(self, finish: control.Finish) -> None:
@@ -263,7 +261,7 @@ class NodeRun:
     ) -> AsyncIterator[Evaluation]:
         """Evaluate at least one of the kept models, and further ones until the node has to exit."""
         evaluations = deferred.evaluate(self._node, latest_first)
-        async for evaluation in in_training_slot(evaluations, self._node, self._command.slots, self._link):
+        async for evaluation in in_training_slot(evaluations, self._node, self._launch.slots, self._link):
             yield evaluation
             if time.monotonic() > self._evaluate_until:
                 return
@@ -271,4 +269,4 @@ class NodeRun:
     async def _send_heartbeats(self, interval: float) -> None:
         while True:
             await asyncio.sleep(interval)
-            self._link.send(control.Heartbeat(self._command.id, self.runtime.busy))
+            self._link.send(control.Heartbeat(self._launch.id, self.runtime.busy))

@@ -68,8 +68,11 @@ class NodeStarter:
         return all(entry.state is NodeState.LISTENING for entry in self._registry)
 
     def send_start(self) -> None:
-        """Start the algorithm on all nodes. Whether a node is offline at first is part of the message: a message that
-        follows could arrive after the node has begun."""
+        """Start the algorithm on all nodes.
+
+        The message contains whether the node is offline at first. A separate message could arrive after the node has
+        begun.
+        """
         self._server.send_network(self._start_message())
         for offline in (False, True):
             nodes = [entry.id for entry in self._registry if entry.offline == offline]

@@ -54,7 +54,7 @@ class RuntimeSettings:
     """How many nodes train one after another in one slot, in each round."""
     min_peer_timeout: float = 60.0
     """Seconds that a node waits for a peer at the least."""
-    is_server: bool = False
+    is_service: bool = False
     """Whether the node serves the others instead of training."""
     speed: Speed = Speed()
     """The speed of the node's device."""
@@ -193,7 +193,7 @@ class ProcessRuntime:
         waiter = self.mailbox.start_receive(wanted, wake)
         if waiter.done:
             return waiter.messages
-        if timeout is None and wanted.senders is not None and not self._settings.is_server:
+        if timeout is None and wanted.senders is not None and not self._settings.is_service:
             timeout = self.peer_timeout()
         try:
             if timeout is None and wanted.senders is not None:

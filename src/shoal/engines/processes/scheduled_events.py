@@ -22,7 +22,7 @@ from shoal.results.records import Event, RecordFile, RunFolder
 from shoal.types import NodeId
 
 
-class ScheduledEvents:
+class ProcessEvents:
     """Applies the events of the environment to nodes when they are due. It is an `EventHandler`."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.engines.averaging import ModelAverages
 from shoal.engines.simulation.nodes import SimulatedNodes
 from shoal.engines.simulation.recorder import Recorder
-from shoal.engines.simulation.scheduled_events import ScheduledEvents
+from shoal.engines.simulation.scheduled_events import SimulatedEvents
 from shoal.engines.simulation.world import World
 from shoal.experiment import Experiment
 from shoal.results.records import Evaluation
@@ -20,7 +20,7 @@ class ClockEvaluations:
         experiment: Experiment,
         world: World,
         nodes: SimulatedNodes,
-        events: ScheduledEvents,
+        events: SimulatedEvents,
         recorder: Recorder,
     ) -> None:
         self._seconds = experiment.evaluation.seconds
@@ -50,9 +50,9 @@ class ClockEvaluations:
         present = self._nodes.present_training_nodes
         evaluated = [node for node in present if node.context.schedule.evaluated]
         works = [Evaluate(node.trainer, node.params) for node in evaluated]
-        computer = self._world.computer
-        size = computer.max_batch
-        scores = [s for i in range(0, len(works), size) for s in computer.run(works[i : i + size])]
+        executor = self._world.executor
+        size = executor.max_batch
+        scores = [s for i in range(0, len(works), size) for s in executor.run(works[i : i + size])]
         for node, found in zip(evaluated, scores, strict=True):
             self._recorder.write(node.id, Evaluation(max(0, node.next_round - 1), time, found, self._ticks))
         if self._averaged:

@@ -1,8 +1,8 @@
 """Computing the work of many simulated nodes.
 
 Work that has begun when the first result is needed overlaps in virtual time, and is computed together: by stacking the
-nodes' parameters, by a pool of worker processes, or one after another. The results of a pool are those of one after
-another, bit for bit; the results of stacking are the same within float tolerance.
+nodes' parameters, by a pool of worker processes, or one after another. A pool gives the same bits as sequential
+computation. Stacking gives the same results within float tolerance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STACK_SIZE = 256
 """How many nodes are stacked at once: enough to hide the overhead, few enough for the caches."""
 
 
-class Computer(Protocol):
+class Executor(Protocol):
     """A way to compute units of work that are ready at the same time."""
 
     max_batch: int
@@ -40,7 +40,7 @@ class Computer(Protocol):
     def close(self) -> None: ...
 
 
-class SequentialComputer:
+class SequentialExecutor:
     """Computes one unit of work after another."""
 
     max_batch = 1
@@ -52,7 +52,7 @@ class SequentialComputer:
         """Nothing to release."""
 
 
-class StackedComputer:
+class StackedExecutor:
     """Computes work with equal batch keys in one call of `run_batch`, and the rest one after another."""
 
     max_batch = STACK_SIZE

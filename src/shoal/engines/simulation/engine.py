@@ -12,10 +12,10 @@ from shoal.engines.operating_system import processor_seconds
 from shoal.engines.run_tracker import RunTracker
 from shoal.engines.simulation.batching import choose_batching
 from shoal.engines.simulation.clock_evaluations import ClockEvaluations
-from shoal.engines.simulation.compute import Computer, SequentialComputer, StackedComputer, WorkerPool
+from shoal.engines.simulation.compute import Executor, SequentialExecutor, StackedExecutor, WorkerPool
 from shoal.engines.simulation.nodes import SimulatedNodes
 from shoal.engines.simulation.recorder import Recorder
-from shoal.engines.simulation.scheduled_events import ScheduledEvents
+from shoal.engines.simulation.scheduled_events import SimulatedEvents
 from shoal.engines.simulation.world import World
 from shoal.errors import NodeError, ShoalError
 from shoal.experiment import Experiment
@@ -28,7 +28,7 @@ from shoal.types import NodeId
 __all__ = ["Simulation", "World"]
 
 GARBAGE_THRESHOLD = 100_000
-"""Allocations between two collections. Nodes live as long as the run, and their messages are no garbage either."""
+"""Allocations between two collections. Nodes and messages stay in use during the whole run."""
 
 
 class Simulation:
@@ -57,7 +57,7 @@ class Simulation:
         )
         self._recorder = Recorder(folder, self.setup, self._tracker, self._world.kernel)
         self._population = SimulatedNodes(self.setup, self._world, self._tracker, self._recorder)
-        self._events = ScheduledEvents(environment, self._world, self._population, self._recorder)
+        self._events = SimulatedEvents(environment, self._world, self._population, self._recorder)
         self._evaluations = ClockEvaluations(experiment, self._world, self._population, self._events, self._recorder)
         self.batching = choose_batching(experiment, self.setup)
 
@@ -73,7 +73,7 @@ class Simulation:
     def run(self) -> Outcome:
         """Run to the end, or to the error that ends the run. Records are on disk in both cases."""
         cpu = processor_seconds()
-        self._world.computer = self._create_computer()
+        self._world.executor = self._create_executor()
         startup = time.time() - self._command_time
         self._tracker.phase = "running"
         self._tracker.start_training_clock()
@@ -94,7 +94,7 @@ class Simulation:
             gc.unfreeze()
             gc.set_threshold(*thresholds)
             self._recorder.close()
-            self._world.computer.close()
+            self._world.executor.close()
             self._population.stop_all()
             wall = self._tracker.training_seconds()
         self._population.report_progress()
@@ -130,10 +130,10 @@ class Simulation:
         population.last_end = ended
         population.lose_hung_nodes()
 
-    def _create_computer(self) -> Computer:
+    def _create_executor(self) -> Executor:
         if self.batching == "vmap":
-            return StackedComputer()
+            return StackedExecutor()
         if self.batching == "pool":
             workers = min(self._experiment.simulation.workers or os.cpu_count() or 1, self._experiment.nodes)
             return WorkerPool([node.trainer for node in self.nodes], workers, self.setup.initial.size)
-        return SequentialComputer()
+        return SequentialExecutor()

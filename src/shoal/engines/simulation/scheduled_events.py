@@ -17,7 +17,7 @@ from shoal.errors import NodeError
 from shoal.types import NodeId
 
 
-class ScheduledEvents:
+class SimulatedEvents:
     """Applies the events of the environment to nodes and network. It is an `EventHandler`."""
 
     def __init__(self, environment: Environment, world: World, nodes: SimulatedNodes, recorder: Recorder) -> None:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from shoal.engines.rejoining import REJOIN_KINDS
-from shoal.engines.simulation.compute import Computer, SequentialComputer
+from shoal.engines.simulation.compute import Executor, SequentialExecutor
 from shoal.engines.simulation.kernel import Kernel, Task, Timer, park
 from shoal.environment.network.model import Delivery, EnvironmentEvent, NetworkModel
 from shoal.errors import DeadlockError
@@ -32,7 +32,7 @@ class World:
         self,
         nodes: int,
         network_model: NetworkModel | None = None,
-        computer: Computer | None = None,
+        executor: Executor | None = None,
         training_node_count: int | None = None,
         has_timed_events: bool = False,
     ) -> None:
@@ -43,7 +43,7 @@ class World:
         self.network_model = network_model
         """None: messages arrive at once."""
         self.has_timed_events = has_timed_events
-        self.computer: Computer = computer or SequentialComputer()
+        self.executor: Executor = executor or SequentialExecutor()
         self.runtimes = [SimulatedRuntime(self, i) for i in range(nodes)]
         self._pending: dict[_Slot, None] = {}
         self._advance_scheduled = False
@@ -59,14 +59,14 @@ class World:
     def compute(self, slot: _Slot) -> None:
         """Compute the work of `slot`, in one batch with other submitted work that has no result yet.
 
-        The batch has at most `computer.max_batch` items. Other work may be computed before its end in virtual time,
+        The batch has at most `executor.max_batch` items. Other work may be computed before its end in virtual time,
         because no event until then can change its result.
         """
         del self._pending[slot]
-        chosen = [slot, *islice(self._pending, self.computer.max_batch - 1)]
+        chosen = [slot, *islice(self._pending, self.executor.max_batch - 1)]
         for other in chosen[1:]:
             del self._pending[other]
-        for done, result in zip(chosen, self.computer.run([s.work for s in chosen]), strict=True):
+        for done, result in zip(chosen, self.executor.run([s.work for s in chosen]), strict=True):
             done.result = result
 
     def post(self, network_model: NetworkModel, delivery: Delivery) -> None:
@@ -120,14 +120,14 @@ class World:
         """Advance the network model to the current time, and schedule its next advance."""
         self._advance_scheduled = False
         kernel = self.kernel
-        for _, fate, delivery in network_model.advance(kernel.now):
+        for _, status, delivery in network_model.advance(kernel.now):
             message, sending, sender = delivery.content
-            if fate == "delivered":
+            if status == "delivered":
                 receiver = self.runtimes[delivery.receiver]
                 outdated = sender.failed and message.kind in REJOIN_KINDS  # it failed after it asked to rejoin
                 if receiver.running and not outdated:
                     receiver.mailbox.put(message)
-            elif sending is not None and not sending.ended and (fate == "sent" or not delivery.sent):
+            elif sending is not None and not sending.ended and (status == "sent" or not delivery.sent):
                 kernel.soon(self.runtimes[delivery.sender].waking(sending))
         due = network_model.next_time()
         if due < self._due:
