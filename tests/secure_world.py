@@ -239,7 +239,7 @@ class InwardStarGraph:
 
 def one_receiver(senders: list[Any], rounds: int = 1, **more: Any) -> SecureWorld:
     """Return a world in which node 0 receives from `senders`, which are nodes 1, 2, …"""
-    options = {key: getattr(senders[0], key) for key in ("bits", "range", "threshold", "partners", "few")}
+    options = {key: getattr(senders[0], key) for key in ("bits", "range", "threshold", "partners", "single_sender")}
     receiver = RecordingSharing(**options, inner=more.pop("inner", FullSharing()))
     return SecureWorld(DPSGD(rounds), [receiver, *senders], topology=InwardStar(), **more)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal import schema
 from shoal.errors import TopologyError
-from shoal.types import Bounds
+from shoal.types import Bounds, FormerOption
 
 if TYPE_CHECKING:
     from nowhere import Thing  # type: ignore[import-not-found]
@@ -35,6 +35,11 @@ class Outer:
     free: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Renamed:
+    mode: Annotated[Literal["fast", "slow"], FormerOption("speed", (("quick", "fast"),))] = "slow"
+
+
 def refused(table: object, cls: type = Outer) -> list[str]:
     problems: list[str] = []
     assert schema.build(cls, table, "place", problems) is schema.INVALID
@@ -48,6 +53,26 @@ def test_values_are_converted_to_their_annotations() -> None:
     assert problems == []
     assert built == Outer(0.5, limit=3, pair=(1, 2.0), sizes=(4, 5), inner=Inner(2), free={"a": 1})
     assert isinstance(built.pair[1], float)
+
+
+@pytest.mark.parametrize(
+    ("table", "mode"),
+    [
+        ({"speed": "quick"}, "fast"),
+        ({"speed": "slow"}, "slow"),
+        ({"speed": "quick", "mode": "slow"}, "slow"),
+        ({"mode": "slow", "speed": "quick"}, "fast"),
+    ],
+)
+def test_a_former_name_is_accepted_with_a_warning_and_the_later_key_counts(table: dict[str, str], mode: str) -> None:
+    with pytest.warns(FutureWarning, match=r"place\.speed = .*: this key has a new name; write mode = "):
+        assert schema.build(Renamed, table, "place", []) == Renamed(mode)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_former_value_needs_the_former_name() -> None:
+    assert refused({"mode": "quick"}, Renamed) == ["place.mode = 'quick': expected one of 'fast', 'slow'"]
+    assert refused({"speed": "qick"}, Renamed) == ["place.mode = 'qick': expected one of 'fast', 'slow'"]
 
 
 @pytest.mark.parametrize(

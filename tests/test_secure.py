@@ -50,7 +50,7 @@ def worlds(draw: Any) -> tuple[SecureWorld, dict[int, int], Any]:
         "range": draw(st.sampled_from([16.0, 100.0])),
         "threshold": draw(st.sampled_from([0.1, 0.5, 0.75, 1.0])),
         "partners": draw(st.sampled_from([2, 4, 6])),
-        "few": draw(st.sampled_from(["plain", "refuse"])),
+        "single_sender": draw(st.sampled_from(["unmasked", "reject"])),
     }
     algorithm = draw(st.sampled_from([DPSGD(3), DPSGD(3, overlap=True), FedAvg(3, 0.7), ELLocal(3, 2)]))
     network = draw(st.sampled_from([None, Uniform(0.1), Uniform(0.1, upload=0.01, jitter=0.05)]))
@@ -82,7 +82,7 @@ def test_sums_are_exact_and_masked_updates_look_random_for_all_graphs_weights_an
             protocol_round = ProtocolRound(
                 receiver, round, senders, sharing.partners, sharing.threshold, world.nodes[0].seed
             )
-            assert protocol_round.masked or sharing.few == "plain" or not received
+            assert protocol_round.masked or sharing.single_sender == "unmasked" or not received
             if not protocol_round.masked:
                 continue
             if round in sharing.sums:
@@ -251,7 +251,7 @@ def test_models_equal_those_of_plain_averaging_up_to_rounding(algorithm: Any, bi
     for node in plain.nodes:
         plain.world.runtimes[node.id].start(plain._live(node))
     plain.world.kernel.run()
-    hidden = SecureWorld(algorithm, recording_sharings(count, bits=bits, few="plain"), **some).run()
+    hidden = SecureWorld(algorithm, recording_sharings(count, bits=bits, single_sender="unmasked"), **some).run()
     for one, other in zip(plain.nodes, hidden.nodes, strict=True):
         assert np.abs(one.params).max() > 10
         # Most of the difference comes from plain averaging in single precision.
@@ -303,7 +303,9 @@ def test_a_single_sender_sends_nothing() -> None:
 
 
 def test_a_single_sender_sends_unmasked_if_the_experiment_allows_it() -> None:
-    world = one_receiver(recording_sharings(1, few="plain"), models=lambda node: np.full(32, 2.0 * node)).run()
+    world = one_receiver(
+        recording_sharings(1, single_sender="unmasked"), models=lambda node: np.full(32, 2.0 * node)
+    ).run()
     assert world.events(1) == [("sent unmasked", "round 0: no other node sends to 0")]
     assert (world.nodes[0].params == 1.0).all()
     ((_, message),) = world.sent
@@ -311,7 +313,9 @@ def test_a_single_sender_sends_unmasked_if_the_experiment_allows_it() -> None:
 
 
 def test_a_masked_update_of_a_single_sender_is_rejected() -> None:
-    masked = lying(lambda payload, *_: Payload({**payload.arrays, "seals": np.zeros((1, 16), np.uint8)}), few="plain")
+    masked = lying(
+        lambda payload, *_: Payload({**payload.arrays, "seals": np.zeros((1, 16), np.uint8)}), single_sender="unmasked"
+    )
     world = one_receiver([masked]).run()
     assert world.events(0) == [
         ("payload rejected", "from node 1: its update is masked, and there is no other update that cancels the mask")
@@ -319,12 +323,12 @@ def test_a_masked_update_of_a_single_sender_is_rejected() -> None:
 
 
 def test_in_a_changing_graph_some_rounds_have_single_senders() -> None:
-    for few in ("refuse", "plain"):
-        world = SecureWorld(ELLocal(6, 1), recording_sharings(6, few=few)).run()
-        payload = Counter(what for node in range(6) for what, _ in world.events(node))
+    for single_sender, event in (("reject", "receiver skipped"), ("unmasked", "sent unmasked")):
+        world = SecureWorld(ELLocal(6, 1), recording_sharings(6, single_sender=single_sender)).run()
+        events = Counter(what for node in range(6) for what, _ in world.events(node))
         plain = [m for _, m in world.sent if m.payload.fields.get("plain")]
-        assert payload[{"refuse": "receiver skipped", "plain": "sent unmasked"}[few]] > 5
-        assert bool(plain) == (few == "plain")
+        assert events[event] > 5
+        assert bool(plain) == (single_sender == "unmasked")
         assert world.check_sums() > 5
 
 

@@ -243,19 +243,19 @@ RESTARTS = (
          "its peers, which sharing = 'secure' must mask with; use a graph that all nodes compute from the seed"),
         ({"topology": {"name": "ring"}, "nodes": 2},
          "topology = 'ring': 2 nodes (0, 1) have fewer than two senders, so a model would be visible; sharing = "
-         "'secure' needs at least two, or few = 'plain'"),
+         "'secure' needs at least two, or single_sender = 'unmasked'"),
         ({"topology": {"name": "star"}, "nodes": 8},
          "topology = 'star': 7 nodes (1, 2, 3, 4, 5 …) have fewer than two senders, so a model would be visible; "
-         "sharing = 'secure' needs at least two, or few = 'plain'"),
+         "sharing = 'secure' needs at least two, or single_sender = 'unmasked'"),
         ({"topology": {"name": "regular", "degree": 1, "dynamic": True}, "nodes": 4},
          "topology = 'regular': 4 nodes (0, 1, 2, 3) have fewer than two senders, so a model would be visible; "
-         "sharing = 'secure' needs at least two, or few = 'plain'"),
+         "sharing = 'secure' needs at least two, or single_sender = 'unmasked'"),
         ({"algorithm": {"name": "el-oracle", "rounds": 2, "degree": 1}},
          "algorithm.degree = 1: a node receives one model in a round, and that model would be visible; sharing = "
-         "'secure' needs at least two, or few = 'plain'"),
+         "'secure' needs at least two, or single_sender = 'unmasked'"),
         ({"algorithm": {"name": "fedavg", "fraction": 0.1}},
          "algorithm.fraction = 0.1 selects one client, and its model would be visible to the server; sharing = "
-         "'secure' needs at least two, or few = 'plain'"),
+         "'secure' needs at least two, or single_sender = 'unmasked'"),
         ({"algorithm": {"name": "fedavg"}, "sharing": TOPK},
          "sharing.inner = 'topk': each node requests coordinates from its senders, and a server does not; use "
          "'full' or 'random'"),
@@ -284,17 +284,33 @@ def test_the_topology_is_not_blamed_for_an_algorithm_with_its_own_payloads(algor
     [
         {"fault": Faults().crash(1).at(3.0).schedule},
         {"fault": Faults().crash(1, round=2).schedule},
-        {"topology": {"name": "star"}, "sharing": {"name": "secure", "few": "plain"}},
-        {"algorithm": {"name": "fedavg", "fraction": 0.1}, "sharing": {"name": "secure", "few": "plain"}},
+        {"topology": {"name": "star"}, "sharing": {"name": "secure", "single_sender": "unmasked"}},
+        {"algorithm": {"name": "fedavg", "fraction": 0.1}, "sharing": {"name": "secure", "single_sender": "unmasked"}},
         {"algorithm": {"name": "fedavg"}, "sharing": {"name": "secure", "inner": {"name": "random"}}},
         {"topology": {"name": "regular", "degree": 2, "dynamic": True}},
-        {"topology": {"name": "regular", "degree": 1, "dynamic": True}, "sharing": {"name": "secure", "few": "plain"}},
-        {"algorithm": {"name": "el-oracle", "rounds": 2, "degree": 1}, "sharing": {"name": "secure", "few": "plain"}},
+        {
+            "topology": {"name": "regular", "degree": 1, "dynamic": True},
+            "sharing": {"name": "secure", "single_sender": "unmasked"},
+        },
+        {
+            "algorithm": {"name": "el-oracle", "rounds": 2, "degree": 1},
+            "sharing": {"name": "secure", "single_sender": "unmasked"},
+        },
         {"algorithm": {"name": "el-local", "rounds": 2, "peers": 1}},
     ],
 )
 def test_compatible_experiments_are_accepted(changed: Any) -> None:
     experiment(**changed)
+
+
+@pytest.mark.parametrize(("former", "current"), [("refuse", "reject"), ("plain", "unmasked")])
+def test_the_former_name_of_an_option_is_accepted_with_a_warning(former: str, current: str) -> None:
+    with pytest.warns(FutureWarning, match=f"sharing.few = '{former}': .* write single_sender = '{current}'"):
+        described = experiment(sharing={"name": "secure", "few": former})
+    assert described == experiment(sharing={"name": "secure", "single_sender": current})
+    with pytest.warns(FutureWarning, match=r"group\[0\].sharing.few"):
+        in_group = experiment(group=[{"nodes": "0-5", "sharing": {"few": former}}])
+    assert in_group.settings(0).sharing == described.sharing
 
 
 @pytest.mark.parametrize("other", [{"name": "full"}, {"name": "secure", "range": 8.0}], ids=["full", "another range"])
@@ -304,8 +320,8 @@ def test_all_nodes_must_use_the_same_sharing(other: Any) -> None:
     assert any(
         problem.endswith(
             "cannot read the payloads of { name = 'secure', inner = 'full', bits = 32, range = 64.0, threshold = 0.5, "
-            "partners = 8, few = 'refuse' }, which other nodes use: masks cancel only if all nodes use secure "
-            "aggregation with the same options; let all nodes use one sharing"
+            "partners = 8, single_sender = 'reject' }, which other nodes use: masks cancel only if all nodes use "
+            "secure aggregation with the same options; let all nodes use one sharing"
         )
         for problem in refused.value.problems
     )

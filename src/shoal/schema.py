@@ -19,13 +19,14 @@ import keyword
 import math
 import types
 import typing
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from shoal.errors import ShoalError
-from shoal.types import Bounds, Nested
+from shoal.types import Bounds, FormerOption, Nested
 
 REQUIRED: Any = inspect.Parameter.empty
 INVALID: Any = object()  # the result of `convert` after it has added a problem
@@ -47,6 +48,11 @@ class Parameter:
     def nested(self) -> str | None:
         """The kind of component of this parameter; None if it is not a component."""
         return next((a.kind for a in typing.get_args(self.hint)[1:] if isinstance(a, Nested)), None)
+
+    @property
+    def former(self) -> FormerOption | None:
+        """The earlier name of this parameter; None if it has none."""
+        return next((a for a in typing.get_args(self.hint)[1:] if isinstance(a, FormerOption)), None)
 
     def __str__(self) -> str:
         shown = f"{self.name}: {describe(self.hint)}"
@@ -104,7 +110,7 @@ def arguments(cls: type, table: object, place: str, problems: list[str]) -> Any:
         return INVALID
     before = len(problems)
     values: dict[str, Any] = {}
-    for key, value in table.items():
+    for key, value in _current_names(table, known, place).items():
         if key not in known:
             problems.append(f"{join(place, key)}: unknown key{nearest(key, known)}")
             continue
@@ -113,6 +119,24 @@ def arguments(cls: type, table: object, place: str, problems: list[str]) -> Any:
         if parameter.required and key not in table:
             problems.append(f"{join(place, key)}: missing; expected {describe(parameter.hint)}")
     return values if len(problems) == before else INVALID
+
+
+def _current_names(table: Mapping[str, Any], known: Mapping[str, Parameter], place: str) -> dict[str, Any]:
+    """Replace earlier names of keys and values, with a warning. If a table has both names, the later key counts."""
+    renamed = {p.former.name: (p.name, p.former.values) for p in known.values() if p.former is not None}
+    current = {}
+    for key, value in table.items():
+        if key not in renamed:
+            current[key] = value
+            continue
+        name, values = renamed[key]
+        current[name] = next((new for old, new in values if old == value), value)
+        warnings.warn(
+            f"{join(place, key)} = {value!r}: this key has a new name; write {name} = {current[name]!r}",
+            FutureWarning,
+            stacklevel=2,
+        )
+    return current
 
 
 def convert(value: Any, hint: Any, place: str, problems: list[str]) -> Any:

@@ -51,6 +51,15 @@ class Nested:
     kind: str
 
 
+@dataclass(frozen=True)
+class FormerOption:
+    """For use in `Annotated`: an earlier name of the parameter. Experiments may still use it, and Shoal warns."""
+
+    name: str
+    values: tuple[tuple[str, str], ...] = ()
+    """Earlier names of values with the current name of each. They are accepted together with the earlier `name`."""
+
+
 def parse_node_ids(text: str, nodes: int) -> list[NodeId]:
     """Return the node ids in a text such as "0-3, 8". Raises ValueError for other texts and ids of at least `nodes`."""
     found: list[NodeId] = []

@@ -14,8 +14,13 @@ ROUNDS_CHECKED = 8
 """The rounds of a changing graph that are checked. If no node has two neighbours in any of them, none ever will."""
 
 
-def incompatibilities(inner: Sharing, few: str, experiment: ExperimentView) -> list[str]:
-    return [*_inner(inner, experiment), *_algorithm(experiment), *_topology(few, experiment), *_faults(experiment)]
+def incompatibilities(inner: Sharing, single_sender: str, experiment: ExperimentView) -> list[str]:
+    return [
+        *_inner(inner, experiment),
+        *_algorithm(experiment),
+        *_topology(single_sender, experiment),
+        *_faults(experiment),
+    ]
 
 
 def _inner(inner: Sharing, experiment: ExperimentView) -> list[str]:
@@ -60,23 +65,23 @@ def _faults(experiment: ExperimentView) -> list[str]:
     ]
 
 
-def _topology(few: str, experiment: ExperimentView) -> list[str]:
+def _topology(single_sender: str, experiment: ExperimentView) -> list[str]:
     if experiment.algorithm.traits.own_payloads:
         return []  # rejected for all sharings except "full"
     to = experiment.algorithm.traits.sends_to
     if to == "server":
         fraction = experiment.algorithm.options.get("fraction", 1.0)
-        if few == "refuse" and max(1, round(fraction * experiment.nodes)) < 2:
+        if single_sender == "reject" and max(1, round(fraction * experiment.nodes)) < 2:
             return [
                 f"algorithm.fraction = {fraction:g} selects one client, and its model would be visible to the server; "
-                f"{NAME} needs at least two, or few = 'plain'"
+                f"{NAME} needs at least two, or single_sender = 'unmasked'"
             ]
         return []
     degree = experiment.algorithm.options.get("degree", 2)
-    if to == "anyone" and few == "refuse" and degree < 2:
+    if to == "anyone" and single_sender == "reject" and degree < 2:
         return [
             f"algorithm.degree = {degree}: a node receives one model in a round, and that model would be visible; "
-            f"{NAME} needs at least two, or few = 'plain'"
+            f"{NAME} needs at least two, or single_sender = 'unmasked'"
         ]
     if to != "neighbours":
         return []
@@ -86,7 +91,7 @@ def _topology(few: str, experiment: ExperimentView) -> list[str]:
             f"other senders of its peers, which {NAME} must mask with; use a graph that all nodes compute from the seed"
         ]
     graph = graph_of(experiment)
-    if few == "plain" or graph is None:
+    if single_sender == "unmasked" or graph is None:
         return []
     rounds = range(1 if graph.static else ROUNDS_CHECKED)
     by_round = [[graph.degree(node, round) for node in range(graph.nodes)] for round in rounds]
@@ -96,5 +101,5 @@ def _topology(few: str, experiment: ExperimentView) -> list[str]:
     some = ", ".join(map(str, exposed[:5])) + (" …" if len(exposed) > 5 else "")
     return [
         f"topology = {experiment.topology.name!r}: {len(exposed)} nodes ({some}) have fewer than two senders, so a "
-        f"model would be visible; {NAME} needs at least two, or few = 'plain'"
+        f"model would be visible; {NAME} needs at least two, or single_sender = 'unmasked'"
     ]

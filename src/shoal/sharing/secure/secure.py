@@ -51,7 +51,7 @@ from shoal.sharing.secure.unmasking import Unmasking, UnmaskingError
 from shoal.sharing.sharing import CoordinateSelector, NodeAware, NodeInfo, SenderGroup, Sharing
 from shoal.state import State, Stateful
 from shoal.traits import ExperimentView, Traits
-from shoal.types import Bounds, Nested, NodeId, Params
+from shoal.types import Bounds, FormerOption, Nested, NodeId, Params
 
 SUM, WEIGHT, POSITIONS = "sum", "weight", "positions"
 DRAIN_TIMEOUTS = 5
@@ -76,8 +76,8 @@ class Secure:
     only if it contains at least the fraction `threshold` of the neighbours, and at least s + 1 senders. Fewer than s
     nodes may collude, so at least two senders in the sum do not collude. Otherwise the receiver keeps its own model and
     records an event. In a static graph, an experiment in which a node has fewer than two neighbours is rejected. In a
-    changing graph, such a node receives nothing in that round. With `few` = "plain", the experiment is accepted and the
-    node receives unmasked models.
+    changing graph, such a node receives nothing in that round. With `single_sender` = "unmasked", the experiment is
+    accepted and the node receives unmasked models.
     """
 
     traits: ClassVar[Traits] = Traits(interactive=True)
@@ -87,7 +87,9 @@ class Secure:
     range: Annotated[float, Bounds(at_least=2.0**-64, at_most=2.0**64)] = 64.0
     threshold: Annotated[float, Bounds(above=0, at_most=1)] = 0.5
     partners: Annotated[int, Bounds(at_least=2, at_most=64)] = 8
-    few: Literal["refuse", "plain"] = "refuse"
+    single_sender: Annotated[
+        Literal["reject", "unmasked"], FormerOption("few", (("refuse", "reject"), ("plain", "unmasked")))
+    ] = "reject"
 
     def __post_init__(self) -> None:
         if self.partners % 2:
@@ -174,7 +176,7 @@ class Secure:
         return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return incompatibilities(self.inner, self.few, experiment)
+        return incompatibilities(self.inner, self.single_sender, experiment)
 
     # Before the updates: keys and coordinates
 
@@ -188,10 +190,10 @@ class Secure:
         masked = [receiver for receiver, protocol_round in rounds.items() if protocol_round.masked]
         single = [receiver for receiver in to if receiver not in masked]
         if single:
-            event = "sent unmasked" if self.few == "plain" else "receiver skipped"
+            event = "sent unmasked" if self.single_sender == "unmasked" else "receiver skipped"
             node.record_event(event, f"round {round}: no other node sends to {', '.join(map(str, single))}")
         await self._key_exchange.run(node, {p for receiver in masked for p in rounds[receiver].partners[node.id]})
-        allowed: Sequence[NodeId] = sorted({*masked, *(single if self.few == "plain" else ())})
+        allowed: Sequence[NodeId] = sorted({*masked, *(single if self.single_sender == "unmasked" else ())})
         return await self._agree_on_coordinates(node, allowed, round)
 
     def _protocol_round(self, node: Node, receiver: NodeId, round: int) -> ProtocolRound:
@@ -234,7 +236,7 @@ class Secure:
         values = params[self._positions[receiver]] if isinstance(self.inner, CoordinateSelector) else params
         encoded = self._codec.encode(values, self._sender_groups.of(node, receiver, round).weights[node.id])
         if not protocol_round.masked:
-            if self.few != "plain":
+            if self.single_sender != "unmasked":
                 raise PrivacyError(f"node {node.id} would send to node {receiver} unmasked in round {round}")
             return Payload({VALUES: encoded}, {UNMASKED: True})
         partners_with_key = self._key_exchange.with_key(node, protocol_round.partners[node.id])
@@ -253,7 +255,7 @@ class Secure:
         return ()
 
     def _may_receive(self, node: Node, round: int) -> bool:
-        return self.few == "plain" or self._protocol_round(node, node.id, round).masked
+        return self.single_sender == "unmasked" or self._protocol_round(node, node.id, round).masked
 
     async def after_receive(self, node: Node, received: Received, round: int) -> Received:
         if self._coordinates is not None:
