@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import zmq
 
-from shoal.engines.processes.transport import Transport
+from shoal.engines.processes.transport import Transport, TransportSettings
 from shoal.message import RUN_LENGTH, Message, Payload
 
 RUN = "0" * RUN_LENGTH
@@ -19,17 +20,10 @@ LONG = 120.0
 
 def open_transport(context: zmq.Context[Any], id: int = 0, **options: Any) -> Transport:
     """The transport of node `id`, which ignores what it receives unless `options` say otherwise."""
-    defaults: dict[str, Any] = {
-        "run": RUN,
-        "host": "127.0.0.1",
-        "port": None,
-        "max_message_bytes": 2**24,
-        "connections": 8,
-        "send_timeout": LONG,
-        "deliver": lambda message: None,
-        "reject": lambda why: None,
-    }
-    return Transport(context, id=id, **{**defaults, **options})
+    collaborators = {"deliver": lambda message: None, "reject": lambda why: None, "seal": None}
+    collaborators |= {name: options.pop(name) for name in collaborators.keys() & options.keys()}
+    settings = TransportSettings(RUN, "127.0.0.1", max_message_bytes=2**24, connections=8, send_timeout=LONG)
+    return Transport(context, id, replace(settings, **options), **collaborators)
 
 
 def new_message(sender: int = 0, round: int = 0, size: int = 8, kind: str = "model") -> Message:

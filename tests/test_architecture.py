@@ -53,7 +53,7 @@ RULES: dict[str, set[str]] = {
     "results": {"errors", "types"},
     "experiment": FOUNDATIONS
     | ENVIRONMENT
-    | {"message", "runtime", "node", "node_context", "algorithms", "sharing", "topologies", "data", "training"}
+    | {"runtime", "node", "node_context", "algorithms", "sharing", "topologies", "data", "training"}
     | {"results"},
     "engines": FOUNDATIONS
     | {"message", "mailbox", "node", "environment.faults", "environment.network", "experiment", "results"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from shoal.engines.processes.node_commands import NodeCommands
 from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.start_monitor import MAX_CHECK_INTERVAL, StartMonitor
+from shoal.results.records import RunFolder
 
 TIMEOUT = 60.0
 
@@ -100,7 +102,8 @@ class Watched:
         self.registry, self.starts = NodeRegistry(4), StartMonitor()
         for entry in self.registry:
             entry.state, entry.last_busy = NodeState.RUNNING, time.monotonic()
-        commands = NodeCommands(self.registry, self.agent, cast(Any, self.server), RunTimes(None, range(3)))
+        times, folder = RunTimes(None, range(3)), RunFolder(Path("unused"))
+        commands = NodeCommands(self.registry, self.agent, cast(Any, self.server), times, folder)
         timeouts = Timeouts(start=0.1, hang=50.0, finish=100.0)
         training_nodes = frozenset(range(3))
         self.liveness = LivenessMonitor(self.registry, training_nodes, self.starts, commands, timeouts, "nodes.log")

@@ -21,7 +21,7 @@ from shoal.engines.processes.scheduled_events import ProcessEvents
 from shoal.engines.run_tracker import RunTracker
 from shoal.experiment import Experiment
 from shoal.experiment.environment_builder import build_environment, device_speeds
-from shoal.results.records import RunFolder
+from shoal.results.records import Event, RunFolder
 from shoal.testing import Faults
 
 NODES = 6
@@ -55,8 +55,8 @@ def run(tmp_path: Path) -> Callable[..., Run]:
         agent, server = FakeAgent(), FakeServer()
         folder = RunFolder.create(tmp_path, "late")
         starter = NodeStarter(registry, agent, cast(Any, server), tracker, times)
-        commands = NodeCommands(registry, agent, cast(Any, server), times)
-        events = ProcessEvents(environment, registry, commands, starter, tracker, times, folder)
+        commands = NodeCommands(registry, agent, cast(Any, server), times, folder)
+        events = ProcessEvents(environment, registry, commands, starter, tracker, times)
         tracker.phase = "running"
         times.start()
         events.begin()
@@ -78,7 +78,10 @@ def test_a_node_that_is_being_killed_gets_no_more_faults(run: Callable[..., Run]
     faults = Faults().crash(2).at(1.0).slow("1-2", factor=2.0, what="compute").at(1.1).hang(2).at(1.2)
     late = run(fault=faults.schedule)
     late.apply_late(5.0)
-    assert late.agent.requests == [control.KillNodes([2])]
+    recorded, killed = late.agent.requests
+    assert isinstance(recorded, control.RecordEvent)
+    assert (recorded.node, recorded.event) == (2, Event("fault", 1.0, "node 2 crashes"))
+    assert killed == control.KillNodes([2]), "after the record: nothing follows the end of a node"
     assert late.faults(2) == []
     assert late.faults(1) == ["slow"]
     assert {entry.id for entry in late.registry if entry.slowdown is not None} == {1, 2}, "it is slow if it restarts"

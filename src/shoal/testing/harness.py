@@ -128,19 +128,14 @@ class SocketHarness:
             context.destroy(linger=0)
 
     def _connect(self, context: Any, id: NodeId) -> tuple[Transport, Mailbox]:
-        from shoal.engines.processes.transport import Transport
+        from shoal.engines.processes.transport import Transport, TransportSettings
 
         mailbox = Mailbox()
-        transport = Transport(
-            context,
-            id=id,
+        settings = TransportSettings(
             run="0" * RUN_LENGTH,
             host="127.0.0.1",
-            port=None,
             max_message_bytes=2**24,
             connections=64,
             send_timeout=self.timeout,
-            deliver=mailbox.put,
-            reject=self.rejected.append,
         )
-        return transport, mailbox
+        return Transport(context, id, settings, deliver=mailbox.put, reject=self.rejected.append), mailbox

@@ -1,7 +1,7 @@
 """Agents: what runs the nodes of one machine on behalf of the coordinator.
 
-An agent owns a zygote. It forks and kills nodes, evaluates averaged models and reports exits. The coordinator knows an
-agent only by the interface `Agent`, so that it does not matter on which machine the agent runs.
+An agent owns a zygote. It forks and kills nodes, evaluates averaged models, writes records and reports exits. The
+coordinator knows an agent only by the interface `Agent`, so that it does not matter on which machine the agent runs.
 """
 
 from __future__ import annotations

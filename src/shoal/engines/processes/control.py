@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from shoal.results.progress import Score
+from shoal.results.records import Event
 from shoal.types import NodeId
 
 # Coordinator to agent.
@@ -62,6 +63,14 @@ class EvaluateAverage(msgspec.Struct, frozen=True, tag=True):
     params: bytes
     folder: str
     tick: int | None = None
+
+
+class RecordEvent(msgspec.Struct, frozen=True, tag=True):
+    """Append an event to the records of a node that cannot write it itself, because it crashes or has crashed."""
+
+    node: NodeId
+    event: Event
+    folder: str
 
 
 # Agent to coordinator.
@@ -253,7 +262,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """When the run ended."""
 
 
-ToAgent: TypeAlias = Prepare | StartNodes | KillNodes | EvaluateAverage
+ToAgent: TypeAlias = Prepare | StartNodes | KillNodes | EvaluateAverage | RecordEvent
 FromAgent: TypeAlias = Prepared | StartFailed | KeyAnnounced | NodeExited | NetworkExited | AverageEvaluated
 FromOneNode: TypeAlias = FirstRoundStarted | ProgressReport | Heartbeat | ModelSnapshot | NodeDone | NodeFailed
 FromNetwork: TypeAlias = NetworkListening | UnauthenticatedConnections

@@ -66,9 +66,9 @@ class Coordinator:
         self._times = times
         self._interrupts = interrupts
         self._averages = AverageEvaluations(tracker, agent, run.folder, after_run=environment.timing_matters)
-        self._commands = NodeCommands(registry, agent, server, times, experiment.evaluation.seconds)
+        self._commands = NodeCommands(registry, agent, server, times, run.folder, experiment.evaluation.seconds)
         self._starter = NodeStarter(registry, agent, server, tracker, times)
-        self._events = ProcessEvents(environment, registry, self._commands, self._starter, tracker, times, run.folder)
+        self._events = ProcessEvents(environment, registry, self._commands, self._starter, tracker, times)
         timeouts = Timeouts.from_hang_timeout(experiment.processes.hang_timeout)
         self._liveness = LivenessMonitor(
             registry, tracker.training_nodes, self._starter.monitor, self._commands, timeouts, str(run.folder.log)

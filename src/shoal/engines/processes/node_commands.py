@@ -10,6 +10,7 @@ from shoal.engines.processes.agent import Agent
 from shoal.engines.processes.control_server import ControlServer
 from shoal.engines.processes.node_registry import NodeRegistry
 from shoal.engines.processes.run_times import RunTimes
+from shoal.results.records import Event, RunFolder
 from shoal.types import NodeId
 
 
@@ -22,6 +23,7 @@ class NodeCommands:
         agent: Agent,
         server: ControlServer,
         times: RunTimes,
+        folder: RunFolder,
         evaluation_seconds: float | None = None,
     ) -> None:
         """`evaluation_seconds` is the interval of evaluations, where models are evaluated by the clock."""
@@ -29,6 +31,7 @@ class NodeCommands:
         self._agent = agent
         self._server = server
         self._times = times
+        self._folder = folder
         self._evaluation_seconds = evaluation_seconds
 
     def kill(self, nodes: Collection[NodeId]) -> None:
@@ -54,6 +57,10 @@ class NodeCommands:
 
     def inject(self, nodes: Collection[NodeId], fault: control.InjectFault) -> None:
         self._server.send(nodes, fault)
+
+    def record(self, node: NodeId, event: Event) -> None:
+        """Append an event to the records of a node that cannot write it itself."""
+        self._agent.send(control.RecordEvent(node, event, str(self._folder.path.resolve())))
 
     def announce_failure(self, node: NodeId) -> None:
         """Tell all other nodes and the network process that the node failed."""

@@ -11,7 +11,7 @@ from shoal.engines.processes.delay import Delay
 from shoal.engines.processes.namespaces import address
 from shoal.engines.processes.sealing import KEY_WAIT_SECONDS, Seal
 from shoal.engines.processes.shaper import NetworkAddress, Shaper
-from shoal.engines.processes.transport import Transport
+from shoal.engines.processes.transport import Transport, TransportSettings
 from shoal.experiment.setup import Setup
 from shoal.mailbox import Mailbox
 from shoal.message_budget import MessageBudget
@@ -29,35 +29,32 @@ class NodeNetwork:
         context: zmq.Context[zmq.Socket[bytes]],
         setup: Setup,
         id: NodeId,
-        command: control.StartNodes,
+        start: control.StartNodes,
         reject: Callable[[str], None],
         seal: Seal | None,
     ) -> None:
         """Listen for peers. `reject` is called with the reason for every rejected message."""
         plan = setup.experiment.processes
-        host = address(id) if command.namespaces else plan.host
+        host = address(id) if start.namespaces else plan.host
         self._context = context
         self._setup = setup
         self._id = id
         self._seal = seal
-        self._expects_new_keys = command.key_folder is None and setup.environment.restarts
+        self._expects_new_keys = start.key_folder is None and setup.environment.restarts
         self.mailbox = Mailbox(self._budget())
         self.shaper: Shaper | None = None
         self._delay = self._kernel_delay()
-        self.transport = Transport(
-            context,
-            id=id,
-            run=command.run,
+        settings = TransportSettings(
+            run=start.run,
             host=host,
-            announce=plan.announce or host,
-            port=None if plan.base_port is None else plan.base_port + id,
             max_message_bytes=int(plan.max_message_mib * 2**20),
             connections=plan.connections or max(MIN_CONNECTIONS, self._first_round_peers()),
             send_timeout=plan.hang_timeout,
-            deliver=self.mailbox.put if self._delay is None else self._delay.receive,
-            reject=reject,
-            seal=seal,
+            port=None if plan.base_port is None else plan.base_port + id,
+            announce=plan.announce,
         )
+        deliver = self.mailbox.put if self._delay is None else self._delay.receive
+        self.transport = Transport(context, id, settings, deliver=deliver, reject=reject, seal=seal)
 
     def start(self, message: control.Start) -> None:
         """Exchange messages with the peers that `message` lists."""

@@ -18,7 +18,7 @@ from shoal.engines.run_tracker import RunTracker
 from shoal.environment.environment import Environment
 from shoal.environment.faults import FaultEvent
 from shoal.environment.network.network import AvailabilityChange, NetworkChange
-from shoal.results.records import Event, RecordFile, RunFolder
+from shoal.results.records import Event
 from shoal.types import NodeId
 
 
@@ -33,7 +33,6 @@ class ProcessEvents:
         starter: NodeStarter,
         tracker: RunTracker,
         times: RunTimes,
-        folder: RunFolder,
     ) -> None:
         self._environment = environment
         self._registry = registry
@@ -41,7 +40,6 @@ class ProcessEvents:
         self._starter = starter
         self._tracker = tracker
         self._times = times
-        self._folder = folder
         self._queue = EventQueue(iter(()))
 
     def begin(self) -> None:
@@ -135,7 +133,5 @@ class ProcessEvents:
         self._starter.restart(nodes)
 
     def _record(self, node: NodeId, fault: FaultEvent) -> None:
-        """Write a record for a node that cannot write it itself."""
-        file = RecordFile(self._folder.node(node))
-        file.write(Event("fault", fault.time, str(fault)))
-        file.close()
+        """Have a record written for a node that cannot write it itself."""
+        self._commands.record(node, Event("fault", fault.time, str(fault)))

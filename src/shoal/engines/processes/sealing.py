@@ -130,7 +130,7 @@ class Seal:
 
     @property
     def waiting(self) -> int:
-        """How many connections wait for the announcement of their key."""
+        """How many connections wait for the announcement of their key. For tests."""
         return len(self._waiting)
 
     def key(self, node: NodeId) -> bytes:

@@ -203,16 +203,16 @@ class Shaper:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all messages that are here and not delivered yet."""
+        """Bytes of all messages that are here and not delivered yet. For tests."""
         return sum(pending.message.wire_size for pending in self._pending.values() if pending.message is not None)
 
     @property
     def unannounced(self) -> int:
-        """Messages that are here and that the network process has not reported."""
+        """Messages that are here and that the network process has not reported. For tests."""
         return sum(not pending.announced for pending in self._pending.values())
 
     def is_missing(self, sender: NodeId, ticket: int) -> bool:
-        """Whether a message is announced and not here."""
+        """Whether a message is announced and not here. For tests."""
         return ticket in self._missing.get(sender, ())
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ import errno
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import zmq
 
@@ -40,31 +41,44 @@ MIN_BYTES_PER_SECOND = 12_500.0
 """The rate of the slowest link: a receipt may take `send_timeout`, and the time of the message at this rate."""
 
 
+@dataclass(frozen=True)
+class TransportSettings:
+    """Where a node listens, and the limits of its sockets."""
+
+    run: str
+    """The run's identifier, which every message carries."""
+    host: str
+    """The address at which the node listens."""
+    max_message_bytes: int
+    connections: int
+    """The most connections to peers that are open at the same time."""
+    send_timeout: float
+    """Seconds after which a message that its peer does not accept is dropped."""
+    port: int | None = None
+    """The port at which the node listens; None: any free port."""
+    announce: str | None = None
+    """The address at which peers connect to the node; None: `host`."""
+
+
 class Transport:
     """A node's sockets. Calls `deliver` with every valid message, and `reject` with the reason for every other one."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        *,
         id: NodeId,
-        run: str,
-        host: str,
-        announce: str | None = None,
-        port: int | None,
-        max_message_bytes: int,
-        connections: int,
-        send_timeout: float,
+        settings: TransportSettings,
+        *,
         deliver: Callable[[Message], None],
         reject: Callable[[str], None],
         seal: Seal | None = None,
     ) -> None:
         self._context = context
         self._id = id
-        self._run = run
-        self._name = run.encode()
-        self._connections = connections
-        self._send_timeout = send_timeout
+        self._run = settings.run
+        self._name = settings.run.encode()
+        self._connections = settings.connections
+        self._send_timeout = settings.send_timeout
         self._deliver = deliver
         self._reject = reject
         self._seal = seal
@@ -83,24 +97,29 @@ class Transport:
         peer that reads no receipts must not occupy the node."""
         self._next_turn: asyncio.Handle | None = None
         """Reads further messages, where more have arrived than are read in one turn."""
-        self._inbox = context.socket(zmq.PULL)
-        self._inbox.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
-        self._inbox.setsockopt(zmq.LINGER, 0)
-        self._inbox.setsockopt(zmq.BACKLOG, 4096)
-        if seal is not None:
-            seal.secure_server(self._inbox)
+        self._inbox = self._listen(settings)
+        bound = self._inbox.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+        self.endpoint = f"tcp://{settings.announce or settings.host}:{bound.rpartition(':')[2]}"
+        """Where other nodes connect to this node."""
+
+    def _listen(self, settings: TransportSettings) -> zmq.Socket[bytes]:
+        inbox = self._context.socket(zmq.PULL)
+        inbox.setsockopt(zmq.MAXMSGSIZE, settings.max_message_bytes)
+        inbox.setsockopt(zmq.LINGER, 0)
+        inbox.setsockopt(zmq.BACKLOG, 4096)
+        if self._seal is not None:
+            self._seal.secure_server(inbox)
+        host, port = settings.host, settings.port
         try:
-            self._inbox.bind(f"tcp://{host}:{port if port is not None else '*'}")
+            inbox.bind(f"tcp://{host}:{port if port is not None else '*'}")
         except zmq.ZMQError as error:
-            self._inbox.close()
+            inbox.close()
             where = f"{host}:{port if port is not None else '(any port)'}"
             raise LaunchError(
                 f"cannot listen on {where}: {error.strerror}; processes.host must be an address of this machine, "
                 "and processes.base_port the first of a free range, or absent to let the system choose"
             ) from error
-        bound = self._inbox.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
-        self.endpoint = f"tcp://{announce or host}:{bound.rpartition(':')[2]}"
-        """Where other nodes connect to this node."""
+        return inbox
 
     def require_tickets(self, deliver: Callable[[Message, int], None]) -> None:
         """Deliver every message with its ticket, send no receipts, and reject messages without a ticket."""

@@ -71,8 +71,10 @@ class Zygote:
             self._start_nodes(request)
         elif isinstance(request, control.KillNodes):
             self._kill([pid for pid, node in self._nodes.items() if node in request.nodes])
-        else:
+        elif isinstance(request, control.EvaluateAverage):
             self._evaluate(request)
+        else:
+            _record(request)
 
     def _prepare(self, request: control.Prepare) -> None:
         try:
@@ -195,6 +197,12 @@ def _evaluate_average(setup: Setup, request: control.EvaluateAverage) -> int:
     record = Average(request.round, request.time, request.nodes, request.consensus_distance, scores, request.tick)
     RecordFile(RunFolder(Path(request.folder)).averages).write(record)
     return 0
+
+
+def _record(request: control.RecordEvent) -> None:
+    file = RecordFile(RunFolder(Path(request.folder)).node(request.node))
+    file.write(request.event)
+    file.close()
 
 
 def main() -> None:
