@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from numpy.typing import NDArray
 
 from file_server import Server, serve
 from shoal.cli import main
@@ -87,6 +89,13 @@ def server() -> Iterator[Server]:
 
 
 # Runs
+
+
+def models_of(run: running.Run, nodes: Iterable[int] | None = None) -> NDArray[np.float32]:
+    """The final models of `nodes`, by default of all nodes that trained to the end, as a matrix."""
+    if nodes is None:
+        nodes = [node for node in range(run.summary["nodes"]) if str(node) not in run.summary["lost"]]
+    return np.stack([np.load(run.folder.model(node)) for node in nodes])
 
 
 @pytest.fixture(autouse=True)

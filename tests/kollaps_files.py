@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from shoal.environment.network import NetworkState, Route
-from shoal.environment.network.network import MEGABIT
-
 SERVICES = '<service name="client" replicas="2"/><service name="server" replicas="2"/>'
 BRIDGES = '<bridge name="left"/><bridge name="right"/>'
 LINKS = """
@@ -19,17 +16,6 @@ def text(services: str = SERVICES, bridges: str = BRIDGES, links: str = LINKS, d
         f'<experiment boot="kollaps:2.0">\n<services>{services}</services>\n<bridges>{bridges}</bridges>\n'
         f"<links>{links}</links>\n<dynamic>{dynamic}</dynamic>\n</experiment>\n"
     )
-
-
-def route(network: NetworkState, sender: int, receiver: int) -> Route:
-    found = network.route(sender, receiver)
-    assert found is not None
-    return found
-
-
-def bandwidth(network: NetworkState, sender: int, receiver: int) -> float:
-    """The bandwidth in Mbit/s of a flow that shares no link."""
-    return float(min(network.capacities[list(route(network, sender, receiver).links)])) / MEGABIT
 
 
 SCHEDULE = '<schedule name="client" time="1" action="leave"/>'

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from conftest import models_of
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.engines.simulation.engine import World
 from shoal.experiment import Experiment
@@ -85,12 +86,6 @@ class Shoal:
         degrees = senders.sum(1)
         w = senders / (1 + np.maximum.outer(degrees, degrees))
         return w + np.diag(1 - w.sum(1))
-
-
-def models_of(run: Any) -> Any:
-    """The final models of all nodes that have one, as a matrix."""
-    found = [run.folder.model(node) for node in range(run.summary["nodes"])]
-    return np.stack([np.load(file) for file in found if file.exists()])
 
 
 def agrees(described: Experiment, expected: Any, folder: Path, atol: float = 2e-5) -> Any:

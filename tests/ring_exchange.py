@@ -59,11 +59,6 @@ def ring(nodes: int) -> Matrix:
     return (identity + np.roll(identity, 1, 0) + np.roll(identity, -1, 0)) / 3
 
 
-def models_of(run: Any, nodes: int = 4) -> NDArray[np.float32]:
-    assert run.summary["status"] == "completed", run.summary["lost"]
-    return np.stack([np.load(run.folder.model(node)) for node in range(nodes)])
-
-
 # Without training, for many rounds, on random models
 
 

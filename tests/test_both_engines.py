@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import models_of
 from shoal.algorithms import ALGORITHMS
 from shoal.experiment import Experiment
 from shoal.experiment.registry import REGISTRIES, components
@@ -34,10 +35,6 @@ def experiment(**changed: Any) -> Experiment:
         "simulation": {"batching": "off"},
     }
     return Experiment(**{**settings, **changed})
-
-
-def models_of(run: Any) -> Any:
-    return np.stack([np.load(run.folder.model(node)) for node in range(5)])
 
 
 @pytest.mark.parametrize("name", SHARINGS)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.data.dataset import Data, Samples
+from conftest import models_of
+from random_data import CLASSES, DATA, PART
 from shoal.engines.simulation.engine import Simulation
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
@@ -22,14 +23,7 @@ from shoal.training.settings import Training
 from shoal.training.torch_trainer import TorchTrainer
 from shoal.training.trainer import Evaluate, Train
 
-BATCH, STEPS, CLASSES = 5, 3, 3
-rng = np.random.default_rng(0)
-DATA = Data(
-    train=Samples(rng.standard_normal((40, 6)).astype(np.float32), rng.integers(0, CLASSES, 40)),
-    test=Samples(rng.standard_normal((15, 6)).astype(np.float32), rng.integers(0, CLASSES, 15)),
-    classes=CLASSES,
-)
-PART = np.arange(8, 31)
+BATCH, STEPS = 5, 3
 SGD = Training(lr=0.1, momentum=0.9, weight_decay=0.05, batch_size=BATCH, local_steps=STEPS)
 both_buffer_modes = pytest.mark.parametrize("buffers", ["shared", "local"])
 
@@ -369,10 +363,6 @@ def experiment(model_name: str, buffers: str, **changes: Any) -> Experiment:
         "simulation": {"batching": "off"},
     }
     return Experiment(**{**settings, **changes})
-
-
-def models_of(run: Any) -> Any:
-    return np.stack([np.load(run.folder.model(node)) for node in range(4)])
 
 
 @both_buffer_modes

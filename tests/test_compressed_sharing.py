@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import models_of
 from ring_exchange import (
     MAKERS,
     SEED,
@@ -23,7 +24,6 @@ from ring_exchange import (
     experiment,
     few,
     frozen,
-    models_of,
     payload_of,
     random_models,
     ring,
@@ -157,6 +157,7 @@ def test_a_run_follows_the_paper(name: str, tmp_path: Path) -> None:
     assert np.abs(models - follow(setup, full)).max() > 4e-5  # it differs from full sharing
     if name in ("topk", "choco"):  # the other sharings are tested over the wire below
         real = dataclasses.replace(simulated, engine="processes").run(tmp_path)
+        assert real.status == run.status == "completed"
         assert np.array_equal(models_of(real), models)
         assert real.summary["bytes_sent"] == run.summary["bytes_sent"]
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oracle import gradient
+import oracle
+from conftest import models_of
+from oracle import BATCH, RATE, STEPS, gradient
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
@@ -17,7 +19,7 @@ from shoal.message import Message, Payload
 from shoal.randomness import generator
 from shoal.training.batches import Batches
 
-ROUNDS, STEPS, BATCH, RATE = 5, 2, 16, 0.2
+ROUNDS = 5
 
 
 # The oracle
@@ -69,22 +71,7 @@ def metropolis(setup: Setup) -> list[Any]:
 
 
 def experiment(**changed: Any) -> Experiment:
-    settings: dict[str, Any] = {
-        "nodes": 8,
-        "seed": 5,
-        "algorithm": DPSGD(ROUNDS),
-        "topology": {"name": "ring"},
-        "partition": {"name": "dirichlet", "alpha": 0.5},
-        "model": {"name": "logistic"},
-        "training": {"lr": RATE, "batch_size": BATCH, "local_steps": STEPS},
-        "evaluation": {"every": 0, "average": False},
-        "simulation": {"batching": "off"},
-    }
-    return Experiment(**{**settings, **changed})
-
-
-def models_of(run: Any, nodes: int) -> Any:
-    return np.stack([np.load(run.folder.model(node)) for node in range(nodes)])
+    return oracle.experiment(**{"algorithm": DPSGD(ROUNDS), **changed})
 
 
 def test_gradient_of_the_oracle_matches_finite_differences() -> None:
@@ -117,7 +104,7 @@ def test_models_follow_the_matrix(topology: dict[str, Any], batching: str, overl
     described = experiment(
         topology=topology, algorithm=DPSGD(ROUNDS, overlap), simulation={"batching": batching, "workers": 1}
     )
-    models = models_of(described.run(tmp_path), 8)
+    models = models_of(described.run(tmp_path))
     setup = Setup(described)
     matrices = {"ring": ring, "one-peer-exponential": one_peer}.get(topology["name"])
     expected = follow(setup, matrices(8) if matrices else metropolis(setup), overlap)
@@ -130,7 +117,7 @@ def test_processes_follow_the_matrix_and_equal_the_simulation(tmp_path: Path) ->
     simulated = experiment(nodes=4)
     real = dataclasses.replace(simulated, engine="processes")
     runs = [each.run(tmp_path) for each in (simulated, real)]
-    models = [models_of(run, 4) for run in runs]
+    models = [models_of(run) for run in runs]
     np.testing.assert_allclose(models[1], follow(Setup(real), ring(4), overlap=False), atol=2e-5)
     assert np.array_equal(models[0], models[1])
     assert runs[0].summary["digest"] == runs[1].summary["digest"]
@@ -147,11 +134,11 @@ def test_every_message_is_counted_with_its_bytes(tmp_path: Path) -> None:
 
 def test_full_graph_gives_every_node_the_mean(tmp_path: Path) -> None:
     described = experiment(topology={"name": "full"}, algorithm=DPSGD(1))
-    models = models_of(described.run(tmp_path), 8)
+    models = models_of(described.run(tmp_path))
     np.testing.assert_allclose(models, np.tile(models.mean(0), (8, 1)), atol=1e-6)
 
 
 def test_single_node_is_plain_sgd(tmp_path: Path) -> None:
     described = experiment(nodes=1)
-    models = models_of(described.run(tmp_path), 1)
+    models = models_of(described.run(tmp_path))
     np.testing.assert_allclose(models, follow(Setup(described), [np.eye(1)] * ROUNDS, overlap=False), atol=2e-5)

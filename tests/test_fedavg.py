@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import leaping
-from conftest import CommandResult
+from conftest import CommandResult, models_of
 from oracle import gradient
 from shoal.algorithms.fedavg import FedAvg
 from shoal.algorithms.support.server_optimizers import Adagrad, Adam, Momentum, ServerSGD, Yogi
@@ -31,6 +31,7 @@ from shoal.training.batches import Batches
 
 NODES, ROUNDS, STEPS, BATCH, RATE = 5, 4, 2, 16, 0.2
 SERVER = NODES
+EVERY_NODE = range(NODES + 1)
 
 
 # The oracle
@@ -96,10 +97,6 @@ def experiment(algorithm: FedAvg | None = None, training: Any = None, **changed:
     return Experiment(**{**settings, **changed})
 
 
-def models_of(run: Any) -> Any:
-    return np.stack([np.load(run.folder.model(node)) for node in range(NODES + 1)])
-
-
 def records(folder: RunFolder, node: int, kind: type) -> list[Any]:
     return [r for r in folder.read(node) if isinstance(r, kind)]
 
@@ -125,21 +122,21 @@ def in_both(described: Experiment, root: Path) -> list[Any]:
 def test_server_model_follows_the_paper(server: Any, fraction: float, tmp_path: Path) -> None:
     described = experiment(FedAvg(ROUNDS, fraction, server))
     expected = follow(described, fraction, server)
-    models = models_of(described.run(tmp_path))
+    models = models_of(described.run(tmp_path), EVERY_NODE)
     assert np.abs(expected - Setup(described).initial).max() > 0.05
     np.testing.assert_allclose(models, np.tile(expected, (NODES + 1, 1)), atol=5e-5)
 
 
 def test_clients_trained_in_a_batch_give_the_same_average(tmp_path: Path) -> None:
     described = experiment(simulation={"batching": "vmap"})
-    np.testing.assert_allclose(models_of(described.run(tmp_path))[SERVER], follow(described), atol=5e-5)
+    np.testing.assert_allclose(models_of(described.run(tmp_path), EVERY_NODE)[SERVER], follow(described), atol=5e-5)
 
 
 @pytest.mark.parametrize("more", [{"proximal": 2.0}, {"proximal": 0.5, "local_epochs": 1}], ids=["steps", "epochs"])
 def test_fedprox_keeps_clients_near_the_server_model(more: dict[str, Any], tmp_path: Path) -> None:
     training = {"local_steps": STEPS, **more} if "local_epochs" not in more else more
     described = experiment(training=training)
-    model, expected = models_of(described.run(tmp_path))[SERVER], follow(described)
+    model, expected = models_of(described.run(tmp_path), EVERY_NODE)[SERVER], follow(described)
     np.testing.assert_allclose(model, expected, atol=5e-5)
     free = follow(experiment(training={k: v for k, v in training.items() if k != "proximal"}))
     start = Setup(described).initial
@@ -149,14 +146,17 @@ def test_fedprox_keeps_clients_near_the_server_model(more: dict[str, Any], tmp_p
 def test_clients_with_more_samples_train_longer_with_local_epochs(tmp_path: Path) -> None:
     described = experiment(FedAvg(ROUNDS, 0.6), training={"local_epochs": 1})
     assert len({len(part) for part in Setup(described).parts}) > 1
-    np.testing.assert_allclose(models_of(described.run(tmp_path))[SERVER], follow(described, 0.6), atol=5e-5)
+    np.testing.assert_allclose(
+        models_of(described.run(tmp_path), EVERY_NODE)[SERVER], follow(described, 0.6), atol=5e-5
+    )
 
 
 def test_processes_and_simulation_give_identical_models(tmp_path: Path) -> None:
     described = experiment(FedAvg(ROUNDS, 0.5, Momentum()))
     runs = in_both(described, tmp_path)
-    assert np.array_equal(*map(models_of, runs))
-    np.testing.assert_allclose(models_of(runs[1])[SERVER], follow(described, 0.5, Momentum()), atol=5e-5)
+    models = [models_of(run, EVERY_NODE) for run in runs]
+    assert np.array_equal(*models)
+    np.testing.assert_allclose(models[1][SERVER], follow(described, 0.5, Momentum()), atol=5e-5)
     for counted in ("digest", "bytes_sent", "messages_sent", "rounds", "accuracy", "loss", "status", "events"):
         assert runs[0].summary[counted] == runs[1].summary[counted], counted
 

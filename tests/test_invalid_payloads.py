@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ring_exchange import MAKERS, SEED, experiment, frozen, models_of, payload_of
+from conftest import models_of
+from ring_exchange import MAKERS, SEED, experiment, frozen, payload_of
 from shoal.compression.compressors import (
     QuantizedCompressor,
     TopKCompressor,

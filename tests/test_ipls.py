@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oracle import Shoal, experiment, models_of, same_in_both_engines
+from conftest import models_of
+from oracle import Shoal, experiment, same_in_both_engines
 from shoal.algorithms.ipls import IPLS
 from shoal.algorithms.support.partition_exchange import PARTIAL, RESULT, UPDATE
 from shoal.algorithms.support.partition_roles import assign_roles

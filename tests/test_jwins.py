@@ -12,6 +12,7 @@ import pywt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import models_of
 from shoal.compression.floats import Float16
 from shoal.compression.indices import Raw
 from shoal.errors import ExperimentError, MessageError
@@ -244,10 +245,6 @@ def experiment(**changed: Any) -> Experiment:
         "simulation": {"batching": "off"},
     }
     return Experiment(**{**described, **changed})
-
-
-def models_of(run: Any) -> Any:
-    return np.stack([np.load(run.folder.model(node)) for node in range(4)])
 
 
 def test_both_engines_are_bit_identical_and_keep_to_the_budget(tmp_path: Path) -> None:

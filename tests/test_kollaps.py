@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kollaps_files import LINKS, SCHEDULE, SERVICES, bandwidth, route, text
+from kollaps_files import LINKS, SCHEDULE, SERVICES, text
+from routes import bandwidth, route
 from shoal.environment.network import AvailabilityChange, NetworkTimeline
 from shoal.environment.network.kollaps import Description, Kollaps, Link, Service, ServiceEvent, write
 from shoal.environment.network.network import MEGABIT

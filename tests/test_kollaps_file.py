@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kollaps_files import SCHEDULE, SERVICES, bandwidth, text
+from kollaps_files import SCHEDULE, SERVICES, text
+from routes import bandwidth
 from shoal.environment.network.kollaps import Description, Kollaps, Link, LinkEvent, Service, ServiceEvent, read, write
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "networks" / "two-sites.xml"

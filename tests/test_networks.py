@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import CommandResult
+from routes import bandwidth, route
 from shoal.environment.network import NETWORKS, NetworkState, Route
 from shoal.environment.network.links import Ideal, Uniform, star
 from shoal.environment.network.matrix import LatencyMatrix, read
@@ -40,17 +41,6 @@ def network_state(network: Any, nodes: int, seed: int = 0) -> NetworkState:
     assert start == 0
     assert not timeline.availability_changes
     return only
-
-
-def route(network: NetworkState, sender: int, receiver: int) -> Route:
-    found = network.route(sender, receiver)
-    assert found is not None
-    return found
-
-
-def bandwidth(network: NetworkState, sender: int, receiver: int) -> float:
-    """The bandwidth in Mbit/s of a flow that shares no link."""
-    return float(min(network.capacities[list(route(network, sender, receiver).links)])) / MEGABIT
 
 
 # Stars

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import models_of
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.engines.simulation.engine import Simulation
 from shoal.errors import NodeError
@@ -44,11 +45,6 @@ def experiment(**changed: Any) -> Experiment:
         "simulation": {"batching": "off"},
     }
     return Experiment(**{**settings, **changed})
-
-
-def models_of(run: Any) -> Any:
-    files = sorted((run.folder.path / "checkpoints").glob("*.npy"), key=lambda f: int(f.stem))
-    return np.stack([np.load(file) for file in files[:8]])
 
 
 def events(run: Any, what: str) -> dict[int, str]:

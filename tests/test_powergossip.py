@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import models_of
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
 from shoal.message import Payload
@@ -362,10 +363,6 @@ def experiment(**changed: Any) -> Experiment:
         "simulation": {"batching": "off"},
     }
     return Experiment(**{**described, **changed})
-
-
-def models_of(run: Any) -> Any:
-    return np.stack([np.load(run.folder.model(node)) for node in range(4)])
 
 
 @pytest.mark.parametrize("topology", [{"name": "ring"}, {"name": "regular", "degree": 2, "dynamic": True}])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from conftest import models_of
 from secure_world import SecureWorld, recording_sharings
 from shoal.algorithms.fedavg import FedAvg
 from shoal.errors import ExperimentError, NodeError
@@ -127,10 +127,6 @@ def experiment(**changed: Any) -> Experiment:
         "simulation": {"batching": "off"},
     }
     return Experiment(**{**given, **changed})
-
-
-def models_of(run: Any, nodes: Collection[int]) -> Any:
-    return np.stack([np.load(run.folder.model(node)) for node in nodes])
 
 
 def events_of(run: Any, node: int) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import models_of
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.engines.simulation import batching as measure
 from shoal.environment.network.links import Uniform
@@ -41,11 +42,6 @@ def experiment(**changed: Any) -> Experiment:
         "simulation": {"batching": "off"},
     }
     return Experiment(**{**settings, **changed})
-
-
-def models_of(run: Any) -> Any:
-    nodes = run.summary["nodes"]
-    return np.stack([np.load(run.folder.model(n)) for n in range(nodes) if run.folder.model(n).exists()])
 
 
 def only_run(folder: Path) -> Path:

@@ -74,11 +74,18 @@ class NodeData:
         common, added = self._common, self.added
         if added is None:
             return common.x[numbers], common.y[numbers]
-        is_added = numbers >= len(common)
-        own = np.where(is_added, 0, numbers)
-        x, y = common.x[own], common.y[own]
-        x[is_added], y[is_added] = added.x[numbers[is_added] - len(common)], added.y[numbers[is_added] - len(common)]
-        return x, y
+        return select_rows(common.x, added.x, numbers), select_rows(common.y, added.y, numbers)
+
+
+def select_rows(rows: Any, added: Any, numbers: Any) -> Any:
+    """Return the rows with these numbers, of which those of `added` follow the last of `rows`.
+
+    All three are NumPy arrays, or all three are torch tensors.
+    """
+    is_added = numbers >= len(rows)
+    selected = rows[numbers * ~is_added]  # row 0 in place of an added row
+    selected[is_added] = added[numbers[is_added] - len(rows)]
+    return selected
 
 
 class _GrowingArray(Generic[T]):

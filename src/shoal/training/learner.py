@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.data.dataset import Data, Indices, Samples, Shift
+from shoal.data.local import select_rows
 from shoal.training.losses import Loss
 from shoal.training.metrics import Metrics, add_sums
 from shoal.training.normalisation import normalise, scaling_tensors
@@ -260,12 +261,8 @@ class Learner:
         inputs, targets = self._train
         if added is None:
             return normalise(inputs[numbers], self._scaling), targets[numbers]
-        count = len(targets)
-        is_added = numbers >= count
-        own = numbers.clamp(max=count - 1)
-        x, y = inputs[own], targets[own]
-        x[is_added], y[is_added] = added[0][numbers[is_added] - count], added[1][numbers[is_added] - count]
-        return normalise(x, self._scaling), y
+        x = select_rows(inputs, added[0], numbers)
+        return normalise(x, self._scaling), select_rows(targets, added[1], numbers)
 
     def _test_batches(self, tests: Indices | None = None) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
         """Yield indices, normalised inputs and targets of the test samples, batch by batch."""
