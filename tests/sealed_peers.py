@@ -40,18 +40,18 @@ class Peer:
         self.transport = open_transport(
             self.context, id, deliver=self.received.append, reject=self.rejected.append, seal=self.seal
         )
-        self._serving: asyncio.Task[None] | None = None
+        self.serving: asyncio.Task[None] | None = None
 
     def start(self, endpoints: list[str], pairs: list[KeyPair]) -> None:
         if self.seal is not None:
             for node, pair in enumerate(pairs):
                 self.seal.allow(str(node), pair.public)
-            self._serving = asyncio.create_task(self.seal.serve())
+            self.serving = asyncio.create_task(self.seal.serve())
         self.transport.start(endpoints)
 
     def close(self) -> None:
-        if self._serving is not None:
-            self._serving.cancel()
+        if self.serving is not None:
+            self.serving.cancel()
         self.transport.close()
         if self.seal is not None:
             self.seal.close()

@@ -76,12 +76,18 @@ class RecordingSharing(Secure):
         self.models: dict[int, Any] = {}
         self.received: dict[int, Mapping[int, Payload]] = {}
         self.weights: dict[int, Mapping[int, float]] = {}
+        self.requested: dict[int, Any] = {}
         self.positions: dict[int, Any] = {}
         self.sums: dict[int, UnmaskedSum] = {}
 
     def outgoing(self, params: Any, round: int) -> Any:
         self.models[round] = np.array(params)
         return super().outgoing(params, round)
+
+    async def before_send(self, node: Node, to: Any, round: int) -> Any:
+        receivers = await super().before_send(node, to, round)
+        self.requested[round] = self._positions.get(node.id)
+        return receivers
 
     async def after_receive(self, node: Node, received: Any, round: int) -> Any:
         self.received[round] = dict(received)
@@ -173,7 +179,7 @@ class SecureWorld:
 
     def run(self) -> SecureWorld:
         for node in self.nodes:
-            self.world.runtimes[node.id].start(self._live(node))
+            self.world.runtimes[node.id].start(self.life(node))
         with mock.patch.object(secure, "Unmasking", RecordingUnmasking):
             self.world.kernel.run()
         self.world.raise_if_deadlocked()
@@ -208,7 +214,7 @@ class SecureWorld:
 
         runtime.send = recorded
 
-    async def _live(self, node: Node) -> None:
+    async def life(self, node: Node) -> None:
         life = self.algorithm.serve(node) if node.id == self.training_nodes else self.algorithm.run(node)
         sharing = node.interactive_sharing
         await (life if sharing is None else run_interactively(life, node, sharing))
@@ -281,7 +287,7 @@ class PlayedPeers:
 
         self.fake.run(main())
         for keys in self.keys.values():
-            keys.agree(1, self.sharing._key_exchange.keys(self.node).public)
+            keys.agree(1, self.sharing.key_exchange.keys(self.node).public)
         return self
 
     def message(self, sender: int, kind: str, round: int = 0, **arrays: Any) -> Message:
@@ -311,9 +317,9 @@ class LyingSharing(RecordingSharing):
 
     lie: Any = None
 
-    def _update(self, receiver: int, params: Any, round: int) -> Payload:
-        payload = super()._update(receiver, params, round)
-        return payload if self.lie is None else self.lie(payload, receiver, round)
+    def outgoing(self, params: Any, round: int) -> Callable[[int], Payload]:
+        update = super().outgoing(params, round)
+        return lambda receiver: self.lie(update(receiver), receiver, round)
 
 
 def lying(lie: Callable[..., Payload], **options: Any) -> LyingSharing:

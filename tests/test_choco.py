@@ -12,6 +12,7 @@ import pytest
 
 from ring_exchange import RingExchange, experiment, random_models
 from shoal.algorithms.dpsgd import DPSGD
+from shoal.message import Payload
 from shoal.sharing.choco import CHOCO
 from shoal.testing import Faults
 from shoal.types import Params
@@ -21,10 +22,15 @@ from shoal.types import Params
 
 def assert_pulls_are_correct(exchange: RingExchange, alive: Collection[int]) -> None:
     """Check that the pull of each node follows from the public copies of its neighbours."""
+    states = [sharing.state() for sharing in exchange.sharings]
     for i in alive:
-        sharing = exchange.sharings[i]
-        expected = sum(w * (exchange.sharings[j]._copy - sharing._copy) for j, w in sharing._followed.items())
-        np.testing.assert_allclose(sharing._pull, expected, atol=1e-12)
+        expected = sum(w * (states[j]["copy"] - states[i]["copy"]) for j, w in followed(exchange.sharings[i]).items())
+        np.testing.assert_allclose(states[i]["pull"], expected, atol=1e-12)
+
+
+def followed(sharing: CHOCO) -> dict[int, float]:
+    """The neighbours in the pull of a node, with their weights."""
+    return {int(peer): weight for peer, weight in sharing.state()["followed"].items()}
 
 
 @pytest.mark.parametrize("lost", [{(0, 1)}, {(0, 1), (1, 0)}, {(0, 1), (2, 1), (3, 4)}], ids=str)
@@ -34,7 +40,7 @@ def test_choco_recovers_from_lost_messages(lost: set[tuple[int, int]]) -> None:
         exchange.round(r, lost if r in (3, 4, 9) else ())
         if r == 2 or r > 12:
             assert all(
-                s._followed == pytest.approx({(i - 1) % 5: 1 / 3, (i + 1) % 5: 1 / 3}) for i, s in exchange.all()
+                followed(s) == pytest.approx({(i - 1) % 5: 1 / 3, (i + 1) % 5: 1 / 3}) for i, s in exchange.all()
             )
             assert_pulls_are_correct(exchange, range(5))
     assert exchange.spread < 0.1
@@ -77,8 +83,12 @@ class NeverSendsCopy(CHOCO):
     """A faulty CHOCO that never sends its copy."""
 
     def outgoing(self, params: Params, round: int) -> Any:
-        self._asked_by = []
-        return super().outgoing(params, round)
+        outgoing = super().outgoing(params, round)
+        return outgoing if isinstance(outgoing, Payload) else lambda peer: without_copy(outgoing(peer))
+
+
+def without_copy(payload: Payload) -> Payload:
+    return Payload({name: array for name, array in payload.arrays.items() if name != "copy"}, payload.fields)
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["request lost", "no answer"])
@@ -92,12 +102,12 @@ def test_choco_continues_without_neighbours_that_send_no_copy(answers: bool) -> 
         assert_pulls_are_correct(exchange, range(5))
         assert np.array_equal(exchange.models[1], before) == (r in (5, 6)), r
         if r > 6:
-            assert exchange.sharings[1]._followed == {0: pytest.approx(1 / 2)}
+            assert followed(exchange.sharings[1]) == {0: pytest.approx(1 / 2)}
     exchange.sharings[2].__class__ = CHOCO  # from now on it sends its copy
     for r in range(40, 140):
         exchange.round(r)
     assert_pulls_are_correct(exchange, range(5))
-    assert all(s._followed == pytest.approx({(i - 1) % 5: 1 / 3, (i + 1) % 5: 1 / 3}) for i, s in exchange.all())
+    assert all(followed(s) == pytest.approx({(i - 1) % 5: 1 / 3, (i + 1) % 5: 1 / 3}) for i, s in exchange.all())
     assert exchange.spread < 0.1
 
 
@@ -106,7 +116,7 @@ def test_choco_requests_a_copy_only_from_the_neighbour_that_was_missing_for_long
     copies = []
     for r in range(20):
         exchange.round(r, {(2, 1)} if 4 <= r < 12 else ())
-        copies += [(r, i, j) for i, s in exchange.all() for j in s._asked_by]
+        copies += [(r, i, j) for i, s in exchange.all() for j in s.state()["asked_by"]]
     # Node 1 lost nodes 2 and 0; it recovered node 0 first, then node 2.
     assert copies == [(5, 0, 1), (5, 2, 1), (13, 2, 1)]
     assert_pulls_are_correct(exchange, range(5))

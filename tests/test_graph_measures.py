@@ -61,9 +61,9 @@ def test_weights_of_answering_peers_are_renormalised() -> None:
 
 
 def test_rows_of_a_large_full_graph_are_not_cached() -> None:
-    mixing = Mixing(Full().build(2000, 0))
-    mixing.peers(0, 0)
-    assert not mixing._cached
+    small, large = (Mixing(Full().build(nodes, 0)) for nodes in (20, 2000))
+    assert small.peers(0, 0) is small.peers(0, 1)
+    assert large.peers(0, 0) is not large.peers(0, 1)
 
 
 # The conformance suite detects defects

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from shoal.sharing import quantized
 from shoal.sharing.choco import CHOCO
 from shoal.sharing.deepsqueeze import DeepSqueeze
 from shoal.sharing.jwins import JWINS
+from shoal.sharing.payload_cache import MAX_CACHED
 from shoal.sharing.powergossip import PowerGossip
 from shoal.sharing.random import Random
 from shoal.sharing.sharing import NodeInfo, payload_for
@@ -200,9 +202,13 @@ def test_a_payload_that_claims_a_large_size_allocates_no_memory() -> None:
 def test_payloads_that_are_never_merged_do_not_accumulate() -> None:
     sharing = Random()
     payload = payload_of(sharing)
+    arrays = []
     for _ in range(1000):
-        sharing.check(Payload(payload.arrays, dict(payload.fields)), np.zeros(100, np.float32))
-    assert len(sharing._cache._decoded) <= 64
+        copied = {name: array.copy() for name, array in payload.arrays.items()}
+        arrays += [weakref.ref(array) for array in copied.values()]
+        sharing.check(Payload(copied, dict(payload.fields)), np.zeros(100, np.float32))
+    del copied
+    assert sum(array() is not None for array in arrays) <= MAX_CACHED * len(payload.arrays)
 
 
 class SendsBadPositions(TopK):

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import models_of
+from shoal.compression.compressors import SparseCode
 from shoal.compression.floats import Float16
 from shoal.compression.indices import Raw
 from shoal.errors import ExperimentError, MessageError
 from shoal.experiment import Experiment
 from shoal.message import Payload
-from shoal.sharing.jwins import INEXACT, JWINS, _Wavelets
+from shoal.sharing.jwins import INEXACT, JWINS, Wavelets
 from shoal.sharing.sharing import NodeInfo
 from shoal.testing import check_sharing
 from shoal.types import Params
@@ -45,7 +46,7 @@ def drawn(size: int, seed: int) -> Params:
     st.integers(0, 2**32),
 )
 def test_the_transform_inverts_at_every_length(length: int, wavelet: str, level: int, seed: int) -> None:
-    transform = _Wavelets(wavelet, level, length)
+    transform = Wavelets(wavelet, level, length)
     values = drawn(length, seed)
     values.flags.writeable = False
     coefficients = transform.forward(values)
@@ -132,7 +133,7 @@ def test_the_most_changed_coefficients_are_sent_first() -> None:
     positions = []
     for r in range(2):
         payload = sharing.outgoing(model, r)
-        part = sharing._code.unpack(payload, 64)
+        part = SparseCode(sharing.values, sharing.indices).unpack(payload, 64)
         positions.append(list(part.positions))  # type: ignore[arg-type]
         np.testing.assert_allclose(part.values, change[part.positions], atol=1e-4)
     assert positions == [list(range(16)), list(range(16, 32))]
@@ -142,10 +143,12 @@ def test_small_changes_accumulate_beside_large_coefficients() -> None:
     model = np.array([3000, 3000, 0, 0, 0, 0, 0, 0], np.float32)
     sharing = started(JWINS("haar", 1, (0.125,)), model)
     for r in range(5):
-        sharing._scores[0] += np.float32(1e-5)  # far below the float32 resolution of the first coefficient
-        sharing._scores[1] += np.float32(1e-3)
+        state = sharing.state()
+        state["scores"][0] += np.float32(1e-5)  # far below the float32 resolution of the first coefficient
+        state["scores"][1] += np.float32(1e-3)
+        sharing.restore(state)
         sharing.outgoing(model, r)
-        assert sharing._scores[:2].tolist() == pytest.approx([(r + 1) * 1e-5, 0])
+        assert sharing.state()["scores"][:2].tolist() == pytest.approx([(r + 1) * 1e-5, 0])
 
 
 def test_a_state_is_a_copy() -> None:
@@ -155,7 +158,7 @@ def test_a_state_is_a_copy() -> None:
         one.outgoing(model.copy(), 0)
     for array in sharing.state().values():
         array[:] = np.nan
-    assert np.isfinite(sharing._params).all()
+    assert all(np.isfinite(array).all() for array in sharing.state().values())
     for r, params in ((1, model), (2, other)):
         payloads = [one.outgoing(params, r) for one in (sharing, twin)]
         assert all(np.array_equal(payloads[0].arrays[k], payloads[1].arrays[k]) for k in payloads[0].arrays)
@@ -165,7 +168,7 @@ def test_each_node_draws_reproducible_cut_offs_in_each_round() -> None:
     model = drawn(1000, 1)
     sharings = [started(JWINS("haar"), model, id) for id in (0, 1, 0)]
     counts = [[s.outgoing(model, r).fields["count"] for r in range(200)] for s in sharings]
-    size = sharings[0]._transform.size
+    size = max(counts[0])  # the fraction 1.0
     assert counts[0] == counts[2] != counts[1]
     assert {round(int(c) / size, 1) for c in counts[0]} == {0.1, 0.2, 0.3, 0.4, 1.0}
     assert np.mean(counts[0], dtype=float) / size == pytest.approx(0.4, abs=0.07)

@@ -206,8 +206,13 @@ def neighbours(round: int, **changed: Any) -> Message:
 def test_kept_peers_that_time_out_are_not_waited_for_twice() -> None:
     fake = FakeRuntime(neighbours(0), Message(1, "model", 0, Payload({"params": np.ones(4, np.float32)})))
     fake.mark_failed(3, at=0.5)
-    node = fake.node(nodes=3, params=np.zeros(4, np.float32), services={"topology": 3}, receive_timeout=5.0)
-    node._discovery = CentralDiscovery()
+    node = fake.node(
+        nodes=3,
+        params=np.zeros(4, np.float32),
+        services={"topology": 3},
+        receive_timeout=5.0,
+        discovery=CentralDiscovery(),
+    )
     fake.deliver(*(Message(1, "model", r, Payload({"params": np.ones(4, np.float32)})) for r in (1, 2)))
     fake.run(DPSGD(rounds=3).run(node))
     assert fake.now() == pytest.approx(3 + 5)  # three trainings, and one timeout of node 2
@@ -274,7 +279,7 @@ def mixed(tmp_path: Path, nodes: int, rounds: int, **changed: Any) -> Simulation
 
 def views(simulation: Simulation) -> Mapping[int, Any]:
     running = [n for n in simulation.nodes if n.id not in simulation.lost]
-    return {node.id: node._discovery.known for node in running}  # type: ignore[attr-defined]
+    return {node.id: node.discovery.known for node in running}  # type: ignore[attr-defined]
 
 
 def test_gossip_links_keep_the_mean_and_lead_to_consensus(tmp_path: Path) -> None:

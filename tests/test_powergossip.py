@@ -57,6 +57,15 @@ class Nodes:
             merged.append(self.sharings[i].merge(models[i], received, dict.fromkeys(received, self.weight)))
         return merged
 
+    def start_edge(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Let nodes 0 and 1 begin their edge, and change its state at both ends."""
+        for i in range(2):
+            sharing = self.sharings[i]
+            sharing.outgoing(np.zeros(self.size, np.float32), 0)(1 - i)
+            state = sharing.state()
+            state["edges"][str(1 - i)] |= change(state["edges"][str(1 - i)])
+            sharing.restore(state)
+
     def edge(self, i: int, j: int) -> dict[str, Any]:
         found: dict[str, Any] = self.sharings[i].state()["edges"][str(j)]
         return found
@@ -307,11 +316,9 @@ def test_a_message_with_a_false_step_only_resets_the_edge(step: int, victim: int
 
 
 def test_step_numbers_wrap_around() -> None:
-    nodes, others = Nodes(2), Nodes(2)
+    nodes = Nodes(2)
     models = drawn(2, nodes.size)
-    for each, first in ((nodes, STEPS - 2), (others, 0)):
-        for i in range(2):
-            each.sharings[i]._edges = {1 - i: each.sharings[i]._new_edge(1 - i, first)}
+    nodes.start_edge(lambda edge: {"step": STEPS - 2})
     for step in (STEPS - 1, 0, 1):
         models = nodes.exchange(models)
         assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"] == step
@@ -324,10 +331,7 @@ def test_models_with_an_overflowing_difference_stay_unchanged(rank: int) -> None
     huge = np.full(nodes.size, 3e38, np.float32)
     models = [huge, -huge]
     with np.errstate(all="ignore"):
-        for i in range(2):
-            edge = nodes.sharings[i]._new_edge(1 - i, 0)
-            edge.basis = np.abs(edge.basis) * np.float32(0.1)  # keeps the sent values finite
-            nodes.sharings[i]._edges = {1 - i: edge}
+        nodes.start_edge(lambda edge: {"basis": np.abs(edge["basis"]) * np.float32(0.1)})  # keeps sent values finite
         merged = nodes.exchange(models)
     assert np.array_equal(merged, models)
     assert nodes.edge(0, 1)["step"] == nodes.edge(1, 0)["step"] == 0

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from local_transports import LONG, RUN, eventually
 from sealed_peers import SECRET, Peer, connected, connected_peers, new_message, run_async
 from shoal.engines.processes.keys import KeyPair
-from shoal.engines.processes.sealing import _HandshakeCounter, authenticated_sender
+from shoal.engines.processes.sealing import HandshakeCounter, authenticated_sender
 from shoal.errors import MessageError
 from shoal.mailbox import Filter, Mailbox
 from shoal.message import address
@@ -192,7 +192,7 @@ def test_failed_handshakes_are_counted_eventually_and_never_too_early(connection
             steps.append((moments[1], AUTHENTICATED, number))
         if leaves or not authenticated:
             steps.append((moments[2], DISCONNECTED, number))
-    counter, counted, unauthenticated = _HandshakeCounter(), 0, 0
+    counter, counted, unauthenticated = HandshakeCounter(), 0, 0
     for now, event, number in sorted(steps, key=lambda step: step[0]):
         counter.note(event, 0 if event == AUTHENTICATED else number, now)
         counted += counter.newly_failed(now)
@@ -219,14 +219,13 @@ def test_a_listed_node_cannot_send_messages_in_the_name_of_another() -> None:
 def test_a_listed_node_cannot_return_receipts_in_the_name_of_another() -> None:
     async def body() -> None:
         async with connected_peers(count=3) as (sender, receiver, forger):
-            receiver.transport.require_tickets(
-                lambda message, ticket: receiver.received.append(message)
-            )  # and sends none
+            tickets: list[int] = []
+            receiver.transport.require_tickets(lambda message, ticket: tickets.append(ticket))  # and sends no receipts
             transmitting = asyncio.create_task(sender.transport.send_and_wait(1, new_message()))
-            await eventually(lambda: receiver.received)
+            await eventually(lambda: tickets)
             assert sender.seal is not None
             assert forger.seal is not None
-            (ticket,) = sender.transport._receipts
+            (ticket,) = tickets
             with connected(sender.transport.endpoint, forger.seal.pair, sender.seal.pair.public) as push:
                 push.send_multipart([address(0, ticket), RUN.encode()])
                 await eventually(lambda: sender.rejected)
@@ -297,7 +296,7 @@ def test_after_the_seal_is_closed_no_connection_is_accepted() -> None:
     async def body() -> None:
         async with connected_peers() as (receiver, sender):
             assert receiver.seal is not None
-            receiver.seal._zap.close()
+            receiver.seal.close()
             await sender.transport.send(0, new_message(1))
             await asyncio.sleep(0.5)
             assert receiver.received == []

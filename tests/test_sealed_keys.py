@@ -17,6 +17,7 @@ from conftest import until
 from local_transports import LONG, eventually
 from sealed_peers import Peer, connected, connected_peers, new_message, run_async, small
 from shoal.engines.processes import sealing
+from shoal.engines.processes.control_server import ControlServer
 from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.sealing import Seal
@@ -72,11 +73,11 @@ def test_a_cancelled_seal_leaves_no_reader_in_the_event_loop() -> None:
     async def body() -> None:
         async with connected_peers() as (peer, _):
             assert peer.seal is not None
-            assert peer._serving is not None
+            assert peer.serving is not None
             await asyncio.sleep(0)
             loop, descriptors = asyncio.get_running_loop(), [socket.FD for socket in peer.seal.sockets]
-            peer._serving.cancel()
-            await asyncio.wait([peer._serving])
+            peer.serving.cancel()
+            await asyncio.wait([peer.serving])
             assert [loop.remove_reader(descriptor) for descriptor in descriptors] == [False] * len(descriptors)
 
     run_async(body)
@@ -100,14 +101,20 @@ def test_a_connection_whose_key_is_never_announced_is_rejected_after_the_wait() 
 def test_the_coordinator_accepts_a_node_that_connects_before_its_key_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attend = Seal.answer_pending
+    allow, answer = ControlServer.allow_key, ControlServer.answer_connections
+    announced: list[int | None] = []
 
-    def late(seal: Seal) -> None:
-        if 0 < len(seal._owners) < 4:
+    def counted(server: ControlServer, node: int | None, key: bytes) -> None:
+        announced.append(node)
+        allow(server, node, key)
+
+    def late(server: ControlServer) -> None:
+        if 0 < len(announced) < 4:
             time.sleep(0.3)  # the zygote starts more nodes meanwhile
-        attend(seal)
+        answer(server)
 
-    monkeypatch.setattr(Seal, "answer_pending", late)
+    monkeypatch.setattr(ControlServer, "allow_key", counted)
+    monkeypatch.setattr(ControlServer, "answer_connections", late)
     quick = {"model": {"name": "mlp"}, "algorithm": {"name": "dpsgd", "rounds": 1}, "evaluation": {"samples": 20}}
     summary = Experiment.from_table({**small().to_table(), **quick}).run(tmp_path).summary
     assert (summary["status"], summary["unauthenticated_connections"]) == ("completed", 0)

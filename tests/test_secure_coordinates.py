@@ -20,7 +20,8 @@ from shoal.environment.network.links import Uniform
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.sharing.random import Random
-from shoal.sharing.secure.secure import Secure
+from shoal.sharing.secure.coordinates import CoordinateChooser
+from shoal.sharing.secure.secure import POSITIONS, SUM, WEIGHT, Secure
 from shoal.sharing.sharing import NodeInfo
 from shoal.sharing.topk import TopK
 from shoal.topologies.static import Full as FullGraph
@@ -70,7 +71,7 @@ def test_the_coordinates_are_those_that_have_changed_most_at_the_receiver() -> N
         assert np.flatnonzero(world.nodes[node].params).tolist() == [node, 31]
         np.testing.assert_allclose(world.nodes[node].params[[node, 31]], [1.0, 5.0], rtol=1e-6)
         # From now on change is measured from the average.
-        assert np.array_equal(sharing._coordinates.chooser._averaged, world.nodes[node].params)
+        assert np.array_equal(sharing.state()["coordinates"]["averaged"], world.nodes[node].params)
 
 
 def test_coordinates_of_a_sum_that_stays_masked_are_requested_again() -> None:
@@ -79,8 +80,8 @@ def test_coordinates_of_a_sum_that_stays_masked_are_requested_again() -> None:
     world.fails(4, after=8).run()  # four keys and four coordinate requests
     for node, sharing in enumerate(sharings[:4]):
         assert not sharing.sums
-        assert not sharing._coordinates.chooser._averaged.any()
-        assert sharing._positions[node].tolist() == [node, 31]
+        assert not sharing.state()["coordinates"]["averaged"].any()
+        assert sharing.requested[1].tolist() == [node, 31]
 
 
 def test_a_receiver_that_requests_no_coordinates_in_time_gets_no_updates_in_that_round() -> None:
@@ -153,12 +154,10 @@ def test_the_state_determines_the_next_coordinates() -> None:
         sharing.bind(NodeInfo(0, 3, 0, ((4,),)))
         sharing.start(np.zeros(4, np.float32))
     model = np.array([1, 2, 3, 4], np.float32)
-    assert one._coordinates is not None
-    assert other._coordinates is not None
-    one._coordinates.chooser.update(model, one._coordinates.chooser.choose(model, 0), np.array([1.0, 2.0]), senders=2)
+    unmasked = Payload({SUM: np.array([1.0, 2.0]), POSITIONS: np.array([2, 3])}, {WEIGHT: 0.5})
+    merged = one.merge(model, {1: unmasked, 2: unmasked}, {1: 0.25, 2: 0.25})
     other.restore(one.state())
-    assert (
-        one._coordinates.chooser.choose(model, 1).tolist()
-        == other._coordinates.chooser.choose(model, 1).tolist()
-        == [0, 1]
-    )
+    for sharing in (one, other):
+        chooser = CoordinateChooser(np.zeros(4, np.float32), 2)
+        chooser.restore(sharing.state()["coordinates"])
+        assert chooser.choose(merged, 1).tolist() == [0, 1]

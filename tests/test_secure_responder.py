@@ -130,7 +130,7 @@ def encrypted_by(peers: PlayedPeers, owner: int, plain: bytes) -> bytes:
     """Return the key share of `owner` for node 1."""
     keys = peers.keys[owner]
     if 1 not in keys:
-        keys.agree(1, peers.sharing._key_exchange.keys(peers.node).public)
+        keys.agree(1, peers.sharing.key_exchange.keys(peers.node).public)
     return keys.pair_secrets(1, 0, 0).encrypt(plain, from_lower=False)
 
 
@@ -180,7 +180,7 @@ def test_a_sender_remembers_the_last_rounds_of_a_receiver_whose_sums_stay_masked
         SecureWorld(DPSGD(30), recording_sharings(5)).fails(2, after=2).run()
     )  # on a ring: it has sent its key to both others
     for node, closed in ((0, 1), (4, 3)):
-        assert list(world.sharings[node]._responder._sent[closed]) == list(range(30 - REMEMBERED_ROUNDS, 30))
+        assert world.sharings[node].responder.remembered_rounds(closed) == list(range(30 - REMEMBERED_ROUNDS, 30))
 
 
 def test_no_key_share_is_revealed_before_the_sum_is_unmasked() -> None:
@@ -219,7 +219,7 @@ def test_a_receiver_and_a_threshold_of_share_holders_can_see_a_model() -> None:
 def test_a_receiver_and_one_holder_less_learn_nothing_about_any_seed() -> None:
     """For new shares of the same seeds, two holders combine uniformly distributed bytes, and never a whole seed."""
     peers = PlayedPeers(6, threshold=0.6).send()
-    keys = peers.sharing._key_exchange.keys(peers.node)
+    keys = peers.sharing.key_exchange.keys(peers.node)
     partners = peers.protocol_round.partners[1]
     seeds = [keys.self_mask_seed(0, 0), *(keys.pair_secrets(partner, 0, 0).seed for partner in partners)]
     assert [seed.tobytes() for seed in shamir.combine(shares_of(peers, [2, 4, 6]))] == seeds
@@ -265,7 +265,7 @@ def test_without_key_shares_even_all_others_cannot_see_an_update_that_is_in_no_s
         masks.subtract(values, keys.pair_secrets(1, 0, 0).seed)
     encoded = FixedPoint(32, 64.0).encode(peers.model, 0.2)
     assert not np.array_equal(values, encoded)
-    masks.subtract(values, peers.sharing._key_exchange.keys(peers.node).self_mask_seed(0, 0))
+    masks.subtract(values, peers.sharing.key_exchange.keys(peers.node).self_mask_seed(0, 0))
     assert np.array_equal(values, encoded)
 
 
@@ -282,7 +282,7 @@ def test_a_late_update_stays_hidden_although_its_pairwise_masks_are_revealed() -
         masks.add(values, answer.payload.arrays["pairs"].tobytes())  # node 4 is the higher one and has subtracted them
     encoded = FixedPoint(32, 64.0).encode(world.sharings[4].models[0], 0.2)
     assert not np.array_equal(values, encoded)
-    masks.subtract(values, world.sharings[4]._key_exchange._keys.self_mask_seed(0, 0))
+    masks.subtract(values, world.sharings[4].key_exchange.keys(world.nodes[4]).self_mask_seed(0, 0))
     assert np.array_equal(values, encoded)
 
 

@@ -29,7 +29,7 @@ def test_two_halves_that_have_not_masked_with_each_other_are_not_unmasked_as_one
     """Each half would be a separate sum with too few senders."""
     senders = recording_sharings(6, threshold=0.3)
     for node, sharing in enumerate(senders, 1):
-        sharing._key_exchange.rejected.update({4, 5, 6} if node <= 3 else {1, 2, 3})
+        sharing.key_exchange.rejected.update({4, 5, 6} if node <= 3 else {1, 2, 3})
     world = one_receiver(senders).run()
     (closed,) = world.events(0)
     assert closed[0] == "sum not unmasked"
@@ -55,7 +55,7 @@ class LyingResponder(UnmaskingResponder):
 
 def with_answers(opened: Any = None, recovered: Any = None, **options: Any) -> RecordingSharing:
     sharing = RecordingSharing(**options)
-    sharing._responder = LyingResponder(opened, recovered)
+    sharing.responder = LyingResponder(opened, recovered)
     return sharing
 
 
@@ -79,8 +79,8 @@ def test_a_forged_key_share_is_found_and_its_holder_reported() -> None:
 
 def test_key_shares_are_requested_only_from_nodes_that_masked_with_the_owner() -> None:
     senders = recording_sharings(6, threshold=0.6)
-    senders[0]._key_exchange.rejected.add(5)
-    senders[4]._key_exchange.rejected.add(1)
+    senders[0].key_exchange.rejected.add(5)
+    senders[4].key_exchange.rejected.add(1)
     world = one_receiver(senders).fails(5, after=6).fails(6, after=6).run()
     asked = {to: m.payload.arrays["of"].tolist() for to, m in world.sent if m.kind == "secure-help"}
     assert asked == {1: [6], 2: [5, 6], 3: [5, 6], 4: [5, 6]}

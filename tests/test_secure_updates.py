@@ -100,24 +100,14 @@ def test_a_repeated_message_changes_nothing() -> None:
 # Keys
 
 
-class AnotherKey(KeyExchange):
-    """Sends one key and masks with another."""
-
-    async def run(self, node: Node, partners: set[int]) -> None:
-        await super().run(node, partners)
-        assert self._keys is not None
-        told, self._keys = self._keys, Keys(RUN)
-        for peer, public in told._publics.items():
-            self._keys.agree(peer, public)
-
-
 class WithKey(KeyExchange):
-    """Sends the given key."""
+    """Sends the given key; masks with its own if only the public key is given."""
 
     def __init__(self, told: Keys | bytes) -> None:
         super().__init__()
         self._keys = Keys(RUN)
         if isinstance(told, Keys):
+            # Two nodes with one private key: no public way leads to this.
             self._keys._private, self._keys.public = told._private, told.public
         else:
             self._keys.public = told
@@ -125,13 +115,13 @@ class WithKey(KeyExchange):
 
 def exchanging(exchange: KeyExchange) -> RecordingSharing:
     sharing = RecordingSharing()
-    sharing._key_exchange = exchange
+    sharing.key_exchange = exchange
     return sharing
 
 
 def test_a_node_that_masks_with_another_key_than_it_sent_is_excluded() -> None:
     world = one_receiver(
-        [RecordingSharing(), exchanging(AnotherKey()), RecordingSharing(), RecordingSharing()], rounds=2
+        [RecordingSharing(), exchanging(WithKey(Keys(RUN).public)), RecordingSharing(), RecordingSharing()], rounds=2
     ).run()
     assert world.events(0) == [("payload rejected", f"from node 2: {NOT_MASKS}")] * 2
     assert [found.senders for found in world.sharings[0].sums.values()] == [(1, 3, 4)] * 2
@@ -139,7 +129,7 @@ def test_a_node_that_masks_with_another_key_than_it_sent_is_excluded() -> None:
 
 
 def test_the_sum_of_two_updates_that_do_not_match_stays_masked() -> None:
-    world = one_receiver([RecordingSharing(), exchanging(AnotherKey())]).run()
+    world = one_receiver([RecordingSharing(), exchanging(WithKey(Keys(RUN).public))]).run()
     assert world.events(0)[0] == (
         "payload rejected", "from node 2: its masks do not match those of 1: another key, or another round",
     )  # fmt: skip

@@ -119,7 +119,8 @@ def test_reports_that_have_arrived_are_read_before_messages_are_dropped() -> Non
 
     async def body(node: ShapedNode) -> None:
         node.report(*(Arrival(1, ticket, math.inf) for ticket in range(count)))
-        assert node.shaper._socket.poll(1000 * LONG)  # it has arrived, and the event loop has not read it
+        # The report has arrived, and the event loop has not read it. Every public way to see that would read it.
+        assert node.shaper._socket.poll(1000 * LONG)
         for ticket in range(count):
             node.shaper.receive(new_message(1, ticket), ticket)
         assert not node.shaper.dropped

@@ -350,14 +350,17 @@ def test_the_size_of_stacks_does_not_change_the_models(tmp_path: Path, monkeypat
 
 
 def test_the_chosen_batching_is_written_to_the_run_and_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_file", lambda: tmp_path / "cache" / "batching.json")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measure, "SECONDS", 0.01)
     run = experiment(simulation={"batching": "auto"}).run(tmp_path)
     chosen = Experiment.from_file(run.folder.experiment).simulation.batching
     assert chosen in ("off", "vmap", "pool")
-    monkeypatch.setattr(measure, "_measure", lambda *_: pytest.fail("measured again"))
     again = experiment(simulation={"batching": "auto"}).run(tmp_path)
     assert again.summary["digest"] == run.summary["digest"]
+    cache = tmp_path / "shoal" / "batching.json"
+    other = "pool" if chosen == "off" else "off"
+    cache.write_text(json.dumps(dict.fromkeys(json.loads(cache.read_text()), other)))
+    assert experiment(simulation={"batching": "auto"}).run(tmp_path).summary["batching"] == other  # not measured again
     replayed = Experiment.from_file(run.folder.experiment).run(tmp_path)
     assert replayed.summary["digest"] == run.summary["digest"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,14 +197,15 @@ def test_nodes_that_ask_around_go_on_from_their_state(at: int, network: Any, tmp
 
 def _keep_state(node: Node, at: int, states: dict[int, Any]) -> None:
     """Have the state of `node` kept when it begins a round."""
-    before_round = node._observer.before_round
+    rounds = node.rounds
 
-    async def and_keep(round: int) -> None:
-        if round == at:
-            states[node.id] = node.state()
-        await before_round(round)
+    async def and_keep(count: int) -> AsyncIterator[int]:
+        async for round in rounds(count):
+            if round == at:
+                states[node.id] = node.state()
+            yield round
 
-    node._observer.before_round = and_keep  # type: ignore[method-assign]
+    node.rounds = and_keep  # type: ignore[method-assign]
 
 
 def _keep_links(node: Node, linked: dict[tuple[int, int], set[int]]) -> None:

@@ -41,8 +41,7 @@ class LocalNode:
         self._line.send_multipart([address(ME, ticket), *map(bytes, message.frames())])
 
     def close(self) -> None:
-        if not self.transport._inbox.closed:
-            self.transport.close()
+        self.transport.close()
         self.context.destroy(linger=0)
 
 
@@ -72,7 +71,7 @@ def test_a_peer_with_an_unusable_endpoint_gets_no_receipts_and_all_messages_arri
             node.deliver_to_node(PEER, round, ticket=round)
             node.deliver_to_node(OTHER, round)
         await eventually(lambda: len(node.received) == 400)
-        assert not node.transport._open, "receipts must not open a socket"
+        assert not node.transport.open_connections, "receipts must not open a socket"
 
     assert not run_on(LocalNode, body)
 
@@ -101,9 +100,11 @@ def test_an_error_in_one_delivery_is_reported_and_further_messages_arrive() -> N
 
 def test_a_transport_that_is_closed_during_a_delivery_reads_no_more() -> None:
     node: LocalNode
+    closed = asyncio.Event()
 
     def deliver(message: Message) -> None:
         node.transport.close()
+        closed.set()
 
     async def body(found: LocalNode) -> None:
         nonlocal node
@@ -111,7 +112,7 @@ def test_a_transport_that_is_closed_during_a_delivery_reads_no_more() -> None:
         node.transport.start([node.transport.endpoint] * 3)
         for round in range(3):
             node.deliver_to_node(OTHER, round)
-        await eventually(lambda: node.transport._inbox.closed)
+        await closed.wait()
         await asyncio.sleep(0.1)
 
     assert len(run_on(lambda: LocalNode(deliver), body)) == 1, "it reports one error, and then stops"
@@ -137,12 +138,12 @@ def test_a_peer_that_reads_no_receipts_takes_one_task_and_little_memory() -> Non
                 node.deliver_to_node(PEER, round, ticket=round)
             await eventually(lambda: len(node.received) == flood)
             assert len(asyncio.all_tasks()) == before + 1
-            _, tickets = node.transport._late[PEER]
-            assert len(tickets) <= transport_module.MAX_LATE_RECEIPTS
+            tickets = node.transport.late_receipts(PEER)
+            assert 0 < len(tickets) <= transport_module.MAX_LATE_RECEIPTS
             assert tickets[-1] == flood - 1
             node.transport.mark_failed(PEER)
             await eventually(lambda: len(asyncio.all_tasks()) == before)
-            assert not node.transport._late
+            assert not node.transport.late_receipts(PEER)
 
     assert not run_on(LocalNode, body)
 
@@ -160,7 +161,7 @@ def test_receipts_that_were_late_are_sent_when_the_peer_reads_them_in_order(monk
         for round in range(count):
             node.deliver_to_node(PEER, round, ticket=round)
         await eventually(lambda: len(node.received) == count)
-        assert PEER in node.transport._late
+        assert node.transport.late_receipts(PEER)
         peer.bind(endpoint)
         got: list[bytes] = []
 
@@ -171,7 +172,7 @@ def test_receipts_that_were_late_are_sent_when_the_peer_reads_them_in_order(monk
 
         await eventually(read)
         assert got == [address(PEER, ticket) for ticket in range(count)]
-        await eventually(lambda: not node.transport._late)
+        await eventually(lambda: not node.transport.late_receipts(PEER))
         peer.close(linger=0)
 
     assert not run_on(LocalNode, body)
@@ -187,12 +188,12 @@ def test_after_a_peer_has_moved_it_gets_receipts_for_what_it_sends_from_then_on(
             node.transport.start([node.transport.endpoint, endpoint_of(listener), node.transport.endpoint])
             for round in range(count):
                 node.deliver_to_node(PEER, round, ticket=round)
-            await eventually(lambda: len(node.received) == count and PEER in node.transport._late)
+            await eventually(lambda: len(node.received) == count and node.transport.late_receipts(PEER))
             node.transport.move(PEER, f"tcp://127.0.0.1:{port}")
             node.deliver_to_node(PEER, 0, ticket=count + 7)
             await eventually(lambda: peer.poll(0))
             assert peer.recv_multipart()[0] == address(PEER, count + 7)
-            assert not node.transport._late
+            assert not node.transport.late_receipts(PEER)
         peer.close(linger=0)
 
     assert not run_on(LocalNode, body)
@@ -204,12 +205,12 @@ def test_receipts_to_a_stalled_peer_are_not_retried() -> None:
         with unresponsive_listener() as listener:
             node.transport.start([node.transport.endpoint, endpoint_of(listener), node.transport.endpoint])
             count = 0
-            while PEER not in node.transport._stalled:
+            while PEER not in node.transport.stalled_peers:
                 node.deliver_to_node(PEER, count, ticket=count)
                 count += 1
                 await asyncio.sleep(0.0 if count % 500 else 0.01)
             await eventually(lambda: len(node.received) == count)
-            await eventually(lambda: not node.transport._late)
+            await eventually(lambda: not node.transport.late_receipts(PEER))
             node.deliver_to_node(PEER, 0, ticket=count)
             await eventually(lambda: len(node.received) == count + 1)
             assert len(asyncio.all_tasks()) == before

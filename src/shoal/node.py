@@ -90,7 +90,7 @@ class Node:
         self._expected_from: dict[NodeId, int] = {}
         """The first round in which each rejoined peer sends."""
         self._rewired: tuple[Topology, WeightScheme | None] | None = None
-        self._discovery: PeerDiscovery = discovery or GraphPeers(context.mixing)
+        self.discovery: PeerDiscovery = discovery or GraphPeers(context.mixing)
         self._observer = observer
         self._loss: float | None = None
         self._generators = Generators(context.seed, context.id)
@@ -183,7 +183,7 @@ class Node:
 
     async def peers(self, round: int) -> Peers:
         """Return the neighbours in this round with their weights, from the graph or from a peer sampler."""
-        return await self._discovery.peers(self, round)
+        return await self.discovery.peers(self, round)
 
     @property
     def failed_peers(self) -> Collection[NodeId]:
@@ -202,7 +202,7 @@ class Node:
         All nodes that the graph connects must call this with the same arguments before the same round.
         """
         self.mixing = self.context.mixing_factory.build(topology, weights)
-        self._discovery = GraphPeers(self.mixing)
+        self.discovery = GraphPeers(self.mixing)
         self._rewired = topology, weights
 
     # Messages
@@ -422,7 +422,7 @@ class Node:
             part.restore(state[name])
 
     def _stateful_parts(self) -> dict[str, Stateful]:
-        parts = {"trainer": self.trainer, "sharing": self.sharing, "discovery": self._discovery}
+        parts = {"trainer": self.trainer, "sharing": self.sharing, "discovery": self.discovery}
         return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
 
     def _rewired_state(self) -> State | None:

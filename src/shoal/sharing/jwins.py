@@ -76,7 +76,7 @@ class JWINS:
         self._info = info
 
     def start(self, params: Params) -> None:
-        self._transform = _Wavelets(self.wavelet, self.level, params.size)
+        self._transform = Wavelets(self.wavelet, self.level, params.size)
         for fraction in self.fractions:
             kept_count(self._transform.size, fraction)
         self._coefficients = self._transform.forward(params)
@@ -119,7 +119,7 @@ class JWINS:
         return Part(part.values) if len(part.values) == size else part  # a complete vector needs no positions
 
 
-class _Wavelets:
+class Wavelets:
     """A discrete wavelet transform of vectors of one length, as one vector.
 
     Vectors are mirrored at their ends. This is exactly invertible for any length, but has more coefficients than

@@ -24,7 +24,7 @@ from shoal.errors import DeadlockError
 from shoal.experiment.registry import from_table, to_table
 from shoal.mailbox import Filter, Mailbox
 from shoal.message import RUN_LENGTH, Message
-from shoal.node import Node
+from shoal.node import Node, PeerDiscovery
 from shoal.node_context import EvaluationSchedule, NodeContext
 from shoal.results.records import Record
 from shoal.runtime import Work
@@ -81,6 +81,7 @@ class FakeRuntime:
         receive_timeout: float | None = None,
         services: Mapping[str, NodeId] | None = None,
         shapes: tuple[tuple[int, ...], ...] | None = None,
+        discovery: PeerDiscovery | None = None,
     ) -> Node:
         """Return a node on this runtime. A training step calls `train` and takes one virtual second.
 
@@ -107,6 +108,7 @@ class FakeRuntime:
             trainer=_FakeTrainer(train),
             sharing=sharing or FullSharing(),
             observer=_RecordingObserver(self.records),
+            discovery=discovery,
         )
 
     def run(self, main: Coroutine[Any, Any, R]) -> R:

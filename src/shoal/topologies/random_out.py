@@ -58,6 +58,11 @@ class RandomOutRounds:
         self._seed = seed
         self._rounds: dict[int, _Round] = {}
 
+    @property
+    def remembered_rounds(self) -> tuple[int, ...]:
+        """The rounds whose links are kept in memory."""
+        return tuple(self._rounds)
+
     def links(self, node: NodeId, round: int) -> Links:
         return self._round(round).links(node)
 

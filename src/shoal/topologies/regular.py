@@ -89,6 +89,11 @@ class RegularRounds:
         self._seed = seed
         self._rounds: dict[int, _Round] = {}
 
+    @property
+    def remembered_rounds(self) -> tuple[int, ...]:
+        """The rounds whose links are kept in memory."""
+        return tuple(self._rounds)
+
     def links(self, node: NodeId, round: int) -> Links:
         found = self._rounds.get(round)
         if found is None:

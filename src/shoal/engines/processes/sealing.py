@@ -73,7 +73,7 @@ class Seal:
         self._listening: list[zmq.Socket[bytes]] = []
         self._rejected_by_answer = 0
         """Connections rejected by an answer whose end is not counted yet."""
-        self._counters: dict[zmq.Socket[Any], _HandshakeCounter] = {}
+        self._counters: dict[zmq.Socket[Any], HandshakeCounter] = {}
         """One for the monitor of each listening socket."""
         self._last_endpoint = ""
         self._activity = asyncio.Event()
@@ -100,7 +100,7 @@ class Seal:
         monitor.setsockopt(zmq.LINGER, 0)
         monitor.connect(events)
         self.sockets.append(monitor)
-        self._counters[monitor] = _HandshakeCounter()
+        self._counters[monitor] = HandshakeCounter()
 
     def secure_client(self, socket: zmq.Socket[bytes], key: bytes | None) -> None:
         """Encrypt a socket that is about to connect to the owner of this public key, and to no other peer.
@@ -216,7 +216,7 @@ class Seal:
                     self._reject(f"endpoint {self._last_endpoint}: no key, or an invalid handshake")
 
 
-class _HandshakeCounter:
+class HandshakeCounter:
     """Counts the connections to a socket that ended without authentication.
 
     ZeroMQ reports that a handshake succeeded, but not on which connection. So when a connection ends while others are

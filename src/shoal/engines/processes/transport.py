@@ -188,7 +188,23 @@ class Transport:
             if to == node and not receipt.done():
                 receipt.set_result(False)
 
+    @property
+    def open_connections(self) -> int:
+        """The number of peers that the node has a connection to."""
+        return len(self._open)
+
+    @property
+    def stalled_peers(self) -> frozenset[NodeId]:
+        """The peers that accepted nothing for `send_timeout` seconds."""
+        return frozenset(self._stalled)
+
+    def late_receipts(self, node: NodeId) -> list[int]:
+        """The tickets of receipts that wait until `node` accepts them, the oldest first."""
+        return list(self._late[node][1]) if node in self._late else []
+
     def close(self) -> None:
+        if self._inbox.closed:
+            return
         asyncio.get_running_loop().remove_reader(self._inbox.FD)
         if self._next_turn is not None:
             self._next_turn.cancel()

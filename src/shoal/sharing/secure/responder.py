@@ -63,6 +63,10 @@ class UnmaskingResponder:
         """The nodes that may send requests."""
         return self._sent.keys()
 
+    def remembered_rounds(self, receiver: NodeId) -> list[int]:
+        """The rounds in which the node sent to `receiver` and still answers its requests."""
+        return list(self._sent.get(receiver, ()))
+
     async def serve(self, node: Node, keys: Keys) -> None:
         node.background(self._serve_key_shares(node, keys))
         while True:

@@ -98,9 +98,11 @@ class Secure:
                 "the partners are on each side"
             )
         self._codec = FixedPoint(self.bits, self.range)
-        self._key_exchange = KeyExchange()
+        self.key_exchange = KeyExchange()
+        """The node's keys, and the keys that it received."""
         self._sender_groups = SenderGroups()
-        self._responder = UnmaskingResponder()
+        self.responder = UnmaskingResponder()
+        """Answers the requests of this node's receivers."""
         self._coordinates: CoordinateExchange | None = None
         """Set if nodes do not all select the same coordinates."""
         self._node: Node | None = None
@@ -192,7 +194,7 @@ class Secure:
         if single:
             event = "sent unmasked" if self.single_sender == "unmasked" else "receiver skipped"
             node.record_event(event, f"round {round}: no other node sends to {', '.join(map(str, single))}")
-        await self._key_exchange.run(node, {p for receiver in masked for p in rounds[receiver].partners[node.id]})
+        await self.key_exchange.run(node, {p for receiver in masked for p in rounds[receiver].partners[node.id]})
         allowed: Sequence[NodeId] = sorted({*masked, *(single if self.single_sender == "unmasked" else ())})
         return await self._agree_on_coordinates(node, allowed, round)
 
@@ -239,9 +241,9 @@ class Secure:
             if self.single_sender != "unmasked":
                 raise PrivacyError(f"node {node.id} would send to node {receiver} unmasked in round {round}")
             return Payload({VALUES: encoded}, {UNMASKED: True})
-        partners_with_key = self._key_exchange.with_key(node, protocol_round.partners[node.id])
-        self._responder.remember(protocol_round, partners_with_key)
-        return mask_update(encoded, node.id, protocol_round, self._key_exchange.keys(node), partners_with_key).payload()
+        partners_with_key = self.key_exchange.with_key(node, protocol_round.partners[node.id])
+        self.responder.remember(protocol_round, partners_with_key)
+        return mask_update(encoded, node.id, protocol_round, self.key_exchange.keys(node), partners_with_key).payload()
 
     # After the updates: unmasking
 
@@ -293,10 +295,10 @@ class Secure:
     # Requests of other nodes
 
     async def serve_peers(self, node: Node) -> None:
-        await self._responder.serve(node, self._key_exchange.keys(node))
+        await self.responder.serve(node, self.key_exchange.keys(node))
 
     async def drain(self, node: Node) -> None:
         failed = set(node.failed_peers)
         await node.send(sorted(self._past_senders - failed), Payload({}), round=0, kind=FINISHED)
         timeout = None if node.receive_timeout is None else DRAIN_TIMEOUTS * node.receive_timeout
-        await node.receive_each(sorted(self._responder.receivers - failed), round=0, kind=FINISHED, timeout=timeout)
+        await node.receive_each(sorted(self.responder.receivers - failed), round=0, kind=FINISHED, timeout=timeout)

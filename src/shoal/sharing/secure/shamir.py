@@ -36,7 +36,7 @@ def _tables() -> tuple[Bytes, NDArray[np.int64]]:
 _POWERS, _LOGS = _tables()
 
 
-def _multiply(a: Bytes, b: int) -> Bytes:
+def multiply(a: Bytes, b: int) -> Bytes:
     """Return each of `a` times `b` in GF(2⁸)."""
     if b == 0:
         return np.zeros_like(a)
@@ -45,7 +45,8 @@ def _multiply(a: Bytes, b: int) -> Bytes:
     return product
 
 
-def _divide(a: int, b: int) -> int:
+def divide(a: int, b: int) -> int:
+    """Return `a` divided by `b` in GF(2⁸)."""
     return 0 if a == 0 else int(_POWERS[_LOGS[a] - _LOGS[b] + 255])
 
 
@@ -59,7 +60,7 @@ def split(secret: Bytes, holders: int, threshold: int) -> Bytes:
     for holder in range(holders):
         value = np.zeros(secret.shape, np.uint8)
         for coefficient in coefficients:
-            value = _multiply(value ^ coefficient, holder + 1)
+            value = multiply(value ^ coefficient, holder + 1)
         shares[holder] = value ^ secret
     return shares
 
@@ -72,9 +73,9 @@ def combine(shares: Mapping[int, Bytes]) -> Bytes:
         above = below = 1  # Lagrange's polynomial at 0: products of x / (x − place); in GF(2⁸), minus is plus
         for other in places:
             if other != place:
-                above = int(_multiply(np.array([above], np.uint8), other)[0])
-                below = int(_multiply(np.array([below], np.uint8), other ^ place)[0])
-        term = _multiply(share, _divide(above, below))
+                above = int(multiply(np.array([above], np.uint8), other)[0])
+                below = int(multiply(np.array([below], np.uint8), other ^ place)[0])
+        term = multiply(share, divide(above, below))
         secret = term if secret is None else secret ^ term
     if secret is None:
         raise ValueError("no shares given")

@@ -201,7 +201,7 @@ class Unmasking:
     ) -> dict[NodeId, bytes]:
         """Return the secrets of `owner`. Shares may be forged; a subset that matches its commitments is not."""
         needed = self._protocol_round.shares_needed
-        for subset in itertools.islice(_subsets(sorted(shares), needed), MAX_SUBSETS):
+        for subset in itertools.islice(subsets(sorted(shares), needed), MAX_SUBSETS):
             secret = shamir.combine({holder: shares[holder] for holder in subset})
             seeds = {other: bytes(row) for other, row in zip(wanted, secret, strict=True)}
             seeds = {
@@ -238,7 +238,7 @@ class Unmasking:
         return total
 
 
-def _subsets(holders: list[int], count: int) -> Iterator[tuple[int, ...]]:
+def subsets(holders: list[int], count: int) -> Iterator[tuple[int, ...]]:
     """Yield all subsets of `count` holders.
 
     The first subset has the first holders; the next ones replace one holder after another. So a single forged share is
