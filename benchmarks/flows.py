@@ -2,8 +2,9 @@
 
     python benchmarks/flows.py                 # a minute
 
-In a star, every node has an upload link and a download link. Flows run between random pairs of nodes. When a flow ends,
-another one starts, so the number of concurrent flows stays constant.
+In a star, every node has an upload link and a download link. Flows run between random pairs of nodes, or between a
+server and random clients in both directions. When a flow ends, another one starts, so the number of concurrent flows
+stays constant.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from measuring import Figure, median, script, show, step
 from shoal.environment.network.flows import Flows
@@ -20,38 +22,61 @@ from shoal.environment.network.flows import Flows
 CAPACITY = 12.5e6
 """100 Mbit/s."""
 Draw = Callable[[random.Random], tuple[int, ...]]
+Network = tuple[NDArray[np.float64], Draw]
+"""The capacities of links, and a function that draws the route of a flow."""
 
 
-def star(nodes: int) -> tuple[int, Draw]:
+def star(nodes: int) -> Network:
     def draw(draws: random.Random) -> tuple[int, ...]:
         sender, receiver = draws.randrange(nodes), draws.randrange(nodes - 1)
         return sender, nodes + receiver + (receiver >= sender)
 
-    return 2 * nodes, draw
+    return np.full(2 * nodes, CAPACITY), draw
 
 
-def one_link(_: int) -> tuple[int, Draw]:
-    return 1, lambda draws: (0,)
-
-
-def one_sender(receivers: int) -> tuple[int, Draw]:
-    return receivers + 1, lambda draws: (0, 1 + draws.randrange(receivers))
-
-
-def one_receiver(senders: int) -> tuple[int, Draw]:
-    return senders + 1, lambda draws: (1 + draws.randrange(senders), 0)
-
-
-def dense_star(_: int) -> tuple[int, Draw]:
+def dense_star(_: int) -> Network:
     """All flows are connected through shared links: a change on one link may change the rates on all others."""
     return star(100)
 
 
-def microseconds(network: tuple[int, Draw], concurrent: int, transfers: int) -> float:
+def one_link(_: int) -> Network:
+    return np.full(1, CAPACITY), lambda draws: (0,)
+
+
+def one_sender(receivers: int) -> Network:
+    return np.full(receivers + 1, CAPACITY), lambda draws: (0, 1 + draws.randrange(receivers))
+
+
+def one_receiver(senders: int) -> Network:
+    return np.full(senders + 1, CAPACITY), lambda draws: (1 + draws.randrange(senders), 0)
+
+
+def server(clients: int, capacities: NDArray[np.float64], part: float) -> Network:
+    """A server whose links have this part of the capacity of all clients together."""
+
+    def draw(draws: random.Random) -> tuple[int, ...]:
+        client = 2 + draws.randrange(clients)
+        return (0, client) if draws.random() < 0.5 else (clients + client, 1)
+
+    return np.concatenate([np.full(2, part * capacities.sum()), capacities, capacities]), draw
+
+
+def fat_server(clients: int) -> Network:
+    """Every flow is limited by the link of its client."""
+    return server(clients, np.full(clients, CAPACITY / 10), 2.0)
+
+
+def full_server(clients: int) -> Network:
+    """Fast clients share what slow clients leave of the server's link."""
+    capacities = CAPACITY * 10 ** np.random.default_rng(1).uniform(-2, 0, clients)
+    return server(clients, capacities, 0.2)
+
+
+def microseconds(network: Network, concurrent: int, transfers: int) -> float:
     """The processor time of a transfer, in microseconds."""
-    links, draw = network
+    capacities, draw = network
     draws = random.Random(1)
-    flows = Flows(np.full(links, CAPACITY))
+    flows = Flows(capacities)
     todo = [(draw(draws), draws.uniform(1e5, 1e6)) for _ in range(concurrent + 2 * transfers)]
     for route, size in todo[:concurrent]:
         flows.start(0.0, route, 1.0, size)
@@ -76,19 +101,21 @@ def throughput() -> list[Figure]:
 
 
 def growth() -> list[Figure]:
-    """The cost of a transfer with the number of flows. It is linear in the number of rates that a transfer changes."""
+    """The cost of a transfer with the number of flows."""
     figures = []
-    shapes: dict[str, tuple[Callable[[int], tuple[int, Draw]], float | None]] = {
+    shapes: dict[str, tuple[Callable[[int], Network], float | None]] = {
         "star, as many nodes as flows": (star, 5),
         "star, 100 nodes": (dense_star, None),
-        "all over one link": (one_link, 150),
-        "one sender, as many receivers": (one_sender, 150),
-        "one receiver, as many senders": (one_receiver, 150),
+        "all over one link": (one_link, 5),
+        "one sender, as many receivers": (one_sender, 5),
+        "one receiver, as many senders": (one_receiver, 5),
+        "fat server, as many slow clients": (fat_server, 5),
+        "full server, as many different clients": (full_server, 5),
     }
     for name, (shape, aim) in shapes.items():
         costs = [
             median([microseconds(shape(flows), flows, transfers) for _ in range(3)])
-            for flows, transfers in ((100, 2000), (1000, 2000), (10_000, 500))
+            for flows, transfers in ((100, 2000), (1000, 2000), (10_000, 2000 if aim else 300))
         ]
         note = f"{' → '.join(f'{cost:.1f}' for cost in costs)} µs for 100, 1,000 and 10,000 flows"
         figures.append(Figure(f"{name}: 10,000 / 100 flows", costs[2] / costs[0], "×", at_most=aim, note=note))

@@ -242,31 +242,67 @@ def test_a_flow_that_is_not_active_is_named() -> None:
 # Laws
 
 
+Route = tuple[int, ...]
+Network = tuple[list[float], int, list[Route]]
+"""Capacities, a seed, and the routes of flows."""
+
+
 @st.composite
-def networks(draw: st.DrawFn) -> tuple[list[float], int]:
+def meshes(draw: st.DrawFn) -> Network:
+    """A few links, and routes over up to four of them."""
     capacity = st.sampled_from([1e2, 1e5, 1e6, 2e6, 1e7, 1e11, INFINITE, 0.0])
     capacities = draw(st.lists(capacity, min_size=1, max_size=10))
-    return capacities, draw(st.integers(0, 2**32))
+    seed = draw(st.integers(0, 2**32))
+    rng = random.Random(seed)
+    lengths = range(1, min(len(capacities), 4) + 1)
+    routes = [
+        tuple(rng.sample(range(len(capacities)), rng.choice(lengths))) for _ in range(draw(st.sampled_from([2, 6, 20])))
+    ]
+    return capacities, seed, routes
+
+
+@st.composite
+def servers(draw: st.DrawFn) -> Network:
+    """A server, and clients with equal, different or slow links. Each has a link for each direction.
+
+    Most flows run between the server and a client. A few run between clients, or over a backbone.
+    """
+    clients = draw(st.sampled_from([1, 4, 12]))
+    server = draw(st.sampled_from([1e5, 1e6, 3.3e6, 1e7, 1e9, INFINITE]))
+    seed = draw(st.integers(0, 2**32))
+    rng = random.Random(seed)
+    different = draw(st.booleans())
+    slow = [10 ** rng.uniform(4, 7) if different else 1e6 for _ in range(2 * clients)]
+    backbone = 2 + 2 * clients
+    routes: list[Route] = []
+    for client in range(clients):
+        up, down = 2 + client, 2 + clients + client
+        routes += [(0, down), (up, 1)]
+    for _ in range(draw(st.integers(0, 3))):
+        up, down = 2 + rng.randrange(clients), 2 + clients + rng.randrange(clients)
+        routes += [rng.choice([(up, down), (up, backbone, down), (0, backbone, down), (backbone,)])]
+    return [server, server, *slow, draw(st.sampled_from([1e6, 1e8, INFINITE]))], seed, routes
+
+
+def networks() -> st.SearchStrategy[Network]:
+    return meshes() | servers()
 
 
 class Scenario:
     """Random starts, cancels and changes of capacity, applied to the flows and to the oracle alike."""
 
-    def __init__(self, capacities: list[float], seed: int, late: float = 0.0) -> None:
+    def __init__(self, capacities: list[float], seed: int, routes: list[Route], late: float = 0.0) -> None:
         self.random = random.Random(seed)
         self.capacities = list(capacities)
         self.late = late
         """How far beyond the end of a flow to go, in parts of the time. If a link goes down the very moment that a flow
         ends over it, rounding decides whether it still does, for the flows and for the oracle each on its own."""
         self.flows, self.oracle = flows_over(*capacities), Oracle(capacities)
-        self.active: dict[int, tuple[tuple[int, ...], float, float]] = {}
+        self.active: dict[int, tuple[Route, float, float]] = {}
         self.now = 0.0
-        self.routes = [self._route(len(capacities)) for _ in range(self.random.choice([2, 6, 20]))]
+        self.routes = routes
         self.weights = self.random.choice([[1.0], [1.0, 2.0, 50.0], [0.1, 3.7, 1e3]])
         self.ended: list[tuple[float, int]] = []
-
-    def _route(self, links: int) -> tuple[int, ...]:
-        return tuple(self.random.sample(range(links), self.random.randint(1, min(links, 4))))
 
     def step(self) -> None:
         what = self.random.random()
@@ -276,25 +312,30 @@ class Scenario:
             self.go(self.now + 10 ** self.random.uniform(-3, 3))
         elif what < 0.9:
             for _ in range(self.random.choice([1, 1, 5])):
-                route, weight = self.random.choice(self.routes), self.random.choice(self.weights)
-                size = 10 ** self.random.uniform(0, 12)
-                flow = self.flows.start(self.now, route, weight, size)
-                self.active[flow] = (route, weight, size)
-                if self.late:
-                    assert flow == self.oracle.start(self.now, route, weight, size)
+                self.start(10 ** self.random.uniform(0, 12))
         elif what < 0.95 and self.active:
-            flow = self.random.choice(list(self.active))
-            left = self.flows.cancel(self.now, flow)
-            size = self.active.pop(flow)[2]
-            if self.late:
-                theirs = self.oracle.cancel(self.now, flow) if flow in self.oracle.transfers else 0.0
-                finest = 1e-15 * self.now * 1e11  # what the fastest link carries in less time than a float can tell
-                assert left == pytest.approx(theirs, rel=1e-6, abs=1e-6 * size + finest)
+            self.cancel()
         else:
             self.set_capacity(
                 self.random.randrange(len(self.capacities)),
                 self.random.choice([0.0, 1e3, 1e6, 3e6, 1e9, INFINITE]),
             )
+
+    def start(self, size: float) -> None:
+        route, weight = self.random.choice(self.routes), self.random.choice(self.weights)
+        flow = self.flows.start(self.now, route, weight, size)
+        self.active[flow] = (route, weight, size)
+        if self.late:
+            assert flow == self.oracle.start(self.now, route, weight, size)
+
+    def cancel(self) -> None:
+        flow = self.random.choice(list(self.active))
+        left = self.flows.cancel(self.now, flow)
+        size = self.active.pop(flow)[2]
+        if self.late:
+            theirs = self.oracle.cancel(self.now, flow) if flow in self.oracle.transfers else 0.0
+            finest = 1e-15 * self.now * 1e11  # what the fastest link carries in less time than a float can tell
+            assert left == pytest.approx(theirs, rel=1e-6, abs=1e-6 * size + finest)
 
     def set_capacity(self, link: int, capacity: float) -> None:
         self.capacities[link] = capacity
@@ -338,19 +379,53 @@ class Scenario:
                 for link in route
             ), (flow, rate)
 
+    def check_rates(self) -> None:
+        """The rates are those of the oracle."""
+        self.go(self.now)
+        transfers = {flow: Transfer(*self.active[flow], left=0.0) for flow in self.active}
+        rates = {flow: self.flows.rate(flow) for flow in self.active}
+        assert rates == pytest.approx(fair_rates(self.capacities, transfers), rel=1e-9, abs=1e-9)
+
 
 @settings(max_examples=150, deadline=None)
 @given(networks())
-def test_rates_are_max_min_fair_whatever_happened_before(network: tuple[list[float], int]) -> None:
+def test_rates_are_max_min_fair_whatever_happened_before(network: Network) -> None:
     scenario = Scenario(*network)
     for _ in range(40):
         scenario.step()
         scenario.check_fairness()
 
 
+@settings(max_examples=10, deadline=None)
+@given(servers(), st.sampled_from([5, 30]), st.booleans())
+def test_rates_stay_exact_in_a_long_run(network: Network, concurrent: int, unequal: bool) -> None:
+    """Thousands of changes of a busy network, with a start for each end: rounding errors do not add up."""
+    scenario = Scenario(*network)
+    scenario.weights = [1.0, 2.7, 1e3] if unequal else [1.0]
+    rng = scenario.random
+    for event in range(3000):
+        while len(scenario.active) < concurrent:
+            scenario.start(10 ** rng.uniform(4, 6))
+            if rng.random() < 0.5:
+                scenario.go(scenario.now)  # otherwise rates are computed once for several starts
+        what = rng.random()
+        if what < 0.05:
+            scenario.cancel()
+        elif what < 0.06 or scenario.flows.next_time() == INFINITE:
+            for link, capacity in enumerate(network[0]):
+                scenario.set_capacity(link, capacity)
+        elif what < 0.07:
+            link = rng.randrange(len(network[0]))
+            scenario.set_capacity(link, rng.choice([0.0, 5e5, 1e6, 3e6, INFINITE]))
+        else:
+            scenario.go(scenario.flows.next_time())
+        if event % 50 == 0:
+            scenario.check_rates()
+
+
 @settings(max_examples=150, deadline=None)
 @given(networks())
-def test_flows_end_at_the_times_of_the_oracle(network: tuple[list[float], int]) -> None:
+def test_flows_end_at_the_times_of_the_oracle(network: Network) -> None:
     scenario = Scenario(*network, late=1e-7)
     for _ in range(30):
         scenario.step()
@@ -368,9 +443,9 @@ def test_flows_end_at_the_times_of_the_oracle(network: tuple[list[float], int]) 
 
 @settings(max_examples=100, deadline=None)
 @given(networks())
-def test_the_bytes_carried_are_the_sizes(network: tuple[list[float], int]) -> None:
+def test_the_bytes_carried_are_the_sizes(network: Network) -> None:
     """What rates carry from event to event adds up to the sizes: the finish times and the rates tell the same."""
-    scenario = Scenario([max(capacity, 1.0) for capacity in network[0]], network[1])
+    scenario = Scenario([max(capacity, 1.0) for capacity in network[0]], *network[1:])
     started = {}
     for route in scenario.routes:
         size = 10 ** scenario.random.uniform(0, 12)
@@ -391,7 +466,7 @@ def test_the_bytes_carried_are_the_sizes(network: tuple[list[float], int]) -> No
 
 @settings(max_examples=50, deadline=None)
 @given(networks())
-def test_the_order_of_starts_at_one_time_makes_no_difference(network: tuple[list[float], int]) -> None:
+def test_the_order_of_starts_at_one_time_makes_no_difference(network: Network) -> None:
     scenario = Scenario(*network)
     rng = scenario.random
     transfers = [(route, rng.choice(scenario.weights), 10 ** rng.uniform(0, 9)) for route in scenario.routes]
@@ -409,7 +484,7 @@ def test_the_order_of_starts_at_one_time_makes_no_difference(network: tuple[list
 
 @settings(max_examples=20, deadline=None)
 @given(networks())
-def test_a_scenario_is_reproducible(network: tuple[list[float], int]) -> None:
+def test_a_scenario_is_reproducible(network: Network) -> None:
     ended = []
     for _ in range(2):
         scenario = Scenario(*network)
@@ -464,10 +539,10 @@ def fan_out(receivers: int, transfers: int) -> float:
     return (time.process_time() - began) / done
 
 
-def test_the_cost_of_a_change_is_at_most_linear_in_the_number_of_rates_that_change() -> None:
+def test_the_cost_of_a_change_does_not_grow_with_the_number_of_rates_that_change() -> None:
     """A sender with 30 times as many receivers: 30 times as many rates change whenever a flow starts or ends."""
     fan_out(10, 100)
-    assert fan_out(3000, 500) < 45 * fan_out(100, 1000)
+    assert fan_out(3000, 2000) < 5 * fan_out(100, 2000)
 
 
 def test_flows_on_other_links_do_not_add_to_the_cost_of_a_change() -> None:

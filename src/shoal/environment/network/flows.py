@@ -29,8 +29,9 @@ class Flows:
             _check_capacity(link, float(capacity))
         links = np.zeros(len(capacities), max_min.LINK)
         links["capacity"] = capacities
-        links["first"] = NONE
+        links["first"] = links["next_end"] = NONE
         places = 1024
+        tree = 2 ** (1 + len(links).bit_length())
         totals = np.zeros(1, max_min.TOTALS)
         totals["longest_route"] = 2
         self._links = len(links)
@@ -41,7 +42,8 @@ class Flows:
                 links=links,
                 flows=np.zeros(places, max_min.FLOW),
                 hops=np.zeros(2 * places, max_min.HOP),
-                ends=np.full(2 * places, np.inf),
+                ends=np.full(tree, np.inf),
+                levels=np.full(tree, np.inf),
                 ended=np.zeros(places, max_min.END),
                 changed=np.zeros(len(links), np.int64),
                 selected=np.zeros(places, np.int64),
@@ -164,7 +166,6 @@ class Flows:
             state._replace(
                 flows=_doubled(state.flows),
                 hops=_doubled(state.hops),
-                ends=_doubled_tree(state.ends),
                 ended=_doubled(state.ended),
                 selected=_doubled(state.selected),
             )
@@ -187,17 +188,6 @@ def _check_capacity(link: int, capacity: float) -> None:
 
 def _doubled(array: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([array, np.zeros_like(array)])
-
-
-def _doubled_tree(ends: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The tree with twice as many leaves: below a new root, the old tree is on the left."""
-    tree = np.full(2 * len(ends), np.inf)
-    tree[1] = ends[1]
-    width = 1
-    while width < len(ends):
-        tree[2 * width : 3 * width] = ends[width : 2 * width]
-        width *= 2
-    return tree
 
 
 def load() -> None:
