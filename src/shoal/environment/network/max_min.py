@@ -1,3 +1,4 @@
+# Long because compiled functions must be in the file of their callers: numba's cache ignores changes of other files.
 """Max-min fair allocation: the rate of every flow at any time, and the time at which it ends. Compiled with numba.
 
 The rates are the weighted max-min fair allocation (Bertsekas and Gallager, "Data Networks", 1992, 6.5.2). The level of
@@ -29,7 +30,6 @@ So a new level of a group that is not fixed, between floor and ceiling, takes th
 result is always the same as that of a computation from scratch, apart from rounding.
 """
 
-# Long because compiled functions must be in the file of their callers: numba's cache ignores changes of other files.
 # mypy: disable-error-code="no-any-return"
 # (the fields of records have no types that mypy knows)
 
@@ -93,17 +93,11 @@ FLOW = np.dtype(
     align=True,
 )
 HOP = np.dtype(
-    [
-        ("reserved", "f8"),  # bytes per second
-        ("link", "i4"),
-        ("flow", "i4"),
-        ("next", "i4"),  # on the link
-        ("previous", "i4"),
-        ("next_selected", "i4"),
-    ],
+    [("reserved", "f8"), ("link", "i4"), ("flow", "i4"), ("next", "i4"), ("previous", "i4"), ("next_selected", "i4")],
     align=True,
 )
-"""A link on the route of a flow. The hops of flow i begin at i × `longest_route`."""
+"""A link on the route of a flow. The hops of flow i begin at i × `longest_route`. `next` and `previous` are hops of the
+same link."""
 END = np.dtype([("time", "f8"), ("flow", "i8")])
 TOTALS = np.dtype(
     [
