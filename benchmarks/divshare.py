@@ -139,41 +139,42 @@ def _seconds(standing: TimesToTarget) -> tuple[str, str, str]:
     return f"{standing.mean:.1f}", every, "" if standing.ratio is None else f"{standing.ratio:.2f} ×"
 
 
-def overhead() -> None:
+def overhead(nodes: int, part: int) -> None:
     """Measure the share of its time that the simulation spends outside training, one node after another.
 
-    Training has one thread, so that what it takes of the processor is what it takes by the clock. 1,000 nodes take a
-    sixteenth of the local steps, and their time counts sixteen times: the rest does not depend on local steps.
+    Training has one thread, so that what it takes of the processor is what it takes by the clock. To save time, nodes
+    take one local step in `part`, and their time counts `part` times: the rest does not depend on local steps.
     """
     torch.set_num_threads(1)
-    for nodes, part in ((60, 1), (1000, 16)):
-        task = replace(CIFAR10, local_steps=CIFAR10.local_steps // part)
-        alone = replace(
-            described(task, "divshare", stragglers=True, seed=1),
-            nodes=nodes,
-            duration=2.5 * TRAINING_SECONDS,
-            dataset={"name": "synthetic", "shape": [3, 32, 32], "samples": 100 * nodes},
-            evaluation={"every": 0, "nodes": 0, "average": False},
-            simulation={"batching": "off"},
+    alone = replace(
+        described(replace(CIFAR10, local_steps=CIFAR10.local_steps // part), "divshare", stragglers=True, seed=1),
+        nodes=nodes,
+        duration=2.5 * TRAINING_SECONDS,
+        dataset={"name": "synthetic", "shape": [3, 32, 32], "samples": 100 * nodes},
+        evaluation={"every": 0, "nodes": 0, "average": False},
+        simulation={"batching": "off"},
+    )
+    with tempfile.TemporaryDirectory() as place, step(f"{nodes} nodes, GN-LeNet, 2 iterations"):
+        summary = alone.run(place).summary
+    times = summary["time"]
+    trained = times["train_cpu_s"]
+    figures = []
+    for measured, total in (("processor time", times["total_cpu_s"]), ("wall time", times["wall_s"])):
+        outside = total - trained
+        note = (
+            f"{part * trained:.0f} s of training, {outside:.2f} s outside; {summary['messages_sent']:,} messages sent"
         )
-        with tempfile.TemporaryDirectory() as place, step(f"{nodes} nodes, GN-LeNet, 2 iterations"):
-            summary = alone.run(place).summary
-        times = summary["time"]
-        trained = times["train_cpu_s"]
-        figures = []
-        for measured, total in (("processor time", times["total_cpu_s"]), ("wall time", times["wall_s"])):
-            share = 100 * (total - trained) / (total - trained + part * trained)
-            note = f"{part * trained:.0f} s of training, {total - trained:.2f} s outside; " \
-                   f"{summary['messages_sent']:,} messages sent"  # fmt: skip
-            figures.append(Figure(f"of its {measured}, the simulation spends outside training", share, "%",
-                                  at_most=3.0, note=note))  # fmt: skip
-        show(f"DivShare's network with {nodes} nodes and stragglers, GN-LeNet", figures)
+        share = 100 * outside / (outside + part * trained)
+        figures.append(Figure(f"of its {measured}, the simulation spends outside training", share, "%", at_most=3.0,
+                              note=note))  # fmt: skip
+    show(f"DivShare's network with {nodes} nodes and stragglers, GN-LeNet", figures)
 
 
 if __name__ == "__main__":
     short = "--short" in sys.argv
     if "--overhead" in sys.argv:
-        overhead()
+        overhead(60, part=1)
+        overhead(1000, part=32)
     elif "--cifar10" in sys.argv:
         main(CIFAR10_SHORT if short else CIFAR10, 1 if short else 3, both=not short)
     else:

@@ -110,7 +110,7 @@ def growth() -> list[Figure]:
         "one sender, as many receivers": (one_sender, 5),
         "one receiver, as many senders": (one_receiver, 5),
         "fat server, as many slow clients": (fat_server, 5),
-        "full server, as many different clients": (full_server, 5),
+        "full server, as many different clients": (full_server, 10),
     }
     for name, (shape, aim) in shapes.items():
         costs = [
