@@ -1,6 +1,6 @@
 """The typed experiment: its tables, their validation, the component registry, `Setup` and `run`.
 
-The package may import every package with components, `message`, `runtime`, `node`, `environment` and `results`. Only
+The package may import every package with components, `runtime`, `node`, `environment` and `results`. Only
 `running.py` imports engines.
 """
 
