@@ -48,7 +48,7 @@ def decoding() -> list[Figure]:
 
 
 def data_path(data: Data, batch_size: int, repeats: int = 40, steps: int = 5) -> Figure:
-    """Compare gathering and scaling a batch with a whole training step."""
+    """Compare the time to gather and scale a batch with the time of a whole training step."""
     import torch
 
     torch.set_num_threads(1)
@@ -56,16 +56,16 @@ def data_path(data: Data, batch_size: int, repeats: int = 40, steps: int = 5) ->
     learner = Learner(flat, Training(lr=0.01, batch_size=batch_size), data)
     rng = np.random.default_rng(0)
     params = flat.read()
-    gathering, training = [], []
+    gather_seconds, training_seconds = [], []
     for _ in range(repeats):
         batches = rng.integers(len(data.train), size=(steps, batch_size))
         # Other batches of the same size, because gathered batches are in the processor's cache.
         others = rng.integers(len(data.train), size=(steps, batch_size))
-        gathering.append(_seconds(lambda o=others: [learner.gather(b)  # type: ignore[misc]
+        gather_seconds.append(_seconds(lambda o=others: [learner.gather(b)  # type: ignore[misc]
                                                     for b in torch.from_numpy(o)]) / steps)  # fmt: skip
-        training.append(_seconds(lambda b=batches: learner.train(params, {}, b)) / steps)  # type: ignore[misc]
-    share = median([g / t for g, t in zip(gathering, training, strict=True)])
-    note = f"{1e3 * median(gathering):.3f} ms of {1e3 * median(training):.2f} ms, GN-LeNet"
+        training_seconds.append(_seconds(lambda b=batches: learner.train(params, {}, b)) / steps)  # type: ignore[misc]
+    share = median([g / t for g, t in zip(gather_seconds, training_seconds, strict=True)])
+    note = f"{1e3 * median(gather_seconds):.3f} ms of {1e3 * median(training_seconds):.2f} ms, GN-LeNet"
     return Figure(f"gather and scale, of a step, batch {batch_size}", 100 * share, "%", at_most=5, note=note)
 
 

@@ -111,9 +111,9 @@ def _send(pipe: Connection, result: Connection, pairs: list[KeyPair], place: str
             await transport.send(1, message)
             while round - there >= 2 * AHEAD:
                 there = await asyncio.to_thread(pipe.recv)
-        while isinstance(said := await asyncio.to_thread(pipe.recv), int):
+        while isinstance(report := await asyncio.to_thread(pipe.recv), int):
             pass
-        seconds, received = said
+        seconds, received = report
         return seconds, time.process_time() - began, received
 
     result.send(asyncio.run(run()))
@@ -122,10 +122,10 @@ def _send(pipe: Connection, result: Connection, pairs: list[KeyPair], place: str
 def link(sealed: bool, places: Sequence[str | None] = (None, None)) -> tuple[float, float]:
     """Measure bytes per second from one process to another, and processor seconds per message on both sides."""
     pairs = [KeyPair.fresh() for _ in range(2)] if sealed else []
-    (ours, theirs), (result, told) = multiprocessing.Pipe(), multiprocessing.Pipe()
+    (sender_end, receiver_end), (result, result_end) = multiprocessing.Pipe(), multiprocessing.Pipe()
     fork = multiprocessing.get_context("fork").Process
-    sender = fork(target=_send, args=(ours, told, pairs, places[0]))
-    receiver = fork(target=_receive, args=(theirs, pairs, places[1]))
+    sender = fork(target=_send, args=(sender_end, result_end, pairs, places[0]))
+    receiver = fork(target=_receive, args=(receiver_end, pairs, places[1]))
     for end in (sender, receiver):
         end.start()
     seconds, sending, receiving = result.recv()

@@ -198,8 +198,8 @@ class AttackedRun:
         rounds = range(1, ROUNDS - 2)
         lines = [_connected(context, zmq.PUSH, target.port) for target in targets]
         control_line = _connected(context, zmq.DEALER, coordinator)
-        for said in _control_messages(0, targets[0].run):
-            control_line.send(control.encode(said))
+        for message in _control_messages(0, targets[0].run):
+            control_line.send(control.encode(message))
         network_line = None if network is None else _connected(context, zmq.DEALER, network, name=b"n00")
         for round in rounds:
             self._release_rounds(round + 1)
@@ -238,8 +238,8 @@ class AttackedRun:
         for node, (before, after) in enumerate(zip(self.uss_before, self.uss_after, strict=True)):
             if after - before > self.grown_mib + budget:
                 self.problems.append(f"node {node} has grown from {before:.1f} to {after:.1f} MiB")
-        if "Traceback" in (said := self._log() + self._runs().log.read_text()):
-            self.problems.append(f"an exception was raised: {said}")
+        if "Traceback" in (log := self._log() + self._runs().log.read_text()):
+            self.problems.append(f"an exception was raised: {log}")
 
     # The attacker's messages.
 
@@ -254,13 +254,13 @@ class AttackedRun:
             front = self._random.choice(
                 (address(target.id), address(target.id, 7), address(9), self._mutator.garbage(13))
             )
-            said = [front, *frames] if self._random.random() < 0.9 else frames
+            frames = [front, *frames] if self._random.random() < 0.9 else frames
         else:
-            kind, said = self._message_with_run_name(target)
-        said = said or [b""]
-        self.must_reject += _is_rejected(said, target, self._shaped)
+            kind, frames = self._message_with_run_name(target)
+        frames = frames or [b""]
+        self.must_reject += _is_rejected(frames, target, self._shaped)
         self.sent[kind] += 1
-        line.send_multipart(said)
+        line.send_multipart(frames)
 
     def _message_with_run_name(self, target: _Target) -> tuple[str, Frames]:
         """A message that has the run's name, but not the right node, kind or round."""
@@ -279,14 +279,14 @@ class AttackedRun:
             return kind, [here, *self._model(FAR_ROUND + self._random.randrange(10), sender, target.run)]
         if kind == "secure":
             payload = Payload({self._random.choice((INCLUDED, OWNERS)): np.zeros(3, np.uint8)})
-            said = Message(
+            message = Message(
                 sender,
                 self._random.choice((UNMASK_REQUEST, UNMASK_ANSWER, SHARES_REQUEST)),
                 FAR_ROUND,
                 payload,
                 target.run,
             )
-            return kind, [here, *map(bytes, said.frames())]
+            return kind, [here, *map(bytes, message.frames())]
         payload = Payload({"x": np.arange(50, dtype=np.float32), "y": np.zeros((3, 2), np.int8)}, {"a": 1, "b": "c"})
         _, frames = self._mutator.frames(Message(sender, "fuzz", 3, payload, target.run).frames())
         return kind, [here, *frames]
@@ -325,13 +325,13 @@ class AttackedRun:
             (b"\x02" + b"\xff" * 8, b"\x02" + b"\x7f" + b"\xff" * 7, b"\x01\x05hello\x00\x00", b"\xff" * 20,
              b"\x04\xff" + bytes(255), b"\x04\x05\x04PING", b"\x00\x05hel", b"\x03" + bytes(8) + b"\x00\x00")
         )  # fmt: skip
-        said = self._random.choice(
+        data = self._random.choice(
             (b"GET / HTTP/1.1\r\nHost: shoal\r\n\r\n", self._mutator.garbage(), greeting[: self._random.randrange(64)],
              greeting + self._mutator.garbage(), greeting + ready + frames, greeting + ready + self._mutator.garbage())
         )  # fmt: skip
         self.sent["raw TCP"] += 1
         with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as line:
-            line.sendall(said)
+            line.sendall(data)
 
     # The run.
 
@@ -348,7 +348,7 @@ class AttackedRun:
     def _target(self, node: NodeId, run: subprocess.Popen[bytes]) -> _Target:
         file = self._gate.with_name(f"node-{node}")
         # The simulation has left such a file as well, with the id of its own process.
-        pid, name = _until(lambda: (said := file.read_text().split())[0] != str(os.getpid()) and said, run)
+        pid, name = _until(lambda: (fields := file.read_text().split())[0] != str(os.getpid()) and fields, run)
         process = psutil.Process(int(pid))
         return _Target(node, process, _listens_on(process, run), name)
 

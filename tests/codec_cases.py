@@ -40,7 +40,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "blosc2": [{}, {"codec": "zstd", "shuffle": "bytes"}, {"shuffle": "none"}, {"bits": 7}, {"bits": 0}],
     "zfp": [{}, {"tolerance": 0.0}, {"tolerance": 0.5}],
 }
-"""Each name of the registry, with tables as an experiment spells them."""
+"""Each name of the registry, with tables as an experiment writes them."""
 
 MARKS = {"blosc2": [needs_blosc2], "zfp": [needs_zfp]}
 float_codecs = pytest.mark.parametrize(

@@ -19,7 +19,7 @@ LONG = 120.0
 
 
 def open_transport(context: zmq.Context[Any], id: int = 0, **options: Any) -> Transport:
-    """The transport of node `id`, which ignores what it receives unless `options` say otherwise."""
+    """The transport of node `id`, which ignores what it receives unless `options` override it."""
     collaborators = {"deliver": lambda message: None, "reject": lambda why: None, "seal": None}
     collaborators |= {name: options.pop(name) for name in collaborators.keys() & options.keys()}
     settings = TransportSettings(RUN, "127.0.0.1", max_message_bytes=2**24, connections=8, send_timeout=LONG)

@@ -98,7 +98,7 @@ class RingExchange:
         return list(enumerate(self.sharings))
 
     @property
-    def spread(self) -> float:
+    def max_deviation(self) -> float:
         return float(np.abs(self.models - self.models.mean(0)).max())
 
 

@@ -292,7 +292,7 @@ def start(nodes: int, seed: int) -> Any:
     return np.random.default_rng(seed).normal(size=(nodes, 5)).astype(F)
 
 
-def spread(models: Any) -> float:
+def max_deviation(models: Any) -> float:
     return float(np.ptp(models, axis=0).max())
 
 
@@ -305,7 +305,7 @@ def test_mean_is_kept_without_training_and_models_approach_it(seed: int, graph: 
     unsteady = Unsteady(seed, nodes, algorithm, models=models, topology=Edges(edges), train=lambda _, params: params)
     ends = np.stack([node.params for node in unsteady.run()])
     np.testing.assert_allclose(ends.mean(0), models.mean(0), atol=2e-6)
-    assert spread(ends) < 0.5 * spread(models)
+    assert max_deviation(ends) < 0.5 * max_deviation(models)
 
 
 @given(seed=st.integers(0, 2**32), graph=graphs())
@@ -346,7 +346,7 @@ def test_no_node_hangs_in_thousands_of_exchanges(failures: bool, lossy: bool, ex
         unsteady.fail(node, at=50 + 100 * unsteady.rng.random())
     left = unsteady.run()
     assert len(left) == (13 if failures else 16)
-    assert spread(np.stack([node.params for node in left])) < 1e-3
+    assert max_deviation(np.stack([node.params for node in left])) < 1e-3
     initiators = [node for node in left if node.id in bipartition(node.mixing.graph).active]
     assert all(node.messages_sent > rounds for node in initiators)
     assert len(initiators) * rounds >= exchanges

@@ -246,7 +246,7 @@ def test_a_seeded_draw_is_allowed(source: str) -> None:
     assert not unseeded_draws(source)
 
 
-def test_every_package_says_what_belongs_in_it() -> None:
+def test_every_package_describes_what_belongs_in_it() -> None:
     for path in source_files():
         if path.name == "__init__.py":
             assert ast.get_docstring(ast.parse(path.read_text())), path
@@ -259,7 +259,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 
 
 def too_long(path: Path) -> list[str]:
-    """The file and its functions, if they are longer than allowed and do not say why."""
+    """The file and its functions, if they are longer than allowed and do not explain why."""
     text = path.read_text()
     parts: list[tuple[str, list[str], int]] = [("the file", text.splitlines(), LONGEST_FILE)]
     for found in ast.walk(ast.parse(text)):
@@ -273,7 +273,7 @@ def too_long(path: Path) -> list[str]:
 
 
 def test_files_and_functions_fit_a_reader() -> None:
-    """A longer one says why in its first ten lines, in a comment that begins with "Long because"."""
+    """A longer one explains why in its first ten lines, in a comment that begins with "Long because"."""
     others = [path for folder in ("tests", "benchmarks", "examples") for path in (REPOSITORY / folder).rglob("*.py")]
     assert not [problem for path in (*source_files(), *others) for problem in too_long(path)]
 
@@ -336,7 +336,7 @@ def test_every_suite_and_tool_for_tests_is_public() -> None:
 
 
 @pytest.mark.parametrize("name", [*shoal.__all__, *shoal.testing.__all__])
-def test_every_public_name_says_what_it_is(name: str) -> None:
+def test_every_public_name_has_a_docstring(name: str) -> None:
     found = getattr(shoal, name, None) or getattr(shoal.testing, name)
     if isinstance(found, type) or callable(found):
         assert (found.__doc__ or "").strip(), name

@@ -43,7 +43,7 @@ def test_choco_recovers_from_lost_messages(lost: set[tuple[int, int]]) -> None:
                 followed(s) == pytest.approx({(i - 1) % 5: 1 / 3, (i + 1) % 5: 1 / 3}) for i, s in exchange.all()
             )
             assert_pulls_are_correct(exchange, range(5))
-    assert exchange.spread < 0.1
+    assert exchange.max_deviation < 0.1
 
 
 def test_choco_continues_without_a_failed_neighbour() -> None:
@@ -108,7 +108,7 @@ def test_choco_continues_without_neighbours_that_send_no_copy(answers: bool) -> 
         exchange.round(r)
     assert_pulls_are_correct(exchange, range(5))
     assert all(followed(s) == pytest.approx({(i - 1) % 5: 1 / 3, (i + 1) % 5: 1 / 3}) for i, s in exchange.all())
-    assert exchange.spread < 0.1
+    assert exchange.max_deviation < 0.1
 
 
 def test_choco_requests_a_copy_only_from_the_neighbour_that_was_missing_for_long() -> None:

@@ -32,7 +32,7 @@ MODEL = np.zeros(3, np.float32)
 
 
 def common(count: int = 30) -> Samples:
-    """Samples whose first value is their number, so that they can be told apart."""
+    """Samples whose first value is their number, so that they can be distinguished."""
     x = np.zeros((count, 2), np.float32)
     x[:, 0] = np.arange(count)
     return Samples(x, np.arange(count) % 5)
@@ -55,10 +55,10 @@ def numbers(data: NodeData) -> list[int]:
 
 def test_a_node_draws_new_samples_each_round() -> None:
     sharing, _ = joined(4, list(range(10, 20)))
-    said = [sharing.outgoing(MODEL, r) for r in (0, 0, 1)]
-    assert np.array_equal(said[0].arrays["x"], said[1].arrays["x"])
-    assert not np.array_equal(said[0].arrays["x"], said[2].arrays["x"])
-    for payload in said:
+    payloads = [sharing.outgoing(MODEL, r) for r in (0, 0, 1)]
+    assert np.array_equal(payloads[0].arrays["x"], payloads[1].arrays["x"])
+    assert not np.array_equal(payloads[0].arrays["x"], payloads[2].arrays["x"])
+    for payload in payloads:
         drawn = payload.arrays["x"][:, 0].astype(int).tolist()
         assert len(set(drawn)) == 4
         assert set(drawn) <= set(range(10, 20))
@@ -67,17 +67,17 @@ def test_a_node_draws_new_samples_each_round() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 29), max_size=12), max_size=5), st.sets(st.integers(0, 29), min_size=1))
-def test_every_sample_is_kept_once_and_the_model_left_alone(heard: list[list[int]], held: set[int]) -> None:
+def test_every_sample_is_kept_once_and_the_model_left_alone(batches: list[list[int]], held: set[int]) -> None:
     sharing, data = joined(4, sorted(held))
     rows = common()
-    received = {peer: Payload({"x": rows.x[part], "y": rows.y[part]}) for peer, part in enumerate(heard)}
+    received = {peer: Payload({"x": rows.x[part], "y": rows.y[part]}) for peer, part in enumerate(batches)}
     for payload in received.values():
         sharing.check(payload, MODEL)
     for _ in range(2):
         merged = sharing.merge(MODEL, received, {})
         assert np.array_equal(merged, MODEL)
         assert merged is not MODEL
-        assert numbers(data) == sorted(held.union(*heard))
+        assert numbers(data) == sorted(held.union(*batches))
 
 
 def test_received_samples_are_passed_on() -> None:
@@ -95,7 +95,7 @@ def test_it_conforms_where_no_data_is_to_be_seen(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "said"),
+    ("x", "y", "problem"),
     [
         (None, np.zeros(1, np.int64), "expected samples 'x'"),
         (np.zeros((1, 2), np.float32), None, "their targets 'y'"),
@@ -115,10 +115,10 @@ def test_it_conforms_where_no_data_is_to_be_seen(size: int) -> None:
         (np.full((1, 2), np.nan, np.float32), np.zeros(1, np.int64), "not finite"),
     ],
 )
-def test_samples_of_other_data_are_rejected(x: Any, y: Any, said: str) -> None:
+def test_samples_of_other_data_are_rejected(x: Any, y: Any, problem: str) -> None:
     sharing, _ = joined(4, [1])
     arrays = {name: array for name, array in (("x", x), ("y", y)) if array is not None}
-    with pytest.raises(MessageError, match=said):
+    with pytest.raises(MessageError, match=problem):
         sharing.check(Payload(arrays), MODEL)
 
 
@@ -277,8 +277,8 @@ def test_a_restored_node_has_the_samples_it_received(tmp_path: Path) -> None:
     anew = Simulation(experiment(), RunFolder.create(tmp_path, "anew")).nodes[0]
     anew.restore(node.state())
     assert anew.samples == node.samples
-    said = [n.sharing.outgoing(n.params, 9) for n in (node, anew)]
-    assert np.array_equal(said[0].arrays["x"], said[1].arrays["x"])  # type: ignore[union-attr]
+    payloads = [n.sharing.outgoing(n.params, 9) for n in (node, anew)]
+    assert np.array_equal(payloads[0].arrays["x"], payloads[1].arrays["x"])  # type: ignore[union-attr]
 
 
 def test_ids_outside_the_embedding_are_rejected() -> None:

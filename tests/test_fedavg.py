@@ -346,9 +346,9 @@ def test_clients_keep_the_last_global_model_if_the_server_fails(
     engine: str, shoal: Callable[..., CommandResult], tmp_path: Path
 ) -> None:
     (tmp_path / "served.toml").write_text(FILE + f'[[fault]]\nkind = "crash"\nnode = {SERVER}\nround = 3\n')
-    said = shoal("run", "served.toml", "--engine", engine)
-    assert said.code == 3, said.err
-    assert "the service node of algorithm = 'fedavg'" in said.out + said.err
+    result = shoal("run", "served.toml", "--engine", engine)
+    assert result.code == 3, result.err
+    assert "the service node of algorithm = 'fedavg'" in result.out + result.err
     folder = RunFolder(next((tmp_path / "runs" / "served").iterdir()))
     summary = folder.read_summary()
     assert (summary["status"], list(summary["lost"])) == ("incomplete", [str(SERVER)])

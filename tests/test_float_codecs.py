@@ -138,9 +138,9 @@ def test_bfloat16_equals_that_of_torch_for_finite_values(values: NDArray[np.floa
 def test_stochastic_rounding_is_unbiased(codec: FloatCodec) -> None:
     values = rng(1).normal(0, 1, 64).astype(np.float32)
     draws, generator = 4000, rng(2)
-    heard = np.stack([codec.decode(codec.encode(values, generator), values.size) for _ in range(draws)])
-    error = heard.astype(np.float64).mean(axis=0) - values
-    deviation = heard.astype(np.float64).std(axis=0) / math.sqrt(draws)
+    decoded = np.stack([codec.decode(codec.encode(values, generator), values.size) for _ in range(draws)])
+    error = decoded.astype(np.float64).mean(axis=0) - values
+    deviation = decoded.astype(np.float64).std(axis=0) / math.sqrt(draws)
     assert (np.abs(error) <= 4.5 * deviation + 1e-6).all()
     assert deviation.max() > 0
 
@@ -168,8 +168,8 @@ def test_qsgd_has_the_variance_of_the_paper() -> None:
     values = rng(1).normal(0, 1, 256).astype(np.float32)
     for levels in (1, 4, 64):
         codec, generator = QSGD(levels=levels, bucket=256), rng(2)
-        heard = [codec.decode(codec.encode(values, generator), values.size) for _ in range(300)]
-        variance = np.mean([np.sum((h.astype(np.float64) - values) ** 2) for h in heard])
+        decoded = [codec.decode(codec.encode(values, generator), values.size) for _ in range(300)]
+        variance = np.mean([np.sum((h.astype(np.float64) - values) ** 2) for h in decoded])
         bound = min(values.size / levels**2, math.sqrt(values.size) / levels)
         assert variance <= bound * np.sum(values.astype(np.float64) ** 2)
 

@@ -333,7 +333,7 @@ class Scenario:
         size = self.active.pop(flow)[2]
         if self.late:
             theirs = self.oracle.cancel(self.now, flow) if flow in self.oracle.transfers else 0.0
-            finest = 1e-15 * self.now * 1e11  # what the fastest link carries in less time than a float can tell
+            finest = 1e-15 * self.now * 1e11  # what the fastest link carries in less time than a float can represent
             assert left == pytest.approx(theirs, rel=1e-6, abs=1e-6 * size + finest)
 
     def set_capacity(self, link: int, capacity: float) -> None:
@@ -443,7 +443,7 @@ def test_flows_end_at_the_times_of_the_oracle(network: Network) -> None:
 @settings(max_examples=100, deadline=None)
 @given(networks())
 def test_the_bytes_carried_are_the_sizes(network: Network) -> None:
-    """What rates carry from event to event adds up to the sizes: the finish times and the rates tell the same."""
+    """What rates carry from event to event adds up to the sizes: the finish times and the rates agree."""
     scenario = Scenario([max(capacity, 1.0) for capacity in network[0]], *network[1:])
     started = {}
     for route in scenario.routes:

@@ -104,8 +104,8 @@ def test_an_array_description_with_an_extra_element_is_rejected() -> None:
 def test_control_messages_that_are_nested_too_deeply_are_rejected(read: Any) -> None:
     deep = msgspec.Raw(b"\x91" * DEEP + b"\xc0")
     for message in (
-        {"type": "Done", "node": 0, "more": deep},
-        {"type": "Gone", "more": deep},
+        {"type": "NodeDone", "node": 0, "more": deep},
+        {"type": "PeerFailed", "more": deep},
         ["Registration", 1.0, deep],
     ):
         with pytest.raises(control.DECODE_ERRORS):

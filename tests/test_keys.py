@@ -16,7 +16,7 @@ from shoal.engines.processes.keys import KeyPair, check_keys, list_keys, make_ke
 from shoal.errors import LaunchError
 
 NODES = 3
-SOMEBODY = 12_345
+OTHER_USER = 12_345
 """A user who is neither root nor anybody else."""
 
 
@@ -69,7 +69,7 @@ def test_existing_keys_are_kept_and_missing_keys_are_made(keys: Path) -> None:
     assert make_keys(keys, NODES + 2) == ([3, 4], [0, 1, 2])
     after = contents(keys)
     assert {name: after[name] for name in before} == before
-    (keys / "node-1.key").unlink()  # a public key can be told from the secret one
+    (keys / "node-1.key").unlink()  # a public key can be distinguished from the secret one
     make_keys(keys, NODES)
     assert contents(keys)["node-1.key"] == before["node-1.key"]
     assert check_keys(keys, range(NODES + 2)) == []
@@ -197,9 +197,9 @@ def test_invalid_keys_are_described_and_prevent_a_run(keys: Path, what: str) -> 
     spoil(keys, what)
     (problem,) = check_keys(keys)
     assert INVALID[what] in problem
-    with pytest.raises(LaunchError, match="links cannot be sealed") as refused:
+    with pytest.raises(LaunchError, match="links cannot be sealed") as rejected:
         require_keys(keys, range(NODES))
-    assert INVALID[what] in str(refused.value)
+    assert INVALID[what] in str(rejected.value)
 
 
 @pytest.mark.parametrize(
@@ -207,31 +207,31 @@ def test_invalid_keys_are_described_and_prevent_a_run(keys: Path, what: str) -> 
 )
 def test_a_node_rejects_an_invalid_secret_key(keys: Path, what: str) -> None:
     spoil(keys, what)
-    with pytest.raises(LaunchError) as refused:
+    with pytest.raises(LaunchError) as rejected:
         read_pair(keys, 1)
-    assert INVALID[what] in str(refused.value)
+    assert INVALID[what] in str(rejected.value)
 
 
 @pytest.mark.parametrize("what", ["public missing", "empty", "too large", "one key for two"])
 def test_an_allow_list_needs_the_keys_of_all_nodes(keys: Path, what: str) -> None:
     spoil(keys, what)
-    with pytest.raises(LaunchError) as refused:
+    with pytest.raises(LaunchError) as rejected:
         read_public(keys, range(NODES))
-    assert INVALID[what] in str(refused.value)
+    assert INVALID[what] in str(rejected.value)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("name", ["", "node-1.key", "node-1.key_secret"])
 def test_files_of_another_user_are_rejected(keys: Path, name: str) -> None:
-    os.chown(keys / name, SOMEBODY, -1)
+    os.chown(keys / name, OTHER_USER, -1)
     (problem,) = check_keys(keys)
-    assert f"{str(keys / name)!r} belongs to user id {SOMEBODY}" in problem
+    assert f"{str(keys / name)!r} belongs to user id {OTHER_USER}" in problem
     with pytest.raises(LaunchError, match="links cannot be sealed"):
         require_keys(keys, range(NODES))
 
 
 @pytest.fixture
-def nobody(keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def another_user(keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As one who is not root, who owns the keys, in the folder that holds theirs."""
     monkeypatch.chdir(keys.parent)
     if os.geteuid() != 0:
@@ -239,15 +239,15 @@ def nobody(keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return
     keys.parent.chmod(0o755)  # those above do not matter to one who is there already
     for path in (keys, *keys.iterdir()):
-        os.chown(path, SOMEBODY, -1)
-    os.seteuid(SOMEBODY)
+        os.chown(path, OTHER_USER, -1)
+    os.seteuid(OTHER_USER)
     try:
         yield
     finally:
         os.seteuid(0)
 
 
-@pytest.mark.usefixtures("nobody")
+@pytest.mark.usefixtures("another_user")
 def test_a_folder_that_can_be_listed_but_not_entered_is_named() -> None:
     folder = Path("keys")
     assert check_keys(folder) == []
@@ -258,10 +258,10 @@ def test_a_folder_that_can_be_listed_but_not_entered_is_named() -> None:
         lambda folder: require_keys(folder, range(NODES)),
         lambda folder: make_keys(folder, NODES),
     ):
-        with pytest.raises(LaunchError, match="the folder 'keys'") as refused:
+        with pytest.raises(LaunchError, match="the folder 'keys'") as rejected:
             look(folder)
-        assert "Permission denied" in str(refused.value)
-        assert "makes one" not in str(refused.value)
+        assert "Permission denied" in str(rejected.value)
+        assert "makes one" not in str(rejected.value)
     for read in (lambda: read_pair(folder, 0), lambda: read_public(folder, [0])):
         with pytest.raises(LaunchError, match="cannot be read: Permission denied"):
             read()
@@ -311,29 +311,29 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_the_command_makes_lists_and_checks(shoal: Callable[..., CommandResult], tmp_path: Path) -> None:
-    said = shoal("keys", "make", "keys", "--nodes", 3)
-    assert (said.code, said.out.strip()) == (0, "made keys for nodes 0-2: keys")
-    said = shoal("keys", "make", "keys", "--nodes", 4)
-    assert said.out.strip() == "made keys for nodes 3; nodes 0-2 keep theirs (--force replaces them): keys"
+    result = shoal("keys", "make", "keys", "--nodes", 3)
+    assert (result.code, result.out.strip()) == (0, "made keys for nodes 0-2: keys")
+    result = shoal("keys", "make", "keys", "--nodes", 4)
+    assert result.out.strip() == "made keys for nodes 3; nodes 0-2 keep theirs (--force replaces them): keys"
     (tmp_path / "keys" / "node-3.key_secret").unlink()
-    said = shoal("keys", "list", "keys")
-    rows = [line.split() for line in said.out.splitlines() if line.strip()]
+    result = shoal("keys", "list", "keys")
+    rows = [line.split() for line in result.out.splitlines() if line.strip()]
     assert [row[0] for row in rows[1:]] == ["0", "1", "2", "3"]
     assert [row[-1] for row in rows[1:]] == ["here", "here", "here", "elsewhere"]
-    assert public_of(tmp_path / "keys" / "node-2.key") in said.out
-    assert read_pair(tmp_path / "keys", 2).secret.decode() not in said.out
-    said = shoal("keys", "check", "keys", "--nodes", 3)
-    assert (said.code, said.out.strip()) == (0, "the keys of 3 nodes are valid: keys")
+    assert public_of(tmp_path / "keys" / "node-2.key") in result.out
+    assert read_pair(tmp_path / "keys", 2).secret.decode() not in result.out
+    result = shoal("keys", "check", "keys", "--nodes", 3)
+    assert (result.code, result.out.strip()) == (0, "the keys of 3 nodes are valid: keys")
 
 
 def test_the_command_describes_problems_and_solutions(shoal: Callable[..., CommandResult], tmp_path: Path) -> None:
     shoal("keys", "make", "keys", "--nodes", 2)
     (tmp_path / "keys" / "node-0.key_secret").chmod(0o644)
-    said = shoal("keys", "check", "keys", "--nodes", 3)
-    assert said.code == 2
-    assert "3 problems" in said.err
-    assert "chmod 600" in said.err
-    assert "node-2.key_secret' is missing" in said.err
+    result = shoal("keys", "check", "keys", "--nodes", 3)
+    assert result.code == 2
+    assert "3 problems" in result.err
+    assert "chmod 600" in result.err
+    assert "node-2.key_secret' is missing" in result.err
     (tmp_path / "empty").mkdir(mode=0o700)
     assert "there are no keys in 'empty'" in shoal("keys", "check", "empty").err
     assert shoal("keys", "check", "nowhere").code == 2
@@ -343,9 +343,9 @@ def test_the_command_describes_problems_and_solutions(shoal: Callable[..., Comma
 
 def test_names_that_look_like_markup_are_shown_as_they_are(shoal: Callable[..., CommandResult]) -> None:
     for command in ("make", "check"):
-        said = shoal("keys", command, "[/b]", "--nodes", 2)
-        assert said.code == 0, said.err
-        assert said.out.strip().endswith("[/b]")
+        result = shoal("keys", command, "[/b]", "--nodes", 2)
+        assert result.code == 0, result.err
+        assert result.out.strip().endswith("[/b]")
 
 
 def test_a_narrow_terminal_still_shows_the_node_of_an_invalid_key(

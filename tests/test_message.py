@@ -90,14 +90,14 @@ def test_a_read_only_payload_is_shared_and_not_copied() -> None:
 # Malformed messages are rejected with one kind of error
 
 
-def decodes_or_is_refused(frames: list[bytes]) -> None:
+def decodes_or_is_rejected(frames: list[bytes]) -> None:
     with contextlib.suppress(MessageError):
         assert isinstance(decode(frames), Message)
 
 
 @given(st.lists(st.binary(max_size=80), max_size=4))
 def test_garbage_is_rejected(frames: list[bytes]) -> None:
-    decodes_or_is_refused(frames)
+    decodes_or_is_rejected(frames)
 
 
 @given(messages, st.data())
@@ -106,7 +106,7 @@ def test_a_flipped_byte_gives_another_message_or_is_rejected(message: Message, d
     place = data.draw(st.integers(0, len(frames[0]) - 1))
     changed = bytearray(frames[0])
     changed[place] ^= data.draw(st.integers(1, 255))
-    decodes_or_is_refused([bytes(changed), *frames[1:]])
+    decodes_or_is_rejected([bytes(changed), *frames[1:]])
 
 
 @given(messages, st.data())
@@ -128,7 +128,7 @@ junk = st.recursive(
 
 @given(st.sampled_from(["version", "run", "sender", "kind", "round", "fields", "arrays"]), junk)
 def test_a_header_with_any_value_in_a_place_gives_a_message_or_is_rejected(key: str, value: Any) -> None:
-    decodes_or_is_refused(with_header(header(**{key: value})))
+    decodes_or_is_rejected(with_header(header(**{key: value})))
 
 
 @given(st.lists(st.integers(0, 2**48 - 1), max_size=8))
@@ -146,7 +146,7 @@ def test_an_empty_shape_in_many_dimensions_is_rejected(shape: list[int]) -> None
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "problem"),
     [
         (header(version=WIRE_VERSION + 1), f"wire version {WIRE_VERSION + 1}, expected {WIRE_VERSION}"),
         (header(run="another"), "a message of run 'another', expected"),
@@ -173,10 +173,10 @@ def test_an_empty_shape_in_many_dimensions_is_rejected(shape: list[int]) -> None
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_wrong_header_is_rejected_with_the_reason(changed: Any, said: str) -> None:
+def test_a_wrong_header_is_rejected_with_the_reason(changed: Any, problem: str) -> None:
     with pytest.raises(MessageError) as caught:
         decode(with_header(changed), RUN)
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
 
 
 def test_two_arrays_of_one_name_are_rejected() -> None:

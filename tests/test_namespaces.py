@@ -109,9 +109,9 @@ def test_the_model_shapes_messages_unless_the_kernel_is_asked_to() -> None:
 )
 def test_the_kernel_rejects_networks_with_other_links_or_changes(network: dict[str, Any]) -> None:
     experiment = described(network=network)
-    with pytest.raises(ExperimentError, match=r"use processes\.shaping = 'model'") as refused:
+    with pytest.raises(ExperimentError, match=r"use processes\.shaping = 'model'") as rejected:
         links_of(experiment)
-    assert f"network = {network['name']!r}" in str(refused.value)
+    assert f"network = {network['name']!r}" in str(rejected.value)
 
 
 @pytest.mark.parametrize(
@@ -177,18 +177,18 @@ def test_nodes_of_different_namespaces_reach_only_each_other() -> None:
     spaces = Namespaces([AccessLink(upload=MEGABIT), AccessLink()])
     assert os.stat("/proc/thread-self/ns/net").st_ino == home
     places = [spaces.place(node) for node in (0, 1)]
-    listens, said = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
         try:
             enter(places[1])
-            os.write(said, subprocess.run(["ip", "-brief", "address"], capture_output=True, check=True).stdout)
+            os.write(write_end, subprocess.run(["ip", "-brief", "address"], capture_output=True, check=True).stdout)
             code = 0
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    devices = os.read(listens, 4096).decode()
+    devices = os.read(read_end, 4096).decode()
     assert f"{address(1)}/8" in devices
     assert {line.split("@")[0].split()[0] for line in devices.splitlines()} == {"lo", "eth0"}
     spaces.close()

@@ -295,8 +295,8 @@ def test_workers_keep_the_model_they_pulled_last_if_the_server_fails(
         simulation = {{ batching = "off" }}
         """
     )
-    said = shoal("run", "served.toml", "--engine", engine)
-    assert said.code == 3, said.err
+    result = shoal("run", "served.toml", "--engine", engine)
+    assert result.code == 3, result.err
     folder = RunFolder(next((tmp_path / "runs" / "served").iterdir()))
     summary = folder.read_summary()
     assert (summary["status"], list(summary["lost"])) == ("incomplete", [str(SERVER)])

@@ -323,7 +323,7 @@ def test_the_coordinator_and_the_network_process_disconnect_senders_of_too_large
 
 # Nodes that start and do not report that they listen
 
-SILENT_START = textwrap.dedent(
+SLOW_START = textwrap.dedent(
     '''
     """D-PSGD in which node 2 does not report that it listens, once the file "began" exists. The start timeout is
     long, unless the coordinator waits for node 2 alone."""
@@ -360,25 +360,25 @@ SILENT_START = textwrap.dedent(
     LivenessMonitor.start_timeout = property(start_timeout)
 
 
-    class SilentStart(DPSGD):
+    class SlowStart(DPSGD):
         pass
     '''
 )
 
 
 def test_a_node_that_never_reports_that_it_listens_ends_the_start(tmp_path: Path) -> None:
-    (tmp_path / "silent_start.py").write_text(SILENT_START)
+    (tmp_path / "slow_start.py").write_text(SLOW_START)
     (tmp_path / "began").touch()
-    code, out, _ = run(tmp_path, "algorithm={name='silent_start.py:SilentStart', rounds=2}")
+    code, out, _ = run(tmp_path, "algorithm={name='slow_start.py:SlowStart', rounds=2}")
     assert code == 2, out
     assert "node 2 could not start: did not report within 0.5 s that it listens" in out
 
 
 def test_a_restarted_node_that_never_reports_that_it_listens_is_lost(tmp_path: Path) -> None:
-    (tmp_path / "silent_start.py").write_text(SILENT_START)
+    (tmp_path / "slow_start.py").write_text(SLOW_START)
     crash = "fault=[{kind='crash', node=2, time=1.0}, {kind='restart', node=2, time=1.5}]"
     code, out, done = run(
-        tmp_path, "algorithm={name='silent_start.py:SilentStart', rounds=20}", "device={step_seconds=0.1}", crash
+        tmp_path, "algorithm={name='slow_start.py:SlowStart', rounds=20}", "device={step_seconds=0.1}", crash
     )
     assert code == 3, out
     assert "did not report within 0.5 s that it listens" in out

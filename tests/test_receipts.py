@@ -23,12 +23,14 @@ async def transports(**options: Any) -> AsyncIterator[tuple[Transport, Transport
     """Two transports, of which the first has started; the messages of the second, and why it rejected others."""
     context: zmq.Context[Any] = zmq.Context()
     came: list[Message] = []
-    refused: list[str] = []
-    one, other = (open_transport(context, id, deliver=came.append, reject=refused.append, **options) for id in range(2))
+    rejected: list[str] = []
+    one, other = (
+        open_transport(context, id, deliver=came.append, reject=rejected.append, **options) for id in range(2)
+    )
     one.start([one.endpoint, other.endpoint])
     try:
         async with asyncio.timeout(60):
-            yield one, other, came, refused
+            yield one, other, came, rejected
     finally:
         one.close()
         other.close()
@@ -37,7 +39,7 @@ async def transports(**options: Any) -> AsyncIterator[tuple[Transport, Transport
 
 def test_transmit_waits_until_the_peer_has_read_the_message() -> None:
     async def body() -> None:
-        async with transports() as (one, other, came, refused):
+        async with transports() as (one, other, came, rejected):
             transmitting = asyncio.create_task(one.send_and_wait(1, new_message(size=1000)))
             await asyncio.sleep(0.2)
             assert not transmitting.done()
@@ -45,7 +47,7 @@ def test_transmit_waits_until_the_peer_has_read_the_message() -> None:
             assert await transmitting
             assert len(came) == 1
             assert one.unsent == 0
-            assert not refused
+            assert not rejected
 
     asyncio.run(body())
 
@@ -90,19 +92,21 @@ def test_a_receipt_that_cannot_be_sent_yet_is_sent_later() -> None:
 
 def test_a_receipt_of_another_run_is_rejected_and_an_unexpected_receipt_is_ignored() -> None:
     async def body() -> None:
-        async with transports() as (one, other, came, refused):
+        async with transports() as (one, other, came, rejected):
             other.start([one.endpoint, other.endpoint])
             context: zmq.Context[Any] = zmq.Context()
-            stranger = context.socket(zmq.PUSH)
-            stranger.connect(other.endpoint)
-            stranger.send_multipart([envelope(1, 7), b"another run"])
-            stranger.send_multipart([envelope(1, 7)])
-            stranger.send_multipart([envelope(1, 7), RUN.encode()])
-            stranger.send_multipart([envelope(1), *new_message(1).frames()])
+            other_run = context.socket(zmq.PUSH)
+            other_run.connect(other.endpoint)
+            other_run.send_multipart([envelope(1, 7), b"another run"])
+            other_run.send_multipart([envelope(1, 7)])
+            other_run.send_multipart([envelope(1, 7), RUN.encode()])
+            other_run.send_multipart([envelope(1), *new_message(1).frames()])
             assert await one.send_and_wait(1, new_message())
-            await eventually(lambda: len(came) == 2)  # what the stranger sent last has come, and all before it
+            await eventually(
+                lambda: len(came) == 2
+            )  # the last message of the other socket has arrived, and all before it
             assert {m.sender for m in came} == {0, 1}
-            assert len(refused) == 2
+            assert len(rejected) == 2
             context.destroy(linger=0)
 
     asyncio.run(body())
@@ -141,7 +145,7 @@ def test_transmit_to_a_failed_node_is_false_in_a_harness_too() -> None:
         harness.mark_failed(1)
         return [before, await runtime.send_and_wait(1, new_message())]
 
-    async def dies(runtime: Runtime) -> None:
+    async def crashes(runtime: Runtime) -> None:
         await runtime.receive(Filter("nothing"))
 
-    assert harness.run({0: sender, 1: dies})[0] == [True, False]
+    assert harness.run({0: sender, 1: crashes})[0] == [True, False]

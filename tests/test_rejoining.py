@@ -99,8 +99,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bounded": {"algorithm": {"name": "parameter-server", "asynchronous": True, "staleness": 0}},
     "plain muffliato": {"algorithm": {"name": "muffliato", "accelerated": False}},
     "d-cliques": {"topology": {"name": "d-cliques"}},
-    "told": {"algorithm": {"name": "dpsgd", "overlap": True}, "topology": {"name": "peer-sampler"}},
-    "told once": {"algorithm": {"name": "dpsgd"}, "topology": {"name": "peer-sampler", "graph": {"name": "ring"}}},
+    "peer sampler": {"algorithm": {"name": "dpsgd", "overlap": True}, "topology": {"name": "peer-sampler"}},
+    "peer sampler, static": {
+        "algorithm": {"name": "dpsgd"},
+        "topology": {"name": "peer-sampler", "graph": {"name": "ring"}},
+    },
     "asked": {"algorithm": {"name": "dpsgd"}, "topology": {"name": "gossip-sampler"}},
     "asked often": {
         "algorithm": {"name": "muffliato", "accelerated": False, "gossip": 2},

@@ -40,7 +40,7 @@ class Renamed:
     mode: Annotated[Literal["fast", "slow"], FormerOption("speed", (("quick", "fast"),))] = "slow"
 
 
-def refused(table: object, cls: type = Outer) -> list[str]:
+def problems_of(table: object, cls: type = Outer) -> list[str]:
     problems: list[str] = []
     assert schema.build(cls, table, "place", problems) is schema.INVALID
     return problems
@@ -71,8 +71,8 @@ def test_a_former_name_is_accepted_with_a_warning_and_the_later_key_counts(table
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_former_value_needs_the_former_name() -> None:
-    assert refused({"mode": "quick"}, Renamed) == ["place.mode = 'quick': expected one of 'fast', 'slow'"]
-    assert refused({"speed": "qick"}, Renamed) == ["place.mode = 'qick': expected one of 'fast', 'slow'"]
+    assert problems_of({"mode": "quick"}, Renamed) == ["place.mode = 'quick': expected one of 'fast', 'slow'"]
+    assert problems_of({"speed": "qick"}, Renamed) == ["place.mode = 'qick': expected one of 'fast', 'slow'"]
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_a_former_value_needs_the_former_name() -> None:
     ],
 )
 def test_a_wrong_value_is_rejected_with_its_location_and_the_expected_type(table: object, problem: str) -> None:
-    assert refused(table) == [problem]
+    assert problems_of(table) == [problem]
 
 
 def test_every_problem_is_found_at_once() -> None:
-    found = refused({"rate": 2, "nmae": "y", "inner": {"size": 0, "siez": 1}, "sizes": ["a", "b"]})
+    found = problems_of({"rate": 2, "nmae": "y", "inner": {"size": 0, "siez": 1}, "sizes": ["a", "b"]})
     assert [p.split(" ")[0].rstrip(":") for p in found] == [
         "place.rate", "place.nmae", "place.inner.size", "place.inner.siez", "place.sizes[0]", "place.sizes[1]",
     ]  # fmt: skip
@@ -116,9 +116,9 @@ def test_any_exception_of_a_constructor_is_a_problem() -> None:
         def __post_init__(self) -> None:
             raise self.error
 
-    assert refused({"error": ValueError("no")}, Fussy) == ["place: no"]
-    assert refused({"error": TopologyError("no graph")}, Fussy) == ["place: no graph"]
-    assert refused({"error": KeyError("k")}, Fussy) == ["place: KeyError: 'k'"]
+    assert problems_of({"error": ValueError("no")}, Fussy) == ["place: no"]
+    assert problems_of({"error": TopologyError("no graph")}, Fussy) == ["place: no graph"]
+    assert problems_of({"error": KeyError("k")}, Fussy) == ["place: KeyError: 'k'"]
 
 
 def test_a_plain_class_has_the_parameters_of_its_constructor() -> None:
@@ -137,7 +137,7 @@ def test_a_class_without_a_constructor_takes_nothing() -> None:
         pass
 
     assert schema.parameters(Empty) == {}
-    assert refused({"z": 1}, Empty) == ["place.z: unknown key; nothing is expected here"]
+    assert problems_of({"z": 1}, Empty) == ["place.z: unknown key; nothing is expected here"]
 
 
 def test_a_parameter_that_only_the_constructor_sees_is_a_parameter() -> None:
@@ -146,7 +146,7 @@ def test_a_parameter_that_only_the_constructor_sees_is_a_parameter() -> None:
         start: InitVar[int] = 3
 
     WithInitVar.__annotations__["start"] = InitVar[int]  # as in a module without postponed annotations
-    assert refused({"start": "x"}, WithInitVar) == ["place.start = 'x': expected integer"]
+    assert problems_of({"start": "x"}, WithInitVar) == ["place.start = 'x': expected integer"]
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Calls:
 
 
 def test_an_annotation_that_cannot_be_resolved_is_a_problem() -> None:
-    (problem,) = refused({}, Postponed)
+    (problem,) = problems_of({}, Postponed)
     assert "Postponed cannot be resolved: name 'Thing' is not defined; import their names" in problem
 
 
@@ -168,7 +168,7 @@ def test_a_type_that_no_experiment_can_contain_is_a_problem() -> None:
     import collections.abc
 
     Calls.__annotations__["function"] = collections.abc.Callable[[int], int]
-    (problem,) = refused({"function": 1}, Calls)
+    (problem,) = problems_of({"function": 1}, Calls)
     assert problem.startswith("place.function: a parameter of type")
 
 
@@ -193,8 +193,8 @@ def test_a_parameter_with_a_python_keyword_as_its_name_has_no_underscore() -> No
     problems: list[str] = []
     assert schema.build(Ends, {"from": 1, "to": 2}, "place", problems) == Ends(1, 2)
     assert problems == []
-    assert refused({"from": "x"}, Ends) == ["place.from = 'x': expected integer"]
-    assert refused({"from_": 1}, Ends) == [
+    assert problems_of({"from": "x"}, Ends) == ["place.from = 'x': expected integer"]
+    assert problems_of({"from_": 1}, Ends) == [
         "place.from_: unknown key; did you mean 'from'?",
         "place.from: missing; expected integer",
     ]

@@ -80,23 +80,23 @@ class Network:
         self.endpoint = control.decode_from_node(hello).endpoint
         self.address = NetworkAddress(self.endpoint, self.pair.public)
         self._seal = seal
-        self._tell(control.Start([], time.monotonic(), public_keys=[pair.public for pair in pairs]))
+        self._send(control.Start([], time.monotonic(), public_keys=[pair.public for pair in pairs]))
 
     def receive(self) -> control.FromNode:
         assert self._coordinator.poll(LONG * 1000)
         return control.decode_from_node(self._coordinator.recv_multipart()[1])
 
     def finish(self) -> control.FromNode:
-        self._tell(control.Finish())
+        self._send(control.Finish())
         return self.receive()
 
     def close(self) -> None:
-        self._tell(control.Finish())
+        self._send(control.Finish())
         self._thread.join(LONG)
         self._seal.close()
         self.context.destroy(linger=0)
 
-    def _tell(self, what: control.ToNode) -> None:
+    def _send(self, what: control.ToNode) -> None:
         self._coordinator.send_multipart([self._line, control.encode(what)])
 
 

@@ -262,9 +262,9 @@ RESTARTS = (
     ],
 )  # fmt: skip
 def test_incompatible_experiments_are_rejected_with_advice(changed: Any, problem: str) -> None:
-    with pytest.raises(ExperimentError) as refused:
+    with pytest.raises(ExperimentError) as rejected:
         experiment(**changed)
-    assert problem in refused.value.problems
+    assert problem in rejected.value.problems
 
 
 @pytest.mark.parametrize("topology", ["star", "peer-sampler"])
@@ -311,7 +311,7 @@ def test_the_former_name_of_an_option_is_accepted_with_a_warning(former: str, cu
 
 @pytest.mark.parametrize("other", [{"name": "full"}, {"name": "secure", "range": 8.0}], ids=["full", "another range"])
 def test_all_nodes_must_use_the_same_sharing(other: Any) -> None:
-    with pytest.raises(ExperimentError) as refused:
+    with pytest.raises(ExperimentError) as rejected:
         Setup(experiment(group=[{"nodes": "0-2", "sharing": other}]))
     assert any(
         problem.endswith(
@@ -319,5 +319,5 @@ def test_all_nodes_must_use_the_same_sharing(other: Any) -> None:
             "partners = 8, single_sender = 'reject' }, which other nodes use: masks cancel only if all nodes use "
             "secure aggregation with the same options; let all nodes use one sharing"
         )
-        for problem in refused.value.problems
+        for problem in rejected.value.problems
     )

@@ -166,7 +166,7 @@ def test_wrong_seeds_of_an_absent_partner_are_found_too() -> None:
     assert world.check_sums() == 1
 
 
-def test_a_node_that_refuses_to_unmask_keeps_the_sum_masked() -> None:
+def test_a_node_that_rejects_unmasking_keeps_the_sum_masked() -> None:
     unwilling = with_answers(lambda _: Payload({}, {"refused": "I would rather not" + 1000 * "!"}))
     world = one_receiver([unwilling, *recording_sharings(3)]).run()
     assert world.events(0)[0][1] == (

@@ -103,14 +103,14 @@ def test_a_repeated_message_changes_nothing() -> None:
 class WithKey(KeyExchange):
     """Sends the given key; masks with its own if only the public key is given."""
 
-    def __init__(self, told: Keys | bytes) -> None:
+    def __init__(self, given: Keys | bytes) -> None:
         super().__init__()
         self._keys = Keys(RUN)
-        if isinstance(told, Keys):
+        if isinstance(given, Keys):
             # Two nodes with one private key: no public way leads to this.
-            self._keys._private, self._keys.public = told._private, told.public
+            self._keys._private, self._keys.public = given._private, given.public
         else:
-            self._keys.public = told
+            self._keys.public = given
 
 
 def exchanging(exchange: KeyExchange) -> RecordingSharing:
@@ -153,15 +153,15 @@ def test_a_key_that_two_nodes_send_is_rejected_for_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("given", "why"),
     [
         (bytes(32), "its key is not valid for a key agreement"),
         (b"short", "expected a public key, 32 bytes"),
     ],
 )
-def test_an_invalid_key_is_rejected_and_its_owner_excluded(told: bytes, why: str) -> None:
+def test_an_invalid_key_is_rejected_and_its_owner_excluded(given: bytes, why: str) -> None:
     world = one_receiver(
-        [RecordingSharing(), exchanging(WithKey(told)), RecordingSharing(), RecordingSharing()], rounds=2
+        [RecordingSharing(), exchanging(WithKey(given)), RecordingSharing(), RecordingSharing()], rounds=2
     ).run()
     for node in (1, 3, 4):
         ((what, detail),) = world.events(node)

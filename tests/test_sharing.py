@@ -24,7 +24,7 @@ from shoal.sharing.full import FullSharing
 from shoal.testing import check_sharing
 from shoal.types import Params
 
-# Each name of the registry, with tables as an experiment spells them, and whether it promises an average.
+# Each name of the registry, with tables as an experiment writes them, and whether it promises an average.
 CASES: dict[str, list[tuple[dict[str, Any], bool]]] = {
     "full": [({}, True)],
     # The smallest models here have one parameter, of which a fraction is none: for fractions see the tests of each.
@@ -155,36 +155,36 @@ class DependsOnChance(FullSharing):
         return super().merge(params, received, weights) + np.float32(next(self.chance) * 1e-5)
 
 
-class SaysWhatItLikes(FullSharing):
+class SendsVaryingFields(FullSharing):
     chance = itertools.count()
 
     def outgoing(self, params: Params, round: int) -> Payload:
         return Payload({"params": params}, {"mood": next(self.chance)})
 
 
-class SaysSomethingToEach(FullSharing):
+class SendsSomethingElseToEach(FullSharing):
     """Not wrong: a function of the peer is as good as one payload."""
 
     def outgoing(self, params: Params, round: int) -> Any:
         return lambda peer: Payload({"params": params}, {"to": peer})
 
 
-class SaysComplexNumbers(FullSharing):
+class SendsComplexNumbers(FullSharing):
     def outgoing(self, params: Params, round: int) -> Payload:
         return Payload({"params": params.astype(np.complex64)})
 
 
-class SaysAnArray(FullSharing):
+class SendsAnArray(FullSharing):
     def outgoing(self, params: Params, round: int) -> Any:
         return lambda peer: params
 
 
-class SaysAList(FullSharing):
+class SendsAList(FullSharing):
     def outgoing(self, params: Params, round: int) -> Payload:
         return Payload({"params": params}, {"sizes": [1, 2]})  # type: ignore[dict-item]
 
 
-class SaysALongName(FullSharing):
+class SendsALongName(FullSharing):
     def outgoing(self, params: Params, round: int) -> Payload:
         return Payload({"params": params, "p" * 65: params})
 
@@ -226,7 +226,7 @@ class NeedsNumbersItDoesNotCheck(FullSharing):
         return super().merge(params, received, weights)
 
 
-class SpeaksOfNumbersItDoesNotCheck(FullSharing):
+class SendsNumbersThatItDoesNotCheck(FullSharing):
     def outgoing(self, params: Params, round: int) -> Payload:
         int(params.sum())
         return super().outgoing(params, round)
@@ -259,7 +259,7 @@ class RestoresAPart(KeepsReceivedPayloads):
 
 
 @pytest.mark.parametrize(
-    ("sharing", "said"),
+    ("sharing", "problem"),
     [
         (WritesIntoItsModel, "merge wrote into its argument"),
         (CopiesFirst, "wrote into 'params' of a received payload"),
@@ -268,18 +268,18 @@ class RestoresAPart(KeepsReceivedPayloads):
         (GivesAMatrix, r"returned shape \(1, 100\)"),
         (DependsOnOrder, "the order of `received` changes the result"),
         (DependsOnChance, "two results for equal models and payloads"),
-        (SaysWhatItLikes, "sends different fields"),
-        (SaysComplexNumbers, "'params' is <c8, which the wire format lacks"),
-        (SaysAnArray, "outgoing returned a ndarray; expected a Payload"),
-        (SaysAList, "field 'sizes' is a list"),
-        (SaysALongName, "cannot be encoded and decoded"),
+        (SendsVaryingFields, "sends different fields"),
+        (SendsComplexNumbers, "'params' is <c8, which the wire format lacks"),
+        (SendsAnArray, "outgoing returned a ndarray; expected a Payload"),
+        (SendsAList, "field 'sizes' is a list"),
+        (SendsALongName, "cannot be encoded and decoded"),
         (Shrinks, "must keep the mean of all models"),
         (ForgetsItselfWhenAlone, "merging no payloads must keep the model"),
         (ChecksNothing, "check accepted a payload with no array 'params'"),
         (ChecksWithTheWrongError, "raised KeyError for a payload with no array 'params'; expected MessageError"),
         (NeedsAFieldItDoesNotCheck, "merge raised KeyError after check accepted a payload with no field 'scale'"),
         (NeedsNumbersItDoesNotCheck, "merge raised ValueError after check accepted a payload with nan in 'params'"),
-        (SpeaksOfNumbersItDoesNotCheck, "the next outgoing raised ValueError after .* nan in 'params'"),
+        (SendsNumbersThatItDoesNotCheck, "the next outgoing raised ValueError after .* nan in 'params'"),
         (
             KeepsSentPayloads,
             "a new sharing after a round sends different 'params'; a sharing that keeps .* needs state",
@@ -291,9 +291,9 @@ class RestoresAPart(KeepsReceivedPayloads):
         ),
     ],
 )
-def test_the_suite_catches_a_sharing_that(sharing: type[FullSharing], said: str) -> None:
+def test_the_suite_catches_a_sharing_that(sharing: type[FullSharing], problem: str) -> None:
     averages = not issubclass(sharing, KeepsSentPayloads | KeepsReceivedPayloads)
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=problem):
         check_sharing(sharing, averages=averages)
 
 
@@ -306,5 +306,5 @@ def test_the_suite_catches_a_maker_that_gives_one_instance_twice() -> None:
 @settings(max_examples=10)
 @given(st.integers(1, 50), st.integers(0, 2**32))
 def test_the_suite_accepts_sharings_that_keep_the_contract(size: int, seed: int) -> None:
-    check_sharing(SaysSomethingToEach, size, seed)
+    check_sharing(SendsSomethingElseToEach, size, seed)
     check_sharing(Shrinks, size, seed, averages=False)

@@ -27,7 +27,7 @@ from shoal.training.optimizers import arrays_to_tensors
 
 
 @dataclass(frozen=True)
-class Part:
+class FirstRounds:
     """D-PSGD to the round `last`, with some noise of its own."""
 
     last: int
@@ -53,7 +53,7 @@ def simulation(last: int, folder: Path, **changed: Any) -> Simulation:
         "evaluation": {"every": 0, "average": False},
         "simulation": {"batching": "off"},
     }
-    experiment = Experiment(**{**settings, "algorithm": Part(last), **changed})
+    experiment = Experiment(**{**settings, "algorithm": FirstRounds(last), **changed})
     return Simulation(experiment, RunFolder.create(folder, "state"))
 
 
@@ -97,8 +97,8 @@ def test_nodes_restored_after_three_rounds_end_like_nodes_that_ran_six(
 DYNAMIC = {"name": "regular", "degree": 2, "dynamic": True}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "dpsgd": {},
-    "told by a sampler": {"algorithm": {"name": "dpsgd"}, "topology": {"name": "peer-sampler", "graph": DYNAMIC}},
-    "told once": {"algorithm": {"name": "dpsgd"}, "topology": {"name": "peer-sampler", "graph": "ring"}},
+    "peer sampler": {"algorithm": {"name": "dpsgd"}, "topology": {"name": "peer-sampler", "graph": DYNAMIC}},
+    "peer sampler, static": {"algorithm": {"name": "dpsgd"}, "topology": {"name": "peer-sampler", "graph": "ring"}},
     "rewired beside a sampler": {
         "algorithm": {"name": "el-local", "peers": 2},
         "topology": {"name": "peer-sampler", "graph": DYNAMIC},
@@ -142,7 +142,7 @@ def test_an_algorithm_restored_after_three_rounds_ends_as_one_that_ran_six(name:
 
 
 @dataclass(frozen=True)
-class RingThenFull(Part):
+class RingThenFull(FirstRounds):
     """Changes the graph on its way."""
 
     async def run(self, node: Node) -> None:
@@ -168,7 +168,7 @@ def test_a_node_that_was_rewired_is_restored_to_the_graph_it_had(topology: Any, 
     assert np.array_equal(models(rest), models(whole))
 
 
-def test_a_graph_that_was_rewired_to_is_rebuilt_from_plain_data() -> None:
+def test_a_graph_that_was_set_is_created_from_plain_data() -> None:
     for topology in (Regular(3, dynamic=True), Edges(((0, 1), (1, 2))), File(Path("graph.txt")), PeerSampler(Ring())):
         assert from_table("topology", over_the_disk(to_table("topology", topology))) == topology
 

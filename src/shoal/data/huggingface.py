@@ -104,7 +104,7 @@ class HuggingFace:
         tokens = 0
         convert: Callable[[list[Any]], NDArray[Any]]
         if kind == "text":
-            numbers = self._words(train, column)
+            numbers = self._number_words(train, column)
             tokens = len(numbers) + 2
             convert = self._texts(numbers)
         else:
@@ -211,7 +211,7 @@ class HuggingFace:
                 )
         return arrays, max(2, classes)
 
-    def _words(self, rows: Any, column: str) -> dict[str, int]:
+    def _number_words(self, rows: Any, column: str) -> dict[str, int]:
         counts: Counter[str] = Counter()
         for start in range(0, len(rows), BATCH):
             for text in rows[start : start + BATCH][column]:

@@ -131,13 +131,13 @@ def _verify_file(known: Publisher, file: PublishedFile, source: Path) -> Verific
         found = dict(read(source))
     except DataError as error:
         return Verification(source, False, str(error))
-    differs = [name for name, expected in file.contents.items() if _part(found, name, file) != expected]
+    differs = [name for name, expected in file.contents.items() if _checksum_of(found, name, file) != expected]
     if differs:
         return Verification(source, False, f"differs from the published file in {', '.join(differs)}")
     return Verification(source, True, "packed differently; its contents are identical to the published ones")
 
 
-def _part(found: dict[str, str], name: str, file: PublishedFile) -> str | None:
+def _checksum_of(found: dict[str, str], name: str, file: PublishedFile) -> str | None:
     """Return the checksum of a part. If a file has only one part, its name does not matter."""
     return next(iter(found.values()), None) if len(file.contents) == 1 else found.get(name)
 

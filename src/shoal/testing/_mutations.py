@@ -401,7 +401,7 @@ def _edit_container(choices: RandomChoices, frames: Frames, edit: Callable[[Any]
 
 
 def _edit_description(choices: RandomChoices, frames: Frames, edit: Callable[[list[Any]], list[Any]]) -> Frames:
-    """Replace what the header tells about one array: its name, dtype and shape."""
+    """Replace the description of one array in the header: its name, dtype and shape."""
     header = _unpack_list(frames[0])
     if header is None or not isinstance(header[-1], list) or not header[-1]:
         return frames

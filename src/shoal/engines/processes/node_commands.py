@@ -63,7 +63,7 @@ class NodeCommands:
         self._agent.send(control.RecordEvent(node, event, str(self._folder.path.resolve())))
 
     def announce_failure(self, node: NodeId) -> None:
-        """Tell all other nodes and the network process that the node failed."""
+        """Notify all other nodes and the network process that the node failed."""
         message = control.PeerFailed(node, time.monotonic())
         self._server.send_network(message)
         self._server.send(self._registry.present, message)

@@ -25,8 +25,9 @@ class _Batch:
 class StartMonitor:
     """The nodes that are starting, in the order in which they were started.
 
-    A node that listens shows that nodes started with it, or after it, may still be waiting for their turn. It says
-    nothing about nodes started before it: otherwise, where nodes crash and restart, no node would ever be overdue.
+    A node that listens shows that nodes started with it, or after it, may still be waiting for their turn. It
+    shows nothing about nodes started before it: otherwise, where nodes crash and restart, no node would ever be
+    overdue.
     """
 
     def __init__(self) -> None:

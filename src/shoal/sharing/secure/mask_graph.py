@@ -30,11 +30,11 @@ def mask_partners(senders: Collection[NodeId], count: int, receiver: NodeId, see
         return {node: tuple(sorted(set(senders) - {node})) for node in sorted(senders)}
     key = tuple(sorted(senders)), count, seed
     if receiver not in _latest or _latest[receiver][0] != key:
-        _latest[receiver] = key, _circle(senders, count, receiver, seed)
+        _latest[receiver] = key, _partners_on_circle(senders, count, receiver, seed)
     return _latest[receiver][1]
 
 
-def _circle(senders: Collection[NodeId], count: int, receiver: NodeId, seed: int) -> _Partners:
+def _partners_on_circle(senders: Collection[NodeId], count: int, receiver: NodeId, seed: int) -> _Partners:
     order = sorted(senders, key=lambda node: hashlib.sha256(_POSITION.pack(seed, receiver, node)).digest())
     size, reach = len(order), count // 2
     return {

@@ -125,7 +125,7 @@ class Unmasking:
         return sorted(left)
 
     def _hidden_senders(self, senders: list[NodeId]) -> list[NodeId]:
-        """Return the senders that have masked with enough of the others. The rest would refuse to unmask."""
+        """Return the senders that have masked with enough of the others. The others would not unmask."""
         left = set(senders)
         needed = self._protocol_round.masks_needed
         while exposed := {one for one in left if len(self._masked_with(one) & left) < needed}:
