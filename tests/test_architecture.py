@@ -31,7 +31,8 @@ RULES: dict[str, set[str]] = {
     "plugins": {"schema"},
     "message": FOUNDATIONS,
     "message_budget": FOUNDATIONS | {"message"},
-    "mailbox": FOUNDATIONS | {"message", "message_budget"},
+    "receive_history": FOUNDATIONS | {"message"},
+    "mailbox": FOUNDATIONS | {"message", "message_budget", "receive_history"},
     "runtime": FOUNDATIONS | {"message", "mailbox"},
     "node_context": FOUNDATIONS | {"topologies", "results.records"},
     "node": FOUNDATIONS

@@ -18,6 +18,7 @@ import msgspec
 
 from shoal.message import Message
 from shoal.message_budget import MessageBudget
+from shoal.receive_history import ReceiveHistory
 from shoal.types import NodeId
 
 
@@ -96,54 +97,6 @@ class Waiter:
         return bool(self.messages) if self._missing is None else not self._missing
 
 
-class _ReceivedSenders:
-    """For the most recent combinations of kind and round: the senders whose message has already been received."""
-
-    __slots__ = ("_forgotten", "_latest", "_limit", "_senders")
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._senders: dict[tuple[str, int], set[NodeId] | tuple[NodeId, ...]] = {}
-        """A set while the receive is in progress. Afterwards a tuple, to save memory: it needs a tenth of the memory,
-        and receives with equal senders share one tuple. This matters with many nodes."""
-        self._latest: tuple[NodeId, ...] = ()
-        """The senders of the receive that ended last."""
-        self._forgotten: dict[str, int] = {}
-        """For each kind: the highest round whose senders were deleted."""
-
-    def __contains__(self, message: Message) -> bool:
-        return bool(self._senders) and message.sender in self._senders.get((message.kind, message.round), ())
-
-    def add(self, message: Message) -> None:
-        known = self._senders.get((message.kind, message.round))
-        if isinstance(known, set):
-            known.add(message.sender)
-            return
-        self._senders[message.kind, message.round] = {message.sender, *(known or ())}
-        if len(self._senders) > self._limit:
-            kind, round = next(iter(self._senders))
-            del self._senders[kind, round]
-            self._forgotten[kind] = max(round, self._forgotten.get(kind, -1))
-
-    def compact(self, kind: str, round: int) -> None:
-        """Reduce the memory of a receive that has ended."""
-        known = self._senders.get((kind, round))
-        if isinstance(known, set):
-            senders = tuple(sorted(known))
-            if senders != self._latest:
-                self._latest = senders
-            self._senders[kind, round] = self._latest
-
-    def remove(self, node: NodeId) -> None:
-        for key, known in self._senders.items():
-            if node in known:
-                self._senders[key] = tuple(sender for sender in known if sender != node)
-
-    def has_forgotten(self, message: Message) -> bool:
-        """Return whether the message is for a round whose senders are not remembered any more."""
-        return bool(self._forgotten) and message.round <= self._forgotten.get(message.kind, -1)
-
-
 class Mailbox:
     """The unclaimed messages of one node, and its receives in progress."""
 
@@ -162,37 +115,32 @@ class Mailbox:
         self.repeated = 0
         self._unclaimed: list[Message] = []
         self._waiters: list[Waiter] = []
-        self._received = _ReceivedSenders(self.REMEMBERED)
-        self._given_up: dict[tuple[str, NodeId], int] = {}
-        """By kind and sender: the highest round in which a receive ended without a message from this sender."""
+        self._history = ReceiveHistory(self.REMEMBERED)
         self._rejoined: dict[NodeId, int] = {}
         """The first round in which each rejoined node sends."""
-        self._latest_round: dict[str, int] = {}
-        """The latest round of each kind that a receive has asked for."""
-        self._any_round: set[str] = set()
-        """The kinds that receives have asked for without a round."""
 
     def put(self, message: Message) -> None:
         """Deliver a message. Wakes the receive that it completes."""
-        if message in self._received:
+        history = self._history
+        if history.is_repeated(message):
             self.repeated += 1
             return
         for waiter in self._waiters:
             if waiter.offer(message):
                 if waiter.one_per_sender:
-                    self._received.add(message)
+                    history.take(message)
                 if waiter.done:
                     self._end(waiter)
                     waiter.wake()
                 return
-        if self._received.has_forgotten(message) or (self._given_up and self._is_late(message)):
+        if history.is_forgotten(message) or history.is_late(message):
             self.late += 1
         elif self.budget is None and len(self._unclaimed) >= self.LIMIT:
             self.dropped += 1
         else:
             self._unclaimed.append(message)
             if self.budget is not None and self.budget.may_exceed(message):
-                kept = self.budget.select(self._unclaimed, self._latest_round, self._any_round)
+                kept = self.budget.select(self._unclaimed, history.latest_round, history.any_round)
                 self.dropped += len(self._unclaimed) - len(kept)
                 self._unclaimed = kept
 
@@ -202,7 +150,8 @@ class Mailbox:
         If messages are still missing, `wake` is called once, when the receive is complete.
         """
         waiter = Waiter(wanted, wake)
-        self._note_round(wanted)
+        if self._history.start(wanted.kind, wanted.round) and self._unclaimed:
+            self._drop_late()
         if self._unclaimed:
             self._unclaimed = [m for m in self._unclaimed if waiter.done or not waiter.offer(m)]
             if waiter.one_per_sender and waiter.messages:
@@ -219,7 +168,7 @@ class Mailbox:
 
     def receive_available(self, kind: str) -> list[Message]:
         """Take all messages of this kind that have arrived."""
-        self._any_round.add(kind)
+        self._history.start(kind, None)
         found = [m for m in self._unclaimed if m.kind == kind]
         if found:
             self._unclaimed = [m for m in self._unclaimed if m.kind != kind]
@@ -249,27 +198,22 @@ class Mailbox:
         """Wait for `node`, which has rejoined, from `round` on."""
         self.failed.discard(node)
         self._rejoined[node] = round
-        self._received.remove(node)  # it has lost its state, so its new messages do not repeat the old ones
+        self._history.remove(node)
 
     @property
     def waiting(self) -> list[Waiter]:
         return list(self._waiters)
 
-    def _note_round(self, wanted: Filter) -> None:
-        if wanted.round is None:
-            self._any_round.add(wanted.kind)
-        elif wanted.round > self._latest_round.get(wanted.kind, -1):
-            self._latest_round[wanted.kind] = wanted.round
-            if self._given_up and self._unclaimed:
-                kept = [m for m in self._unclaimed if not self._is_late(m)]
-                self.late += len(self._unclaimed) - len(kept)
-                self._unclaimed = kept
+    def _drop_late(self) -> None:
+        kept = [m for m in self._unclaimed if not self._history.is_late(m)]
+        self.late += len(self._unclaimed) - len(kept)
+        self._unclaimed = kept
 
     def _drop_repetitions(self, messages: list[Message]) -> None:
         """Record that `messages`, of one kind and round, have been received, and drop unclaimed repetitions."""
         for message in messages:
-            self._received.add(message)
-        kept = [m for m in self._unclaimed if m not in self._received]
+            self._history.take(message)
+        kept = [m for m in self._unclaimed if not self._history.is_repeated(m)]
         self.repeated += len(self._unclaimed) - len(kept)
         self._unclaimed = kept
 
@@ -279,15 +223,9 @@ class Mailbox:
 
     def _compact(self, waiter: Waiter) -> None:
         if waiter.one_per_sender and waiter.round is not None:
-            self._received.compact(waiter.kind, waiter.round)
+            self._history.end(waiter.kind, waiter.round)
 
     def _give_up(self, waiter: Waiter, nodes: Collection[NodeId]) -> None:
         given_up = waiter.give_up_on(nodes)
         if waiter.round is not None:
-            for node in given_up:
-                self._given_up[waiter.kind, node] = max(waiter.round, self._given_up.get((waiter.kind, node), -1))
-
-    def _is_late(self, message: Message) -> bool:
-        """Return whether the receive of this message has ended and a later round has been asked for."""
-        given_up = self._given_up.get((message.kind, message.sender), -1)
-        return message.round <= given_up and message.round < self._latest_round.get(message.kind, -1)
+            self._history.give_up(waiter.kind, waiter.round, given_up)
