@@ -275,7 +275,7 @@ def test_restored_server_knows_the_progress_of_its_workers() -> None:
     assert (node.algorithm_state["clocks"], node.algorithm_state["staleness"]) == ([1, 1], [2, 1, 1])
     fake, again = served(2, node.state())
     assert [(to, message.round) for to, message in fake.sent[:2]] == [(0, 1), (1, 1)]
-    assert again.memory["clocks"] == [2, 2]
+    assert again.algorithm_state["clocks"] == [2, 2]
 
 
 # A server that fails
