@@ -10,7 +10,9 @@ import psutil
 import pytest
 
 from conftest import is_zygote, until
+from shoal.engines.processes.launch import run_processes
 from shoal.experiment import Experiment
+from shoal.results.records import RunFolder
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
@@ -29,6 +31,6 @@ class InterruptingPath(type(Path())):  # type: ignore[misc]
 
 def test_two_signals_before_the_first_request_to_the_agent_interrupt_the_run(tmp_path: Path) -> None:
     experiment = Experiment(nodes=2, engine="processes", base=InterruptingPath(tmp_path))
-    run = experiment.run(tmp_path)
-    assert run.status == "interrupted"
-    assert run.summary["signal"] == signal.SIGINT
+    outcome = run_processes(experiment, RunFolder.create(tmp_path, "interrupted"))
+    assert outcome.status == "interrupted"
+    assert outcome.facts["signal"] == signal.SIGINT
