@@ -34,6 +34,7 @@ class Run:
     events: ProcessEvents
     registry: NodeRegistry
     times: RunTimes
+    tracker: RunTracker
     agent: FakeAgent
     sent: dict[int, list[control.ToNode]]
 
@@ -57,11 +58,13 @@ def run(tmp_path: Path) -> Callable[..., Run]:
         starter = NodeStarter(registry, agent, cast(Any, server), tracker, times)
         commands = NodeCommands(registry, agent, cast(Any, server), times, folder)
         events = ProcessEvents(environment, registry, commands, starter, tracker, times)
+        starter.start_all(control.StartNodes(list(range(NODES)), "tcp://127.0.0.1:1", "run", str(folder.path)))
+        agent.requests.clear()
         tracker.phase = "running"
         times.start()
         events.begin()
         starter.send_start()
-        return Run(events, registry, times, agent, server.sent)
+        return Run(events, registry, times, tracker, agent, server.sent)
 
     return make
 
@@ -79,12 +82,28 @@ def test_a_node_that_is_being_killed_gets_no_more_faults(run: Callable[..., Run]
     late = run(fault=faults.schedule)
     late.apply_late(5.0)
     recorded, killed = late.agent.requests
-    assert isinstance(recorded, control.RecordEvent)
-    assert (recorded.node, recorded.event) == (2, Event("fault", 1.0, "node 2 crashes"))
+    assert isinstance(recorded, control.RecordEvents)
+    assert recorded.events == [(2, Event("fault", 1.0, "node 2 crashes"))]
     assert killed == control.KillNodes([2]), "after the record: nothing follows the end of a node"
     assert late.faults(2) == []
     assert late.faults(1) == ["slow"]
     assert {entry.id for entry in late.registry if entry.slowdown is not None} == {1, 2}, "it is slow if it restarts"
+
+
+def test_a_fault_of_many_nodes_is_one_request_to_the_agent(run: Callable[..., Run]) -> None:
+    late = run(fault=Faults().crash("1-4").at(1.0).until(1.5).schedule)
+    late.apply_late(1.1)
+    recorded, killed = late.agent.requests
+    assert [node for node, _ in cast(control.RecordEvents, recorded).events] == [1, 2, 3, 4]
+    assert killed == control.KillNodes([1, 2, 3, 4])
+    for node in (1, 2, 3, 4):
+        late.tracker.node_lost(node, "crashed on schedule")
+    late.agent.requests.clear()
+    late.apply_late(0.5)
+    recorded, started = late.agent.requests
+    events = cast(control.RecordEvents, recorded).events
+    assert [(node, event.detail) for node, event in events] == [(n, f"node {n} restarts") for n in (1, 2, 3, 4)]
+    assert cast(control.StartNodes, started).nodes == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("late_by", "restarts"), [(1.0, False), (1.6, True), (2.1, False)])

@@ -65,11 +65,14 @@ class EvaluateAverage(msgspec.Struct, frozen=True, tag=True):
     tick: int | None = None
 
 
-class RecordEvent(msgspec.Struct, frozen=True, tag=True):
-    """Append an event to the records of a node that cannot write it itself, because it crashes or has crashed."""
+class RecordEvents(msgspec.Struct, frozen=True, tag=True):
+    """Append events to the records of nodes that cannot write them, because they crash or have crashed.
 
-    node: NodeId
-    event: Event
+    One request has the events of all nodes of a fault. With one request per node, the agent and the coordinator could
+    fill the pipe in both directions and wait for each other.
+    """
+
+    events: list[tuple[NodeId, Event]]
     folder: str
 
 
@@ -262,7 +265,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """When the run ended."""
 
 
-ToAgent: TypeAlias = Prepare | StartNodes | KillNodes | EvaluateAverage | RecordEvent
+ToAgent: TypeAlias = Prepare | StartNodes | KillNodes | EvaluateAverage | RecordEvents
 FromAgent: TypeAlias = Prepared | StartFailed | KeyAnnounced | NodeExited | NetworkExited | AverageEvaluated
 FromOneNode: TypeAlias = FirstRoundStarted | ProgressReport | Heartbeat | ModelSnapshot | NodeDone | NodeFailed
 FromNetwork: TypeAlias = NetworkListening | UnauthenticatedConnections

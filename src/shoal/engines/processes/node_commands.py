@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from shoal.engines.processes import control
 from shoal.engines.processes.agent import Agent
@@ -58,9 +58,10 @@ class NodeCommands:
     def inject(self, nodes: Collection[NodeId], fault: control.InjectFault) -> None:
         self._server.send(nodes, fault)
 
-    def record(self, node: NodeId, event: Event) -> None:
-        """Append an event to the records of a node that cannot write it itself."""
-        self._agent.send(control.RecordEvent(node, event, str(self._folder.path.resolve())))
+    def record(self, events: Sequence[tuple[NodeId, Event]]) -> None:
+        """Append events to the records of nodes that cannot write them."""
+        if events:
+            self._agent.send(control.RecordEvents(list(events), str(self._folder.path.resolve())))
 
     def announce_failure(self, node: NodeId) -> None:
         """Notify all other nodes and the network process that the node failed."""

@@ -89,7 +89,7 @@ class ProcessEvents:
             entry = self._registry[node]
             entry.restart_on_exit = False
             entry.fail("crashed on schedule")
-            self._record(node, fault)
+        self._commands.record([(node, _fault_record(fault)) for node in working])
         self._commands.kill(working)
 
     def restart(self, fault: FaultEvent) -> None:
@@ -128,10 +128,10 @@ class ProcessEvents:
         return [node for node in self._working(nodes) if self._registry[node].failure is None]
 
     def _restart(self, nodes: Collection[NodeId]) -> None:
-        for node in nodes:
-            self._record(node, FaultEvent(self._times.now(), "restart", (node,)))
+        now = self._times.now()
+        self._commands.record([(node, _fault_record(FaultEvent(now, "restart", (node,)))) for node in nodes])
         self._starter.restart(nodes)
 
-    def _record(self, node: NodeId, fault: FaultEvent) -> None:
-        """Have a record written for a node that cannot write it itself."""
-        self._commands.record(node, Event("fault", fault.time, str(fault)))
+
+def _fault_record(fault: FaultEvent) -> Event:
+    return Event("fault", fault.time, str(fault))

@@ -199,10 +199,12 @@ def _evaluate_average(setup: Setup, request: control.EvaluateAverage) -> int:
     return 0
 
 
-def _record(request: control.RecordEvent) -> None:
-    file = RecordFile(RunFolder(Path(request.folder)).node(request.node))
-    file.write(request.event)
-    file.close()
+def _record(request: control.RecordEvents) -> None:
+    folder = RunFolder(Path(request.folder))
+    for node, event in request.events:
+        file = RecordFile(folder.node(node))
+        file.write(event)
+        file.close()
 
 
 def main() -> None:
