@@ -202,9 +202,15 @@ def _evaluate_average(setup: Setup, request: control.EvaluateAverage) -> int:
 def _record(request: control.RecordEvents) -> None:
     folder = RunFolder(Path(request.folder))
     for node, event in request.events:
-        file = RecordFile(folder.node(node))
-        file.write(event)
-        file.close()
+        try:
+            file = RecordFile(folder.node(node))
+            try:
+                file.write(event)
+            finally:
+                file.close()
+        except OSError as error:  # to the run's nodes.log; the run goes on without the record
+            reason = f"could not be recorded: {error.strerror}"
+            print(f"the event {event.detail!r} of node {node} {reason}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
