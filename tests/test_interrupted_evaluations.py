@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -18,19 +19,48 @@ SHAPED = "network={name='uniform', latency=0.01}"
 EVERY_ROUND = "evaluation={every=1, samples=20, average=false}"
 SLOW = HELD + textwrap.dedent(
     """
+    import asyncio
     import time
+    from typing import ClassVar
+
+    from shoal import Traits
+    from shoal.engines.processes import node_run
+
+
+    def evaluate_slowly(node):
+        evaluate = node.trainer.evaluate
+
+        def evaluate_and_count(params):
+            with Path(f"evaluated-by-{node.id}").open("a") as file:
+                file.write("x")
+            time.sleep(0.3)
+            return evaluate(params)
+
+        node.trainer.evaluate = evaluate_and_count
 
 
     class SlowEvaluation(Held):
         async def run(self, node):
-            evaluate = node.trainer.evaluate
-
-            def evaluate_slowly(params):
-                time.sleep(0.3)
-                return evaluate(params)
-
-            node.trainer.evaluate = evaluate_slowly
+            evaluate_slowly(node)
             await super().run(node)
+
+
+    class HastyExit(SlowEvaluation):
+        async def run(self, node):
+            node_run.STOP_EVALUATION_SECONDS = 0.0
+            await super().run(node)
+
+
+    class BlockedServer(Held):
+        traits: ClassVar[Traits] = Traits(has_service=True)
+
+        async def serve(self, node):
+            evaluate_slowly(node)
+            async for _ in node.rounds(self.rounds):
+                pass
+            while not Path("unblocked").exists():
+                time.sleep(0.02)  # messages of the coordinator wait as well
+            await asyncio.Event().wait()
 
 
     class FailingEvaluation(Held):
@@ -56,9 +86,38 @@ def test_an_interrupt_during_the_last_evaluations_records_each_of_them_once(tmp_
         assert run.summary["status"] == "interrupted"
         for node in range(NODES):
             rounds = [r.round for r in run.folder.read(node) if isinstance(r, Evaluation)]
-            assert rounds == list(range(len(rounds))), node
-            assert rounds, node
+            assert rounds == list(range(ROUNDS)), node
+            assert (tmp_path / f"evaluated-by-{node}").stat().st_size == ROUNDS
         assert ends(run.folder) == set(range(NODES))
+
+
+def test_an_interrupt_during_the_last_evaluations_evaluates_the_latest_model(tmp_path: Path) -> None:
+    (tmp_path / "hasty.py").write_text(SLOW)
+    algorithm = f"algorithm={{name='hasty.py:HastyExit', rounds={ROUNDS}, held={ROUNDS}}}"
+    with started(tmp_path, SHAPED, EVERY_ROUND, algorithm) as run:
+        until(lambda: any(isinstance(r, Evaluation) for node in range(NODES) for r in run.folder.read(node)))
+        run.process.send_signal(signal.SIGINT)
+        code, out = run.end()
+        assert code == 130, out
+        for node in range(NODES):
+            rounds = [r.round for r in run.folder.read(node) if isinstance(r, Evaluation)]
+            assert rounds == sorted(set(rounds)), node
+            assert rounds[-1] == ROUNDS - 1, node
+
+
+def test_a_service_that_is_stopped_as_the_run_finishes_evaluates_each_model_once(tmp_path: Path) -> None:
+    (tmp_path / "blocked.py").write_text(SLOW)
+    algorithm = f"algorithm={{name='blocked.py:BlockedServer', rounds={ROUNDS}, held={ROUNDS}}}"
+    with started(tmp_path, SHAPED, EVERY_ROUND, algorithm) as run:
+        until(lambda: ends(run.folder) == set(range(NODES)))
+        run.process.send_signal(signal.SIGINT)
+        until(lambda: "stopping:" in run.output)
+        time.sleep(0.5)  # until the message to stop has been sent
+        (tmp_path / "unblocked").touch()
+        code, out = run.end()
+        assert code == 130, out
+        assert (tmp_path / f"evaluated-by-{NODES}").stat().st_size == ROUNDS
+        assert [r.round for r in run.folder.read(NODES) if isinstance(r, Evaluation)] == list(range(ROUNDS))
 
 
 def test_an_error_in_the_evaluation_after_an_interrupt_is_in_the_log(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
@@ -25,6 +26,10 @@ class DeferredEvaluations:
         self._file = tempfile.TemporaryFile(dir=folder.path)  # noqa: SIM115 - open as long as the process runs
         self._kept: list[tuple[int, float, int | None]] = []
         """Round, time and tick of each model in the file."""
+        self.latest_first = False
+        """Whether the latest of the remaining models is evaluated next. It may change between two evaluations."""
+        self.latest_evaluated = False
+        """Whether the latest of all models has been evaluated."""
 
     def keep(self, round: int, time: float, params: Params, tick: int | None = None) -> None:
         self._file.seek(len(self._kept) * params.nbytes)
@@ -36,13 +41,15 @@ class DeferredEvaluations:
         while self._kept and (self._kept[-1][2] or 0) > tick:
             self._kept.pop()
 
-    def evaluate(self, node: Node, latest_first: bool = False) -> Iterator[Evaluation]:
-        """Evaluate all models, in the order in which they were kept or in reverse."""
-        size, kept = node.params.nbytes, list(enumerate(self._kept))
-        for place, (round, time, tick) in reversed(kept) if latest_first else kept:
+    def evaluate(self, node: Node) -> Iterator[Evaluation]:
+        """Evaluate all models, each of them once: the earliest first, or the latest first while `latest_first`."""
+        size, remaining = node.params.nbytes, deque(enumerate(self._kept))
+        while remaining:
+            place, (round, time, tick) = remaining.pop() if self.latest_first else remaining.popleft()
             self._file.seek(place * size)
-            params = np.frombuffer(self._file.read(size), np.float32)
-            yield Evaluation(round, time, node.trainer.evaluate(params), tick)
+            scores = node.trainer.evaluate(np.frombuffer(self._file.read(size), np.float32))
+            self.latest_evaluated |= place == len(self._kept) - 1
+            yield Evaluation(round, time, scores, tick)
 
 
 async def in_training_slot(

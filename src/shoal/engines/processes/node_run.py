@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Collection, Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,8 @@ class NodeRun:
         self._stopping = False
         self._evaluate_until = math.inf
         """When to begin no more evaluations of kept models, on the monotonic clock."""
+        self._exiting: asyncio.Task[None] | None = None
+        """Evaluates kept models and ends the process, after `stop`."""
         self._ended_at: float | None = None
         """When the algorithm ended."""
         self._cpu_seconds = 0.0
@@ -145,10 +147,11 @@ class NodeRun:
         self._ended_at = self.runtime.now()
         self._report_end()
         finish = await self._link.finished
+        if self._exiting is not None:
+            await self._exiting  # `stop` came first: this task ends the process
         self._take_last_snapshot(finish)
         if self._deferred is not None:
-            async for evaluation in self._evaluate_kept(self._deferred):
-                self.observer.record(evaluation)
+            await self._evaluate_kept(self._deferred)
 
     def stop(self, finish: control.Finish) -> None:
         """End early: save the model, evaluate as many kept models as there is time for, and exit."""
@@ -156,15 +159,18 @@ class NodeRun:
             return
         self._stopping = True
         self._evaluate_until = time.monotonic() + STOP_EVALUATION_SECONDS
-        if self._ended_at is not None and self._link.finished.done():
-            return  # `run` has saved the model, and evaluates the kept models already
+        if self._deferred is not None:
+            self._deferred.latest_first = True
+        ends = self._ended_at is not None or (self._launch.is_service and not self.runtime.hung)
+        if ends and self._link.finished.done():
+            return  # `run` saves the model and evaluates the kept models
         if self._launch.experiment.checkpoint.final:
             self._launch.folder.save_model(self._launch.id, self._node.params)
         if self._deferred is None:
             os._exit(0)
         self._heartbeat.cancel()  # from now on a heartbeat follows each evaluation
         self._take_last_snapshot(finish)
-        self._scope.start(self._evaluate_and_exit(self._deferred))
+        self._exiting = self._scope.start(self._evaluate_and_exit(self._deferred))
 
     def end_record(self, rejected: int, unauthenticated: int) -> End:
         """`rejected` messages and `unauthenticated` connections were counted by the sockets."""
@@ -244,27 +250,31 @@ class NodeRun:
             self._snapshots.take_last(finish)
 
     async def _evaluate_and_exit(self, deferred: DeferredEvaluations) -> None:
-        """Evaluate the latest model that was kept, then earlier ones while there is time, and exit."""
         try:
             await self.runtime.stop_computing()
-            done = [evaluation async for evaluation in self._evaluate_kept(deferred, latest_first=True)]
-            for evaluation in reversed(done):
-                self.observer.record(evaluation)
+            await self._evaluate_kept(deferred)
         except Exception:
             traceback.print_exc()  # to the run's nodes.log
             sys.stderr.flush()
             os._exit(1)
         os._exit(0)
 
-    async def _evaluate_kept(
-        self, deferred: DeferredEvaluations, latest_first: bool = False
-    ) -> AsyncIterator[Evaluation]:
-        """Evaluate at least one of the kept models, and further ones until the node has to exit."""
-        evaluations = deferred.evaluate(self._node, latest_first)
+    async def _evaluate_kept(self, deferred: DeferredEvaluations) -> None:
+        """Evaluate the kept models and record the evaluations, in the order in which the models were kept.
+
+        After `stop`, evaluate the latest model first, and then earlier ones while there is time.
+        """
+        evaluations = deferred.evaluate(self._node)
+        after_stop: list[Evaluation] = []
         async for evaluation in in_training_slot(evaluations, self._node, self._launch.slots, self._link):
-            yield evaluation
-            if time.monotonic() > self._evaluate_until:
-                return
+            if self._stopping:
+                after_stop.append(evaluation)
+            else:
+                self.observer.record(evaluation)
+            if time.monotonic() > self._evaluate_until and deferred.latest_evaluated:
+                break
+        for evaluation in sorted(after_stop, key=lambda evaluation: evaluation.time):
+            self.observer.record(evaluation)
 
     async def _send_heartbeats(self, interval: float) -> None:
         while True:
