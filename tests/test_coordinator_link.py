@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -36,7 +38,15 @@ class FullDisk:
         self.scope.fail(error)
 
 
-def test_an_error_while_a_message_is_handled_ends_the_node() -> None:
+@pytest.mark.parametrize(
+    ("invalid", "error"),
+    [
+        (control.encode(control.Finish(stopped=True)), pytest.raises(OSError, match="no space left")),
+        (b"no message", pytest.raises(msgspec.DecodeError)),
+    ],
+    ids=["cannot be handled", "cannot be decoded"],
+)
+def test_a_message_that_causes_an_error_ends_the_node(invalid: bytes, error: AbstractContextManager[Any]) -> None:
     context: zmq.Context[Any] = zmq.Context()
     coordinator = context.socket(zmq.ROUTER)
     port = coordinator.bind_to_random_port("tcp://127.0.0.1")
@@ -50,12 +60,12 @@ def test_an_error_while_a_message_is_handled_ends_the_node() -> None:
             coordinator.send_multipart([identity, control.encode(control.Start([]))])
             await link.started
             link.resume()
-            for message in (control.Finish(stopped=True), control.SetOnline(online=True)):
-                coordinator.send_multipart([identity, control.encode(message)])
+            for message in (invalid, control.encode(control.SetOnline(online=True))):
+                coordinator.send_multipart([identity, message])
             await asyncio.sleep(10)
 
     try:
-        with pytest.raises(OSError, match="no space left"):
+        with error:
             asyncio.run(body())
         assert node.online == [True], "later messages are handled"
     finally:

@@ -79,11 +79,11 @@ class CoordinatorLink:
     def _drain(self) -> None:
         while not self._socket.closed and (self._resumed or not self.started.done()):
             try:
-                message = control.decode_to_node(self._socket.recv(zmq.NOBLOCK))
+                received = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
-                self._handle(message)
+                self._handle(control.decode_to_node(received))
             except Exception as error:  # the event loop, which calls this method, would only log it
                 self._handler.fail(error)
 
