@@ -209,8 +209,11 @@ def test_the_last_report_of_the_network_process_is_marked_as_final(setting: Sett
     network, other = setting.client(b"network"), setting.client(b"other")
     setting.send(network, control.NetworkListening(RUN, ENDPOINT))
     setting.received_until(control.NetworkListening)
-    setting.send(other, control.UnauthenticatedConnections(RUN, 9, "", final=True))
     rejected = lambda: setting.server.unauthenticated_connections  # noqa: E731
+    setting.send(other, control.UnauthenticatedConnections(RUN, 9, "", final=True), control.NodeFailed(1, RUN, ""))
+    setting.received_until(control.NodeFailed)
+    assert rejected() == 0
+    assert not setting.server.network_reported
     for report in (
         control.UnauthenticatedConnections(RUN, 1, "one"),
         control.UnauthenticatedConnections(RUN, 3, "another", final=True),
