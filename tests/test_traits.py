@@ -95,6 +95,7 @@ def test_an_interactive_sharing_is_found_by_its_trait() -> None:
         ),
         ("partition", {"by_class": True}, "Traits(splits_by_class=True)"),
         ("topology", {"finder": method}, "a method discovery()"),
+        ("topology", {"behind": property(method)}, "a property sampled_topology"),
         *(
             (kind, {"misfits": method}, "incompatibilities(experiment)")
             for kind in ("algorithm", "sharing", "topology")

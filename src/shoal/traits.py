@@ -101,6 +101,7 @@ FORMER_NAMES = (
         "Traits(interactive=True) and the methods of shoal.node.InteractiveSharing",
     ),
     FormerName(("topology",), ("finder",), "a method discovery()"),
+    FormerName(("topology",), ("behind",), "a property sampled_topology"),
     FormerName(("partition",), ("by_class",), "Traits(splits_by_class=True)"),
     FormerName(("algorithm", "sharing", "topology"), ("misfits",), "a method incompatibilities(experiment)"),
 )
