@@ -167,6 +167,18 @@ def test_show_reports_a_damaged_summary(shoal: Callable, tmp_path: Path) -> None
     assert_rejected(shoal("show"), "runs/summary.json cannot be read")
 
 
+@pytest.mark.parametrize("command", ["show", "plot"])
+def test_a_run_of_an_earlier_version_is_read_with_a_notice(shoal: Callable, small: Path, command: str) -> None:
+    assert shoal("run", small, "--set", "nodes=4").code == 0
+    folder = latest(Path("runs"))
+    for file in (folder.summary, *(folder.node(node) for node in range(4))):
+        file.write_text(file.read_text().replace("unauthenticated_connections", "strangers"))
+    result = shoal(command, "runs")
+    assert result.code == 0
+    assert "a run of an earlier version: its key 'strangers' is read as" in result.out
+    assert "FutureWarning" not in result.out + result.err, "a notice, not a line of Python"
+
+
 def test_a_run_that_diverges_ends_with_a_summary(shoal: Callable, small: Path) -> None:
     result = shoal("run", small, "--set", "training.lr=1e30")
     assert result.code == 0

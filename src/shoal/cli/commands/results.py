@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.cli.arguments import Commands, finite_number, picture_path, writing
-from shoal.cli.display import console, print_line, summary_table
+from shoal.cli.display import console, print_line, show_warnings, summary_table
 from shoal.errors import ExperimentError
 from shoal.results.plots import Axis, choose_axis, choose_metric, metric_plot
 from shoal.results.records import RunFolder
@@ -38,17 +38,19 @@ def add_parser(commands: Commands) -> None:
 
 
 def show_run(parsed: argparse.Namespace) -> int:
-    folder = _latest_run(parsed.run or Path("runs"), "show")
-    summary = folder.read_summary()
-    if parsed.target is not None or parsed.metric is not None:
-        found = curve(folder, parsed.metric)
-        summary.update(target_and_best(found, found.metric, parsed.target))
-    console().print(summary_table(summary, str(folder.path)))
+    folder, screen = _latest_run(parsed.run or Path("runs"), "show"), console()
+    with show_warnings(screen):
+        summary = folder.read_summary()
+        if parsed.target is not None or parsed.metric is not None:
+            found = curve(folder, parsed.metric)
+            summary.update(target_and_best(found, found.metric, parsed.target))
+    screen.print(summary_table(summary, str(folder.path)))
     return 0
 
 
 def plot_command(parsed: argparse.Namespace) -> int:
-    plot_runs([_latest_run(run, "plot") for run in parsed.runs], parsed.out, parsed.metric, parsed.x)
+    with show_warnings(console()):
+        plot_runs([_latest_run(run, "plot") for run in parsed.runs], parsed.out, parsed.metric, parsed.x)
     return 0
 
 
