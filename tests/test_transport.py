@@ -112,7 +112,7 @@ def test_a_transport_that_is_closed_during_a_delivery_reads_no_more() -> None:
         node.transport.start([node.transport.endpoint] * 3)
         for round in range(3):
             node.deliver_to_node(OTHER, round)
-        await closed.wait()
+        await eventually(closed.is_set)
         await asyncio.sleep(0.1)
 
     assert len(run_on(lambda: LocalNode(deliver), body)) == 1, "it reports one error, and then stops"
