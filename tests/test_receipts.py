@@ -1,4 +1,4 @@
-"""Receipts: a transmitted message has left when its receiver has read it."""
+"""Receipts: `send_and_wait` returns when the receiver has read the message."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ async def transports(**options: Any) -> AsyncIterator[tuple[Transport, Transport
         context.destroy(linger=0)
 
 
-def test_transmit_waits_until_the_peer_has_read_the_message() -> None:
+def test_send_and_wait_waits_until_the_peer_has_read_the_message() -> None:
     async def body() -> None:
         async with transports() as (one, other, came, rejected):
-            transmitting = asyncio.create_task(one.send_and_wait(1, new_message(size=1000)))
+            sending = asyncio.create_task(one.send_and_wait(1, new_message(size=1000)))
             await asyncio.sleep(0.2)
-            assert not transmitting.done()
+            assert not sending.done()
             other.start([one.endpoint, other.endpoint])
-            assert await transmitting
+            assert await sending
             assert len(came) == 1
             assert one.unsent == 0
             assert not rejected
@@ -52,22 +52,22 @@ def test_transmit_waits_until_the_peer_has_read_the_message() -> None:
     asyncio.run(body())
 
 
-def test_transmit_ends_when_the_peer_fails_or_restarts() -> None:
+def test_send_and_wait_ends_when_the_peer_fails_or_restarts() -> None:
     async def body() -> None:
         async with transports() as (one, other, _, _):
             for end in (lambda: one.move(1, other.endpoint), lambda: one.mark_failed(1)):
-                transmitting = asyncio.create_task(one.send_and_wait(1, new_message()))
+                sending = asyncio.create_task(one.send_and_wait(1, new_message()))
                 await asyncio.sleep(0.05)
-                assert not transmitting.done()
+                assert not sending.done()
                 end()
-                assert not await transmitting
+                assert not await sending
             assert not await one.send_and_wait(1, new_message())
             assert one.unsent == 0
 
     asyncio.run(body())
 
 
-def test_transmit_times_out_if_the_peer_reads_nothing() -> None:
+def test_send_and_wait_times_out_if_the_peer_reads_nothing() -> None:
     async def body() -> None:
         async with transports(send_timeout=0.1) as (one, _, _, _):
             assert not await one.send_and_wait(1, new_message())
@@ -80,12 +80,12 @@ def test_a_receipt_that_cannot_be_sent_yet_is_sent_later() -> None:
     async def body() -> None:
         async with transports() as (one, other, came, _):
             other.start([NO_ENDPOINT, other.endpoint])
-            transmitting = asyncio.create_task(one.send_and_wait(1, new_message()))
+            sending = asyncio.create_task(one.send_and_wait(1, new_message()))
             await eventually(lambda: came)
             assert len(came) == 1
-            assert not transmitting.done()
+            assert not sending.done()
             other.move(0, one.endpoint)
-            assert await transmitting
+            assert await sending
 
     asyncio.run(body())
 
@@ -112,7 +112,7 @@ def test_a_receipt_of_another_run_is_rejected_and_an_unexpected_receipt_is_ignor
     asyncio.run(body())
 
 
-def test_transmitted_and_sent_messages_arrive_once_and_in_order_without_receipts() -> None:
+def test_messages_of_send_and_wait_and_send_arrive_once_and_in_order_without_receipts() -> None:
     harness = SocketHarness()
 
     async def sender(runtime: Runtime) -> list[bool]:
@@ -137,7 +137,7 @@ def test_transmitted_and_sent_messages_arrive_once_and_in_order_without_receipts
     assert harness.rejected == []
 
 
-def test_transmit_to_a_failed_node_is_false_in_a_harness_too() -> None:
+def test_send_and_wait_to_a_failed_node_is_false_in_a_harness_too() -> None:
     harness = SocketHarness()
 
     async def sender(runtime: Runtime) -> list[bool]:

@@ -221,7 +221,7 @@ def test_a_listed_node_cannot_return_receipts_in_the_name_of_another() -> None:
         async with connected_peers(count=3) as (sender, receiver, forger):
             tickets: list[int] = []
             receiver.transport.require_tickets(lambda message, ticket: tickets.append(ticket))  # and sends no receipts
-            transmitting = asyncio.create_task(sender.transport.send_and_wait(1, new_message()))
+            sending = asyncio.create_task(sender.transport.send_and_wait(1, new_message()))
             await eventually(lambda: tickets)
             assert sender.seal is not None
             assert forger.seal is not None
@@ -230,8 +230,8 @@ def test_a_listed_node_cannot_return_receipts_in_the_name_of_another() -> None:
                 push.send_multipart([address(0, ticket), RUN.encode()])
                 await eventually(lambda: sender.rejected)
             assert sender.rejected == ["node 2 returned a receipt for a message to node 1"]
-            assert not transmitting.done()
-            transmitting.cancel()
+            assert not sending.done()
+            sending.cancel()
 
     run_async(body)
 

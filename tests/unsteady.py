@@ -57,7 +57,7 @@ class Unsteady:
         for node in self.nodes:
             runtime = self.world.runtimes[node.id]
             runtime.send = partial(self._send, node.id)  # type: ignore[method-assign]
-            runtime.send_and_wait = partial(self._transmit, node.id)  # type: ignore[method-assign]
+            runtime.send_and_wait = partial(self._send_and_wait, node.id)  # type: ignore[method-assign]
             node.runtime = runtime
             node.trainer.step_seconds = 0.5 + self.rng.random()  # type: ignore[attr-defined]
             runtime.start(algorithm.run(node))
@@ -77,7 +77,7 @@ class Unsteady:
         self._put_in_transit(sender, to, message)
         return True
 
-    async def _transmit(self, sender: int, to: int, message: Message) -> bool:
+    async def _send_and_wait(self, sender: int, to: int, message: Message) -> bool:
         await self.world.runtimes[sender].sleep(self.delay * self.rng.random())
         self._put_in_transit(sender, to, message)
         return True

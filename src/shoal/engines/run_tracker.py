@@ -58,13 +58,13 @@ class RunTracker:
         self._awaited.difference_update(self._awaited.copy() if nodes is None else nodes)
 
     @property
-    def all_learners_lost(self) -> bool:
+    def all_training_nodes_lost(self) -> bool:
         return self.training_nodes <= self.lost.keys()
 
     @property
     def final_status(self) -> Status:
         """The status of a run that came to its end without an interruption."""
-        if self.all_learners_lost:
+        if self.all_training_nodes_lost:
             return "failed"
         return "incomplete" if self.lost else "completed"
 

@@ -39,8 +39,8 @@ def check_runtime(harness: RuntimeHarness) -> None:
     _check_a_timeout_returns_what_arrived(harness)
     _check_a_receive_does_not_wait_for_failed_nodes(harness)
     _check_a_receive_waits_for_rejoined_nodes(harness)
-    _check_transmit_and_send_keep_their_common_order(harness)
-    _check_collect_takes_all_unclaimed_messages_of_a_kind(harness)
+    _check_send_and_wait_and_send_keep_their_common_order(harness)
+    _check_receive_available_takes_all_unclaimed_messages_of_a_kind(harness)
     _check_background_tasks_end_with_the_run(harness)
     _check_a_failing_background_task_ends_the_run(harness)
     _check_compute_does_not_block_messages(harness)
@@ -241,7 +241,7 @@ def _check_a_receive_waits_for_rejoined_nodes(harness: RuntimeHarness) -> None:
     )
 
 
-def _check_transmit_and_send_keep_their_common_order(harness: RuntimeHarness) -> None:
+def _check_send_and_wait_and_send_keep_their_common_order(harness: RuntimeHarness) -> None:
     async def sender(runtime: Runtime) -> list[bool]:
         left = []
         for round in range(10):
@@ -255,12 +255,10 @@ def _check_transmit_and_send_keep_their_common_order(harness: RuntimeHarness) ->
 
     results = harness.run({0: receiver, 1: sender})
     assert results[1] == [True] * 10, f"every message left its node; send_and_wait and send returned {results[1]}"
-    assert results[0] == list(range(10)), (
-        f"messages were sent and transmitted in order 0 to 9, and arrived as {results[0]}"
-    )
+    assert results[0] == list(range(10)), f"messages were sent in order 0 to 9, and arrived as {results[0]}"
 
 
-def _check_collect_takes_all_unclaimed_messages_of_a_kind(harness: RuntimeHarness) -> None:
+def _check_receive_available_takes_all_unclaimed_messages_of_a_kind(harness: RuntimeHarness) -> None:
     async def sender(runtime: Runtime) -> None:
         for kind, round in (("model", 0), ("model", 3), ("other", 0), ("model", 1), ("done", 0)):
             await runtime.send(0, _message(1, kind, round))
@@ -276,8 +274,8 @@ def _check_collect_takes_all_unclaimed_messages_of_a_kind(harness: RuntimeHarnes
     assert nothing == [], f"no message had arrived; got {nothing}"
     _check_is(claimed, 1, "model", 3)
     rounds = [message.round for message in found]
-    assert rounds == [0, 1], f"'model' of rounds 0 and 1 had arrived, in this order; collected {rounds}"
-    assert again == [], f"collected messages are claimed; got {again}"
+    assert rounds == [0, 1], f"'model' of rounds 0 and 1 had arrived, in this order; received {rounds}"
+    assert again == [], f"received messages are claimed; got {again}"
     _check_is(other, 1, "other", 0)
 
 

@@ -60,7 +60,7 @@ class RandomOutRounds:
 
     @property
     def remembered_rounds(self) -> tuple[int, ...]:
-        """The rounds whose links are kept in memory."""
+        """The rounds whose links are kept in memory. For tests."""
         return tuple(self._rounds)
 
     def links(self, node: NodeId, round: int) -> Links:

@@ -190,16 +190,16 @@ class Transport:
 
     @property
     def open_connections(self) -> int:
-        """The number of peers that the node has a connection to."""
+        """The number of peers that the node has a connection to. For tests."""
         return len(self._open)
 
     @property
     def stalled_peers(self) -> frozenset[NodeId]:
-        """The peers that accepted nothing for `send_timeout` seconds."""
+        """The peers that accepted nothing for `send_timeout` seconds. For tests."""
         return frozenset(self._stalled)
 
     def late_receipts(self, node: NodeId) -> list[int]:
-        """The tickets of receipts that wait until `node` accepts them, the oldest first."""
+        """The tickets of receipts that wait until `node` accepts them, the oldest first. For tests."""
         return list(self._late[node][1]) if node in self._late else []
 
     def close(self) -> None:

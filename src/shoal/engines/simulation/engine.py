@@ -83,7 +83,7 @@ class Simulation:
             self._simulate()
             status: Status = self._tracker.final_status
         except KeyboardInterrupt as stop:
-            status = "failed" if self._tracker.all_learners_lost else "interrupted"
+            status = "failed" if self._tracker.all_training_nodes_lost else "interrupted"
             stopped_by = stop.args[0] if stop.args else signal.SIGINT
         except ShoalError:
             raise

@@ -66,7 +66,7 @@ class SimulatedNodes:
         self._rounds_begun = 0
         """Rounds that nodes of `round_nodes` began."""
         self.learning = set(range(setup.experiment.nodes))
-        """Learners whose algorithm has not ended."""
+        """Training nodes whose algorithm has not ended."""
         self.last_end = 0.0
         """When the last node ended. The kernel's clock continues to the last timeout, whether it is needed or not."""
         self.nodes = [self._build(id, RoundFaults(setup.experiment.faults(id))) for id in range(setup.experiment.size)]

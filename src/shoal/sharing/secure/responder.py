@@ -64,7 +64,7 @@ class UnmaskingResponder:
         return self._sent.keys()
 
     def remembered_rounds(self, receiver: NodeId) -> list[int]:
-        """The rounds in which the node sent to `receiver` and still answers its requests."""
+        """The rounds in which the node sent to `receiver` and still answers its requests. For tests."""
         return list(self._sent.get(receiver, ()))
 
     async def serve(self, node: Node, keys: Keys) -> None:
