@@ -73,7 +73,10 @@ class AverageEvaluations:
             )
 
     def cancel(self) -> None:
-        """Begin no more evaluations: the user wants the run to end. The one under way goes on."""
+        """Begin no more evaluations: the user wants the run to end.
+
+        The evaluation under way continues while nodes save their models. The end of the run kills it.
+        """
         self._cancelled = True
         while len(self._queue) > 1:
             self._queue.pop()
