@@ -61,6 +61,28 @@ def test_the_error_of_a_task_ends_the_scope_and_is_raised() -> None:
     assert ended == ["cancelled"]
 
 
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves the scope", "waits"])
+@pytest.mark.parametrize("beside", [0, 1])
+def test_an_error_that_the_main_task_reports_itself_is_raised(beside: int, leaves: bool) -> None:
+    async def in_scope() -> None:
+        async with TaskScope() as scope:
+            for _ in range(beside):
+                scope.start(forever([]))
+            scope.fail(ZeroDivisionError("reported by the main task"))
+            if not leaves:
+                await asyncio.Event().wait()
+
+    async def main() -> int:
+        with pytest.raises(ZeroDivisionError, match="reported by the main task"):
+            await in_scope()
+        await asyncio.sleep(0)  # the main task is not cancelled any longer
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    assert asyncio.run(main()) == 0
+
+
 def test_the_error_of_the_main_task_is_raised_first() -> None:
     async def main() -> None:
         async with TaskScope() as scope:

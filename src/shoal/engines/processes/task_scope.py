@@ -65,14 +65,23 @@ class TaskScope:
         if self.failure is not None or self._stage is _Stage.CLOSED:
             return
         self.failure = error
-        if self._main is not None and self._stage is _Stage.OPEN:
-            self._cancelled_main = True
-            self._main.cancel()
+        if self._main is None:
+            return
+        loop = self._main.get_loop()
+        if asyncio.current_task(loop) is self._main:
+            loop.call_soon(self._cancel_main)  # when it waits; it may leave the scope before
+        else:
+            self._cancel_main()
 
     def cancel(self) -> None:
         """Cancel all tasks beside the main task."""
         for task in list(self._tasks):
             task.cancel()
+
+    def _cancel_main(self) -> None:
+        if self._main is not None and self._stage is _Stage.OPEN:
+            self._cancelled_main = True
+            self._main.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
