@@ -46,7 +46,10 @@ class Component:
 
     @property
     def traits(self) -> Traits:
-        """The traits that the component's class declares."""
+        """The traits that the component's class declares.
+
+        An instance may have others: a partition that changes another one, its parameter `of`, has the traits of that one.
+        """
         return traits_of(find(self.kind, self.name), self.kind)
 
     def build(self) -> Any:
