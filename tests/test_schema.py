@@ -40,6 +40,11 @@ class Renamed:
     mode: Annotated[Literal["fast", "slow"], FormerOption("speed", (("quick", "fast"),))] = "slow"
 
 
+@dataclass(frozen=True)
+class RenamedAndRequired:
+    rate: Annotated[int, FormerOption("speed")]
+
+
 def problems_of(table: object, cls: type = Outer) -> list[str]:
     problems: list[str] = []
     assert schema.build(cls, table, "place", problems) is schema.INVALID
@@ -67,6 +72,13 @@ def test_values_are_converted_to_their_annotations() -> None:
 def test_a_former_name_is_accepted_with_a_warning_and_the_later_key_counts(table: dict[str, str], mode: str) -> None:
     with pytest.warns(FutureWarning, match=r"place\.speed = .*: this key has a new name; write mode = "):
         assert schema.build(Renamed, table, "place", []) == Renamed(mode)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_required_parameter_may_have_its_former_name() -> None:
+    problems: list[str] = []
+    assert schema.build(RenamedAndRequired, {"speed": 3}, "place", problems) == RenamedAndRequired(3)
+    assert problems == []
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -110,7 +110,8 @@ def arguments(cls: type, table: object, place: str, problems: list[str]) -> Any:
         return INVALID
     before = len(problems)
     values: dict[str, Any] = {}
-    for key, value in _current_names(table, known, place).items():
+    table = current_names(table, known, place)
+    for key, value in table.items():
         if key not in known:
             problems.append(f"{join(place, key)}: unknown key{nearest(key, known)}")
             continue
@@ -121,7 +122,7 @@ def arguments(cls: type, table: object, place: str, problems: list[str]) -> Any:
     return values if len(problems) == before else INVALID
 
 
-def _current_names(table: Mapping[str, Any], known: Mapping[str, Parameter], place: str) -> dict[str, Any]:
+def current_names(table: Mapping[str, Any], known: Mapping[str, Parameter], place: str) -> dict[str, Any]:
     """Replace earlier names of keys and values, with a warning. If a table has both names, the later key counts."""
     renamed = {p.former.name: (p.name, p.former.values) for p in known.values() if p.former is not None}
     current = {}

@@ -66,6 +66,11 @@ class Resolver:
             self.problems.append(f"{place}.name = {table['name']!r}: {error}")
             return None
         before = len(self.problems)
+        try:
+            options = schema.current_names(options, schema.parameters(cls), place)
+        except ValueError as error:
+            self.problems.append(f"{place}: {error}")
+            return None
         nested = self._nested_components(cls, options, place)
         options.update({k: None if c is None else c.build() for k, c in nested.items()})
         arguments = schema.arguments(cls, options, place, self.problems)
@@ -96,10 +101,7 @@ class Resolver:
 
     def _nested_components(self, cls: type, options: Mapping[str, Any], place: str) -> dict[str, Component | None]:
         """Return the parameters of `cls` that are components themselves; a string in place of a table is a name."""
-        try:
-            nested = {p.name: p for p in schema.parameters(cls).values() if p.nested is not None}
-        except ValueError:
-            return {}  # schema.arguments reports it
+        nested = {p.name: p for p in schema.parameters(cls).values() if p.nested is not None}
         found = {}
         for key, parameter in nested.items():
             value = options.get(key, parameter.default)
