@@ -25,6 +25,7 @@ EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "CHANGELOG.md": ("strangers", "speaks", "says", "ground", "refuse"),
     "src/shoal/results/records.py": ("strangers",),
     "src/shoal/traits.py": ("speaks", "says", "misfits", "attend", "finder"),
+    "tests/test_cli.py": ("strangers",),
     "tests/test_records.py": ("strangers",),
     "tests/test_traits.py": ("speaks", "says", "misfits", "attend", "finder"),
     # Values of options

@@ -48,7 +48,7 @@ class Component:
     def traits(self) -> Traits:
         """The traits that the component's class declares.
 
-        An instance may have others: a partition that changes another one, its parameter `of`, has the traits of that one.
+        An instance may have others: a partition with an inner partition `of` has the traits of the inner one.
         """
         return traits_of(find(self.kind, self.name), self.kind)
 
