@@ -1,4 +1,4 @@
-"""The processor time of a change of flows does not grow with the number of flows."""
+"""The processor time of a change does not grow with the number of flows on one link, or elsewhere in the network."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def star(nodes: int, concurrent: int, transfers: int) -> float:
 
 
 def fan_out(receivers: int, transfers: int) -> float:
-    """Processor seconds for each of so many transfers from one node, whose rates all change at each end and start."""
+    """Processor seconds for each of so many transfers from one node, many of whose rates change at each end and start."""
     draws = random.Random(1)
-    flows = Flows(np.array([1e7] + [10 ** draws.uniform(1, 6) for _ in range(receivers)]))
+    capacities = [10 ** draws.uniform(1, 6) for _ in range(receivers)]
+    flows = Flows(np.array([0.2 * sum(capacities), *capacities]))
 
     def start(now: float) -> None:
         receiver = draws.randrange(receivers)

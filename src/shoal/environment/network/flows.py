@@ -66,7 +66,7 @@ class Flows:
 
         A flow without links, or with infinite ones only, ends at once.
         """
-        self._go_to(now)
+        now = self._check_time(now)
         if links and not 0 <= min(links) <= max(links) < self._links:
             for link in links:
                 self._check_link(link)
@@ -96,7 +96,7 @@ class Flows:
 
         This is 0 for a flow that has ended by itself; the next `advance` returns its end all the same.
         """
-        self._go_to(now)
+        now = self._check_time(now)
         left = max_min.cancel(self._arrays, now, self._place(flow))
         if left < 0.0:
             return 0.0
@@ -105,7 +105,7 @@ class Flows:
 
     def remaining(self, now: float, flow: int) -> float:
         """The number of a flow's bytes that are still to be carried."""
-        self._go_to(now)
+        now = self._check_time(now)
         return max_min.remaining(self._arrays, now, self._place(flow))
 
     def rate(self, flow: int) -> float:
@@ -114,13 +114,16 @@ class Flows:
 
     def set_capacity(self, now: float, link: int, capacity: float) -> None:
         """Change the capacity of a link from `now` on. With a capacity of 0, its flows stand still."""
-        self._go_to(now)
+        now = self._check_time(now)
         self._check_link(link)
         _check_capacity(link, capacity)
         max_min.set_capacity(self._arrays, now, link, float(capacity))
 
     def next_time(self) -> float:
-        """When the next flow ends if nothing else changes; infinite if none does."""
+        """When the next flow ends if nothing else changes; infinite if none does.
+
+        This is in the past for a flow that has ended and that `advance` has not returned yet.
+        """
         return max_min.next_time(self._arrays)
 
     def advance(self, now: float) -> list[tuple[float, int]]:
@@ -128,7 +131,7 @@ class Flows:
 
         They are sorted by time and id. Their ids are not valid any more.
         """
-        self._go_to(now)
+        now = self._check_time(now)
         count = max_min.advance(self._arrays, now)
         if not count:
             return []
@@ -143,10 +146,12 @@ class Flows:
         self._arrays: Arrays = tuple(state)
         self._hop_links = state.hops["link"]  # the look-up of a field takes longer than setting an item
 
-    def _go_to(self, now: float) -> None:
+    def _check_time(self, now: float) -> float:
+        """Return the time as a float. Raises ValueError if it is before that of the last call."""
         if not self._now <= now < math.inf:
             raise ValueError(f"now is {now}; expected a time that is not before {self._now}, that of the last call")
-        self._now = now
+        self._now = float(now)
+        return self._now
 
     def _place(self, flow: int) -> int:
         try:

@@ -118,6 +118,8 @@ _REST = 1e-12
 """A flow ends when no more than this part of its size is left."""
 _PRECISE = 100.0
 """A link counts from zero again if it has served this many times the size of a flow that joins its group."""
+_ADD_UP = 1 << 62
+"""As the number of updates of a link: its sums are computed anew before they are used."""
 _UPDATES = 8
 """Sums over the flows of a link are computed anew after this many updates for each flow."""
 
@@ -315,7 +317,7 @@ def _subtract(s: State, flow: int) -> None:
             line.flows -= 1
             line.weight -= f.weight
             if line.weight < f.weight:
-                line.updates += _UPDATES * line.hops  # the small difference of large numbers is not precise
+                line.updates = _ADD_UP  # the small difference of large numbers is not precise
 
 
 @_inlined
@@ -543,9 +545,9 @@ def _reserve(s: State, flow: int, exactly: bool) -> None:
 def _allocate(s: State) -> None:
     """Compute rates and ends after changes."""
     totals = s.totals[0]
-    fair = totals.changed == 0
-    if fair:
+    if totals.changed == 0:
         return
+    fair = False
     while not fair:
         _fill(s)
         selected, fair = totals.selected, True
@@ -706,7 +708,7 @@ def set_capacity(state: Arrays, now: float, link: int, capacity: float) -> None:
         s.links[link].capacity = capacity
         _note_change(s, link)
         _select_group(s, link)
-        _select_above(s, link, NONE)
+        _select_above(s, link, -1.0)  # all levels are higher
 
 
 @_compiled
