@@ -32,7 +32,7 @@ def star(nodes: int, concurrent: int, transfers: int) -> float:
 
 
 def fan_out(receivers: int, transfers: int) -> float:
-    """Processor seconds for each of so many transfers from one node, many of whose rates change at each end and start."""
+    """Processor seconds per transfer from one node; many rates change whenever a flow starts or ends."""
     draws = random.Random(1)
     capacities = [10 ** draws.uniform(1, 6) for _ in range(receivers)]
     flows = Flows(np.array([0.2 * sum(capacities), *capacities]))
