@@ -65,12 +65,18 @@ class Shoal:
         self._rngs = [generator(described.seed, "training", node) for node in range(self.nodes)]
         self._streams = [Batches(p, BATCH, rng) for p, rng in zip(self.setup.parts, self._rngs, strict=True)]
 
-    def steps(self, models: Any) -> Any:
+    def steps(self, models: Any, offset: Any = None) -> Any:
+        """Return u = train(x) − x of every node.
+
+        With `offset`, nodes train one step at a time and add it after each step.
+        """
         data, trained = self.setup.data.train, models.copy()
         for node, stream in enumerate(self._streams):
-            for batch in stream.take(STEPS):
-                trained[node] -= RATE * gradient(trained[node], data.x[batch].astype(np.float64), data.y[batch])
-            self._rngs[node].integers(2**63)  # the seed of dropout, which this model does not use
+            for count in [STEPS] if offset is None else [1] * STEPS:
+                for batch in stream.take(count):
+                    trained[node] -= RATE * gradient(trained[node], data.x[batch].astype(np.float64), data.y[batch])
+                self._rngs[node].integers(2**63)  # the seed of dropout, which this model does not use
+                trained[node] += 0.0 if offset is None else offset[node]
         return trained - models
 
     def adjacency(self, round: int = 0, graph: Any = None) -> Any:
@@ -139,14 +145,17 @@ def play(
     train: Callable[[int, Any], Any] | None = None,
     tamper: Callable[[int, Message], Message] | None = None,
     failing: int | None = None,
+    sharing: Callable[[], Any] | None = None,
 ) -> list[Any]:
     """Run nodes that start with these models, without torch, and return them after their last round.
 
     `train(node, params)` takes a second, and changes nothing by default; `tamper(to, message)` may change messages;
-    node `failing` fails after two and a half seconds.
+    node `failing` fails after two and a half seconds; `sharing()` creates the sharing of a node, full by default.
     """
     world = World(len(models))
-    nodes = [_test_node(id, models, topology, train or (lambda _, params: params)) for id in range(len(models))]
+    nodes = [
+        _test_node(id, models, topology, train or (lambda _, params: params), sharing) for id in range(len(models))
+    ]
     for node, runtime in zip(nodes, world.runtimes, strict=True):
         node.runtime = runtime
         if tamper is not None:
@@ -160,9 +169,16 @@ def play(
     return [node for node in nodes if node.id != failing]
 
 
-def _test_node(id: int, models: Any, topology: Any, train: Callable[[int, Any], Any]) -> Node:
+def _test_node(
+    id: int, models: Any, topology: Any, train: Callable[[int, Any], Any], sharing: Callable[[], Any] | None
+) -> Node:
     return FakeRuntime().node(
-        id, nodes=len(models), params=models[id], topology=topology, train=lambda params: train(id, params)
+        id,
+        nodes=len(models),
+        params=models[id],
+        topology=topology,
+        train=lambda params: train(id, params),
+        sharing=sharing() if sharing else None,
     )
 
 

@@ -49,6 +49,7 @@ ALGORITHMS: dict[str, str] = {
     "relaysum": "shoal.algorithms.relaysum:RelaySum",
     "d2": "shoal.algorithms.d2:D2",
     "gradient-tracking": "shoal.algorithms.gradient_tracking:GradientTracking",
+    "k-gt": "shoal.algorithms.k_gt:KGT",
     "qg-dsgdm": "shoal.algorithms.qg_dsgdm:QGDSGDm",
     "muffliato": "shoal.algorithms.muffliato:Muffliato",
     "d-cliques": "shoal.algorithms.d_cliques:DCliquesSGD",

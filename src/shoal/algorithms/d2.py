@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
+
 from shoal.algorithms.support.requirements import requires_plain_sgd, requires_whole_models
 from shoal.algorithms.support.restart_epochs import RestartEpochs, epoch_of
 from shoal.algorithms.support.vectors import lazy_weights
@@ -15,7 +17,7 @@ from shoal.node import Node
 from shoal.topologies.graph import Graph, Mixing
 from shoal.topologies.inspection import graph_of, is_directed, is_dynamic
 from shoal.traits import ExperimentView
-from shoal.types import Bounds, Params
+from shoal.types import Bounds
 
 EIGENVALUE_LIMIT = -1 / 3
 """The smallest eigenvalue of W has to be above this."""
@@ -26,7 +28,10 @@ class D2:
     """Tang et al. 2018, D²: D-PSGD with each step corrected by the previous one; made for heterogeneous data.
 
     With the local step u = train(x) − x, which is −ηg for one step of SGD, all models follow
-    x¹ = W(x⁰ + u⁰), then x^{t+1} = W(2x^t − x^{t−1} + u^t − u^{t−1}).
+    x¹ = W(x⁰ + u⁰), then x^{t+1} = W(2x^t − x^{t−1} + u^t − u^{t−1}). The code uses an equal form: x½ = x + u + c,
+    x ← Wx½, c ← c + (Wx½ − x½), with c = 0 at first. So c is all that mixing has moved the model so far, and Σc = 0.
+    It is kept in double precision: with the first form in float32, rounding errors add up over the rounds and move the
+    mean of all models.
 
     This converges only if the smallest eigenvalue of W is above −1/3, which most sparse graphs miss: a ring of an even
     number of nodes has −1/3, random graphs of degree 5 about −1/2. So with `lazy`, (W + I)/2 replaces W; all its
@@ -44,20 +49,20 @@ class D2:
     lazy: bool = True
 
     async def run(self, node: Node) -> None:
-        before: list[Params] | None = node.algorithm_state.get("before")
-        epochs = RestartEpochs(node)
+        zero, epochs = np.zeros(node.params.size), RestartEpochs(node)
+        correction = node.algorithm_state.get("correction", zero)
         async for r in node.rounds(self.rounds):
-            x = node.params
-            u = await node.train(x) - x
+            trained = await node.train(node.params)
             if epochs.restart_needed():
-                before = None
-            half = x + u if before is None else 2 * x - before[0] + u - before[1]
+                correction = zero
+            half = (trained + correction).astype(np.float32)
             peers = await node.peers(r)
             await node.send(peers, epochs.tag(node.sharing.outgoing(half, r)), round=r)
             received = epochs.same_epoch(await epochs.receive(peers, round=r, check=epoch_of))
             weights = {j: peers.weights[j] for j in received}
-            node.params = node.sharing.merge(half, received, lazy_weights(weights) if self.lazy else weights)
-            node.algorithm_state["before"] = before = [x, u]
+            mixed = node.sharing.merge(half.astype(np.float64), received, lazy_weights(weights) if self.lazy else weights)
+            node.params = mixed.astype(np.float32)
+            node.algorithm_state["correction"] = correction = correction + (mixed - half)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
         problems = requires_plain_sgd(experiment) + requires_whole_models(experiment, "'d2'")

@@ -44,9 +44,9 @@ class Part:
     values: Params
     positions: Positions | None = None
 
-    def add_to(self, target: Params, weight: float = 1.0) -> None:
-        """Add weight · part to `target`, in place. The part is zero at all other positions."""
-        values = self.values if weight == 1.0 else self.values * np.float32(weight)
+    def add_to(self, target: NDArray[np.floating], weight: float = 1.0) -> None:
+        """Add weight · part to `target`, in place, in its precision. The part is zero at all other positions."""
+        values = self.values if weight == 1.0 else np.multiply(self.values, weight, dtype=target.dtype)
         if self.positions is None:
             target += values
         else:

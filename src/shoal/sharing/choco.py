@@ -89,7 +89,7 @@ class CHOCO:
             self._left_out |= self._reset()
         rng = self._info.rng("choco", round) if self.compressor.stochastic else None
         difference, self._sent = self.compressor.compress((params - self._copy).astype(np.float32), rng)
-        _add(self._sent, self._copy)
+        self._sent.add_to(self._copy)
         asked = self._asked = self._left_out - self._asked  # a neighbour has one round to answer
         askers, self._asked_by = frozenset(self._asked_by), []
         if not asked and not askers:
@@ -126,9 +126,9 @@ class CHOCO:
             self._followed = dict(weights)  # all copies are still 0, and so is the pull with any weights
         dropped = set() if _agree(self._followed, weights) else self._reset()
         for peer, weight in self._followed.items():
-            _add(differences[peer], self._pull, weight)
+            differences[peer].add_to(self._pull, weight)
         if sent is not None:
-            _add(sent, self._pull, -sum(self._followed.values()))
+            sent.add_to(self._pull, -sum(self._followed.values()))
         copies = {peer: payload.arrays["copy"] for peer, payload in received.items() if "copy" in payload.arrays}
         self._include({peer: copy for peer, copy in copies.items() if peer not in self._followed}, weights)
         self._left_out = (received.keys() | dropped) - self._followed.keys()
@@ -174,15 +174,6 @@ class CHOCO:
             self._pull *= sum(self._followed[peer] for peer in before) / sum(before.values())
         for peer, copy in copies.items():
             self._pull += self._followed[peer] * (copy - self._copy)
-
-
-def _add(part: Part, target: NDArray[np.float64], weight: float = 1.0) -> None:
-    """Add weight · part to `target`, in place and in double precision."""
-    values = np.multiply(part.values, weight, dtype=np.float64)
-    if part.positions is None:
-        target += values
-    else:
-        np.add.at(target, part.positions, values)
 
 
 def _renormalised(weights: Mapping[NodeId, float], peers: Collection[NodeId]) -> dict[NodeId, float]:

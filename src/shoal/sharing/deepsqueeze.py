@@ -69,11 +69,12 @@ class DeepSqueeze:
         self._cache.check(payload, params.size)
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        merged = params.copy()
+        step = np.zeros(params.size)  # in double precision: rounding of large terms would move the mean of all models
         for peer, part in self._cache.take(received, params.size).items():
-            part.add_to(merged, self.gamma * weights[peer])
+            part.add_to(step, weights[peer])
         sent, self._sent = self._sent or Part(params), None  # without an outgoing payload, use the model itself
-        sent.add_to(merged, -self.gamma * sum(weights.values()))
+        sent.add_to(step, -sum(weights.values()))
+        merged: Params = (params + self.gamma * step).astype(np.float32)
         return merged
 
     def state(self) -> State:

@@ -35,11 +35,18 @@ class FullSharing:
             raise MessageError(f"expected one float32 vector 'params' of {params.size} values")
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        merged = params * np.float32(1.0 - sum(weights.values()))
-        terms = [(payload.arrays["params"], np.float32(weights[peer])) for peer, payload in received.items()]
-        scaled = np.empty(min(BLOCK, merged.size), np.float32)
+        """Return x + Σ_j w_j (x_j − x), in the precision of `params`.
+
+        Differences: the weights, rounded to float32, do not sum to 1 exactly, and a sum of models with these weights
+        would scale the model in every round.
+        """
+        merged = params.copy()
+        terms = [(payload.arrays["params"], merged.dtype.type(weights[peer])) for peer, payload in received.items()]
+        buffer = np.empty(min(BLOCK, merged.size), merged.dtype)
         for start in range(0, merged.size, BLOCK):
-            part = merged[start : start + BLOCK]
+            own, part = params[start : start + BLOCK], merged[start : start + BLOCK]
+            difference = buffer[: part.size]
             for vector, weight in terms:
-                part += np.multiply(vector[start : start + BLOCK], weight, out=scaled[: part.size])
+                np.subtract(vector[start : start + BLOCK], own, out=difference)
+                part += np.multiply(difference, weight, out=difference)
         return merged

@@ -42,7 +42,10 @@ class Sharing(Protocol):
     def outgoing(self, params: Params, round: int) -> Outgoing: ...
 
     def merge(self, params: Params, received: Mapping[NodeId, Payload], weights: Mapping[NodeId, float]) -> Params:
-        """Return the model after the merge. The node's own weight is 1 minus the sum of `weights`."""
+        """Return the model after the merge. The node's own weight is 1 minus the sum of `weights`.
+
+        A sharing with the trait `sends_whole_models` merges `params` in double precision if they are doubles.
+        """
         ...
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.types import NodeId, Params
+
+Vector = TypeVar("Vector", Params, NDArray[np.float64])
 
 
 def check_vectors(payload: Payload, size: int, names: tuple[str, ...]) -> None:
@@ -21,11 +25,15 @@ def check_vectors(payload: Payload, size: int, names: tuple[str, ...]) -> None:
             raise MessageError(f"{name!r} holds values that are not finite")
 
 
-def average(own: Params, others: Mapping[NodeId, Params], weights: Mapping[NodeId, float]) -> Params:
-    """Return the weighted average. The weight of `own` is 1 minus the weights of `others`."""
-    mixed = own * np.float32(1.0 - sum(weights[peer] for peer in others))
+def average(own: Vector, others: Mapping[NodeId, Params], weights: Mapping[NodeId, float]) -> Vector:
+    """Return own + Σ_j w_j (x_j − own), in the precision of `own`; the weight of `own` is 1 minus those of `others`.
+
+    Weights that are rounded to float32 do not sum to 1 exactly: a sum of vectors with these weights would scale them in
+    every round.
+    """
+    mixed = own.copy()
     for peer, vector in others.items():
-        mixed += vector * np.float32(weights[peer])
+        mixed += (vector - own) * own.dtype.type(weights[peer])
     return mixed
 
 
