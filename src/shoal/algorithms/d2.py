@@ -10,12 +10,12 @@ from typing import Annotated
 
 import numpy as np
 
-from shoal.algorithms.support.requirements import requires_plain_sgd, requires_whole_models
+from shoal.algorithms.support.requirements import requires_plain_sgd, requires_whole_models, warn_of_local_steps
 from shoal.algorithms.support.restart_epochs import RestartEpochs, epoch_of
 from shoal.algorithms.support.vectors import lazy_weights
 from shoal.node import Node
 from shoal.topologies.graph import Graph, Mixing
-from shoal.topologies.inspection import graph_of, is_directed, is_dynamic
+from shoal.topologies.inspection import graph_of, is_directed, is_dynamic, requires_doubly_stochastic
 from shoal.traits import ExperimentView
 from shoal.types import Bounds
 
@@ -60,11 +60,14 @@ class D2:
             await node.send(peers, epochs.tag(node.sharing.outgoing(half, r)), round=r)
             received = epochs.same_epoch(await epochs.receive(peers, round=r, check=epoch_of))
             weights = {j: peers.weights[j] for j in received}
-            mixed = node.sharing.merge(half.astype(np.float64), received, lazy_weights(weights) if self.lazy else weights)
+            mixed = node.sharing.merge(
+                half.astype(np.float64), received, lazy_weights(weights) if self.lazy else weights
+            )
             node.params = mixed.astype(np.float32)
             node.algorithm_state["correction"] = correction = correction + (mixed - half)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        warn_of_local_steps(experiment)
         problems = requires_plain_sgd(experiment) + requires_whole_models(experiment, "'d2'")
         graph = graph_of(experiment)
         topology = f"topology = {experiment.topology.name!r}"
@@ -73,6 +76,8 @@ class D2:
                 f"{topology}: 'd2' diverges on a graph that changes or is directed; use an undirected graph that does "
                 "not change, or algorithm = 'gradient-tracking'"
             )
+        elif unbalanced := requires_doubly_stochastic(experiment, "algorithm = 'd2'"):
+            problems += unbalanced
         elif graph is not None and not self.lazy:
             smallest = _smallest_eigenvalue(graph, experiment)
             if smallest <= EIGENVALUE_LIMIT + 1e-5:

@@ -13,11 +13,12 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from shoal.algorithms.support.requirements import requires_plain_sgd
+from shoal.algorithms.support.requirements import requires_plain_sgd, warn_of_local_steps
 from shoal.algorithms.support.restart_epochs import RestartEpochs, epoch_of
 from shoal.algorithms.support.vectors import average, check_vectors, lazy_weights
 from shoal.message import Payload
 from shoal.node import Node
+from shoal.topologies.inspection import requires_doubly_stochastic
 from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds
 
@@ -66,7 +67,10 @@ class GradientTracking:
             node.algorithm_state.update(mixed=mixed, before=before)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return requires_plain_sgd(experiment)
+        warn_of_local_steps(experiment)
+        return requires_plain_sgd(experiment) + requires_doubly_stochastic(
+            experiment, "algorithm = 'gradient-tracking'"
+        )
 
 
 def _check(payload: Payload, size: int) -> None:

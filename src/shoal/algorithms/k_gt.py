@@ -16,6 +16,7 @@ from shoal.algorithms.support.restart_epochs import RestartEpochs, epoch_of
 from shoal.algorithms.support.vectors import average, check_vectors, lazy_weights
 from shoal.message import Payload
 from shoal.node import Node
+from shoal.topologies.inspection import requires_doubly_stochastic
 from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds
 
@@ -62,7 +63,7 @@ class KGT:
             node.algorithm_state["correction"] = correction
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return requires_plain_sgd(experiment)
+        return requires_plain_sgd(experiment) + requires_doubly_stochastic(experiment, "algorithm = 'k-gt'")
 
 
 def _check(payload: Payload, size: int) -> None:

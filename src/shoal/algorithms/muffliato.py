@@ -18,7 +18,7 @@ from shoal.message import Payload
 from shoal.node import Node
 from shoal.sharing.sharing import PayloadChecker
 from shoal.topologies.graph import Mixing, cached_per_mixing
-from shoal.topologies.inspection import graph_of, is_directed, is_dynamic
+from shoal.topologies.inspection import graph_of, is_directed, is_dynamic, requires_doubly_stochastic
 from shoal.traits import ExperimentView
 from shoal.types import Bounds, Params
 
@@ -81,7 +81,11 @@ class Muffliato:
             ]
         if graph is not None and graph.static and _gap(Mixing(graph, experiment.weights)) == 0.0:
             return [f"{topology}: {DISCONNECTED}"]
-        return requires_whole_models(experiment, "acceleration") if self.accelerated else []
+        if not self.accelerated:
+            return []
+        return requires_whole_models(experiment, "acceleration") + requires_doubly_stochastic(
+            experiment, "algorithm.accelerated = true"
+        )
 
 
 DISCONNECTED = "its spectral gap is 0: it is not connected, and the noise would not average away; connect the graph"

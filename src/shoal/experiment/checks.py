@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ from shoal.environment.faults.table import affects_pairs
 from shoal.experiment.registry import Component, registry
 from shoal.experiment.resolving import Resolver
 from shoal.experiment.tables import NodeSettings, ProcessesPlan
-from shoal.topologies.graph import WeightScheme
+from shoal.topologies.graph import Mixing, TopologyWarning, WeightScheme
+from shoal.topologies.inspection import graph_of, is_directed, is_doubly_stochastic
 from shoal.training import metrics
 from shoal.training.settings import Training
 from shoal.traits import Constrained
@@ -161,7 +163,25 @@ def incompatibilities(experiment: Experiment) -> list[str]:
             instance = component.build()
             if isinstance(instance, Constrained):
                 problems.update(dict.fromkeys(instance.incompatibilities(view)))
+        if not problems:
+            _warn_of_weights(view)
     return list(problems)
+
+
+def _warn_of_weights(view: _NodeView) -> None:
+    """Warn if models are averaged with weights that do not keep their mean."""
+    graph, traits = graph_of(view), view.algorithm.traits
+    if graph is None or traits.sends_to != "neighbours" or traits.own_payloads:
+        return
+    if not is_doubly_stochastic(Mixing(graph, view.weights)):
+        remedy = "use an undirected graph" if is_directed(graph) else "use weights = 'metropolis-hastings'"
+        warnings.warn(
+            f"weights = {view.weights!r}: on topology = {view.topology.name!r} the mixing matrix is not doubly "
+            "stochastic, so the models of some nodes count more than others in the average of all; "
+            f"{remedy} to count all alike",
+            TopologyWarning,
+            stacklevel=2,
+        )
 
 
 def _mixed_algorithms(experiment: Experiment) -> Iterator[str]:

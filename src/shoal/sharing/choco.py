@@ -24,6 +24,7 @@ from shoal.sharing.payload_cache import PayloadCache
 from shoal.sharing.requirements import requires_static_neighbours
 from shoal.sharing.sharing import NodeInfo, Outgoing
 from shoal.state import State
+from shoal.topologies.inspection import requires_symmetric
 from shoal.traits import ExperimentView
 from shoal.types import Bounds, Nested, NodeId, Params
 
@@ -67,9 +68,8 @@ class CHOCO:
         self._cache: PayloadCache[Part] = PayloadCache(self.compressor.decompress)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return requires_static_neighbours(
-            experiment, "a node follows the changes of each neighbour from the first round on"
-        )
+        why = "a node follows the changes of each neighbour from the first round on"
+        return requires_static_neighbours(experiment, why) or requires_symmetric(experiment, "sharing = 'choco'")
 
     def bind(self, info: NodeInfo) -> None:
         self._info = info

@@ -18,6 +18,7 @@ from shoal.sharing.payload_cache import PayloadCache
 from shoal.sharing.requirements import requires_neighbours
 from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
+from shoal.topologies.inspection import requires_symmetric
 from shoal.traits import ExperimentView
 from shoal.types import Bounds, Nested, NodeId, Params
 
@@ -48,7 +49,8 @@ class DeepSqueeze:
         self._cache: PayloadCache[Part] = PayloadCache(self.compressor.decompress)
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        return requires_neighbours(experiment, "nodes step towards each other, in pairs")
+        why = "nodes step towards each other, in pairs"
+        return requires_neighbours(experiment, why) or requires_symmetric(experiment, "sharing = 'deepsqueeze'")
 
     def bind(self, info: NodeInfo) -> None:
         self._info = info

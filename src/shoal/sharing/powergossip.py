@@ -20,7 +20,7 @@ from shoal.randomness import generator
 from shoal.sharing.requirements import requires_neighbours
 from shoal.sharing.sharing import NodeInfo
 from shoal.state import State
-from shoal.topologies.inspection import initial_graph, is_directed
+from shoal.topologies.inspection import initial_graph, is_directed, requires_doubly_stochastic
 from shoal.traits import ExperimentView
 from shoal.types import Bounds, NodeId, Params
 
@@ -133,7 +133,7 @@ class PowerGossip:
                 f"and topology = {experiment.topology.name!r} has one-way links; "
                 "use an undirected graph, or another sharing"
             ]
-        return []
+        return requires_doubly_stochastic(experiment, "sharing = 'powergossip'")
 
     def state(self) -> State:
         edges = self._edges.items()

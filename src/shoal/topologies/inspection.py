@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from shoal.errors import TopologyError
-from shoal.topologies.graph import Graph
+from shoal.topologies.graph import Graph, Mixing
 from shoal.topologies.static import FullGraph, components
 from shoal.traits import ExperimentView
 
@@ -37,6 +39,54 @@ def is_directed(graph: Graph | None) -> bool:
     if graph is None or isinstance(graph, FullGraph):  # a full graph has n² links
         return False
     return any(links.receivers != links.senders for links in (graph.links(node, 0) for node in range(graph.nodes)))
+
+
+CHECKED_ROUNDS = 3
+"""Rounds of a changing graph whose weights are checked."""
+
+
+def is_doubly_stochastic(mixing: Mixing) -> bool:
+    """Whether the columns of the mixing matrix sum to 1, as its rows do; then mixing keeps the mean of all models."""
+    graph = mixing.graph
+    if isinstance(graph, FullGraph) or (mixing.scheme == "metropolis-hastings" and not is_directed(graph)):
+        return True
+    for round in range(1 if graph.static else CHECKED_ROUNDS):
+        columns = np.ones(graph.nodes)
+        for node in range(graph.nodes):
+            for peer, weight in mixing.peers(node, round).weights.items():
+                columns[peer] += weight
+                columns[node] -= weight
+        if np.abs(columns - 1.0).max() > 1e-9:
+            return False
+    return True
+
+
+def requires_doubly_stochastic(experiment: ExperimentView, component: str) -> list[str]:
+    """Reject mixing weights with which `component`, such as "algorithm = 'd2'", would converge to a wrong model."""
+    graph = graph_of(experiment)
+    if graph is None or is_doubly_stochastic(Mixing(graph, experiment.weights)):
+        return []
+    topology = f"topology = {experiment.topology.name!r}"
+    wrong = f"{component} needs a doubly stochastic mixing matrix, and would otherwise converge to a wrong model"
+    if is_directed(graph):
+        return [
+            f"{topology}: its links are directed and its nodes have different numbers of them; {wrong}; use an "
+            "undirected graph, or algorithm = 'sgp'"
+        ]
+    return [
+        f"weights = {experiment.weights!r}: on {topology} nodes have different numbers of neighbours; {wrong}; use "
+        "weights = 'metropolis-hastings'"
+    ]
+
+
+def requires_symmetric(experiment: ExperimentView, component: str) -> list[str]:
+    """Reject directed graphs as well: the weight of a link has to be the same in both directions."""
+    if is_directed(graph_of(experiment)):
+        return [
+            f"topology = {experiment.topology.name!r}: its links are directed, and {component} needs the same weight "
+            "in both directions of a link; use an undirected graph"
+        ]
+    return requires_doubly_stochastic(experiment, component)
 
 
 def is_tree(graph: Graph) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from shoal.errors import TopologyError
 from shoal.topologies.graph import Topology
 from shoal.traits import ExperimentView
@@ -37,6 +39,20 @@ def requires_plain_sgd(experiment: ExperimentView) -> list[str]:
             "SGD; remove the momentum"
         )
     return problems
+
+
+def warn_of_local_steps(experiment: ExperimentView) -> None:
+    """Warn if nodes take several local steps, for an algorithm whose correction holds for the first one only."""
+    training, name = experiment.training, experiment.algorithm.name
+    if training.local_steps == 1 and training.local_epochs is None:
+        return
+    key = "local_steps" if training.local_epochs is None else "local_epochs"
+    warnings.warn(
+        f"training.{key} = {getattr(training, key)}: the correction of {name!r} holds for one local step; with more "
+        "steps the models converge to another point, which depends on how the data is split; use algorithm = 'k-gt' "
+        "or training.local_steps = 1",
+        stacklevel=3,
+    )
 
 
 def requires_buildable_graph(key: str, topology: Topology, experiment: ExperimentView) -> list[str]:
