@@ -434,3 +434,14 @@ def test_leaf_cnn_with_batch_norm_keeps_local_statistics(tmp_path: Path) -> None
         partition={"name": "iid"},
     ).run(tmp_path)
     assert np.load(run.folder.model(0)).size == 28_640 + 256 + 32 * 10 + 10
+
+
+def test_negative_variances_of_a_merged_model_count_as_zero() -> None:
+    flat = FlatModule(batch_norm_module())
+    slot = next(slot for slot in flat.layout if slot.name.endswith("running_var"))
+    params = flat.read().copy()
+    params[slot.offset] = -0.5
+    scores = trainer(flat).evaluate(params)
+    assert np.isfinite(list(scores.values())).all()
+    params[slot.offset] = 0.0
+    assert trainer(flat).evaluate(params) == scores

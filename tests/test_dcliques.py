@@ -71,6 +71,14 @@ def test_nodes_of_one_class_each_form_cliques_of_nearly_all_classes() -> None:
         assert after < 0.1
 
 
+def test_default_number_of_swaps_grows_with_the_nodes() -> None:
+    counts = one_class_each(1000)
+    graph = DCliques().build_from(counts, seed=1)
+    assert skews(counts, graph.cliques).mean() < 0.02
+    fewer = DCliques(steps=1000).build_from(counts, seed=1)
+    assert skews(counts, fewer.cliques).mean() > 0.05
+
+
 def test_skew_is_the_distance_between_label_distributions() -> None:
     counts = np.array([[10, 0], [0, 10], [500, 0], [0, 3]])
     assert skews(counts, [(0, 1), (2, 3)]).tolist() == [0.0, 0.0]  # each node has the same weight

@@ -399,3 +399,13 @@ def test_server_stops_waiting_for_a_client_many_times_slower_than_others() -> No
 
 def test_server_learns_the_training_time_from_earlier_answers() -> None:
     assert wait(0.05, {0.4: [0, 1], 0.9: [0], 1.5: [1]}, receives=2) == [{0, 1}, {0, 1}]
+
+
+def test_clients_start_each_round_without_momentum_unless_told_otherwise(tmp_path: Path) -> None:
+    def digest(**training: Any) -> Any:
+        settings = {"lr": RATE, "batch_size": BATCH, "local_steps": STEPS, "momentum": 0.9, **training}
+        run = dataclasses.replace(experiment(), training=settings).run(tmp_path)
+        return run.summary["digest"]
+
+    assert digest() == digest(keep_state=False)
+    assert digest() != digest(keep_state=True)

@@ -31,6 +31,8 @@ class Traits:
     """Whether its payloads are not models of the sharing: it builds them itself, or they are steps."""
     needs_only_sum: bool = False
     """Whether it uses nothing of the models received in a round but their weighted sum."""
+    stateless_nodes: bool = False
+    """Whether nodes keep no optimizer state from round to round unless `training.keep_state` is true."""
     per_node_options: frozenset[str] = frozenset()
     """Options that may differ between the nodes of a run."""
 

@@ -25,7 +25,9 @@ class FedAvg:
 
     With x the server's model, S the sampled clients and n_k their samples: x ← Σ n_k·train_k(x) / Σ n_k over S.
     `server` replaces that assignment by an optimizer: FedAvgM (Hsu et al. 2019), FedAdam, FedYogi and FedAdagrad (Reddi
-    et al. 2021). FedProx (Li et al. 2020) is `training.proximal`; local epochs are `training.local_epochs`.
+    et al. 2021). FedProx (Li et al. 2020) is `training.proximal`; local epochs are `training.local_epochs`. Clients are
+    stateless: each round starts with a new optimizer, without momentum from earlier rounds, unless
+    `training.keep_state` is true.
 
     Clients send their models by the experiment's sharing. A client that fails or times out is left out of the average,
     as if it had not been sampled. At the end all clients hold the server's model. If the server fails, clients end as
@@ -37,7 +39,7 @@ class FedAvg:
     """The fraction of the running clients to sample in a round; at least one client is sampled."""
     server: Annotated[ServerOptimizer, Nested("server-optimizer")] = field(default_factory=ServerSGD)
 
-    traits: ClassVar[Traits] = Traits(sends_to="server", needs_only_sum=True, has_service=True)
+    traits: ClassVar[Traits] = Traits(sends_to="server", needs_only_sum=True, has_service=True, stateless_nodes=True)
 
     async def run(self, node: Node) -> None:
         await node.send([node.server], Payload({}, {SAMPLES: node.samples}), round=0, kind=JOIN)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shoal import schema
 from shoal.experiment.registry import REGISTRIES, Component, find, shallow_table
 from shoal.experiment.tables import DEFAULT_NAMES, Group, NodeSettings, ProcessesPlan, location
+from shoal.training.settings import Training
 from shoal.traits import traits_of
 
 if TYPE_CHECKING:
@@ -120,7 +121,13 @@ class Resolver:
                 if override is not None and value is not None:
                     value = self._overridden(key, value, override, f"group[{i}].{key}")
             values[key] = value
-        return None if None in values.values() else NodeSettings(**values)
+        if None in values.values():
+            return None
+        training: Training = values["training"]
+        if training.keep_state is None:
+            keep = not values["algorithm"].traits.stateless_nodes
+            values["training"] = dataclasses.replace(training, keep_state=keep)
+        return NodeSettings(**values)
 
     def _overridden(self, key: str, value: Any, override: Mapping[str, Any], place: str) -> Any:
         if isinstance(value, Component):

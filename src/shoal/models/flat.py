@@ -22,6 +22,7 @@ from shoal.randomness import derived_seed
 
 BATCH_NORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """Names of the buffers of batch normalisation. torch uses the same names in every version of the layer."""
+VARIANCE = "running_var"
 SPECTRAL_NORM_BUFFERS = ("weight_u", "weight_v", "_u", "_v")
 """Names of the buffers of both implementations of spectral norm. An average of unit vectors is no unit vector."""
 
@@ -101,13 +102,19 @@ class FlatModule:
         return bool(self._statistics or self.local_buffers)
 
     def load(self, params: NDArray[np.float32]) -> None:
-        """Copy `params` into the module."""
+        """Copy `params` into the module. Negative variances of batch normalisation become 0.
+
+        Sharings that compress models, and algorithms that add differences of models, may produce them.
+        """
         if params.shape != (self.size,):
             raise ValueError(f"params have shape {params.shape}; this model expects one vector, ({self.size},)")
         if self.values.device.type == "cpu":
             np.copyto(self.values.numpy(), params)
         else:
             self.values.copy_(torch.from_numpy(params.copy()))  # torch does not accept a read-only array
+        for name, view in self._statistics.items():
+            if name.rpartition(".")[2] == VARIANCE:
+                view.clamp_(min=0.0)
 
     def read(self) -> NDArray[np.float32]:
         """Return a read-only copy of the vector."""

@@ -29,6 +29,8 @@ Counts: TypeAlias = NDArray[np.int64]
 
 LINKS_PER_SCALE = 2
 """The number of cliques that a clique is linked to at each scale of a small world, on either side."""
+MIN_STEPS, STEPS_PER_NODE = 1000, 10
+"""The default number of swaps that are attempted."""
 MIN_GAIN = 1e-9
 """A swap has to reduce the skew by more than rounding errors could."""
 
@@ -38,7 +40,8 @@ class DCliques:
     """Cliques with the label distribution of all nodes, linked sparsely (D-Cliques, Bellet et al. 2022).
 
     `size` is the largest number of members of a clique; `steps` is the number of attempts to swap members of two random
-    cliques: 1,000 are enough for about 25 cliques, 100 cliques need 10,000. The graph is built from the labels that
+    cliques. By default it is 10 per node, and at least the paper's 1,000: with 1,000 nodes, cliques of 10 and 2 classes
+    per node, 1,000 attempts leave a mean skew of 0.073, 10,000 leave 0.007. The graph is built from the labels that
     nodes hold: `build_from`.
     """
 
@@ -46,7 +49,7 @@ class DCliques:
 
     size: Annotated[int, Bounds(at_least=2)] = 10
     between: Between = "small-world"
-    steps: Annotated[int, Bounds(at_least=0)] = 1000
+    steps: Annotated[int, Bounds(at_least=0)] | None = None
 
     def build(self, nodes: int, seed: int) -> CliqueGraph:
         """Raise `TopologyError`: see `build_from`."""
@@ -57,7 +60,8 @@ class DCliques:
 
     def build_from(self, labels: Counts, seed: int) -> CliqueGraph:
         """Return the graph; node i holds `labels[i, c]` samples of class c."""
-        found = cliques(labels, self.size, generator(seed, "topology"), self.steps)
+        steps = max(MIN_STEPS, STEPS_PER_NODE * len(labels)) if self.steps is None else self.steps
+        found = cliques(labels, self.size, generator(seed, "topology"), steps)
         return CliqueGraph(found, links_between(found, self.between, self.size))
 
 
@@ -79,7 +83,7 @@ class CliqueGraph(StaticGraph):
         return self._clique[node]
 
 
-def cliques(counts: Counts, size: int, rng: np.random.Generator, steps: int = 1000) -> list[Clique]:
+def cliques(counts: Counts, size: int, rng: np.random.Generator, steps: int) -> list[Clique]:
     """Divide the nodes into cliques of at most `size` with label distributions close to the global one: greedy swap.
 
     Start from random cliques. Then, `steps` times, choose two random cliques and swap two members: a random pair among

@@ -21,8 +21,9 @@ class Training:
     """None keeps the optimizer's default: 0.01 for AdamW, 0 for most."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer, with torch's names."""
-    keep_state: bool = True
-    """Whether the optimizer's state (momentum, moments) is kept from round to round."""
+    keep_state: bool | None = None
+    """Whether the optimizer's state (momentum, moments) is kept from round to round. None: it is kept, except by
+    algorithms whose nodes are stateless by convention, such as the clients of FedAvg (`Traits.stateless_nodes`)."""
     loss: str = "auto"
     """A loss of torch.nn, or "rmse". "auto" is cross-entropy for classes and tokens, and MSE for numbers."""
     batch_size: Annotated[int, Bounds(at_least=1)] = 16
