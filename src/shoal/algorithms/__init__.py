@@ -44,6 +44,8 @@ ALGORITHMS: dict[str, str] = {
     "shatter": "shoal.algorithms.shatter:Shatter",
     "adpsgd": "shoal.algorithms.adpsgd:ADPSGD",
     "swift": "shoal.algorithms.swift:SWIFT",
+    "adpsgd-artifact": "shoal.algorithms.artifact_baselines:ArtifactADPSGD",
+    "swift-artifact": "shoal.algorithms.artifact_baselines:ArtifactSWIFT",
     "ipls": "shoal.algorithms.ipls:IPLS",
     "sgp": "shoal.algorithms.sgp:SGP",
     "relaysum": "shoal.algorithms.relaysum:RelaySum",

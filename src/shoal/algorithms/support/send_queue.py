@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from shoal.message import Payload
 from shoal.node import Node
@@ -44,6 +45,32 @@ class SendQueue:
             self._node.algorithm_state[UNSENT] = len(self._waiting)
             await self._node.send_and_wait(to, payload, round=self._round, kind=self._kind)
         self._senders -= 1
+
+
+class OrderedSender:
+    """Sends every message in order, in the background, one at a time. No message is dropped, however long they wait."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._waiting: list[list[Any]] = node.algorithm_state.setdefault("waiting", [])
+        """Lists of receiver, kind, round and arrays of a message; part of the node's state."""
+        self._sending = False
+        self._start()
+
+    def add(self, to: NodeId, payload: Payload, round: int, kind: str) -> None:
+        self._waiting.append([to, kind, round, payload.arrays])
+        self._start()
+
+    def _start(self) -> None:
+        if self._waiting and not self._sending:
+            self._sending = True
+            self._node.background(self._send())
+
+    async def _send(self) -> None:
+        while self._waiting:
+            to, kind, round, arrays = self._waiting.pop(0)
+            await self._node.send_and_wait(to, Payload(arrays), round=round, kind=kind)
+        self._sending = False
 
 
 class LatestSender:
