@@ -38,7 +38,7 @@ PAPER = 3.9
 """The best speed-up of DivShare over AD-PSGD in the paper, with stragglers on CIFAR-10."""
 TRAINING_SECONDS = 0.32
 GRAPH = {"name": "regular", "degree": 6}
-ALGORITHMS = ("divshare", "adpsgd", "swift")
+ALGORITHMS = ("divshare", "adpsgd", "swift", "adpsgd-artifact", "swift-artifact")
 
 
 @dataclass(frozen=True)
