@@ -23,8 +23,8 @@ from shoal.results.records import Event, Record
 from shoal.sharing.full import FullSharing
 from shoal.sharing.secure import secure
 from shoal.sharing.secure.fixed_point import FixedPoint
-from shoal.sharing.secure.masks import Keys
-from shoal.sharing.secure.messages import MaskedUpdate, ProtocolRound, to_node_ids, to_rows
+from shoal.sharing.secure.masks import Keys, PairSecrets
+from shoal.sharing.secure.messages import MaskedUpdate, ProtocolRound, describe_content, to_node_ids, to_rows
 from shoal.sharing.secure.secure import Secure
 from shoal.sharing.secure.unmasking import UnmaskedSum, Unmasking
 from shoal.testing import FakeRuntime
@@ -270,7 +270,12 @@ class PlayedPeers:
         self.keys = {peer: Keys(RUN) for peer in range(2, count + 1)}
         weights = dict.fromkeys(range(1, count + 1), 1 / (count + 1))
         sharing = self.sharing
-        self.protocol_round = ProtocolRound(0, 0, weights, sharing.partners, sharing.threshold, self.node.seed)
+        content = describe_content(FixedPoint(sharing.bits, sharing.range), weights, None)
+        self.protocol_round = ProtocolRound(0, 0, weights, sharing.partners, sharing.threshold, self.node.seed, content)
+
+    def secrets(self, peer: int, round: int = 0) -> PairSecrets:
+        """The secrets that `peer` shares with node 1."""
+        return self.keys[peer].pair_secrets(1, 0, round, dataclasses.replace(self.protocol_round, round=round).terms)
 
     def send(self, without: Collection[int] = (), rounds: int = 1, pause: float = 0.0) -> PlayedPeers:
         """Let node 1 send in each round; nodes in `without` do not send it a key."""

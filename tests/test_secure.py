@@ -235,7 +235,7 @@ def test_a_second_key_changes_nothing_and_a_different_one_is_rejected() -> None:
         "from node 2: a second, different key; the first one stays in use",
         "from node 2: expected a public key, 32 bytes",
     ]
-    assert peers.update(1).commitments[1] == commitment(peers.keys[2].pair_secrets(1, 0, 1).seed, 0, 1)
+    assert peers.update(1).commitments[1] == commitment(peers.secrets(2, round=1).seed, 0, 1)
 
 
 # Against plain averaging

@@ -28,14 +28,14 @@ def test_a_sender_reveals_its_self_mask_and_masks_with_absent_partners_only() ->
     update = peers.update()
     own, (pair,) = answer.arrays["own"].tobytes(), answer.arrays["pairs"]
     assert commitment(own, 0, 0) == update.commitments[0]
-    assert pair.tobytes() == peers.keys[3].pair_secrets(1, 0, 0).seed
+    assert pair.tobytes() == peers.secrets(3).seed
     values = np.array(update.values)
     masks.subtract(values, own)
     masks.subtract(values, pair.tobytes())
     encoded = FixedPoint(32, 64.0).encode(peers.model, 0.2)
     assert not np.array_equal(values, encoded)  # still masked with 2 and 4
     for present in (2, 4):
-        masks.subtract(values, peers.keys[present].pair_secrets(1, 0, 0).seed)
+        masks.subtract(values, peers.secrets(present).seed)
     assert np.array_equal(values, encoded)
 
 
@@ -131,7 +131,7 @@ def encrypted_by(peers: PlayedPeers, owner: int, plain: bytes) -> bytes:
     keys = peers.keys[owner]
     if 1 not in keys:
         keys.agree(1, peers.sharing.key_exchange.keys(peers.node).public)
-    return keys.pair_secrets(1, 0, 0).encrypt(plain, from_lower=False)
+    return peers.secrets(owner).encrypt(plain, from_lower=False)
 
 
 SHARE = bytes(range(64))
@@ -201,7 +201,7 @@ def shares_of(peers: PlayedPeers, holders: Collection[int], update: MaskedUpdate
     opened = {}
     for holder in holders:
         place = partners.index(holder)
-        plain = peers.keys[holder].pair_secrets(1, 0, 0).decrypt(shares[place], from_lower=True)
+        plain = peers.secrets(holder).decrypt(shares[place], from_lower=True)
         opened[place] = np.frombuffer(plain, np.uint8).reshape(-1, SEED_BYTES)
     return opened
 
@@ -221,7 +221,7 @@ def test_a_receiver_and_one_holder_less_learn_nothing_about_any_seed() -> None:
     peers = PlayedPeers(6, threshold=0.6).send()
     keys = peers.sharing.key_exchange.keys(peers.node)
     partners = peers.protocol_round.partners[1]
-    seeds = [keys.self_mask_seed(0, 0), *(keys.pair_secrets(partner, 0, 0).seed for partner in partners)]
+    seeds = [keys.self_mask_seed(0, 0), *(peers.secrets(partner).seed for partner in partners)]
     assert [seed.tobytes() for seed in shamir.combine(shares_of(peers, [2, 4, 6]))] == seeds
     made = []
     for _ in range(400):
@@ -234,7 +234,7 @@ def test_a_receiver_and_one_holder_less_learn_nothing_about_any_seed() -> None:
     # They also know the seeds of their own masks with the node, and still its update is masked.
     values = np.array(peers.update().values)
     for holder in (2, 4):
-        masks.subtract(values, peers.keys[holder].pair_secrets(1, 0, 0).seed)
+        masks.subtract(values, peers.secrets(holder).seed)
     assert not np.array_equal(values, FixedPoint(32, 64.0).encode(peers.model, 1 / 7))
 
 
@@ -261,8 +261,8 @@ def test_a_receiver_with_too_few_colluders_sees_no_model_however_many_nodes_fail
 def test_without_key_shares_even_all_others_cannot_see_an_update_that_is_in_no_sum() -> None:
     peers = PlayedPeers(4).send()
     values = np.array(peers.update().values)
-    for keys in peers.keys.values():
-        masks.subtract(values, keys.pair_secrets(1, 0, 0).seed)
+    for peer in peers.keys:
+        masks.subtract(values, peers.secrets(peer).seed)
     encoded = FixedPoint(32, 64.0).encode(peers.model, 0.2)
     assert not np.array_equal(values, encoded)
     masks.subtract(values, peers.sharing.key_exchange.keys(peers.node).self_mask_seed(0, 0))

@@ -88,8 +88,9 @@ class Keys:
         """Return the node that this node agreed on a key with by means of `public`."""
         return next((node for node, known in self._publics.items() if known == public), None)
 
-    def pair_secrets(self, peer: NodeId, receiver: NodeId, round: int) -> PairSecrets:
-        expanded = _expand(self._pairs[peer], b"masks and shares", receiver, round, 3 * SEED_BYTES)
+    def pair_secrets(self, peer: NodeId, receiver: NodeId, round: int, terms: bytes = b"") -> PairSecrets:
+        """Return the secrets shared with `peer`. They are equal only if both nodes use the same `terms`."""
+        expanded = _expand(self._pairs[peer], b"masks and shares" + terms, receiver, round, 3 * SEED_BYTES)
         seed, low, high = (expanded[i : i + SEED_BYTES] for i in range(0, len(expanded), SEED_BYTES))
         return PairSecrets(seed, (high, low))
 

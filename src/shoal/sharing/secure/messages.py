@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +12,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.compression.indices import Positions
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.sharing.secure import masks, shamir
-from shoal.sharing.secure.fixed_point import RingVector
+from shoal.sharing.secure.fixed_point import FixedPoint, RingVector
 from shoal.sharing.secure.mask_graph import connected, mask_partners
 from shoal.sharing.secure.masks import SEED_BYTES, TAG_BYTES, Keys, commitment
 from shoal.types import NodeId
@@ -53,6 +56,20 @@ class ProtocolRound:
     max_partners: int
     threshold: float
     seed: int
+    content: bytes = b""
+    """What the senders' values mean: their encoding, weights and coordinates. See `describe_content`."""
+
+    @cached_property
+    def terms(self) -> bytes:
+        """A digest of all that the senders must agree on. The masks of two senders cancel only if theirs are equal.
+
+        The receiver tells the senders who takes part and which coordinates it wants. If it told them different things,
+        it could read the values of one sender in a sum whose other terms it knows. With different terms, the masks do
+        not cancel, and the key shares of one sender cannot be decrypted by the other.
+        """
+        senders = np.array(sorted(self.senders), np.uint64).tobytes()
+        options = struct.pack("<QQqd", self.receiver, self.round, self.max_partners, self.threshold)
+        return hashlib.sha256(b"shoal terms" + options + hashlib.sha256(senders).digest() + self.content).digest()
 
     @property
     def masked(self) -> bool:
@@ -104,6 +121,14 @@ class ProtocolRound:
         return None
 
 
+def describe_content(codec: FixedPoint, weights: Mapping[NodeId, float], positions: Positions | None) -> bytes:
+    """Return a digest of the encoding, the senders' weights and the coordinates; `positions` None: all of them."""
+    encoding = struct.pack("<qd", codec.bits, codec.range)
+    weighted = b"".join(struct.pack("<Qd", sender, weights[sender]) for sender in sorted(weights))
+    chosen = b"all" if positions is None else np.asarray(positions, np.int64).tobytes()
+    return b"".join(hashlib.sha256(part).digest() for part in (encoding, weighted, chosen))
+
+
 @dataclass(frozen=True)
 class MaskedUpdate:
     """The payload of one sender for a receiver."""
@@ -138,13 +163,14 @@ def mask_update(
 ) -> MaskedUpdate:
     """Mask `values`, the encoded model of `sender`, in place. `partners_with_key` share a key with it."""
     receiver, round, partners = protocol_round.receiver, protocol_round.round, protocol_round.partners[sender]
+    terms = protocol_round.terms
     secrets, pairs = [keys.self_mask_seed(receiver, round)], {}
     masks.add(values, secrets[0])
     for partner in partners:
         if partner not in partners_with_key:
             secrets.append(NO_COMMITMENT)
             continue
-        pair = pairs[partner] = keys.pair_secrets(partner, receiver, round)
+        pair = pairs[partner] = keys.pair_secrets(partner, receiver, round, terms)
         (masks.add if sender < partner else masks.subtract)(values, pair.seed)
         secrets.append(pair.seed)
     commitments = [NO_COMMITMENT if s == NO_COMMITMENT else commitment(s, receiver, round) for s in secrets]

@@ -28,7 +28,7 @@ models, a receiver requests coordinates, so its neighbours learn roughly where i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -43,7 +43,15 @@ from shoal.sharing.full import FullSharing
 from shoal.sharing.secure.coordinates import CoordinateExchange
 from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.key_exchange import KeyExchange
-from shoal.sharing.secure.messages import COMMITMENTS, FINISHED, UNMASKED, VALUES, ProtocolRound, mask_update
+from shoal.sharing.secure.messages import (
+    COMMITMENTS,
+    FINISHED,
+    UNMASKED,
+    VALUES,
+    ProtocolRound,
+    describe_content,
+    mask_update,
+)
 from shoal.sharing.secure.requirements import incompatibilities
 from shoal.sharing.secure.responder import UnmaskingResponder
 from shoal.sharing.secure.sender_groups import SenderGroups
@@ -235,12 +243,16 @@ class Secure:
             )
         self._last_round[receiver] = round
         protocol_round = self._protocol_round(node, receiver, round)
-        values = params[self._positions[receiver]] if isinstance(self.inner, CoordinateSelector) else params
-        encoded = self._codec.encode(values, self._sender_groups.of(node, receiver, round).weights[node.id])
+        positions = self._positions[receiver] if isinstance(self.inner, CoordinateSelector) else None
+        group = self._sender_groups.of(node, receiver, round)
+        encoded = self._codec.encode(params if positions is None else params[positions], group.weights[node.id])
         if not protocol_round.masked:
             if self.single_sender != "unmasked":
                 raise PrivacyError(f"node {node.id} would send to node {receiver} unmasked in round {round}")
             return Payload({VALUES: encoded}, {UNMASKED: True})
+        # A client of a server knows no weight but its own, so these weights are not part of the terms.
+        weights = group.weights if len(group.weights) == len(group.senders) else {}
+        protocol_round = replace(protocol_round, content=describe_content(self._codec, weights, positions))
         partners_with_key = self.key_exchange.with_key(node, protocol_round.partners[node.id])
         self.responder.remember(protocol_round, partners_with_key)
         return mask_update(encoded, node.id, protocol_round, self.key_exchange.keys(node), partners_with_key).payload()
