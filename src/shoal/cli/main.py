@@ -6,7 +6,7 @@
 | 1 | the run failed |
 | 2 | the input is wrong, or this machine cannot run it |
 | 3 | some nodes failed |
-| 130, 143 | the run was interrupted by Ctrl-C or SIGTERM |
+| 129, 130, 143 | the run was interrupted by SIGHUP, Ctrl-C or SIGTERM |
 """
 
 from __future__ import annotations
@@ -25,13 +25,19 @@ from shoal.cli.display import console
 from shoal.errors import DataError, ExperimentError, LaunchError, ShoalError, TopologyError
 
 WRONG_INPUT = 2
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""A signal that is ignored, for example SIGHUP under nohup, stays ignored."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command in `arguments`, by default those of the process, and exit."""
     parsed = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
-    previous = signal.signal(signal.SIGTERM, _terminate)
+    previous = {
+        number: signal.signal(number, _terminate)
+        for number in STOP_SIGNALS
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
     try:
         code = command(parsed)
     except (ExperimentError, DataError, TopologyError, LaunchError) as error:
@@ -44,12 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     sys.exit(code)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """End a command on SIGTERM as on Ctrl-C, with its own exit code."""
+    """End a command on SIGTERM or SIGHUP as on Ctrl-C, with its own exit code."""
     raise KeyboardInterrupt(number)
 
 

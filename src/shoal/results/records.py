@@ -195,12 +195,17 @@ class RunFolder:
 
     @classmethod
     def create(cls, root: Path, name: str) -> RunFolder:
-        """Create the folder `root/name/<run id>`. Raises `LaunchError` if it cannot be written."""
+        """Create the folder `root/name/<run id>`. Raises `LaunchError` if it cannot be written.
+
+        Only its owner may read it: it holds models and addresses.
+        """
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = cls(root / name / run_id)
         try:
+            folder.path.parent.mkdir(parents=True, exist_ok=True)
+            folder.path.mkdir(mode=0o700)
             for part in ("nodes", "checkpoints"):
-                (folder.path / part).mkdir(parents=True)
+                (folder.path / part).mkdir()
         except OSError as error:
             raise LaunchError(
                 f"cannot write to the output folder {str(root)!r}: {error.strerror}; choose another with --out"

@@ -70,7 +70,9 @@ def summarize(
     for key, value in outcome.facts.items():
         table = next((summary[name] for name in ("time", "memory") if key in summary[name]), summary)
         table[key] = value
-    folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    unfinished = folder.summary.with_suffix(".tmp")
+    unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    unfinished.replace(folder.summary)  # atomic: a reader sees no summary, or all of it
     return folder.read_summary()
 
 

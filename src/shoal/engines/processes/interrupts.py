@@ -6,7 +6,8 @@ import signal
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""SIGHUP: the terminal was closed, or the connection to it was lost."""
 
 
 class Interrupts:
@@ -16,10 +17,13 @@ class Interrupts:
         self.signal: int | None = None
         """The last signal that arrived."""
         self._on_repeat: Callable[[], None] | None = None
-        self._previous = {number: signal.getsignal(number) for number in SIGNALS}
+        self._previous = {
+            number: handler for number in SIGNALS if (handler := signal.getsignal(number)) != signal.SIG_IGN
+        }
+        """A signal that is ignored, for example SIGHUP under nohup, stays ignored."""
 
     def __enter__(self) -> Interrupts:
-        for number in SIGNALS:
+        for number in self._previous:
             signal.signal(number, self._handle)
         return self
 
