@@ -245,7 +245,7 @@ def test_progress_is_live_in_a_terminal(small: Path) -> None:
     assert b"Traceback" not in shown
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupted_simulation_writes_its_summary(number: signal.Signals, code: int, small: Path) -> None:
     runs = small.parent / "runs"
     command = [

@@ -51,7 +51,7 @@ def experiment(**changed: Any) -> Experiment:
 
 @pytest.mark.parametrize("name", NEEDS)
 def test_uniform_weights_on_an_irregular_graph_are_rejected(name: str) -> None:
-    with pytest.raises(ExperimentError, match=r"use weights = 'metropolis-hastings'"):
+    with pytest.raises(ExperimentError, match=r"use topology\.weights = 'metropolis-hastings'"):
         experiment(topology="star", weights="uniform", **NEEDS[name])
 
 
@@ -74,7 +74,7 @@ def test_directed_graphs_are_accepted_if_all_nodes_have_as_many_links(name: str)
 
 
 def test_averages_with_unequal_influence_are_a_warning() -> None:
-    with pytest.warns(TopologyWarning, match=r"not doubly stochastic.*use weights = 'metropolis-hastings'"):
+    with pytest.warns(TopologyWarning, match=r"not doubly stochastic.*use topology\.weights = 'metropolis-hastings'"):
         experiment(topology="star", weights="uniform")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

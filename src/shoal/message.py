@@ -89,7 +89,7 @@ class Message:
     One message serves all its receivers: it is encoded once, and in the simulation it is one object.
     """
 
-    __slots__ = ("_header", "encoded", "kind", "payload", "round", "run", "sender", "wire_size")
+    __slots__ = ("_header", "_is_finite", "encoded", "kind", "payload", "round", "run", "sender", "wire_size")
 
     def __init__(
         self,
@@ -107,10 +107,19 @@ class Message:
         self.run = run
         self.encoded: Any = None
         """The encoded message, which a transport stores for the next receiver."""
+        self._is_finite: bool | None = None
         self._header = _header(self) if header is None else header
         self.wire_size = (
             ADDRESS_SIZE + framed(len(self._header)) + sum(framed(a.nbytes) for a in payload.arrays.values())
         )
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether its arrays of numbers hold neither infinities nor NaN. Computed once for all receivers."""
+        if self._is_finite is None:
+            arrays = (array for array in self.payload.arrays.values() if array.dtype.kind == "f")
+            self._is_finite = all(bool(np.isfinite(array).all()) for array in arrays)
+        return self._is_finite
 
     def frames(self) -> list[bytes | memoryview]:
         """Return all frames after the address: the header and the bytes of each array, without copies."""

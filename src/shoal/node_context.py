@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from shoal.results.records import Record
 from shoal.topologies.graph import Mixing, Topology, WeightScheme
 from shoal.types import NodeId, Params
+
+NonFinite: TypeAlias = Literal["reject", "keep"]
 
 
 class Observer(Protocol):
@@ -82,3 +84,5 @@ class NodeContext:
     """Service nodes by the component that needs them: "algorithm" or "topology"."""
     receive_timeout: float | None = None
     """Seconds that a receive waits for its senders; None: no limit."""
+    non_finite: NonFinite = "reject"
+    """Whether received payloads with infinities or NaN are rejected or kept."""

@@ -174,10 +174,10 @@ def _warn_of_weights(view: _NodeView) -> None:
     if graph is None or traits.sends_to != "neighbours" or traits.own_payloads:
         return
     if not is_doubly_stochastic(Mixing(graph, view.weights)):
-        remedy = "use an undirected graph" if is_directed(graph) else "use weights = 'metropolis-hastings'"
+        remedy = "use an undirected graph" if is_directed(graph) else "use topology.weights = 'metropolis-hastings'"
         warnings.warn(
-            f"weights = {view.weights!r}: on topology = {view.topology.name!r} the mixing matrix is not doubly "
-            "stochastic, so the models of some nodes count more than others in the average of all; "
+            f"topology.weights = {view.weights!r}: on topology = {view.topology.name!r} the mixing matrix is not "
+            "doubly stochastic, so the models of some nodes count more than others in the average of all; "
             f"{remedy} to count all alike",
             TopologyWarning,
             stacklevel=2,

@@ -37,6 +37,7 @@ from shoal.experiment.tables import (
     SimulationPlan,
 )
 from shoal.experiment.writing import experiment_to_table
+from shoal.node_context import NonFinite
 from shoal.topologies.graph import WeightScheme
 from shoal.training.settings import Training
 from shoal.types import Bounds, NodeId
@@ -64,6 +65,8 @@ class Experiment:
     sharing: Any = _named("full")
     topology: Any = _named("ring")
     weights: WeightScheme = "metropolis-hastings"
+    non_finite: NonFinite = "reject"
+    """What nodes do with received payloads that hold infinities or NaN."""
     dataset: Any = _named("digits")
     partition: Any = _named("iid")
     model: Any = _named("mlp")

@@ -77,6 +77,7 @@ class Setup:
             mixing_factory=self.mixing_factory,
             services=experiment.services,
             receive_timeout=receive_timeout,
+            non_finite=experiment.non_finite,
         )
         return Node(
             context,
