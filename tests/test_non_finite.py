@@ -41,7 +41,7 @@ def test_a_diverged_node_does_not_spread_nan_unless_the_experiment_keeps_it(
         algorithm=DPSGD(6),
         topology={"name": "full"},
         model={"name": "mlp"},
-        group=({"nodes": "0", "training": {"lr": 1e38}},),
+        group=({"nodes": "0", "training": {"lr": 1e38, "local_steps": 5}},),
         evaluation={"every": 0},
     ).run(tmp_path)
     models = np.stack([np.load(run.folder.model(node)) for node in range(1, 4)])

@@ -74,8 +74,8 @@ def requires_doubly_stochastic(experiment: ExperimentView, component: str) -> li
             "undirected graph, or algorithm = 'sgp'"
         ]
     return [
-        f"topology.weights = {experiment.weights!r}: on {topology} nodes have different numbers of neighbours; {wrong}; "
-        "use topology.weights = 'metropolis-hastings'"
+        f"topology.weights = {experiment.weights!r}: on {topology} nodes have different numbers of neighbours; "
+        f"{wrong}; use topology.weights = 'metropolis-hastings'"
     ]
 
 
