@@ -401,7 +401,7 @@ def test_server_learns_the_training_time_from_earlier_answers() -> None:
     assert wait(0.05, {0.4: [0, 1], 0.9: [0], 1.5: [1]}, receives=2) == [{0, 1}, {0, 1}]
 
 
-def test_clients_start_each_round_without_momentum_unless_told_otherwise(tmp_path: Path) -> None:
+def test_clients_start_each_round_without_momentum_by_default(tmp_path: Path) -> None:
     def digest(**training: Any) -> Any:
         settings = {"lr": RATE, "batch_size": BATCH, "local_steps": STEPS, "momentum": 0.9, **training}
         run = dataclasses.replace(experiment(), training=settings).run(tmp_path)

@@ -124,9 +124,8 @@ class Resolver:
         if None in values.values():
             return None
         training: Training = values["training"]
-        if training.keep_state is None:
-            keep = not values["algorithm"].traits.stateless_nodes
-            values["training"] = dataclasses.replace(training, keep_state=keep)
+        if training.keep_state is None and values["algorithm"].traits.stateless_nodes:
+            values["training"] = dataclasses.replace(training, keep_state=False)
         return NodeSettings(**values)
 
     def _overridden(self, key: str, value: Any, override: Mapping[str, Any], place: str) -> Any:

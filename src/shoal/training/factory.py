@@ -53,6 +53,8 @@ def reject_unused_settings(training: Training, used: Collection[str], trainer: s
     for field in fields(Training):
         value = getattr(training, field.name)
         default = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.name == "keep_state" and value is False:
+            continue  # such a trainer has no optimizer state
         if field.name not in used and value != default:
             problems.append(f"training.{field.name} = {value!r}: trainer {trainer!r} does not use it; {advice}")
     if problems:

@@ -127,5 +127,5 @@ class TorchTrainer:
         return self._batches.take(steps), int(self._rng.integers(2**63))
 
     def _keep(self, state: OptimizerState) -> None:
-        if self.learner.training.keep_state:
+        if self.learner.training.keep_state is not False:
             self._state = state

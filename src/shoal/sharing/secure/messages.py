@@ -63,9 +63,9 @@ class ProtocolRound:
     def terms(self) -> bytes:
         """A digest of all that the senders must agree on. The masks of two senders cancel only if theirs are equal.
 
-        The receiver tells the senders who takes part and which coordinates it wants. If it told them different things,
-        it could read the values of one sender in a sum whose other terms it knows. With different terms, the masks do
-        not cancel, and the key shares of one sender cannot be decrypted by the other.
+        The receiver sends each sender the coordinates that it wants and, as a server, the list of senders. If one
+        sender got other coordinates than the rest, the receiver could read its values in a sum whose other values it
+        knows. With different terms, the masks do not cancel, and a sender cannot decrypt the key shares of the other.
         """
         senders = np.array(sorted(self.senders), np.uint64).tobytes()
         options = struct.pack("<QQqd", self.receiver, self.round, self.max_partners, self.threshold)

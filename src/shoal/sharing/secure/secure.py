@@ -20,7 +20,7 @@ the seed of a pairwise mask only if the partner's update is not in the sum. So l
 update of a node without partners.
 
 This protects against honest-but-curious receivers and neighbours, even if they collude, up to the threshold (see
-docs/privacy.md), and against invalid or forged updates. The masks of two senders cancel only if both were told the same
+docs/privacy.md), and against invalid or forged updates. The masks of two senders cancel only if both use the same
 senders, coordinates and weights. Assumption: a receiver sends the same list of senders to all
 senders. A receiver that names a node to some senders but not to others obtains all seeds of that node. With sparse
 models, a receiver requests coordinates, so its neighbours learn roughly where its own model has changed most.
