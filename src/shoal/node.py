@@ -313,7 +313,7 @@ class Node:
 
     def _accepts(self, message: Message, check: Check | None = None) -> bool:
         try:
-            if self.context.non_finite == "reject" and not message.is_finite:
+            if message.kind == MODEL and self.context.non_finite == "reject" and not message.is_finite:
                 raise MessageError("it holds values that are not finite")
             if self._check is not None and message.kind == MODEL:
                 self._check(message.payload, self._params)

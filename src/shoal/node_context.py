@@ -85,4 +85,4 @@ class NodeContext:
     receive_timeout: float | None = None
     """Seconds that a receive waits for its senders; None: no limit."""
     non_finite: NonFinite = "reject"
-    """Whether received payloads with infinities or NaN are rejected or kept."""
+    """Whether received payloads of the sharing with infinities or NaN are rejected or kept."""

@@ -20,7 +20,7 @@ from shoal.algorithms.support.send_queue import OrderedSender
 from shoal.algorithms.support.vectors import check_vectors
 from shoal.message import Message, Payload
 from shoal.node import Node
-from shoal.traits import ExperimentView, Traits
+from shoal.traits import Traits
 from shoal.types import Bounds, NodeId, Params
 
 REQUEST = "request"
@@ -30,7 +30,7 @@ MODEL = "artifact model"
 
 @dataclass(frozen=True)
 class ArtifactADPSGD:
-    """AD-PSGD as in the DivShare artifact: exchange whole models with random nodes; no node waits.
+    """Biswas et al. 2025, AD-PSGD in their artifact: exchange whole models with random nodes; no node waits.
 
     After training, a node queues ⌊`degree`/2⌋ requests with its new model, to random nodes, with replacement. A node
     that receives a request queues its own model as the answer. Then the node averages its model and the latest model of
@@ -68,10 +68,11 @@ class ArtifactADPSGD:
 
 @dataclass(frozen=True)
 class ArtifactSWIFT:
-    """SWIFT as in the DivShare artifact: send whole models to random nodes, average what has arrived; never wait.
+    """Biswas et al. 2025, SWIFT in their artifact: send models to random nodes, average what has arrived; never wait.
 
-    After training, a node queues its model for `degree` distinct random nodes. Then it averages its model and the
-    latest model of each node from which one has arrived since its last average, all with the same weight.
+    After training, a node queues its model for `degree` distinct random nodes, or for all if there are fewer. Then it
+    averages its model and the latest model of each node from which one has arrived since its last average, all with the
+    same weight.
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
@@ -88,14 +89,6 @@ class ArtifactSWIFT:
             for peer in rng.choice(candidates, min(self.degree, len(candidates)), replace=False).tolist():
                 sender.add(peer, Payload({"params": trained}), r, MODEL)
             node.params = _average(trained, node.receive_available(kind=MODEL, check=check))
-
-    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
-        if self.degree < experiment.nodes:
-            return []
-        return [
-            f"algorithm.degree = {self.degree}: each of {experiment.nodes} nodes can send to at most "
-            f"{experiment.nodes - 1} others; use a smaller degree"
-        ]
 
 
 def _others(node: Node) -> list[NodeId]:

@@ -66,7 +66,7 @@ class Experiment:
     topology: Any = _named("ring")
     weights: WeightScheme = "metropolis-hastings"
     non_finite: NonFinite = "reject"
-    """What nodes do with received payloads that hold infinities or NaN."""
+    """What nodes do with received payloads of the sharing that hold infinities or NaN."""
     dataset: Any = _named("digits")
     partition: Any = _named("iid")
     model: Any = _named("mlp")

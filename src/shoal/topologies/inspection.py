@@ -48,7 +48,9 @@ CHECKED_ROUNDS = 3
 def is_doubly_stochastic(mixing: Mixing) -> bool:
     """Whether the columns of the mixing matrix sum to 1, as its rows do; then mixing keeps the mean of all models."""
     graph = mixing.graph
-    if isinstance(graph, FullGraph) or (mixing.scheme == "metropolis-hastings" and not is_directed(graph)):
+    if isinstance(graph, FullGraph):
+        return True
+    if graph.static and mixing.scheme == "metropolis-hastings" and not is_directed(graph):
         return True
     for round in range(1 if graph.static else CHECKED_ROUNDS):
         columns = np.ones(graph.nodes)
