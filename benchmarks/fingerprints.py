@@ -55,6 +55,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "relaysum": {"topology.name": "tree"},
     "d2": {"training.local_steps": 1},
     "gradient-tracking": {"training.local_steps": 1},
+    "k-gt": {},
+    "adpsgd-artifact": {},
+    "swift-artifact": {},
     "qg-dsgdm": {},
     "d-cliques": {"topology.name": "d-cliques", "dataset.partition.name": "shards"},
     "ipls": {},
@@ -105,7 +108,19 @@ FAULTS: dict[str, list[dict[str, Any]]] = {
     "slow": [{"kind": "slow", "nodes": "0-1", "factor": 3.0, "time": 0.02, "lasting": 0.05}],
 }
 SYNCHRONOUS = frozenset(
-    {"dpsgd", "el-oracle", "fedavg", "sgp", "relaysum", "d2", "gradient-tracking", "qg-dsgdm", "d-cliques", "muffliato"}
+    {
+        "dpsgd",
+        "el-oracle",
+        "fedavg",
+        "sgp",
+        "relaysum",
+        "d2",
+        "gradient-tracking",
+        "k-gt",
+        "qg-dsgdm",
+        "d-cliques",
+        "muffliato",
+    }
     | {"shatter"}
 )
 """Algorithms whose models do not depend on when messages arrive."""

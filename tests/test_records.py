@@ -149,3 +149,8 @@ def test_statistics_are_nan_if_a_value_is_not_finite_and_none_without_values() -
     diverged = statistics([1.0, math.inf, -math.inf])
     assert diverged is not None
     assert all(math.isnan(value) for value in diverged.values())
+
+
+def test_only_the_owner_may_read_the_folder_of_a_run(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "private")
+    assert folder.path.stat().st_mode & 0o777 == 0o700
