@@ -200,7 +200,11 @@ class AttackedRun:
         control_line = _connected(context, zmq.DEALER, coordinator)
         for message in _control_messages(0, targets[0].run):
             control_line.send(control.encode(message))
-        network_line = None if network is None else _connected(context, zmq.DEALER, network, name=b"n00")
+        network_line = (
+            None
+            if network is None
+            else _connected(context, zmq.DEALER, network, name=shaper.identity(0, targets[0].run))
+        )
         for round in rounds:
             self._release_rounds(round + 1)
             for number in range(_share(self.messages, rounds, round)):

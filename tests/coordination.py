@@ -31,6 +31,9 @@ class FakeAgent:
     def reports(self) -> Iterator[control.FromAgent]:
         return iter(())
 
+    has_unsent = False
+    is_stopped = False
+
     def fileno(self) -> int:
         """A file that is never readable: there are no reports."""
         self._pipe = self._pipe or os.pipe()

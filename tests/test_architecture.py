@@ -31,12 +31,14 @@ RULES: dict[str, set[str]] = {
     "plugins": {"schema"},
     "message": FOUNDATIONS,
     "message_budget": FOUNDATIONS | {"message"},
+    "peer_timeouts": FOUNDATIONS,
     "receive_history": FOUNDATIONS | {"message"},
     "mailbox": FOUNDATIONS | {"message", "message_budget", "receive_history"},
     "runtime": FOUNDATIONS | {"message", "mailbox"},
     "node_context": FOUNDATIONS | {"topologies", "results.records"},
     "node": FOUNDATIONS
-    | {"message", "mailbox", "runtime", "node_context", "node_protocols", "sharing", "topologies", "training"}
+    | {"message", "mailbox", "runtime", "peer_timeouts", "node_context", "node_protocols", "sharing", "topologies"}
+    | {"training"}
     | {"results.records"},
     "node_protocols": FOUNDATIONS | {"message", "sharing", "topologies", "node"},
     "compression": FOUNDATIONS | {"message"},

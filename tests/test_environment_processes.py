@@ -353,7 +353,7 @@ def test_a_node_that_has_sent_nothing_receives_in_time() -> None:
         endpoint = network.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
         arrived = asyncio.Event()
         address = NetworkAddress(endpoint)
-        shaper = Shaper(context, 0, address, cast(Transport, None), lambda message: deliver(message, arrived))
+        shaper = Shaper(context, 0, "run", address, cast(Transport, None), lambda message: deliver(message, arrived))
         try:
             shaper.receive(message, 7)
             until(lambda: network.poll(0))  # blocks the event loop, so that the shaper reads nothing meanwhile

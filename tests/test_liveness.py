@@ -14,28 +14,33 @@ from shoal.engines.processes.liveness import MIN_START_SECONDS, STOP_SECONDS, Li
 from shoal.engines.processes.node_commands import NodeCommands
 from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.run_times import RunTimes
-from shoal.engines.processes.start_monitor import MAX_CHECK_INTERVAL, StartMonitor
+from shoal.engines.processes.start_monitor import StartMonitor
+from shoal.engines.processes.watch_clock import MAX_STEP, WatchClock
+from shoal.errors import RunError
 from shoal.results.records import RunFolder
 
 TIMEOUT = 60.0
 
 
 class CheckedMonitor(StartMonitor):
-    """A monitor with a clock of its own, which is checked at regular intervals."""
+    """A monitor that is checked at regular intervals of a clock of its own."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.clock = 1000.0
+        self.clock = WatchClock()
+        super().__init__(self.clock)
+        self.now = 1000.0
         self.found: list[set[int]] = []
+        self.clock.tick(self.now)
 
     def start(self, *nodes: int) -> None:
-        self.expect(nodes, self.clock)
+        self.expect(nodes)
 
-    def advance(self, seconds: float, interval: float = MAX_CHECK_INTERVAL) -> None:
-        until = self.clock + seconds
-        while self.clock < until:
-            self.clock += interval
-            if overdue := self.overdue(self.clock, TIMEOUT):
+    def advance(self, seconds: float, interval: float = MAX_STEP) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.now += interval
+            self.clock.tick(self.now)
+            if overdue := self.overdue(TIMEOUT):
                 self.found.append(overdue)
 
 
@@ -99,14 +104,24 @@ class Watched:
 
     def __init__(self) -> None:
         self.agent, self.server = FakeAgent(), FakeServer()
-        self.registry, self.starts = NodeRegistry(4), StartMonitor()
+        self.clock, self.now = WatchClock(), 0.0
+        self.registry, self.starts = NodeRegistry(4), StartMonitor(self.clock)
         for entry in self.registry:
-            entry.state, entry.last_busy = NodeState.RUNNING, time.monotonic()
+            entry.run(self.clock.seconds)
+            entry.last_busy = time.monotonic()
         times, folder = RunTimes(None, range(3)), RunFolder(Path("unused"))
         commands = NodeCommands(self.registry, self.agent, cast(Any, self.server), times, folder)
         timeouts = Timeouts(start=0.1, hang=50.0, finish=100.0)
         training_nodes = frozenset(range(3))
-        self.liveness = LivenessMonitor(self.registry, training_nodes, self.starts, commands, timeouts, "nodes.log")
+        self.liveness = LivenessMonitor(
+            self.registry, training_nodes, self.starts, commands, timeouts, self.clock, "nodes.log"
+        )
+
+    def watch(self, seconds: float) -> None:
+        """Let the coordinator read messages for `seconds`."""
+        for _ in range(round(seconds / MAX_STEP)):
+            self.now += MAX_STEP
+            self.clock.tick(self.now)
 
     def age(self, seconds: float) -> None:
         """Let time pass in which no node is busy."""
@@ -130,7 +145,8 @@ def watched() -> Watched:
 
 
 def test_nodes_that_do_not_start_are_killed_with_a_reason(watched: Watched) -> None:
-    watched.starts.expect([1, 3], time.monotonic() - 1.0)
+    watched.starts.expect([1, 3])
+    watched.watch(1.0)
     watched.liveness.end_nodes_that_do_not_start()
     assert watched.agent.requests == [control.KillNodes([1, 3])]
     reason = "did not report within 0.1 s that it listens; see nodes.log"
@@ -158,9 +174,64 @@ def test_one_busy_node_or_a_starting_node_keeps_all_nodes_alive(watched: Watched
     watched.registry[3].last_busy = time.monotonic()
     watched.liveness.end_hung_nodes(lambda nodes: False)
     watched.age(1000.0)
-    watched.starts.expect([2], time.monotonic())
+    watched.starts.expect([2])
     watched.liveness.end_hung_nodes(lambda nodes: False)
     assert not watched.stopped
+
+
+def test_a_node_without_heartbeats_is_killed_and_the_others_are_not(watched: Watched) -> None:
+    watched.watch(49.0)
+    for node in (0, 2, 3):
+        watched.registry[node].last_message = watched.clock.seconds
+    watched.liveness.end_unresponsive_nodes()
+    assert watched.agent.requests == []
+    watched.watch(2.0)
+    watched.liveness.end_unresponsive_nodes()
+    assert watched.agent.requests == [control.KillNodes([1])]
+    reason = "sent no heartbeat for 50 s: its process is stopped or blocked"
+    assert watched.failures == [None, reason, None, None]
+    watched.liveness.end_unresponsive_nodes()
+    assert len(watched.agent.requests) == 1, "one request is enough"
+
+
+def test_nodes_that_do_not_run_need_no_heartbeats(watched: Watched) -> None:
+    for node, state in enumerate((NodeState.STARTING, NodeState.LISTENING, NodeState.DONE, NodeState.EXITED)):
+        watched.registry[node].state = state
+    watched.watch(1000.0)
+    watched.liveness.end_unresponsive_nodes()
+    assert watched.agent.requests == []
+
+
+def test_time_in_which_the_coordinator_was_suspended_does_not_count(watched: Watched) -> None:
+    watched.now += 100_000.0
+    watched.clock.tick(watched.now)
+    watched.liveness.end_unresponsive_nodes()
+    watched.liveness.check_network()
+    assert watched.agent.requests == []
+
+
+def test_a_network_process_without_heartbeats_ends_the_run(watched: Watched) -> None:
+    watched.watch(100.0)
+    watched.liveness.check_network()  # a run without a network process
+    watched.liveness.network_last_message = watched.clock.seconds
+    watched.watch(49.0)
+    watched.liveness.check_network()
+    watched.watch(2.0)
+    with pytest.raises(RunError, match="network process sent no heartbeat for 50 s"):
+        watched.liveness.check_network()
+
+
+def test_an_agent_that_is_stopped_ends_the_run_unless_it_continues(watched: Watched) -> None:
+    for _ in range(3):
+        watched.agent.is_stopped = True
+        watched.watch(49.0)
+        watched.liveness.check_agent(watched.agent)
+        watched.agent.is_stopped = False
+        watched.liveness.check_agent(watched.agent)
+    watched.agent.is_stopped = True
+    watched.watch(51.0)
+    with pytest.raises(RunError, match="process that starts nodes was stopped for 50 s"):
+        watched.liveness.check_agent(watched.agent)
 
 
 def test_nodes_that_are_offline_forever_are_stopped_at_once(watched: Watched) -> None:

@@ -59,9 +59,9 @@ def network() -> Iterator[tuple[Callable[[int], Any], float]]:
         coordinator.send_multipart([line, control.encode(control.Start([], epoch))])
         nodes = []
 
-        def node(id: int) -> Any:
+        def node(id: int, name: bytes | None = None) -> Any:
             nodes.append(socket := context.socket(zmq.DEALER))
-            socket.setsockopt(zmq.IDENTITY, identity(id))
+            socket.setsockopt(zmq.IDENTITY, name or identity(id, "run"))
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(control.decode_from_node(hello).endpoint)
             socket.send(encode(Registration(time.monotonic())))
@@ -107,9 +107,9 @@ def test_a_registration_outside_the_time_of_the_run_is_ignored(ahead: float) -> 
     timetable.begin(time.monotonic())
     with zmq.Context() as context, context.socket(zmq.ROUTER) as nodes, context.socket(zmq.DEALER) as node:
         nodes.bind("inproc://nodes")
-        node.setsockopt(zmq.IDENTITY, identity(1))
+        node.setsockopt(zmq.IDENTITY, identity(1, "run"))
         node.connect("inproc://nodes")
-        reports = NodeReports(nodes, 3, timetable, None, pytest.fail)
+        reports = NodeReports(nodes, 3, "run", timetable, None, pytest.fail)
         node.send(encode(Registration(time.monotonic() + ahead)))
         assert reports.read() == []
         assert not reports.registered
@@ -117,6 +117,17 @@ def test_a_registration_outside_the_time_of_the_run_is_ignored(ahead: float) -> 
         node.send(encode(Registration(since)))
         assert reports.read() == []
         assert reports.registered == {1: since}
+
+
+def test_a_process_without_the_secret_of_the_run_cannot_take_over_an_identity(network: Any) -> None:
+    node, _ = network
+    honest = node(0)
+    left_at(honest, 1)
+    for claimed in (b"n0", b"n00", identity(0, "guess"), identity(0, ""), b"n0 run 12345678"[:-1]):
+        forger = node(0, claimed)
+        forger.send(encode(Submission(9, 2, 100, time.monotonic(), True)))
+        assert not forger.poll(200), "it gets no reports"
+        left_at(honest, 2)
 
 
 def test_a_negative_message_size_is_invalid() -> None:

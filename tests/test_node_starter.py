@@ -11,6 +11,7 @@ from shoal.engines.processes import control
 from shoal.engines.processes.node_registry import NodeRegistry
 from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.run_times import RunTimes
+from shoal.engines.processes.watch_clock import WatchClock
 from shoal.engines.run_tracker import RunTracker
 from shoal.errors import RunError
 from shoal.experiment import Experiment
@@ -30,7 +31,7 @@ def registry() -> NodeRegistry:
 
 def start(registry: NodeRegistry) -> SealedServer:
     tracker, server = RunTracker(Experiment(nodes=len(registry), engine="processes")), SealedServer()
-    NodeStarter(registry, FakeAgent(), cast(Any, server), tracker, RunTimes(None, ())).send_start()
+    NodeStarter(registry, FakeAgent(), cast(Any, server), tracker, RunTimes(None, ()), WatchClock()).send_start()
     return server
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -338,6 +339,24 @@ def test_a_fake_node_continues_without_peers_that_time_out_and_records_them() ->
     assert node.params[0] == 1.0  # the weights 1/3 of itself and of node 2, renormalised
     (event,) = [r for r in fake.records if isinstance(r, Event)]
     assert (event.what, event.detail) == ("timed out", "round 0: no message from 0")
+
+
+def test_a_neighbour_that_times_out_costs_its_timeout_once_until_it_responds_again() -> None:
+    late = make_message(0, round=5, values=[2])
+    on_time = [make_message(2, round=round, values=[2]) for round in range(8)]
+    fake = FakeRuntime(*on_time, late)
+    node = fake.node(3, nodes=4, params=np.zeros(1, np.float32), receive_timeout=1000.0)
+    times: list[float] = []
+
+    async def receive() -> None:
+        for round in range(8):
+            received = await node.receive_each(await node.peers(round), round=round)
+            assert list(received) == ([0, 2] if round == 5 else [2])
+            times.append(node.now())
+
+    fake.run(receive())
+    waits = [after - before for before, after in itertools.pairwise([0.0, *times])]
+    assert waits == pytest.approx([1000.0, 100.0, 10.0, 1.0, 1.0, 0.0, 1000.0, 100.0])
 
 
 # A node

@@ -18,6 +18,7 @@ from shoal.engines.processes.node_registry import NodeRegistry
 from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.scheduled_events import ProcessEvents
+from shoal.engines.processes.watch_clock import WatchClock
 from shoal.engines.run_tracker import RunTracker
 from shoal.experiment import Experiment
 from shoal.experiment.environment_builder import build_environment, device_speeds
@@ -55,7 +56,7 @@ def run(tmp_path: Path) -> Callable[..., Run]:
         tracker, times, registry = RunTracker(experiment), RunTimes(None, range(NODES)), NodeRegistry(NODES)
         agent, server = FakeAgent(), FakeServer()
         folder = RunFolder.create(tmp_path, "late")
-        starter = NodeStarter(registry, agent, cast(Any, server), tracker, times)
+        starter = NodeStarter(registry, agent, cast(Any, server), tracker, times, WatchClock())
         commands = NodeCommands(registry, agent, cast(Any, server), times, folder)
         events = ProcessEvents(environment, registry, commands, starter, tracker, times)
         starter.start_all(control.StartNodes(list(range(NODES)), "tcp://127.0.0.1:1", "run", str(folder.path)))

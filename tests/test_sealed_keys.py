@@ -195,7 +195,7 @@ def test_without_the_peers_key_a_sealed_process_does_not_connect() -> None:
         async with connected_peers() as (peer, _):
             for connect in (
                 lambda: CoordinatorLink(peer.context, "tcp://127.0.0.1:9", cast(Any, None), peer.seal),
-                lambda: Shaper(peer.context, 0, nowhere, peer.transport, print, seal=peer.seal),
+                lambda: Shaper(peer.context, 0, "run", nowhere, peer.transport, print, seal=peer.seal),
             ):
                 with pytest.raises(LaunchError, match="links are sealed"):
                     connect()

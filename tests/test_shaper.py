@@ -42,7 +42,7 @@ class ShapedNode:
         self._network = context.socket(zmq.ROUTER)
         port = self._network.bind_to_random_port("tcp://127.0.0.1")
         address, transport = NetworkAddress(f"tcp://127.0.0.1:{port}"), cast(Transport, Discarding())
-        self.shaper = Shaper(context, 0, address, transport, self.received.append, budget)
+        self.shaper = Shaper(context, 0, "run", address, transport, self.received.append, budget)
         self._name: bytes | None = None
 
     def report(self, *arrivals: Arrival) -> None:

@@ -16,6 +16,7 @@ up to 255 bytes, 9 before a longer one). It does not include TCP and IP headers 
 
 from __future__ import annotations
 
+import hmac
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ MAX_FIELDS = 64
 MAX_NAME = 64
 MAX_HEADER_BYTES = 64 * 1024
 RUN_LENGTH = 16
+"""Characters of a run's identifier: a secret that all processes of the run know, and no other process."""
 
 Scalar: TypeAlias = bool | int | float | str
 
@@ -162,8 +164,8 @@ def decode(frames: Sequence[bytes | memoryview], run: str | None = None) -> Mess
         raise MessageError(f"the header does not match the schema: {error}") from error
     if header.version != WIRE_VERSION:
         raise MessageError(f"wire version {header.version}, expected {WIRE_VERSION}")
-    if run is not None and header.run != run:
-        raise MessageError(f"a message of run {header.run!r}, expected {run!r}")
+    if run is not None and not hmac.compare_digest(header.run.encode(), run.encode()):
+        raise MessageError("a message of another run")  # the run's identifier is secret: the reason must not show it
     if len(header.arrays) != len(frames) - 1:
         raise MessageError(f"{len(frames) - 1} array frames, the header names {len(header.arrays)}")
     arrays = {a.name: _array(a, frame) for a, frame in zip(header.arrays, frames[1:], strict=True)}

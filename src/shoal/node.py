@@ -21,6 +21,7 @@ from shoal.node_protocols import (
     Received,
     ServiceProvider,
 )
+from shoal.peer_timeouts import PeerTimeouts
 from shoal.results.records import Evaluation, Event, Round
 from shoal.runtime import Runtime
 from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, Sharing, payload_for
@@ -89,6 +90,7 @@ class Node:
         self._next_round = 0
         self._expected_from: dict[NodeId, int] = {}
         """The first round in which each rejoined peer sends."""
+        self._peer_timeouts = PeerTimeouts()
         self._rewired: tuple[Topology, WeightScheme | None] | None = None
         self.discovery: PeerDiscovery = discovery or GraphPeers(context.mixing)
         self._observer = observer
@@ -194,6 +196,7 @@ class Node:
         """Mark the failed `peer` as running again: send to it again, and wait for its messages from `round` on."""
         self.rejoin_counts[peer] = self.rejoin_counts.get(peer, 0) + 1
         self._expected_from[peer] = round
+        self._peer_timeouts.responded([peer])
         self.runtime.mark_rejoined(peer, round)
 
     def set_topology(self, topology: Topology, weights: WeightScheme | None = None) -> None:
@@ -259,16 +262,28 @@ class Node:
         """Return one payload of this round from every peer that did not fail, time out or send an invalid payload.
 
         A payload is invalid if the sharing (for kind "model") or `check` rejects it. Invalid payloads are counted.
+        If `peers` are neighbours in the graph, the node waits less and less for a neighbour that has timed out, until a
+        message of that neighbour arrives in time: see `peer_timeouts`.
         """
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
         interactive = self.interactive_sharing if kind == MODEL else None
         if interactive is not None:
             senders = tuple(interactive.expected_senders(self, senders, round))
         timeout = self.receive_timeout if timeout is None else timeout
-        messages = await self.runtime.receive(Filter(kind, round, senders), timeout)
+        slow, wait = self._peer_timeouts.wait_for(senders) if isinstance(peers, Peers) else ((), 0.0)
+        prompt = tuple(sender for sender in senders if sender not in slow) if slow else senders
+        began = self.now()
+        messages = await self.runtime.receive(Filter(kind, round, prompt), timeout) if prompt or not slow else []
+        waited = self.now() - began
+        if slow:
+            wait = wait if timeout is None else min(wait, timeout)
+            messages += await self.runtime.receive(Filter(kind, round, slow), wait)
+            self._peer_timeouts.responded(message.sender for message in messages)
         self.timed_out_peers = frozenset()
         if len(messages) < len(senders):
             self._report_missing(senders, messages, round)
+            if isinstance(peers, Peers):
+                self._peer_timeouts.timed_out(self.timed_out_peers, waited)
         received = Received(peers if isinstance(peers, Peers) else None)
         messages.sort(key=_sender)
         for message in messages:

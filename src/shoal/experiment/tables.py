@@ -61,6 +61,10 @@ class SimulationPlan:
     """Virtual seconds after which a receive continues without the missing senders; default: no timeout."""
 
 
+HEARTBEATS_PER_TIMEOUT = 6
+"""Heartbeats that a process sends in the time that its peers wait for it."""
+
+
 @dataclass(frozen=True)
 class ProcessesPlan:
     """The `processes` table."""
@@ -94,6 +98,11 @@ class ProcessesPlan:
     def hang_timeout(self) -> float:
         """The minimum number of seconds to wait for a node that may hang."""
         return 60.0 if self.receive_timeout is None else self.receive_timeout
+
+    @property
+    def heartbeat_interval(self) -> float:
+        """Seconds between two heartbeats of a process: several in the time after which it counts as failed."""
+        return self.hang_timeout / HEARTBEATS_PER_TIMEOUT
 
 
 @dataclass(frozen=True)

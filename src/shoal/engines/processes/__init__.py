@@ -10,7 +10,7 @@ coordinator.py           follows a run; made of the parts below
   node_registry.py       the lifecycle of every node
   node_starter.py        starts and restarts nodes; start_monitor.py finds nodes that do not start
   node_commands.py       commands to nodes while they run
-  liveness.py            ends nodes that hang or do not finish
+  liveness.py            ends nodes that hang, send no heartbeats or do not finish; watch_clock.py is its clock
   scheduled_events.py    timed faults and availability
   average_evaluations.py evaluates averaged models
   run_times.py           the run's clock, and the times of the startup

@@ -35,7 +35,17 @@ class Agent(Protocol):
         ...
 
     def send(self, request: control.ToAgent) -> None:
-        """Send a request. Raises `RunError` if the agent has ended."""
+        """Send a request, now or when the agent reads it. Raises `RunError` if the agent has ended."""
+        ...
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether requests wait until the file of `fileno` is writable; then call `reports`."""
+        ...
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the agent cannot respond because its process was stopped by a signal."""
         ...
 
     def reports(self) -> Iterator[control.FromAgent]:
@@ -86,7 +96,16 @@ class LocalAgent:
                 request = msgspec.structs.replace(request, namespaces=places)
         self._zygote.send(request)
 
+    @property
+    def has_unsent(self) -> bool:
+        return self._zygote.has_unsent
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._zygote.is_stopped
+
     def reports(self) -> Iterator[control.FromAgent]:
+        self._zygote.flush()
         while self._zygote.has_report():
             report = self._zygote.receive()
             if isinstance(report, control.Prepared):

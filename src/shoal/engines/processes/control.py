@@ -145,6 +145,10 @@ class NetworkListening(msgspec.Struct, frozen=True, tag=True):
     endpoint: str
 
 
+class NetworkHeartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Sent by the network process every few seconds."""
+
+
 class UnauthenticatedConnections(msgspec.Struct, frozen=True, tag=True):
     """How many unauthenticated connections the network process rejected so far, and details of the last one."""
 
@@ -268,8 +272,8 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
 ToAgent: TypeAlias = Prepare | StartNodes | KillNodes | EvaluateAverage | RecordEvents
 FromAgent: TypeAlias = Prepared | StartFailed | KeyAnnounced | NodeExited | NetworkExited | AverageEvaluated
 FromOneNode: TypeAlias = FirstRoundStarted | ProgressReport | Heartbeat | ModelSnapshot | NodeDone | NodeFailed
-FromNetwork: TypeAlias = NetworkListening | UnauthenticatedConnections
-FromNode: TypeAlias = NodeListening | NetworkListening | UnauthenticatedConnections | FromOneNode
+FromNetwork: TypeAlias = NetworkListening | NetworkHeartbeat | UnauthenticatedConnections
+FromNode: TypeAlias = NodeListening | FromNetwork | FromOneNode
 ToNode: TypeAlias = Start | PeerFailed | PeerRestarted | SetOnline | InjectFault | Finish
 
 encode = msgspec.msgpack.Encoder().encode

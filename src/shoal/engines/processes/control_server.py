@@ -39,7 +39,7 @@ ENDPOINT = re.compile(r"tcp://(.+):([1-9][0-9]{0,4})")
 class ControlMessage:
     """A message from a process that may send it."""
 
-    message: control.NodeListening | control.NetworkListening | control.FromOneNode
+    message: control.NodeListening | control.NetworkListening | control.NetworkHeartbeat | control.FromOneNode
     params: Params | None = None
     """The parameters of a `ModelSnapshot`."""
 
@@ -147,7 +147,8 @@ class ControlServer:
         self._seal.allow(NETWORK_PROCESS if node is None else str(node), key)
 
     def wait(self, seconds: float) -> None:
-        """Wait until something arrives, from a node or from the agent."""
+        """Wait until something arrives, from a node or from the agent, or until the agent reads more requests."""
+        self._poller.modify(self._agent.fileno(), zmq.POLLIN | zmq.POLLOUT if self._agent.has_unsent else zmq.POLLIN)
         self._poller.poll(int(seconds * 1000))
 
     def answer_connections(self) -> None:
@@ -231,9 +232,13 @@ class ControlServer:
             raise MessageError(f"a process announced that it listens at {message.endpoint[:100]!r}")
 
     def _accept(
-        self, message: control.NodeListening | control.NetworkListening | control.FromOneNode, route: bytes
+        self,
+        message: control.NodeListening | control.NetworkListening | control.NetworkHeartbeat | control.FromOneNode,
+        route: bytes,
     ) -> bool:
         """Whether the process behind this connection may send the message now."""
+        if isinstance(message, control.NetworkHeartbeat):
+            return route == self._network_route
         if isinstance(message, control.NetworkListening):
             expected = self._settings.with_network and self._network_route is None
             if accepted := expected and message.run == self._settings.run:

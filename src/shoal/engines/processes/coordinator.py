@@ -21,6 +21,7 @@ from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.scheduled_events import ProcessEvents
 from shoal.engines.processes.transport import MESSAGES_PER_TURN
+from shoal.engines.processes.watch_clock import WatchClock
 from shoal.engines.run_tracker import RunTracker
 from shoal.environment.environment import Environment
 from shoal.errors import ExperimentError, LaunchError, RunError
@@ -39,7 +40,7 @@ class RunContext:
     environment: Environment
     folder: RunFolder
     id: str
-    """A random name that processes of this run share."""
+    """A random secret of this run's processes. It must not be printed, recorded or passed on a command line."""
     nodes: tuple[NodeId, ...]
     """The nodes to start, all of them on the agent's machine."""
 
@@ -67,11 +68,18 @@ class Coordinator:
         self._interrupts = interrupts
         self._averages = AverageEvaluations(tracker, agent, run.folder, after_run=environment.timing_matters)
         self._commands = NodeCommands(registry, agent, server, times, run.folder, experiment.evaluation.seconds)
-        self._starter = NodeStarter(registry, agent, server, tracker, times)
+        self._clock = WatchClock()
+        self._starter = NodeStarter(registry, agent, server, tracker, times, self._clock)
         self._events = ProcessEvents(environment, registry, self._commands, self._starter, tracker, times)
         timeouts = Timeouts.from_hang_timeout(experiment.processes.hang_timeout)
         self._liveness = LivenessMonitor(
-            registry, tracker.training_nodes, self._starter.monitor, self._commands, timeouts, str(run.folder.log)
+            registry,
+            tracker.training_nodes,
+            self._starter.monitor,
+            self._commands,
+            timeouts,
+            self._clock,
+            str(run.folder.log),
         )
         self._network_exited = False
 
@@ -102,8 +110,11 @@ class Coordinator:
                 self._stop()
                 return "interrupted"
             self._events.apply_due()
+            self._liveness.check_agent(self._agent)
             self._liveness.end_nodes_that_do_not_start()
             if self._tracker.phase == "running":
+                self._liveness.check_network()
+                self._liveness.end_unresponsive_nodes()
                 self._liveness.end_hung_nodes(self._events.offline_forever)
                 if self._all_done():
                     self._finish()
@@ -134,6 +145,7 @@ class Coordinator:
     def _poll(self) -> None:
         """Handle what has arrived, or wait briefly for something to arrive."""
         self._server.wait(min(PROGRESS_INTERVAL, self._events.seconds_to_next()))
+        self._clock.tick(time.monotonic())
         for report in self._agent.reports():
             self._handle_report(report)
         self._server.answer_connections()
@@ -229,6 +241,8 @@ class Coordinator:
         message = received.message
         if isinstance(message, control.NetworkListening):
             self._begin_if_ready()
+        elif isinstance(message, control.NetworkHeartbeat):
+            self._liveness.network_last_message = self._clock.seconds
         elif isinstance(message, control.NodeListening):
             self._starter.node_listening(message)
             if self._tracker.phase in ("running", "finishing"):
@@ -240,6 +254,7 @@ class Coordinator:
 
     def _handle_node_message(self, message: control.FromOneNode, received: ControlMessage) -> None:
         entry = self._registry[message.node]
+        entry.last_message = self._clock.seconds
         if not isinstance(message, control.Heartbeat) or message.busy:
             entry.last_busy = time.monotonic()
         if isinstance(message, control.ProgressReport):
@@ -275,6 +290,8 @@ class Coordinator:
             return
         self._tracker.phase = "running"
         self._times.start()
+        if self._run.environment.needs_network_model:
+            self._liveness.network_last_message = self._clock.seconds
         for entry in self._registry:
             entry.last_busy = self._times.epoch
         self._events.begin()

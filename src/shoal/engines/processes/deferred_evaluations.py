@@ -59,7 +59,7 @@ async def in_training_slot(
     thread = TrainingThread()
 
     def evaluate_next() -> Evaluation | None:
-        with slots.taken(node.id):
+        with slots.taken():
             return next(evaluations, None)
 
     while (evaluation := await thread.call(evaluate_next)) is not None:

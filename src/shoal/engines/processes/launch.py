@@ -51,7 +51,7 @@ def run_processes(
     registry = NodeRegistry(experiment.size)
     with Interrupts() as interrupts, ExitStack() as resources:
         nodes = _local_nodes(experiment)
-        run = RunContext(experiment, environment, folder, secrets.token_hex(RUN_LENGTH // 2), tuple(nodes))
+        run = RunContext(experiment, environment, folder, secrets.token_urlsafe(RUN_LENGTH * 3 // 4), tuple(nodes))
         key_pair = _load_keys(experiment, registry)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shoal.engines.processes.agent import Agent
 from shoal.engines.processes.node_commands import NodeCommands
-from shoal.engines.processes.node_registry import NodeRegistry
+from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.start_monitor import StartMonitor
+from shoal.engines.processes.watch_clock import WatchClock
+from shoal.errors import RunError
 from shoal.types import NodeId
 
 MIN_START_SECONDS = 60.0
@@ -50,14 +54,19 @@ class LivenessMonitor:
         start_monitor: StartMonitor,
         commands: NodeCommands,
         timeouts: Timeouts,
+        clock: WatchClock,
         log: str,
     ) -> None:
         """`log` is the path of the log file, shown in error messages."""
+        self.network_last_message = math.inf
+        """When the network process last sent a heartbeat; infinite while it does not have to."""
+        self._agent_last_running = 0.0
         self._registry = registry
         self._training_nodes = training_nodes
         self._start_monitor = start_monitor
         self._commands = commands
         self._timeouts = timeouts
+        self._clock = clock
         self._log = log
 
     @property
@@ -66,10 +75,44 @@ class LivenessMonitor:
 
     def end_nodes_that_do_not_start(self) -> None:
         timeout = self.start_timeout
-        if overdue := self._start_monitor.overdue(time.monotonic(), timeout):
+        if overdue := self._start_monitor.overdue(timeout):
             for node in overdue:
                 self._registry[node].fail(f"did not report within {timeout:g} s that it listens; see {self._log}")
             self._commands.kill(overdue)
+
+    def check_agent(self, agent: Agent) -> None:
+        """Raise `RunError` if the agent was stopped for the hang timeout: it can neither start nor kill nodes."""
+        if not agent.is_stopped:
+            self._agent_last_running = self._clock.seconds
+        elif self._clock.seconds - self._agent_last_running > self._timeouts.hang:
+            raise RunError(
+                f"the process that starts nodes was stopped for {self._timeouts.hang:g} s (by SIGSTOP, for example); "
+                f"start the run again, or continue a stopped process earlier; see {self._log}"
+            )
+
+    def check_network(self) -> None:
+        """Raise `RunError` if the network process has sent no heartbeat for the hang timeout."""
+        if self._clock.seconds - self.network_last_message > self._timeouts.hang:
+            raise RunError(
+                f"the network process sent no heartbeat for {self._timeouts.hang:g} s, so it is stopped or blocked, "
+                f"and no message arrives; start the run again; see {self._log}"
+            )
+
+    def end_unresponsive_nodes(self) -> None:
+        """Kill nodes that have sent no heartbeat for the hang timeout: their processes are stopped or blocked.
+
+        Their peers have waited long enough, and the training slot that such a node may hold becomes free.
+        """
+        timeout = self._timeouts.hang
+        since = self._clock.seconds - timeout
+        unresponsive = self._registry.select(
+            lambda entry: entry.state is NodeState.RUNNING and entry.last_message < since
+        )
+        for node in unresponsive:
+            self._registry[node].fail(f"sent no heartbeat for {timeout:g} s: its process is stopped or blocked")
+            self._registry[node].last_message = self._clock.seconds  # kill it again only after one more timeout
+        if unresponsive:
+            self._commands.kill(unresponsive)
 
     def end_hung_nodes(self, offline_forever: Callable[[set[NodeId]], bool]) -> None:
         """End the training nodes if no node has been busy for the hang timeout.

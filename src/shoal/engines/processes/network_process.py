@@ -25,6 +25,7 @@ from shoal.engines.processes.shaper import (
     Submission,
     decode_node_report,
     encode,
+    node_of,
 )
 from shoal.engines.processes.transport import MESSAGES_PER_TURN
 from shoal.environment.faults import FaultEvent
@@ -156,13 +157,16 @@ class NodeReports:
         self,
         socket: zmq.Socket[bytes],
         nodes: int,
+        run: str,
         timetable: Timetable,
         seal: Seal | None,
         reject: Callable[[str], None],
     ) -> None:
-        """`reject` is called with the reason for every report that did not come over a sealed link."""
+        """`run` is the run's secret identifier. `reject` is called with the reason for every report without it, and
+        for every report that did not come over a sealed link."""
         self._socket = socket
         self._count = nodes
+        self._run = run
         self._timetable = timetable
         self._seal = seal
         self._reject = reject
@@ -177,8 +181,9 @@ class NodeReports:
         for _ in range(SUBMISSIONS_PER_TURN):
             try:
                 identity, frame = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                # A peer may choose any identity. Where links are sealed, its key decides who it is.
-                sender = int(identity.bytes[1:] if self._seal is None else authenticated_sender(frame))
+                sender = node_of(identity.bytes, self._run)
+                if self._seal is not None and authenticated_sender(frame) != str(sender):
+                    raise MessageError(f"{authenticated_sender(frame)!r} sent a report in the name of node {sender}")
                 report = decode_node_report(frame.buffer)
             except zmq.Again:
                 break
@@ -222,10 +227,13 @@ class NetworkProcess:
         self._run = start.run
         self._unauthenticated = self._reported = 0
         self._last_unauthenticated = ""
-        self._report_at = 0.0
+        self._report_at = self._heartbeat_at = 0.0
+        self._heartbeat_interval = setup.experiment.processes.heartbeat_interval
         self._seal = None if pair is None else Seal(context, pair, self._count, time.monotonic, math.inf)
         self._socket = self._listen()
-        self._nodes = NodeReports(self._socket, setup.experiment.size, self._timetable, self._seal, self._count)
+        self._nodes = NodeReports(
+            self._socket, setup.experiment.size, start.run, self._timetable, self._seal, self._count
+        )
         self._link = context.socket(zmq.DEALER)
         self._link.setsockopt(zmq.LINGER, 1000)
         if self._seal is not None:
@@ -252,6 +260,7 @@ class NetworkProcess:
             if self._seal is not None:
                 self._seal.answer_pending()
                 self._report_unauthenticated()
+            self._send_heartbeat()
             if self._timetable.epoch == math.inf:
                 continue  # nodes that started earlier wait until this process starts
             reports, self._unsent = self._unsent, {}
@@ -321,6 +330,11 @@ class NetworkProcess:
                 self._timetable.set_online(message.node, online=True, now=self._now())
             elif isinstance(message, control.Finish):
                 return False
+
+    def _send_heartbeat(self) -> None:
+        if time.monotonic() > self._heartbeat_at:
+            self._heartbeat_at = time.monotonic() + self._heartbeat_interval
+            self._link.send(control.encode(control.NetworkHeartbeat()))
 
     def _count(self, description: str) -> None:
         """Count an unauthenticated connection."""

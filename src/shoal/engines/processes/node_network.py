@@ -39,6 +39,7 @@ class NodeNetwork:
         self._context = context
         self._setup = setup
         self._id = id
+        self._run = start.run
         self._seal = seal
         self._expects_new_keys = start.key_folder is None and setup.environment.restarts
         self.mailbox = Mailbox(self._budget())
@@ -65,6 +66,7 @@ class NodeNetwork:
             self.shaper = Shaper(
                 self._context,
                 self._id,
+                self._run,
                 NetworkAddress(message.network_endpoint, message.network_key),
                 self.transport,
                 self.mailbox.put,

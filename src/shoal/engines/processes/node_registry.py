@@ -42,6 +42,8 @@ class NodeEntry:
     bytes_sent: int = 0
     last_busy: float = math.inf
     """When the node was last known to compute or to wait for something that ends by itself; on the monotonic clock."""
+    last_message: float = math.inf
+    """When the coordinator last read a message of the running node; on the coordinator's `WatchClock`."""
     offline_reasons: int = 0
     """The node is offline while this is above 0."""
     slowdown: control.InjectFault | None = None
@@ -67,6 +69,11 @@ class NodeEntry:
         """Note why the node fails, unless a reason is known."""
         if self.failure is None:
             self.failure = reason
+
+    def run(self, now: float) -> None:
+        """The node has been sent its `Start`. `now` is on the coordinator's `WatchClock`."""
+        self.state = NodeState.RUNNING
+        self.last_message = now
 
     def start_again(self, now: float) -> None:
         self.state = NodeState.STARTING

@@ -32,8 +32,6 @@ from shoal.experiment.setup import Setup
 from shoal.results.records import End, Evaluation, Event, RecordFile, RunFolder
 from shoal.types import NodeId
 
-HEARTBEATS_PER_TIMEOUT = 6
-"""Heartbeats that a node sends in the time that a peer waits for it."""
 STOP_EVALUATION_SECONDS = 7.0
 """How long a node that is stopped goes on to evaluate models that it kept."""
 RECORDED_TRANSPORT_REJECTIONS = 20
@@ -113,7 +111,7 @@ class NodeRun:
         faults = RoundFaults(() if restarted else experiment.faults(launch.id))
         self.observer = NodeObserver(self.runtime, records, link, faults, self._deferred)
         self._node = launch.setup.node(launch.id, self.runtime, self.observer, launch.start.run, plan.receive_timeout)
-        self._heartbeat = scope.start(self._send_heartbeats(plan.hang_timeout / HEARTBEATS_PER_TIMEOUT))
+        self._heartbeat = scope.start(self._send_heartbeats(plan.heartbeat_interval))
         self._snapshots: SnapshotTimer | None = None
         self._snapshot_task: asyncio.Task[None] | None = None
         seconds = experiment.evaluation.seconds

@@ -17,6 +17,7 @@ from shoal.engines.processes.control_server import ControlServer
 from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.start_monitor import StartMonitor
+from shoal.engines.processes.watch_clock import WatchClock
 from shoal.engines.run_tracker import RunTracker
 from shoal.types import NodeId
 
@@ -25,7 +26,13 @@ class NodeStarter:
     """Starts and restarts nodes, and sends the endpoints of restarted nodes to running ones."""
 
     def __init__(
-        self, registry: NodeRegistry, agent: Agent, server: ControlServer, tracker: RunTracker, times: RunTimes
+        self,
+        registry: NodeRegistry,
+        agent: Agent,
+        server: ControlServer,
+        tracker: RunTracker,
+        times: RunTimes,
+        clock: WatchClock,
     ) -> None:
         self._registry = registry
         self._agent = agent
@@ -33,7 +40,8 @@ class NodeStarter:
         self._tracker = tracker
         self._times = times
         self._request: control.StartNodes | None = None
-        self.monitor = StartMonitor()
+        self._clock = clock
+        self.monitor = StartMonitor(clock)
 
     def start_all(self, request: control.StartNodes) -> None:
         """Have the agent start all nodes."""
@@ -41,7 +49,7 @@ class NodeStarter:
         self._agent.send(request)
         for node in request.nodes:
             self._registry[node].state = NodeState.STARTING
-        self.monitor.expect(request.nodes, time.monotonic())
+        self.monitor.expect(request.nodes)
 
     def restart(self, nodes: Collection[NodeId]) -> None:
         """Have the agent start nodes again that are lost."""
@@ -51,7 +59,7 @@ class NodeStarter:
         for node in nodes:
             self._tracker.node_restarted(node)
             self._registry[node].start_again(time.monotonic())
-        self.monitor.expect(nodes, time.monotonic())
+        self.monitor.expect(nodes)
         self._agent.send(
             msgspec.structs.replace(self._request, nodes=sorted(nodes), restarted=True, with_network=False)
         )
@@ -78,7 +86,7 @@ class NodeStarter:
             nodes = [entry.id for entry in self._registry if entry.offline == offline]
             self._server.send(nodes, msgspec.structs.replace(self._start_message(), offline=offline))
         for entry in self._registry:
-            entry.state = NodeState.RUNNING
+            entry.run(self._clock.seconds)
 
     def release_restarted(self) -> None:
         """Start the algorithm on restarted nodes that listen, and send their endpoints to the other nodes.
@@ -100,7 +108,7 @@ class NodeStarter:
             self._server.send([node], start)
             if entry.slowdown is not None:
                 self._server.send([node], entry.slowdown)
-            entry.state = NodeState.RUNNING
+            entry.run(self._clock.seconds)
             self._tracker.listener.notice(f"node {node} was restarted")
 
     def _start_message(self) -> control.Start:

@@ -294,7 +294,7 @@ class ProcessRuntime:
         """Compute in the training thread, then release the memory of training, which is most of a node's memory."""
         if self._settings.trainings_per_slot > MANY_TRAININGS_PER_SLOT:
             release_memory()  # the models of the last round
-        with self._slots.taken(self.id):
+        with self._slots.taken():
             started = time.monotonic()
             result = work.run()
             release_memory()

@@ -8,7 +8,9 @@ the simulation, including those in the middle of the network. The event loop kee
 from __future__ import annotations
 
 import asyncio
+import hmac
 import math
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -22,10 +24,12 @@ from shoal.engines.processes.sealing import Seal
 from shoal.engines.processes.timed_queue import TimedQueue
 from shoal.engines.processes.transport import Transport
 from shoal.engines.rejoining import REJOIN_KINDS
+from shoal.errors import MessageError
 from shoal.message import Message
 from shoal.message_budget import MessageBudget
 from shoal.types import NodeId
 
+IDENTITY = re.compile(rb"n([0-9]{1,9}) (.*) .{8}", re.DOTALL)
 MAX_ANNOUNCED = 100_000
 """Announced messages of one sender that are remembered while they are not here. Sockets between two nodes hold fewer:
 the sender of an older one has given up on it, or never sent it."""
@@ -121,13 +125,14 @@ class Shaper:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         id: NodeId,
+        run: str,
         network: NetworkAddress,
         transport: Transport,
         deliver: Callable[[Message], None],
         budget: MessageBudget | None = None,
         seal: Seal | None = None,
     ) -> None:
-        """`budget` limits the memory of unannounced messages."""
+        """`run` is the run's secret identifier. `budget` limits the memory of unannounced messages."""
         self._transport = transport
         self._deliver = deliver
         self._budget = budget
@@ -135,9 +140,7 @@ class Shaper:
         """Messages beyond the budget that the network process has not reported, and repetitions of messages."""
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.DEALER)
-        # ZeroMQ gives an identity to the peer that claims it last. Where links are sealed, no peer can know this one.
-        name = identity(id) if seal is None else identity(id) + secrets.token_bytes(16)
-        self._socket.setsockopt(zmq.IDENTITY, name)
+        self._socket.setsockopt(zmq.IDENTITY, identity(id, run))
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -295,6 +298,19 @@ class Shaper:
             del self._pending[sender, oldest]
 
 
-def identity(node: NodeId) -> bytes:
-    """The node's ZeroMQ identity at the network process; ZeroMQ reserves identities that begin with a zero byte."""
-    return b"n%d" % node
+def identity(node: NodeId, run: str) -> bytes:
+    """The node's ZeroMQ identity at the network process; ZeroMQ reserves identities that begin with a zero byte.
+
+    It contains the run's secret: a process that does not belong to the run can neither report in the name of a node nor
+    take over its identity. It ends with random bytes, because a restarted node needs another identity than the failed
+    one, whose connection may still be open.
+    """
+    return b"n%d %s " % (node, run.encode()) + secrets.token_bytes(8)
+
+
+def node_of(identity: bytes, run: str) -> NodeId:
+    """The node with this identity. Raises `MessageError` if it does not contain the run's secret."""
+    match = IDENTITY.fullmatch(identity)
+    if match is None or not hmac.compare_digest(match[2], run.encode()):
+        raise MessageError("a connection without the secret of this run")
+    return int(match[1])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from shoal.engines.processes.watch_clock import WatchClock
 from shoal.types import NodeId
-
-MAX_CHECK_INTERVAL = 0.25
-"""Seconds between two checks that count at most. A coordinator that checks less often was kept from its work, and has
-not read the nodes' messages."""
 
 
 @dataclass
@@ -18,8 +14,8 @@ class _Batch:
     """Nodes that were started together."""
 
     nodes: set[NodeId]
-    waited: float = 0.0
-    """Seconds since a node of this batch, or of an earlier one, last settled."""
+    since: float
+    """When a node of this batch, or of an earlier one, last settled."""
 
 
 class StartMonitor:
@@ -30,18 +26,17 @@ class StartMonitor:
     overdue.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: WatchClock) -> None:
+        self._clock = clock
         self._batches: list[_Batch] = []
         """The oldest first."""
-        self._checked = math.inf
 
     @property
     def nodes(self) -> set[NodeId]:
         return {node for batch in self._batches for node in batch.nodes}
 
-    def expect(self, nodes: Collection[NodeId], now: float) -> None:
-        self._batches.append(_Batch(set(nodes)))
-        self._checked = now
+    def expect(self, nodes: Collection[NodeId]) -> None:
+        self._batches.append(_Batch(set(nodes), self._clock.seconds))
 
     def settle(self, node: NodeId) -> None:
         """The node listens, or its process has exited."""
@@ -49,16 +44,14 @@ class StartMonitor:
             if node in batch.nodes:
                 batch.nodes.discard(node)
                 for later in self._batches[place:]:
-                    later.waited = 0.0
+                    later.since = self._clock.seconds
         self._batches = [batch for batch in self._batches if batch.nodes]
 
-    def overdue(self, now: float, timeout: float) -> set[NodeId]:
+    def overdue(self, timeout: float) -> set[NodeId]:
         """The nodes that did not settle for `timeout` seconds. A node is returned once in `timeout` seconds."""
-        seconds, self._checked = min(MAX_CHECK_INTERVAL, max(0.0, now - self._checked)), now
         found: set[NodeId] = set()
         for batch in self._batches:
-            batch.waited += seconds
-            if batch.waited > timeout:
-                batch.waited = 0.0
+            if self._clock.seconds - batch.since > timeout:
+                batch.since = self._clock.seconds
                 found |= batch.nodes
         return found

@@ -174,6 +174,7 @@ class Zygote:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
+            self._slots.restore_lost()
             code = os.waitstatus_to_exitcode(status)
             if pid in self._nodes:
                 self._report(control.NodeExited(self._nodes.pop(pid), code))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from multiprocessing.connection import Pipe
@@ -19,6 +21,10 @@ MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
 }
+WRITE_BYTES = 2**16
+"""The most bytes of one write to the pipe."""
+MAX_REQUEST_BYTES = 2**31 - 1
+"""Longer messages have another header in `multiprocessing`."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -40,12 +46,38 @@ class ZygoteProcess:
             )
         self._log = folder.log
         zygote_pipe.close()
+        self._socket = socket.socket(fileno=os.dup(self._pipe.fileno()))  # a duplex pipe is a pair of sockets
+        self._unsent = bytearray()
+        """Requests that the zygote has not read yet, beyond what the pipe holds."""
 
     def send(self, request: control.ToAgent) -> None:
+        """Send a request, or keep it for `flush`. Never waits: a stopped zygote must not stop the coordinator too."""
+        encoded = control.encode(request)
+        if len(encoded) > MAX_REQUEST_BYTES:
+            raise RunError(f"a request of {len(encoded):,} bytes to the process that starts nodes: use a smaller model")
+        self._unsent += struct.pack("!i", len(encoded))  # the framing of `Connection.recv_bytes`
+        self._unsent += encoded
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is left of earlier requests, as far as the pipe accepts it."""
         try:
-            self._pipe.send_bytes(control.encode(request))
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent[:WRITE_BYTES], socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            return
         except OSError as error:
             raise self._exited() from error
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process was stopped by a signal (SIGSTOP) and has not been continued."""
+        status = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        return status is not None
 
     def has_report(self) -> bool:
         return self._pipe.poll()
@@ -70,6 +102,7 @@ class ZygoteProcess:
     def close(self) -> None:
         self.kill()
         self._process.wait()
+        self._socket.close()
         self._pipe.close()
 
     def _exited(self) -> RunError:
