@@ -184,7 +184,7 @@ def test_malformed_messages_on_a_port_are_rejected_and_the_node_continues() -> N
     assert message.sender == 1
     assert len(harness.rejected) == 7
     assert any("the sender is node 9, which does not exist" in why for why in harness.rejected)
-    assert any("a message of run 'another run'" in why for why in harness.rejected)
+    assert any(why == "a message of another run" for why in harness.rejected)
     assert any("a message for node 1, and this is node 0" in why for why in harness.rejected)
 
 
@@ -344,7 +344,7 @@ def test_a_fake_node_continues_without_peers_that_time_out_and_records_them() ->
 def test_a_neighbour_that_times_out_costs_its_timeout_once_until_it_responds_again() -> None:
     late = make_message(0, round=5, values=[2])
     on_time = [make_message(2, round=round, values=[2]) for round in range(8)]
-    fake = FakeRuntime(*on_time, late)
+    fake = FakeRuntime(*on_time, late)  # all arrive before the first receive
     node = fake.node(3, nodes=4, params=np.zeros(1, np.float32), receive_timeout=1000.0)
     times: list[float] = []
 

@@ -284,6 +284,8 @@ class Node:
             self._report_missing(senders, messages, round)
             if isinstance(peers, Peers):
                 self._peer_timeouts.timed_out(self.timed_out_peers, waited)
+        elif not slow:
+            self._peer_timeouts.complete(waited)
         received = Received(peers if isinstance(peers, Peers) else None)
         messages.sort(key=_sender)
         for message in messages:

@@ -12,13 +12,19 @@ from shoal.types import NodeId
 FACTOR = 0.1
 """After each timeout, a node waits for the peer only for this fraction of the time that it waited before."""
 MIN_FRACTION = 0.001
-"""The smallest fraction of the first wait, so that a peer that has recovered is noticed."""
+"""The smallest fraction of the first wait, where no receive has been complete yet."""
 
 
 class PeerTimeouts:
-    """The peers that timed out in a receive by round, and how long to wait for each of them in the next one."""
+    """The peers that timed out in a receive by round, and how long to wait for each of them in the next one.
+
+    The wait shrinks to the longest time that a complete receive has taken. So a peer that has recovered is noticed, and
+    so is the recovery of a node that was cut off from all its peers.
+    """
 
     def __init__(self) -> None:
+        self._usual = 0.0
+        """Seconds that the longest complete receive took."""
         self._waits: dict[NodeId, tuple[float, float]] = {}
         """For each peer that timed out: seconds of the first wait, and of the next one."""
 
@@ -31,7 +37,11 @@ class PeerTimeouts:
         """No message came from `peers` in `waited` seconds, or in the time of `wait_for` if that was shorter."""
         for peer in peers:
             first, wait = self._waits.get(peer, (waited, waited))
-            self._waits[peer] = first, max(FACTOR * wait, MIN_FRACTION * first)
+            self._waits[peer] = first, max(FACTOR * wait, MIN_FRACTION * first, self._usual)
+
+    def complete(self, waited: float) -> None:
+        """Messages came from all peers, in `waited` seconds."""
+        self._usual = max(self._usual, waited)
 
     def responded(self, peers: Iterable[NodeId]) -> None:
         """Messages came from `peers`, or they have rejoined: wait for them as for any other peer."""
