@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,11 @@ class Started:
         return until(lambda: (found := sorted(self.zygote.children(), key=lambda p: p.create_time())) and
                      len(found) == NODES and found)  # fmt: skip
 
+    @property
+    def network_process(self) -> psutil.Process:
+        """The process that the zygote forks first, in a run with a network."""
+        return min(until(lambda: len(found := self.zygote.children()) == NODES + 1 and found), key=lambda p: p.pid)
+
     def wait_for_round(self, round: int, kind: type = Round) -> None:
         """Wait until every node has a record of this kind for `round`."""
         folder = self.folder
@@ -97,9 +102,16 @@ class Started:
 
 
 @contextmanager
-def started(root: Path, *settings: str, held: int | None = None, slow: float | None = None) -> Iterator[Started]:
+def started(
+    root: Path,
+    *settings: str,
+    held: int | None = None,
+    slow: float | None = None,
+    engine: str = "processes",
+    wrapper: Sequence[str] = (),
+) -> Iterator[Started]:
     """A run in progress. Nodes stay in round `held` until they are released, or take `slow` seconds longer for each
-    round: on a loaded machine a test needs time to act."""
+    round: on a loaded machine a test needs time to act. `wrapper` is a command that runs the command of the run."""
     root.mkdir(parents=True, exist_ok=True)
     (root / "small.toml").write_text(SMALL)
     (root / "held.py").write_text(HELD)
@@ -107,7 +119,8 @@ def started(root: Path, *settings: str, held: int | None = None, slow: float | N
     if held is not None or slow is not None:
         stays, seconds = ROUNDS if held is None else held, slow or 0.0
         given = [f"algorithm={{name='held.py:Held', rounds={ROUNDS}, held={stays}, seconds={seconds}}}"]
-    command = [sys.executable, "-m", "shoal", "run", "small.toml", "--engine", "processes", "--out", "runs"]
+    run = [sys.executable, "-m", "shoal", "run", "small.toml", "--engine", engine, "--out", "runs"]
+    command = [*wrapper, *run]
     for setting in (*given, *settings):
         command += ["--set", setting]
     with _output(root).open("wb") as output:

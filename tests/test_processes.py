@@ -16,7 +16,7 @@ import psutil
 import pytest
 import zmq
 
-from conftest import is_zygote, until
+from conftest import until
 from process_runs import HELD, NODES, ROUNDS, Started, ends, listens_on, run, started
 from shoal.engines.processes import control
 from shoal.experiment import Experiment
@@ -173,28 +173,10 @@ def test_a_suspended_sampler_does_not_prevent_the_end_of_the_run(tmp_path: Path)
         code, out = going.end()
     assert code == 3, out
     assert list(going.summary["lost"]) == [str(NODES)]
-    assert "hung: it was asked to finish and did not in 6 s" in going.summary["lost"][str(NODES)]
+    reason = going.summary["lost"][str(NODES)]
+    assert "it was asked to finish and did not in 6 s" in reason or "sent no heartbeat for 6 s" in reason
     assert going.summary["rounds"] == ROUNDS
     assert ends(going.folder) == set(range(NODES))
-
-
-def test_a_zygote_that_is_killed_ends_the_run(tmp_path: Path) -> None:
-    with started(tmp_path, held=1) as going:
-        going.wait_for_round(0)
-        going.zygote.kill()
-        code, out = going.end()
-    assert code == 1, out
-    assert "the process that starts nodes exited unexpectedly; see" in out
-    assert going.summary["status"] == "failed"
-    assert going.summary["rounds"] >= 1, "the records so far are kept"
-
-
-def test_no_process_is_left_when_the_coordinator_is_killed(tmp_path: Path) -> None:
-    with started(tmp_path, held=1) as going:
-        going.wait_for_round(0)
-        processes = [going.zygote, *going.nodes]
-        going.process.kill()
-        until(lambda: not any(is_zygote(p) for p in processes))
 
 
 # Interrupted runs
@@ -221,19 +203,6 @@ def test_an_interrupted_run_keeps_records_and_models(number: signal.Signals, cod
     assert summary["rounds"] >= 2
     assert summary["accuracy"] is not None
     assert len(list(going.folder.path.glob("checkpoints/*.npy"))) == NODES, "the models so far"
-
-
-def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
-    with started(tmp_path, held=1) as going:
-        going.wait_for_round(0)
-        for node in going.nodes:
-            node.suspend()  # so that they cannot exit by themselves
-        going.process.send_signal(signal.SIGINT)
-        time.sleep(1.0)
-        going.process.send_signal(signal.SIGINT)
-        code, out = going.end()
-    assert going.summary["status"] == "interrupted", out
-    assert code == 130, out
 
 
 def test_garbage_on_a_nodes_port_is_dropped_and_counted(undisturbed: Started, tmp_path: Path) -> None:

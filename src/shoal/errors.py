@@ -9,6 +9,7 @@
         ├── DeadlockError      all simulated nodes wait, and no event can wake one
         ├── NodeError          the code of a node raised an exception
         │   └── PrivacyError   the node stopped because it would have revealed hidden data
+        ├── StorageError       the files of the run cannot be written
         └── LaunchError        nodes could not be started on this machine
 
 Every error text has the key or field, its value, what was expected and what to do.
@@ -59,6 +60,10 @@ class NodeError(RunError):
 
 class PrivacyError(NodeError):
     """To continue would reveal hidden data or corrupt a masked sum. Nothing was sent."""
+
+
+class StorageError(RunError):
+    """The files of the run cannot be written: the disk is full, or the run's folder was removed."""
 
 
 class LaunchError(RunError):

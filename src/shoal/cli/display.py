@@ -137,6 +137,10 @@ def format_seconds(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+STATUS_COLOURS = {"completed": "green", "failed": "red"}
+"""Others are yellow."""
+
+
 def summary_table(summary: Mapping[str, Any], title: str) -> Table:
     """Return the summary of a run as a table to print."""
     table = Table(title=Text(title), title_justify="left", show_header=False, box=None, padding=(0, 2))
@@ -160,8 +164,10 @@ def summary_table(summary: Mapping[str, Any], title: str) -> Table:
 
 
 def _status(summary: Mapping[str, Any]) -> str:
-    colour = {"completed": "green", "incomplete": "yellow", "interrupted": "yellow"}.get(summary["status"], "red")
+    colour = STATUS_COLOURS.get(summary["status"], "yellow")
     shown = f"[{colour}]{summary['status']}[/{colour}]"
+    if summary["status"] == "unfinished":
+        shown += ": the run is in progress, or its coordinator was killed; all values are of the records so far"
     lost = summary["lost"]
     if lost:
         some = "; ".join(f"node {node}: {escape(why)}" for node, why in list(lost.items())[:5])
@@ -213,12 +219,12 @@ def _resources(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     sent, times, memory = summary["bytes_sent"], summary["time"], summary["memory"]
     per_node = format_bytes(sent["per_node_mean"])
     rows = [("sent", f"{format_bytes(sent['total'])} in {summary['messages_sent']:,} messages, {per_node} per node")]
-    clock = format_seconds(times["wall_s"])
+    clock = [] if times["wall_s"] is None else [format_seconds(times["wall_s"])]
     if times["startup_s"] is not None:
-        clock += f" after {format_seconds(times['startup_s'])} of start-up"
+        clock[-1] += f" after {format_seconds(times['startup_s'])} of start-up"
     if times["virtual_s"] is not None:
-        clock += f"; virtual {format_seconds(times['virtual_s'])}"
-    rows.append(("time", clock))
+        clock.append(f"virtual {format_seconds(times['virtual_s'])}")
+    rows.append(("time", "; ".join(clock)))
     if times["total_cpu_s"] is not None:
         training = format_seconds(times["train_cpu_s"] or 0.0)
         rows.append(("processor", f"{format_seconds(times['total_cpu_s'])}, {training} of it for training"))

@@ -61,7 +61,8 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _print_error(error: Exception, code: int) -> int:
-    console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    console(stderr=True).print(f"[bold red]error:[/bold red] {escape(text)}", highlight=False, soft_wrap=True)
     return code
 
 

@@ -195,6 +195,12 @@ class Experiment:
         server = self.services.get("algorithm")
         return range(self.nodes) if server is None else range(server, server + 1)
 
+    @property
+    def adds_data(self) -> bool:
+        """Whether nodes send samples, which become part of the receivers' training data."""
+        nodes = range(self.nodes) if self.group else range(1)
+        return any(self.settings(node).sharing.traits.adds_data for node in nodes)
+
     def faults(self, node: NodeId) -> list[Fault]:
         """Return the faults that strike `node` in a given round, in the order of rounds."""
         by_round = [(f.round, f) for f in self.fault if f.round is not None and node in f.ids(self.size)]

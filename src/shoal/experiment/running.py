@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.errors import StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.writing import write_experiment
 from shoal.results.progress import Outcome, ProgressListener, Status
@@ -43,12 +44,15 @@ def run(
     folder = RunFolder.create(out, experiment.name)
     write_experiment(folder.experiment, experiment.to_table())
     placement = {machine: format_node_ids(nodes) for machine, nodes in experiment.placement.items()}
-    folder.mapping.write_bytes(msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n")
+    folder.write(folder.mapping, msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n")
     try:
         outcome = _run_engine(experiment, folder, listener, command_time)
     except BaseException as error:
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        _write_results(folder, experiment, Outcome(status, wall_s=time.time() - command_time, startup_s=None))
+        try:
+            _write_results(folder, experiment, Outcome(status, wall_s=time.time() - command_time, startup_s=None))
+        except StorageError as unwritten:
+            error.add_note(f"There is no summary: {unwritten}")
         raise
     return Run(folder, _write_results(folder, experiment, outcome))
 

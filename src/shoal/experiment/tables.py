@@ -61,6 +61,8 @@ class SimulationPlan:
     """Virtual seconds after which a receive continues without the missing senders; default: no timeout."""
 
 
+MODELS_PER_MESSAGE = 16
+"""A message may be so many times as large as the model: numbers of twice the bytes, several vectors, coordinates."""
 HEARTBEATS_PER_TIMEOUT = 6
 """Heartbeats that a process sends in the time that its peers wait for it."""
 
@@ -81,8 +83,9 @@ class ProcessesPlan:
     """The address at which other nodes reach this machine; default: `host`. Required when `host` is a wildcard."""
     training_slots: Annotated[int, Bounds(at_least=1)] | None = None
     """Number of nodes that train at the same time; default: one per core."""
-    max_message_mib: Annotated[float, Bounds(above=0)] = 256.0
-    """A larger message is rejected, and its sender is disconnected."""
+    max_message_mib: Annotated[float, Bounds(above=0)] | None = None
+    """A larger message is rejected before it is read, and its sender is disconnected. Default: sixteen times the size
+    of the model, and at least 1; 256 if nodes send samples."""
     connections: Annotated[int, Bounds(at_least=1)] | None = None
     """Outgoing connections that a node keeps open; it closes the least recently used one first. Default: one for each
     of its peers in the first round, and at least 64."""
@@ -98,6 +101,12 @@ class ProcessesPlan:
     def hang_timeout(self) -> float:
         """The minimum number of seconds to wait for a node that may hang."""
         return 60.0 if self.receive_timeout is None else self.receive_timeout
+
+    def max_message_bytes(self, model_bytes: int | None) -> int:
+        """The size of the largest message; `model_bytes` None: its size does not follow from that of the model."""
+        if self.max_message_mib is not None:
+            return int(self.max_message_mib * 2**20)
+        return 2**28 if model_bytes is None else max(2**20, MODELS_PER_MESSAGE * model_bytes)
 
     @property
     def heartbeat_interval(self) -> float:

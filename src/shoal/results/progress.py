@@ -9,8 +9,9 @@ from typing import Literal, Protocol, TypeAlias
 PROGRESS_INTERVAL = 0.25
 """Seconds between two reports of progress."""
 
-Status: TypeAlias = Literal["completed", "incomplete", "failed", "interrupted"]
-"""All nodes reached the end; some did; none did; the user stopped the run."""
+Status: TypeAlias = Literal["completed", "incomplete", "failed", "interrupted", "unfinished"]
+"""All nodes reached the end; some did; none did; the user stopped the run; the run has no summary yet, because it is in
+progress or its coordinator was killed."""
 
 Score: TypeAlias = tuple[str, float]
 """The name of a metric, and its value."""
@@ -82,7 +83,7 @@ class Outcome:
     """How a run ended. Only the engine knows it: it is not in the records of the nodes."""
 
     status: Status
-    wall_s: float
+    wall_s: float | None
     startup_s: float | None
     """Seconds from the command until all nodes began to train, or until the end of a run that ended before; None if the
     engine raised an error."""

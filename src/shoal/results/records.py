@@ -15,6 +15,7 @@ Records are only appended and do not refer to each other: those of an interrupte
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import secrets
@@ -22,6 +23,7 @@ import time
 import tomllib
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,7 +31,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from shoal.errors import DataError, LaunchError
+from shoal.errors import DataError, LaunchError, StorageError
 from shoal.types import NodeId, Params
 
 
@@ -129,19 +131,49 @@ def _null_to_nan(fields: dict[str, Any]) -> dict[str, Any]:
     return replaced
 
 
+@contextmanager
+def writing_to(path: str | Path) -> Iterator[None]:
+    """Turn an `OSError` while a file of a run is written into a `StorageError` that tells the user what to do."""
+    try:
+        yield
+    except OSError as error:
+        where, kept = repr(str(path)), "'shoal show' can read the records that were written before"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = f"{where} cannot be written, because the disk or the quota is full: free some space, or choose "
+            raise StorageError(f"{reason}another disk with --out, and start the run again; {kept}") from error
+        if error.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTDIR):
+            raise StorageError(
+                f"{where} cannot be written, because its folder was removed or moved during the run: start the run "
+                "again, and keep its folder until it ends"
+            ) from error
+        reason = error.strerror or str(error)
+        raise StorageError(f"{where} cannot be written: {reason}; choose another folder with --out; {kept}") from error
+
+
 class RecordFile:
-    """One file of records. Each record is handed to the operating system before `write` returns."""
+    """One file of records. Each record is handed to the operating system before `write` returns.
+
+    Raises `StorageError` if the file cannot be written. It contains only whole records even then.
+    """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._path = path
+        with writing_to(path):
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, record: Record) -> None:
         self.write_all([encode(record)])
 
     def write_all(self, lines: list[bytes]) -> None:
         left = memoryview(b"\n".join([*lines, b""]))
-        while left:
-            left = left[os.write(self._file, left) :]
+        with writing_to(self._path):
+            size = os.fstat(self._file).st_size
+            try:
+                while left:
+                    left = left[os.write(self._file, left) :]
+            except OSError:
+                os.ftruncate(self._file, size)  # a part of a record would corrupt the next one
+                raise
 
     def close(self) -> None:
         os.close(self._file)
@@ -242,8 +274,25 @@ class RunFolder:
     def model(self, node: NodeId) -> Path:
         return self.path / "checkpoints" / f"{node}.npy"
 
+    def check(self) -> None:
+        """Raise `StorageError` if the folder does not exist any longer."""
+        with writing_to(self.summary):
+            os.stat(self.path)
+
     def save_model(self, node: NodeId, params: Params) -> None:
-        np.save(self.model(node), params)
+        path = self.model(node)
+        unfinished = path.with_suffix(".tmp")
+        with writing_to(path):
+            with unfinished.open("wb") as file:
+                np.save(file, params)
+            unfinished.replace(path)  # atomic: a reader sees no model, or all of it
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write a file of the folder atomically: a reader sees no file, or all of it."""
+        unfinished = path.with_suffix(".tmp")
+        with writing_to(path):
+            unfinished.write_bytes(content)
+            unfinished.replace(path)
 
     def read(self, node: NodeId) -> Iterator[Record]:
         """Read the records of one node."""

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from shoal.errors import DataError
 from shoal.results.progress import Outcome
-from shoal.results.records import Average, End, Evaluation, Event, Record, Round, RunFolder
+from shoal.results.records import Average, End, Evaluation, Event, Record, Round, RunFolder, writing_to
 from shoal.results.statistics import fairness, statistics
 from shoal.results.timing import Evaluations, SentTraffic, target_and_best, target_of
 from shoal.types import NodeId
@@ -29,6 +30,38 @@ def summarize(
 
     `round_nodes` are the nodes whose rounds count as rounds of the run; default: all `nodes`.
     """
+    summary = _summary(folder, engine, nodes, seed, outcome, round_nodes)
+    folder.write(folder.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    return folder.read_summary()
+
+
+def read_or_summarize(folder: RunFolder) -> dict[str, Any]:
+    """Return the summary of a run. If there is none, return one of its records, with the status "unfinished".
+
+    A run has no summary while it is in progress, or if its coordinator was killed. Raises `DataError` if a summary is
+    damaged, or the folder holds no run.
+    """
+    if folder.summary.exists():
+        return folder.read_summary()
+    experiment = folder.read_experiment()
+    if not experiment:
+        raise DataError(f"{folder.path} holds no run: it has neither summary.json nor experiment.toml")
+    times = [record.time for _, record in folder.read_all()]
+    last, is_simulation = max(times, default=0.0), experiment["engine"] == "simulation"
+    outcome = Outcome(
+        "unfinished",
+        wall_s=None if is_simulation else last,
+        startup_s=None,
+        virtual_s=last if is_simulation else None,
+    )
+    summary = _summary(folder, experiment["engine"], experiment["nodes"], experiment["seed"], outcome)
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))  # as it would be read from the file
+    return found
+
+
+def _summary(
+    folder: RunFolder, engine: str, nodes: int, seed: int, outcome: Outcome, round_nodes: range | None = None
+) -> dict[str, Any]:
     metric, target = target_of(folder)
     records = _Records(metric)
     for node, record in folder.read_all():
@@ -70,10 +103,7 @@ def summarize(
     for key, value in outcome.facts.items():
         table = next((summary[name] for name in ("time", "memory") if key in summary[name]), summary)
         table[key] = value
-    unfinished = folder.summary.with_suffix(".tmp")
-    unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-    unfinished.replace(folder.summary)  # atomic: a reader sees no summary, or all of it
-    return folder.read_summary()
+    return summary
 
 
 class _Records:
@@ -156,7 +186,8 @@ def write_metrics(folder: RunFolder) -> None:
     rows += [{"node": None, **_row(record)} for record in folder.read_averages()]
     names = dict.fromkeys(["node", "kind", "round", "time", *(name for row in rows for name in row)])
     columns = {name: [row.get(name) for row in rows] for name in names}
-    pq.write_table(pa.table(columns), folder.metrics)
+    with writing_to(folder.metrics):
+        pq.write_table(pa.table(columns), folder.metrics)
 
 
 def _row(record: Record) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from shoal.cli.display import console, print_line, show_warnings, summary_table
 from shoal.errors import ExperimentError
 from shoal.results.plots import Axis, choose_axis, choose_metric, metric_plot
 from shoal.results.records import RunFolder
+from shoal.results.summary import read_or_summarize
 from shoal.results.timing import curve, target_and_best
 
 
@@ -40,7 +41,7 @@ def add_parser(commands: Commands) -> None:
 def show_run(parsed: argparse.Namespace) -> int:
     folder, screen = _latest_run(parsed.run or Path("runs"), "show"), console()
     with show_warnings(screen):
-        summary = folder.read_summary()
+        summary = read_or_summarize(folder)
         if parsed.target is not None or parsed.metric is not None:
             found = curve(folder, parsed.metric)
             summary.update(target_and_best(found, found.metric, parsed.target))
@@ -75,8 +76,14 @@ def plot_runs(
 
 
 def _latest_run(path: Path, command: str) -> RunFolder:
-    """Return the run at `path`, or the latest run below it; `command` needs it."""
-    found = sorted(path.rglob("summary.json"), key=lambda file: file.stat().st_mtime) if path.is_dir() else []
+    """Return the run at `path`, or the latest run below it; `command` needs it. It may be in progress."""
+    found = sorted(path.rglob("nodes/"), key=_last_change) if path.is_dir() else []
     if not found:
-        raise ExperimentError([f"there is no finished run in {str(path)!r}; start one with 'shoal run FILE'"], command)
+        raise ExperimentError([f"there is no run in {str(path)!r}; start one with 'shoal run FILE'"], command)
     return RunFolder(found[-1].parent)
+
+
+def _last_change(nodes: Path) -> float:
+    """When the run with this folder of records wrote its summary, or else when it was created."""
+    summary = nodes.with_name("summary.json")
+    return (summary if summary.exists() else nodes).stat().st_mtime

@@ -126,6 +126,8 @@ class AverageEvaluated(msgspec.Struct, frozen=True, tag=True):
 
 # Node to coordinator.
 
+EXIT_NO_FREE_PORT = 4
+"""The exit code of a node that found no free port, and so cannot report to the coordinator."""
 EXIT_UNUSABLE_KEYS = 3
 """The exit code of a node that has no usable key pair, and so cannot report to the coordinator."""
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import zmq
 
-from shoal.engines.operating_system import MIB
 from shoal.engines.processes import control
 from shoal.engines.processes.agent import LOOPBACK, Agent
 from shoal.engines.processes.keys import KeyPair
@@ -100,7 +99,7 @@ class ControlServer:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, MESSAGES_PER_TURN)  # per connection; further messages wait, none is lost
-        largest = int(self._settings.plan.max_message_mib * MIB)
+        largest = self._settings.plan.max_message_bytes(None)  # the size of the model is not known yet
         socket.setsockopt(zmq.MAXMSGSIZE, max(MIN_MESSAGE_BYTES, largest))
         socket.setsockopt(zmq.BACKLOG, 4096)
         return socket

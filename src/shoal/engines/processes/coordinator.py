@@ -20,7 +20,7 @@ from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.scheduled_events import ProcessEvents
-from shoal.engines.processes.transport import MESSAGES_PER_TURN
+from shoal.engines.processes.transport import MESSAGES_PER_TURN, NO_FREE_PORT
 from shoal.engines.processes.watch_clock import WatchClock
 from shoal.engines.run_tracker import RunTracker
 from shoal.environment.environment import Environment
@@ -151,6 +151,7 @@ class Coordinator:
         self._server.answer_connections()
         self._receive_messages(MESSAGES_PER_TURN)
         if self._tracker.progress_due():
+            self._run.folder.check()
             pace = self._tracker.round_nodes
             rounds = sum(self._registry[node].rounds for node in pace) / len(pace)
             self._tracker.report_progress(rounds, sum(entry.bytes_sent for entry in self._registry))
@@ -223,7 +224,9 @@ class Coordinator:
                 f"its keys in {str(keys)!r} changed since the run began, or cannot be used: do not change keys during "
                 f"a run; check them with 'shoal keys check' and start the run again (see also {self._run.folder.log})"
             )
-        return f"exited with code {code}"
+        if code == control.EXIT_NO_FREE_PORT:
+            return NO_FREE_PORT
+        return f"exited with code {code}; see {self._run.folder.log}"
 
     def _handle_network_exit(self) -> None:
         if self._tracker.phase != "finishing":
@@ -339,7 +342,7 @@ def _check_settings(experiment: Experiment, parameters: int) -> None:
             f"the last port is 65535; set it to at most {65536 - size}"
         )
     needed = (4 * parameters + MAX_HEADER_BYTES) / MIB
-    if needed > plan.max_message_mib:
+    if plan.max_message_mib is not None and needed > plan.max_message_mib:
         raise LaunchError(
             f"processes.max_message_mib = {plan.max_message_mib:g}: a model of {parameters:,} parameters needs "
             f"{needed:.3g}"

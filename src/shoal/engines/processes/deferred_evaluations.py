@@ -15,7 +15,7 @@ from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.runtime import TrainingThread
 from shoal.engines.processes.slots import Slots
 from shoal.node import Node
-from shoal.results.records import Evaluation, RunFolder
+from shoal.results.records import Evaluation, RunFolder, writing_to
 from shoal.types import Params
 
 
@@ -23,6 +23,7 @@ class DeferredEvaluations:
     """Models that wait for their evaluation, in a file without a name: the system deletes it with the process."""
 
     def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
         self._file = tempfile.TemporaryFile(dir=folder.path)  # noqa: SIM115 - open as long as the process runs
         self._kept: list[tuple[int, float, int | None]] = []
         """Round, time and tick of each model in the file."""
@@ -32,8 +33,9 @@ class DeferredEvaluations:
         """Whether the latest of all models has been evaluated."""
 
     def keep(self, round: int, time: float, params: Params, tick: int | None = None) -> None:
-        self._file.seek(len(self._kept) * params.nbytes)
-        self._file.write(params.data)
+        with writing_to(self._folder.path):
+            self._file.seek(len(self._kept) * params.nbytes)
+            self._file.write(params.data)
         self._kept.append((round, time, tick))
 
     def discard_after(self, tick: int) -> None:

@@ -48,7 +48,7 @@ class NodeNetwork:
         settings = TransportSettings(
             run=start.run,
             host=host,
-            max_message_bytes=int(plan.max_message_mib * 2**20),
+            max_message_bytes=plan.max_message_bytes(None if setup.experiment.adds_data else setup.initial.nbytes),
             connections=plan.connections or max(MIN_CONNECTIONS, self._first_round_peers()),
             send_timeout=plan.hang_timeout,
             port=None if plan.base_port is None else plan.base_port + id,

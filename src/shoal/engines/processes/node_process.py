@@ -21,7 +21,8 @@ from shoal.engines.processes.runtime import RunClock
 from shoal.engines.processes.sealing import Seal
 from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.task_scope import TaskScope
-from shoal.errors import LaunchError
+from shoal.engines.processes.transport import NoFreePortError
+from shoal.errors import LaunchError, StorageError
 from shoal.experiment.setup import Setup
 from shoal.results.records import RecordFile
 from shoal.types import NodeId
@@ -79,6 +80,8 @@ class NodeProcess:
         try:
             async with self._scope:
                 await self._take_part()
+        except NoFreePortError:
+            return control.EXIT_NO_FREE_PORT
         except Exception as error:
             self._report(error)
             return 1
@@ -141,7 +144,7 @@ class NodeProcess:
     def _report(self, error: Exception) -> None:
         """Send an error to the coordinator, and wait until it is sent."""
         id = self._launch.id
-        text = str(error) if isinstance(error, LaunchError) else traceback.format_exc()
+        text = str(error) if isinstance(error, LaunchError | StorageError) else traceback.format_exc()
         if len(text) > MAX_ERROR_CHARACTERS:
             print(f"node {id}: {text}", file=sys.stderr)  # to the run's nodes.log
             text = f"… {text[-MAX_ERROR_CHARACTERS:]}"

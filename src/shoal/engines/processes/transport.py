@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import zmq
 
 from shoal.engines.processes.sealing import Seal, authenticated_sender
-from shoal.errors import LaunchError, MessageError
+from shoal.errors import LaunchError, MessageError, NodeError
 from shoal.message import Message, address, decode, ticket_of
 from shoal.types import NodeId
 
@@ -39,6 +39,16 @@ LINGER_MS = 30_000
 """How long a closed connection still tries to deliver its messages."""
 MIN_BYTES_PER_SECOND = 12_500.0
 """The rate of the slowest link: a receipt may take `send_timeout`, and the time of the message at this rate."""
+
+
+NO_FREE_PORT = (
+    "the system has no free port left; use fewer nodes, end other programs, extend the range of ports (Linux: sysctl "
+    "net.ipv4.ip_local_port_range), or set processes.base_port to a port outside of that range"
+)
+
+
+class NoFreePortError(LaunchError):
+    """The system has no free port left. Then the node cannot connect to the coordinator either."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,7 @@ class Transport:
         self._name = settings.run.encode()
         self._connections = settings.connections
         self._send_timeout = settings.send_timeout
+        self._max_message_bytes = settings.max_message_bytes
         self._deliver = deliver
         self._reject = reject
         self._seal = seal
@@ -114,10 +125,12 @@ class Transport:
             inbox.bind(f"tcp://{host}:{port if port is not None else '*'}")
         except zmq.ZMQError as error:
             inbox.close()
-            where = f"{host}:{port if port is not None else '(any port)'}"
+            if port is None and error.errno == zmq.EADDRINUSE:
+                raise NoFreePortError(f"cannot listen on {host}: {NO_FREE_PORT}") from error
             raise LaunchError(
-                f"cannot listen on {where}: {error.strerror}; processes.host must be an address of this machine, "
-                "and processes.base_port the first of a free range, or absent to let the system choose"
+                f"cannot listen on {host}:{port or '(any port)'}: {error.strerror}; processes.host must be an address "
+                "of this machine, and processes.base_port the first of a free range, or absent to let the system "
+                "choose"
             ) from error
         return inbox
 
@@ -132,9 +145,17 @@ class Transport:
         self._drain()
 
     async def send(self, to: NodeId, message: Message, ticket: int | None = None) -> bool:
-        """Hand a message to ZeroMQ, with the ticket in its address. Returns False if it was dropped."""
+        """Hand a message to ZeroMQ, with the ticket in its address. Returns False if it was dropped.
+
+        Raises `NodeError` if the message is larger than its receivers accept: they would disconnect this node.
+        """
         if to in self._failed:
             return False
+        if message.wire_size > self._max_message_bytes:
+            raise NodeError(
+                f"a message of {message.wire_size / 2**20:.3g} MiB, and its receivers accept at most "
+                f"{self._max_message_bytes / 2**20:.3g}; set processes.max_message_mib to a larger value"
+            )
         frames = [zmq.Frame(address(to, ticket), copy=True), *_frames(message)]
         if self._try(to, frames):
             self._stalled.discard(to)

@@ -25,7 +25,7 @@ from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.network_process import NetworkProcess
 from shoal.engines.processes.node_process import run_node
 from shoal.engines.processes.slots import Slots
-from shoal.errors import ExperimentError, ShoalError
+from shoal.errors import ExperimentError, ShoalError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.results.records import Average, RecordFile, RunFolder
@@ -209,9 +209,8 @@ def _record(request: control.RecordEvents) -> None:
                 file.write(event)
             finally:
                 file.close()
-        except OSError as error:  # to the run's nodes.log; the run goes on without the record
-            reason = f"could not be recorded: {error.strerror}"
-            print(f"the event {event.detail!r} of node {node} {reason}", file=sys.stderr, flush=True)
+        except StorageError as error:  # to the run's nodes.log; the run goes on without the record
+            print(f"the event {event.detail!r} of node {node}: {error}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

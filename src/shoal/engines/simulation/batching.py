@@ -30,7 +30,7 @@ SECONDS = 0.3
 def choose_batching(experiment: Experiment, setup: Setup) -> Batching:
     """Return the way that the experiment names, or the fastest one."""
     asked = experiment.simulation.batching
-    if _adds_data(experiment):
+    if experiment.adds_data:
         if asked == "pool":
             raise ExperimentError(
                 [
@@ -50,12 +50,6 @@ def choose_batching(experiment: Experiment, setup: Setup) -> Batching:
         known[key] = _measure(experiment, setup)
         _write_cache(known)
     return known[key]
-
-
-def _adds_data(experiment: Experiment) -> bool:
-    """Whether received messages change the training data of a node."""
-    nodes = range(experiment.nodes) if experiment.group else range(1)
-    return any(experiment.settings(node).sharing.traits.adds_data for node in nodes)
 
 
 def _measure(experiment: Experiment, setup: Setup) -> Batching:

@@ -18,6 +18,9 @@ from shoal.environment.network.network import MEGABIT, NetworkTimeline, Route, c
 from shoal.randomness import generator
 from shoal.types import Bounds, NodeId
 
+MAX_BYTES = 2**28
+"""The size of the largest file, unpacked: a matrix of 5,000 sites with ten characters per value. A gzip file can unpack
+to a thousand times its size."""
 MISSING = {"", "-", "*", "?", "na", "n/a", "nan", "null", "none"}
 """Entries that mean a missing value, in any case. Negative and infinite numbers are missing values too."""
 
@@ -198,8 +201,16 @@ def read(path: Path) -> MatrixFile:
 def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and the cells of every line that is not empty. The first line determines the separator."""
     try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
+        with path.open("rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_packed else path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ValueError(
+                f"{path}: {'unpacked, it' if is_packed else 'it'} has more than {MAX_BYTES:,} bytes, the limit for a "
+                "matrix; remove digits or sites that the experiment does not need"
+            )
+        text = raw.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is neither a text file nor a gzip file"
         raise ValueError(f"{path}: cannot read this matrix: {reason}") from None

@@ -1,0 +1,298 @@
+"""The table "What happens when …" of docs/faults.md, row by row, with real processes and real faults.
+
+Every row checks the exit code, the time until the command has ended, that no process is left, and that `shoal show` can
+read the records.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import until
+from process_runs import NODES, Started, listens_on, started
+from shoal.results.records import Evaluation
+
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
+
+TIMEOUT = "processes.receive_timeout=2"
+"""The hang timeout is then 7 seconds."""
+HANG_SECONDS = 7.0
+SLOW_MACHINE = 60.0
+"""Seconds that a busy machine may take in addition to what is documented."""
+SHAPED = "network={name='uniform', latency=0.001}"
+BLOCKING_MODEL = textwrap.dedent(
+    '''
+    """A network whose node 1 stays in a training step, in its training slot, while the file "train" exists."""
+
+    import os
+    import time
+    from dataclasses import dataclass
+    from pathlib import Path
+
+    import torch
+
+
+    class Blocking(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 10)
+
+        def forward(self, x):
+            if Path("train").exists() and not Path("blocked").exists():
+                Path("blocked").write_text(str(os.getpid()))
+                while Path("train").exists():
+                    time.sleep(0.02)
+            return self.layer(x.flatten(1))
+
+
+    @dataclass(frozen=True)
+    class Model:
+        def build(self, shape, outputs):
+            return Blocking()
+    '''
+)
+
+
+def show(going: Started) -> str:
+    """What `shoal show` prints of the run."""
+    command = [sys.executable, "-m", "shoal", "show", str(going.folder.path)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout
+
+
+# Nodes
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_node_fails_while_it_waits(number: signal.Signals, tmp_path: Path) -> None:
+    with started(tmp_path, TIMEOUT, held=1) as going:
+        going.wait_for_round(0)
+        going.nodes[2].send_signal(number)
+        began = time.monotonic()
+        going.release()
+        code, out = going.end()
+        assert time.monotonic() - began < 2 * HANG_SECONDS + SLOW_MACHINE
+        assert code == 3, out
+        reason = "killed by SIGKILL" if number == signal.SIGKILL else "sent no heartbeat for 7 s"
+        assert reason in going.summary["lost"]["2"]
+        assert set(going.summary["lost"]) == {"2"}
+        assert going.summary["rounds"] == 4
+        assert "incomplete" in show(going)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_node_fails_while_it_trains_and_its_slot_becomes_free(
+    number: signal.Signals, slots: int, tmp_path: Path
+) -> None:
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "blocking.py").write_text(BLOCKING_MODEL)
+    settings = (TIMEOUT, "model={name='blocking.py:Model'}", f"processes.training_slots={slots}")
+    with started(tmp_path, *settings, held=1) as going:
+        going.wait_for_round(0)
+        (tmp_path / "train").touch()
+        going.release()
+        pid = int(until(lambda: (tmp_path / "blocked").exists() and (tmp_path / "blocked").read_text()))
+        os.kill(pid, number)
+        (tmp_path / "train").unlink()
+        began = time.monotonic()
+        code, out = going.end()
+        assert time.monotonic() - began < 2 * HANG_SECONDS + SLOW_MACHINE
+        assert code == 3, out
+        assert len(going.summary["lost"]) == 1
+        assert going.summary["rounds"] == 4, "the others have trained all rounds"
+
+
+def test_a_node_that_is_stopped_for_a_short_time_is_not_lost(tmp_path: Path) -> None:
+    with started(tmp_path, "processes.receive_timeout=60", held=1) as going:
+        going.wait_for_round(0)
+        going.nodes[2].suspend()
+        going.release()
+        time.sleep(2.0)
+        going.nodes[2].resume()
+        assert going.end()[0] == 0
+        assert going.summary["status"] == "completed"
+
+
+# The zygote, the network process, the coordinator
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("which", ["zygote", "network process"])
+def test_a_process_that_the_run_needs_fails(which: str, number: signal.Signals, tmp_path: Path) -> None:
+    settings = (TIMEOUT, *([SHAPED] if which == "network process" else []))
+    with started(tmp_path, *settings, held=1) as going:
+        going.wait_for_round(0)
+        process = going.zygote if which == "zygote" else going.network_process
+        process.send_signal(number)
+        began = time.monotonic()
+        code, out = going.end()
+        assert time.monotonic() - began < HANG_SECONDS + SLOW_MACHINE
+        assert code == 1, out
+        expected = {
+            ("zygote", signal.SIGKILL): "the process that starts nodes exited unexpectedly",
+            ("zygote", signal.SIGSTOP): "the process that starts nodes was stopped for 7 s",
+            ("network process", signal.SIGKILL): "the network process exited unexpectedly",
+            ("network process", signal.SIGSTOP): "the network process sent no heartbeat for 7 s",
+        }
+        assert expected[which, number] in " ".join(out.split())
+        assert going.summary["status"] == "failed"
+        assert "failed" in show(going)
+
+
+def test_the_coordinator_is_killed(tmp_path: Path) -> None:
+    with started(tmp_path, held=3) as going:
+        going.wait_for_round(1, Evaluation)
+        nodes = going.nodes
+        going.process.kill()
+        going.process.wait()
+        psutil.wait_procs(nodes, timeout=SLOW_MACHINE)
+        assert not any(node.is_running() and node.status() != psutil.STATUS_ZOMBIE for node in nodes)
+        shown = show(going)
+        assert "unfinished" in shown
+        assert "accuracy" in shown
+        picture = tmp_path / "loss.png"
+        command = [sys.executable, "-m", "shoal", "plot", str(going.folder.path), "--metric", "loss"]
+        plotted = subprocess.run([*command, "--out", str(picture)], capture_output=True, text=True, check=False)
+        assert plotted.returncode == 0, plotted.stderr
+        assert picture.exists()
+
+
+def test_the_coordinator_is_stopped_and_continues(tmp_path: Path) -> None:
+    with started(tmp_path, TIMEOUT, held=1) as going:
+        going.wait_for_round(0)
+        os.kill(going.process.pid, signal.SIGSTOP)
+        time.sleep(HANG_SECONDS + 3.0)  # longer than the timeout of nodes
+        os.kill(going.process.pid, signal.SIGCONT)
+        going.release()
+        code, out = going.end()
+        assert code == 0, out
+        assert going.summary["status"] == "completed"
+
+
+# Signals of the user
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_user_interrupts_the_run(number: signal.Signals, times: int, tmp_path: Path) -> None:
+    with started(tmp_path, held=1) as going:
+        going.wait_for_round(0)
+        if times == 2:
+            for node in going.nodes:
+                node.suspend()  # so that they cannot exit by themselves
+        began = time.monotonic()
+        for _ in range(times):
+            going.process.send_signal(number)
+            time.sleep(1.0)
+        code, out = going.end()
+        assert time.monotonic() - began < SLOW_MACHINE
+        assert code == 128 + number, out
+        assert going.summary["status"] == "interrupted"
+        if times == 1:
+            assert all(going.folder.model(node).exists() for node in range(NODES)), "their models are saved"
+        assert "interrupted" in show(going)
+
+
+# The disk
+
+
+@contextmanager
+def small_disk(folder: Path, kib: int) -> Iterator[None]:
+    folder.mkdir(parents=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "shoal-test", str(folder)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"a disk of limited size needs root: {made.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Use all the space that is left."""
+    with (folder / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return
+
+
+@pytest.mark.parametrize("engine", ["processes", "simulation"])
+def test_the_disk_is_full(engine: str, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "runs", kib=2048), started(tmp_path, held=1, engine=engine) as going:
+        if engine == "processes":
+            going.wait_for_round(0)
+        else:
+            until(lambda: any(going.root.glob("*/*/nodes.log")) or any(going.root.glob("*/*/mapping.json")))
+        fill(tmp_path / "runs")
+        going.release()
+        code, out = going.end()
+        assert code == 1, out
+        assert "the disk or the quota is full: free some space" in " ".join(out.split())
+        if engine == "processes":
+            assert "unfinished" in show(going), "the records before are readable"
+
+
+@pytest.mark.parametrize("engine", ["processes", "simulation"])
+def test_the_folder_is_removed(engine: str, tmp_path: Path) -> None:
+    with started(tmp_path, held=1, engine=engine) as going:
+        if engine == "processes":
+            going.wait_for_round(0)
+        shutil.rmtree(going.folder.path)
+        began = time.monotonic()
+        going.release()
+        code, out = going.end()
+        assert time.monotonic() - began < SLOW_MACHINE
+        assert code == 1, out
+        assert "its folder was removed or moved during the run" in " ".join(out.split())
+
+
+# Ports
+
+
+def test_the_ports_are_taken(tmp_path: Path) -> None:
+    with started(tmp_path / "first", held=1) as first:
+        port = listens_on(first.nodes[0])
+        with started(tmp_path / "second", f"processes.base_port={port}") as second:
+            code, out = second.end()
+            assert code == 2, out
+            assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in " ".join(out.split())
+            assert "failed" in show(second)
+        first.release()
+        assert first.end()[0] == 0, "the first run is not disturbed"
+
+
+def test_no_port_is_left(tmp_path: Path) -> None:
+    """In a network namespace with a range of six ports."""
+    limited = [
+        "unshare",
+        "--net",
+        "sh",
+        "-c",
+        'ip link set lo up && sysctl -qw net.ipv4.ip_local_port_range="40000 40005" && exec "$@"',
+        "sh",
+    ]
+    if subprocess.run([*limited, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a network namespace needs root, ip and sysctl")
+    with started(tmp_path, wrapper=limited) as going:
+        code, out = going.end()
+        assert code == 2, out
+        assert "the system has no free port left" in " ".join(out.split())
+        assert "failed" in show(going)
