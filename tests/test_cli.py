@@ -155,10 +155,8 @@ def test_run_show_and_plot(shoal: Callable, small: Path) -> None:
 
 
 def test_show_without_a_run_explains_how_to_start_one(shoal: Callable) -> None:
-    assert_rejected(
-        shoal("show"), "show: 1 problem", "there is no finished run in 'runs'; start one with 'shoal run FILE'"
-    )
-    assert_rejected(shoal("plot", "elsewhere"), "plot: 1 problem", "there is no finished run in 'elsewhere'")
+    assert_rejected(shoal("show"), "show: 1 problem", "there is no run in 'runs'; start one with 'shoal run FILE'")
+    assert_rejected(shoal("plot", "elsewhere"), "plot: 1 problem", "there is no run in 'elsewhere'")
 
 
 def test_show_reports_a_damaged_summary(shoal: Callable, tmp_path: Path) -> None:

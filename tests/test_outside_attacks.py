@@ -34,7 +34,7 @@ SHAPED = "network={name='uniform', latency=0.001}"
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
     """A folder that every user can enter, as a home folder often is; pytest's own are private."""
-    path = Path(tempfile.mkdtemp(prefix="shoal-"))
+    path = Path(tempfile.mkdtemp(prefix="other-user-"))
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import subprocess
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import SMALL
-from shoal.errors import LaunchError
+from shoal.errors import DataError, LaunchError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.running import Run
 from shoal.results.progress import Outcome
 from shoal.results.records import Average, End, Evaluation, Event, Record, RecordFile, Round, RunFolder, decode, encode
 from shoal.results.statistics import statistics
-from shoal.results.summary import summarize
+from shoal.results.summary import read_or_summarize, summarize
 
 
 @pytest.fixture(scope="module")
@@ -154,3 +157,73 @@ def test_statistics_are_nan_if_a_value_is_not_finite_and_none_without_values() -
 def test_only_the_owner_may_read_the_folder_of_a_run(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "private")
     assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "shoal-test", str(folder)]
+    if (made := subprocess.run(command, capture_output=True, text=True, check=False)).returncode:
+        pytest.skip(f"a disk of limited size needs root: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_raises_a_storage_error_and_leaves_whole_records(small_disk: Path) -> None:
+    path = small_disk / "0.jsonl"
+    file = RecordFile(path)
+    written = 0
+
+    def write_until_full() -> None:
+        nonlocal written
+        while True:
+            file.write(Event("long", float(written), "x" * 1000))
+            written += 1
+
+    with pytest.raises(StorageError, match="the disk or the quota is full: free some space"):
+        write_until_full()
+    content = path.read_bytes()
+    assert content.endswith(b"\n")
+    assert content.count(b"\n") == written
+
+
+def test_a_summary_or_a_model_that_cannot_be_written_leaves_the_earlier_one(small_disk: Path) -> None:
+    folder = RunFolder(small_disk)
+    (small_disk / "checkpoints").mkdir()
+    folder.write(folder.summary, b"earlier")
+    folder.save_model(0, np.ones(10, np.float32))
+    with pytest.raises(StorageError):
+        folder.write(folder.summary, bytes(2**17))
+    with pytest.raises(StorageError):
+        folder.save_model(0, np.ones(2**15, np.float32))
+    assert folder.summary.read_bytes() == b"earlier"
+    assert np.load(folder.model(0)).size == 10
+
+
+def test_a_removed_folder_raises_a_storage_error(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "removed")
+    folder.check()
+    shutil.rmtree(folder.path)
+    for write in (
+        folder.check,
+        lambda: RecordFile(folder.node(0)),
+        lambda: folder.save_model(0, np.ones(1, np.float32)),
+        lambda: folder.write(folder.summary, b"{}"),
+    ):
+        with pytest.raises(StorageError, match="its folder was removed or moved during the run"):
+            write()
+
+
+def test_a_run_without_a_summary_is_summarized_from_its_records(done: Run, tmp_path: Path) -> None:
+    shutil.copytree(done.folder.path, tmp_path / "killed")
+    killed = RunFolder(tmp_path / "killed")
+    killed.summary.unlink()
+    summary = read_or_summarize(killed)
+    assert summary["status"] == "unfinished"
+    for key in ("engine", "nodes", "seed", "rounds", "accuracy", "loss", "bytes_sent", "messages_sent", "digest"):
+        assert summary[key] == done.summary[key]
+    assert summary.keys() >= {"time", "memory", "lost", "events"}
+    with pytest.raises(DataError, match="holds no run"):
+        read_or_summarize(RunFolder(tmp_path))

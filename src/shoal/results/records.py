@@ -16,6 +16,7 @@ Records are only appended and do not refer to each other: those of an interrupte
 from __future__ import annotations
 
 import errno
+import io
 import math
 import os
 import secrets
@@ -280,19 +281,20 @@ class RunFolder:
             os.stat(self.path)
 
     def save_model(self, node: NodeId, params: Params) -> None:
-        path = self.model(node)
-        unfinished = path.with_suffix(".tmp")
-        with writing_to(path):
-            with unfinished.open("wb") as file:
-                np.save(file, params)
-            unfinished.replace(path)  # atomic: a reader sees no model, or all of it
+        content = io.BytesIO()
+        np.save(content, params)
+        self.write(self.model(node), content.getbuffer())
 
-    def write(self, path: Path, content: bytes) -> None:
-        """Write a file of the folder atomically: a reader sees no file, or all of it."""
+    def write(self, path: Path, content: bytes | memoryview) -> None:
+        """Write a file of the folder atomically: a reader sees the file as it was before, or all of it."""
         unfinished = path.with_suffix(".tmp")
         with writing_to(path):
-            unfinished.write_bytes(content)
-            unfinished.replace(path)
+            try:
+                unfinished.write_bytes(content)
+                unfinished.replace(path)
+            except OSError:
+                unfinished.unlink(missing_ok=True)  # it takes space on a full disk
+                raise
 
     def read(self, node: NodeId) -> Iterator[Record]:
         """Read the records of one node."""

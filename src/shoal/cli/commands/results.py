@@ -77,13 +77,13 @@ def plot_runs(
 
 def _latest_run(path: Path, command: str) -> RunFolder:
     """Return the run at `path`, or the latest run below it; `command` needs it. It may be in progress."""
-    found = sorted(path.rglob("nodes/"), key=_last_change) if path.is_dir() else []
+    files = [*path.rglob("summary.json"), *path.rglob("experiment.toml")] if path.is_dir() else []
+    found = [RunFolder(folder) for folder in {file.parent for file in files}]
     if not found:
         raise ExperimentError([f"there is no run in {str(path)!r}; start one with 'shoal run FILE'"], command)
-    return RunFolder(found[-1].parent)
+    return max(found, key=_last_change)
 
 
-def _last_change(nodes: Path) -> float:
-    """When the run with this folder of records wrote its summary, or else when it was created."""
-    summary = nodes.with_name("summary.json")
-    return (summary if summary.exists() else nodes).stat().st_mtime
+def _last_change(run: RunFolder) -> float:
+    """When the run wrote its summary, or else when it was created."""
+    return (run.summary if run.summary.exists() else run.experiment).stat().st_mtime
