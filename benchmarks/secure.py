@@ -34,6 +34,7 @@ PARAMETERS = 89_834
 """Parameters of GN-LeNet for 32 × 32 colour pixels and ten classes."""
 NEIGHBOURS = 5
 PARTNERS = NEIGHBOURS - 1
+TERMS = bytes(32)
 ROUNDS = 1000
 
 GN_LENET: dict[str, Any] = {
@@ -154,7 +155,7 @@ def costs() -> list[Figure]:
 
     def pair() -> None:
         """The work of a node for one partner of one receiver."""
-        seed = one.pair_secrets(1, 2, 3).seed
+        seed = one.pair_secrets(1, TERMS).seed
         masks.add(update, seed)
         masks.commitment(seed, 2, 3)
 
@@ -162,7 +163,7 @@ def costs() -> list[Figure]:
         """Encrypted shares of all secrets of one message, for each partner of a node."""
         shares = shamir.split(to_rows([bytes(masks.SEED_BYTES)] * (1 + PARTNERS)), PARTNERS, PARTNERS // 2)
         for share in shares:
-            one.pair_secrets(1, 2, 3).encrypt(share.tobytes(), True)
+            one.pair_secrets(1, TERMS).encrypt(share.tobytes(), True)
 
     def unmask_one() -> None:
         """The work of a receiver for one neighbour whose update has arrived."""

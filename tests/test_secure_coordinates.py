@@ -15,15 +15,12 @@ from secure_world import (
     recording_sharings,
 )
 from shoal.algorithms.dpsgd import DPSGD
-from shoal.compression.indices import GolombRice
 from shoal.engines.simulation.kernel import park
 from shoal.environment.network.links import Uniform
-from shoal.message import Message, Payload
+from shoal.message import Payload
 from shoal.node import Node
 from shoal.sharing.random import Random
-from shoal.sharing.secure import masks
 from shoal.sharing.secure.coordinates import CoordinateChooser
-from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.secure import POSITIONS, SUM, WEIGHT, Secure
 from shoal.sharing.sharing import NodeInfo
 from shoal.sharing.topk import TopK
@@ -164,40 +161,3 @@ def test_the_state_determines_the_next_coordinates() -> None:
         chooser = CoordinateChooser(np.zeros(4, np.float32), 2)
         chooser.restore(sharing.state()["coordinates"])
         assert chooser.choose(merged, 1).tolist() == [0, 1]
-
-
-# A receiver that lies
-
-
-def lying_receiver(lies: bool) -> SecureWorld:
-    """Node 0 requests coordinates 8 to 15 from its senders; if it lies, coordinates 0 to 7 from node 1."""
-    world = one_receiver(recording_sharings(4, inner=TopK(0.25)), inner=TopK(0.25))
-    runtime = world.world.runtimes[0]
-    send = runtime.send
-
-    async def lie(to: int, message: Message) -> bool:
-        if message.kind == "secure-support":
-            first = 0 if lies and to == 1 else 8
-            code = GolombRice().encode(np.arange(first, first + 8), 32)
-            message = Message(0, message.kind, message.round, Payload({"secure-support": code}), message.run)
-        return bool(await send(to, message))
-
-    runtime.send = lie  # type: ignore[method-assign]
-    return world.run()
-
-
-@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
-def test_a_receiver_that_requests_other_coordinates_from_one_sender_cannot_remove_its_masks(lies: bool) -> None:
-    world = lying_receiver(lies)
-    updates = {m.sender: m.payload.arrays["words"] for to, m in world.sent if m.kind == "model" and to == 0}
-    assert sorted(updates) == [1, 2, 3, 4]
-    total, encoded = np.zeros(8, np.uint32), np.zeros(8, np.uint32)
-    for sender, values in updates.items():
-        sharing, node = world.sharings[sender], world.nodes[sender]
-        # Assume that the receiver learns the self mask of every sender. Only the pairwise masks are left.
-        total += values - masks.mask(sharing.key_exchange.keys(node).self_mask_seed(0, 0), 8, np.dtype("<u4"))
-        first = 0 if lies and sender == 1 else 8
-        encoded += FixedPoint(32, 64.0).encode(sharing.models[0][first : first + 8], 0.2)
-    assert np.array_equal(total, encoded) == (not lies)
-    included = [found.senders for found in world.sharings[0].sums.values()]
-    assert included == ([] if lies else [(1, 2, 3, 4)]) or all(1 not in senders for senders in included)

@@ -113,15 +113,15 @@ def agreed() -> tuple[Keys, Keys]:
     return low, high
 
 
-def test_two_nodes_agree_on_one_secret_seed_for_each_receiver_and_round() -> None:
+def test_two_nodes_agree_on_one_secret_seed_for_the_same_terms() -> None:
     low, high = agreed()
-    places = list(itertools.product(range(3), range(3)))
-    assert [low.pair_secrets(9, *place) for place in places] == [high.pair_secrets(2, *place) for place in places]
-    seeds = [low.pair_secrets(9, *place).seed for place in places]
-    own = [keys.self_mask_seed(*place) for place in places for keys in (low, high)]
+    terms = [bytes([i]) * 32 for i in range(9)]
+    assert [low.pair_secrets(9, t) for t in terms] == [high.pair_secrets(2, t) for t in terms]
+    seeds = [low.pair_secrets(9, t).seed for t in terms]
+    own = [keys.self_mask_seed(*place) for place in itertools.product(range(3), range(3)) for keys in (low, high)]
     assert len({*seeds, *own}) == len(seeds) + len(own)
-    assert seeds[0] not in {one.pair_secrets(9, 0, 0).seed for one in (agreed()[0] for _ in range(3))}
-    assert seeds[0].hex() not in repr(low.pair_secrets(9, 0, 0))
+    assert seeds[0] not in {one.pair_secrets(9, terms[0]).seed for one in (agreed()[0] for _ in range(3))}
+    assert seeds[0].hex() not in repr(low.pair_secrets(9, terms[0]))
     assert 9 in low
     assert 2 not in low
 
@@ -130,28 +130,27 @@ def test_the_same_keys_give_other_seeds_in_another_run() -> None:
     low, high = agreed()
     low._run = b"another"  # a node has new keys in every run: no public way leads to this
     low.agree(9, high.public)
-    assert low.pair_secrets(9, 0, 0) != high.pair_secrets(2, 0, 0)
+    assert low.pair_secrets(9, bytes(32)) != high.pair_secrets(2, bytes(32))
 
 
-def test_only_the_partner_can_decrypt_and_only_for_this_receiver_and_round() -> None:
+def test_only_the_partner_can_decrypt_and_only_for_the_same_terms() -> None:
     low, high = agreed()
-    encrypted = low.pair_secrets(9, 5, 3).encrypt(b"a share", from_lower=True)
-    assert high.pair_secrets(2, 5, 3).decrypt(encrypted, from_lower=True) == b"a share"
+    encrypted = low.pair_secrets(9, b"terms").encrypt(b"a share", from_lower=True)
+    assert high.pair_secrets(2, b"terms").decrypt(encrypted, from_lower=True) == b"a share"
     assert b"a share" not in encrypted
     other = Keys(RUN)
     other.agree(2, low.public)
     for pair, from_lower in [
-        (high.pair_secrets(2, 5, 3), False),
-        (high.pair_secrets(2, 4, 3), True),
-        (high.pair_secrets(2, 5, 2), True),
-        (other.pair_secrets(2, 5, 3), True),
+        (high.pair_secrets(2, b"terms"), False),
+        (high.pair_secrets(2, b"other terms"), True),
+        (other.pair_secrets(2, b"terms"), True),
     ]:
         with pytest.raises(MessageError, match="altered, or encrypted with another key"):
             pair.decrypt(encrypted, from_lower)
     for place in range(len(encrypted)):
         tampered = bytes([*encrypted[:place], encrypted[place] ^ 1, *encrypted[place + 1 :]])
         with pytest.raises(MessageError, match="altered"):
-            high.pair_secrets(2, 5, 3).decrypt(tampered, from_lower=True)
+            high.pair_secrets(2, b"terms").decrypt(tampered, from_lower=True)
 
 
 def test_invalid_keys_and_keys_of_other_nodes_are_rejected() -> None:

@@ -170,7 +170,7 @@ def mask_update(
         if partner not in partners_with_key:
             secrets.append(NO_COMMITMENT)
             continue
-        pair = pairs[partner] = keys.pair_secrets(partner, receiver, round, terms)
+        pair = pairs[partner] = keys.pair_secrets(partner, terms)
         (masks.add if sender < partner else masks.subtract)(values, pair.seed)
         secrets.append(pair.seed)
     commitments = [NO_COMMITMENT if s == NO_COMMITMENT else commitment(s, receiver, round) for s in secrets]
