@@ -89,7 +89,7 @@ class Secure:
     accepted and the node receives unmasked models.
     """
 
-    traits: ClassVar[Traits] = Traits(interactive=True)
+    traits: ClassVar[Traits] = Traits(interactive=True, needs_private_links=True)
 
     inner: Annotated[Sharing, Nested("sharing")] = field(default_factory=FullSharing)
     bits: Literal[32, 64] = 32
