@@ -24,7 +24,7 @@ from shoal.topologies.static import Ring
 from shoal.types import NodeId
 
 NODES, DEGREE = 48, 5
-DEGREES = (3, 5, 8, 12)
+DEGREES = (3, 4, 5, 8, 12)
 THRESHOLDS = (0.5, 0.75, 1.0)
 """With five neighbours these are all cases: two, three or four shares reconstruct a secret."""
 COLLUDERS = (4, 8, 12, 16, 24)
@@ -147,7 +147,7 @@ def main(short: bool) -> None:
             f"{degree}-regular, {failed} failed, threshold {threshold:g}",
             100 * masked_after_failures(degree, threshold, failed, 5 * seeds), "%",
         )
-        for degree in (5, 8)
+        for degree in (4, 5, 8)
         for failed in FAILED
         for threshold in THRESHOLDS
     ]  # fmt: skip

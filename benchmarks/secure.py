@@ -11,6 +11,7 @@ points of accuracy with 48 nodes on a 5-regular graph.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 import time
@@ -34,6 +35,7 @@ PARAMETERS = 89_834
 """Parameters of GN-LeNet for 32 × 32 colour pixels and ten classes."""
 NEIGHBOURS = 5
 PARTNERS = NEIGHBOURS - 1
+SHARES_NEEDED = math.ceil(Secure.threshold * PARTNERS)
 TERMS = bytes(32)
 ROUNDS = 1000
 
@@ -161,7 +163,7 @@ def costs() -> list[Figure]:
 
     def create_shares() -> None:
         """Encrypted shares of all secrets of one message, for each partner of a node."""
-        shares = shamir.split(to_rows([bytes(masks.SEED_BYTES)] * (1 + PARTNERS)), PARTNERS, PARTNERS // 2)
+        shares = shamir.split(to_rows([bytes(masks.SEED_BYTES)] * (1 + PARTNERS)), PARTNERS, SHARES_NEEDED)
         for share in shares:
             one.pair_secrets(1, TERMS).encrypt(share.tobytes(), True)
 

@@ -31,6 +31,8 @@ from shoal.testing import FakeRuntime
 from shoal.topologies.graph import Links, Topology
 
 RUN = "0" * RUN_LENGTH
+ONE_MAY_FAIL: dict[str, Any] = {"threshold": 0.5}
+"""Options with which a sum of three of four senders is unmasked. With the default, all four are needed."""
 
 
 # A world of nodes with secure aggregation

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from secure_world import (
+    ONE_MAY_FAIL,
     RecordingSharing,
     SecureWorld,
     one_receiver,
@@ -35,7 +36,7 @@ from shoal.topologies.static import Full as FullGraph
 )  # fmt: skip
 @pytest.mark.parametrize("failures", [None, 3, 9, 14, 20])
 def test_all_senders_send_the_same_coordinates_and_sums_are_exact(inner: Any, failures: int | None) -> None:
-    sharings = [RecordingSharing(inner=inner()) for _ in range(5)]
+    sharings = [RecordingSharing(inner=inner(), **ONE_MAY_FAIL) for _ in range(5)]
     world = SecureWorld(DPSGD(3), sharings, topology=FullGraph())
     if failures is not None:
         world.fails(4, failures)
@@ -138,7 +139,10 @@ def test_invalid_coordinates_are_rejected(arrays: Any) -> None:
             await node.send(to, Payload(arrays), round=round, kind="secure-support")
             return ()
 
-    sharings = [*(RecordingSharing(inner=TopK(0.25)) for _ in range(4)), Malformed(inner=TopK(0.25))]
+    sharings = [
+        *(RecordingSharing(inner=TopK(0.25), **ONE_MAY_FAIL) for _ in range(4)),
+        Malformed(inner=TopK(0.25), **ONE_MAY_FAIL),
+    ]
     world = SecureWorld(DPSGD(1), sharings, topology=FullGraph(), network=Uniform(0.1), receive_timeout=3.0).run()
     for node in range(4):
         assert world.events(node)[0][0] == "payload rejected"

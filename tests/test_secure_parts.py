@@ -25,6 +25,7 @@ from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.mask_graph import connected, mask_partners
 from shoal.sharing.secure.masks import KEY_BYTES, Keys, commitment
 from shoal.sharing.secure.messages import MaskedUpdate, ProtocolRound, read_node_ids, read_rows, to_node_ids, to_rows
+from shoal.sharing.secure.secure import Secure
 from shoal.sharing.secure.unmasking import subsets
 
 RUN = "0" * 16
@@ -353,6 +354,22 @@ def test_a_sum_needs_two_honest_senders_and_a_sender_one_honest_partner(
     assert protocol_round.senders_needed - colluders >= 2
     assert protocol_round.masks_needed - colluders >= 1
     assert protocol_round.objection(range(count)) is None
+
+
+@pytest.mark.parametrize(
+    ("threshold", "needed"),
+    [
+        (0.5, {2: 2, 3: 3, 4: 3, 5: 3, 6: 4, 8: 5, 12: 6, 16: 8}),
+        (Secure.threshold, {2: 2, 3: 3, 4: 4, 5: 4, 6: 5, 8: 7, 12: 9, 16: 12}),
+        (1.0, {count: count for count in (2, 3, 4, 5, 6, 8, 12, 16)}),
+    ],
+)
+def test_a_sum_needs_this_many_updates(threshold: float, needed: dict[int, int]) -> None:
+    """The table in docs/privacy.md."""
+    found = {
+        count: ProtocolRound(99, 0, range(count), Secure.partners, threshold, 0).senders_needed for count in needed
+    }
+    assert found == needed
 
 
 def test_sums_that_must_not_be_unmasked_have_an_objection() -> None:
