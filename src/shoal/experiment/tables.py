@@ -97,10 +97,8 @@ class ProcessesPlan:
     def reachable_address(self) -> tuple[str, str] | None:
         """The key and the address at which other machines may reach nodes; None if all addresses are on the loopback.
 
-        With kernel shaping, nodes have addresses in network namespaces of this machine.
+        Kernel shaping uses neither: nodes have addresses in network namespaces of this machine.
         """
-        if self.shaping == "kernel":
-            return None
         given = {"host": self.host, "announce": self.announce or self.host}
         return next(((key, address) for key, address in given.items() if not _is_loopback(address)), None)
 
