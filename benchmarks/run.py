@@ -21,6 +21,7 @@ def main(short: bool) -> None:
         ["codec_costs.py"],
         ["sharing.py"],
         ["secure.py", *(["--short"] if short else [])],
+        ["colluders.py", *(["--short"] if short else [])],
         ["sampler.py", *(["--short"] if short else [])],
         ["flows.py"],
         ["shaper.py", *(["--short"] if short else [])],

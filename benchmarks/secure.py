@@ -11,6 +11,7 @@ points of accuracy with 48 nodes on a 5-regular graph.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 import time
@@ -34,6 +35,8 @@ PARAMETERS = 89_834
 """Parameters of GN-LeNet for 32 × 32 colour pixels and ten classes."""
 NEIGHBOURS = 5
 PARTNERS = NEIGHBOURS - 1
+SHARES_NEEDED = math.ceil(Secure.threshold * PARTNERS)
+TERMS = bytes(32)
 ROUNDS = 1000
 
 GN_LENET: dict[str, Any] = {
@@ -154,15 +157,15 @@ def costs() -> list[Figure]:
 
     def pair() -> None:
         """The work of a node for one partner of one receiver."""
-        seed = one.pair_secrets(1, 2, 3).seed
+        seed = one.pair_secrets(1, TERMS).seed
         masks.add(update, seed)
         masks.commitment(seed, 2, 3)
 
     def create_shares() -> None:
         """Encrypted shares of all secrets of one message, for each partner of a node."""
-        shares = shamir.split(to_rows([bytes(masks.SEED_BYTES)] * (1 + PARTNERS)), PARTNERS, PARTNERS // 2)
+        shares = shamir.split(to_rows([bytes(masks.SEED_BYTES)] * (1 + PARTNERS)), PARTNERS, SHARES_NEEDED)
         for share in shares:
-            one.pair_secrets(1, 2, 3).encrypt(share.tobytes(), True)
+            one.pair_secrets(1, TERMS).encrypt(share.tobytes(), True)
 
     def unmask_one() -> None:
         """The work of a receiver for one neighbour whose update has arrived."""

@@ -31,6 +31,8 @@ from shoal.testing import FakeRuntime
 from shoal.topologies.graph import Links, Topology
 
 RUN = "0" * RUN_LENGTH
+ONE_MAY_FAIL: dict[str, Any] = {"threshold": 0.5}
+"""Options with which a sum of three of four senders is unmasked. With the default, all four are needed."""
 
 
 # A world of nodes with secure aggregation
@@ -275,7 +277,7 @@ class PlayedPeers:
 
     def secrets(self, peer: int, round: int = 0) -> PairSecrets:
         """The secrets that `peer` shares with node 1."""
-        return self.keys[peer].pair_secrets(1, 0, round, dataclasses.replace(self.protocol_round, round=round).terms)
+        return self.keys[peer].pair_secrets(1, dataclasses.replace(self.protocol_round, round=round).terms)
 
     def send(self, without: Collection[int] = (), rounds: int = 1, pause: float = 0.0) -> PlayedPeers:
         """Let node 1 send in each round; nodes in `without` do not send it a key."""

@@ -35,7 +35,7 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.toml"))
             "training.device = 'cuda': forked processes cannot share it; use 'cpu' or engine = 'simulation'",
         ),
         (
-            {"engine": "processes", "processes": {"host": "0.0.0.0"}},
+            {"engine": "processes", "processes": {"host": "0.0.0.0", "sealed": True}},
             "processes.host = '0.0.0.0': nodes cannot connect to a wildcard; set processes.announce to the address of "
             "this machine",
         ),

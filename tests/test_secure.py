@@ -1,4 +1,4 @@
-"""Secure aggregation: sums are exact despite failures, and no model is visible."""
+"""Secure aggregation: sums are exact despite failures, and masked updates look random."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from secure_world import (
+    ONE_MAY_FAIL,
     RUN,
     PlayedPeers,
     RandomGraph,
@@ -178,7 +179,7 @@ def test_keys_are_exchanged_with_partners_of_late_rounds() -> None:
 
 
 def test_a_node_that_hangs_before_it_sends_its_key_delays_the_others_once() -> None:
-    world = SecureWorld(FedAvg(4), recording_sharings(5), receive_timeout=5.0)
+    world = SecureWorld(FedAvg(4), recording_sharings(5, **ONE_MAY_FAIL), receive_timeout=5.0)
 
     async def hang(params: Any, steps: int | None = None) -> Any:
         world.world.runtimes[3].hang()
@@ -260,7 +261,11 @@ def test_models_equal_those_of_plain_averaging_up_to_rounding(algorithm: Any, bi
 
 def test_after_a_failure_the_others_have_the_weights_of_plain_averaging() -> None:
     drawn = np.random.default_rng(3).uniform(-40, 40, (5, 100)).astype(np.float32)
-    world = one_receiver(recording_sharings(4), size=100, models=lambda node: drawn[node]).fails(2, after=3).run()
+    world = (
+        one_receiver(recording_sharings(4, **ONE_MAY_FAIL), size=100, models=lambda node: drawn[node])
+        .fails(2, after=3)
+        .run()
+    )
     # Node 0 and its four neighbours have weight 1/5 each, so with three of them it is 1/4 each.
     np.testing.assert_allclose(world.nodes[0].params, drawn[[0, 1, 3, 4]].astype(np.float64).mean(0), atol=64 * 2**-18)
 

@@ -315,7 +315,7 @@ def test_all_nodes_must_use_the_same_sharing(other: Any) -> None:
         Setup(experiment(group=[{"nodes": "0-2", "sharing": other}]))
     assert any(
         problem.endswith(
-            "cannot read the payloads of { name = 'secure', inner = 'full', bits = 32, range = 64.0, threshold = 0.5, "
+            "cannot read the payloads of { name = 'secure', inner = 'full', bits = 32, range = 64.0, threshold = 0.75, "
             "partners = 8, single_sender = 'reject' }, which other nodes use: masks cancel only if all nodes use "
             "secure aggregation with the same options; let all nodes use one sharing"
         )

@@ -25,6 +25,7 @@ from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.mask_graph import connected, mask_partners
 from shoal.sharing.secure.masks import KEY_BYTES, Keys, commitment
 from shoal.sharing.secure.messages import MaskedUpdate, ProtocolRound, read_node_ids, read_rows, to_node_ids, to_rows
+from shoal.sharing.secure.secure import Secure
 from shoal.sharing.secure.unmasking import subsets
 
 RUN = "0" * 16
@@ -113,15 +114,15 @@ def agreed() -> tuple[Keys, Keys]:
     return low, high
 
 
-def test_two_nodes_agree_on_one_secret_seed_for_each_receiver_and_round() -> None:
+def test_two_nodes_agree_on_one_secret_seed_for_the_same_terms() -> None:
     low, high = agreed()
-    places = list(itertools.product(range(3), range(3)))
-    assert [low.pair_secrets(9, *place) for place in places] == [high.pair_secrets(2, *place) for place in places]
-    seeds = [low.pair_secrets(9, *place).seed for place in places]
-    own = [keys.self_mask_seed(*place) for place in places for keys in (low, high)]
+    terms = [bytes([i]) * 32 for i in range(9)]
+    assert [low.pair_secrets(9, t) for t in terms] == [high.pair_secrets(2, t) for t in terms]
+    seeds = [low.pair_secrets(9, t).seed for t in terms]
+    own = [keys.self_mask_seed(*place) for place in itertools.product(range(3), range(3)) for keys in (low, high)]
     assert len({*seeds, *own}) == len(seeds) + len(own)
-    assert seeds[0] not in {one.pair_secrets(9, 0, 0).seed for one in (agreed()[0] for _ in range(3))}
-    assert seeds[0].hex() not in repr(low.pair_secrets(9, 0, 0))
+    assert seeds[0] not in {one.pair_secrets(9, terms[0]).seed for one in (agreed()[0] for _ in range(3))}
+    assert seeds[0].hex() not in repr(low.pair_secrets(9, terms[0]))
     assert 9 in low
     assert 2 not in low
 
@@ -130,28 +131,27 @@ def test_the_same_keys_give_other_seeds_in_another_run() -> None:
     low, high = agreed()
     low._run = b"another"  # a node has new keys in every run: no public way leads to this
     low.agree(9, high.public)
-    assert low.pair_secrets(9, 0, 0) != high.pair_secrets(2, 0, 0)
+    assert low.pair_secrets(9, bytes(32)) != high.pair_secrets(2, bytes(32))
 
 
-def test_only_the_partner_can_decrypt_and_only_for_this_receiver_and_round() -> None:
+def test_only_the_partner_can_decrypt_and_only_for_the_same_terms() -> None:
     low, high = agreed()
-    encrypted = low.pair_secrets(9, 5, 3).encrypt(b"a share", from_lower=True)
-    assert high.pair_secrets(2, 5, 3).decrypt(encrypted, from_lower=True) == b"a share"
+    encrypted = low.pair_secrets(9, b"terms").encrypt(b"a share", from_lower=True)
+    assert high.pair_secrets(2, b"terms").decrypt(encrypted, from_lower=True) == b"a share"
     assert b"a share" not in encrypted
     other = Keys(RUN)
     other.agree(2, low.public)
     for pair, from_lower in [
-        (high.pair_secrets(2, 5, 3), False),
-        (high.pair_secrets(2, 4, 3), True),
-        (high.pair_secrets(2, 5, 2), True),
-        (other.pair_secrets(2, 5, 3), True),
+        (high.pair_secrets(2, b"terms"), False),
+        (high.pair_secrets(2, b"other terms"), True),
+        (other.pair_secrets(2, b"terms"), True),
     ]:
         with pytest.raises(MessageError, match="altered, or encrypted with another key"):
             pair.decrypt(encrypted, from_lower)
     for place in range(len(encrypted)):
         tampered = bytes([*encrypted[:place], encrypted[place] ^ 1, *encrypted[place + 1 :]])
         with pytest.raises(MessageError, match="altered"):
-            high.pair_secrets(2, 5, 3).decrypt(tampered, from_lower=True)
+            high.pair_secrets(2, b"terms").decrypt(tampered, from_lower=True)
 
 
 def test_invalid_keys_and_keys_of_other_nodes_are_rejected() -> None:
@@ -354,6 +354,22 @@ def test_a_sum_needs_two_honest_senders_and_a_sender_one_honest_partner(
     assert protocol_round.senders_needed - colluders >= 2
     assert protocol_round.masks_needed - colluders >= 1
     assert protocol_round.objection(range(count)) is None
+
+
+@pytest.mark.parametrize(
+    ("threshold", "needed"),
+    [
+        (0.5, {2: 2, 3: 3, 4: 3, 5: 3, 6: 4, 8: 5, 12: 6, 16: 8}),
+        (Secure.threshold, {2: 2, 3: 3, 4: 4, 5: 4, 6: 5, 8: 7, 12: 9, 16: 12}),
+        (1.0, {count: count for count in (2, 3, 4, 5, 6, 8, 12, 16)}),
+    ],
+)
+def test_a_sum_needs_this_many_updates(threshold: float, needed: dict[int, int]) -> None:
+    """The table in docs/privacy.md."""
+    found = {
+        count: ProtocolRound(99, 0, range(count), Secure.partners, threshold, 0).senders_needed for count in needed
+    }
+    assert found == needed
 
 
 def test_sums_that_must_not_be_unmasked_have_an_objection() -> None:

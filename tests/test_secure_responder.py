@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secure_world import PlayedPeers, SecureWorld, one_receiver, recording_sharings, unevenness
+from secure_world import ONE_MAY_FAIL, PlayedPeers, SecureWorld, one_receiver, recording_sharings, unevenness
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.environment.network.links import Uniform
 from shoal.sharing.secure import masks, shamir
@@ -23,7 +23,7 @@ from shoal.topologies.static import Full as FullGraph
 
 
 def test_a_sender_reveals_its_self_mask_and_masks_with_absent_partners_only() -> None:
-    peers = PlayedPeers().ask_to_unmask(1, 2, 4).send()
+    peers = PlayedPeers(**ONE_MAY_FAIL).ask_to_unmask(1, 2, 4).send()
     (answer,) = peers.answers()
     update = peers.update()
     own, (pair,) = answer.arrays["own"].tobytes(), answer.arrays["pairs"]
@@ -49,7 +49,7 @@ def test_a_sender_reveals_its_self_mask_and_masks_with_absent_partners_only() ->
     ],
 )
 def test_a_sum_that_would_reveal_a_model_is_not_unmasked(senders: tuple[int, ...], why: str) -> None:
-    peers = PlayedPeers().ask_to_unmask(*senders).send()
+    peers = PlayedPeers(**ONE_MAY_FAIL).ask_to_unmask(*senders).send()
     (answer,) = peers.answers()
     assert answer.fields == {"refused": why}
     assert not answer.arrays
@@ -58,7 +58,7 @@ def test_a_sum_that_would_reveal_a_model_is_not_unmasked(senders: tuple[int, ...
 
 def test_a_second_sum_of_a_round_is_not_unmasked_because_of_the_difference() -> None:
     peers = (
-        PlayedPeers()
+        PlayedPeers(**ONE_MAY_FAIL)
         .ask_to_unmask(1, 2, 3, 4)
         .ask_to_unmask(1, 2, 3, at=51.0)
         .ask_to_unmask(1, 2, 3, 4, at=52.0)
@@ -116,7 +116,7 @@ def test_a_sum_in_disconnected_parts_is_not_unmasked() -> None:
 
 @pytest.mark.parametrize("how", ["missing", "invalid"])
 def test_a_sum_with_too_few_mask_partners_is_not_unmasked(how: str) -> None:
-    peers = PlayedPeers()
+    peers = PlayedPeers(**ONE_MAY_FAIL)
     if how == "invalid":
         peers.fake.deliver(peers.message(2, "secure-key", **{"secure-key": np.zeros(32, np.uint8)}))
     peers.ask_to_unmask(1, 2, 3).ask_to_unmask(1, 3, 4, at=51.0).send(without=[2])
@@ -139,7 +139,7 @@ SHARE = bytes(range(64))
 
 
 def test_a_helper_reveals_only_the_part_of_a_key_share_that_is_needed() -> None:
-    peers = PlayedPeers()
+    peers = PlayedPeers(**ONE_MAY_FAIL)
     peers.ask_to_unmask(1, 2, 3).ask_for_shares([3], [encrypted_by(peers, 3, SHARE)]).send()
     (answer,) = peers.answers("secure-helped")
     assert answer.arrays["of"].tolist() == [3]
@@ -158,7 +158,7 @@ def test_a_helper_reveals_only_the_part_of_a_key_share_that_is_needed() -> None:
     ],
 )
 def test_requests_for_other_key_shares_are_rejected(of: list[int], plain: bytes | None, why: str) -> None:
-    peers = PlayedPeers()
+    peers = PlayedPeers(**ONE_MAY_FAIL)
     encrypted = bytes(80) if plain is None else encrypted_by(peers, 3, plain)
     peers.ask_to_unmask(1, 2, 3).ask_for_shares(of, [encrypted]).send()
     (answer,) = peers.answers("secure-helped")
@@ -184,7 +184,7 @@ def test_a_sender_remembers_the_last_rounds_of_a_receiver_whose_sums_stay_masked
 
 
 def test_no_key_share_is_revealed_before_the_sum_is_unmasked() -> None:
-    peers = PlayedPeers()
+    peers = PlayedPeers(**ONE_MAY_FAIL)
     peers.ask_for_shares([3], [encrypted_by(peers, 3, SHARE)], at=40.0).ask_to_unmask(1, 2, 3, at=50.0).send()
     (answer,) = peers.answers("secure-helped")
     assert not answer.arrays["shares"].size
@@ -271,7 +271,7 @@ def test_without_key_shares_even_all_others_cannot_see_an_update_that_is_in_no_s
 
 def test_a_late_update_stays_hidden_although_its_pairwise_masks_are_revealed() -> None:
     slow = Uniform(0.1, links=({"from": "4", "to": "0", "latency": 50.0, "oneway": True},))
-    world = one_receiver(recording_sharings(4), network=slow, receive_timeout=5.0).run()
+    world = one_receiver(recording_sharings(4, **ONE_MAY_FAIL), network=slow, receive_timeout=5.0).run()
     assert world.sharings[0].sums[0].senders == (1, 2, 3)
     assert world.check_sums() == 1
     answers = [message for to, message in world.sent if message.kind == "secure-opened"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from secure_world import (
+    ONE_MAY_FAIL,
     RecordingSharing,
     altered,
     lying,
@@ -71,7 +72,11 @@ FAILS_AFTER_UPDATE = 4
 
 
 def test_a_forged_key_share_is_found_and_its_holder_reported() -> None:
-    world = one_receiver([forging(), *recording_sharings(3)]).fails(4, FAILS_AFTER_UPDATE).run()
+    world = (
+        one_receiver([forging(**ONE_MAY_FAIL), *recording_sharings(3, **ONE_MAY_FAIL)])
+        .fails(4, FAILS_AFTER_UPDATE)
+        .run()
+    )
     assert world.events(0) == [("payload rejected", "from node 1: a forged key share of node 4")]
     assert world.sharings[0].sums[0].senders == (1, 2, 3, 4)
     assert world.check_sums() == 1
@@ -90,7 +95,11 @@ def test_key_shares_are_requested_only_from_nodes_that_masked_with_the_owner() -
 
 
 def test_too_many_forged_key_shares_keep_the_sum_masked() -> None:
-    world = one_receiver([forging(), forging(), *recording_sharings(2)]).fails(4, FAILS_AFTER_UPDATE).run()
+    world = (
+        one_receiver([forging(**ONE_MAY_FAIL), forging(**ONE_MAY_FAIL), *recording_sharings(2, **ONE_MAY_FAIL)])
+        .fails(4, FAILS_AFTER_UPDATE)
+        .run()
+    )
     assert world.events(0) == [
         ("sum not unmasked", "round 0: node 4 did not unmask its update, and its key shares do not fit together: one "
          "is forged; the model stays unchanged")
@@ -122,7 +131,11 @@ def test_a_forged_key_share_among_many_is_found_with_few_trials() -> None:
     ],
 )  # fmt: skip
 def test_an_invalid_key_share_answer_is_rejected_and_the_others_suffice(lie: Any, why: str) -> None:
-    world = one_receiver([with_answers(recovered=lie), *recording_sharings(3)]).fails(4, FAILS_AFTER_UPDATE).run()
+    world = (
+        one_receiver([with_answers(recovered=lie, **ONE_MAY_FAIL), *recording_sharings(3, **ONE_MAY_FAIL)])
+        .fails(4, FAILS_AFTER_UPDATE)
+        .run()
+    )
     ((what, detail),) = world.events(0)
     assert what == "payload rejected"
     assert detail.startswith(f"from node 1: {why}")
@@ -156,10 +169,12 @@ def test_wrong_seeds_are_rejected_and_key_shares_give_the_right_ones(lie: Any, w
 
 def test_wrong_seeds_of_an_absent_partner_are_found_too() -> None:
     misleading = with_answers(
-        lambda payload: Payload({**payload.arrays, "pairs": payload.arrays["pairs"] ^ np.uint8(1)})
+        lambda payload: Payload({**payload.arrays, "pairs": payload.arrays["pairs"] ^ np.uint8(1)}), **ONE_MAY_FAIL
     )
     world = (
-        one_receiver([RecordingSharing(), misleading, *recording_sharings(2)]).fails(4, after=3).run()
+        one_receiver([RecordingSharing(**ONE_MAY_FAIL), misleading, *recording_sharings(2, **ONE_MAY_FAIL)])
+        .fails(4, after=3)
+        .run()
     )  # all have its key
     assert ("payload rejected", "from node 2: a seed does not match its commitment (with node 4)") in (world.events(0))
     assert world.sharings[0].sums[0].senders == (1, 2, 3)

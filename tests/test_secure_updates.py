@@ -9,6 +9,7 @@ import pytest
 
 from secure_world import (
     NOT_MASKS,
+    ONE_MAY_FAIL,
     RUN,
     RecordingSharing,
     SecureWorld,
@@ -24,6 +25,12 @@ from shoal.sharing.secure.fixed_point import FixedPoint
 from shoal.sharing.secure.key_exchange import KeyExchange
 from shoal.sharing.secure.masks import Keys
 from shoal.topologies.static import Full as FullGraph
+
+
+def with_three_others(second: RecordingSharing) -> list[RecordingSharing]:
+    """Return the sharings of four senders, of which `second` is node 2."""
+    first, *others = recording_sharings(3, **ONE_MAY_FAIL)
+    return [first, second, *others]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,7 @@ from shoal.topologies.static import Full as FullGraph
     ],
 )  # fmt: skip
 def test_invalid_updates_are_rejected_and_the_sum_of_the_others_is_unmasked(lie: Any, why: str) -> None:
-    senders = [RecordingSharing(), lying(lie), RecordingSharing(), RecordingSharing()]
+    senders = with_three_others(lying(lie, **ONE_MAY_FAIL))
     world = one_receiver(senders).run()
     assert world.events(0) == [("payload rejected", f"from node 2: {why}")]
     assert world.nodes[0].rejected_count == 1
@@ -62,7 +69,7 @@ def test_updates_of_another_round_are_rejected() -> None:
         kept.append(payload)
         return kept[0]
 
-    world = one_receiver([RecordingSharing(), lying(replay), RecordingSharing(), RecordingSharing()], rounds=3).run()
+    world = one_receiver(with_three_others(lying(replay, **ONE_MAY_FAIL)), rounds=3).run()
     assert [found.senders for found in world.sharings[0].sums.values()] == [(1, 2, 3, 4), (1, 3, 4), (1, 3, 4)]
     assert world.events(0) == [("payload rejected", f"from node 2: {NOT_MASKS}")] * 2
     assert world.check_sums() == 3
@@ -75,7 +82,9 @@ def test_updates_for_another_receiver_are_rejected() -> None:
         kept.append(payload)
         return kept[0]  # the update for node 0, for all receivers
 
-    world = SecureWorld(DPSGD(1), [*recording_sharings(4), lying(misdirect)], topology=FullGraph()).run()
+    world = SecureWorld(
+        DPSGD(1), [*recording_sharings(4, **ONE_MAY_FAIL), lying(misdirect, **ONE_MAY_FAIL)], topology=FullGraph()
+    ).run()
     assert world.sharings[0].sums[0].senders == (1, 2, 3, 4)
     for node in (1, 2, 3):
         assert set(world.sharings[node].sums[0].senders) == {0, 1, 2, 3} - {node}
@@ -114,22 +123,20 @@ class WithKey(KeyExchange):
 
 
 def exchanging(exchange: KeyExchange) -> RecordingSharing:
-    sharing = RecordingSharing()
+    sharing = RecordingSharing(**ONE_MAY_FAIL)
     sharing.key_exchange = exchange
     return sharing
 
 
 def test_a_node_that_masks_with_another_key_than_it_sent_is_excluded() -> None:
-    world = one_receiver(
-        [RecordingSharing(), exchanging(WithKey(Keys(RUN).public)), RecordingSharing(), RecordingSharing()], rounds=2
-    ).run()
+    world = one_receiver(with_three_others(exchanging(WithKey(Keys(RUN).public))), rounds=2).run()
     assert world.events(0) == [("payload rejected", f"from node 2: {NOT_MASKS}")] * 2
     assert [found.senders for found in world.sharings[0].sums.values()] == [(1, 3, 4)] * 2
     assert world.check_sums() == 2
 
 
 def test_the_sum_of_two_updates_that_do_not_match_stays_masked() -> None:
-    world = one_receiver([RecordingSharing(), exchanging(WithKey(Keys(RUN).public))]).run()
+    world = one_receiver([RecordingSharing(**ONE_MAY_FAIL), exchanging(WithKey(Keys(RUN).public))]).run()
     assert world.events(0)[0] == (
         "payload rejected", "from node 2: its masks do not match those of 1: another key, or another round",
     )  # fmt: skip
@@ -140,7 +147,13 @@ def test_the_sum_of_two_updates_that_do_not_match_stays_masked() -> None:
 def test_a_key_that_two_nodes_send_is_rejected_for_both() -> None:
     twin = Keys(RUN)
     world = one_receiver(
-        [RecordingSharing(), exchanging(WithKey(twin)), exchanging(WithKey(twin)), *recording_sharings(2)], rounds=2
+        [
+            RecordingSharing(**ONE_MAY_FAIL),
+            exchanging(WithKey(twin)),
+            exchanging(WithKey(twin)),
+            *recording_sharings(2, **ONE_MAY_FAIL),
+        ],
+        rounds=2,
     ).run()
     for node in (1, 4, 5):
         assert world.events(node) == [
@@ -160,9 +173,7 @@ def test_a_key_that_two_nodes_send_is_rejected_for_both() -> None:
     ],
 )
 def test_an_invalid_key_is_rejected_and_its_owner_excluded(given: bytes, why: str) -> None:
-    world = one_receiver(
-        [RecordingSharing(), exchanging(WithKey(given)), RecordingSharing(), RecordingSharing()], rounds=2
-    ).run()
+    world = one_receiver(with_three_others(exchanging(WithKey(given))), rounds=2).run()
     for node in (1, 3, 4):
         ((what, detail),) = world.events(node)
         assert what == "payload rejected"
@@ -179,9 +190,7 @@ def test_a_node_without_mask_partners_is_excluded_and_stays_hidden() -> None:
             self.rejected.update(partners)
             await super().run(node, partners)
 
-    world = one_receiver(
-        [RecordingSharing(), exchanging(Isolated(bytes(32))), RecordingSharing(), RecordingSharing()]
-    ).run()
+    world = one_receiver(with_three_others(exchanging(Isolated(bytes(32))))).run()
     assert world.events(0) == [("excluded from sum", "round 0: too few partners have masked with 2")]
     assert world.sharings[0].sums[0].senders == (1, 3, 4)
     assert world.check_sums() == 1

@@ -47,6 +47,8 @@ class Traits:
     """Whether nodes receive training samples."""
     interactive: bool = False
     """Whether it exchanges messages of its own with other nodes: see `shoal.node.InteractiveSharing`."""
+    needs_private_links: bool = False
+    """Whether it protects models from other nodes only if no one else can read the links between nodes."""
 
     # Topologies
     discovers_peers: bool = False

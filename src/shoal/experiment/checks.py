@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,10 @@ def contradictions(experiment: Experiment) -> list[str]:
         except ValueError as error:
             problems.append(f"mapping: {error}")
     if experiment.engine == "processes":
+        sharings = (
+            [experiment.sharing] if problems else [experiment.settings(n).sharing for n in range(experiment.nodes)]
+        )
+        problems += _plain_links(experiment.processes, sharings)
         problems += _wrong_for_processes(experiment)
     problems += _wrong_metric(experiment)
     return problems
@@ -56,6 +60,23 @@ def _wrong_groups(experiment: Experiment) -> list[str]:
         resolver.node_settings(experiment, {i: experiment.group[i] for i in combination})
         problems.extend(problem for problem in resolver.problems if problem not in problems)
     return problems
+
+
+def _plain_links(plan: ProcessesPlan, sharings: Sequence[Component]) -> Iterator[str]:
+    """List why links that other machines can reach must be sealed."""
+    reachable = plan.reachable_address
+    if reachable is None or plan.sealed or plan.allow_unsealed:
+        return
+    key, address = reachable
+    yield (
+        f"processes.{key} = {address!r}: other machines can read plain links, and send messages to nodes; set "
+        "processes.sealed = true, or use '127.0.0.1', or set processes.allow_unsealed = true to accept it"
+    )
+    for name in sorted({sharing.name for sharing in sharings if sharing.traits.needs_private_links}):
+        yield (
+            f"sharing = {name!r}: it does not hide models from those who can read the links; set processes.sealed = "
+            "true, or processes.allow_unsealed = true to accept it"
+        )
 
 
 def _wrong_for_processes(experiment: Experiment) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +95,19 @@ class ProcessesPlan:
     kernel, which needs root and can only limit the rates at which each node sends and receives."""
     sealed: bool = False
     """Whether all links are encrypted and authenticated."""
+    allow_unsealed: bool = False
+    """Whether links that other machines can reach may be plain: messages can then be read, and sent by anyone."""
     keys: Path | None = None
     """A folder written by 'shoal keys make' with the key pair of every node; default: new keys in every run."""
+
+    @property
+    def reachable_address(self) -> tuple[str, str] | None:
+        """The key and the address at which other machines may reach nodes; None if all addresses are on the loopback.
+
+        Kernel shaping uses neither: nodes have addresses in network namespaces of this machine.
+        """
+        given = {"host": self.host, "announce": self.announce or self.host}
+        return next(((key, address) for key, address in given.items() if not _is_loopback(address)), None)
 
     @property
     def hang_timeout(self) -> float:
@@ -112,6 +124,16 @@ class ProcessesPlan:
     def heartbeat_interval(self) -> float:
         """Seconds between two heartbeats of a process: several in the time after which it counts as failed."""
         return self.hang_timeout / HEARTBEATS_PER_TIMEOUT
+
+
+def _is_loopback(address: str) -> bool:
+    """Return whether `address` is one of this machine's loopback. Other names than 'localhost' are not looked up."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Keys that pairs of nodes agree on, and the masks derived from them.
 
 Each node has one X25519 key per run, from the system's random source. Results do not depend on masks, so a run is still
-reproducible. From the key of a pair, HKDF derives one seed for each receiver and round. A mask is the AES-128 key
-stream in counter mode under a seed. No seed is used twice.
+reproducible. From the key of a pair, HKDF derives one seed for the terms of each sum: its receiver, its round and all
+else that its senders agree on. A mask is the AES-128 key stream in counter mode under a seed. No seed is used twice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RECEIVER_AND_ROUND = struct.Struct("<QQ")
 
 @dataclass(frozen=True, repr=False)
 class PairSecrets:
-    """The secrets that two nodes share for one receiver and one round."""
+    """The secrets that two nodes share for one sum: one receiver and one round."""
 
     seed: bytes
     """The seed of the pairwise mask, which one of the two adds and the other subtracts."""
@@ -48,7 +48,7 @@ class PairSecrets:
         return AESGCM(self._encryption_keys[from_lower]).encrypt(_ZERO_NONCE, plain, None)
 
     def decrypt(self, encrypted: bytes, from_lower: bool) -> bytes:
-        """Raises `MessageError` for data that the other node did not encrypt for this receiver and round."""
+        """Raises `MessageError` for data that the other node did not encrypt under the same terms."""
         try:
             return AESGCM(self._encryption_keys[from_lower]).decrypt(_ZERO_NONCE, encrypted, None)
         except InvalidTag as error:
@@ -88,19 +88,19 @@ class Keys:
         """Return the node that this node agreed on a key with by means of `public`."""
         return next((node for node, known in self._publics.items() if known == public), None)
 
-    def pair_secrets(self, peer: NodeId, receiver: NodeId, round: int, terms: bytes = b"") -> PairSecrets:
-        """Return the secrets shared with `peer`. They are equal only if both nodes use the same `terms`."""
-        expanded = _expand(self._pairs[peer], b"masks and shares" + terms, receiver, round, 3 * SEED_BYTES)
+    def pair_secrets(self, peer: NodeId, terms: bytes) -> PairSecrets:
+        """Return the secrets shared with `peer` for one sum. Both nodes get the same ones only for the same `terms`."""
+        expanded = _expand(self._pairs[peer], b"masks and shares" + terms, 3 * SEED_BYTES)
         seed, low, high = (expanded[i : i + SEED_BYTES] for i in range(0, len(expanded), SEED_BYTES))
         return PairSecrets(seed, (high, low))
 
     def self_mask_seed(self, receiver: NodeId, round: int) -> bytes:
         """Return the seed of the self mask. The node reveals it only when its update is in the sum."""
-        return _expand(self._self_mask_key, b"own mask", receiver, round, SEED_BYTES)
+        return _expand(self._self_mask_key, b"own mask" + _RECEIVER_AND_ROUND.pack(receiver, round), SEED_BYTES)
 
 
-def _expand(key: bytes, purpose: bytes, receiver: NodeId, round: int, length: int) -> bytes:
-    return HKDFExpand(hashes.SHA256(), length, purpose + _RECEIVER_AND_ROUND.pack(receiver, round)).derive(key)
+def _expand(key: bytes, purpose: bytes, length: int) -> bytes:
+    return HKDFExpand(hashes.SHA256(), length, purpose).derive(key)
 
 
 def commitment(seed: bytes, receiver: NodeId, round: int) -> bytes:

@@ -103,8 +103,8 @@ class ProtocolRound:
     def senders_needed(self) -> int:
         """The number of senders in a sum that may be unmasked.
 
-        It is two more than the possible colluders, who subtract their own updates: the rest is then a sum of at least
-        two others.
+        If fewer senders collude than recover a secret, it is two more than the colluders. They can subtract their own
+        updates, and the rest is a sum of at least two others.
         """
         return max(2, math.ceil(self.threshold * len(self.senders)), 1 + self.shares_needed)
 
@@ -170,7 +170,7 @@ def mask_update(
         if partner not in partners_with_key:
             secrets.append(NO_COMMITMENT)
             continue
-        pair = pairs[partner] = keys.pair_secrets(partner, receiver, round, terms)
+        pair = pairs[partner] = keys.pair_secrets(partner, terms)
         (masks.add if sender < partner else masks.subtract)(values, pair.seed)
         secrets.append(pair.seed)
     commitments = [NO_COMMITMENT if s == NO_COMMITMENT else commitment(s, receiver, round) for s in secrets]

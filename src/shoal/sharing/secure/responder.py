@@ -92,7 +92,7 @@ class UnmaskingResponder:
         receiver, round = request.sender, request.round
         absent = [partner for partner in sent.partners if partner not in included]
         terms = sent.protocol_round.terms
-        pairs = [keys.pair_secrets(partner, receiver, round, terms).seed for partner in absent]
+        pairs = [keys.pair_secrets(partner, terms).seed for partner in absent]
         return Payload({SELF_SEED: to_rows([keys.self_mask_seed(receiver, round)]), PAIR_SEEDS: to_rows(pairs)})
 
     def _checked(self, node: Node, request: Message) -> tuple[SentUpdate, tuple[NodeId, ...]]:
@@ -133,7 +133,7 @@ class UnmaskingResponder:
             for owner, encrypted in zip(requested, shares, strict=True):
                 if owner not in sent.partners or owner not in sent.included:
                     raise MessageError(f"this node holds no key share of node {owner} for it")
-                secrets = keys.pair_secrets(owner, receiver, round, sent.protocol_round.terms)
+                secrets = keys.pair_secrets(owner, sent.protocol_round.terms)
                 plain = secrets.decrypt(encrypted, from_lower=owner < node.id)
                 share = [plain[i : i + SEED_BYTES] for i in range(0, len(plain), SEED_BYTES)]
                 partners = sent.protocol_round.partners[owner]

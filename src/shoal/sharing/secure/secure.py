@@ -1,4 +1,4 @@
-"""Secure aggregation: a receiver learns the weighted sum of its neighbours' models, but none of the models.
+"""Secure aggregation: a receiver gets the weighted sum of its neighbours' models in place of the models.
 
 Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017. Here every node of the
 graph acts as the server, and its neighbours act as the clients.
@@ -19,11 +19,13 @@ reveals the seed of its self mask only if its update is in the sum together with
 the seed of a pairwise mask only if the partner's update is not in the sum. So late updates stay hidden, and so does the
 update of a node without partners.
 
-This protects against honest-but-curious receivers and neighbours, even if they collude, up to the threshold (see
-docs/privacy.md), and against invalid or forged updates. The masks of two senders cancel only if both use the same
-senders, coordinates and weights. Assumption: a receiver sends the same list of senders to all
-senders. A receiver that names a node to some senders but not to others obtains all seeds of that node. With sparse
-models, a receiver requests coordinates, so its neighbours learn roughly where its own model has changed most.
+This protects against a honest-but-curious receiver that colludes with fewer of its senders than hold enough key shares
+to recover a secret, and against invalid or forged updates. It does not protect against receivers that combine their
+sums, nor against eavesdroppers, who obtain all sums: they can solve them for single models (see docs/privacy.md). So
+links that other machines can read must be sealed. The masks of two senders cancel only if both use the same senders,
+coordinates, encoding and, on a graph, weights. Assumption: a receiver sends the same list of senders to all senders. A
+receiver that names a node to some senders but not to others obtains all seeds of that node. With sparse models, a
+receiver requests coordinates, so its neighbours learn roughly where its own model has changed most.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ receiver gets no more answers, and its last sums stay masked."""
 
 @dataclass
 class Secure:
-    """Bonawitz et al. 2017: each node learns the exact weighted sum of its neighbours' models, but none of the models.
+    """Bonawitz et al. 2017: each node gets the exact weighted sum of its neighbours' models in place of the models.
 
     Model values are encoded as fixed-point integers of `bits` bits and must be within ±`range`; a node whose model
     exceeds the range ends with an error. `inner` selects the coordinates: "full": all; "random": coordinates drawn from
@@ -82,19 +84,19 @@ class Secure:
 
     Each sender of a receiver masks with up to `partners` others, and a fraction `threshold` of the key shares that they
     hold is enough to recover its secrets. Let s be the number of key shares that recover a secret. A sum is unmasked
-    only if it contains at least the fraction `threshold` of the neighbours, and at least s + 1 senders. Fewer than s
-    nodes may collude, so at least two senders in the sum do not collude. Otherwise the receiver keeps its own model and
+    only if it contains at least the fraction `threshold` of the neighbours, and at least s + 1 senders. If fewer than s
+    of them collude, at least two senders in the sum do not collude. Otherwise the receiver keeps its own model and
     records an event. In a static graph, an experiment in which a node has fewer than two neighbours is rejected. In a
     changing graph, such a node receives nothing in that round. With `single_sender` = "unmasked", the experiment is
     accepted and the node receives unmasked models.
     """
 
-    traits: ClassVar[Traits] = Traits(interactive=True)
+    traits: ClassVar[Traits] = Traits(interactive=True, needs_private_links=True)
 
     inner: Annotated[Sharing, Nested("sharing")] = field(default_factory=FullSharing)
     bits: Literal[32, 64] = 32
     range: Annotated[float, Bounds(at_least=2.0**-64, at_most=2.0**64)] = 64.0
-    threshold: Annotated[float, Bounds(above=0, at_most=1)] = 0.5
+    threshold: Annotated[float, Bounds(above=0, at_most=1)] = 0.75
     partners: Annotated[int, Bounds(at_least=2, at_most=64)] = 8
     single_sender: Annotated[
         Literal["reject", "unmasked"], FormerOption("few", (("refuse", "reject"), ("plain", "unmasked")))

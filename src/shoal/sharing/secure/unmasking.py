@@ -66,7 +66,7 @@ class Unmasking:
                 node.reject(sender, str(error))
 
     async def run(self) -> UnmaskedSum:
-        """Return the sum. Raises `UnmaskingError`; then no model is visible.
+        """Return the sum. Raises `UnmaskingError`; then no model is visible to this receiver.
 
         At that time some senders may have revealed the seeds of their self masks, but pairwise masks still hide each
         of their models.
