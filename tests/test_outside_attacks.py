@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.usefixtures("no_process_is_left"),
     pytest.mark.skipif(os.geteuid() != 0, reason="to act as another user needs root"),
 ]
-NOBODY = 65534
+OTHER_USER = 65534
 SHAPED = "network={name='uniform', latency=0.001}"
 
 
@@ -47,8 +47,8 @@ def as_another_user(attack: Callable[[], None]) -> None:
         code = 1
         try:
             os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(OTHER_USER)
+            os.setuid(OTHER_USER)
             attack()
             code = 0
         finally:

@@ -134,7 +134,7 @@ def _null_to_nan(fields: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def writing_to(path: str | Path) -> Iterator[None]:
-    """Turn an `OSError` while a file of a run is written into a `StorageError` that tells the user what to do."""
+    """Turn an `OSError` while a file of a run is written into a `StorageError` with the remedy."""
     try:
         yield
     except OSError as error:
