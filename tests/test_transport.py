@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import zmq
 
-from local_transports import LONG, RUN, eventually, open_transport
+from local_transports import LONG, RUN, eventually, new_message, open_transport
 from shoal.engines.processes import transport as transport_module
+from shoal.errors import NodeError
+from shoal.experiment import ProcessesPlan
 from shoal.message import Message, Payload, address
 
 ME, PEER, OTHER = range(3)
@@ -216,3 +218,26 @@ def test_receipts_to_a_stalled_peer_are_not_retried() -> None:
             assert len(asyncio.all_tasks()) == before
 
     assert not run_on(lambda: LocalNode(send_timeout=0.05), body)
+
+
+def test_a_message_that_receivers_would_reject_is_an_error_at_its_sender() -> None:
+    async def body() -> None:
+        context: zmq.Context[Any] = zmq.Context()
+        sender = open_transport(context, max_message_bytes=2**20)
+        try:
+            sender.start([sender.endpoint, "tcp://127.0.0.1:9"])
+            assert await sender.send(1, new_message(size=2**19))
+            with pytest.raises(NodeError, match=r"accept at most 1; set processes\.max_message_mib"):
+                await sender.send(1, new_message(size=2**20))
+        finally:
+            sender.close()
+            context.destroy(linger=0)
+
+    asyncio.run(body())
+
+
+def test_the_largest_message_follows_from_the_model_unless_it_is_set() -> None:
+    assert ProcessesPlan().max_message_bytes(1000) == 2**20
+    assert ProcessesPlan().max_message_bytes(2**20) == 16 * 2**20
+    assert ProcessesPlan().max_message_bytes(None) == 256 * 2**20, "samples may be larger than the model"
+    assert ProcessesPlan(max_message_mib=0.5).max_message_bytes(2**20) == 2**19
