@@ -131,6 +131,7 @@ class _NodeView:
     sharing: Component
     topology: Component
     weights: WeightScheme
+    trainer: Component
     training: Training
     restarts: bool
 
@@ -143,6 +144,7 @@ class _NodeView:
             settings.sharing,
             experiment.topology,
             experiment.weights,
+            experiment.trainer,
             settings.training,
             experiment.restarts,
         )
