@@ -266,8 +266,8 @@ class Node:
     ) -> Received:
         """Return one payload of this round from every peer that did not fail, time out or send an invalid payload.
 
-        A payload is invalid if the sharing (for kind "model") or `check` rejects it, or by `check_finite`. Invalid
-        payloads are counted.
+        A payload is invalid if `check_finite`, the sharing (for kind "model") or `check` rejects it. Invalid payloads
+        are counted.
         """
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
         interactive = self.interactive_sharing if kind == MODEL else None

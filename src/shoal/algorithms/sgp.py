@@ -59,9 +59,9 @@ class SGP:
             await node.send(receivers, Payload({"x": share, **timeouts.arrays()}, {"w": weight}), round=r, kind=PUSH)
             await node.send(excluded, Payload(timeouts.arrays(), {"w": 0.0}), round=r, kind=PUSH)
             received = await timeouts.receive(peers, round=r, kind=PUSH, check=check)
-            for share in received.values():
-                if share.fields["w"]:
-                    x, w = x + share.arrays["x"], w + float(share.fields["w"])
+            for push in received.values():
+                if push.fields["w"]:
+                    x, w = x + push.arrays["x"], w + float(push.fields["w"])
             if w < MIN_WEIGHT:
                 node.record_event("weight reset", f"round {r}: w = {w:.3g}; the node keeps its model, with weight 1")
                 x, w = z, 1.0
