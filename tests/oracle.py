@@ -65,10 +65,10 @@ class Shoal:
         self._rngs = [generator(described.seed, "training", node) for node in range(self.nodes)]
         self._streams = [Batches(p, BATCH, rng) for p, rng in zip(self.setup.parts, self._rngs, strict=True)]
 
-    def steps(self, models: Any, offset: Any = None) -> Any:
+    def steps(self, models: Any, offset: Callable[[int], Any] | None = None) -> Any:
         """Return u = train(x) − x of every node.
 
-        With `offset`, nodes train one step at a time and add it after each step.
+        With `offset`, nodes train one step at a time and add `offset(node)` after each step.
         """
         data, trained = self.setup.data.train, models.copy()
         for node, stream in enumerate(self._streams):
@@ -76,7 +76,7 @@ class Shoal:
                 for batch in stream.take(count):
                     trained[node] -= RATE * gradient(trained[node], data.x[batch].astype(np.float64), data.y[batch])
                 self._rngs[node].integers(2**63)  # the seed of dropout, which this model does not use
-                trained[node] += 0.0 if offset is None else offset[node]
+                trained[node] += 0.0 if offset is None else offset(node)
         return trained - models
 
     def adjacency(self, round: int = 0, graph: Any = None) -> Any:
@@ -146,21 +146,37 @@ def play(
     tamper: Callable[[int, Message], Message] | None = None,
     failing: int | None = None,
     sharing: Callable[[], Any] | None = None,
+    delay: float = 0.0,
+    **settings: Any,
 ) -> list[Any]:
     """Run nodes that start with these models, without torch, and return them after their last round.
 
     `train(node, params)` takes a second, and changes nothing by default; `tamper(to, message)` may change messages;
-    node `failing` fails after two and a half seconds; `sharing()` creates the sharing of a node, full by default.
+    node `failing` fails after two and a half seconds; `sharing()` creates the sharing of a node, full by default. Each
+    node starts `delay` seconds after the node before it. `settings` are further arguments of `FakeRuntime.node`. If the
+    algorithm has a server, it starts with the model of node 0, and is the last of the nodes returned.
     """
-    world = World(len(models))
+    count = len(models)
+    services = {"algorithm": count} if hasattr(algorithm, "serve") else {}
+    world = World(count + len(services), training_node_count=count)
     nodes = [
-        _test_node(id, models, topology, train or (lambda _, params: params), sharing) for id in range(len(models))
+        FakeRuntime().node(
+            id,
+            nodes=count,
+            params=models[id % count],
+            topology=topology,
+            train=partial(train or (lambda _, params: params), id),
+            sharing=sharing() if sharing else None,
+            services=services,
+            **settings,
+        )
+        for id in range(count + len(services))
     ]
     for node, runtime in zip(nodes, world.runtimes, strict=True):
         node.runtime = runtime
         if tamper is not None:
             _intercept(runtime, tamper)
-        runtime.start(algorithm.run(node))
+        runtime.start(_after(delay * node.id, node, algorithm.run if node.id < count else algorithm.serve))
     if failing is not None:
         world.kernel.at(2.5, world.runtimes[failing].stop)
         world.kernel.at(2.5, partial(world.mark_failed, failing))
@@ -169,17 +185,10 @@ def play(
     return [node for node in nodes if node.id != failing]
 
 
-def _test_node(
-    id: int, models: Any, topology: Any, train: Callable[[int, Any], Any], sharing: Callable[[], Any] | None
-) -> Node:
-    return FakeRuntime().node(
-        id,
-        nodes=len(models),
-        params=models[id],
-        topology=topology,
-        train=lambda params: train(id, params),
-        sharing=sharing() if sharing else None,
-    )
+async def _after(seconds: float, node: Node, program: Callable[[Node], Any]) -> None:
+    if seconds:
+        await node.sleep(seconds)
+    await program(node)
 
 
 def _intercept(runtime: Any, tamper: Callable[[int, Message], Message]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from oracle import (
+    RATE,
     STEPS,
     Shoal,
     agrees,
@@ -63,12 +65,13 @@ def gradient_tracking(shoal: Shoal, w: Any) -> Any:
     return x
 
 
-def k_gt(shoal: Shoal, w: Any) -> Any:
+def k_gt(shoal: Shoal, w: Any, eta_s: float = 1.0) -> Any:
+    """With z and c in units of gradients, as in the paper."""
     x, c = shoal.start, np.zeros_like(shoal.start)
     for _ in range(ROUNDS):
-        half = x + shoal.steps(x, offset=-c)
-        z = (x - half) / STEPS
-        x, c = w @ half, c - z + w @ z
+        half = x + shoal.steps(x, offset=lambda node, c=c: -RATE * c[node])
+        z = (x - half) / (STEPS * RATE)
+        x, c = w @ (x - eta_s * STEPS * RATE * z), c - z + w @ z
     return x
 
 
@@ -92,9 +95,10 @@ def qg_dsgdm(shoal: Shoal, w: Any, beta: float = 0.8, mu: float = 0.7, rate: flo
         (GradientTracking(ROUNDS), gradient_tracking),
         (GradientTracking(ROUNDS, lazy=True), lambda shoal, w: gradient_tracking(shoal, (w + np.eye(8)) / 2)),
         (KGT(ROUNDS), k_gt),
+        (KGT(ROUNDS, eta_s=0.6), partial(k_gt, eta_s=0.6)),
         (QGDSGDm(ROUNDS, beta=0.8, mu=0.7), qg_dsgdm),
     ],
-    ids=["d2", "gradient tracking", "lazy gradient tracking", "k-gt", "qg-dsgdm"],
+    ids=["d2", "gradient tracking", "lazy gradient tracking", "k-gt", "k-gt, eta_s", "qg-dsgdm"],
 )
 def test_models_follow_the_matrices(algorithm: Any, oracle: Any, topology: Any, tmp_path: Path) -> None:
     described = experiment(algorithm, topology=topology)
@@ -248,6 +252,25 @@ def test_nodes_find_the_common_optimum_of_different_objectives(algorithm: Any) -
     np.testing.assert_allclose(found, np.tile(TARGETS.mean(0), (6, 1)), atol=1e-4)
     uncorrected = np.stack([node.params for node in play(DPSGD(250), start, Ring(), towards_targets)])
     assert np.abs(uncorrected - TARGETS.mean(0)).max() > 0.05
+
+
+CURVATURES = np.random.default_rng(1).uniform(0.2, 1.0, (6, 3))
+
+
+def with_curvature(node: int, params: Any) -> Any:
+    """A gradient step on ½ Σ a (x − target)², with different a and targets for every node."""
+    return params - 0.2 * (CURVATURES[node] * (params - TARGETS[node])).astype(np.float32)
+
+
+def test_k_gt_finds_the_common_optimum_with_several_local_steps_and_gradient_tracking_does_not() -> None:
+    optimum = (CURVATURES * TARGETS).sum(0) / CURVATURES.sum(0)
+
+    def error(algorithm: Any) -> Any:
+        nodes = play(algorithm, np.zeros((6, 3), np.float32), Ring(), with_curvature, local_steps=5)
+        return np.abs(np.stack([node.params for node in nodes]) - optimum).max()
+
+    assert error(KGT(400)) < 1e-4
+    assert error(GradientTracking(400, lazy=True)) > 0.02
 
 
 @pytest.mark.parametrize("algorithm", [D2(250), GradientTracking(250)], ids=lambda a: type(a).__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,20 @@ from shoal.topologies.dcliques import DCliques
 ROUNDS = 4
 
 
-@pytest.mark.parametrize(("size", "between"), [(3, "ring"), (3, "full"), (8, "small-world")])
-def test_models_follow_the_matrices(size: int, between: str, tmp_path: Path) -> None:
-    described = experiment({"name": "d-cliques", "rounds": ROUNDS, "size": size, "between": between})
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 3, "between": "ring"},
+        {"size": 3, "between": "full"},
+        {"size": 8, "between": "small-world"},
+        {"size": 2, "between": "small-world", "steps": 0, "links": 1},
+    ],
+    ids=["ring", "full", "one clique", "no swaps"],
+)
+def test_models_follow_the_matrices(options: dict[str, Any], tmp_path: Path) -> None:
+    described = experiment({"name": "d-cliques", "rounds": ROUNDS, **options})
     shoal = Shoal(described)
-    graph = DCliques(size, between).build_from(shoal.setup.label_counts(), described.seed)  # type: ignore[arg-type]
+    graph = DCliques(**options).build_from(shoal.setup.label_counts(), described.seed)
     c = np.zeros((8, 8))
     for members in graph.cliques:
         c[np.ix_(members, members)] = 1 / len(members)

@@ -143,9 +143,12 @@ def test_fractal_links_join_each_pair_of_groups_once_at_every_level(size: int, l
 def test_small_world_links_reach_twice_as_far_each_time() -> None:
     assert [strides(count) for count in (1, 2, 3, 4, 5)] == [[], [1], [1], [1, 2], [1, 2]]
     assert strides(100) == [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33]
+    assert strides(100, links=1) == [1, 2, 4, 8, 16, 32]
+    assert strides(100, links=3) == [1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 17, 18, 32, 33, 34]
     made = numbered(100, 10)
     links = links_between(made, "small-world", 10)
     assert len(links) == 11 * 100
+    assert len(links_between(made, "small-world", 10, links=1)) == 6 * 100
     assert len(links_between(numbered(16, 10), "small-world", 10)) == 5 * 16 + 8  # of the opposite clique, half
     around = {(min(a, b) // 10, max(a, b) // 10) for a, b in links}
     assert len(around) == len(links)

@@ -38,7 +38,12 @@ EVERY_NODE = range(NODES + 1)
 
 
 def follow(
-    described: Experiment, fraction: float = 1.0, server: Any = None, failed: Any = (), since: int = ROUNDS
+    described: Experiment,
+    fraction: float = 1.0,
+    server: Any = None,
+    failed: Any = (),
+    since: int = ROUNDS,
+    weighted: bool = True,
 ) -> Any:
     """The server's model after the last round, in double precision; clients in `failed` fail in round `since`."""
     setup, training = Setup(described), described.training
@@ -61,7 +66,8 @@ def follow(
                 grad = gradient(local, data.x[batch].astype(np.float64), data.y[batch])
                 local -= RATE * (grad + training.proximal * (local - x))
             generators[client].integers(2**63)  # the seed of dropout, which this model does not use
-            total, average = total + held, average + held * local
+            weight = held if weighted else 1
+            total, average = total + weight, average + weight * local
         delta = average / total - x
         if isinstance(server, Momentum):
             m = server.momentum * m + delta
@@ -125,6 +131,13 @@ def test_server_model_follows_the_paper(server: Any, fraction: float, tmp_path: 
     models = models_of(described.run(tmp_path), EVERY_NODE)
     assert np.abs(expected - Setup(described).initial).max() > 0.05
     np.testing.assert_allclose(models, np.tile(expected, (NODES + 1, 1)), atol=5e-5)
+
+
+def test_clients_count_equally_if_their_samples_do_not_count(tmp_path: Path) -> None:
+    described = experiment(FedAvg(ROUNDS, 0.6, weights="equal"))
+    model, expected = models_of(described.run(tmp_path), EVERY_NODE)[SERVER], follow(described, 0.6, weighted=False)
+    np.testing.assert_allclose(model, expected, atol=5e-5)
+    assert np.abs(expected - follow(described, 0.6)).max() > 1e-3
 
 
 def test_clients_trained_in_a_batch_give_the_same_average(tmp_path: Path) -> None:

@@ -102,7 +102,6 @@ INVALID: dict[str, Payload] = {
     "too few values": Payload({"values": np.zeros(4, np.float32)}, {"fragment": 1}),
     "values in two dimensions": Payload({"values": np.zeros((5, 1), np.float32)}, {"fragment": 1}),
     "values of another type": Payload({"values": np.zeros(5, np.float64)}, {"fragment": 1}),
-    "values that are not finite": Payload({"values": np.array([0, 0, np.nan, 0, 0], np.float32)}, {"fragment": 1}),
 }
 
 

@@ -24,11 +24,11 @@ def model(sender: int, value: float, age: Any, round: int = 0) -> Message:
     return Message(sender, "model", round, Payload({"params": np.full(2, value, np.float32)}, {"age": age}))
 
 
-def after_receiving(variant: Any, *messages: Message, periods: int = 2) -> tuple[FakeRuntime, Any]:
+def after_receiving(variant: Any, *messages: Message, periods: int = 2, merge: Any = "age") -> tuple[FakeRuntime, Any]:
     """Run a node with model 2 that gains 1 by training and receives `messages`; it sends its model last."""
     fake = FakeRuntime(*messages)
     node = fake.node(nodes=3, params=np.full(2, 2.0, np.float32), train=lambda params: params + 1)
-    fake.run(Gossip(periods, variant, LONG).run(node))
+    fake.run(Gossip(periods, variant, LONG, merge).run(node))
     return fake, node
 
 
@@ -58,6 +58,29 @@ def test_update_then_merge_trains_both() -> None:
     fake, _ = after_receiving("um", model(1, 8.0, age=2))
     # 2 of age 0 becomes 3 of age 1, 8 of age 2 becomes 9 of age 3: 3·1/4 + 9·3/4.
     assert last_sent(fake) == (7.5, 3)
+
+
+def test_the_plain_average_ignores_ages_and_the_result_has_the_greater_age() -> None:
+    fake, _ = after_receiving("mu", model(1, 8.0, age=2), model(2, 1.0, age=9), merge="average")
+    # (2 + 8)/2 is trained to 6 of age 3; then (6 + 1)/2 is trained, of age 10.
+    assert last_sent(fake) == (3.5 + 1, 10)
+
+
+def test_update_then_merge_by_the_plain_average() -> None:
+    fake, _ = after_receiving("um", model(1, 8.0, age=2), merge="average")
+    assert last_sent(fake) == ((3.0 + 9.0) / 2, 3)
+
+
+def test_without_a_merge_the_received_model_replaces_the_model_even_if_it_is_younger() -> None:
+    messages = model(1, 8.0, age=6), model(2, 1.0, age=1)
+    assert last_sent(after_receiving("mu", *messages, merge="none")[0]) == (1.0 + 1, 2)
+    assert last_sent(after_receiving("rw", *messages)[0]) == (1.0 + 1, 2)
+
+
+@pytest.mark.parametrize(("variant", "merge"), [("um", "none"), ("rw", "average")])
+def test_merges_that_contradict_the_variant_are_rejected(variant: str, merge: str) -> None:
+    with pytest.raises(ExperimentError, match=f"merge = '{merge}': variant = '{variant}' .*use variant = 'mu'"):
+        experiment({"name": "gossip", "variant": variant, "merge": merge})
 
 
 def test_a_random_walk_replaces_the_model() -> None:
@@ -140,9 +163,11 @@ def test_failed_peers_are_not_sent_models() -> None:
 # Complete runs
 
 
-@pytest.mark.parametrize("variant", ["mu", "um", "rw"])
-def test_nodes_learn_and_a_run_is_reproducible(variant: Any, tmp_path: Path) -> None:
-    described = experiment(Gossip(60, variant), "full", partition={"name": "iid"})
+@pytest.mark.parametrize(
+    ("variant", "merge"), [("mu", "age"), ("mu", "average"), ("um", "age"), ("um", "average"), ("rw", "age")]
+)
+def test_nodes_learn_and_a_run_is_reproducible(variant: Any, merge: Any, tmp_path: Path) -> None:
+    described = experiment(Gossip(60, variant, merge=merge), "full", partition={"name": "iid"})
     runs = [described.run(tmp_path) for _ in range(2)]
     assert runs[0].summary["digest"] == runs[1].summary["digest"]
     assert runs[0].summary["status"] == "completed"
@@ -170,7 +195,9 @@ def test_others_continue_if_a_node_hangs(tmp_path: Path) -> None:
     assert run.summary["lost"] == {"3": "hung: it waits for something that never arrives"}
 
 
-@pytest.mark.parametrize("parameters", [{"period": 0.0}, {"period": -1.0}, {"variant": "mud"}, {"rounds": 0}])
+@pytest.mark.parametrize(
+    "parameters", [{"period": 0.0}, {"period": -1.0}, {"variant": "mud"}, {"merge": "mean"}, {"rounds": 0}]
+)
 def test_invalid_options_are_rejected_before_the_run_starts(parameters: dict[str, Any]) -> None:
     with pytest.raises(ExperimentError, match=f"algorithm.{next(iter(parameters))} = "):
         experiment({"name": "gossip", **parameters})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.polynomial import chebyshev
 
-from oracle import Shoal, agrees, experiment, play, same_in_both_engines, survives_a_crash
+from oracle import RATE, Shoal, agrees, experiment, play, same_in_both_engines, survives_a_crash
 from shoal.algorithms.muffliato import Muffliato
 from shoal.errors import ExperimentError, TopologyError
 from shoal.message import Message, Payload
@@ -17,7 +17,7 @@ from shoal.randomness import generator
 from shoal.testing import FakeRuntime
 from shoal.topologies.given import Edges
 from shoal.topologies.regular import Regular
-from shoal.topologies.static import Ring
+from shoal.topologies.static import Ring, Star
 
 ROUNDS, SIGMA = 4, 0.05
 DISCONNECTED = {"name": "edges", "edges": ((0, 1), (1, 2), (3, 4), (4, 5), (5, 6), (6, 7))}
@@ -36,20 +36,68 @@ def accelerated(w: Any, k: int) -> Any:
     return vectors @ np.diag(scaled) @ vectors.T
 
 
+@pytest.mark.parametrize("noise", ["gradient", "model"])
 @pytest.mark.parametrize("gossip", [1, 2, 6])
 @pytest.mark.parametrize("polynomial", [plain, accelerated])
 @pytest.mark.parametrize("topology", ["ring", "star"])
-def test_models_follow_the_polynomial(topology: str, polynomial: Any, gossip: int, tmp_path: Path) -> None:
-    described = experiment(Muffliato(ROUNDS, SIGMA, gossip, polynomial is accelerated), topology)
+def test_models_follow_the_polynomial(topology: str, polynomial: Any, gossip: int, noise: Any, tmp_path: Path) -> None:
+    described = experiment(Muffliato(ROUNDS, SIGMA, gossip, polynomial is accelerated, noise), topology)
     shoal = Shoal(described)
     w = polynomial(shoal.metropolis(), gossip)
-    noise = [generator(described.seed, "muffliato noise", node) for node in range(8)]
+    rngs = [generator(described.seed, "muffliato noise", node) for node in range(8)]
+
+    def drawn(node: int) -> Any:
+        return SIGMA * rngs[node].standard_normal(650, np.float32)
+
     x = shoal.start
     for _ in range(ROUNDS):
-        noised = x + shoal.steps(x) + SIGMA * np.stack([rng.standard_normal(650, np.float32) for rng in noise])
+        if noise == "gradient":
+            noised = x + shoal.steps(x, offset=lambda node: -RATE * drawn(node))
+        else:
+            noised = x + shoal.steps(x) + np.stack([drawn(node) for node in range(8)])
         x = w @ noised
     run = agrees(described, x, tmp_path)
     assert run.summary["messages_sent"] == shoal.adjacency().sum() * ROUNDS * gossip
+
+
+@pytest.mark.parametrize(("noise", "std"), [("gradient", 0.3), ("model", 1.0)])
+def test_noise_of_gradients_is_scaled_by_the_learning_rate_of_the_node(noise: Any, std: float) -> None:
+    start = np.zeros((3, 2000), np.float32)
+    ends = play(Muffliato(1, 1.0, 1, noise=noise), start, Star(), learning_rate=0.3)
+    # The mean of three nodes, each with its own noise.
+    assert np.stack([node.params for node in ends]).mean(0).std() == pytest.approx(std / np.sqrt(3), rel=0.05)
+
+
+def test_learning_rates_of_groups_and_of_optimizer_options_scale_the_noise(tmp_path: Path) -> None:
+    def digest(training: dict[str, Any], **more: Any) -> Any:
+        described = experiment(Muffliato(2, 0.05, 2), training={"lr": 0.2, **training}, **more)
+        return described.run(tmp_path).summary["digest"]
+
+    as_option = digest({"lr": 0.7, "options": {"lr": 0.2}})
+    assert as_option == digest({})
+    grouped = ({"nodes": "0-7", "training": {"lr": 0.2}},)
+    assert digest({"lr": 0.7}, group=grouped) == as_option
+    assert digest({"lr": 0.7}) != as_option
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        (
+            {"training": {"momentum": 0.9}},
+            r"training.momentum = 0.9: .*remove the momentum, or algorithm.noise = 'model'",
+        ),
+        ({"training": {"optimizer": "adam"}}, r"use optimizer = 'sgd', or algorithm.noise = 'model'"),
+        (
+            {"trainer": {"name": "scikit"}, "training": {"lr": 0.1}},
+            r"trainer = 'scikit': .*use trainer = 'torch', or algorithm.noise = 'model'",
+        ),
+    ],
+)
+def test_noise_of_gradients_needs_plain_sgd_and_noise_of_models_does_not(changed: Any, problem: str) -> None:
+    with pytest.raises(ExperimentError, match=problem):
+        experiment(Muffliato(), **changed)
+    experiment(Muffliato(noise="model"), **changed)
 
 
 def test_plain_gossip_follows_graphs_that_change_with_each_exchange(tmp_path: Path) -> None:
@@ -77,7 +125,7 @@ def test_survivors_of_a_crash_learn(faster: bool, tmp_path: Path) -> None:
 def test_mean_of_noised_models_is_kept_and_noise_averages_away(faster: bool) -> None:
     models = np.zeros((20, 50), np.float32)
     noised = np.stack([generator(0, "muffliato noise", node).standard_normal(50, np.float32) for node in range(20)])
-    ends = np.stack([node.params for node in play(Muffliato(1, 1.0, 15, faster), models, Ring())])
+    ends = np.stack([node.params for node in play(Muffliato(1, 1.0, 15, faster, "model"), models, Ring())])
     np.testing.assert_allclose(ends.mean(0), noised.mean(0), atol=1e-6)
     spread = np.abs(ends - noised.mean(0)).max()
     assert (spread < 0.2) == faster  # without acceleration as many exchanges leave far more noise
@@ -90,7 +138,7 @@ def test_noise_is_drawn_independently_by_each_node_in_each_round() -> None:
         sent.append((message.round, message.kind, message.sender, message.payload.arrays["params"]))
         return message
 
-    play(Muffliato(2, 1.0, 3), np.zeros((4, 200), np.float32), Ring(), tamper=tamper)
+    play(Muffliato(2, 1.0, 3, noise="model"), np.zeros((4, 200), np.float32), Ring(), tamper=tamper)
     assert {(r, kind) for r, kind, _, _ in sent} == {(r, f"exchange {k}") for r in range(2) for k in range(3)}
     first = {sender: params for r, kind, sender, params in sent if (r, kind) == (0, "exchange 0")}
     assert np.std([*first.values()]) == pytest.approx(1.0, abs=0.1)

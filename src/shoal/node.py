@@ -103,7 +103,9 @@ class Node:
             self.interactive_sharing = cast(InteractiveSharing, sharing)
         if isinstance(sharing, NodeAware):
             data = trainer.data if isinstance(trainer, DataHolder) else None
-            sharing.bind(NodeInfo(context.id, context.nodes, context.seed, context.shapes, data))
+            sharing.bind(
+                NodeInfo(context.id, context.nodes, context.seed, context.shapes, data, self.rejects_non_finite)
+            )
         sharing.start(self._params)
 
     # Identity and model
@@ -143,6 +145,11 @@ class Node:
     def samples(self) -> int:
         """The number of samples that this node trains on."""
         return self.trainer.samples
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of this node's training."""
+        return self.context.learning_rate
 
     @property
     def params(self) -> Params:
@@ -246,9 +253,10 @@ class Node:
         self.bytes_sent += message.wire_size
         self.messages_sent += 1
 
-    def receive_available(self, *, kind: str = MODEL, check: Check | None = None) -> list[Message]:
-        """Return all messages of this kind received so far, in order, except the rejected ones."""
-        return [message for message in self.runtime.receive_available(kind) if self._accepts(message, check)]
+    def receive_available(self, *, kind: str = MODEL, check: Check | None = None, finite: bool = True) -> list[Message]:
+        """Return all messages of this kind received so far, in order, except the rejected ones; `finite` as in
+        `receive`."""
+        return [message for message in self.runtime.receive_available(kind) if self._accepts(message, check, finite)]
 
     async def receive_each(
         self,
@@ -261,9 +269,9 @@ class Node:
     ) -> Received:
         """Return one payload of this round from every peer that did not fail, time out or send an invalid payload.
 
-        A payload is invalid if the sharing (for kind "model") or `check` rejects it. Invalid payloads are counted.
-        If `peers` are neighbours in the graph, the node waits less and less for a neighbour that has timed out, until a
-        message of that neighbour arrives in time: see `peer_timeouts`.
+        A payload is invalid if `check_finite`, the sharing (for kind "model") or `check` rejects it. Invalid payloads
+        are counted. If `peers` are neighbours in the graph, the node waits less and less for a neighbour that has timed
+        out, until a message of that neighbour arrives in time: see `peer_timeouts`.
         """
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
         interactive = self.interactive_sharing if kind == MODEL else None
@@ -294,13 +302,16 @@ class Node:
         return received if interactive is None else await interactive.after_receive(self, received, round)
 
     async def receive_first(
-        self, peers: Iterable[NodeId], *, kind: str = MODEL, timeout: float | None = None
+        self, peers: Iterable[NodeId], *, kind: str = MODEL, timeout: float | None = None, finite: bool = True
     ) -> Message | None:
-        """Return the next message of this kind from any of `peers`. None if all of them failed or timed out."""
+        """Return the next message of this kind from any of `peers`. None if all of them failed or timed out.
+
+        `finite` as in `receive`.
+        """
         wanted = Filter(kind, senders=tuple(sorted(peers)), any_sender=True)
         timeout = self.receive_timeout if timeout is None else timeout
         while messages := await self.runtime.receive(wanted, timeout):
-            if self._accepts(messages[0]):
+            if self._accepts(messages[0], finite=finite):
                 return messages[0]
         return None
 
@@ -312,26 +323,38 @@ class Node:
         sender: NodeId | None = None,
         timeout: float | None = None,
         check: Check | None = None,
+        finite: bool = True,
     ) -> Message | None:
         """Return the next valid message of this kind, from `sender` if given, otherwise from any node.
 
         Returns None after `timeout` seconds, and if `sender` has failed. Without `timeout`, a receive from `sender`
-        waits for `receive_timeout`, as in `receive_each`; a receive from any node has no limit.
+        waits for `receive_timeout`, as in `receive_each`; a receive from any node has no limit. With `finite` false,
+        the algorithm calls `check_finite` itself, for example because it has to answer every message.
         """
         wanted = Filter(kind, round, None if sender is None else (sender,), several=True)
         if timeout is None and sender is not None:
             timeout = self.receive_timeout
         deadline = None if timeout is None else self.now() + timeout
         while messages := await self.runtime.receive(wanted, timeout):
-            if self._accepts(messages[0], check):
+            if self._accepts(messages[0], check, finite):
                 return messages[0]
             timeout = None if deadline is None else max(0.0, deadline - self.now())
         return None
 
-    def _accepts(self, message: Message, check: Check | None = None) -> bool:
+    @property
+    def rejects_non_finite(self) -> bool:
+        """Whether payloads with infinities or NaN are rejected: the experiment's `non_finite`."""
+        return self.context.non_finite == "reject"
+
+    def check_finite(self, message: Message) -> None:
+        """Raise `MessageError` for values that are not finite, unless the experiment keeps them."""
+        if self.rejects_non_finite and not message.is_finite:
+            raise MessageError("it holds values that are not finite")
+
+    def _accepts(self, message: Message, check: Check | None = None, finite: bool = True) -> bool:
         try:
-            if message.kind == MODEL and self.context.non_finite == "reject" and not message.is_finite:
-                raise MessageError("it holds values that are not finite")
+            if finite:
+                self.check_finite(message)
             if self._check is not None and message.kind == MODEL:
                 self._check(message.payload, self._params)
             if check is not None:

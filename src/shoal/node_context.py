@@ -85,4 +85,6 @@ class NodeContext:
     receive_timeout: float | None = None
     """Seconds that a receive waits for its senders; None: no limit."""
     non_finite: NonFinite = "reject"
-    """Whether received payloads of the sharing with infinities or NaN are rejected or kept."""
+    """Whether received payloads with infinities or NaN are rejected or kept."""
+    learning_rate: float = 0.1
+    """The learning rate of the node's training."""

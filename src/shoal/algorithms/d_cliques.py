@@ -24,7 +24,8 @@ class DCliquesSGD:
     """Bellet et al. 2022: average steps in a clique that holds all classes, then average models with all neighbours.
 
     Each clique of up to `size` nodes has the label distribution of all nodes; `between` is the graph that links
-    cliques, and `steps` is the number of attempts to improve the cliques (see `shoal.topologies.dcliques.DCliques`).
+    cliques, `links` its number of links per scale, and `steps` is the number of attempts to improve the cliques (see
+    `shoal.topologies.dcliques.DCliques`). Without averages of steps, this is `dpsgd` with topology "d-cliques".
     With the local step u = train(x) − x, which is −ηg for one step of SGD: x½ = x + mean of u over the clique, then
     x ← Wx½ with Metropolis-Hastings weights. Steps are sent in full, models by the experiment's sharing. The
     experiment's own topology is not used.
@@ -34,9 +35,10 @@ class DCliquesSGD:
     size: Annotated[int, Bounds(at_least=2)] = 10
     between: Between = "small-world"
     steps: Annotated[int, Bounds(at_least=0)] | None = None
+    links: Annotated[int, Bounds(at_least=1)] = 2
 
     async def run(self, node: Node) -> None:
-        node.set_topology(DCliques(self.size, self.between, self.steps), "metropolis-hastings")
+        node.set_topology(DCliques(self.size, self.between, self.steps, self.links), "metropolis-hastings")
         graph = node.mixing.graph
         assert isinstance(graph, CliqueGraph)
         others = [member for member in graph.clique(node.id) if member != node.id]

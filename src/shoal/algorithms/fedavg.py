@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from shoal.algorithms.support.server import RoundServer, running_clients, server_rounds
 from shoal.algorithms.support.server_optimizers import ServerOptimizer, ServerSGD
@@ -23,7 +23,8 @@ SAMPLES = "samples"
 class FedAvg:
     """McMahan et al. 2017: in each round a server samples a part of the clients and averages by their sample counts.
 
-    With x the server's model, S the sampled clients and n_k their samples: x ← Σ n_k·train_k(x) / Σ n_k over S.
+    With x the server's model, S the sampled clients and n_k their samples: x ← Σ n_k·train_k(x) / Σ n_k over S; with
+    `weights` = "equal" all n_k count as 1.
     `server` replaces that assignment by an optimizer: FedAvgM (Hsu et al. 2019), FedAdam, FedYogi and FedAdagrad (Reddi
     et al. 2021). FedProx (Li et al. 2020) is `training.proximal`; local epochs are `training.local_epochs`. Clients are
     stateless: each round starts with a new optimizer, without momentum from earlier rounds, unless
@@ -38,6 +39,7 @@ class FedAvg:
     fraction: Annotated[float, Bounds(above=0, at_most=1)] = 1.0
     """The fraction of the running clients to sample in a round; at least one client is sampled."""
     server: Annotated[ServerOptimizer, Nested("server-optimizer")] = field(default_factory=ServerSGD)
+    weights: Literal["samples", "equal"] = "samples"
 
     traits: ClassVar[Traits] = Traits(sends_to="server", needs_only_sum=True, has_service=True, stateless_nodes=True)
 
@@ -49,7 +51,8 @@ class FedAvg:
 
     async def serve(self, node: Node) -> None:
         joined = await node.receive_each(range(node.nodes), round=0, kind=JOIN, timeout=math.inf, check=_check_samples)
-        samples = {client: int(payload.fields[SAMPLES]) for client, payload in joined.items()}
+        weighted = self.weights == "samples"
+        samples = {client: int(payload.fields[SAMPLES]) if weighted else 1 for client, payload in joined.items()}
         server = RoundServer(node)
         async for r in node.rounds(self.rounds):
             clients = self._sample(node, samples)
@@ -59,7 +62,7 @@ class FedAvg:
                 node.record_event("no updates", f"round {r}: no client answered; the model is unchanged")
                 continue
             merged = node.sharing.merge(node.params, received, _weights(samples, received))
-            node.params = self.server.step(node.params, merged - node.params, node.algorithm_state)
+            server.apply_step(self.server, merged - node.params, r)
         await server.finish(self.rounds)
 
     def _sample(self, node: Node, samples: Mapping[NodeId, int]) -> list[NodeId]:

@@ -1,8 +1,9 @@
 """Gossip learning: on a clock, nodes send their models to random peers, which merge and train them.
 
-Ormándi, Hegedűs, Jelasity: Gossip Learning with Linear Models on Fully Distributed Data, Concurrency and Computation
-25(4), 2013; the merge by age is from Hegedűs, Danner, Jelasity: Gossip Learning as a Decentralized Alternative to
-Federated Learning, DAIS 2019.
+The protocol: Ormándi, Hegedűs, Jelasity: Gossip Learning with Linear Models on Fully Distributed Data, Concurrency and
+Computation 25(4), 2013; its merge is the plain average. The merge by age: Hegedűs, Danner, Jelasity: Gossip Learning as
+a Decentralized Alternative to Federated Learning, DAIS 2019, and Decentralized Learning Works, Journal of Parallel and
+Distributed Computing 148, 2021.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ MIN_PERIOD = 1e-3
 
 @dataclass(frozen=True)
 class Gossip:
-    """Ormándi et al. 2013: on a clock, send the model to one random peer; a receiver merges, then trains.
+    """Ormándi et al. 2013, Hegedűs et al. 2019: on a clock, send the model to one random peer, which merges and trains.
 
-    A model's age is the number of times that it was trained. Two models of ages s and t merge into their average with
-    weights s/(s + t) and t/(s + t), which has the greater age. `variant` is the treatment of a received model:
-    "mu": merge it with the node's model, then train; "um": train both, then merge; "rw": train it in place of the
-    node's model, so that models make random walks. Of several models of one peer that wait for a busy node, the latest
+    `merge` is how a node with model x merges a received model y. A model's age is the number of times that it was
+    trained: s for x, t for y.
+    - "age": (s·x + t·y)/(s + t), of age max(s, t): Hegedűs et al. 2019, 2021;
+    - "average": (x + y)/2, of age max(s, t): Ormándi et al. 2013;
+    - "none": y, of age t: the received model replaces the node's, so that models make random walks.
+
+    `variant` is the order (Ormándi et al. 2013): "mu": merge, then train; "um": train both models, then merge; "rw":
+    "mu" without a merge, as with `merge` = "none". Of several models of one peer that wait for a busy node, the latest
     counts.
 
     A round is one period. Each node sends one model per period, the first after a random part of it, because clocks are
@@ -43,8 +48,15 @@ class Gossip:
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     variant: Literal["mu", "um", "rw"] = "mu"
     period: Annotated[float, Bounds(above=0)] | None = None
+    merge: Literal["age", "average", "none"] = "age"
 
     traits: ClassVar[Traits] = Traits(sends_to="anyone")
+
+    def __post_init__(self) -> None:
+        if self.variant == "um" and self.merge == "none":
+            raise ValueError("merge = 'none': variant = 'um' trains two models to merge them; use variant = 'mu'")
+        if self.variant == "rw" and self.merge == "average":
+            raise ValueError("merge = 'average': variant = 'rw' merges no models; use variant = 'mu', or remove merge")
 
     async def run(self, node: Node) -> None:
         state = _ModelState(node, trainings=2 if self.variant == "um" else 1)
@@ -75,18 +87,28 @@ class Gossip:
     async def _use(self, node: Node, state: _ModelState, message: Message) -> None:
         sender, age = message.sender, _age_of(message.payload)
         received = {sender: message.payload}
-        if self.variant == "mu":
-            merged = node.sharing.merge(node.params, received, {sender: _weight(age, state.age)})
-            trained, age = await node.train(merged), max(age, state.age)
-        elif self.variant == "um":
+        if self.variant == "um":
             theirs = await node.train(node.sharing.merge(node.params, received, {sender: 1.0}))
             ours = await node.train(node.params)
-            weight = _weight(age + 1, state.age + 1)
-            trained, age = ours + (theirs - ours) * weight, max(age, state.age)
+            trained = ours + (theirs - ours) * self._weight(age + 1, state.age + 1)
         else:
-            trained = await node.train(node.sharing.merge(node.params, received, {sender: 1.0}))
+            weight = self._weight(age, state.age)
+            trained = await node.train(node.sharing.merge(node.params, received, {sender: weight}))
+        if not self._replaces:
+            age = max(age, state.age)
         node.params, state.age = trained, min(age + 1, MAX_AGE - 1)
         node.algorithm_state["age"] = state.age
+
+    @property
+    def _replaces(self) -> bool:
+        """Whether a received model replaces the node's."""
+        return self.variant == "rw" or self.merge == "none"
+
+    def _weight(self, theirs: int, ours: int) -> float:
+        """The weight of a received model of age `theirs`. Two models that were never trained have equal weights."""
+        if self._replaces:
+            return 1.0
+        return theirs / (theirs + ours) if self.merge == "age" and theirs + ours else 0.5
 
 
 class _ModelState:
@@ -105,8 +127,3 @@ def _age_of(payload: Payload) -> int:
     if type(age) is not int or not 0 <= age < MAX_AGE:
         raise MessageError(f"age = {age!r}: expected the number of times that the model was trained")
     return age
-
-
-def _weight(theirs: int, ours: int) -> float:
-    """The weight of a model of age `theirs`. Two models that were never trained have equal weights."""
-    return theirs / (theirs + ours) if theirs + ours else 0.5

@@ -28,9 +28,11 @@ class KGT:
     """Liu et al. 2023: K local steps with a correction, then exchange models and mean steps.
 
     Node i takes K steps x ← x − η(g_i(x) + c_i) from x_i, to x½_i. With z_i = (x_i − x½_i)/(Kη), then
-    x_i ← Σ_j w_ij x½_j and c_i ← c_i − z_i + Σ_j w_ij z_j; c_i starts at 0, and Σc = 0 at all times. So once the
-    models agree, each local step follows the average gradient of all nodes, however many local steps there are. This is
-    the paper's server step size of 1. The code keeps −ηc in double precision, because it adds up over all rounds.
+    x_i ← Σ_j w_ij (x_j − η_s K η z_j) and c_i ← c_i − z_i + Σ_j w_ij z_j. c_i starts at 0, and Σc = 0 at all times; the
+    paper starts with the mean of all gradients minus the node's own, which would need an average over all nodes. Once
+    the models agree, each local step follows the average gradient of all nodes, however many local steps there are.
+    `eta_s` is η_s, the step size of an exchange: with 1, nodes average x½. The code keeps −ηc in double precision,
+    because it adds up over all rounds.
 
     With `lazy`, (W + I)/2 replaces W. After a failure or a timeout nodes restart with c = 0, in a new epoch, as in
     `gradient-tracking`: z is mixed only within an epoch.
@@ -38,6 +40,7 @@ class KGT:
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     lazy: bool = False
+    eta_s: Annotated[float, Bounds(above=0)] = 1.0
 
     traits: ClassVar[Traits] = Traits(own_payloads=True)
 
@@ -52,6 +55,8 @@ class KGT:
             for _ in range(steps):
                 half = (await node.train(half, 1) + correction).astype(np.float32)
             z = (node.params - half) / np.float32(steps)
+            if self.eta_s != 1.0:
+                half = node.params + self.eta_s * (half - node.params)
             peers = await node.peers(r)
             await node.send(peers, epochs.tag(Payload({"x": half, "z": z})), round=r, kind=TRACKED)
             received = await epochs.receive(peers, round=r, kind=TRACKED, check=check)

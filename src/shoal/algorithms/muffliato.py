@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
-from shoal.algorithms.support.requirements import requires_whole_models
+from shoal.algorithms.support.requirements import requires_plain_sgd, requires_whole_models
 from shoal.errors import TopologyError
 from shoal.message import Payload
 from shoal.node import Node
@@ -29,12 +29,17 @@ recognised by it."""
 
 @dataclass(frozen=True)
 class Muffliato:
-    """Cyffers et al. 2022: train, add noise once, then average with the neighbours many times.
+    """Cyffers et al. 2022: train with noise, then average with the neighbours many times.
 
-    `sigma` is the standard deviation of the Gaussian noise that a node adds to each parameter of its trained model,
-    once per round, before it sends the model; in the units of the parameters. The privacy depends on
-    the graph, on `gossip`, and on the influence of one sample on a model. It is stronger against distant nodes. Shoal
-    does not compute it, and does not clip gradients.
+    `sigma` is the standard deviation of the Gaussian noise n that a node adds to each coordinate before it sends the
+    model; `noise` selects what it is added to:
+    - "gradient": x ← x − η(g(x) + n), in every local step, with η = `training.lr`: the paper's Muffliato-SGD, which
+      takes one local step per round. `sigma` is in the units of a gradient, and the model gets noise of ησ per step.
+    - "model": x ← train(x) + n, once per round: the paper's averaging, applied to the trained model. `sigma` is in the
+      units of the parameters.
+    The privacy depends on the graph, on `gossip`, and on the influence of one sample, in the same units: the paper's
+    σ is `sigma` divided by this sensitivity. It is stronger against distant nodes. Shoal does not compute it, and
+    does not clip gradients.
 
     `gossip` is K, the number of averages with W in a round. The mean of all noised models is kept. `accelerated`
     applies the Chebyshev polynomial of W of degree K, which is the closest to the mean of all that K exchanges can
@@ -43,20 +48,28 @@ class Muffliato:
     """
 
     rounds: Annotated[int, Bounds(at_least=1)] = 100
-    sigma: Annotated[float, Bounds(at_least=0)] = 0.01
+    sigma: Annotated[float, Bounds(at_least=0)] = 0.1
     gossip: Annotated[int, Bounds(at_least=1)] = 5
     accelerated: bool = True
+    noise: Literal["gradient", "model"] = "gradient"
 
     async def run(self, node: Node) -> None:
         second = _second_eigenvalue(node.mixing) if self.accelerated else 0.0
-        noise = node.rng("muffliato noise")
         async for r in node.rounds(self.rounds):
-            trained = await node.train(node.params)
-            x = trained + np.float32(self.sigma) * noise.standard_normal(trained.size, np.float32)
-            before = x
+            x = before = await self._train_with_noise(node)
             for k, omega in zip(range(self.gossip), _chebyshev(second), strict=False):
-                x, before = omega * await self._average(node, x, r, k) + (1 - omega) * before, x
+                mixed = await self._average(node, x, r, k)
+                x, before = mixed + (omega - 1) * (mixed - before), x  # in float32, ω and 1 − ω do not sum to 1
             node.params = x
+
+    async def _train_with_noise(self, node: Node) -> Params:
+        rng, size = node.rng("muffliato noise"), node.params.size
+        if self.noise == "model":
+            return await node.train(node.params) + np.float32(self.sigma) * rng.standard_normal(size, np.float32)
+        x, scale = node.params, np.float32(node.learning_rate * self.sigma)
+        for _ in range(node.trainer.steps(None)):
+            x = await node.train(x, 1) - scale * rng.standard_normal(size, np.float32)
+        return x
 
     async def _average(self, node: Node, x: Params, r: int, k: int) -> Params:
         """This node's row of Wx, in exchange k of round r."""
@@ -72,6 +85,19 @@ class Muffliato:
         return node.sharing.merge(x, received, node.weights(received))
 
     def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        return self._training_problems(experiment) + self._graph_problems(experiment)
+
+    def _training_problems(self, experiment: ExperimentView) -> list[str]:
+        if self.noise == "model":
+            return []
+        if experiment.trainer.name != "torch":
+            return [
+                f"trainer = {experiment.trainer.name!r}: 'muffliato' adds noise to gradients and needs plain SGD; use "
+                f"trainer = 'torch'{MODEL_NOISE}"
+            ]
+        return requires_plain_sgd(experiment, "adds noise to gradients", MODEL_NOISE)
+
+    def _graph_problems(self, experiment: ExperimentView) -> list[str]:
         graph = graph_of(experiment)
         topology = f"topology = {experiment.topology.name!r}"
         if self.accelerated and (is_dynamic(experiment, graph) or is_directed(graph)):
@@ -88,6 +114,7 @@ class Muffliato:
         )
 
 
+MODEL_NOISE = ", or algorithm.noise = 'model'"
 DISCONNECTED = "its spectral gap is 0: it is not connected, and the noise would not average away; connect the graph"
 
 

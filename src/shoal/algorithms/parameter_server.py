@@ -11,10 +11,11 @@ import numpy as np
 from shoal.algorithms.support.async_workers import AsyncWorkers
 from shoal.algorithms.support.server import RoundServer, running_clients, server_rounds
 from shoal.algorithms.support.server_optimizers import ServerOptimizer, ServerSGD
+from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.node import Node
 from shoal.traits import Traits
-from shoal.types import Bounds, Nested, NodeId
+from shoal.types import Bounds, Nested, NodeId, Params
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class ParameterServer:
     - asynchronous: ū is u/n for n running workers, applied to each u as it arrives; its sender continues with the new
       model and does not wait for the others. So n pushes move the model as far as one synchronous round does. With
       `server.lr` = n each step is applied in full.
+
+    A step that is not finite is left out, unless the experiment keeps such values; its worker continues.
 
     A round of an asynchronous worker is an iteration of its own. A round of the server has as many pushes as there are
     nodes; if workers have failed, the last rounds have fewer pushes or none.
@@ -66,7 +69,7 @@ class ParameterServer:
             await server.start_round(workers, r)
             pushed = await node.receive_each(workers, round=r)
             if pushed:
-                self._apply(node, pushed, 1 / len(pushed))
+                server.apply_step(self.server, _direction(node, pushed, 1 / len(pushed)), r)
             else:
                 node.record_event("no updates", f"round {r}: no worker answered; the model is unchanged")
 
@@ -75,9 +78,16 @@ class ParameterServer:
         async for r in node.rounds(self.rounds):
             for _ in range(node.nodes):
                 push = await workers.next_push()
-                if push is not None:
-                    self._apply(node, {push.sender: push.payload}, 1 / max(1, len(running_clients(node))))
-                    workers.record_push(push.sender)
+                if push is None:
+                    continue
+                try:
+                    node.check_finite(push)
+                except MessageError as error:
+                    node.reject(push.sender, str(error))
+                else:
+                    weight = 1 / max(1, len(running_clients(node)))
+                    server.apply_step(self.server, _direction(node, {push.sender: push.payload}, weight), r)
+                workers.record_push(push.sender)
             if not workers.remaining():
                 node.record_event(
                     "no workers left", f"round {r}: all workers failed or were abandoned; the server ends"
@@ -86,6 +96,7 @@ class ParameterServer:
                 break
         workers.report_staleness()
 
-    def _apply(self, node: Node, pushed: Mapping[NodeId, Payload], weight: float) -> None:
-        direction = node.sharing.merge(np.zeros_like(node.params), pushed, dict.fromkeys(pushed, weight))
-        node.params = self.server.step(node.params, direction, node.algorithm_state)
+
+def _direction(node: Node, pushed: Mapping[NodeId, Payload], weight: float) -> Params:
+    """Return the sum of the pushed steps, each with the same weight."""
+    return node.sharing.merge(np.zeros_like(node.params), pushed, dict.fromkeys(pushed, weight))

@@ -54,13 +54,14 @@ class SGP:
             x = x + (await node.train(z) - z)
             peers = await node.peers(r)
             receivers, excluded = timeouts.split(peers)
-            x, w = x * np.float32(1 / (1 + len(receivers))), w / (1 + len(receivers))
-            await node.send(receivers, Payload({"x": x, **timeouts.arrays()}, {"w": w}), round=r, kind=PUSH)
+            share, weight = x * np.float32(1 / (1 + len(receivers))), w / (1 + len(receivers))
+            x, w = x - len(receivers) * share, weight  # the rest: in float32, the shares of 1/3 would not sum to 1
+            await node.send(receivers, Payload({"x": share, **timeouts.arrays()}, {"w": weight}), round=r, kind=PUSH)
             await node.send(excluded, Payload(timeouts.arrays(), {"w": 0.0}), round=r, kind=PUSH)
             received = await timeouts.receive(peers, round=r, kind=PUSH, check=check)
-            for share in received.values():
-                if share.fields["w"]:
-                    x, w = x + share.arrays["x"], w + float(share.fields["w"])
+            for push in received.values():
+                if push.fields["w"]:
+                    x, w = x + push.arrays["x"], w + float(push.fields["w"])
             if w < MIN_WEIGHT:
                 node.record_event("weight reset", f"round {r}: w = {w:.3g}; the node keeps its model, with weight 1")
                 x, w = z, 1.0

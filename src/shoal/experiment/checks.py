@@ -152,6 +152,7 @@ class _NodeView:
     sharing: Component
     topology: Component
     weights: WeightScheme
+    trainer: Component
     training: Training
     restarts: bool
 
@@ -164,6 +165,7 @@ class _NodeView:
             settings.sharing,
             experiment.topology,
             experiment.weights,
+            experiment.trainer,
             settings.training,
             experiment.restarts,
         )

@@ -78,6 +78,7 @@ class Setup:
             services=experiment.services,
             receive_timeout=receive_timeout,
             non_finite=experiment.non_finite,
+            learning_rate=settings.training.step_size,
         )
         return Node(
             context,

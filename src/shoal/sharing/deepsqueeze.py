@@ -54,6 +54,7 @@ class DeepSqueeze:
 
     def bind(self, info: NodeInfo) -> None:
         self._info = info
+        self._cache.reject_non_finite = info.rejects_non_finite
 
     def start(self, params: Params) -> None:
         self.compressor.fit(params.size)

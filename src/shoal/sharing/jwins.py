@@ -74,6 +74,7 @@ class JWINS:
 
     def bind(self, info: NodeInfo) -> None:
         self._info = info
+        self._cache.reject_non_finite = info.rejects_non_finite
 
     def start(self, params: Params) -> None:
         self._transform = Wavelets(self.wavelet, self.level, params.size)

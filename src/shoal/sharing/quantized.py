@@ -36,6 +36,7 @@ class QuantizedSharing(ABC):
 
     def bind(self, info: NodeInfo) -> None:
         self._info = info
+        self._cache.reject_non_finite = info.rejects_non_finite
 
     def start(self, params: Params) -> None:  # noqa: B027 - subclasses need not override it
         """Accept every model."""

@@ -45,6 +45,7 @@ class Random:
 
     def bind(self, info: NodeInfo) -> None:
         self._info = info
+        self._cache.reject_non_finite = info.rejects_non_finite
 
     def start(self, params: Params) -> None:
         self._count = kept_count(params.size, self.fraction)

@@ -70,6 +70,8 @@ class NodeInfo:
     """The shapes of the model's tensors, in their order in the flat vector."""
     data: LocalData | None = None
     """The samples of the node; None if its trainer does not give access to them."""
+    rejects_non_finite: bool = False
+    """Whether payloads with infinities or NaN are rejected: the experiment's `non_finite`."""
 
     def rng(self, purpose: str, *more: int) -> np.random.Generator:
         """Return this node's generator. For one that is equal on all nodes, use `generator(seed, purpose, …)`."""

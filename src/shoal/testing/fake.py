@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.engines.simulation.kernel import Kernel, Task, park
 from shoal.errors import DeadlockError
@@ -25,14 +26,15 @@ from shoal.experiment.registry import from_table, to_table
 from shoal.mailbox import Filter, Mailbox
 from shoal.message import RUN_LENGTH, Message
 from shoal.node import Node, PeerDiscovery
-from shoal.node_context import EvaluationSchedule, NodeContext
+from shoal.node_context import EvaluationSchedule, NodeContext, NonFinite
 from shoal.results.records import Record
 from shoal.runtime import Work
 from shoal.sharing.full import FullSharing
 from shoal.sharing.sharing import Sharing
-from shoal.topologies.graph import Mixing, Topology, WeightScheme
+from shoal.topologies.graph import FromLabels, Mixing, Topology, WeightScheme
 from shoal.topologies.static import Ring
 from shoal.training.trainer import Trained
+from shoal.traits import traits_of
 from shoal.types import NodeId, Params
 
 R = TypeVar("R")
@@ -82,13 +84,18 @@ class FakeRuntime:
         services: Mapping[str, NodeId] | None = None,
         shapes: tuple[tuple[int, ...], ...] | None = None,
         discovery: PeerDiscovery | None = None,
+        labels: NDArray[np.int64] | None = None,
+        non_finite: NonFinite = "reject",
+        learning_rate: float = 0.1,
+        local_steps: int = 1,
     ) -> Node:
         """Return a node on this runtime. A training step calls `train` and takes one virtual second.
 
-        By default the topology is a ring and the sharing is full. The node is not evaluated.
+        By default the topology is a ring, the sharing is full, and a training has one step. `labels` are for topologies
+        that are built from them: the number of samples of each class on each node. The node is not evaluated.
         """
         params = np.array(params, np.float32)
-        mixing_factory = _FakeMixingFactory(nodes, seed)
+        mixing_factory = _FakeMixingFactory(nodes, seed, labels)
         context = NodeContext(
             id,
             nodes=nodes,
@@ -100,12 +107,14 @@ class FakeRuntime:
             mixing_factory=mixing_factory,
             services=services or {},
             receive_timeout=receive_timeout,
+            non_finite=non_finite,
+            learning_rate=learning_rate,
         )
         return Node(
             context,
             params=params,
             runtime=self,
-            trainer=_FakeTrainer(train),
+            trainer=_FakeTrainer(train, local_steps),
             sharing=sharing or FullSharing(),
             observer=_RecordingObserver(self.records),
             discovery=discovery,
@@ -187,11 +196,15 @@ class FakeRuntime:
 class _FakeMixingFactory:
     """Graphs for the nodes of a test."""
 
-    def __init__(self, nodes: int, seed: int) -> None:
-        self._nodes, self._seed = nodes, seed
+    def __init__(self, nodes: int, seed: int, labels: NDArray[np.int64] | None) -> None:
+        self._nodes, self._seed, self._labels = nodes, seed, labels
 
     def build(self, topology: Topology, weights: WeightScheme | None = None) -> Mixing:
-        return Mixing(topology.build(self._nodes, self._seed), weights or "metropolis-hastings")
+        if self._labels is not None and traits_of(topology, "topology").needs_labels:
+            graph = cast(FromLabels, topology).build_from(self._labels, self._seed)
+        else:
+            graph = topology.build(self._nodes, self._seed)
+        return Mixing(graph, weights or "metropolis-hastings")
 
     def to_table(self, topology: Topology) -> dict[str, Any]:
         return to_table("topology", topology)
@@ -207,15 +220,16 @@ class _FakeTrainer:
     step_seconds = 1.0
     cpu_seconds = 0.0
 
-    def __init__(self, train: Callable[[Params], Params]) -> None:
+    def __init__(self, train: Callable[[Params], Params], local_steps: int) -> None:
         self._train = train
+        self._local_steps = local_steps
 
     @property
     def samples(self) -> int:
         return 1
 
     def steps(self, steps: int | None) -> int:
-        return 1 if steps is None else steps
+        return self._local_steps if steps is None else steps
 
     def train(self, params: Params, steps: int | None = None) -> Trained:
         for _ in range(self.steps(steps)):

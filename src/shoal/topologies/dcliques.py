@@ -27,8 +27,6 @@ Clique: TypeAlias = tuple[NodeId, ...]
 Counts: TypeAlias = NDArray[np.int64]
 """The number of samples: one row per node, one column per class."""
 
-LINKS_PER_SCALE = 2
-"""The number of cliques that a clique is linked to at each scale of a small world, on either side."""
 MIN_STEPS, STEPS_PER_NODE = 1000, 10
 """The default number of swaps that are attempted."""
 MIN_GAIN = 1e-9
@@ -41,8 +39,9 @@ class DCliques:
 
     `size` is the largest number of members of a clique; `steps` is the number of attempts to swap members of two random
     cliques. By default it is 10 per node, and at least the paper's 1,000: with 1,000 nodes, cliques of 10 and 2 classes
-    per node, 1,000 attempts leave a mean skew of 0.073, 10,000 leave 0.007. The graph is built from the labels that
-    nodes hold: `build_from`.
+    per node, 1,000 attempts leave a mean skew of 0.073, 10,000 leave 0.007. `between` is the graph of cliques, and
+    `links` is the number of cliques that a clique is linked to at each scale of a small world, on either side: see
+    `links_between`. The graph is built from the labels that nodes hold: `build_from`.
     """
 
     traits: ClassVar[Traits] = Traits(needs_labels=True)
@@ -50,6 +49,7 @@ class DCliques:
     size: Annotated[int, Bounds(at_least=2)] = 10
     between: Between = "small-world"
     steps: Annotated[int, Bounds(at_least=0)] | None = None
+    links: Annotated[int, Bounds(at_least=1)] = 2
 
     def build(self, nodes: int, seed: int) -> CliqueGraph:
         """Raise `TopologyError`: see `build_from`."""
@@ -62,7 +62,7 @@ class DCliques:
         """Return the graph; node i holds `labels[i, c]` samples of class c."""
         steps = max(MIN_STEPS, STEPS_PER_NODE * len(labels)) if self.steps is None else self.steps
         found = cliques(labels, self.size, generator(seed, "topology"), steps)
-        return CliqueGraph(found, links_between(found, self.between, self.size))
+        return CliqueGraph(found, links_between(found, self.between, self.size, self.links))
 
 
 class CliqueGraph(StaticGraph):
@@ -148,24 +148,25 @@ def _distributions(counts: Counts) -> NDArray[np.float64]:
     return distributions
 
 
-def links_between(cliques: Sequence[Clique], between: Between, size: int) -> list[Edge]:
+def links_between(cliques: Sequence[Clique], between: Between, size: int, links: int = 2) -> list[Edge]:
     """Return links between members of different cliques. Each end is the member with the fewest such links so far.
 
     ring: each clique is linked to the next. full: all pairs of cliques are linked. fractal: `size` cliques, all pairs
     linked, form a group; `size` groups, all pairs linked by one link, form a larger group, and so on. small-world: on a
-    circle of cliques, each is linked to the nearest 2 cliques that are at least 1, 2, 4, … places away, on either side.
+    circle of cliques, each is linked to the nearest `links` cliques that are at least 1, 2, 4, … places away, on either
+    side.
     """
     external = dict.fromkeys(itertools.chain.from_iterable(cliques), 0)
-    links = []
-    for one, other in _pairs(cliques, between, size):
+    edges = []
+    for one, other in _pairs(cliques, between, size, links):
         a, b = min(one, key=external.__getitem__), min(other, key=external.__getitem__)
         external[a] += 1
         external[b] += 1
-        links.append((a, b))
-    return links
+        edges.append((a, b))
+    return edges
 
 
-def _pairs(cliques: Sequence[Clique], between: Between, size: int) -> Iterator[tuple[Clique, Clique]]:
+def _pairs(cliques: Sequence[Clique], between: Between, size: int, links: int) -> Iterator[tuple[Clique, Clique]]:
     """Yield the pairs of cliques, or of groups of cliques, to link: distinct pairs of different cliques."""
     if between == "full":
         yield from itertools.combinations(cliques, 2)
@@ -178,12 +179,15 @@ def _pairs(cliques: Sequence[Clique], between: Between, size: int) -> Iterator[t
             groups = [tuple(itertools.chain.from_iterable(group)) for group in larger]
     else:
         count = len(cliques)
-        for place, away in itertools.product(range(count), strides(count)[: 1 if between == "ring" else None]):
+        for place, away in itertools.product(range(count), strides(count, links)[: 1 if between == "ring" else None]):
             if away * 2 != count or place < away:  # else the opposite clique has this link already
                 yield cliques[place], cliques[(place + away) % count]
 
 
-def strides(cliques: int) -> list[int]:
-    """Return the lengths of small-world links in places on the circle, up to half of it: 1, 2, 3, 4, 5, 8, 9, 16, …"""
+def strides(cliques: int, links: int = 2) -> list[int]:
+    """Return the lengths of small-world links in places on the circle, up to half of it.
+
+    With two `links` per scale: 1, 2, 3, 4, 5, 8, 9, 16, …
+    """
     scales = (1 << x for x in range(cliques.bit_length()))
-    return sorted({scale + k for scale in scales for k in range(LINKS_PER_SCALE) if 2 * (scale + k) <= cliques})
+    return sorted({scale + k for scale in scales for k in range(links) if 2 * (scale + k) <= cliques})

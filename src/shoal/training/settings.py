@@ -44,6 +44,11 @@ class Training:
         if self.local_epochs is not None and self.local_steps != 1:
             raise ValueError("local_steps and local_epochs exclude each other: give only one of them")
 
+    @property
+    def step_size(self) -> float:
+        """The learning rate that the optimizer uses."""
+        return float(self.options.get("lr", self.lr))
+
     def steps(self, samples: int) -> int:
         """Return the number of batches in a round of a node that holds `samples` samples."""
         if self.local_epochs is None:

@@ -42,7 +42,10 @@ class AsyncWorkers:
         return [worker for worker in running_clients(self._node) if worker not in self._abandoned]
 
     async def next_push(self) -> Message | None:
-        """Start the workers that may begin an iteration, and wait for any push. Returns None if no worker trains."""
+        """Start the workers that may begin an iteration, and wait for any push. Returns None if no worker trains.
+
+        The push may hold values that are not finite: its worker has ended its iteration, and waits for the next model.
+        """
         timeouts = 0
         while timeouts < MAX_TIMEOUTS:
             self._reset_rejoined()
@@ -52,7 +55,7 @@ class AsyncWorkers:
             training = [worker for worker in self.remaining() if worker in self._pulled]
             if not training:
                 return None
-            push = await self._node.receive_first(training)
+            push = await self._node.receive_first(training, finite=False)
             if push is None:
                 timeouts += 1
                 self._record_timeout(training)
@@ -62,7 +65,7 @@ class AsyncWorkers:
         return None
 
     def record_push(self, worker: NodeId) -> None:
-        """Count a push that has been applied."""
+        """Count a push that has been applied, or rejected."""
         stale = self._steps - self._pulled.pop(worker)
         self._timed_out.discard(worker)
         self._pushes[worker] += 1

@@ -74,7 +74,7 @@ class ActiveSide:
 
     def apply_late_answers(self) -> None:
         """Apply answers that arrived after their timeout: the peer has already made its half of the average."""
-        for message in self._node.receive_available(kind=ANSWER):
+        for message in self._node.receive_available(kind=ANSWER, finite=False):
             self._apply(message)
 
     async def announce_end(self, round: int) -> None:
@@ -91,7 +91,7 @@ class ActiveSide:
         deadline = None if self._timeout is None else node.now() + self._timeout
         while (peer, round) in self._pending:
             left = None if deadline is None else max(0.0, deadline - node.now())
-            message = await node.receive(kind=ANSWER, sender=peer, timeout=left)
+            message = await node.receive(kind=ANSWER, sender=peer, timeout=left, finite=False)
             if message is None:
                 return False
             self._apply(message)
@@ -109,6 +109,7 @@ class ActiveSide:
             )
             return
         try:
+            node.check_finite(message)
             check_vectors(message.payload, node.params.size, ("half",))
         except MessageError as error:
             node.reject(message.sender, str(error))
@@ -148,7 +149,7 @@ class PassiveSide:
         """Average once per exchange. A repeated request gets the same answer again."""
         node = self._node
         last: dict[NodeId, tuple[object, int, Payload]] = {}
-        while (request := await node.receive(kind=REQUEST)) is not None:
+        while (request := await node.receive(kind=REQUEST, finite=False)) is not None:
             peer, round, started = request.sender, request.round, request.payload.fields.get(STARTED)
             if peer not in self._active:
                 node.reject(request.sender, "not an active neighbour")
@@ -167,12 +168,13 @@ class PassiveSide:
         """Move the model half of the way to the peer's. Returns the distance for the peer to move by."""
         node = self._node
         try:
+            node.check_finite(request)
             check_vectors(request.payload, node.params.size, ("params",))
         except MessageError as error:
             node.reject(request.sender, str(error))
             return Payload({}, {REJECTED: True})
         half = request.payload.arrays["params"] * HALF - node.params * HALF  # in this order nothing overflows
-        if not np.isfinite(half).all():
+        if node.rejects_non_finite and not np.isfinite(half).all():
             return Payload({}, {REJECTED: True})  # this node's model has diverged and must not spread
         node.params = node.params + half
         return Payload({"half": half})

@@ -48,7 +48,7 @@ class PartitionExchange:
         others = [peer for peer in range(node.nodes) if peer != me and peer not in failed]
         absent = failed.intersection(range(node.nodes)).union(self._missed)
         self._sent = self._roles(absent).receivers(me)
-        if not np.isfinite(trained).all():  # the others would reject it
+        if node.rejects_non_finite and not np.isfinite(trained).all():  # the others would reject it
             node.record_event(
                 "values not finite", f"round {r}: the trained model has values that are not finite; not sent"
             )

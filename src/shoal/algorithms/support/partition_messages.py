@@ -123,8 +123,6 @@ class Partitioning:
         ends = [*accumulate((self._bounds[p + 1] - self._bounds[p] for p in partitions), initial=0)]
         if values is None or values.dtype != np.float32 or values.shape != (ends[-1],):
             raise MessageError(f"expected {ends[-1]} float32 values for {len(partitions)} partitions")
-        if not np.isfinite(values).all():
-            raise MessageError("some values are not finite")
         return {p: values[start:end] for p, (start, end) in zip(partitions, pairwise(ends), strict=True)}
 
     def _encode_absent(self, absent: frozenset[NodeId]) -> NDArray[np.uint8]:

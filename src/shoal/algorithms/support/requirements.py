@@ -23,21 +23,21 @@ def requires_whole_models(experiment: ExperimentView, feature: str) -> list[str]
     ]
 
 
-def requires_plain_sgd(experiment: ExperimentView) -> list[str]:
-    """Reject optimizers whose local step is more than a sum of −η times gradients: with momentum or other moments."""
-    training, name = experiment.training, experiment.algorithm.name
+def requires_plain_sgd(
+    experiment: ExperimentView, why: str = "compares the gradients of different rounds", alternative: str = ""
+) -> list[str]:
+    """Reject optimizers whose local step is more than a sum of −η times gradients: with momentum or other moments.
+
+    `why` is the reason, with the algorithm as its subject. `alternative` is another remedy, such as " or lazy = true".
+    """
+    training = experiment.training
+    needs = f"{experiment.algorithm.name!r} {why} and needs plain SGD"
     problems = []
     if training.optimizer.lower() != "sgd":
-        problems.append(
-            f"training.optimizer = {training.optimizer!r}: {name!r} compares the gradients of different rounds and "
-            "needs plain SGD; use optimizer = 'sgd'"
-        )
+        problems.append(f"training.optimizer = {training.optimizer!r}: {needs}; use optimizer = 'sgd'{alternative}")
     if training.momentum or training.options.get("momentum"):
         momentum = training.momentum or training.options["momentum"]
-        problems.append(
-            f"training.momentum = {momentum:g}: {name!r} compares the gradients of different rounds and needs plain "
-            "SGD; remove the momentum"
-        )
+        problems.append(f"training.momentum = {momentum:g}: {needs}; remove the momentum{alternative}")
     return problems
 
 

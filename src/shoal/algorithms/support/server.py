@@ -16,12 +16,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 import numpy as np
 
 from shoal.algorithms.support.probes import answer_probes
+from shoal.algorithms.support.server_optimizers import ServerOptimizer
 from shoal.errors import MessageError
 from shoal.message import Message, Payload
 from shoal.node import Check, Node
 from shoal.sharing.full import FullSharing
 from shoal.sharing.sharing import SenderGroup
-from shoal.types import NodeId
+from shoal.types import NodeId, Params
 
 GLOBAL_MODEL = "global"
 FINAL = "last"
@@ -37,7 +38,7 @@ def running_clients(node: Node) -> list[NodeId]:
 
 
 class RoundServer:
-    """The server's side: starts rounds, and sends the final model."""
+    """The server's side: starts rounds, applies steps, and sends the final model."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -64,6 +65,20 @@ class RoundServer:
             return Payload(arrays, {WEIGHT: weights[client]})
 
         await node.send(clients, payload, round=round, kind=GLOBAL_MODEL)
+
+    def apply_step(self, optimizer: ServerOptimizer, direction: Params, round: int) -> None:
+        """Set the model to the optimizer's step along `direction`.
+
+        Clients would reject a model that is not finite, and wait. So such a step is left out, unless the experiment
+        keeps values that are not finite.
+        """
+        node, memory = self._node, dict(self._node.algorithm_state)
+        model = optimizer.step(node.params, direction, memory)
+        if node.rejects_non_finite and not np.isfinite(model).all():
+            node.record_event("values not finite", f"round {round}: the server's step is left out")
+            return
+        node.params = model
+        node.algorithm_state.update(memory)
 
     async def finish(self, rounds: int) -> None:
         """Send the final model to all clients."""

@@ -16,13 +16,11 @@ Vector = TypeVar("Vector", Params, NDArray[np.float64])
 
 
 def check_vectors(payload: Payload, size: int, names: tuple[str, ...]) -> None:
-    """Raise `MessageError` unless the named arrays are float32 vectors of `size` finite values."""
+    """Raise `MessageError` unless the named arrays are float32 vectors of `size` values."""
     for name in names:
         vector = payload.arrays.get(name)
         if vector is None or vector.shape != (size,) or vector.dtype != np.float32:
             raise MessageError(f"expected a float32 vector {name!r} of {size} values")
-        if not np.isfinite(vector).all():
-            raise MessageError(f"{name!r} holds values that are not finite")
 
 
 def average(own: Vector, others: Mapping[NodeId, Params], weights: Mapping[NodeId, float]) -> Vector:

@@ -1,0 +1,122 @@
+"""Runs of thousands of rounds on quadratics, and how far their models are from an oracle in double precision.
+
+Node i minimises ½ Σ a_i (x − b_i)² by gradient descent with a small step. A rounding error that an algorithm adds up is
+divided by the step size in the end, so it shows. An oracle is a generator: it yields what every node trains from in
+round 0, 1, … (one row per node, or one vector if all are equal), and the models after the last round.
+
+    python tests/quadratics.py        # print the errors of all algorithms and sharings, after each of `CHECKED` rounds
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from oracle import play
+
+NODES, VALUES, ROUNDS, RATE = 4, 6, 5000, 0.002
+CHECKED = (1250, 2500, ROUNDS)
+"""The numbers of rounds after which models are compared."""
+TOLERANCE = 5e-5
+"""The largest error after any number of rounds. Errors have a limit, because a round reduces all earlier ones by the
+factor 1 − `RATE`·a."""
+ROUNDED_STEPS = 2e-4
+"""The same where a step is added to a single model in float32, which no average with other models follows at once. A
+value from 2 to 4 is rounded by up to 1.2e-7, so a step below this may be lost in every round. Then the model ends up to
+1.2e-7/(`RATE`·a) away, which is 1.2e-4 for the smallest a, and it is rounded again when it is sent or merged."""
+
+draws = np.random.default_rng(3)
+CURVATURE = draws.uniform(0.5, 1.5, (NODES, VALUES)).astype(np.float32)
+CENTRE = draws.normal(1, 3, (NODES, VALUES)).astype(np.float32)
+START = np.zeros((NODES, VALUES), np.float32)
+
+
+def train(node: int, params: Any) -> Any:
+    return params - np.float32(RATE) * (CURVATURE[node] * (params - CENTRE[node]))
+
+
+def steps(models: Any) -> Any:
+    """Every node's step u = train(x) − x in double precision; the rate is rounded as in `train`."""
+    return -float(np.float32(RATE)) * (CURVATURE.astype(np.float64) * (models - CENTRE))
+
+
+def step(node: int, model: Any) -> Any:
+    """The step of one node."""
+    return -float(np.float32(RATE)) * (CURVATURE[node].astype(np.float64) * (model - CENTRE[node]))
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm, its oracle, and further arguments of `oracle.play`."""
+
+    algorithm: Any
+    topology: Any
+    oracle: Callable[[], Iterator[Any]]
+    local_steps: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tolerance: float = TOLERANCE
+
+    def errors(self) -> dict[int, float]:
+        """Run the algorithm, and return the largest error of any node after each of `CHECKED` rounds."""
+        seen: dict[int, dict[int, Any]] = {rounds: {} for rounds in CHECKED}
+        trainings: Counter[int] = Counter()
+
+        def watched(node: int, params: Any) -> Any:
+            if trainings[node] % self.local_steps == 0 and trainings[node] // self.local_steps in seen:
+                seen[trainings[node] // self.local_steps][node] = params
+            trainings[node] += 1
+            return train(node, params)
+
+        algorithm = replace(self.algorithm, rounds=ROUNDS)
+        nodes = play(algorithm, START, self.topology, watched, local_steps=self.local_steps, **self.settings)
+        seen[ROUNDS] = {node.id: node.params for node in nodes}
+        expected = {rounds: models for rounds, models in enumerate(self.oracle()) if rounds in seen}
+        return {
+            rounds: max(float(np.abs(params - _row(expected[rounds], node)).max()) for node, params in models.items())
+            for rounds, models in seen.items()
+        }
+
+
+def _row(models: Any, node: int) -> Any:
+    return models if models.ndim == 1 else models[node]
+
+
+# Matrices
+
+
+def ring() -> Any:
+    w = np.zeros((NODES, NODES))
+    for node in range(NODES):
+        w[node, [node, (node + 1) % NODES, (node - 1) % NODES]] = 1 / 3
+    return w
+
+
+def lazy(w: Any) -> Any:
+    return (w + np.eye(len(w))) / 2
+
+
+def uniform(graph: Any, round: int) -> Any:
+    """Row i: equal weights for node i and its senders."""
+    w = np.eye(NODES)
+    for node in range(NODES):
+        w[node, list(graph.links(node, round).senders)] = 1
+    return w / w.sum(1, keepdims=True)
+
+
+def metropolis(graph: Any) -> Any:
+    links = uniform(graph, 0) > 0
+    degrees = links.sum(1)
+    w = (links & ~np.eye(NODES, dtype=bool)) / np.maximum.outer(degrees, degrees)
+    return w + np.diag(1 - w.sum(1))
+
+
+if __name__ == "__main__":
+    from test_long_runs import CASES
+    from test_long_runs_compressed import CASES as COMPRESSED
+
+    for name, case in {**CASES, **COMPRESSED}.items():
+        print(f"{name:34}", *(f"{error:9.1e}" for error in case.errors().values()), flush=True)
