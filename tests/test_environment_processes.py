@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -112,6 +113,52 @@ def test_computing_is_extended_to_the_time_of_the_device(
             return runtime.now(), runtime.padded, runtime.overrun
 
     assert leaping.run(body()) == pytest.approx((machine + padded, padded, overrun))
+
+
+def test_a_change_of_speed_applies_to_the_rest_of_a_computation_under_way() -> None:
+    async def body(changes: dict[float, Callable[[ProcessRuntime], None]]) -> tuple[float, float]:
+        loop = cast(LeapingLoop, asyncio.get_running_loop())
+        settings = RuntimeSettings(speed=Speed(step_seconds=STEP))
+
+        class Training:
+            def run(self) -> None:
+                loop.leap(1.0)
+
+            @property
+            def seconds(self) -> float:
+                """Asked for when the machine is done: from now on the clock may leap to the next timer."""
+                while changes:
+                    loop.call_at(*changes.popitem(), runtime)
+                return 8.0
+
+        async with ProcessRuntime(0, cast(Transport, None), Mailbox(), Slots(), settings) as runtime:
+            await runtime.compute(cast(Any, Training()))
+            return runtime.now(), runtime.padded
+
+    # 2 of 8 s at full speed, 2 more in 6 s, then the last 4.
+    slower = {2.0: lambda runtime: runtime.slow_down(3.0), 8.0: lambda runtime: runtime.slow_down(1.0)}
+    assert leaping.run(body(slower)) == (12.0, 11.0)
+    offline = {at: partial(ProcessRuntime.set_online, online=online) for at, online in ((2.0, False), (12.0, True))}
+    assert leaping.run(body(offline)) == (18.0, 7.0)
+
+
+def test_peers_are_waited_for_longer_the_longer_a_training_takes_and_the_more_nodes_share_a_slot() -> None:
+    async def timeouts(trainings_per_slot: float) -> list[float]:
+        settings = RuntimeSettings(trainings_per_slot=trainings_per_slot, min_peer_timeout=7.0)
+        async with ProcessRuntime(0, cast(Transport, None), Mailbox(), Slots(), settings) as runtime:
+            found = [runtime.peer_timeout()]
+            for seconds in (0.2, 0.0):
+                work = SimpleNamespace(seconds=0.0, run=lambda seconds=seconds: time.sleep(seconds))
+                await runtime.compute(cast(Any, work))
+                found.append(runtime.peer_timeout())
+            return found
+
+    for share in (1.0, 10.0):
+        before, after, later = asyncio.run(timeouts(share))
+        assert before == 7.0
+        assert 7.0 + 5 * 0.2 * share <= after < 7.0 + 5 * 0.2 * share + 10 * share
+        assert later == after, "a shorter training does not shorten it"
+    assert after > 7.0 + 5 * 0.2 * 10 > 7.0 + 5 * 1.9, "ten trainings, one after another"
 
 
 def test_nodes_that_crash_and_restart_by_schedule_rejoin_together(tmp_path: Path) -> None:
