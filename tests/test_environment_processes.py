@@ -358,6 +358,18 @@ def test_a_node_that_learns_late_of_the_end_discards_snapshots_after_it(tmp_path
     assert [(e.tick, e.time, e.scores["sum"]) for e in tested] == [(1, 0.5, 3.0), (2, 1.0, 6.0)]
 
 
+@pytest.mark.parametrize(("latest_first", "order"), [(False, [0, 1, 2]), (True, [2, 1, 0])])
+def test_it_is_known_when_the_latest_of_the_kept_models_has_been_evaluated(
+    latest_first: bool, order: list[int], tmp_path: Path
+) -> None:
+    deferred = DeferredEvaluations(RunFolder.create(tmp_path, "kept"))
+    for round in range(3):
+        deferred.keep(round, round * 0.5, np.full(3, round, np.float32))
+    deferred.latest_first = latest_first
+    tested = [(e.round, deferred.latest_evaluated) for e in deferred.evaluate(cast(Any, EVALUATED_NODE))]
+    assert tested == [(round, 2 in order[: place + 1]) for place, round in enumerate(order)]
+
+
 def test_a_network_process_that_is_killed_ends_the_run_with_a_clear_error(tmp_path: Path) -> None:
     with started(tmp_path, SHAPED, held=1) as run:
         run.wait_for_round(0)
