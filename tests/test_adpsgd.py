@@ -160,6 +160,37 @@ def test_node_continues_if_its_request_is_rejected() -> None:
     assert events(fake) == ["exchange rejected"]
 
 
+class Answering(FakeRuntime):
+    """The passive nodes answer requests at once, node 3 only from a round on."""
+
+    def __init__(self, from_round: int) -> None:
+        super().__init__()
+        self.from_round = from_round
+
+    async def send(self, to: int, message: Message) -> bool:
+        if message.kind == REQUEST and (to != 3 or message.round >= self.from_round):
+            self.deliver(answer([0, 0], message.round, sender=to), at=self.now())
+        return await super().send(to, message)
+
+
+def test_neighbour_that_does_not_answer_is_asked_ever_less_often_until_it_answers_again() -> None:
+    fake = Answering(from_round=300)
+    node = fake.node(0, nodes=5, params=F([8, 0]), topology=Edges(((0, 3), (0, 4), (1, 3), (2, 3), (1, 4))))
+    fake.run(ADPSGD(600, patience=1.0, attempts=1).run(node))
+    asked = [round for _, to, round, _ in sent_messages(fake, REQUEST) if to == 3]
+    assert sum(round < 50 for round in asked) > sum(250 <= round < 300 for round in asked)
+    assert 5 < sum(round < 300 for round in asked) < 60, "about the root of 600"
+    assert 60 < sum(round >= 450 for round in asked) < 90, "half of the rounds"
+
+
+def test_failed_neighbour_is_not_asked() -> None:
+    fake = Answering(from_round=0).mark_failed(3)  # type: ignore[assignment]
+    node = fake.node(0, nodes=5, params=F([8, 0]), topology=Edges(((0, 3), (0, 4), (1, 3), (2, 3), (1, 4))))
+    fake.run(ADPSGD(30, patience=1.0).run(node))
+    asked = [(to, round) for _, to, round, _ in sent_messages(fake, REQUEST) if round]
+    assert asked == [(4, round) for round in range(1, 30)], "no round is spent on the failed node"
+
+
 # The passive side: node 1 of two
 
 

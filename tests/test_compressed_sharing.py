@@ -36,6 +36,7 @@ from shoal.compression.compressors import (
     random_positions,
 )
 from shoal.compression.floats import Float16, Float32
+from shoal.compression.indices import Raw
 from shoal.compression.quantizers import QSGD, Int8
 from shoal.experiment.setup import Setup
 from shoal.message import Message
@@ -203,6 +204,16 @@ def test_sharings_follow_their_matrices(seed: int, nodes: int, fraction: float, 
                 exchange.models.astype(np.float64), ring(nodes), r
             )  # starts from the actual models, so that rounding cannot change a selection
             np.testing.assert_allclose(exchange.round(r), expected, atol=1e-4, err_msg=f"{make()} round {r}")
+
+
+def test_top_k_counts_the_rounding_error_of_a_sent_value_as_change() -> None:
+    sharing = TopK(0.5, Float16(), Raw())
+    sharing.bind(NodeInfo(0, 2, SEED, ((2,),)))
+    sharing.start(np.zeros(2, np.float32))
+    params = np.array([1000.2, 0.1], np.float32)  # float16 rounds the first to 1000
+    sent = [sharing.outgoing(params, r).arrays["positions"].view(np.uint16).tolist() for r in range(2)]
+    assert sent == [[0], [0]], "the error of 0.2 is a larger change than 0.1"
+    assert sharing.select(np.array([1000.0, 0.1], np.float32), 2).tolist() == [1], "receivers have 1000"
 
 
 @few

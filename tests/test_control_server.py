@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -100,6 +101,20 @@ def make() -> Iterator[Callable[..., Setting]]:
 @pytest.fixture
 def setting(make: Callable[..., Setting]) -> Setting:
     return make(ProcessesPlan())
+
+
+def test_a_connection_that_is_open_at_the_end_and_never_authenticated_is_counted(make: Callable[..., Setting]) -> None:
+    setting = make(ProcessesPlan(sealed=True), key_pair=KeyPair.fresh())
+    host, _, port = setting.server.endpoint.removeprefix("tcp://").rpartition(":")
+
+    def counted() -> bool:
+        setting.server.count_remaining()
+        return setting.server.unauthenticated_connections == 1
+
+    with socket.create_connection((host, int(port))):
+        setting.server.answer_connections()
+        assert setting.server.unauthenticated_connections == 0, "it may still authenticate"
+        until(counted, seconds=20.0)
 
 
 def test_a_node_cannot_send_in_the_name_of_another(make: Callable[..., Setting]) -> None:

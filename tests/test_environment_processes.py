@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -112,6 +113,52 @@ def test_computing_is_extended_to_the_time_of_the_device(
             return runtime.now(), runtime.padded, runtime.overrun
 
     assert leaping.run(body()) == pytest.approx((machine + padded, padded, overrun))
+
+
+def test_a_change_of_speed_applies_to_the_rest_of_a_computation_under_way() -> None:
+    async def body(changes: dict[float, Callable[[ProcessRuntime], None]]) -> tuple[float, float]:
+        loop = cast(LeapingLoop, asyncio.get_running_loop())
+        settings = RuntimeSettings(speed=Speed(step_seconds=STEP))
+
+        class Training:
+            def run(self) -> None:
+                loop.leap(1.0)
+
+            @property
+            def seconds(self) -> float:
+                """Asked for when the machine is done: from now on the clock may leap to the next timer."""
+                while changes:
+                    loop.call_at(*changes.popitem(), runtime)
+                return 8.0
+
+        async with ProcessRuntime(0, cast(Transport, None), Mailbox(), Slots(), settings) as runtime:
+            await runtime.compute(cast(Any, Training()))
+            return runtime.now(), runtime.padded
+
+    # 2 of 8 s at full speed, 2 more in 6 s, then the last 4.
+    slower = {2.0: lambda runtime: runtime.slow_down(3.0), 8.0: lambda runtime: runtime.slow_down(1.0)}
+    assert leaping.run(body(slower)) == (12.0, 11.0)
+    offline = {at: partial(ProcessRuntime.set_online, online=online) for at, online in ((2.0, False), (12.0, True))}
+    assert leaping.run(body(offline)) == (18.0, 7.0)
+
+
+def test_peers_are_waited_for_longer_the_longer_a_training_takes_and_the_more_nodes_share_a_slot() -> None:
+    async def timeouts(trainings_per_slot: float) -> list[float]:
+        settings = RuntimeSettings(trainings_per_slot=trainings_per_slot, min_peer_timeout=7.0)
+        async with ProcessRuntime(0, cast(Transport, None), Mailbox(), Slots(), settings) as runtime:
+            found = [runtime.peer_timeout()]
+            for seconds in (0.2, 0.0):
+                work = SimpleNamespace(seconds=0.0, run=lambda seconds=seconds: time.sleep(seconds))
+                await runtime.compute(cast(Any, work))
+                found.append(runtime.peer_timeout())
+            return found
+
+    for share in (1.0, 10.0):
+        before, after, later = asyncio.run(timeouts(share))
+        assert before == 7.0
+        assert 7.0 + 5 * 0.2 * share <= after < 7.0 + 5 * 0.2 * share + 10 * share
+        assert later == after, "a shorter training does not shorten it"
+    assert after > 7.0 + 5 * 0.2 * 10 > 7.0 + 5 * 1.9, "ten trainings, one after another"
 
 
 def test_nodes_that_crash_and_restart_by_schedule_rejoin_together(tmp_path: Path) -> None:
@@ -309,6 +356,18 @@ def test_a_node_that_learns_late_of_the_end_discards_snapshots_after_it(tmp_path
     snapshot_timer(deferred, last_tick=4).take_last(control.Finish(tick=2, time=0.9))
     tested = deferred.evaluate(cast(Any, EVALUATED_NODE))
     assert [(e.tick, e.time, e.scores["sum"]) for e in tested] == [(1, 0.5, 3.0), (2, 1.0, 6.0)]
+
+
+@pytest.mark.parametrize(("latest_first", "order"), [(False, [0, 1, 2]), (True, [2, 1, 0])])
+def test_it_is_known_when_the_latest_of_the_kept_models_has_been_evaluated(
+    latest_first: bool, order: list[int], tmp_path: Path
+) -> None:
+    deferred = DeferredEvaluations(RunFolder.create(tmp_path, "kept"))
+    for round in range(3):
+        deferred.keep(round, round * 0.5, np.full(3, round, np.float32))
+    deferred.latest_first = latest_first
+    tested = [(e.round, deferred.latest_evaluated) for e in deferred.evaluate(cast(Any, EVALUATED_NODE))]
+    assert tested == [(round, 2 in order[: place + 1]) for place, round in enumerate(order)]
 
 
 def test_a_network_process_that_is_killed_ends_the_run_with_a_clear_error(tmp_path: Path) -> None:

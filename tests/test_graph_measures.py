@@ -9,6 +9,7 @@ from typing import Any
 import networkx
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,6 +151,11 @@ def test_disconnected_graph_has_no_gap_and_no_diameter() -> None:
     found = measure(Mixing(graph))
     assert (found.components, found.diameter, found.spectral_gap) == ((2, 2), None, 0)
     assert "diameter infinite" in str(found)
+
+
+@pytest.mark.parametrize(("gap", "expected"), [(0.0, 0.0), (1e-12, 0.0), (1e-11, 1e-11), (0.25, 0.25)])
+def test_gap_of_rounding_errors_counts_as_none(gap: float, expected: float) -> None:
+    assert spectral_gap(scipy.sparse.diags_array([1.0, 1.0 - gap]).tocsr()) == pytest.approx(expected, rel=1e-3, abs=0)
 
 
 @pytest.mark.parametrize("topology", [Ring(), Torus(), Tree(), SmallWorld(), Exponential(), Regular()])

@@ -122,6 +122,57 @@ def test_codes_that_are_cut_or_have_bytes_after_them_are_rejected(codec: IndexCo
 
 
 @index_codecs
+def test_one_more_byte_of_zeros_is_rejected(codec: IndexCodec) -> None:
+    """For every number of unused bits in the last byte of the code."""
+    for count in range(1, 30):
+        positions = np.arange(0, 3 * count, 3)
+        code = codec.encode(positions, 100)
+        with pytest.raises(MessageError):
+            codec.decode(np.append(code, np.uint8(0)), count, 100)
+
+
+def rice_code(gaps: list[int], width: int, width_bits: int, padding: int = 0) -> NDArray[np.uint8]:
+    """One run of gaps with this width of remainders, and zeros or ones in the padding of the last byte."""
+    bits = [width >> bit & 1 for bit in range(width_bits)]
+    bits += [(gap - 1) >> bit & 1 for bit in range(width) for gap in gaps]
+    for gap in gaps:
+        bits += [0] * (gap - 1 >> width) + [1]
+    return np.packbits(np.array([*bits, *[padding] * (-len(bits) % 8)], np.uint8))
+
+
+def test_golomb_rice_rejects_the_same_positions_with_other_widths_of_remainders() -> None:
+    positions, gaps, size = np.array([4, 9, 17, 40]), [5, 5, 8, 23], 100
+    code = GolombRice().encode(positions, size)
+    width_bits = next(n for n in range(1, 8) for width in range(8) if np.array_equal(rice_code(gaps, width, n), code))
+    accepted = []
+    for width in range(6):
+        try:
+            found = GolombRice().decode(rice_code(gaps, width, width_bits), 4, size)
+        except MessageError:
+            continue
+        assert np.array_equal(found, positions)
+        accepted.append(width)
+    assert len(accepted) == 1
+    with pytest.raises(MessageError):
+        GolombRice().decode(rice_code(gaps, accepted[0], width_bits, padding=1), 4, size)
+
+
+def test_golomb_rice_rejects_remainders_beyond_the_last_position() -> None:
+    """Two runs: 65 positions are runs of 33 and 32, and the second has one unused place for a remainder."""
+    positions, size = np.arange(65) * 9, 1000
+    code = GolombRice().encode(positions, size)
+    assert np.array_equal(GolombRice().decode(code, 65, size), positions)
+    for bit in range(8 * code.size):
+        other = code.copy()
+        other[bit // 8] ^= 0x80 >> bit % 8
+        try:
+            found = GolombRice().decode(other, 65, size)
+        except MessageError:
+            continue
+        assert not np.array_equal(found, positions), f"bit {bit} has no meaning"
+
+
+@index_codecs
 @pytest.mark.parametrize("count", [-1, 1001, 2**62, 2.0, "3", None])
 def test_impossible_counts_are_rejected(codec: IndexCodec, count: Any) -> None:
     with pytest.raises(MessageError, match="expected 0 to 1000"):

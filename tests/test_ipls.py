@@ -246,6 +246,44 @@ def test_missed_peers_are_part_of_the_state() -> None:
     assert absent(2, node.state())[0] == [True]
 
 
+ABSENT_1 = np.packbits(np.array([0, 1, 0], np.bool_))
+
+
+@pytest.mark.parametrize(("absent", "waits"), [({"absent": ABSENT_1}, {0, 4, 8, 16}), ({}, set(range(20)))])
+def test_missing_peer_is_waited_for_ever_less_often_if_no_peer_receives_from_it(
+    absent: dict[str, Any], waits: set[int]
+) -> None:
+    """After 4, 8, 16 … missed rounds, and in every round in which another peer takes it to be present."""
+    script = [Message(2, UPDATE, r, Payload(absent)) for r in range(20)]
+    script += [Message(2, RESULT, r, Payload({})) for r in range(20)]
+    fake = FakeRuntime(*script)
+    node = fake.node(nodes=3, params=np.ones(6, np.float32))
+    fake.run(IPLS(20, deadline=5.0).run(node))
+    updates = [
+        at for at, (to, m) in zip(fake.sent_at, fake.sent, strict=True) if (to, m.kind) == (2, UPDATE)
+    ]  # after a second of training
+    assert {r for r, seconds in enumerate(np.diff([*updates, fake.now() + 1.0])) if seconds == 6.0} == waits
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"), [((2.0, 2.0), 7), ((3.0, 2.0), 5), ((2.0, 3.0), 7)], ids=["equal", "other", "own"]
+)
+def test_of_two_results_the_larger_weight_counts_and_of_equal_weights_that_of_the_own_holder(
+    weights: tuple[float, float], expected: int
+) -> None:
+    """Node 0 takes node 2 to be absent, and averages its partition in its place; node 3 sent its slice to node 2."""
+    absent = Payload({"absent": np.packbits(np.array([0, 0, 1, 0], np.bool_))})
+    results = {0: (F([5, 5]), weights[0]), 2: (F([7, 7]), weights[1])}
+    fake = FakeRuntime(*(Message(peer, UPDATE, 0, absent if peer == 0 else Payload({})) for peer in range(3)))
+    for peer, (values, weight) in results.items():
+        fake.deliver(Message(peer, RESULT, 0, slices([2], values, weights=np.array([weight]))))
+    fake.deliver(Message(1, RESULT, 0, Payload({})))
+    node = fake.node(3, nodes=4, params=np.ones(8, np.float32))
+    fake.run(IPLS(1, deadline=5.0).run(node))
+    assert node.params.tolist() == [1, 1, 1, 1, expected, expected, 1, 1]
+    assert node.rejected_count == 0
+
+
 # Invalid payloads
 
 

@@ -13,6 +13,8 @@ import pytest
 from conftest import CommandResult
 from oracle import gradient
 from shoal.algorithms.parameter_server import ParameterServer
+from shoal.algorithms.support.async_workers import AsyncWorkers
+from shoal.algorithms.support.server import RoundServer
 from shoal.algorithms.support.server_optimizers import Momentum, ServerSGD
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
@@ -234,6 +236,26 @@ def test_server_abandons_workers_that_all_hang() -> None:
 
 def pushed(worker: int, round: int) -> Message:
     return Message(worker, "model", round, Payload({"params": np.ones(3, np.float32)}))
+
+
+def test_abandoned_worker_that_rejoins_is_started_again() -> None:
+    fake = FakeRuntime().mark_failed(0, at=11.0).deliver(pushed(0, 0), at=15.0)
+    node = fake.node(1, nodes=1, params=np.zeros(3, np.float32), services={"algorithm": 1}, receive_timeout=1.0)
+
+    async def body() -> tuple[list[int], Message | None, float]:
+        workers = AsyncWorkers(node, RoundServer(node), rounds=3, max_lead=None)
+        assert await workers.next_push() is None
+        abandoned = workers.remaining()
+        await node.sleep(2.0)
+        node.mark_rejoined(0, 0)
+        return abandoned, await workers.next_push(), node.now()
+
+    remaining, push, at = fake.run(body())
+    assert remaining == []
+    assert push is not None
+    assert (push.sender, at) == (0, 15.0)
+    assert [(to, message.round) for to, message in fake.sent] == [(0, 0), (0, 0)]
+    assert fake.sent_at == [0.0, 12.0]
 
 
 def test_push_from_before_a_failure_counts_once_and_the_worker_starts_again() -> None:

@@ -110,6 +110,18 @@ def test_another_seed_gives_a_different_split(partition):
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.parametrize(
+    "partition",
+    [Iid(), Dirichlet(1.0), Dirichlet(0.01, minimum=150), Classes(1), Quantity(), Quantity("power")],
+    ids=repr,
+)
+def test_the_samples_of_a_node_come_from_the_whole_file(partition):
+    count = 3000
+    for part in split(partition, np.zeros(count, np.int64), 10):
+        deviation = count / np.sqrt(12 * len(part))  # of the mean of as many random positions
+        assert abs(part.mean() - count / 2) < 5 * deviation
+
+
 def test_iid_parts_differ_by_at_most_one_sample_and_hold_every_class():
     parts = split(Iid(), DIGITS, 7)
     assert {len(part) for part in parts} <= {3000 // 7, 3000 // 7 + 1}

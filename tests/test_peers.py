@@ -151,6 +151,20 @@ def test_report_of_an_impossible_round_is_rejected() -> None:
     assert [message.round for to, message in fake.sent if to == 0] == [0, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize(("skipped", "rejected"), [(64, 0), (65, 1)])
+def test_node_may_report_a_round_that_is_a_little_ahead(skipped: int, rejected: int) -> None:
+    fake = FakeRuntime(Message(0, REACHED, skipped, Payload({})))
+    node = fake.node(3, nodes=3, params=np.zeros(4, np.float32), topology=Regular(2, dynamic=True))
+
+    async def serve_for_a_second() -> None:
+        node.background(PeerSampler(Regular(2, dynamic=True)).serve(node))
+        await node.sleep(1.0)
+
+    fake.run(serve_for_a_second())
+    assert node.rejected_count == rejected
+    assert max(message.round for _, message in fake.sent) == (0 if rejected else 65)
+
+
 def test_node_without_a_server_raises_an_error() -> None:
     node = FakeRuntime().node(nodes=3, params=np.zeros(4, np.float32))
     with pytest.raises(NodeError, match="node 0 has no server: the experiment's algorithm has no method `serve`"):

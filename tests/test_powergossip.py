@@ -252,9 +252,21 @@ def test_both_ends_restart_together_after_lost_messages(arrived: list[tuple[bool
     assert nodes.edge(0, 1)["basis"].tobytes() == nodes.edge(1, 0)["basis"].tobytes()
     if out_of_step:
         assert np.array_equal(models, before)  # the round is skipped, so that no end is updated alone
+    for _ in range(2):
+        np.testing.assert_allclose(np.mean(models, axis=0), np.mean(before, axis=0), atol=1e-5)
+        models = nodes.exchange(models)
+
+
+def test_losses_on_alternating_sides_leave_no_end_with_another_basis() -> None:
+    """After them both ends could be in the same step, one with a random V and one with a computed V."""
+    nodes = Nodes(2)
+    models = drawn(2, nodes.size)
+    for sender in (0, 1):
+        models = nodes.exchange(models, arrives=lambda i, _, sender=sender: i != sender)
     mean = np.mean(models, axis=0)
-    models = nodes.exchange(models)
-    np.testing.assert_allclose(np.mean(models, axis=0), mean, atol=1e-5)
+    for _ in range(4):
+        models = nodes.exchange(models)
+        np.testing.assert_allclose(np.mean(models, axis=0), mean, atol=1e-5)
 
 
 def test_payloads_of_a_peer_that_received_none_are_ignored() -> None:

@@ -76,6 +76,22 @@ def test_send_and_wait_times_out_if_the_peer_reads_nothing() -> None:
     asyncio.run(body())
 
 
+def test_send_and_wait_waits_longer_for_the_receipt_of_a_large_message() -> None:
+    """By its time on the slowest link: 250 kB at 12.5 kB/s."""
+
+    async def body() -> None:
+        async with transports(send_timeout=0.05) as (one, other, came, _):
+            assert not await one.send_and_wait(1, new_message())
+            sending = asyncio.create_task(one.send_and_wait(1, new_message(size=250_000)))
+            await asyncio.sleep(0.5)
+            other.start([one.endpoint, other.endpoint])
+            assert await sending
+            assert len(came) == 2
+            assert one.unsent == 1
+
+    asyncio.run(body())
+
+
 def test_a_receipt_that_cannot_be_sent_yet_is_sent_later() -> None:
     async def body() -> None:
         async with transports() as (one, other, came, _):

@@ -103,6 +103,32 @@ def test_the_summary_has_the_last_average_in_whatever_order_they_were_written(tm
     assert summary["consensus_distance"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("rounds", "ended", "expected"),
+    [
+        ((5, 3, 4), (0, 1, 2), 3),
+        ((5, 3, 4), (0, 2), 4),  # node 1 was lost
+        ((5, 3, 4), (), 3),  # the run was interrupted
+        ((5, 0, 4), (0, 1, 2), 0),  # node 1 reached its end without a round
+        ((0, 0, 0), (), 0),
+    ],
+)
+def test_the_rounds_of_a_run_are_those_of_the_slowest_node_that_reached_its_end(
+    rounds: tuple[int, ...], ended: tuple[int, ...], expected: int, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path, "apart")
+    for node, count in enumerate(rounds):
+        file = RecordFile(folder.node(node))
+        for round in range(count):
+            file.write(Round(round, 0.1 * round, 2.0, 10, 1))
+        if node in ended:
+            file.write(End(1.0, "d", 1, 1, 0, 0))
+        file.close()
+    assert summarize(folder, "simulation", 3, 1, Outcome("incomplete", 1.0, 1.0))["rounds"] == expected
+    slower = summarize(folder, "simulation", 3, 1, Outcome("incomplete", 1.0, 1.0), range(1))["rounds"]
+    assert slower == rounds[0], "only the rounds of node 0 are rounds of the run"
+
+
 def test_a_folder_that_cannot_be_created_raises_a_launch_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match=r"cannot write to the output folder .*: Not a directory; choose another"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -11,10 +10,7 @@ import numpy as np
 import pytest
 import zmq
 
-from local_transports import open_transport
 from shoal.algorithms.dpsgd import DPSGD
-from shoal.engines.processes import transport as transport_module
-from shoal.engines.processes.transport import Transport
 from shoal.environment.network.links import Uniform
 from shoal.errors import DeadlockError, ExperimentError, MessageError, NodeError
 from shoal.experiment import Experiment, Fault
@@ -192,61 +188,6 @@ def addressed(to: int, *messages: Message) -> list[list[Any]]:
     return [[address(to), *message.frames()] for message in messages]
 
 
-def on_a_transport(body: Callable[[Transport], Coroutine[Any, Any, None]], **options: Any) -> Transport:
-    """Run `body` on a transport with unreachable peers: sent messages stay in its queues."""
-
-    async def run() -> Transport:
-        context: zmq.Context[Any] = zmq.Context()
-        transport = open_transport(context, **{"send_timeout": 10.0, **options})
-        transport.start(["tcp://127.0.0.1:9"] * 3)  # the discard port, on which no process listens
-        try:
-            await asyncio.wait_for(body(transport), 60)
-        finally:
-            transport.close()
-            context.destroy(linger=0)
-        return transport
-
-    return asyncio.run(run())
-
-
-def test_a_peer_that_fails_with_a_full_queue_does_not_fail_its_senders() -> None:
-    async def body(transport: Transport) -> None:
-        asyncio.get_running_loop().call_later(0.2, transport.mark_failed, 1)
-        for _ in range(5000):
-            await transport.send(1, make_message())
-
-    assert on_a_transport(body).unsent == 0
-
-
-def test_a_replaced_connection_does_not_fail_a_waiting_sender(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transport_module, "LINGER_MS", 50)
-
-    async def body(transport: Transport) -> None:
-        async def flood() -> None:
-            for _ in range(5000):
-                await transport.send(1, make_message())
-
-        flooding = asyncio.create_task(flood())
-        await asyncio.sleep(0.2)
-        await transport.send(2, make_message())
-        await asyncio.sleep(0.1)
-        transport.mark_failed(1)
-        await flooding
-
-    on_a_transport(body, connections=1)
-
-
-def test_messages_that_a_peer_does_not_take_in_time_are_dropped_and_counted() -> None:
-    async def body(transport: Transport) -> None:
-        while not transport.unsent:
-            await transport.send(1, make_message())
-        await transport.send(1, make_message())  # returns at once because the peer has already timed out
-
-    assert on_a_transport(body, send_timeout=0.05).unsent == 2
-
-
 # The fake runtime
 
 
@@ -398,6 +339,41 @@ def test_nothing_is_sent_to_failed_peers() -> None:
     fake.run(body())
     assert [to for to, _ in fake.sent] == [1]
     assert node.messages_sent == 1
+
+
+def test_messages_that_a_node_waits_for_are_counted_when_they_have_left() -> None:
+    fake = FakeRuntime().mark_failed(2)
+    node = fake.node(nodes=4, params=np.ones(2, np.float32))
+
+    async def body() -> list[bool]:
+        await node.sleep(1.0)
+        return [await node.send_and_wait(to, lambda peer: Payload({}, {"to": peer}), round=0) for to in (1, 2, 3)]
+
+    assert fake.run(body()) == [True, False, True]
+    assert [(to, message.payload.fields["to"]) for to, message in fake.sent] == [(1, 1), (3, 3)]
+    assert node.messages_sent == 2
+    assert node.bytes_sent == sum(message.wire_size for _, message in fake.sent)
+
+
+def test_a_rejoined_peer_times_out_from_the_round_of_its_first_message_on() -> None:
+    fake = FakeRuntime().mark_failed(1)
+    node = fake.node(nodes=3, params=np.zeros(1, np.float32), receive_timeout=10.0)
+
+    async def body() -> list[tuple[list[int], float]]:
+        await node.sleep(1.0)
+        node.mark_rejoined(1, 3)
+        timed_out = []
+        for round in (2, 3, 4):
+            await node.receive_each([1, 2], round=round)
+            timed_out.append((sorted(node.timed_out_peers), node.now()))
+        return timed_out
+
+    assert fake.run(body()) == [([2], 11.0), ([1, 2], 21.0), ([1, 2], 31.0)]
+    assert [record.detail for record in fake.records if isinstance(record, Event)] == [
+        "round 2: no message from 2",
+        "round 3: no message from 1, 2",
+        "round 4: no message from 1, 2",
+    ]
 
 
 def test_a_payload_that_the_sharing_rejects_is_dropped_counted_and_recorded() -> None:

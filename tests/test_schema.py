@@ -113,6 +113,19 @@ def test_a_wrong_value_is_rejected_with_its_location_and_the_expected_type(table
     assert problems_of(table) == [problem]
 
 
+@dataclass(frozen=True)
+class Choices:
+    bits: Literal[1, 32] = 32
+    mode: Literal["auto", 2] = "auto"
+
+
+@pytest.mark.parametrize("value", [32.0, 1.0, True, "32", None])
+def test_a_choice_of_another_type_is_rejected(value: object) -> None:
+    """32.0 and True equal 32 and 1 in Python."""
+    assert problems_of({"bits": value}, Choices) == [f"place.bits = {value!r}: expected one of 1, 32"]
+    assert schema.build(Choices, {"bits": 1, "mode": 2}, "place", []) == Choices(1, 2)
+
+
 def test_every_problem_is_found_at_once() -> None:
     found = problems_of({"rate": 2, "nmae": "y", "inner": {"size": 0, "siez": 1}, "sizes": ["a", "b"]})
     assert [p.split(" ")[0].rstrip(":") for p in found] == [

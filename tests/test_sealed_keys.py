@@ -14,12 +14,13 @@ import pytest
 import zmq
 
 from conftest import until
-from local_transports import LONG, eventually
+from local_transports import LONG, RUN, eventually
 from sealed_peers import Peer, connected, connected_peers, new_message, run_async, small
-from shoal.engines.processes import sealing
+from shoal.engines.processes import control, sealing
 from shoal.engines.processes.control_server import ControlServer
 from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.keys import KeyPair
+from shoal.engines.processes.node_network import NodeNetwork
 from shoal.engines.processes.sealing import Seal
 from shoal.engines.processes.shaper import (
     NetworkAddress,
@@ -27,12 +28,42 @@ from shoal.engines.processes.shaper import (
 )
 from shoal.errors import LaunchError
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Setup
 from shoal.message import address
+from shoal.testing import Faults
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
 
 # Keys that change
+
+
+RESTART = Faults().crash(2).at(2.0).restart(2).at(2.5).schedule
+
+
+@pytest.mark.parametrize(
+    ("faults", "key_folder", "waits"),
+    [((), None, False), (RESTART, None, True), (RESTART, "keys", False)],
+    ids=["no restarts", "new keys", "keys of a folder"],
+)
+def test_nodes_wait_for_unknown_keys_only_if_a_restarted_node_gets_a_new_one(
+    faults: Any, key_folder: str | None, waits: bool
+) -> None:
+    setup = Setup(Experiment(nodes=4, engine="processes", processes={"sealed": True}, fault=faults))
+    pairs = [KeyPair.fresh() for _ in range(4)]
+
+    async def body() -> float:
+        with zmq.Context() as context:
+            seal = Seal(context, pairs[0], lambda why: None, time.monotonic)
+            start = control.StartNodes([0, 1, 2, 3], "tcp://127.0.0.1:1", RUN, "", key_folder=key_folder)
+            network = NodeNetwork(context, setup, 0, start, lambda why: None, seal)
+            endpoints = [network.transport.endpoint] * 4
+            network.start(control.Start(endpoints, public_keys=[pair.public for pair in pairs]))
+            network.close()
+            seal.close()
+            return seal.key_wait
+
+    assert asyncio.run(body()) == (sealing.KEY_WAIT_SECONDS if waits else 0.0)
 
 
 def test_a_connection_waits_for_its_key_and_is_accepted_with_the_new_key_only() -> None:
@@ -166,6 +197,7 @@ def test_connections_that_zeromq_has_closed_stop_waiting() -> None:
 CLOSE = """
 import socket, time, zmq
 from shoal.engines.processes.keys import KeyPair
+from shoal.engines.processes.node_network import NodeNetwork
 from shoal.engines.processes.sealing import Seal
 
 context = zmq.Context()

@@ -119,6 +119,20 @@ def test_reported_peer_gets_no_share_and_a_reported_node_sends_none() -> None:
     assert [w > 0 for w in shares(fake, 2)] == [True, True, False]
 
 
+@pytest.mark.parametrize(("newer", "sends"), [(0, True), (1, False)])
+@pytest.mark.parametrize("senders", [(1, 2), (2, 1)])
+def test_older_report_does_not_replace_a_newer_one(newer: int, sends: bool, senders: tuple[int, int]) -> None:
+    """Reports about the node itself, which it cannot correct by receiving a message."""
+    one, other = senders
+    fake = FakeRuntime(pushed(1, 0), pushed(2, 0), pushed(1, 1), pushed(2, 1))
+    fake.deliver(pushed(one, 2, reports=[[0, 1, newer]]), pushed(other, 2, reports=[[0, 0, 1 - newer]]))
+    fake.deliver(pushed(1, 3), pushed(2, 3))
+    node = fake.node(nodes=3, params=np.full(3, 2.0, np.float32), topology=Ring())
+    fake.run(SGP(4).run(node))
+    for peer in (1, 2):
+        assert [w > 0 for w in shares(fake, peer)] == [True, True, True, sends]
+
+
 def test_vanishing_weight_is_reset_and_recorded() -> None:
     fake = FakeRuntime(*[pushed(p, r, w=0.0) for p in (1, 2) for r in range(15)])
     node = fake.node(nodes=3, params=np.full(3, 2.0, np.float32), topology=Ring(), train=lambda x: x)

@@ -14,6 +14,7 @@ from shoal.data.partitions import Dirichlet, Iid, Natural
 from shoal.data.shifts import AddNoise, Noise, RotateInputs, Rotation
 from shoal.errors import DataError, ExperimentError, ShoalError
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Setup
 from shoal.randomness import generator
 from shoal.training.torch_factory import TorchTrainerFactory
 from shoal.traits import traits_of
@@ -153,8 +154,6 @@ def test_both_engines_give_the_same_models(partition: dict[str, Any], tmp_path: 
 
 
 def test_other_trainers_receive_the_same_samples_as_torch() -> None:
-    from shoal.experiment.setup import Setup
-
     setup = Setup(experiment(partition=SHIFTED[0]))
     assert isinstance(setup.trainer_factory, TorchTrainerFactory)
     inputs = setup.trainer_factory.inputs
@@ -162,3 +161,25 @@ def test_other_trainers_receive_the_same_samples_as_torch() -> None:
     x = torch.from_numpy(inputs.data.train.x[part].copy())
     assert np.array_equal(inputs.batch(1, part).x, torch.rot90(x, 1, (2, 3)).numpy())
     assert np.array_equal(inputs.batch(0, part).x, x.numpy())
+
+
+def test_test_samples_have_other_noise_than_training_samples() -> None:
+    """The same index in both sets, for torch and for other trainers."""
+    setup = Setup(experiment(partition={"name": "noise", "sigma": 2.0}, model={"name": "logistic"}))
+    assert isinstance(setup.trainer_factory, TorchTrainerFactory)
+    inputs, numbers = setup.trainer_factory.inputs, np.arange(30)
+
+    def noise(batch: Any) -> Any:
+        return batch(3, numbers).x - batch(0, numbers).x  # node 0 has no noise
+
+    of_training, of_test = noise(inputs.batch), noise(inputs.test_batch)
+    assert of_test.std() == pytest.approx(of_training.std(), rel=0.1)
+    correlation = np.corrcoef(of_training.ravel(), of_test.ravel())[0, 1]
+    assert abs(correlation) < 0.15, "1080 pairs: a deviation of 0.03"
+
+    weights, bias = setup.initial[:108].reshape(3, 36), setup.initial[108:]
+    x, y = inputs.test_batch(3, numbers).x.reshape(30, 36), inputs.test.y
+    logits = torch.from_numpy(x @ weights.T + bias)
+    loss = float(torch.nn.functional.cross_entropy(logits, torch.from_numpy(y)))
+    trainer = setup.trainer_factory.trainer(3, setup.experiment.training, 0.0)
+    assert trainer.evaluate(setup.initial)["loss"] == pytest.approx(loss, rel=1e-4)

@@ -12,6 +12,7 @@ import zmq
 
 from local_transports import LONG, RUN, eventually, new_message, open_transport
 from shoal.engines.processes import transport as transport_module
+from shoal.engines.processes.transport import Transport
 from shoal.errors import NodeError
 from shoal.experiment import ProcessesPlan
 from shoal.message import Message, Payload, address
@@ -241,3 +242,83 @@ def test_the_largest_message_follows_from_the_model_unless_it_is_set() -> None:
     assert ProcessesPlan().max_message_bytes(2**20) == 16 * 2**20
     assert ProcessesPlan().max_message_bytes(None) == 256 * 2**20, "samples may be larger than the model"
     assert ProcessesPlan(max_message_mib=0.5).max_message_bytes(2**20) == 2**19
+
+
+# Peers that read nothing
+
+
+def on_a_transport(body: Callable[[Transport], Coroutine[Any, Any, None]], **options: Any) -> Transport:
+    """Run `body` on a transport with unreachable peers: sent messages stay in its queues."""
+
+    async def run() -> Transport:
+        context: zmq.Context[Any] = zmq.Context()
+        transport = open_transport(context, **{"send_timeout": 10.0, **options})
+        transport.start(["tcp://127.0.0.1:9"] * 3)  # the discard port, on which no process listens
+        try:
+            await asyncio.wait_for(body(transport), 60)
+        finally:
+            transport.close()
+            context.destroy(linger=0)
+        return transport
+
+    return asyncio.run(run())
+
+
+def test_a_peer_that_fails_with_a_full_queue_does_not_fail_its_senders() -> None:
+    async def body(transport: Transport) -> None:
+        asyncio.get_running_loop().call_later(0.2, transport.mark_failed, 1)
+        for _ in range(5000):
+            await transport.send(1, new_message())
+
+    assert on_a_transport(body).unsent == 0
+
+
+def test_a_replaced_connection_does_not_fail_a_waiting_sender(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport_module, "LINGER_MS", 50)
+
+    async def body(transport: Transport) -> None:
+        async def flood() -> None:
+            for _ in range(5000):
+                await transport.send(1, new_message())
+
+        flooding = asyncio.create_task(flood())
+        await asyncio.sleep(0.2)
+        await transport.send(2, new_message())
+        await asyncio.sleep(0.1)
+        transport.mark_failed(1)
+        await flooding
+
+    on_a_transport(body, connections=1)
+
+
+def test_messages_that_a_peer_does_not_take_in_time_are_dropped_and_counted() -> None:
+    async def body(transport: Transport) -> None:
+        while not transport.unsent:
+            await transport.send(1, new_message())
+        await transport.send(1, new_message())  # returns at once because the peer has already timed out
+
+    assert on_a_transport(body, send_timeout=0.05).unsent == 2
+
+
+def test_a_stalled_peer_that_reads_again_counts_as_any_other() -> None:
+    """A full queue is then waited for again, up to the timeout; the messages to a stalled peer are dropped at once."""
+
+    async def body(transport: Transport) -> None:
+        with zmq.Context() as context, context.socket(zmq.PULL) as peer:
+            port = peer.bind_to_random_port("tcp://127.0.0.1")
+            endpoint = f"tcp://127.0.0.1:{port}"
+            peer.unbind(endpoint)  # no listener: messages stay in their sender's queue
+            transport.move(1, endpoint)
+            while not transport.unsent:
+                await transport.send(1, new_message())
+            assert transport.stalled_peers == {1}
+            peer.bind(endpoint)
+            while not await transport.send(1, new_message()):
+                while peer.poll(1):
+                    peer.recv_multipart()
+                await asyncio.sleep(0.001)
+            assert not transport.stalled_peers
+
+    on_a_transport(body, send_timeout=0.05)
