@@ -28,6 +28,16 @@ def exit_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def is_stopped_child(child: int) -> bool:
+    """Whether a child process was stopped by a signal (SIGSTOP) and has not been continued.
+
+    False where the system cannot report it (macOS). Does not reap the child if it has ended.
+    """
+    if not hasattr(os, "waitid"):
+        return False
+    return os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 @dataclass(frozen=True)
 class Memory:
     """Memory of one process in MiB: its private memory (USS), and with its share of shared memory (PSS)."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from multiprocessing.connection import Pipe
 
+from shoal.engines.operating_system import is_stopped_child
 from shoal.engines.processes import control
 from shoal.errors import RunError
 from shoal.results.records import RunFolder
@@ -75,9 +76,7 @@ class ZygoteProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process was stopped by a signal (SIGSTOP) and has not been continued."""
-        status = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        return status is not None
+        return is_stopped_child(self._process.pid)
 
     def has_report(self) -> bool:
         return self._pipe.poll()
