@@ -8,6 +8,7 @@ import os
 import re
 import time
 import tomllib
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -305,17 +306,34 @@ def test_an_invalid_matrix_is_rejected_with_its_line(text: str, problem: str, wr
 def test_the_error_for_an_unreadable_file_names_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere\.csv: cannot read this matrix: No such file"):
         LatencyMatrix(tmp_path / "nowhere.csv").build(2, 0)
-    bomb = tmp_path / "bomb.gz"
-    with gzip.open(bomb, "wb", compresslevel=1) as file:
-        for _ in range(2**28 // 2**24 + 1):
-            file.write(bytes(2**24))
-    assert bomb.stat().st_size < 4 * 2**20
-    with pytest.raises(ValueError, match=r"bomb\.gz: unpacked, it has more than 268,435,456 bytes"):
-        LatencyMatrix(bomb).build(2, 0)
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress(b"0 1\n1 0\n" * 99)[:20])
     with pytest.raises(ValueError, match=r"cut\.gz: cannot read this matrix: it is neither"):
         LatencyMatrix(cut).build(2, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (bytes(2**20), r"bomb\.gz: unpacked, it has more than 134,217,728 bytes"),
+        (b"0 1\n" * 2**18, r"bomb\.gz:5: more rows than columns; expected a square matrix"),
+    ],
+)
+def test_a_small_file_that_unpacks_to_a_large_one_is_rejected_before_it_fills_memory(
+    line: bytes, problem: str, tmp_path: Path
+) -> None:
+    bomb = tmp_path / "bomb.gz"
+    with gzip.open(bomb, "wb", compresslevel=1) as file:
+        for _ in range(2**28 // len(line)):
+            file.write(line)
+    assert bomb.stat().st_size < 4 * 2**20
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=problem):
+            LatencyMatrix(bomb).build(2, 0)
+        assert tracemalloc.get_traced_memory()[1] < 600 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def real(name: str) -> Path:

@@ -21,8 +21,21 @@ from conftest import SMALL
 from shoal.errors import DataError, LaunchError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.running import Run
+from shoal.experiment.writing import write_experiment
 from shoal.results.progress import Outcome
-from shoal.results.records import Average, End, Evaluation, Event, Record, RecordFile, Round, RunFolder, decode, encode
+from shoal.results.records import (
+    Average,
+    End,
+    Evaluation,
+    Event,
+    Record,
+    RecordFile,
+    Round,
+    RunFolder,
+    decode,
+    encode,
+    replacing,
+)
 from shoal.results.statistics import statistics
 from shoal.results.summary import read_or_summarize, summarize
 
@@ -218,10 +231,12 @@ def test_a_full_disk_raises_a_storage_error_and_leaves_whole_records(small_disk:
 def test_a_summary_or_a_model_that_cannot_be_written_leaves_the_earlier_one(small_disk: Path) -> None:
     folder = RunFolder(small_disk)
     (small_disk / "checkpoints").mkdir()
-    folder.write(folder.summary, b"earlier")
+    with replacing(folder.summary) as unfinished:
+        unfinished.write_bytes(b"earlier")
     folder.save_model(0, np.ones(10, np.float32))
-    with pytest.raises(StorageError):
-        folder.write(folder.summary, bytes(2**17))
+    with pytest.raises(StorageError), replacing(folder.summary) as unfinished:
+        unfinished.write_bytes(bytes(2**17))
+    assert not unfinished.exists(), "it would take space"
     with pytest.raises(StorageError):
         folder.save_model(0, np.ones(2**15, np.float32))
     assert folder.summary.read_bytes() == b"earlier"
@@ -236,7 +251,7 @@ def test_a_removed_folder_raises_a_storage_error(tmp_path: Path) -> None:
         folder.check,
         lambda: RecordFile(folder.node(0)),
         lambda: folder.save_model(0, np.ones(1, np.float32)),
-        lambda: folder.write(folder.summary, b"{}"),
+        lambda: write_experiment(folder.experiment, {}),
     ):
         with pytest.raises(StorageError, match="its folder was removed or moved during the run"):
             write()

@@ -12,6 +12,7 @@ All engines use `Mailbox`, so a receive means the same in all of them. A message
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 
 import msgspec
@@ -111,6 +112,8 @@ class Mailbox:
         self.budget = budget
         self.failed: set[NodeId] = set()
         self.late = 0
+        self.late_from: Counter[NodeId] = Counter()
+        """The late messages of each sender."""
         self.dropped = 0
         self.repeated = 0
         self._unclaimed: list[Message] = []
@@ -134,7 +137,7 @@ class Mailbox:
                     waiter.wake()
                 return
         if history.is_forgotten(message) or history.is_late(message):
-            self.late += 1
+            self._count_late(message)
         elif self.budget is None and len(self._unclaimed) >= self.LIMIT:
             self.dropped += 1
         else:
@@ -205,9 +208,17 @@ class Mailbox:
         return list(self._waiters)
 
     def _drop_late(self) -> None:
-        kept = [m for m in self._unclaimed if not self._history.is_late(m)]
-        self.late += len(self._unclaimed) - len(kept)
+        kept = []
+        for message in self._unclaimed:
+            if self._history.is_late(message):
+                self._count_late(message)
+            else:
+                kept.append(message)
         self._unclaimed = kept
+
+    def _count_late(self, message: Message) -> None:
+        self.late += 1
+        self.late_from[message.sender] += 1
 
     def _drop_repetitions(self, messages: list[Message]) -> None:
         """Record that `messages`, of one kind and round, have been received, and drop unclaimed repetitions."""

@@ -90,7 +90,7 @@ class Node:
         self._next_round = 0
         self._expected_from: dict[NodeId, int] = {}
         """The first round in which each rejoined peer sends."""
-        self._peer_timeouts = PeerTimeouts()
+        self._peer_timeouts = PeerTimeouts(runtime.late_messages)
         self._rewired: tuple[Topology, WeightScheme | None] | None = None
         self.discovery: PeerDiscovery = discovery or GraphPeers(context.mixing)
         self._observer = observer
@@ -286,7 +286,7 @@ class Node:
         if slow:
             wait = wait if timeout is None else min(wait, timeout)
             messages += await self.runtime.receive(Filter(kind, round, slow), wait)
-            self._peer_timeouts.responded(message.sender for message in messages)
+        self._peer_timeouts.responded(message.sender for message in messages)
         self.timed_out_peers = frozenset()
         if len(messages) < len(senders):
             self._report_missing(senders, messages, round)

@@ -5,7 +5,8 @@ Otherwise a neighbour that is stopped, or slower than the timeout, would cost a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from shoal.types import NodeId
 
@@ -15,35 +16,59 @@ MIN_FRACTION = 0.001
 """The smallest fraction of the first wait, where no receive has been complete yet."""
 
 
+@dataclass
+class _SlowPeer:
+    """A peer that timed out in the last receive."""
+
+    first_wait: float
+    wait: float
+    """Seconds to wait for it in the next receive."""
+    late_messages: int
+    """How many late messages it had sent when the node last waited for the whole timeout."""
+    late_needed: int = 1
+    """After so many more late messages the node waits for the whole timeout again."""
+
+
 class PeerTimeouts:
     """The peers that timed out in a receive by round, and how long to wait for each of them in the next one.
 
-    The wait shrinks to the longest time that a complete receive has taken. So a peer that has recovered is noticed, and
-    so is the recovery of a node that was cut off from all its peers.
+    The wait shrinks to the longest time that a complete receive has taken. A peer that stays silent costs little more
+    than one timeout. A peer whose messages arrive late is alive and may catch up: the node waits for the whole timeout
+    again after 1 late message, then after 2 more, 4 more and so on. So a peer that has recovered is awaited until it
+    has caught up, and a peer that is always too slow costs the timeout less and less often.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, late_messages: Callable[[NodeId], int]) -> None:
+        """`late_messages` is the number of late messages from a peer so far."""
+        self._late_messages = late_messages
+        self._slow: dict[NodeId, _SlowPeer] = {}
         self._usual = 0.0
         """Seconds that the longest complete receive took."""
-        self._waits: dict[NodeId, tuple[float, float]] = {}
-        """For each peer that timed out: seconds of the first wait, and of the next one."""
 
     def wait_for(self, peers: Collection[NodeId]) -> tuple[tuple[NodeId, ...], float]:
-        """The peers among `peers` that timed out last time, and the longest time to wait for one of them."""
-        slow = tuple(peer for peer in peers if peer in self._waits)
-        return slow, max((self._waits[peer][1] for peer in slow), default=0.0)
+        """The peers among `peers` to wait for less than the whole timeout, and the longest of their waits."""
+        slow = tuple(peer for peer in peers if peer in self._slow and not self._retries(peer))
+        return slow, max((self._slow[peer].wait for peer in slow), default=0.0)
 
     def timed_out(self, peers: Iterable[NodeId], waited: float) -> None:
         """No message came from `peers` in `waited` seconds, or in the time of `wait_for` if that was shorter."""
         for peer in peers:
-            first, wait = self._waits.get(peer, (waited, waited))
-            self._waits[peer] = first, max(FACTOR * wait, MIN_FRACTION * first, self._usual)
+            if (known := self._slow.get(peer)) is None:
+                self._slow[peer] = known = _SlowPeer(waited, waited, self._late_messages(peer))
+            elif self._retries(peer):
+                known.late_messages, known.late_needed = self._late_messages(peer), 2 * known.late_needed
+            known.wait = max(FACTOR * known.wait, MIN_FRACTION * known.first_wait, self._usual)
 
     def complete(self, waited: float) -> None:
         """Messages came from all peers, in `waited` seconds."""
         self._usual = max(self._usual, waited)
 
     def responded(self, peers: Iterable[NodeId]) -> None:
-        """Messages came from `peers`, or they have rejoined: wait for them as for any other peer."""
-        for peer in peers:
-            self._waits.pop(peer, None)
+        """Messages came from `peers` in time, or they have rejoined: wait for them as for any other peer."""
+        if self._slow:
+            for peer in peers:
+                self._slow.pop(peer, None)
+
+    def _retries(self, peer: NodeId) -> bool:
+        known = self._slow[peer]
+        return self._late_messages(peer) - known.late_messages >= known.late_needed

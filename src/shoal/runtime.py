@@ -74,6 +74,10 @@ class Runtime(Protocol):
         """Return the nodes that are known to have failed."""
         ...
 
+    def late_messages(self, node: NodeId) -> int:
+        """Return the number of messages from `node` that arrived after the receive of their round had ended."""
+        ...
+
     def mark_rejoined(self, node: NodeId, round: int) -> None:
         """Expect messages from `node`, which has rejoined, from `round` on."""
         ...

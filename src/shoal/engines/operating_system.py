@@ -35,7 +35,9 @@ def is_stopped_child(child: int) -> bool:
     """
     if not hasattr(os, "waitid"):
         return False
-    return os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    # Without WEXITED, the call would raise an error for a child that has ended.
+    status = os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return status is not None and status.si_code == os.CLD_STOPPED
 
 
 @dataclass(frozen=True)

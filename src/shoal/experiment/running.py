@@ -13,7 +13,7 @@ from shoal.errors import StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.writing import write_experiment
 from shoal.results.progress import Outcome, ProgressListener, Status
-from shoal.results.records import RunFolder
+from shoal.results.records import RunFolder, replacing
 from shoal.results.summary import summarize, write_metrics
 from shoal.types import format_node_ids
 
@@ -44,7 +44,8 @@ def run(
     folder = RunFolder.create(out, experiment.name)
     write_experiment(folder.experiment, experiment.to_table())
     placement = {machine: format_node_ids(nodes) for machine, nodes in experiment.placement.items()}
-    folder.write(folder.mapping, msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n")
+    with replacing(folder.mapping) as unfinished:
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n")
     try:
         outcome = _run_engine(experiment, folder, listener, command_time)
     except BaseException as error:
@@ -52,7 +53,7 @@ def run(
         try:
             _write_results(folder, experiment, Outcome(status, wall_s=time.time() - command_time, startup_s=None))
         except StorageError as unwritten:
-            error.add_note(f"There is no summary: {unwritten}")
+            error.add_note(f"Its results are incomplete: {unwritten}")
         raise
     return Run(folder, _write_results(folder, experiment, outcome))
 

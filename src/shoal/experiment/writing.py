@@ -13,7 +13,7 @@ import tomli_w
 
 from shoal.experiment.registry import plain
 from shoal.experiment.tables import PARENT_TABLES
-from shoal.results.records import writing_to
+from shoal.results.records import replacing
 
 if TYPE_CHECKING:
     from shoal.experiment.experiment import Experiment
@@ -37,5 +37,5 @@ def experiment_to_table(experiment: Experiment) -> dict[str, Any]:
 def write_experiment(path: Path, table: Mapping[str, Any]) -> None:
     """Write the table of an experiment with the versions of Python and of the packages that run it."""
     versions = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in VERSIONED}
-    with writing_to(path):
-        path.write_text(tomli_w.dumps({**table, "versions": versions}))
+    with replacing(path) as unfinished:
+        unfinished.write_text(tomli_w.dumps({**table, "versions": versions}))

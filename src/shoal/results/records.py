@@ -16,7 +16,6 @@ Records are only appended and do not refer to each other: those of an interrupte
 from __future__ import annotations
 
 import errno
-import io
 import math
 import os
 import secrets
@@ -151,6 +150,22 @@ def writing_to(path: str | Path) -> Iterator[None]:
         raise StorageError(f"{where} cannot be written: {reason}; choose another folder with --out; {kept}") from error
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file of a run atomically: a reader sees the file as it was before, or all of it.
+
+    Yields the path to write to. Raises `StorageError` if it cannot be written.
+    """
+    unfinished = path.with_suffix(".tmp")
+    with writing_to(path):
+        try:
+            yield unfinished
+            unfinished.replace(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)  # it takes space on a full disk
+            raise
+
+
 class RecordFile:
     """One file of records. Each record is handed to the operating system before `write` returns.
 
@@ -169,11 +184,14 @@ class RecordFile:
         left = memoryview(b"\n".join([*lines, b""]))
         with writing_to(self._path):
             size = os.fstat(self._file).st_size
+            written = 0
             try:
                 while left:
-                    left = left[os.write(self._file, left) :]
+                    written += (part := os.write(self._file, left))
+                    left = left[part:]
             except OSError:
-                os.ftruncate(self._file, size)  # a part of a record would corrupt the next one
+                if os.fstat(self._file).st_size == size + written:  # else another process has written to it too
+                    os.ftruncate(self._file, size)  # a part of a record would corrupt the next one
                 raise
 
     def close(self) -> None:
@@ -281,20 +299,8 @@ class RunFolder:
             os.stat(self.path)
 
     def save_model(self, node: NodeId, params: Params) -> None:
-        content = io.BytesIO()
-        np.save(content, params)
-        self.write(self.model(node), content.getbuffer())
-
-    def write(self, path: Path, content: bytes | memoryview) -> None:
-        """Write a file of the folder atomically: a reader sees the file as it was before, or all of it."""
-        unfinished = path.with_suffix(".tmp")
-        with writing_to(path):
-            try:
-                unfinished.write_bytes(content)
-                unfinished.replace(path)
-            except OSError:
-                unfinished.unlink(missing_ok=True)  # it takes space on a full disk
-                raise
+        with replacing(self.model(node)) as unfinished, unfinished.open("wb") as file:
+            np.save(file, params)
 
     def read(self, node: NodeId) -> Iterator[Record]:
         """Read the records of one node."""
@@ -312,7 +318,10 @@ class RunFolder:
 
     def read_experiment(self) -> dict[str, Any]:
         """Read the resolved experiment as plain data; empty if the run did not write it."""
-        return tomllib.loads(self.experiment.read_text()) if self.experiment.exists() else {}
+        try:
+            return tomllib.loads(self.experiment.read_text()) if self.experiment.exists() else {}
+        except tomllib.TOMLDecodeError as error:
+            raise DataError(f"{self.experiment} cannot be read: {error}") from error
 
     def read_summary(self) -> dict[str, Any]:
         """Read the summary. Raises `DataError` if it is missing or damaged."""

@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.errors import DataError
 from shoal.results.progress import Outcome
-from shoal.results.records import Average, End, Evaluation, Event, Record, Round, RunFolder, writing_to
+from shoal.results.records import Average, End, Evaluation, Event, Record, Round, RunFolder, replacing
 from shoal.results.statistics import fairness, statistics
 from shoal.results.timing import Evaluations, SentTraffic, target_and_best, target_of
 from shoal.types import NodeId
@@ -31,7 +31,8 @@ def summarize(
     `round_nodes` are the nodes whose rounds count as rounds of the run; default: all `nodes`.
     """
     summary = _summary(folder, engine, nodes, seed, outcome, round_nodes)
-    folder.write(folder.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    with replacing(folder.summary) as unfinished:
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     return folder.read_summary()
 
 
@@ -46,15 +47,26 @@ def read_or_summarize(folder: RunFolder) -> dict[str, Any]:
     experiment = folder.read_experiment()
     if not experiment:
         raise DataError(f"{folder.path} holds no run: it has neither summary.json nor experiment.toml")
-    times = [record.time for _, record in folder.read_all()]
-    last, is_simulation = max(times, default=0.0), experiment["engine"] == "simulation"
+    try:
+        engine, nodes, seed = (experiment[key] for key in ("engine", "nodes", "seed"))
+    except KeyError as error:
+        raise DataError(f"{folder.experiment} was not written by a run: it has no key {error}") from error
+    last, servers = 0.0, set()
+    for node, record in folder.read_all():
+        last = max(last, record.time)
+        if node >= nodes and isinstance(record, Round):
+            servers.add(node)
+    is_simulation = engine == "simulation"
+    round_nodes = (
+        range(min(servers), min(servers) + 1) if servers else None
+    )  # the rounds of a server are those of the run
     outcome = Outcome(
         "unfinished",
         wall_s=None if is_simulation else last,
         startup_s=None,
         virtual_s=last if is_simulation else None,
     )
-    summary = _summary(folder, experiment["engine"], experiment["nodes"], experiment["seed"], outcome)
+    summary = _summary(folder, engine, nodes, seed, outcome, round_nodes)
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))  # as it would be read from the file
     return found
 
@@ -186,8 +198,8 @@ def write_metrics(folder: RunFolder) -> None:
     rows += [{"node": None, **_row(record)} for record in folder.read_averages()]
     names = dict.fromkeys(["node", "kind", "round", "time", *(name for row in rows for name in row)])
     columns = {name: [row.get(name) for row in rows] for name in names}
-    with writing_to(folder.metrics):
-        pq.write_table(pa.table(columns), folder.metrics)
+    with replacing(folder.metrics) as unfinished:
+        pq.write_table(pa.table(columns), unfinished)
 
 
 def _row(record: Record) -> dict[str, Any]:

@@ -186,6 +186,9 @@ class FakeRuntime:
     def failed_peers(self) -> Collection[NodeId]:
         return self.mailbox.failed
 
+    def late_messages(self, node: NodeId) -> int:
+        return self.mailbox.late_from[node]
+
     def mark_rejoined(self, node: NodeId, round: int) -> None:
         self.mailbox.mark_rejoined(node, round)
 

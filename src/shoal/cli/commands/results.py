@@ -78,7 +78,8 @@ def plot_runs(
 def _latest_run(path: Path, command: str) -> RunFolder:
     """Return the run at `path`, or the latest run below it; `command` needs it. It may be in progress."""
     files = [*path.rglob("summary.json"), *path.rglob("experiment.toml")] if path.is_dir() else []
-    found = [RunFolder(folder) for folder in {file.parent for file in files}]
+    folders = {file.parent for file in files if file.name == "summary.json" or (file.parent / "nodes").is_dir()}
+    found = [RunFolder(folder) for folder in folders]
     if not found:
         raise ExperimentError([f"there is no run in {str(path)!r}; start one with 'shoal run FILE'"], command)
     return max(found, key=_last_change)

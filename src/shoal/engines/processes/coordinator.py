@@ -112,14 +112,14 @@ class Coordinator:
             self._events.apply_due()
             self._liveness.check_agent(self._agent)
             self._liveness.end_nodes_that_do_not_start()
+            self._liveness.end_unresponsive_nodes()
             if self._tracker.phase == "running":
                 self._liveness.check_network()
-                self._liveness.end_unresponsive_nodes()
                 self._liveness.end_hung_nodes(self._events.offline_forever)
                 if self._all_done():
                     self._finish()
             if self._times.finished_at is not None:
-                self._liveness.end_nodes_that_do_not_finish(self._times.finished_at)
+                self._liveness.end_nodes_that_do_not_finish()
                 if not self._registry.present and self._all_evaluated():
                     break
         self._finish_network()
@@ -131,6 +131,7 @@ class Coordinator:
     def _finish(self) -> None:
         """All training nodes have ended: ask all nodes to write their remaining records and exit."""
         self._times.finished_at = time.monotonic()
+        self._liveness.finishing_since = self._clock.seconds
         self._tracker.phase = "finishing"
         self._averages.last_tick = self._commands.finish_all().tick
         self._averages.evaluate_complete()
@@ -259,7 +260,7 @@ class Coordinator:
         entry = self._registry[message.node]
         entry.last_message = self._clock.seconds
         if not isinstance(message, control.Heartbeat) or message.busy:
-            entry.last_busy = time.monotonic()
+            entry.last_busy = self._clock.seconds
         if isinstance(message, control.ProgressReport):
             entry.rounds, entry.bytes_sent = message.rounds, message.bytes_sent
             if message.evaluated is not None and message.score is not None:
@@ -295,8 +296,6 @@ class Coordinator:
         self._times.start()
         if self._run.environment.needs_network_model:
             self._liveness.network_last_message = self._clock.seconds
-        for entry in self._registry:
-            entry.last_busy = self._times.epoch
         self._events.begin()
         self._starter.send_start()
         self._events.apply_due()
@@ -313,9 +312,9 @@ class Coordinator:
             f"stopping: nodes write their records{extra if self._run.environment.timing_matters else ''}"
         )
         self._commands.stop(self._registry.present)
-        stopped = time.monotonic()
+        stopped = self._clock.seconds
         while self._registry.present:
-            if time.monotonic() > STOP_SECONDS + max(stopped, self._liveness.last_sign_of_progress()):
+            if self._clock.seconds > STOP_SECONDS + max(stopped, self._liveness.last_sign_of_progress()):
                 break
             self._tracker.phase = "finishing"
             self._poll()
@@ -342,10 +341,11 @@ def _check_settings(experiment: Experiment, parameters: int) -> None:
             f"the last port is 65535; set it to at most {65536 - size}"
         )
     needed = (4 * parameters + MAX_HEADER_BYTES) / MIB
-    if plan.max_message_mib is not None and needed > plan.max_message_mib:
+    largest = plan.max_message_bytes(None) / MIB  # the limit of the control socket, which was opened before
+    if needed > largest:
         raise LaunchError(
-            f"processes.max_message_mib = {plan.max_message_mib:g}: a model of {parameters:,} parameters needs "
-            f"{needed:.3g}"
+            f"processes.max_message_mib = {largest:g}: a model of {parameters:,} parameters needs {needed:.3g}; set it "
+            "to a larger value"
         )
 
 

@@ -24,7 +24,8 @@ class DeferredEvaluations:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._file = tempfile.TemporaryFile(dir=folder.path)  # noqa: SIM115 - open as long as the process runs
+        with writing_to(folder.path):
+            self._file = tempfile.TemporaryFile(dir=folder.path)  # noqa: SIM115 - open as long as the process runs
         self._kept: list[tuple[int, float, int | None]] = []
         """Round, time and tick of each model in the file."""
         self.latest_first = False
@@ -36,6 +37,7 @@ class DeferredEvaluations:
         with writing_to(self._folder.path):
             self._file.seek(len(self._kept) * params.nbytes)
             self._file.write(params.data)
+            self._file.flush()
         self._kept.append((round, time, tick))
 
     def discard_after(self, tick: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -60,6 +59,8 @@ class LivenessMonitor:
         """`log` is the path of the log file, shown in error messages."""
         self.network_last_message = math.inf
         """When the network process last sent a heartbeat; infinite while it does not have to."""
+        self.finishing_since = math.inf
+        """When all nodes were asked to finish."""
         self._agent_last_running = 0.0
         self._registry = registry
         self._training_nodes = training_nodes
@@ -101,15 +102,19 @@ class LivenessMonitor:
     def end_unresponsive_nodes(self) -> None:
         """Kill nodes that have sent no heartbeat for the hang timeout: their processes are stopped or blocked.
 
-        Their peers have waited long enough, and the training slot that such a node may hold becomes free.
+        Their peers have waited long enough, and the training slot that such a node may hold becomes free. A node sends
+        heartbeats from its start to its exit.
         """
         timeout = self._timeouts.hang
         since = self._clock.seconds - timeout
         unresponsive = self._registry.select(
-            lambda entry: entry.state is NodeState.RUNNING and entry.last_message < since
+            lambda entry: entry.state in (NodeState.RUNNING, NodeState.DONE) and entry.last_message < since
         )
         for node in unresponsive:
-            self._registry[node].fail(f"sent no heartbeat for {timeout:g} s: its process is stopped or blocked")
+            self._registry[node].fail(
+                f"sent no heartbeat for {timeout:g} s: its process is stopped or blocked; if its code computes for so "
+                "long without a pause, set processes.receive_timeout to a longer time"
+            )
             self._registry[node].last_message = self._clock.seconds  # kill it again only after one more timeout
         if unresponsive:
             self._commands.kill(unresponsive)
@@ -126,24 +131,24 @@ class LivenessMonitor:
             return
         if offline_forever(learning):
             self._end_after(0.0, HEARTBEAT_DELAY_SECONDS, learning, "it is offline and will not come online again")
-        idle = time.monotonic() - max(self._registry[node].last_busy for node in working)
+        idle = self._clock.seconds - max(self._registry[node].last_busy for node in working)
         self._end_after(self._timeouts.hang, idle, learning, "it waited {:g} s and no node computed or sent anything")
 
-    def end_nodes_that_do_not_finish(self, finishing_since: float) -> None:
+    def end_nodes_that_do_not_finish(self) -> None:
         """End nodes that are still running after their timeout.
 
         It is `hang` after the request to finish or, for nodes that are done, `finish` after the last time that any of
         them was busy.
         """
         present, done = self._registry.present, self._registry.done
-        seconds = time.monotonic() - finishing_since
+        seconds = self._clock.seconds - self.finishing_since
         self._end_after(self._timeouts.hang, seconds, present - done, "it was asked to finish and did not in {:g} s")
-        last_busy = max((self._registry[node].last_busy for node in present & done), default=finishing_since)
-        idle = min(seconds, time.monotonic() - last_busy)
+        last_busy = max((self._registry[node].last_busy for node in present & done), default=self.finishing_since)
+        idle = min(seconds, self._clock.seconds - last_busy)
         self._end_after(self._timeouts.finish, idle, present & done, "it did not finish in {:g} s")
 
     def last_sign_of_progress(self) -> float:
-        """When the last node was busy, on the monotonic clock."""
+        """When the last node was busy, on the `WatchClock`."""
         return max(entry.last_busy for entry in self._registry)
 
     def _end_after(self, timeout: float, seconds: float, nodes: set[NodeId], reason: str) -> None:

@@ -259,7 +259,7 @@ class NetworkProcess:
                 return 0
             if self._seal is not None:
                 self._seal.answer_pending()
-                self._report_unauthenticated()
+            self._report_unauthenticated()
             self._send_heartbeat()
             if self._timetable.epoch == math.inf:
                 continue  # nodes that started earlier wait until this process starts

@@ -41,7 +41,7 @@ class NodeEntry:
     rounds: int = 0
     bytes_sent: int = 0
     last_busy: float = math.inf
-    """When the node was last known to compute or to wait for something that ends by itself; on the monotonic clock."""
+    """When the node was last known to compute or to wait for something that ends by itself; on the `WatchClock`."""
     last_message: float = math.inf
     """When the coordinator last read a message of the running node; on the coordinator's `WatchClock`."""
     offline_reasons: int = 0
@@ -73,7 +73,7 @@ class NodeEntry:
     def run(self, now: float) -> None:
         """The node has been sent its `Start`. `now` is on the coordinator's `WatchClock`."""
         self.state = NodeState.RUNNING
-        self.last_message = now
+        self.last_message = self.last_busy = now
 
     def start_again(self, now: float) -> None:
         self.state = NodeState.STARTING

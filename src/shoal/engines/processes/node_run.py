@@ -111,7 +111,7 @@ class NodeRun:
         faults = RoundFaults(() if restarted else experiment.faults(launch.id))
         self.observer = NodeObserver(self.runtime, records, link, faults, self._deferred)
         self._node = launch.setup.node(launch.id, self.runtime, self.observer, launch.start.run, plan.receive_timeout)
-        self._heartbeat = scope.start(self._send_heartbeats(plan.heartbeat_interval))
+        scope.start(self._send_heartbeats(plan.heartbeat_interval))
         self._snapshots: SnapshotTimer | None = None
         self._snapshot_task: asyncio.Task[None] | None = None
         seconds = experiment.evaluation.seconds
@@ -121,7 +121,7 @@ class NodeRun:
                 self._node, self.observer, self._deferred, self.runtime.now, seconds, last_tick
             )
             self._snapshot_task = scope.start(self._snapshots.run())
-        self._stopping = False
+        self._stopping = self._evaluating = self._algorithm_ended = False
         self._evaluate_until = math.inf
         """When to begin no more evaluations of kept models, on the monotonic clock."""
         self._exiting: asyncio.Task[None] | None = None
@@ -140,7 +140,7 @@ class NodeRun:
                 self._link.resume()
                 await self._until_end(algorithm)
         finally:
-            self._heartbeat.cancel()
+            self._algorithm_ended = True
         self._cpu_seconds = time.process_time() - began
         self._ended_at = self.runtime.now()
         self._report_end()
@@ -166,7 +166,6 @@ class NodeRun:
             self._launch.folder.save_model(self._launch.id, self._node.params)
         if self._deferred is None:
             os._exit(0)
-        self._heartbeat.cancel()  # from now on a heartbeat follows each evaluation
         self._take_last_snapshot(finish)
         self._exiting = self._scope.start(self._evaluate_and_exit(self._deferred))
 
@@ -262,6 +261,7 @@ class NodeRun:
 
         After `stop`, evaluate the latest model first, and then earlier ones while there is time.
         """
+        self._evaluating = True
         evaluations = deferred.evaluate(self._node)
         after_stop: list[Evaluation] = []
         async for evaluation in in_training_slot(evaluations, self._node, self._launch.slots, self._link):
@@ -277,4 +277,9 @@ class NodeRun:
     async def _send_heartbeats(self, interval: float) -> None:
         while True:
             await asyncio.sleep(interval)
-            self._link.send(control.Heartbeat(self._launch.id, self.runtime.busy))
+            self._link.send(control.Heartbeat(self._launch.id, self._busy))
+
+    @property
+    def _busy(self) -> bool:
+        """Whether the node computes, or waits for something that ends by itself. Not after `stop`, which has a limit."""
+        return not self._stopping and (self._evaluating or (not self._algorithm_ended and self.runtime.busy))

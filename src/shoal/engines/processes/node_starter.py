@@ -6,7 +6,6 @@ A node starts in three steps. The agent forks its process; the process reports t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 
 import msgspec
@@ -58,7 +57,7 @@ class NodeStarter:
         assert self._request is not None
         for node in nodes:
             self._tracker.node_restarted(node)
-            self._registry[node].start_again(time.monotonic())
+            self._registry[node].start_again(self._clock.seconds)
         self.monitor.expect(nodes)
         self._agent.send(
             msgspec.structs.replace(self._request, nodes=sorted(nodes), restarted=True, with_network=False)

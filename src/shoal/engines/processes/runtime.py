@@ -104,6 +104,7 @@ class ProcessRuntime:
         self._longest_work = 0.0
         self._longest_answer: float | None = None
         """Seconds between two answers to a server; None before the first answer."""
+        self._ended = False
         self._timed_operations = 0
         """Operations under way that end by themselves."""
 
@@ -117,7 +118,8 @@ class ProcessRuntime:
         try:
             await self._background.__aexit__(kind, error, trace)
         finally:
-            self._trainer.end()
+            self._ended = True
+            await asyncio.to_thread(self._trainer.end)  # the event loop sends heartbeats meanwhile
 
     def now(self) -> float:
         return self._clock.now()
@@ -214,6 +216,9 @@ class ProcessRuntime:
     def failed_peers(self) -> Collection[NodeId]:
         return self.mailbox.failed
 
+    def late_messages(self, node: NodeId) -> int:
+        return self.mailbox.late_from[node]
+
     def mark_rejoined(self, node: NodeId, round: int) -> None:
         self.mailbox.mark_rejoined(node, round)
         self._transport.mark_rejoined(node)
@@ -295,6 +300,8 @@ class ProcessRuntime:
         if self._settings.trainings_per_slot > MANY_TRAININGS_PER_SLOT:
             release_memory()  # the models of the last round
         with self._slots.taken():
+            if self._ended:
+                raise RuntimeError("the node's algorithm has ended, and needs no result")
             started = time.monotonic()
             result = work.run()
             release_memory()

@@ -19,8 +19,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MAX_SLOTS = 4096
-"""The numbers of so many slots fit into a pipe, even where a pipe has only a few pages."""
+MAX_SLOTS = 1024
+"""The numbers of so many slots fit into any pipe: the smallest pipes of Linux have one page."""
 _NUMBER = struct.Struct("<I")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.engines.operating_system import exit_with_parent, raise_file_limit
+from shoal.engines.operating_system import exit_with_parent, is_stopped_child, raise_file_limit
 from shoal.engines.processes import control
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.network_process import NetworkProcess
@@ -39,7 +39,7 @@ class Zygote:
         self._pipe = pipe
         self._pid = os.getpid()
         self._setup: Setup | None = None
-        self._slots = Slots()
+        self._slots: Slots | None = None
         self._nodes: dict[int, NodeId] = {}
         """Node by process id."""
         self._averages: dict[int, int] = {}
@@ -110,13 +110,14 @@ class Zygote:
 
     def _fork_node(self, node: NodeId, request: control.StartNodes) -> None:
         assert self._setup is not None
-        setup = self._setup
+        assert self._slots is not None
+        setup, slots = self._setup, self._slots
         pair = self._new_pair(node, request) if request.key_folder is None else None
         pid = os.fork()
         if pid:
             self._nodes[pid] = node
         else:
-            self._run_child(lambda: run_node(setup, node, self._slots, request, pair))
+            self._run_child(lambda: run_node(setup, node, slots, request, pair))
 
     def _fork_network(self, request: control.StartNodes) -> None:
         assert self._setup is not None
@@ -170,11 +171,13 @@ class Zygote:
             os._exit(code)
 
     def _reap(self) -> None:
+        self._kill([pid for pid in self._averages if is_stopped_child(pid)])  # the run would wait for it
         while self._nodes or self._averages or self._network is not None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            self._slots.restore_lost()
+            if self._slots is not None:
+                self._slots.restore_lost()
             code = os.waitstatus_to_exitcode(status)
             if pid in self._nodes:
                 self._report(control.NodeExited(self._nodes.pop(pid), code))

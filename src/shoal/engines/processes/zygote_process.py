@@ -13,7 +13,7 @@ from multiprocessing.connection import Pipe
 from shoal.engines.operating_system import is_stopped_child
 from shoal.engines.processes import control
 from shoal.errors import RunError
-from shoal.results.records import RunFolder
+from shoal.results.records import RunFolder, writing_to
 
 MALLOC = {
     # One heap for all threads of a node. It grows and shrinks only when a node calls `release_memory`: the private
@@ -35,7 +35,7 @@ class ZygoteProcess:
     def __init__(self, folder: RunFolder) -> None:
         self._pipe, zygote_pipe = Pipe()
         environment = {**os.environ, **MALLOC, **ONE_THREAD}
-        with open(folder.log, "ab") as log:
+        with writing_to(folder.log), open(folder.log, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "shoal.engines.processes.zygote", str(zygote_pipe.fileno()), str(os.getpid())],
                 pass_fds=[zygote_pipe.fileno()],

@@ -18,8 +18,8 @@ from shoal.environment.network.network import MEGABIT, NetworkTimeline, Route, c
 from shoal.randomness import generator
 from shoal.types import Bounds, NodeId
 
-MAX_BYTES = 2**28
-"""The size of the largest file, unpacked: a matrix of 5,000 sites with ten characters per value. A gzip file can unpack
+MAX_BYTES = 2**27
+"""The size of the largest file, unpacked: a matrix of 3,600 sites with ten characters per value. A gzip file can unpack
 to a thousand times its size."""
 MISSING = {"", "-", "*", "?", "na", "n/a", "nan", "null", "none"}
 """Entries that mean a missing value, in any case. Negative and infinite numbers are missing values too."""
@@ -200,25 +200,39 @@ def read(path: Path) -> MatrixFile:
 
 def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and the cells of every line that is not empty. The first line determines the separator."""
+    separator: str | None = None
+    rows: list[tuple[int, list[str]]] = []
+    for number, line in _read_lines(path):
+        if not rows:
+            separator = next((m for m in "\t;," if m in line), None)
+        rows.append((number, [cell.strip().strip('"') for cell in line.split(separator)]))
+        if len(rows) > len(rows[0][1]) + 2:  # names of columns, and no name above the names of rows
+            raise ValueError(f"{path}:{number}: more rows than columns; expected a square matrix")
+    trailing = separator is not None and all(cells[-1] == "" for _, cells in rows) and len(rows[0][1]) > len(rows)
+    yield from ((i, cells[:-1] if trailing else cells) for i, cells in rows)
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of every line that is neither empty nor a comment, unpacked."""
     try:
         with path.open("rb") as file:
             is_packed = file.read(2) == b"\x1f\x8b"
         with gzip.open(path) if is_packed else path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise ValueError(
-                f"{path}: {'unpacked, it' if is_packed else 'it'} has more than {MAX_BYTES:,} bytes, the limit for a "
-                "matrix; remove digits or sites that the experiment does not need"
-            )
-        text = raw.decode("utf-8-sig")
+            number = size = 0
+            while raw := stream.readline(MAX_BYTES - size + 1):
+                size += len(raw)
+                if size > MAX_BYTES:
+                    raise ValueError(
+                        f"{path}: {'unpacked, it' if is_packed else 'it'} has more than {MAX_BYTES:,} bytes, the limit "
+                        "for a matrix; remove digits or sites that the experiment does not need"
+                    )
+                for line in raw.decode("utf-8-sig" if number == 0 else "utf-8").splitlines():
+                    number += 1
+                    if line.strip() and line.lstrip()[0] != "#":
+                        yield number, line
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is neither a text file nor a gzip file"
         raise ValueError(f"{path}: cannot read this matrix: {reason}") from None
-    lines = [(i, line) for i, line in enumerate(text.splitlines(), start=1) if line.strip() and line.lstrip()[0] != "#"]
-    separator = next((m for m in "\t;," if lines and m in lines[0][1]), None)
-    rows = [(i, [cell.strip().strip('"') for cell in line.split(separator)]) for i, line in lines]
-    trailing = separator is not None and all(cells[-1] == "" for _, cells in rows) and len(rows[0][1]) > len(rows)
-    yield from ((i, cells[:-1] if trailing else cells) for i, cells in rows)
 
 
 def _has_names(rows: Sequence[Sequence[str]]) -> tuple[bool, bool]:
