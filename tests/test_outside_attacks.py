@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -51,6 +52,8 @@ def as_another_user(attack: Callable[[], None]) -> None:
             os.setuid(OTHER_USER)
             attack()
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)

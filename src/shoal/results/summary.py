@@ -57,9 +57,8 @@ def read_or_summarize(folder: RunFolder) -> dict[str, Any]:
         if node >= nodes and isinstance(record, Round):
             servers.add(node)
     is_simulation = engine == "simulation"
-    round_nodes = (
-        range(min(servers), min(servers) + 1) if servers else None
-    )  # the rounds of a server are those of the run
+    # The rounds of a server are the rounds of the run.
+    round_nodes = range(min(servers), min(servers) + 1) if servers else None
     outcome = Outcome(
         "unfinished",
         wall_s=None if is_simulation else last,

@@ -281,5 +281,5 @@ class NodeRun:
 
     @property
     def _busy(self) -> bool:
-        """Whether the node computes, or waits for something that ends by itself. Not after `stop`, which has a limit."""
+        """Whether the node computes, or waits for something that ends by itself. After `stop` it has a time limit."""
         return not self._stopping and (self._evaluating or (not self._algorithm_ended and self.runtime.busy))
