@@ -117,10 +117,11 @@ def test_halves_keep_the_finite_finite() -> None:
     np.testing.assert_array_equal(sent(BFloat16(), top)[1], np.array([3.3895314e38, -3.3895314e38, np.inf], np.float32))
 
 
-def test_bfloat16_rounds_to_nearest_even() -> None:
-    words = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF], np.uint32)
+@pytest.mark.parametrize("last", [0x00000000, 0x7F800000], ids=["finite", "with an infinity"])
+def test_bfloat16_rounds_to_nearest_even(last: int) -> None:
+    words = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, last], np.uint32)
     halves = BFloat16().encode(words.view(np.float32), rng())["values"]
-    assert [hex(h) for h in halves] == ["0x3f80", "0x3f82", "0x3f81", "0x3f80"]
+    assert [hex(h) for h in halves] == ["0x3f80", "0x3f82", "0x3f81", "0x3f80", hex(last >> 16)]
 
 
 @few

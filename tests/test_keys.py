@@ -365,3 +365,16 @@ def test_a_file_that_another_process_writes_is_not_touched(tmp_path: Path) -> No
     with pytest.raises(LaunchError, match="cannot write"):
         make_keys(tmp_path, 1)
     assert other.read_text() == "half of it"
+
+
+@pytest.mark.parametrize(("nodes", "more"), [(10, None), (12, "and 2 more")])
+def test_at_most_ten_problems_are_listed(nodes: int, more: str | None, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", nodes)
+    for node in range(nodes):
+        (tmp_path / "keys" / f"node-{node}.key_secret").chmod(0o640)
+    with pytest.raises(LaunchError) as rejected:
+        require_keys(tmp_path / "keys", range(nodes))
+    _, *problems = str(rejected.value).splitlines()
+    assert len(problems) == (10 if more is None else 11)
+    assert problems[-1].endswith(more or "") is True
+    assert all("read" in problem for problem in problems[:10])

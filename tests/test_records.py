@@ -116,6 +116,19 @@ def test_the_summary_has_the_last_average_in_whatever_order_they_were_written(tm
     assert summary["consensus_distance"] == 0.5
 
 
+def test_the_summary_counts_events_by_kind(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "events")
+    for node, kinds in enumerate((["timed out", "fault"], ["timed out"])):
+        file = RecordFile(folder.node(node))
+        file.write(Round(0, 0.1, 2.0, 10, 1))
+        for kind in kinds:
+            file.write(Event(kind, 0.2, "detail"))
+        file.write(End(1.0, "d", 1, 1, 0, 0))
+        file.close()
+    summary = summarize(folder, "simulation", 2, 1, Outcome("completed", 1.0, 1.0))
+    assert summary["events"] == {"timed out": 2, "fault": 1}
+
+
 @pytest.mark.parametrize(
     ("rounds", "ended", "expected"),
     [

@@ -266,9 +266,12 @@ def on_a_transport(body: Callable[[Transport], Coroutine[Any, Any, None]], **opt
 
 def test_a_peer_that_fails_with_a_full_queue_does_not_fail_its_senders() -> None:
     async def body(transport: Transport) -> None:
-        asyncio.get_running_loop().call_later(0.2, transport.mark_failed, 1)
-        for _ in range(5000):
-            await transport.send(1, new_message())
+        waiting = asyncio.create_task(transport.send(1, new_message()))
+        while (await asyncio.wait([waiting], timeout=0.5))[0]:  # until the queue is full
+            waiting = asyncio.create_task(transport.send(1, new_message()))
+        transport.mark_failed(1)
+        assert not await waiting
+        assert not await transport.send(1, new_message())
 
     assert on_a_transport(body).unsent == 0
 
