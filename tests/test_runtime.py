@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -298,6 +299,32 @@ def test_a_neighbour_that_times_out_costs_its_timeout_once_until_it_responds_aga
     fake.run(receive())
     waits = [after - before for before, after in itertools.pairwise([0.0, *times])]
     assert waits == pytest.approx([1000.0, 100.0, 10.0, 1.0, 1.0, 0.0, 1000.0, 100.0])
+
+
+def test_a_neighbour_that_recovers_is_awaited_until_it_has_caught_up(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "nodes": 6,
+        "seed": 1,
+        "algorithm": {"name": "dpsgd", "rounds": 40},
+        "topology": {"name": "ring"},
+        "training": {"local_steps": 5},
+        "evaluation": {"every": 0, "average": False},
+        "device": {"name": "constant", "step_seconds": 0.2},
+        "network": {"name": "uniform", "latency": 0.01},
+        "simulation": {"batching": "off", "receive_timeout": 10.0},
+    }
+    for fault in (
+        {"kind": "slow", "node": 2, "factor": 23.0, "time": 10.0, "until": 33.0},  # one long training
+        {"kind": "partition", "node": 2, "time": 5.0, "until": 20.0},
+    ):
+        run = Experiment.from_table({**settings, "fault": [fault]}).run(tmp_path)
+        last = max(float(fault["until"]), 33.0) + 12.0  # type: ignore[arg-type]
+        late = [r for _, r in run.folder.read_all() if isinstance(r, Event) and r.what == "timed out" and r.time > last]
+        assert not late, f"{len(late)} receives without a message, long after the end of the fault"
+    always_slow = {"kind": "slow", "node": 2, "factor": 30.0, "time": 5.0}
+    run = Experiment.from_table({**settings, "fault": [always_slow]}).run(tmp_path)
+    others = [r.time for node in (0, 4) for r in run.folder.read(node) if isinstance(r, Round) and r.round == 39]
+    assert max(others) < 40 * 1.1 + 8 * 11.0, "the timeout of ten seconds is waited for a few times, not forty times"
 
 
 # A node

@@ -27,6 +27,8 @@ class _SlowPeer:
     """How many late messages it had sent when the node last waited for the whole timeout."""
     late_needed: int = 1
     """After so many more late messages the node waits for the whole timeout again."""
+    retried: bool = True
+    """Whether the node waited for the whole timeout in the last receive."""
 
 
 class PeerTimeouts:
@@ -47,7 +49,12 @@ class PeerTimeouts:
 
     def wait_for(self, peers: Collection[NodeId]) -> tuple[tuple[NodeId, ...], float]:
         """The peers among `peers` to wait for less than the whole timeout, and the longest of their waits."""
-        slow = tuple(peer for peer in peers if peer in self._slow and not self._retries(peer))
+        if not self._slow:
+            return (), 0.0
+        for peer in peers:
+            if (known := self._slow.get(peer)) is not None:
+                known.retried = self._late_messages(peer) - known.late_messages >= known.late_needed
+        slow = tuple(peer for peer in peers if peer in self._slow and not self._slow[peer].retried)
         return slow, max((self._slow[peer].wait for peer in slow), default=0.0)
 
     def timed_out(self, peers: Iterable[NodeId], waited: float) -> None:
@@ -55,7 +62,7 @@ class PeerTimeouts:
         for peer in peers:
             if (known := self._slow.get(peer)) is None:
                 self._slow[peer] = known = _SlowPeer(waited, waited, self._late_messages(peer))
-            elif self._retries(peer):
+            elif known.retried:
                 known.late_messages, known.late_needed = self._late_messages(peer), 2 * known.late_needed
             known.wait = max(FACTOR * known.wait, MIN_FRACTION * known.first_wait, self._usual)
 
@@ -68,7 +75,3 @@ class PeerTimeouts:
         if self._slow:
             for peer in peers:
                 self._slow.pop(peer, None)
-
-    def _retries(self, peer: NodeId) -> bool:
-        known = self._slow[peer]
-        return self._late_messages(peer) - known.late_messages >= known.late_needed
