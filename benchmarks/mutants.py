@@ -13,8 +13,8 @@ copy of the repository. The tests run in order of their files and stop at the fi
     survived    all tests that were run pass
     equivalent  the fault changes no result; `mutants.toml` has the reason
 
-Not changed: text, error messages and warnings, `__repr__` and `__str__`, assertions, annotations, constants of modules
-and classes (settings and defaults), code for the command line, plots and downloads.
+Not changed: text, errors and warnings, `__repr__` and `__str__`, assertions, annotations, constants of modules and
+classes (settings and defaults), code for the command line, plots and downloads.
 
 Which tests are run for a module: those in `mutants.toml`, then the files that mention its names most often, `--files`
 in all. A survivor of these may still be noticed by other tests.
@@ -85,9 +85,10 @@ class Mutant:
         return False
 
     @property
-    def key(self) -> tuple[str, str, int, str]:
-        """What identifies it in the list of equivalent ones: lines may move."""
-        return self.path, self.source, self.column, _one_line(self.new)
+    def key(self) -> tuple[str, str, str, int, str]:
+        """What identifies it in the list of equivalent ones, with the line before it: lines may move."""
+        before = (ROOT / self.path).read_text().splitlines()[self.line - 2].strip()
+        return self.path, before, self.source, self.column, _one_line(self.new)
 
 
 def _one_line(text: str) -> str:
@@ -151,8 +152,7 @@ class Changes(ast.NodeVisitor):
             for statement in node.body:
                 self.visit(statement)
 
-    def skip(self, node: ast.AST) -> None:
-        """Change nothing inside."""
+    def skip(self, node: ast.AST) -> None: ...
 
     visit_Raise = visit_Assert = visit_JoinedStr = visit_Import = visit_ImportFrom = skip  # noqa: N815
 
@@ -340,7 +340,7 @@ def run(mutants: dict[int, Mutant], files: int, limit: float) -> Counter[str]:
     """Test every mutant, print what happens, and return how many ended in which way."""
     ended: dict[int, str] = {}
     killers: dict[int, str] = {}
-    known = {(e["file"], e["line"], e["column"], e["new"]) for e in SETTINGS["equivalent"]}
+    known = {(e["file"], e["before"], e["line"], e["column"], e["new"]) for e in SETTINGS["equivalent"]}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Copy(Path(folder))
         for number, mutant in mutants.items():

@@ -13,12 +13,13 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.randomness import generator
 from shoal.testing import check_graph, check_mixing, check_topology
 from shoal.topologies import Links, Mixing, TopologyWarning
 from shoal.topologies.drawing import draw, positions
 from shoal.topologies.exponential import Exponential, OnePeerExponential
 from shoal.topologies.given import Edges, from_networkx
-from shoal.topologies.measures import diameter, matrix, measure, spectral_gap
+from shoal.topologies.measures import contraction, diameter, matrix, measure, spectral_gap
 from shoal.topologies.random_graphs import SmallWorld
 from shoal.topologies.regular import Regular, RegularRounds
 from shoal.topologies.static import Full, Grid, Ring, Star, Torus, Tree
@@ -167,6 +168,16 @@ def test_extreme_eigenvalues_give_the_same_gap_as_all_of_them(
     exact = spectral_gap(w)
     monkeypatch.setattr("shoal.topologies.measures.MAX_DENSE_NODES", 0)
     assert spectral_gap(w) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_contraction_is_that_of_the_distance_of_a_random_vector_from_its_mean(rounds: int) -> None:
+    mixing = Mixing(Ring().build(6, 0))
+    x = generator(0, "contraction").standard_normal(6)
+    assert abs(x.mean()) > 0.1, "else the first mean does not matter"
+    mixed = np.linalg.matrix_power(matrix(mixing, 0).toarray(), rounds) @ x
+    expected = (np.linalg.norm(mixed - x.mean()) / np.linalg.norm(x - x.mean())) ** (1 / rounds)
+    assert contraction(mixing, rounds=rounds) == pytest.approx(expected)
 
 
 @given(st.integers(2, 30), seeds)
