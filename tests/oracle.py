@@ -119,14 +119,14 @@ def survives_a_crash(described: Experiment, folder: Path) -> None:
     _survivors_learn(dataclasses.replace(described, fault=CRASH), folder)
 
 
-def survives_a_hang(described: Experiment, folder: Path) -> None:
+def survives_a_hang(described: Experiment, folder: Path, factor: float = 1.25) -> None:
     """Run with a node that hangs, and assert that the other nodes finish and learn."""
     with_timeout = dataclasses.replace(described.simulation, receive_timeout=1.0)
-    _survivors_learn(dataclasses.replace(described, fault=HANG, simulation=with_timeout), folder)
+    _survivors_learn(dataclasses.replace(described, fault=HANG, simulation=with_timeout), folder, factor)
 
 
-def _survivors_learn(described: Experiment, folder: Path) -> None:
-    """Assert that they learn about as well as D-PSGD with the same fault, or better."""
+def _survivors_learn(described: Experiment, folder: Path, factor: float = 1.25) -> None:
+    """Assert that their loss is at most `factor` times that of D-PSGD with the same fault."""
     run = described.run(folder)
     models = models_of(run)
     assert run.summary["status"] == "incomplete"
@@ -135,7 +135,7 @@ def _survivors_learn(described: Experiment, folder: Path) -> None:
     before = Setup(described).evaluate(Setup(described).initial)
     assert run.summary["loss"]["mean"] < 0.75 * before["loss"]
     plain = dataclasses.replace(described, algorithm=DPSGD(described.algorithm.options["rounds"])).run(folder)
-    assert run.summary["loss"]["mean"] < 1.25 * plain.summary["loss"]["mean"]
+    assert run.summary["loss"]["mean"] < factor * plain.summary["loss"]["mean"]
 
 
 def play(

@@ -271,7 +271,8 @@ def test_survivors_of_a_crash_learn(tmp_path: Path) -> None:
 
 
 def test_survivors_of_a_hang_learn(tmp_path: Path) -> None:
-    survives_a_hang(experiment(SWIFT(40)), tmp_path)
+    # Its neighbours average with the last model of the node that hangs until the end, D-PSGD's neighbours without it.
+    survives_a_hang(experiment(SWIFT(40)), tmp_path, factor=1.75)
 
 
 def test_single_node_trains_alone(tmp_path: Path) -> None:
