@@ -34,7 +34,7 @@ class _SlowPeer:
 class PeerTimeouts:
     """The peers that timed out in a receive by round, and how long to wait for each of them in the next one.
 
-    The wait shrinks to the longest time that a complete receive has taken. A peer that stays silent costs little more
+    The wait shrinks to the longest time that a complete receive has taken. A peer that sends nothing costs little more
     than one timeout. A peer whose messages arrive late is alive and may catch up: the node waits for the whole timeout
     again after 1 late message, then after 2 more, 4 more and so on. So a peer that has recovered is awaited until it
     has caught up, and a peer that is always too slow costs the timeout less and less often.
