@@ -45,7 +45,8 @@ SETTINGS = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())
 """The first test files of modules, and the reviewed mutants that change no result."""
 PACKAGES = (
     "algorithms", "sharing", "compression", "topologies", "data", "training", "environment", "engines", "results",
-    "mailbox", "message", "message_budget", "receive_history", "node",
+    "mailbox", "message", "message_budget", "node", "node_context", "peer_timeouts", "randomness", "receive_history",
+    "schema", "state", "traits", "types",
 )  # fmt: skip
 LEFT_OUT = ("plots", "drawing", "downloads", "publishers", "huggingface")
 """Modules of these packages that are not changed."""

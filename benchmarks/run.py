@@ -29,6 +29,8 @@ def main(short: bool) -> None:
         ["agreement.py"],
         ["sealed.py", *(["--short"] if short else [])],
         ["divshare.py", *(["--overhead"] if short else [])],
+        ["checkpoints.py", *(["--short"] if short else [])],
+        *([] if short else [["checkpoints.py", "--kills", "10"]]),
     ]
     for command in commands:
         print(f"benchmarks/{' '.join(command)}", flush=True)

@@ -107,8 +107,8 @@ def interrupted_runs_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     run = running.run
 
-    def checked(*arguments: Any) -> running.Run:
-        ended = run(*arguments)
+    def checked(*arguments: Any, **options: Any) -> running.Run:
+        ended = run(*arguments, **options)
         if (number := ended.summary.get("signal")) is not None:
             pytest.exit(f"signal {number} interrupted the run in {ended.folder.path}", returncode=128 + number)
         return ended

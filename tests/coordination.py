@@ -1,60 +1,39 @@
-"""Fakes for the parts of the coordinator: an agent and a control server that record what they are asked to send."""
+"""A fake for the parts of the coordinator: agents that record what they are asked to do and to send."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator
-from typing import Any
-
-import zmq
+from collections.abc import Collection, Sequence
+from typing import Any, cast
 
 from shoal.engines.processes import control
+from shoal.engines.processes.agent_group import AgentGroup
+from shoal.results.records import Event
 
 
-class FakeAgent:
-    """An agent that starts nothing."""
+class FakeAgents:
+    """Agents that start nothing, and whose nodes are always connected."""
 
     def __init__(self) -> None:
         self.requests: list[control.ToAgent] = []
-        self.hosts: dict[int, str] = {}
-        self._pipe: tuple[int, int] | None = None
+        """All requests but those to pass messages on."""
+        self.sent: dict[int, list[control.ToNode]] = {}
+        """The messages to each node."""
 
-    def bind(self, socket: zmq.Socket[Any]) -> str:
-        return f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+    def as_group(self) -> AgentGroup:
+        return cast(AgentGroup, cast(Any, self))
 
-    def node_host(self, node: int) -> str | None:
-        return self.hosts.get(node)
-
-    def send(self, request: control.ToAgent) -> None:
+    def start(self, request: control.StartNodes) -> None:
         self.requests.append(request)
 
-    def reports(self) -> Iterator[control.FromAgent]:
-        return iter(())
+    def kill(self, nodes: Collection[int]) -> None:
+        self.requests.append(control.KillNodes(sorted(nodes)))
 
-    has_unsent = False
-    is_stopped = False
+    def evaluate(self, request: control.EvaluateAverage) -> None:
+        self.requests.append(request)
 
-    def fileno(self) -> int:
-        """A file that is never readable: there are no reports."""
-        self._pipe = self._pipe or os.pipe()
-        return self._pipe[0]
-
-    def kill(self) -> None: ...
-
-    def close(self) -> None:
-        for file in self._pipe or ():
-            os.close(file)
-
-
-class FakeServer:
-    """A control server whose nodes are always connected."""
-
-    sealed = False
-    network_endpoint = None
-    network_key = None
-
-    def __init__(self) -> None:
-        self.sent: dict[int, list[control.ToNode]] = {}
+    def record(self, events: Sequence[tuple[int, Event]]) -> None:
+        if events:
+            self.requests.append(control.RecordEvents(list(events)))
 
     def send(self, nodes: Collection[int], message: control.ToNode) -> None:
         for node in nodes:

@@ -260,7 +260,7 @@ def test_slow_neighbour_is_waited_for_and_an_unreachable_one_is_not() -> None:
     assert [(at, to) for at, to, _, _ in sent_messages(fake, PROBE)] == [(11.0, 0), (21.0, 0)]
     assert not events(fake)
     unreachable = FakeRuntime()
-    assert passive(unreachable, receive_timeout=10.0, attempts=2).now() == 41.0
+    assert passive(unreachable, receive_timeout=10.0, attempts=2).now() == 32.0
     assert events(unreachable) == ["timed out", "timed out"]
 
 

@@ -32,12 +32,14 @@ RULES: dict[str, set[str]] = {
     "message": FOUNDATIONS,
     "message_budget": FOUNDATIONS | {"message"},
     "peer_timeouts": FOUNDATIONS,
+    "node_checkpoints": FOUNDATIONS | {"node_context"},
     "receive_history": FOUNDATIONS | {"message"},
     "mailbox": FOUNDATIONS | {"message", "message_budget", "receive_history"},
     "runtime": FOUNDATIONS | {"message", "mailbox"},
     "node_context": FOUNDATIONS | {"topologies", "results.records"},
     "node": FOUNDATIONS
-    | {"message", "mailbox", "runtime", "peer_timeouts", "node_context", "node_protocols", "sharing", "topologies"}
+    | {"message", "mailbox", "runtime", "peer_timeouts", "node_context", "node_checkpoints"}
+    | {"node_protocols", "sharing", "topologies"}
     | {"training"}
     | {"results.records"},
     "node_protocols": FOUNDATIONS | {"message", "sharing", "topologies", "node"},
@@ -59,10 +61,11 @@ RULES: dict[str, set[str]] = {
     | {"runtime", "node", "node_context", "algorithms", "sharing", "topologies", "data", "training"}
     | {"results"},
     "engines": FOUNDATIONS
-    | {"message", "mailbox", "node", "environment.faults", "environment.network", "experiment", "results"},
+    | {"message", "mailbox", "node", "environment.faults", "environment.network", "training", "experiment", "results"},
     "engines.simulation": FOUNDATIONS
     | ENVIRONMENT
     | {"message", "mailbox", "runtime", "node", "training", "experiment", "results", "engines"},
+    "engines.ray": FOUNDATIONS | {"experiment", "engines"},
     "engines.processes": FOUNDATIONS
     | ENVIRONMENT
     | {"message", "message_budget", "mailbox", "runtime", "node", "experiment", "results", "engines"},
@@ -71,7 +74,8 @@ RULES |= {"cli": set(RULES), "testing": set(RULES)}
 """What each package or module may import of Shoal, beside itself. A subpackage with rules of its own has only those."""
 
 EXCEPTIONS: dict[str, set[str]] = {
-    "experiment.running": {"engines.simulation", "engines.processes"},  # the one place that picks an engine
+    # the one place that picks an engine
+    "experiment.running": {"engines.worker", "engines.simulation", "engines.processes", "engines.ray"},
 }
 
 CLOCKS_AND_CHANCE = {"time", "random", "asyncio", "threading", "multiprocessing", "concurrent", "secrets", "datetime"}
@@ -170,6 +174,11 @@ def test_the_engines_never_import_each_other() -> None:
     for one, other in (("simulation", "processes"), ("processes", "simulation")):
         for path in files_of(f"engines.{one}"):
             assert not any(name.startswith(f"shoal.engines.{other}") for name in imports(path)), path
+
+
+def test_only_the_ray_package_imports_ray() -> None:
+    for path in source_files():
+        assert "ray" not in libraries(path) or _is_in(module_name(path), "engines.ray"), path
 
 
 @pytest.mark.parametrize("package", ["algorithms", "sharing", "topologies", "compression"])

@@ -316,6 +316,10 @@ def test_nodes_that_draw_their_own_coordinates_send_different_ones() -> None:
     assert len({s.outgoing(model, r).fields["seed"] for r in range(2) for s in exchange.sharings}) == 10
     common = RingExchange(lambda: Random(0.1), random_models())
     assert len({s.outgoing(model, 0).fields["seed"] for s in common.sharings}) == 1
+    ones = frozen(np.ones(common.size, np.float32))
+    for round in range(2):
+        sent = common.sharings[0].merge(model, {1: common.sharings[1].outgoing(ones, round)}, {1: 1.0})
+        assert np.flatnonzero(sent).tolist() == common.sharings[0].select(model, round).tolist()
 
 
 AVERAGES = ("random", "choco", "choco random", "choco quantized", "choco topk float16", "deepsqueeze")

@@ -11,29 +11,16 @@ import pytest
 import zmq
 
 from conftest import until
-from coordination import FakeAgent
 from shoal.engines.processes import control
 from shoal.engines.processes.control_server import ControlMessage, ControlServer, ServerSettings
 from shoal.engines.processes.keys import KeyPair
-from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.transport import MESSAGES_PER_TURN
 from shoal.experiment import ProcessesPlan
-from shoal.results.progress import Progress
 
 RUN = "run"
 NODES = 4
 PARAMETERS = 3
 ENDPOINT = "tcp://127.0.0.1:65535"
-
-
-class Notices:
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def progress(self, progress: Progress) -> None: ...
-
-    def notice(self, text: str) -> None:
-        self.texts.append(text)
 
 
 class Setting:
@@ -42,14 +29,18 @@ class Setting:
     def __init__(self, plan: ProcessesPlan, with_network: bool = True, key_pair: KeyPair | None = None) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._clients: zmq.Context[Any] = zmq.Context()
-        self.agent = FakeAgent()
-        self.notices = Notices()
-        self.registry = NodeRegistry(NODES)
-        for entry in self.registry:
-            entry.state = NodeState.STARTING
-        settings = ServerSettings(RUN, plan, with_network, key_pair)
-        self.server = ControlServer(self._context, settings, self.registry, self.agent, self.notices)
+        self.notices: list[str] = []
+        self.hosts: dict[int, str] = {}
+        settings = ServerSettings(RUN, plan, NODES, with_network, key_pair)
+        self.server = ControlServer(self._context, settings, self._bind, self._host, self.notices.append)
         self.server.model_parameters = PARAMETERS
+        self.server.expect(range(NODES))
+
+    def _bind(self, socket: zmq.Socket[Any]) -> str:
+        return f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+
+    def _host(self, node: int) -> str | None:
+        return self.hosts.get(node)
 
     def client(self, name: bytes, pair: KeyPair | None = None) -> zmq.Socket[Any]:
         client = self._clients.socket(zmq.DEALER)
@@ -80,7 +71,6 @@ class Setting:
         return accepted
 
     def close(self) -> None:
-        self.agent.close()
         self._clients.destroy(linger=0)
         self._context.destroy(linger=0)
 
@@ -134,15 +124,13 @@ def test_a_node_cannot_send_in_the_name_of_another(make: Callable[..., Setting])
     accepted = setting.received_until(control.NodeDone)
     assert [r.message for r in accepted] == [control.NodeListening(1, RUN, ENDPOINT), control.NodeDone(1)]
     assert setting.server.unauthenticated_connections == len(forged)
-    assert not setting.server.has_network
-    assert "'1' sent a message in the name of '0'" in setting.notices.texts[0]
+    assert "'1' sent a message in the name of '0'" in setting.notices[0]
 
 
 def test_a_connection_cannot_send_for_a_node_that_connected_before(setting: Setting) -> None:
     node, other = setting.client(b"node"), setting.client(b"other")
     setting.send(node, control.NodeListening(0, RUN, ENDPOINT))
     setting.received_until(control.NodeListening)
-    setting.registry[0].state = NodeState.LISTENING
     setting.send(other, control.NodeListening(0, RUN, ENDPOINT), control.NodeDone(0), control.NodeFailed(0, RUN, ""))
     setting.send(other, control.NodeDone(1), control.NodeFailed(1, "another run", ""), control.NodeFailed(1, RUN, ""))
     (accepted,) = setting.received_until(control.NodeFailed)
@@ -178,7 +166,6 @@ def test_an_endpoint_that_nodes_cannot_connect_to_is_rejected_and_counted(settin
     (accepted,) = setting.received_until(control.NodeListening)
     assert accepted.message == control.NodeListening(0, RUN, ENDPOINT)
     assert setting.server.unauthenticated_connections == 2
-    assert not setting.server.has_network
 
 
 @pytest.mark.parametrize(
@@ -194,7 +181,7 @@ def test_a_node_must_listen_at_the_address_of_the_plan_or_of_its_agent(
     make: Callable[..., Setting], plan: ProcessesPlan, hosts: dict[int, str], endpoint: str
 ) -> None:
     setting = make(plan)
-    setting.agent.hosts = hosts
+    setting.hosts = hosts
     client = setting.client(b"2")
     setting.send(client, *[control.NodeListening(unknown, RUN, endpoint) for unknown in (-5, NODES, 2**60)])
     setting.send(client, *[control.NodeListening(2, RUN, each) for each in ("tcp://127.0.0.1:1", endpoint)])
@@ -204,7 +191,7 @@ def test_a_node_must_listen_at_the_address_of_the_plan_or_of_its_agent(
 
 
 def test_only_nodes_that_are_starting_may_report_that_they_listen(setting: Setting) -> None:
-    setting.registry[0].state = NodeState.NOT_STARTED
+    setting.server.disconnect(0)
     client = setting.client(b"0")
     setting.send(client, control.NodeListening(0, RUN, ENDPOINT), control.NodeListening(1, "another run", ENDPOINT))
     setting.send(client, control.NodeListening(1, RUN, ENDPOINT))
@@ -216,11 +203,11 @@ def test_a_run_without_a_network_process_accepts_none(make: Callable[..., Settin
     setting = make(ProcessesPlan(), with_network=False)
     client = setting.client(b"network")
     setting.send(client, control.NetworkListening(RUN, ENDPOINT), control.NodeListening(0, RUN, ENDPOINT))
-    setting.received_until(control.NodeListening)
-    assert not setting.server.has_network
+    (accepted,) = setting.received_until(control.NodeListening)
+    assert accepted.message == control.NodeListening(0, RUN, ENDPOINT)
 
 
-def test_the_last_report_of_the_network_process_is_marked_as_final(setting: Setting) -> None:
+def test_only_the_network_process_reports_its_rejected_connections(setting: Setting) -> None:
     network, other = setting.client(b"network"), setting.client(b"other")
     setting.send(network, control.NetworkListening(RUN, ENDPOINT))
     setting.received_until(control.NetworkListening)
@@ -228,14 +215,13 @@ def test_the_last_report_of_the_network_process_is_marked_as_final(setting: Sett
     setting.send(other, control.UnauthenticatedConnections(RUN, 9, "", final=True), control.NodeFailed(1, RUN, ""))
     setting.received_until(control.NodeFailed)
     assert rejected() == 0
-    assert not setting.server.network_reported
     for report in (
         control.UnauthenticatedConnections(RUN, 1, "one"),
         control.UnauthenticatedConnections(RUN, 3, "another", final=True),
     ):
         setting.send(network, report)
-        until(lambda count=report.count: not list(setting.server.receive()) and rejected() == count)
-        assert setting.server.network_reported is report.final
+        (accepted,) = setting.received_until(control.UnauthenticatedConnections)
+        assert accepted.message == report
     assert rejected() == 3
 
 

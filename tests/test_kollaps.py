@@ -250,6 +250,16 @@ def test_a_new_link_joins(built: Callable[..., NetworkTimeline]) -> None:
     assert route(before, 2, 3) == route(after, 2, 3)
 
 
+def test_a_link_that_joins_again_is_the_same_link(built: Callable[..., NetworkTimeline]) -> None:
+    ends = 'origin="client" dest="right"'
+    join = f'<schedule {ends} time="{{}}" action="join" latency="2" upload="3Mbps" download="4Mbps"/>'
+    once, dynamic = join.format(3), join.format(3) + f'<schedule {ends} time="5" action="leave"/>' + join.format(7)
+    _, first, without, again = (network for _, network in built(4, dynamic=dynamic).states)
+    assert len(again.capacities) == len(built(4, dynamic=once).states[-1][1].capacities)
+    assert route(again, 0, 2) == route(first, 0, 2) != route(without, 0, 2)
+    assert route(again, 2, 0) == route(first, 2, 0) != route(without, 2, 0)
+
+
 def test_the_first_online_replicas_leave_and_links_do_not_change(
     built: Callable[..., NetworkTimeline],
 ) -> None:

@@ -173,6 +173,7 @@ def test_errors_name_file_user_and_sample(name: str, write: Write, cache: Path) 
         (b'{"users": ["\xff"], "user_data": {}}', "at byte 12: invalid bytes in UTF8 string"),
         (b'{"user_data": {"a": [1]}}', "user 'a': expected"),
         (b'["users"]', "no user in 'user_data'"),
+        (b'{"user_data": ' + b"[" * 20, "byte 29: lists are nested more than 16 deep"),
     ],
 )
 def test_errors_of_malformed_json_name_the_position(text: bytes, place: str, write: Write) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from coordination import FakeAgent, FakeServer
+from coordination import FakeAgents
 from shoal.engines.processes import control
 from shoal.engines.processes.liveness import MIN_START_SECONDS, STOP_SECONDS, LivenessMonitor, Timeouts
 from shoal.engines.processes.node_commands import NodeCommands
@@ -16,7 +16,6 @@ from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.start_monitor import StartMonitor
 from shoal.engines.processes.watch_clock import MAX_STEP, WatchClock
 from shoal.errors import RunError
-from shoal.results.records import RunFolder
 
 TIMEOUT = 60.0
 
@@ -102,13 +101,13 @@ class Watched:
     """Four nodes that run, of which the first three train, and the monitor of their liveness."""
 
     def __init__(self) -> None:
-        self.agent, self.server = FakeAgent(), FakeServer()
+        self.agents = FakeAgents()
         self.clock, self.now = WatchClock(), 0.0
         self.registry, self.starts = NodeRegistry(4), StartMonitor(self.clock)
         for entry in self.registry:
             entry.run(self.clock.seconds)
-        times, folder = RunTimes(None, range(3)), RunFolder(Path("unused"))
-        commands = NodeCommands(self.registry, self.agent, cast(Any, self.server), times, folder)
+        times = RunTimes(None, range(3))
+        commands = NodeCommands(self.registry, self.agents.as_group(), times)
         timeouts = Timeouts(start=0.1, hang=50.0, finish=100.0)
         training_nodes = frozenset(range(3))
         self.liveness = LivenessMonitor(
@@ -124,7 +123,7 @@ class Watched:
     @property
     def stopped(self) -> set[int]:
         """Nodes that were asked to stop."""
-        sent = self.server.sent.items()
+        sent = self.agents.sent.items()
         return {node for node, messages in sent if any(isinstance(m, control.Finish) and m.stopped for m in messages)}
 
     @property
@@ -141,7 +140,7 @@ def test_nodes_that_do_not_start_are_killed_with_a_reason(watched: Watched) -> N
     watched.starts.expect([1, 3])
     watched.watch(1.0)
     watched.liveness.end_nodes_that_do_not_start()
-    assert watched.agent.requests == [control.KillNodes([1, 3])]
+    assert watched.agents.requests == [control.KillNodes([1, 3])]
     reason = "did not report within 0.1 s that it listens; see nodes.log"
     assert watched.failures == [None, reason, None, reason]
 
@@ -156,10 +155,10 @@ def test_learners_are_stopped_and_then_killed_when_no_node_was_busy_for_long(wat
     reason = "hung: it waited 50 s and no node computed or sent anything"
     assert watched.failures == [reason, reason, reason, None]
     watched.liveness.end_hung_nodes(lambda nodes: False)
-    assert watched.agent.requests == []
+    assert watched.agents.requests == []
     watched.watch(STOP_SECONDS)
     watched.liveness.end_hung_nodes(lambda nodes: False)
-    assert watched.agent.requests == [control.KillNodes([0, 1, 2])]
+    assert watched.agents.requests == [control.KillNodes([0, 1, 2])]
 
 
 def test_one_busy_node_or_a_starting_node_keeps_all_nodes_alive(watched: Watched) -> None:
@@ -177,14 +176,14 @@ def test_a_node_without_heartbeats_is_killed_and_the_others_are_not(watched: Wat
     for node in (0, 2, 3):
         watched.registry[node].last_message = watched.clock.seconds
     watched.liveness.end_unresponsive_nodes()
-    assert watched.agent.requests == []
+    assert watched.agents.requests == []
     watched.watch(2.0)
     watched.liveness.end_unresponsive_nodes()
-    assert watched.agent.requests == [control.KillNodes([1])]
+    assert watched.agents.requests == [control.KillNodes([1])]
     assert [failure is None for failure in watched.failures] == [True, False, True, True]
     assert "sent no heartbeat for 50 s: its process is stopped or blocked" in str(watched.failures[1])
     watched.liveness.end_unresponsive_nodes()
-    assert len(watched.agent.requests) == 1, "one request is enough"
+    assert len(watched.agents.requests) == 1, "one request is enough"
 
 
 def test_nodes_that_do_not_run_need_no_heartbeats(watched: Watched) -> None:
@@ -193,7 +192,7 @@ def test_nodes_that_do_not_run_need_no_heartbeats(watched: Watched) -> None:
         watched.registry[node].state = state
     watched.watch(1000.0)
     watched.liveness.end_unresponsive_nodes()
-    assert watched.agent.requests == []
+    assert watched.agents.requests == []
 
 
 def test_time_in_which_the_coordinator_was_suspended_does_not_count(watched: Watched) -> None:
@@ -205,7 +204,7 @@ def test_time_in_which_the_coordinator_was_suspended_does_not_count(watched: Wat
     watched.liveness.check_network()
     watched.liveness.end_hung_nodes(lambda nodes: False)
     watched.liveness.end_nodes_that_do_not_finish()
-    assert watched.agent.requests == []
+    assert watched.agents.requests == []
     assert not watched.stopped
 
 
@@ -221,16 +220,16 @@ def test_a_network_process_without_heartbeats_ends_the_run(watched: Watched) -> 
 
 
 def test_an_agent_that_is_stopped_ends_the_run_unless_it_continues(watched: Watched) -> None:
+    def check(*stopped: bool) -> None:
+        watched.liveness.check_agents([cast(Any, SimpleNamespace(is_stopped=one)) for one in stopped])
+
     for _ in range(3):
-        watched.agent.is_stopped = True
         watched.watch(49.0)
-        watched.liveness.check_agent(watched.agent)
-        watched.agent.is_stopped = False
-        watched.liveness.check_agent(watched.agent)
-    watched.agent.is_stopped = True
+        check(False, True)
+        check(False, False)
     watched.watch(51.0)
     with pytest.raises(RunError, match="process that starts nodes was stopped for 50 s"):
-        watched.liveness.check_agent(watched.agent)
+        check(False, True)
 
 
 def test_nodes_that_are_offline_forever_are_stopped_at_once(watched: Watched) -> None:

@@ -12,11 +12,13 @@ import pytest
 from oracle import play
 from quadratics import NODES, ROUNDS, START, TOLERANCE, VALUES, Case, ring, steps, train
 from shoal.algorithms.dpsgd import DPSGD
-from shoal.compression.compressors import RandomCompressor, TopKCompressor
-from shoal.randomness import generator
+from shoal.compression.compressors import RandomCompressor, TopKCompressor, random_positions
+from shoal.compression.sparse import kept_count
+from shoal.randomness import derived_seed, generator
 from shoal.sharing.choco import CHOCO
 from shoal.sharing.deepsqueeze import DeepSqueeze
 from shoal.sharing.powergossip import PowerGossip
+from shoal.sharing.random import Random
 from shoal.topologies.static import Ring
 
 FIRST = START.astype(np.float64)
@@ -36,9 +38,9 @@ def mask(purpose: str, round: int) -> Any:
     return sent
 
 
-def choco(gamma: float) -> Iterator[Any]:
+def choco(gamma: float, rounds: int) -> Iterator[Any]:
     w, x, copies = ring(), FIRST, np.zeros((NODES, VALUES))
-    for r in range(ROUNDS):
+    for r in range(rounds):
         yield x
         half = x + steps(x)
         copies = copies + mask("choco", r) * (half - copies)
@@ -46,9 +48,9 @@ def choco(gamma: float) -> Iterator[Any]:
     yield x
 
 
-def deepsqueeze(gamma: float) -> Iterator[Any]:
+def deepsqueeze(gamma: float, rounds: int) -> Iterator[Any]:
     w, x, error = ring(), FIRST, np.zeros((NODES, VALUES))
-    for r in range(ROUNDS):
+    for r in range(rounds):
         yield x
         half = x + steps(x)
         compressed = mask("deepsqueeze", r) * (half + error)
@@ -57,19 +59,32 @@ def deepsqueeze(gamma: float) -> Iterator[Any]:
     yield x
 
 
-def averaging() -> Iterator[Any]:
+def averaging(rounds: int) -> Iterator[Any]:
     w, x = ring(), FIRST
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         yield x
         x = w @ (x + steps(x))
     yield x
 
 
-def _case(sharing: Callable[[], Any], oracle: Callable[[], Iterator[Any]]) -> Case:
+def random_sharing(fraction: float, rounds: int) -> Iterator[Any]:
+    """All nodes average the same coordinates."""
+    w, x, count = ring(), FIRST, kept_count(VALUES, fraction)
+    for r in range(rounds):
+        yield x
+        half = x + steps(x)
+        shared = random_positions(derived_seed(0, "random sharing", r), VALUES, count)
+        x = half.copy()
+        x[:, shared] = w @ half[:, shared]
+    yield x
+
+
+def _case(sharing: Callable[[], Any], oracle: Callable[[int], Iterator[Any]]) -> Case:
     return Case(DPSGD(), Ring(), oracle, settings={"sharing": sharing, "shapes": SHAPES})
 
 
 CASES: dict[str, Case] = {
+    "random": _case(lambda: Random(0.5), partial(random_sharing, 0.5)),
     "choco": _case(lambda: CHOCO(0.2, RANDOM), partial(choco, 0.2)),
     "deepsqueeze": _case(lambda: DeepSqueeze(0.02, RANDOM), partial(deepsqueeze, 0.02)),
     "powergossip, full rank": _case(lambda: PowerGossip(rank=2), averaging),

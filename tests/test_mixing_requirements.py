@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Setup
 from shoal.topologies.graph import Links, Mixing, TopologyWarning
 from shoal.topologies.inspection import is_doubly_stochastic
 from shoal.topologies.measures import matrix
@@ -107,3 +108,54 @@ def test_columns_are_summed_correctly(nodes: int, seed: int, topology: Any, sche
     rounds = range(1 if mixing.graph.static else 3)
     columns = [np.asarray(matrix(mixing, round).sum(0)).ravel() for round in rounds]
     assert is_doubly_stochastic(mixing) == bool(np.allclose(columns, 1.0, atol=1e-9))
+
+
+LABELLED = {"topology": {"name": "d-cliques", "size": 3}, "partition": {"name": "shards", "per_node": 2}, "nodes": 8}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_graph_from_labels_is_checked_when_the_data_is_loaded(name: str) -> None:
+    described = experiment(weights="uniform", model="logistic", **LABELLED, **NEEDS[name])
+    with pytest.raises(ExperimentError, match=r"use topology\.weights = 'metropolis-hastings'"):
+        Setup(described)
+    Setup(experiment(model="logistic", **LABELLED, **NEEDS[name]))
+
+
+def test_a_graph_from_labels_with_unequal_influence_is_a_warning() -> None:
+    described = experiment(weights="uniform", model="logistic", **LABELLED)
+    with pytest.warns(TopologyWarning, match="not doubly stochastic"):
+        Setup(described)
+
+
+def test_other_requirements_are_checked_of_a_graph_from_labels_too() -> None:
+    described = experiment(algorithm={"name": "adpsgd", "bipartite": "require"}, model="logistic", **LABELLED)
+    with pytest.raises(ExperimentError, match="not bipartite"):
+        Setup(described)
+
+
+@pytest.mark.parametrize("name", ["gradient-tracking", "k-gt", "deepsqueeze", "powergossip"])
+def test_the_graph_of_a_peer_sampler_is_checked(name: str) -> None:
+    sampler = {"name": "peer-sampler", "graph": {"name": "star"}}
+    with pytest.raises(ExperimentError, match=r"use topology\.weights = 'metropolis-hastings'"):
+        experiment(topology=sampler, weights="uniform", **NEEDS[name])
+    experiment(topology=sampler, **NEEDS[name])
+    experiment(topology={"name": "peer-sampler", "graph": {"name": "ring"}}, weights="uniform", **NEEDS[name])
+    labelled = {**sampler, "graph": {"name": "d-cliques", "size": 3}}
+    described = experiment(weights="uniform", model="logistic", **{**LABELLED, "topology": labelled}, **NEEDS[name])
+    with pytest.raises(ExperimentError, match=r"use topology\.weights = 'metropolis-hastings'"):
+        Setup(described)
+
+
+def test_a_peer_sampler_with_unequal_influence_is_a_warning() -> None:
+    with pytest.warns(TopologyWarning, match="not doubly stochastic"):
+        experiment(topology={"name": "peer-sampler", "graph": {"name": "star"}}, weights="uniform")
+
+
+@pytest.mark.parametrize("name", [*(name for name in NEEDS if name != "muffliato"), "adpsgd", "sgp", "swift"])
+def test_a_disconnected_graph_is_one_warning(name: str) -> None:
+    edges = [[0, 1], [1, 2], [2, 0], [3, 4], [4, 5], [5, 3]]
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        needs = NEEDS.get(name, {"algorithm": name})
+        Setup(experiment(topology={"name": "edges", "edges": edges}, model="logistic", **needs))
+    assert len([warning for warning in shown if "disconnected" in str(warning.message)]) == 1

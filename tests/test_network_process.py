@@ -51,7 +51,9 @@ def network() -> Iterator[tuple[Callable[[int], Any], float]]:
     """A function that connects a node to a network process, which runs in a thread, and the start of the run."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as coordinator:
         port = coordinator.bind_to_random_port("tcp://127.0.0.1")
-        process = NetworkProcess(Setup(EXPERIMENT), control.StartNodes([], f"tcp://127.0.0.1:{port}", "run", ""))
+        process = NetworkProcess(
+            Setup(EXPERIMENT), control.StartNodes([], "run", control_endpoint=f"tcp://127.0.0.1:{port}")
+        )
         thread = threading.Thread(target=process.serve)
         thread.start()
         line, hello = coordinator.recv_multipart()

@@ -271,6 +271,8 @@ def test_nodes_share_the_links_of_a_bandwidth_matrix(tmp_path: Path) -> None:
     assert bandwidth(network, 0, 2) == 100  # at the same site
     assert set(route(network, 0, 1).links) & set(route(network, 2, 3).links)
     assert not set(route(network, 0, 1).links) & set(route(network, 1, 0).links)
+    network = network_state(LatencyMatrix(tmp_path / "ms", bandwidth=tmp_path / "mbps", upload=1, download=2), 4)
+    assert (network.capacities[:8] / MEGABIT).tolist() == pytest.approx([1, 2] * 4)
 
 
 def test_a_missing_bandwidth_is_the_mean_or_rejected(tmp_path: Path) -> None:

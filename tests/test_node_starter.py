@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pytest
 
-from coordination import FakeAgent, FakeServer
+from coordination import FakeAgents
 from shoal.engines.processes import control
 from shoal.engines.processes.node_registry import NodeRegistry
 from shoal.engines.processes.node_starter import NodeStarter
@@ -17,10 +15,6 @@ from shoal.errors import RunError
 from shoal.experiment import Experiment
 
 
-class SealedServer(FakeServer):
-    sealed = True
-
-
 @pytest.fixture
 def registry() -> NodeRegistry:
     registry = NodeRegistry(3)
@@ -29,16 +23,17 @@ def registry() -> NodeRegistry:
     return registry
 
 
-def start(registry: NodeRegistry) -> SealedServer:
-    tracker, server = RunTracker(Experiment(nodes=len(registry), engine="processes")), SealedServer()
-    NodeStarter(registry, FakeAgent(), cast(Any, server), tracker, RunTimes(None, ()), WatchClock()).send_start()
-    return server
+def start(registry: NodeRegistry) -> FakeAgents:
+    experiment = Experiment(nodes=len(registry), engine="processes", processes={"sealed": True})
+    agents = FakeAgents()
+    NodeStarter(registry, agents.as_group(), RunTracker(experiment), RunTimes(None, ()), WatchClock()).send_start()
+    return agents
 
 
 def test_nodes_learn_each_others_public_keys_by_id(registry: NodeRegistry) -> None:
-    server = start(registry)
+    agents = start(registry)
     for node in range(3):
-        (message,) = server.sent[node]
+        (message,) = agents.sent[node]
         assert isinstance(message, control.Start)
         assert message.public_keys == [b"\0" * 40, b"\1" * 40, b"\2" * 40]
 

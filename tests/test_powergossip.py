@@ -304,6 +304,15 @@ def test_invalid_payloads_are_rejected(arrays: dict[str, Any], fields: dict[str,
         nodes.sharings[0].check(Payload(arrays, fields), np.zeros(nodes.size, np.float32))
 
 
+def test_a_message_counts_only_if_this_node_has_sent_in_the_same_round() -> None:
+    nodes = Nodes(2)
+    models = drawn(2, nodes.size)
+    models = nodes.exchange(models)
+    nodes.exchange(models, arrives=lambda sender, receiver: False)  # both ends have sent, and stay in the same step
+    merged = nodes.exchange(models, linked=lambda sender, receiver: sender == 1)
+    assert np.array_equal(merged, models), "node 1 received nothing, so node 0 takes no step either"
+
+
 @pytest.mark.parametrize("step", [0, 1, 5, 6, STEPS // 2, STEPS - 2, STEPS - 1])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_message_with_a_false_step_only_resets_the_edge(step: int, victim: int) -> None:

@@ -391,7 +391,7 @@ def test_a_rejoined_peer_times_out_from_the_round_of_its_first_message_on() -> N
         node.mark_rejoined(1, 3)
         timed_out = []
         for round in (2, 3, 4):
-            await node.receive_each([1, 2], round=round)
+            await node.receive_each([1, 2], round=round, timeout=10.0)
             timed_out.append((sorted(node.timed_out_peers), node.now()))
         return timed_out
 
@@ -434,6 +434,15 @@ def test_a_timeout_of_zero_takes_messages_that_have_arrived() -> None:
     node = fake.node(nodes=3, params=np.zeros(1, np.float32), receive_timeout=50.0)
     assert list(fake.run(node.receive_each([1, 2], round=0, timeout=0.0))) == [1]
     assert fake.now() == 0.0
+
+
+@pytest.mark.parametrize(("finite", "sender"), [(True, 2), (False, 1)])
+def test_the_first_valid_message_of_any_peer_is_taken(finite: bool, sender: int) -> None:
+    fake = FakeRuntime(make_message(1, values=[np.nan]), make_message(2, values=[1]))
+    node = fake.node(nodes=3, params=np.zeros(1, np.float32))
+    message = fake.run(node.receive_first([1, 2], finite=finite))
+    assert message is not None
+    assert (message.sender, node.rejected_count) == (sender, int(finite))
 
 
 def test_weights_without_a_graph_are_equal() -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from coordination import FakeAgent, FakeServer
+from coordination import FakeAgents
 from shoal.engines.processes import control
 from shoal.engines.processes.average_evaluations import AverageEvaluations
 from shoal.engines.processes.node_commands import NodeCommands
@@ -36,7 +36,7 @@ class Run:
     registry: NodeRegistry
     times: RunTimes
     tracker: RunTracker
-    agent: FakeAgent
+    agents: FakeAgents
     sent: dict[int, list[control.ToNode]]
 
     def apply_late(self, seconds: float) -> None:
@@ -54,18 +54,17 @@ def run(tmp_path: Path) -> Callable[..., Run]:
         experiment = Experiment(nodes=NODES, engine="processes", device={"step_seconds": 0.1}, **changed)
         environment = build_environment(experiment, device_speeds(experiment))
         tracker, times, registry = RunTracker(experiment), RunTimes(None, range(NODES)), NodeRegistry(NODES)
-        agent, server = FakeAgent(), FakeServer()
-        folder = RunFolder.create(tmp_path, "late")
-        starter = NodeStarter(registry, agent, cast(Any, server), tracker, times, WatchClock())
-        commands = NodeCommands(registry, agent, cast(Any, server), times, folder)
+        agents = FakeAgents()
+        starter = NodeStarter(registry, agents.as_group(), tracker, times, WatchClock())
+        commands = NodeCommands(registry, agents.as_group(), times)
         events = ProcessEvents(environment, registry, commands, starter, tracker, times)
-        starter.start_all(control.StartNodes(list(range(NODES)), "tcp://127.0.0.1:1", "run", str(folder.path)))
-        agent.requests.clear()
+        starter.start_all(control.StartNodes(list(range(NODES)), "run"))
+        agents.requests.clear()
         tracker.phase = "running"
         times.start()
         events.begin()
         starter.send_start()
-        return Run(events, registry, times, tracker, agent, server.sent)
+        return Run(events, registry, times, tracker, agents, agents.sent)
 
     return make
 
@@ -82,7 +81,7 @@ def test_a_node_that_is_being_killed_gets_no_more_faults(run: Callable[..., Run]
     faults = Faults().crash(2).at(1.0).slow("1-2", factor=2.0, what="compute").at(1.1).hang(2).at(1.2)
     late = run(fault=faults.schedule)
     late.apply_late(5.0)
-    recorded, killed = late.agent.requests
+    recorded, killed = late.agents.requests
     assert isinstance(recorded, control.RecordEvents)
     assert recorded.events == [(2, Event("fault", 1.0, "node 2 crashes"))]
     assert killed == control.KillNodes([2]), "after the record: nothing follows the end of a node"
@@ -94,14 +93,14 @@ def test_a_node_that_is_being_killed_gets_no_more_faults(run: Callable[..., Run]
 def test_a_fault_of_many_nodes_is_one_request_to_the_agent(run: Callable[..., Run]) -> None:
     late = run(fault=Faults().crash("1-4").at(1.0).until(1.5).schedule)
     late.apply_late(1.1)
-    recorded, killed = late.agent.requests
+    recorded, killed = late.agents.requests
     assert [node for node, _ in cast(control.RecordEvents, recorded).events] == [1, 2, 3, 4]
     assert killed == control.KillNodes([1, 2, 3, 4])
     for node in (1, 2, 3, 4):
         late.tracker.node_lost(node, "crashed on schedule")
-    late.agent.requests.clear()
+    late.agents.requests.clear()
     late.apply_late(0.5)
-    recorded, started = late.agent.requests
+    recorded, started = late.agents.requests
     events = cast(control.RecordEvents, recorded).events
     assert [(node, event.detail) for node, event in events] == [(n, f"node {n} restarts") for n in (1, 2, 3, 4)]
     assert cast(control.StartNodes, started).nodes == [1, 2, 3, 4]
@@ -118,9 +117,9 @@ def test_a_node_that_crashes_twice_before_its_process_exits_restarts_after_the_s
 
 def test_no_queued_average_is_evaluated_after_the_user_ends_the_run(tmp_path: Path) -> None:
     experiment = Experiment(nodes=NODES, engine="processes", evaluation={"samples": 20})
-    tracker, agent = RunTracker(experiment), FakeAgent()
+    tracker, agents = RunTracker(experiment), FakeAgents()
     tracker.expect_no_more_models(range(1, NODES))
-    averages = AverageEvaluations(tracker, cast(Any, agent), RunFolder.create(tmp_path, "ended"), after_run=False)
+    averages = AverageEvaluations(tracker, agents.as_group(), RunFolder.create(tmp_path, "ended"), after_run=False)
     for round in range(4):
         averages.add_model(control.ModelSnapshot(0, round, 0.5 * round), np.zeros(3, np.float32))
     averages.evaluated(control.AverageEvaluated(0, 0))
@@ -128,14 +127,14 @@ def test_no_queued_average_is_evaluated_after_the_user_ends_the_run(tmp_path: Pa
     assert averages.pending
     averages.evaluated(control.AverageEvaluated(1, 0))
     assert not averages.pending
-    assert [cast(control.EvaluateAverage, request).round for request in agent.requests] == [0, 1]
+    assert [cast(control.EvaluateAverage, request).round for request in agents.requests] == [0, 1]
 
 
 def test_models_after_the_last_evaluation_tick_are_not_averaged(tmp_path: Path) -> None:
     experiment = Experiment(nodes=NODES, engine="processes", evaluation={"seconds": 0.5, "samples": 20})
-    tracker, agent = RunTracker(experiment), FakeAgent()
+    tracker, agents = RunTracker(experiment), FakeAgents()
     tracker.expect_no_more_models(range(1, NODES))
-    averages = AverageEvaluations(tracker, cast(Any, agent), RunFolder.create(tmp_path, "late"), after_run=True)
+    averages = AverageEvaluations(tracker, agents.as_group(), RunFolder.create(tmp_path, "late"), after_run=True)
     tracker.phase = "running"
     averages.last_tick = 2
     for tick in (1, 2, 3):
@@ -144,5 +143,5 @@ def test_models_after_the_last_evaluation_tick_are_not_averaged(tmp_path: Path) 
     tracker.phase = "finishing"
     averages.evaluate_complete()
     while averages.pending:
-        averages.evaluated(control.AverageEvaluated(len(agent.requests), 0))
-    assert [cast(control.EvaluateAverage, request).tick for request in agent.requests] == [1, 2]
+        averages.evaluated(control.AverageEvaluated(len(agents.requests), 0))
+    assert [cast(control.EvaluateAverage, request).tick for request in agents.requests] == [1, 2]

@@ -55,7 +55,7 @@ def test_nodes_wait_for_unknown_keys_only_if_a_restarted_node_gets_a_new_one(
     async def body() -> float:
         with zmq.Context() as context:
             seal = Seal(context, pairs[0], lambda why: None, time.monotonic)
-            start = control.StartNodes([0, 1, 2, 3], "tcp://127.0.0.1:1", RUN, "", key_folder=key_folder)
+            start = control.StartNodes([0, 1, 2, 3], RUN, key_folder=key_folder)
             network = NodeNetwork(context, setup, 0, start, lambda why: None, seal)
             endpoints = [network.transport.endpoint] * 4
             network.start(control.Start(endpoints, public_keys=[pair.public for pair in pairs]))

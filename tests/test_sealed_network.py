@@ -67,7 +67,7 @@ class Network:
         seal = Seal(self.context, KeyPair.fresh(), print, time.monotonic)
         seal.secure_server(self._coordinator)
         port = self._coordinator.bind_to_random_port("tcp://127.0.0.1")
-        start = control.StartNodes([], f"tcp://127.0.0.1:{port}", RUN, "", coordinator_key=seal.pair.public)
+        start = control.StartNodes([], RUN, control_endpoint=f"tcp://127.0.0.1:{port}", control_key=seal.pair.public)
         self.pair = KeyPair.fresh()
         seal.allow(sealing.NETWORK_PROCESS, self.pair.public)
         setup = Setup(Experiment.from_table({**small().to_table(), "network": {"name": "uniform", "latency": 0.001}}))

@@ -14,6 +14,7 @@ import zmq
 from shoal.engines.processes import shaper as shaper_module
 from shoal.engines.processes.shaper import Arrival, NetworkAddress, Shaper, encode
 from shoal.engines.processes.transport import Transport
+from shoal.engines.rejoining import REJOIN_REQUEST
 from shoal.message import Message, Payload
 from shoal.message_budget import MessageBudget
 
@@ -110,6 +111,23 @@ def test_messages_in_transit_through_the_model_are_never_dropped(reports_first: 
         assert [message.round for message in node.received] == list(range(count))
         assert not shaper.dropped
         assert not shaper.held_bytes
+
+    with_shaper(body)
+
+
+def test_messages_about_rejoining_from_before_a_failure_are_ignored() -> None:
+    """Tickets are times in nanoseconds: see `Shaper.mark_failed`."""
+    failed_at = 5.0
+    before, after = int(4.9e9), int(5.1e9)
+
+    async def body(node: ShapedNode) -> None:
+        node.shaper.mark_failed(1, failed_at)
+        for ticket in (before, after):
+            node.shaper.receive(Message(1, REJOIN_REQUEST, ticket, Payload({})), ticket)
+            node.shaper.receive(new_message(1, ticket + 1), ticket + 1)
+            node.report(Arrival(1, ticket, 0.0), Arrival(1, ticket + 1, 0.0))
+        await node.until(lambda: not node.shaper.held_bytes)
+        assert [message.round for message in node.received] == [before + 1, after, after + 1]
 
     with_shaper(body)
 

@@ -17,6 +17,7 @@ import pytest
 from conftest import models_of
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.engines.simulation import batching as measure
+from shoal.engines.simulation.engine import World
 from shoal.environment.network.links import Uniform
 from shoal.errors import DeadlockError, NodeError
 from shoal.experiment import Experiment
@@ -424,3 +425,17 @@ def test_a_failed_run_has_no_digest_but_records_its_batching(tmp_path: Path) -> 
     assert (summary["status"], summary["digest"]) == ("failed", None)
     assert summary["time"]["wall_s"] > 0
     assert 'batching = "off"' in (folder / "experiment.toml").read_text()
+
+
+def test_a_node_that_has_ended_cannot_crash() -> None:
+    world = World(2, training_node_count=2)
+    ends: list[bool] = []
+
+    async def nothing() -> None: ...
+
+    world.runtimes[0].start(nothing(), ends.append)
+    world.kernel.run()
+    world.runtimes[0].crash()
+    world.runtimes[0].finish()
+    assert ends == [False]
+    assert not world.runtimes[1].failed_peers()

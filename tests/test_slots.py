@@ -7,11 +7,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from conftest import until
 from shoal.engines.processes.slots import Slots
+from shoal.experiment import Experiment
+from shoal.results.records import Event
 
 
 class Children:
@@ -150,3 +153,39 @@ def test_killing_nodes_at_any_moment_loses_no_slot(children: Children) -> None:
     until(lambda: held.count == 2)
     time.sleep(0.2)
     assert held.count == 2
+
+
+SLOW_TRAINING = """
+import time
+
+class Slow:
+    async def run(self, node):
+        learn = node.trainer.train
+
+        def learn_slowly(params, steps=None):
+            time.sleep(0.5)
+            return learn(params, steps)
+
+        node.trainer.train = learn_slowly
+        async for r in node.rounds(1):
+            node.params = await node.train(node.params)
+            node.record_event("peer timeout", f"{node.runtime.peer_timeout()}")
+"""
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_nodes_wait_for_peers_as_long_as_all_trainings_of_a_slot_may_take(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_TRAINING)
+    described = Experiment(
+        nodes=4,
+        engine="processes",
+        algorithm={"name": f"{tmp_path / 'slow.py'}:Slow"},
+        model={"name": "logistic"},
+        training={"batch_size": 8, "local_steps": 1},
+        evaluation={"every": 0, "average": False},
+        processes={"training_slots": 1},
+    )
+    folder = described.run(tmp_path).folder
+    found = [float(r.detail) for _, r in folder.read_all() if isinstance(r, Event) and r.what == "peer timeout"]
+    assert len(found) == 4
+    assert min(found) >= 60 + 5 * 0.5 * 4, "four nodes train one after another, each for half a second"

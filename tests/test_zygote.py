@@ -20,9 +20,9 @@ def test_a_record_that_cannot_be_written_is_reported_in_the_log(tmp_path: Path) 
     events = [(node, Event("fault", 1.0, f"node {node} crashes")) for node in range(3)]
     zygote = ZygoteProcess(folder)
     try:
-        zygote.send(control.RecordEvents(events, str(folder.path)))
+        zygote.send(control.RecordEvents(events))
         until(folder.node(2).exists)
-        zygote.send(control.RecordEvents(events[:1], str(folder.path)))
+        zygote.send(control.RecordEvents(events[:1]))
         until(lambda: list(folder.read(0)) == [events[0][1]] * 2)
     finally:
         zygote.close()
@@ -30,3 +30,21 @@ def test_a_record_that_cannot_be_written_is_reported_in_the_log(tmp_path: Path) 
     log = folder.log.read_text()
     assert "the event 'node 1 crashes' of node 1" in log
     assert "cannot be written: Is a directory" in log
+
+
+def test_a_request_that_exceeds_the_pipe_is_kept_until_the_zygote_reads_it(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "long")
+    event = Event("fault", 1.0, "x" * 10_000_000)
+    zygote = ZygoteProcess(folder)
+
+    def is_sent() -> bool:
+        zygote.flush()
+        return not zygote.has_unsent
+
+    try:
+        zygote.send(control.RecordEvents([(0, event)]))
+        assert zygote.has_unsent, "the zygote has not started to read, and the pipe holds less"
+        until(is_sent)
+        until(lambda: folder.node(0).exists() and list(folder.read(0)) == [event])
+    finally:
+        zygote.close()

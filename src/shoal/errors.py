@@ -4,13 +4,14 @@
     ├── ExperimentError        the experiment is invalid; found before the run starts
     ├── DataError              a data set or a partition cannot be created
     ├── TopologyError          a graph cannot be created, or nodes cannot use it
+    ├── CheckpointError        a checkpoint is missing or damaged, or does not belong to the run
     ├── MessageError           bytes that are not a valid message of this run
     └── RunError               the run started and cannot continue
         ├── DeadlockError      all simulated nodes wait, and no event can wake one
         ├── NodeError          the code of a node raised an exception
         │   └── PrivacyError   the node stopped because it would have revealed hidden data
         ├── StorageError       the files of the run cannot be written
-        └── LaunchError        nodes could not be started on this machine
+        └── LaunchError        nodes or workers could not be started
 
 Every error text has the key or field, its value, what was expected and what to do.
 """
@@ -42,6 +43,10 @@ class TopologyError(ShoalError):
     """A graph cannot be created, or nodes cannot use it."""
 
 
+class CheckpointError(ShoalError):
+    """A checkpoint is missing or damaged, or does not belong to the run: the run cannot be resumed from it."""
+
+
 class MessageError(ShoalError):
     """Bytes that are not a valid message of this run. They are dropped and counted."""
 
@@ -67,4 +72,4 @@ class StorageError(RunError):
 
 
 class LaunchError(RunError):
-    """Nodes could not be started on this machine."""
+    """Nodes or workers could not be started."""

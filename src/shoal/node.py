@@ -12,7 +12,8 @@ import numpy as np
 from shoal.errors import MessageError, NodeError
 from shoal.mailbox import Filter
 from shoal.message import Message, Payload
-from shoal.node_context import NodeContext, Observer
+from shoal.node_checkpoints import NodeCheckpoints
+from shoal.node_context import CheckpointSaver, NodeContext, Observer
 from shoal.node_protocols import (
     DiscoveryTopology,
     GraphPeers,
@@ -68,6 +69,7 @@ class Node:
         sharing: Sharing,
         observer: Observer,
         discovery: PeerDiscovery | None = None,
+        saver: CheckpointSaver | None = None,
     ) -> None:
         self.context = context
         self.runtime = runtime
@@ -94,6 +96,7 @@ class Node:
         self._rewired: tuple[Topology, WeightScheme | None] | None = None
         self.discovery: PeerDiscovery = discovery or GraphPeers(context.mixing)
         self._observer = observer
+        self.checkpoints = NodeCheckpoints(saver)
         self._loss: float | None = None
         self._generators = Generators(context.seed, context.id)
         self._check = sharing.check if isinstance(sharing, PayloadChecker) else None
@@ -270,15 +273,18 @@ class Node:
         """Return one payload of this round from every peer that did not fail, time out or send an invalid payload.
 
         A payload is invalid if `check_finite`, the sharing (for kind "model") or `check` rejects it. Invalid payloads
-        are counted. If `peers` are neighbours in the graph, the node waits less and less for a neighbour that has timed
-        out, until a message of that neighbour arrives in time: see `peer_timeouts`.
+        are counted. The node waits less and less for a peer that has timed out, until a message of that peer arrives in
+        time: see `peer_timeouts`. For a list of ids with a `timeout`, it waits for this time in every receive.
         """
         senders = tuple(peers.weights) if isinstance(peers, Peers) else tuple(sorted(peers))
         interactive = self.interactive_sharing if kind == MODEL else None
         if interactive is not None:
             senders = tuple(interactive.expected_senders(self, senders, round))
+        adaptive = timeout is None or isinstance(peers, Peers)
         timeout = self.receive_timeout if timeout is None else timeout
-        slow, wait = self._peer_timeouts.wait_for(senders) if isinstance(peers, Peers) else ((), 0.0)
+        slow, wait = self._peer_timeouts.wait_for(senders) if adaptive else ((), 0.0)
+        if len(slow) == len(senders) and self.id >= self.nodes:
+            slow = ()  # a server does not train: without any wait, all its rounds would be over at once
         prompt = tuple(sender for sender in senders if sender not in slow) if slow else senders
         began = self.now()
         messages = await self.runtime.receive(Filter(kind, round, prompt), timeout) if prompt or not slow else []
@@ -290,9 +296,9 @@ class Node:
         self.timed_out_peers = frozenset()
         if len(messages) < len(senders):
             self._report_missing(senders, messages, round)
-            if isinstance(peers, Peers):
+            if adaptive:
                 self._peer_timeouts.timed_out(self.timed_out_peers, waited)
-        elif not slow:
+        elif adaptive and not slow:
             self._peer_timeouts.complete(waited)
         received = Received(peers if isinstance(peers, Peers) else None)
         messages.sort(key=_sender)
@@ -402,13 +408,16 @@ class Node:
             self._record(round)
             if self.context.schedule.due(round, last=round == count - 1):
                 await self._evaluate(round)
+            self.checkpoints.after_round(round)
 
     @asynccontextmanager
     async def requested_round(self, round: int) -> AsyncIterator[None]:
         """Context manager for one round that another node, such as a server, requested: recorded, not evaluated."""
+        self.checkpoints.begin_requested_round(round)
         await self._observer.before_round(round)
         yield
         self._record(round)
+        self.checkpoints.end_requested_round()
 
     async def evaluate(self, round: int) -> None:
         """Evaluate the model now, or save it for evaluation after the run; nothing if this node is not evaluated."""
@@ -444,7 +453,9 @@ class Node:
         return {
             "round": self._next_round,
             "params": self._params,
-            "sent": [self.bytes_sent, self.messages_sent],
+            "sent": [self.bytes_sent, self.messages_sent, self.rejected_count],
+            "loss": self._loss,
+            "timeouts": self._peer_timeouts.state(),
             "algorithm": dict(self.algorithm_state),
             "generators": self._generators.state(),
             "rewired": self._rewired_state(),
@@ -455,7 +466,9 @@ class Node:
         """Continue from a `state` that was saved by a node with the same configuration."""
         self._next_round = state["round"]
         self.params = np.array(state["params"], np.float32)
-        self.bytes_sent, self.messages_sent = state["sent"]
+        self.bytes_sent, self.messages_sent, self.rejected_count = state["sent"]
+        self._loss = state["loss"]
+        self._peer_timeouts.restore(state["timeouts"])
         self.algorithm_state = dict(state["algorithm"])
         self._generators.restore(state["generators"])
         if (rewired := state["rewired"]) is not None:

@@ -31,6 +31,21 @@ class Observer(Protocol):
         ...
 
 
+class CheckpointSaver(Protocol):
+    """Saves the state of one node for the checkpoints of the run."""
+
+    every: int
+    """Rounds between two checkpoints."""
+
+    def save(self, round: int) -> None:
+        """Save the present state of the node, as its state after `round`."""
+        ...
+
+    def leave(self) -> None:
+        """Complete all checkpoints without this node."""
+        ...
+
+
 class MixingFactory(Protocol):
     """Builds graphs with mixing weights for the nodes of one run, and converts topologies to and from tables."""
 

@@ -1,19 +1,22 @@
-"""How long a node waits for a neighbour that has timed out before.
+"""How long a node waits for a peer that has timed out before.
 
-Otherwise a neighbour that is stopped, or slower than the timeout, would cost a node the whole timeout in every round.
+Otherwise a peer that is stopped, or slower than the timeout, would cost a node the whole timeout in every round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
+from shoal.state import State
 from shoal.types import NodeId
 
 FACTOR = 0.1
 """After each timeout, a node waits for the peer only for this fraction of the time that it waited before."""
 MIN_FRACTION = 0.001
-"""The smallest fraction of the first wait, where no receive has been complete yet."""
+"""The smallest fraction of the first wait."""
+USUAL_FACTOR = 0.5
+"""After each timeout but the first, a node waits at least for this fraction of the usual time that it used before."""
 
 
 @dataclass
@@ -23,6 +26,8 @@ class _SlowPeer:
     first_wait: float
     wait: float
     """Seconds to wait for it in the next receive."""
+    usual: float
+    """A lower bound of the wait, from the usual time of a complete receive."""
     late_messages: int
     """How many late messages it had sent when the node last waited for the whole timeout."""
     late_needed: int = 1
@@ -34,10 +39,14 @@ class _SlowPeer:
 class PeerTimeouts:
     """The peers that timed out in a receive by round, and how long to wait for each of them in the next one.
 
-    The wait shrinks to the longest time that a complete receive has taken. A peer that sends nothing costs little more
-    than one timeout. A peer whose messages arrive late is alive and may catch up: the node waits for the whole timeout
-    again after 1 late message, then after 2 more, 4 more and so on. So a peer that has recovered is awaited until it
-    has caught up, and a peer that is always too slow costs the timeout less and less often.
+    With t the first wait and u the usual time of a complete receive, the waits after the timeouts 1, 2, 3, … are
+    max(t/10, u), max(t/100, u/2), max(t/1000, u/4), max(t/1000, u/8), … So a peer that sends nothing costs at most
+    1.111 t + 2u, and t/1000 per receive. The bound u lets a peer respond that has lost one message. It shrinks too: if
+    nodes that wait for such a peer delay others, their complete receives are long as well.
+
+    A peer whose messages arrive late is alive and may catch up: the node waits for the whole timeout again after 1 late
+    message, then after 2 more, 4 more and so on. So a peer that has recovered is awaited until it has caught up, and a
+    peer that is always too slow costs the timeout less and less often.
     """
 
     def __init__(self, late_messages: Callable[[NodeId], int]) -> None:
@@ -45,7 +54,14 @@ class PeerTimeouts:
         self._late_messages = late_messages
         self._slow: dict[NodeId, _SlowPeer] = {}
         self._usual = 0.0
-        """Seconds that the longest complete receive took."""
+        """The usual seconds of a complete receive."""
+
+    def state(self) -> State:
+        return {"usual": self._usual, "slow": [[peer, *astuple(known)] for peer, known in self._slow.items()]}
+
+    def restore(self, state: State) -> None:
+        self._usual = state["usual"]
+        self._slow = {peer: _SlowPeer(*known) for peer, *known in state["slow"]}
 
     def wait_for(self, peers: Collection[NodeId]) -> tuple[tuple[NodeId, ...], float]:
         """The peers among `peers` to wait for less than the whole timeout, and the longest of their waits."""
@@ -61,14 +77,16 @@ class PeerTimeouts:
         """No message came from `peers` in `waited` seconds, or in the time of `wait_for` if that was shorter."""
         for peer in peers:
             if (known := self._slow.get(peer)) is None:
-                self._slow[peer] = known = _SlowPeer(waited, waited, self._late_messages(peer))
+                usual = min(self._usual, waited) / USUAL_FACTOR
+                self._slow[peer] = known = _SlowPeer(waited, waited, usual, self._late_messages(peer))
             elif known.retried:
                 known.late_messages, known.late_needed = self._late_messages(peer), 2 * known.late_needed
-            known.wait = max(FACTOR * known.wait, MIN_FRACTION * known.first_wait, self._usual)
+            known.usual *= USUAL_FACTOR
+            known.wait = max(FACTOR * known.wait, MIN_FRACTION * known.first_wait, known.usual)
 
     def complete(self, waited: float) -> None:
         """Messages came from all peers, in `waited` seconds."""
-        self._usual = max(self._usual, waited)
+        self._usual = max(waited, (self._usual + waited) / 2)
 
     def responded(self, peers: Iterable[NodeId]) -> None:
         """Messages came from `peers` in time, or they have rejoined: wait for them as for any other peer."""

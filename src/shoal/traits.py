@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 Receivers: TypeAlias = Literal["neighbours", "server", "anyone"]
+Cut: TypeAlias = Literal["round", "time", "none"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class Traits:
     """Whether nodes keep no optimizer state from round to round unless `training.keep_state` is true."""
     per_node_options: frozenset[str] = frozenset()
     """Options that may differ between the nodes of a run."""
+    checkpoint_cut: Cut = "round"
+    """Which states of the nodes a checkpoint consists of. "round": the states after the same round, if nodes wait for
+    the messages of a round: messages of later rounds are sent again. "time": the latest states, if nodes do not wait
+    for each other: messages in transit are lost. "none": its state cannot be saved, and `checkpoint.every` is
+    rejected."""
 
     # Algorithms and topologies
     has_service: bool = False
@@ -191,6 +197,15 @@ class ExperimentView(Protocol):
     @property
     def restarts(self) -> bool:
         """Whether failed nodes may be started again."""
+        ...
+
+    @property
+    def graph(self) -> Any:
+        """The graph that the topology builds (`shoal.topologies.graph.Graph`). None if it cannot be built, or not yet.
+
+        A graph that is built from labels is known when the data is loaded; then components are checked again. If nodes
+        find their peers by a protocol, this is the graph that the protocol begins with or samples from.
+        """
         ...
 
 

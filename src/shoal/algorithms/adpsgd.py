@@ -41,7 +41,7 @@ class ADPSGD:
     attempts: Annotated[int, Bounds(at_least=1)] = 3
     """The number of requests to send before the node continues without an answer."""
 
-    traits: ClassVar[Traits] = Traits(own_payloads=True)
+    traits: ClassVar[Traits] = Traits(own_payloads=True, checkpoint_cut="time")
 
     async def run(self, node: Node) -> None:
         sides = bipartition_of(node.mixing)

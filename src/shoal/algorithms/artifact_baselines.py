@@ -41,7 +41,7 @@ class ArtifactADPSGD:
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     degree: Annotated[int, Bounds(at_least=2)] = 6
 
-    traits: ClassVar[Traits] = Traits(own_payloads=True)
+    traits: ClassVar[Traits] = Traits(own_payloads=True, checkpoint_cut="time")
 
     async def run(self, node: Node) -> None:
         sender, rng = OrderedSender(node), node.rng("artifact adpsgd")
@@ -78,7 +78,7 @@ class ArtifactSWIFT:
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     degree: Annotated[int, Bounds(at_least=1)] = 6
 
-    traits: ClassVar[Traits] = Traits(own_payloads=True)
+    traits: ClassVar[Traits] = Traits(own_payloads=True, checkpoint_cut="time")
 
     async def run(self, node: Node) -> None:
         sender, rng = OrderedSender(node), node.rng("artifact swift")

@@ -45,7 +45,7 @@ class DivShare:
     peers: Literal["all", "neighbours"] = "all"
     streams: Annotated[int, Bounds(at_least=1)] = 1
 
-    traits: ClassVar[Traits] = Traits(own_payloads=True)
+    traits: ClassVar[Traits] = Traits(own_payloads=True, checkpoint_cut="time")
 
     async def run(self, node: Node) -> None:
         fragments = cut(node.shapes, self.fragments, node.seed)

@@ -44,15 +44,15 @@ class FedAvg:
     traits: ClassVar[Traits] = Traits(sends_to="server", needs_only_sum=True, has_service=True, stateless_nodes=True)
 
     async def run(self, node: Node) -> None:
-        await node.send([node.server], Payload({}, {SAMPLES: node.samples}), round=0, kind=JOIN)
+        if not node.algorithm_state.get(JOIN):
+            await node.send([node.server], Payload({}, {SAMPLES: node.samples}), round=0, kind=JOIN)
+            node.algorithm_state[JOIN] = True
         async for r in server_rounds(node):
             trained = await node.train(node.params)
             await node.send([node.server], node.sharing.outgoing(trained, r), round=r)
 
     async def serve(self, node: Node) -> None:
-        joined = await node.receive_each(range(node.nodes), round=0, kind=JOIN, timeout=math.inf, check=_check_samples)
-        weighted = self.weights == "samples"
-        samples = {client: int(payload.fields[SAMPLES]) if weighted else 1 for client, payload in joined.items()}
+        samples = await self._joined_clients(node)
         server = RoundServer(node)
         async for r in node.rounds(self.rounds):
             clients = self._sample(node, samples)
@@ -64,6 +64,16 @@ class FedAvg:
             merged = node.sharing.merge(node.params, received, _weights(samples, received))
             server.apply_step(self.server, merged - node.params, r)
         await server.finish(self.rounds)
+
+    async def _joined_clients(self, node: Node) -> dict[NodeId, int]:
+        """Wait until all clients have joined. Returns how much each of them counts in the average."""
+        if SAMPLES not in node.algorithm_state:
+            joins = await node.receive_each(
+                range(node.nodes), round=0, kind=JOIN, timeout=math.inf, check=_check_samples
+            )
+            node.algorithm_state[SAMPLES] = [[client, payload.fields[SAMPLES]] for client, payload in joins.items()]
+        counts = dict(node.algorithm_state[SAMPLES])
+        return counts if self.weights == "samples" else dict.fromkeys(counts, 1)
 
     def _sample(self, node: Node, samples: Mapping[NodeId, int]) -> list[NodeId]:
         clients = [client for client in running_clients(node) if client in samples]

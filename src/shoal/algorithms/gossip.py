@@ -50,7 +50,7 @@ class Gossip:
     period: Annotated[float, Bounds(above=0)] | None = None
     merge: Literal["age", "average", "none"] = "age"
 
-    traits: ClassVar[Traits] = Traits(sends_to="anyone")
+    traits: ClassVar[Traits] = Traits(sends_to="anyone", checkpoint_cut="time")
 
     def __post_init__(self) -> None:
         if self.variant == "um" and self.merge == "none":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -52,6 +52,8 @@ class ParameterServer:
     def __post_init__(self) -> None:
         if self.staleness is not None and not self.asynchronous:
             raise ValueError("staleness is a limit for asynchronous workers: set asynchronous = true, or remove it")
+        if self.asynchronous:
+            object.__setattr__(self, "traits", replace(self.traits, checkpoint_cut="time"))
 
     async def run(self, node: Node) -> None:
         async for r in server_rounds(node):

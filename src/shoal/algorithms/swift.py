@@ -44,7 +44,7 @@ class SWIFT:
     skipped: Annotated[int, Bounds(at_least=0)] = 0
     queue: Literal["latest", "all"] = "latest"
 
-    traits: ClassVar[Traits] = Traits(own_payloads=True)
+    traits: ClassVar[Traits] = Traits(own_payloads=True, checkpoint_cut="time")
 
     async def run(self, node: Node) -> None:
         weights = coefficients_of(node.mixing)[node.id]

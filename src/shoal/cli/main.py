@@ -22,7 +22,7 @@ from rich.markup import escape
 
 from shoal.cli.commands import COMMANDS
 from shoal.cli.display import console
-from shoal.errors import DataError, ExperimentError, LaunchError, ShoalError, TopologyError
+from shoal.errors import CheckpointError, DataError, ExperimentError, LaunchError, ShoalError, TopologyError
 
 WRONG_INPUT = 2
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     try:
         code = command(parsed)
-    except (ExperimentError, DataError, TopologyError, LaunchError) as error:
+    except (ExperimentError, CheckpointError, DataError, TopologyError, LaunchError) as error:
         code = _print_error(error, WRONG_INPUT)
     except ShoalError as error:
         code = _print_error(error, 1)

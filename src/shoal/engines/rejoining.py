@@ -11,7 +11,7 @@ higher id waits until the other node has rejoined and sends its answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 
 import numpy as np
@@ -56,10 +56,14 @@ async def answer_rejoining_peers(node: Node, state: RejoinState | None = None) -
             await node.runtime.send(message.sender, node.make_message(REJOIN_ANSWER, Payload({})))
 
 
-async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
+async def rejoin(
+    node: Node, others: Collection[NodeId], restore_own: Callable[[Node], int | None] = lambda node: None
+) -> bool:
     """Take over a round and a model of `others`, the training nodes that have not failed; answer later rejoiners.
 
-    Returns False if no peer answers. All training nodes count as failed for a restarted node until they answer.
+    If no peer answers, continue from the node's own checkpoint: `restore_own` restores it and returns its next round,
+    or returns None if there is none. Then `rejoin` returns False. All training nodes count as failed for a restarted
+    node until they answer.
     """
     state = RejoinState()
     node.background(answer_rejoining_peers(node, state))
@@ -71,10 +75,13 @@ async def rejoin(node: Node, others: Collection[NodeId]) -> bool:
         if peer < node.nodes:
             node.mark_rejoined(peer, round)
     giver = next(iter(answers), None) if led else await _take_over(node, answers)
-    if giver is None:
+    if giver is not None:
+        how = f"node {giver} leads" if led else f"from round {node.next_round} on, with the model of node {giver}"
+    elif (restored := restore_own(node)) is not None:
+        how = f"from round {restored} on, with its own checkpoint: no peer answered"
+    else:
         node.record_event("not rejoined", "no peer answered: the others have ended, or are unreachable")
         return False
-    how = f"node {giver} leads" if led else f"from round {node.next_round} on, with the model of node {giver}"
     node.record_event(REJOINED, how)
     state.rejoined = True
     for asker in sorted(state.askers - answers.keys()):

@@ -82,9 +82,12 @@ class RunTracker:
 
     # Progress
 
-    def start_training_clock(self) -> None:
-        """Count the wall time of the run from now on. Startup is not part of it."""
-        self._training_began = time.monotonic()
+    def start_training_clock(self, before: float = 0.0) -> None:
+        """Count the wall time of the run from now on. Startup is not part of it.
+
+        `before` is the wall time of a resumed run until its checkpoint.
+        """
+        self._training_began = time.monotonic() - before
 
     def training_seconds(self, until: float | None = None) -> float:
         """Wall time since training began, up to `until` on the monotonic clock, by default up to now."""

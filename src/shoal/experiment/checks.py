@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 from shoal import schema
 from shoal.environment import faults
 from shoal.environment.faults.table import affects_pairs
+from shoal.errors import ExperimentError, TopologyError
 from shoal.experiment.registry import Component, registry
 from shoal.experiment.resolving import Resolver
 from shoal.experiment.tables import NodeSettings, ProcessesPlan
-from shoal.topologies.graph import Mixing, TopologyWarning, WeightScheme
-from shoal.topologies.inspection import graph_of, is_directed, is_doubly_stochastic
+from shoal.topologies.graph import Graph, Mixing, TopologyWarning, TopologyWrapper, WeightScheme
+from shoal.topologies.inspection import is_directed, is_doubly_stochastic, mixing_graph
 from shoal.training import metrics
 from shoal.training.settings import Training
-from shoal.traits import Constrained
+from shoal.traits import Constrained, traits_of
 from shoal.types import NodeId
 
 if TYPE_CHECKING:
@@ -40,8 +41,20 @@ def contradictions(experiment: Experiment) -> list[str]:
         )
         problems += _plain_links(experiment.processes, sharings)
         problems += _wrong_for_processes(experiment)
+    elif experiment.simulation.batching == "ray":
+        problems += _wrong_for_ray(experiment)
     problems += _wrong_metric(experiment)
+    problems += _wrong_checkpoints(experiment)
     return problems
+
+
+def _wrong_checkpoints(experiment: Experiment) -> Iterator[str]:
+    """List the components whose state checkpoints cannot hold."""
+    if experiment.checkpoint.every and experiment.algorithm.traits.checkpoint_cut == "none":
+        yield (
+            f"checkpoint.every = {experiment.checkpoint.every}: the state of algorithm = "
+            f"{experiment.algorithm.name!r} cannot be saved; use checkpoint.every = 0 or another algorithm"
+        )
 
 
 def _wrong_groups(experiment: Experiment) -> list[str]:
@@ -96,11 +109,24 @@ def _wrong_for_processes(experiment: Experiment) -> Iterator[str]:
         )
     if plan.shaping == "kernel":
         yield from _wrong_for_kernel_shaping(experiment, plan)
+    yield from _classes_of_the_script(experiment, "use engine = 'simulation'")
+
+
+def _wrong_for_ray(experiment: Experiment) -> Iterator[str]:
+    """List what other ways to compute can do and workers on Ray cannot."""
+    instead = "use another simulation.batching"
+    if (device := experiment.training.device) != "cpu":
+        yield f"training.device = {device!r}: workers on Ray train on CPUs; use 'cpu', or {instead}"
+    yield from _classes_of_the_script(experiment, instead)
+
+
+def _classes_of_the_script(experiment: Experiment, instead: str) -> Iterator[str]:
+    """List the components that other processes cannot import."""
     for kind, value in vars(experiment).items():
         if isinstance(value, Component) and value.name.startswith("__main__:"):
             yield (
                 f"{kind} = {value.name!r}: other processes cannot import a class from the running script; move it to a "
-                "module or a file of its own, or use engine = 'simulation'"
+                f"module or a file of its own, or {instead}"
             )
 
 
@@ -155,9 +181,10 @@ class _NodeView:
     trainer: Component
     training: Training
     restarts: bool
+    graph: Graph | None
 
     @classmethod
-    def of(cls, experiment: Experiment, settings: NodeSettings) -> _NodeView:
+    def of(cls, experiment: Experiment, settings: NodeSettings, graph: Graph | None) -> _NodeView:
         return cls(
             experiment.nodes,
             experiment.seed,
@@ -168,15 +195,51 @@ class _NodeView:
             experiment.trainer,
             settings.training,
             experiment.restarts,
+            graph,
         )
 
 
-def incompatibilities(experiment: Experiment) -> list[str]:
-    """List the components that do not work with the rest of the experiment, each problem once."""
+def graph_needs_labels(experiment: Experiment) -> bool:
+    """Whether the graph is built from labels, also where a peer sampler takes the neighbours from it."""
+    topology = experiment.topology.build()
+    while isinstance(topology, TopologyWrapper):
+        topology = topology.sampled_topology
+    return traits_of(topology, "topology").needs_labels
+
+
+def check_labelled_graph(experiment: Experiment, graph: Graph) -> None:
+    """Raise `ExperimentError` if a component does not work with the graph that was built from labels.
+
+    Warnings that do not depend on the graph were issued when the experiment was created.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("default", TopologyWarning)
+        if problems := incompatibilities(experiment, graph):
+            raise ExperimentError(problems, experiment.name)
+
+
+def _build_graph(experiment: Experiment) -> Graph | None:
+    """Return the graph as far as it is known without data."""
+    if graph_needs_labels(experiment):
+        return None
+    try:
+        graph: Graph = experiment.topology.build().build(experiment.nodes, experiment.seed)
+    except TopologyError:  # reported where the graph is built for the run
+        return None
+    return graph
+
+
+def incompatibilities(experiment: Experiment, graph: Graph | None = None) -> list[str]:
+    """List the components that do not work with the rest of the experiment, each problem once.
+
+    `graph` is the graph that was built from labels. Any other graph is built here, once for all components.
+    """
+    graph = _build_graph(experiment) if graph is None else graph
     nodes = range(experiment.nodes) if experiment.group else range(1)
     problems: dict[str, None] = dict.fromkeys(_mixed_algorithms(experiment))
     for settings in {id(s): s for s in map(experiment.settings, nodes)}.values():
-        view = _NodeView.of(experiment, settings)
+        view = _NodeView.of(experiment, settings, graph)
         if view.sharing.name != "full" and view.algorithm.traits.own_payloads:
             problems[
                 f"sharing = {view.sharing.name!r}: {view.algorithm.name!r} builds its own payloads; "
@@ -193,7 +256,7 @@ def incompatibilities(experiment: Experiment) -> list[str]:
 
 def _warn_of_weights(view: _NodeView) -> None:
     """Warn if models are averaged with weights that do not keep their mean."""
-    graph, traits = graph_of(view), view.algorithm.traits
+    graph, traits = mixing_graph(view), view.algorithm.traits
     if graph is None or traits.sends_to != "neighbours" or traits.own_payloads:
         return
     if not is_doubly_stochastic(Mixing(graph, view.weights)):

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +24,7 @@ from shoal import schema
 from shoal.environment.faults import Fault
 from shoal.errors import ExperimentError
 from shoal.experiment import checks
-from shoal.experiment.mapping import Machine, NodeMapping, by_machine
+from shoal.experiment.mapping import THIS_MACHINE, Machine, MachineInfo, NodeMapping, by_machine
 from shoal.experiment.overrides import apply_overrides, lift_nested_keys, remove_misplaced
 from shoal.experiment.resolving import Resolver
 from shoal.experiment.tables import (
@@ -73,7 +73,7 @@ class Experiment:
     network: Any = _named("ideal")
     device: Any = _named("constant")
     availability: Any = _named("always")
-    mapping: Any = _named("linear")
+    mapping: Any = _named("cores")
     trainer: Any = _named("torch")
     training: Training = field(default_factory=Training)
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
@@ -178,7 +178,11 @@ class Experiment:
 
     @functools.cached_property
     def placement(self) -> dict[Machine, list[NodeId]]:
-        """The nodes on each machine; service nodes run on the machine of node 0.
+        """The nodes on each machine, if all that the mapping does not name run on this one. Raises ValueError."""
+        return self.place(THIS_MACHINE)
+
+    def place(self, machines: Sequence[MachineInfo]) -> dict[Machine, list[NodeId]]:
+        """Return the nodes on each of `machines`; service nodes run on the machine of node 0.
 
         Raises ValueError if the mapping does not fit the nodes or the groups.
         """
@@ -186,8 +190,8 @@ class Experiment:
         if assigned and self.mapping.name != "by-group":
             raise ValueError(f"groups name machines, which mapping = {self.mapping.name!r} ignores; use 'by-group'")
         mapping: NodeMapping = self.mapping.build()
-        machines = mapping.place(self.nodes, assigned)
-        return by_machine(machines + [machines[0]] * len(self.services))
+        placed = mapping.place(self.nodes, assigned, machines)
+        return by_machine(placed + [placed[0]] * len(self.services))
 
     @property
     def round_nodes(self) -> range:
@@ -223,11 +227,14 @@ class Experiment:
                 return f"node {node}, the service node of {kind} = {getattr(self, kind).name!r}, {failure}"
         return f"node {node} {failure}; its neighbours continue without it"
 
-    def run(self, out: str | Path = "runs") -> Run:
-        """Run the experiment without a display, and return when it has ended."""
+    def run(self, out: str | Path = "runs", ray: str | None = None) -> Run:
+        """Run the experiment without a display, and return when it has ended.
+
+        `ray` is the address of a Ray cluster, for simulation.batching = "ray"; default: Ray is started for this run.
+        """
         from shoal.experiment.running import run
 
-        return run(self, Path(out))
+        return run(self, Path(out), ray=ray)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The mapping of nodes to machines: plain data that a launcher reads.
 
-A mapping has one method, `place(nodes, assigned)`, which names a machine for every node. The result is written to
-`mapping.json` in the run's folder: the machines, and the nodes on each.
+A mapping has one method, `place(nodes, assigned, machines)`, which names a machine for every node. The result is
+written to `mapping.json` in the run's folder: the machines, and the nodes on each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,22 @@ from shoal.types import NodeId, format_node_ids, parse_node_ids
 Machine: TypeAlias = str
 LOCALHOST: Machine = "localhost"
 
+
+@dataclass(frozen=True)
+class MachineInfo:
+    """A machine that can run nodes."""
+
+    name: Machine = LOCALHOST
+    cores: int = 1
+    memory: int = 1
+    """Bytes that are available."""
+
+
+THIS_MACHINE = (MachineInfo(),)
+
 MAPPINGS: dict[str, str] = {
+    "cores": "shoal.experiment.mapping:ByCores",
+    "memory": "shoal.experiment.mapping:ByMemory",
     "linear": "shoal.experiment.mapping:Linear",
     "by-group": "shoal.experiment.mapping:ByGroup",
     "explicit": "shoal.experiment.mapping:Explicit",
@@ -25,8 +40,10 @@ MAPPINGS: dict[str, str] = {
 class NodeMapping(Protocol):
     """The interface of a mapping."""
 
-    def place(self, nodes: int, assigned: Mapping[NodeId, Machine]) -> list[Machine]:
-        """Return the machine of each node; `assigned` holds the machines that groups name.
+    def place(
+        self, nodes: int, assigned: Mapping[NodeId, Machine], machines: Sequence[MachineInfo] = THIS_MACHINE
+    ) -> list[Machine]:
+        """Return the machine of each node; `assigned` holds the machines that groups name, `machines` all machines.
 
         Raises ValueError if the mapping does not fit the nodes.
         """
@@ -34,26 +51,54 @@ class NodeMapping(Protocol):
 
 
 @dataclass(frozen=True)
+class ByCores:
+    """Consecutive blocks of nodes on all machines, in proportion to their cores."""
+
+    def place(
+        self, nodes: int, assigned: Mapping[NodeId, Machine], machines: Sequence[MachineInfo] = THIS_MACHINE
+    ) -> list[Machine]:
+        return _in_proportion(nodes, [(machine.name, machine.cores) for machine in machines])
+
+
+@dataclass(frozen=True)
+class ByMemory:
+    """Consecutive blocks of nodes on all machines, in proportion to their available memory."""
+
+    def place(
+        self, nodes: int, assigned: Mapping[NodeId, Machine], machines: Sequence[MachineInfo] = THIS_MACHINE
+    ) -> list[Machine]:
+        return _in_proportion(nodes, [(machine.name, machine.memory) for machine in machines])
+
+
+@dataclass(frozen=True)
 class Linear:
     """Consecutive blocks of nodes on the machines in order; the sizes of blocks differ by at most one."""
 
-    machines: tuple[Machine, ...] = (LOCALHOST,)
+    machines: tuple[Machine, ...] | None = None
+    """Default: all machines."""
 
     def __post_init__(self) -> None:
-        _check_names(self.machines)
+        if self.machines is not None:
+            _check_names(self.machines)
 
-    def place(self, nodes: int, assigned: Mapping[NodeId, Machine]) -> list[Machine]:
-        return [self.machines[node * len(self.machines) // nodes] for node in range(nodes)]
+    def place(
+        self, nodes: int, assigned: Mapping[NodeId, Machine], machines: Sequence[MachineInfo] = THIS_MACHINE
+    ) -> list[Machine]:
+        names = self.machines or tuple(machine.name for machine in machines)
+        return _in_proportion(nodes, [(name, 1) for name in names])
 
 
 @dataclass(frozen=True)
 class ByGroup:
     """Every node on the machine of its group (`[[group]] machine = …`), all other nodes on `otherwise`."""
 
-    otherwise: Machine = LOCALHOST
+    otherwise: Machine | None = None
+    """Default: the first machine."""
 
-    def place(self, nodes: int, assigned: Mapping[NodeId, Machine]) -> list[Machine]:
-        return [assigned.get(node, self.otherwise) for node in range(nodes)]
+    def place(
+        self, nodes: int, assigned: Mapping[NodeId, Machine], machines: Sequence[MachineInfo] = THIS_MACHINE
+    ) -> list[Machine]:
+        return [assigned.get(node, self.otherwise or machines[0].name) for node in range(nodes)]
 
 
 @dataclass(frozen=True)
@@ -62,7 +107,9 @@ class Explicit:
 
     machines: Mapping[Machine, str]
 
-    def place(self, nodes: int, assigned: Mapping[NodeId, Machine]) -> list[Machine]:
+    def place(
+        self, nodes: int, assigned: Mapping[NodeId, Machine], machines: Sequence[MachineInfo] = THIS_MACHINE
+    ) -> list[Machine]:
         placed: dict[NodeId, Machine] = {}
         for machine, ids in self.machines.items():
             for node in parse_node_ids(ids, nodes):
@@ -79,6 +126,17 @@ def by_machine(machines: Sequence[Machine]) -> dict[Machine, list[NodeId]]:
     placed: dict[Machine, list[NodeId]] = {}
     for node, machine in enumerate(machines):
         placed.setdefault(machine, []).append(node)
+    return placed
+
+
+def _in_proportion(nodes: int, weights: Sequence[tuple[Machine, int]]) -> list[Machine]:
+    """Consecutive blocks of nodes, whose sizes are proportional to the weights up to rounding."""
+    total = sum(weight for _, weight in weights)
+    placed: list[Machine] = []
+    up_to = 0
+    for name, weight in weights:
+        up_to += weight
+        placed += [name] * (-(-up_to * nodes // total) - len(placed))
     return placed
 
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import msgspec
-
-from shoal.errors import StorageError
+from shoal.errors import ExperimentError, StorageError
 from shoal.experiment import Experiment
-from shoal.experiment.writing import write_experiment
+from shoal.experiment.writing import write_experiment, write_mapping
+from shoal.results.checkpoints import Manifest
 from shoal.results.progress import Outcome, ProgressListener, Status
-from shoal.results.records import RunFolder, replacing
+from shoal.results.records import RunFolder
+from shoal.results.run_lock import lock
 from shoal.results.summary import summarize, write_metrics
-from shoal.types import format_node_ids
+
+if TYPE_CHECKING:
+    from shoal.engines.processes.remote.agents_plan import AgentsPlan
+    from shoal.engines.worker import Worker
+    from shoal.experiment.setup import Setup
+
+WorkerStarter: TypeAlias = "Callable[[Setup], Sequence[Worker]]"
 
 
 @dataclass(frozen=True)
@@ -30,24 +40,51 @@ class Run:
         return str(self.summary["status"])
 
 
+@dataclass(frozen=True)
+class Machines:
+    """Where a run computes; by default on this machine."""
+
+    agents: AgentsPlan | None = None
+    """The agents that run the nodes of the process engine."""
+    ray: str | None = None
+    """The address of the Ray cluster for simulation.batching = "ray"."""
+
+
 def run(
     experiment: Experiment,
     out: Path,
     listener: ProgressListener | None = None,
     command_time: float | None = None,
+    agents: AgentsPlan | None = None,
+    ray: str | None = None,
 ) -> Run:
     """Run `experiment` in a new folder below `out`. If the run fails, its summary is written and the error is raised.
 
-    `command_time` is the time of `time.time` at which the user started the command; default: now.
+    `command_time` is the time of `time.time` at which the user started the command; default: now. `agents` are the
+    machines that run the nodes; default: this one. `ray` is the address of the Ray cluster for simulation.batching =
+    "ray"; default: Ray is started on this machine, for this run only.
     """
+    if agents is not None:
+        experiment = for_agents(experiment, agents)
     command_time = time.time() if command_time is None else command_time
     folder = RunFolder.create(out, experiment.name)
     write_experiment(folder.experiment, experiment.to_table())
-    placement = {machine: format_node_ids(nodes) for machine, nodes in experiment.placement.items()}
-    with replacing(folder.mapping) as unfinished:
-        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n")
+    write_mapping(folder.mapping, experiment.placement)
+    with lock(folder):
+        return finish_run(experiment, folder, listener, command_time, machines=Machines(agents, ray))
+
+
+def finish_run(
+    experiment: Experiment,
+    folder: RunFolder,
+    listener: ProgressListener | None,
+    command_time: float,
+    resumed: Manifest | None = None,
+    machines: Machines | None = None,
+) -> Run:
+    """Run an experiment whose folder is prepared, from the start or from a checkpoint, and write its results."""
     try:
-        outcome = _run_engine(experiment, folder, listener, command_time)
+        outcome = _run_engine(experiment, folder, listener, command_time, resumed, machines or Machines())
     except BaseException as error:
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         try:
@@ -59,19 +96,61 @@ def run(
 
 
 def _run_engine(
-    experiment: Experiment, folder: RunFolder, listener: ProgressListener | None, command_time: float
+    experiment: Experiment,
+    folder: RunFolder,
+    listener: ProgressListener | None,
+    command_time: float,
+    resumed: Manifest | None,
+    machines: Machines,
 ) -> Outcome:
     if experiment.engine == "simulation":
-        from shoal.engines.simulation.engine import Simulation
-
-        simulation = Simulation(experiment, folder, listener, command_time)
-        table = experiment.to_table()
-        table["simulation"]["batching"] = simulation.batching  # a replay of the run must not choose again
-        write_experiment(folder.experiment, table)
-        return simulation.run()
+        with _worker_starter(experiment, machines.ray) as start_workers:
+            return _simulate(experiment, folder, listener, command_time, start_workers, resumed)
     from shoal.engines.processes.launch import run_processes
 
-    return run_processes(experiment, folder, listener, command_time)
+    return run_processes(experiment, folder, listener, command_time, machines.agents, resumed)
+
+
+def for_agents(experiment: Experiment, agents: AgentsPlan) -> Experiment:
+    """The experiment as it runs on agents: links between machines are sealed, unless the user allows plain ones."""
+    if experiment.engine != "processes":
+        raise ExperimentError(
+            ["agents run processes: add engine = 'processes', or --engine processes"], experiment.name
+        )
+    plan = experiment.processes
+    if agents.stays_on_loopback or plan.sealed or plan.allow_unsealed:
+        return experiment
+    return dataclasses.replace(experiment, processes=dataclasses.replace(plan, sealed=True))
+
+
+@contextlib.contextmanager
+def _worker_starter(experiment: Experiment, ray: str | None) -> Iterator[WorkerStarter | None]:
+    """Provide a function that starts workers on a Ray cluster, if the experiment wants them."""
+    if experiment.simulation.batching != "ray":
+        yield None
+        return
+    from shoal.engines.ray.actors import start_actors
+    from shoal.engines.ray.cluster import LOCAL, ray_cluster
+
+    with ray_cluster(ray or LOCAL, experiment.simulation.workers, experiment.nodes) as cluster:
+        yield functools.partial(start_actors, cluster)
+
+
+def _simulate(
+    experiment: Experiment,
+    folder: RunFolder,
+    listener: ProgressListener | None,
+    command_time: float,
+    start_workers: WorkerStarter | None,
+    resumed: Manifest | None,
+) -> Outcome:
+    from shoal.engines.simulation.engine import Simulation
+
+    simulation = Simulation(experiment, folder, listener, command_time, start_workers, resumed)
+    table = experiment.to_table()
+    table["simulation"]["batching"] = simulation.batching  # a replay of the run must not choose again
+    write_experiment(folder.experiment, table)
+    return simulation.run()
 
 
 def _write_results(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:

@@ -6,6 +6,7 @@ memory. `Setup.node` creates a node of either engine from it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Coroutine
 from typing import Any, cast
 
@@ -14,16 +15,17 @@ from numpy.typing import NDArray
 
 from shoal.algorithms import Algorithm
 from shoal.experiment import Experiment
+from shoal.experiment.checks import check_labelled_graph, graph_needs_labels
 from shoal.experiment.environment_builder import build_environment, device_speeds
 from shoal.experiment.mixing_factory import CachedMixingFactory
 from shoal.experiment.partitioned_data import PartitionedData, load_data
 from shoal.experiment.sharing_checks import check_sharings
 from shoal.node import DiscoveryTopology, InteractiveSharing, Node, PeerDiscovery, ServiceProvider
-from shoal.node_context import EvaluationSchedule, NodeContext, Observer
+from shoal.node_context import CheckpointSaver, EvaluationSchedule, NodeContext, Observer
 from shoal.randomness import generator
 from shoal.runtime import Runtime
-from shoal.topologies.graph import Topology
-from shoal.training import TrainerBackend, TrainerFactory, TrainerInputs
+from shoal.topologies.graph import Mixing, Topology, TopologyWarning
+from shoal.training import Trainer, TrainerBackend, TrainerFactory, TrainerInputs
 from shoal.training.metrics import TRAINERS, Metrics
 from shoal.types import NodeId, Params
 
@@ -42,7 +44,7 @@ class Setup:
         """The training samples of each node."""
         self.topology: Topology = experiment.topology.build()
         self.mixing_factory = CachedMixingFactory(experiment, self.label_counts)
-        self.mixing = self.mixing_factory.build(self.topology)
+        self.mixing = self._build_mixing()
         self.trainer_factory = _create_trainer_factory(experiment, self._partitioned)
         self.initial: Params = self.trainer_factory.initial
         """The model that all nodes start from."""
@@ -51,6 +53,17 @@ class Setup:
         self.environment = build_environment(experiment, self.speeds)
         self._evaluated = _evaluated_nodes(experiment)
         check_sharings(experiment, self.initial, self.trainer_factory.shapes)
+
+    def _build_mixing(self) -> Mixing:
+        """Build the graph. The experiment has warned of it already, unless it depends on labels."""
+        labelled = graph_needs_labels(self.experiment)
+        with warnings.catch_warnings():
+            if not labelled:
+                warnings.simplefilter("ignore", TopologyWarning)
+            mixing = self.mixing_factory.build(self.topology)
+        if labelled:
+            check_labelled_graph(self.experiment, mixing.graph)
+        return mixing
 
     def label_counts(self) -> NDArray[np.int64]:
         """Return the number of training samples of each class on each node: nodes × classes."""
@@ -61,8 +74,16 @@ class Setup:
         for node in range(self.experiment.nodes):
             self.trainer_factory.warm_up(node, self.experiment.settings(node).training)
 
-    def node(self, id: NodeId, runtime: Runtime, observer: Observer, run: str, receive_timeout: float | None) -> Node:
-        """Create node `id`."""
+    def node(
+        self,
+        id: NodeId,
+        runtime: Runtime,
+        observer: Observer,
+        run: str,
+        receive_timeout: float | None,
+        saver: CheckpointSaver | None = None,
+    ) -> Node:
+        """Create node `id`. `saver` saves its state for checkpoints."""
         experiment = self.experiment
         settings = experiment.settings(id)
         trains = id < experiment.nodes
@@ -84,11 +105,16 @@ class Setup:
             context,
             params=self.initial,
             runtime=runtime,
-            trainer=self.trainer_factory.trainer(id, settings.training, self.speeds[id].simulated_step),
+            trainer=self.trainer(id),
             sharing=settings.sharing.build(),
             observer=observer,
             discovery=self._discovery() if trains else None,
+            saver=saver,
         )
+
+    def trainer(self, id: NodeId) -> Trainer:
+        """Create the trainer of node `id`, as it is before its first step."""
+        return self.trainer_factory.trainer(id, self.experiment.settings(id).training, self.speeds[id].simulated_step)
 
     def _discovery(self) -> PeerDiscovery | None:
         if self.experiment.topology.traits.discovers_peers:

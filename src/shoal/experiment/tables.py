@@ -13,7 +13,7 @@ from shoal.training.settings import Training
 from shoal.types import Bounds, NodeId, parse_node_ids
 
 Engine: TypeAlias = Literal["simulation", "processes"]
-Batching: TypeAlias = Literal["auto", "off", "vmap", "pool"]
+Batching: TypeAlias = Literal["auto", "off", "vmap", "pool", "ray"]
 Shaping: TypeAlias = Literal["model", "kernel"]
 
 
@@ -50,14 +50,14 @@ class SimulationPlan:
     """The `simulation` table.
 
     `batching` selects how the simulation computes nodes that train at the same virtual time: "vmap" stacks their
-    parameters, "pool" distributes them over worker processes, "off" trains one node after another. "auto" benchmarks
-    the methods once per model and picks the fastest. With "off" and "pool" the models are equal, bit for bit, to those
-    of the process engine.
+    parameters, "pool" distributes them over worker processes, "ray" over the machines of a Ray cluster, "off" trains
+    one node after another. "auto" benchmarks all methods except "ray" once per model and picks the fastest. With "off",
+    "pool" and "ray" the models are equal, bit for bit, to those of the process engine.
     """
 
     batching: Batching = "auto"
     workers: Annotated[int, Bounds(at_least=1)] | None = None
-    """Worker processes of the pool; default: one per core."""
+    """Worker processes of the pool or on Ray; default: one per core, or one per free CPU of the Ray cluster."""
     receive_timeout: Annotated[float, Bounds(above=0)] | None = None
     """Virtual seconds after which a receive continues without the missing senders; default: no timeout."""
 
@@ -140,6 +140,10 @@ def _is_loopback(address: str) -> bool:
 class CheckpointPlan:
     """The `checkpoint` table."""
 
+    every: Annotated[int, Bounds(at_least=0)] = 0
+    """Rounds between checkpoints, from which `shoal resume` continues the run; 0 writes none."""
+    keep: Annotated[int, Bounds(at_least=1)] = 2
+    """Number of checkpoints to keep. Older ones are deleted when a new one is complete."""
     final: bool = True
     """Whether every node's final model is written to checkpoints/<id>.npy."""
 

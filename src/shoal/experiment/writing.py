@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
+import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import tomli_w
 
 from shoal.experiment.registry import plain
 from shoal.experiment.tables import PARENT_TABLES
 from shoal.results.records import replacing
+from shoal.types import format_node_ids
 
 if TYPE_CHECKING:
     from shoal.experiment.experiment import Experiment
@@ -34,8 +38,31 @@ def experiment_to_table(experiment: Experiment) -> dict[str, Any]:
     return table
 
 
+def write_mapping(path: Path, placement: Mapping[str, Collection[int]]) -> None:
+    """Write the nodes of each machine."""
+    table = {machine: format_node_ids(nodes) for machine, nodes in placement.items()}
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=2) + b"\n")
+
+
+def software_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that run an experiment."""
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in VERSIONED}
+
+
+def experiment_hash(table: Mapping[str, Any]) -> str:
+    """Return a hash of the table of an experiment, without keys that may change when a run is resumed.
+
+    The simulation chooses how to batch nodes after the experiment is known, and writes it into the run's
+    experiment.toml. A run that is resumed on several machines has sealed links.
+    """
+    simulation = {k: v for k, v in table["simulation"].items() if k != "batching"}
+    processes = {k: v for k, v in table["processes"].items() if k != "sealed"}
+    hashed = {**table, "simulation": simulation, "processes": processes}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
+
+
 def write_experiment(path: Path, table: Mapping[str, Any]) -> None:
     """Write the table of an experiment with the versions of Python and of the packages that run it."""
-    versions = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in VERSIONED}
     with replacing(path) as unfinished:
-        unfinished.write_text(tomli_w.dumps({**table, "versions": versions}))
+        unfinished.write_text(tomli_w.dumps({**table, "versions": software_versions()}))

@@ -6,7 +6,7 @@
       nodes/<id>.jsonl     the records of each node, one JSON object per line, appended and flushed
       averages.jsonl       the average of all models and the nodes' distance to it, at each evaluation
       nodes.log            what the code of the nodes printed
-      checkpoints/         the final models, <id>.npy
+      checkpoints/         the final models, <id>.npy, and the states of nodes (see checkpoints.py)
       metrics.parquet      all records as columns
       summary.json         the summary of the run
 
@@ -99,6 +99,8 @@ class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
 
 Record: TypeAlias = Round | Evaluation | Average | Event | End
 
+RESUMED = "resumed"
+"""The event of a node that continues from a checkpoint."""
 REJOINED = "rejoined"
 """The event of a restarted node that continues where its peers are."""
 
@@ -194,6 +196,11 @@ class RecordFile:
                     os.ftruncate(self._file, size)  # a part of a record would corrupt the next one
                 raise
 
+    @property
+    def size(self) -> int:
+        """The size of the file in bytes."""
+        return os.fstat(self._file).st_size
+
     def close(self) -> None:
         os.close(self._file)
 
@@ -213,6 +220,8 @@ class BufferedRecordFiles:
     def __init__(self, folder: RunFolder, nodes: int) -> None:
         self._folder = folder
         self._lines: list[list[bytes]] = [[] for _ in range(nodes)]
+        self.sizes = [_file_size(folder.node(node)) for node in range(nodes)]
+        """The size of each file in bytes, with the records that are still in memory."""
         self._size = 0
         self._due = time.monotonic() + self.INTERVAL
 
@@ -220,6 +229,7 @@ class BufferedRecordFiles:
         line = encode(record)
         self._lines[node].append(line)
         self._size += len(line)
+        self.sizes[node] += len(line) + 1
 
     def flush_if_due(self) -> None:
         if self._size > self.MAX_BYTES or time.monotonic() > self._due:
@@ -333,6 +343,22 @@ class RunFolder:
             _warn_of_old_run()
             summary[_COUNT] = summary.pop(_COUNT_IN_OLD_RUNS)
         return summary
+
+
+def latest_run(path: Path) -> RunFolder | None:
+    """Return the run at `path`, or the latest run below it; None if there is none. It may be in progress."""
+    files = [*path.rglob("summary.json"), *path.rglob("experiment.toml")] if path.is_dir() else []
+    folders = {file.parent for file in files if file.name == "summary.json" or (file.parent / "nodes").is_dir()}
+    return max((RunFolder(folder) for folder in folders), key=_last_change, default=None)
+
+
+def _last_change(run: RunFolder) -> float:
+    """When the run wrote its summary, or else when it was created."""
+    return (run.summary if run.summary.exists() else run.experiment).stat().st_mtime
+
+
+def _file_size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _warn_of_old_run() -> None:

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.errors import TopologyError
-from shoal.topologies.graph import Graph, Mixing
+from shoal.topologies.graph import Graph, Mixing, TopologyWrapper
 from shoal.topologies.static import FullGraph, components
 from shoal.traits import ExperimentView
 
 
 def graph_of(experiment: ExperimentView) -> Graph | None:
-    """Return the experiment's graph. None if it is built from labels or found by a protocol, or cannot be built."""
+    """Return the experiment's graph. None if it is not known, or if nodes find their peers by a protocol."""
     return None if experiment.topology.traits.discovers_peers else initial_graph(experiment)
 
 
 def initial_graph(experiment: ExperimentView) -> Graph | None:
-    """Return the graph that the topology builds. None if it is built from labels, or cannot be built.
-
-    If nodes find their peers by a protocol, this is the graph that the protocol begins with or samples from.
-    """
-    if experiment.topology.traits.needs_labels:
-        return None
-    try:
-        graph: Graph = experiment.topology.build().build(experiment.nodes, experiment.seed)
-    except TopologyError:  # reported where the graph is built for the run
-        return None
+    """Return the graph that the topology builds: `ExperimentView.graph`."""
+    graph: Graph | None = experiment.graph
     return graph
+
+
+def mixing_graph(experiment: ExperimentView) -> Graph | None:
+    """Return the graph whose weights nodes use: also that of a peer sampler that takes all neighbours from a graph."""
+    topology = experiment.topology
+    if topology.traits.discovers_peers and not isinstance(topology.build(), TopologyWrapper):
+        return None
+    return initial_graph(experiment)
 
 
 def is_dynamic(experiment: ExperimentView, graph: Graph | None) -> bool:
@@ -65,7 +64,7 @@ def is_doubly_stochastic(mixing: Mixing) -> bool:
 
 def requires_doubly_stochastic(experiment: ExperimentView, component: str) -> list[str]:
     """Reject mixing weights with which `component`, such as "algorithm = 'd2'", would converge to a wrong model."""
-    graph = graph_of(experiment)
+    graph = mixing_graph(experiment)
     if graph is None or is_doubly_stochastic(Mixing(graph, experiment.weights)):
         return []
     topology = f"topology = {experiment.topology.name!r}"
@@ -83,7 +82,7 @@ def requires_doubly_stochastic(experiment: ExperimentView, component: str) -> li
 
 def requires_symmetric(experiment: ExperimentView, component: str) -> list[str]:
     """Reject directed graphs as well: the weight of a link has to be the same in both directions."""
-    if is_directed(graph_of(experiment)):
+    if is_directed(mixing_graph(experiment)):
         return [
             f"topology = {experiment.topology.name!r}: its links are directed, and {component} needs the same weight "
             "in both directions of a link; use an undirected graph"

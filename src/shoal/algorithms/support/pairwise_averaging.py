@@ -23,13 +23,16 @@ REQUEST, ANSWER, DONE = "average", "half the difference", "done"
 PROBE, PROBE_REPLY = "are you there", "here"
 STARTED, REJECTED = "since", "refused"
 HALF = np.float32(0.5)
+WAIT_FACTOR = 0.1
+"""A node waits for a peer that did not answer for this fraction of the time that it waited before."""
 
 
 class ActiveSide:
     """Starts one exchange per round, with a random passive neighbour.
 
     `timeout` is in seconds; None is the timeout of the experiment or the engine. A request is sent up to `attempts`
-    times, and once to a peer that did not answer the last time.
+    times. A peer that did not answer the last time gets one request, and the node waits for its answer only for a tenth
+    of the time that it waited before: an answer that arrives later counts as well.
     """
 
     def __init__(self, node: Node, passive: tuple[NodeId, ...], *, timeout: float | None, attempts: int) -> None:
@@ -43,6 +46,8 @@ class ActiveSide:
         self._request = Payload({})
         self._unanswered = dict.fromkeys(passive, 0)
         """The number of exchanges in a row that each peer has not answered."""
+        self._waits: dict[NodeId, float] = {}
+        """Seconds to wait for the next answer of these peers."""
         node.background(answer_probes(node, probe=PROBE, reply=PROBE_REPLY))
 
     async def start_exchange(self, round: int) -> NodeId | None:
@@ -65,8 +70,10 @@ class ActiveSide:
         """Wait for the answer of `peer`, and repeat the request after a timeout."""
         attempts = 1 if self._unanswered[peer] else self._attempts
         for attempt in range(1, attempts + 1):
+            began = self._node.now()
             if await self._answered(peer, round) or peer in self._node.failed_peers:
                 return
+            self._waits[peer] = WAIT_FACTOR * (self._node.now() - began)
             if attempt < attempts:
                 await self._send_request(peer, round)
         self._unanswered[peer] += 1
@@ -88,7 +95,8 @@ class ActiveSide:
     async def _answered(self, peer: NodeId, round: int) -> bool:
         """Wait until the exchange is over. Returns False after a timeout, or if the peer failed."""
         node = self._node
-        deadline = None if self._timeout is None else node.now() + self._timeout
+        timeout = self._waits[peer] if self._unanswered[peer] else self._timeout
+        deadline = None if timeout is None else node.now() + timeout
         while (peer, round) in self._pending:
             left = None if deadline is None else max(0.0, deadline - node.now())
             message = await node.receive(kind=ANSWER, sender=peer, timeout=left, finite=False)

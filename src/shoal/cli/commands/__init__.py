@@ -4,7 +4,7 @@ The package may import every other package except `testing`. Commands import eng
 them.
 """
 
-from shoal.cli.commands import components, data, doctor, keys, new, results, run, topology
+from shoal.cli.commands import agent, components, data, deploy, doctor, keys, new, results, resume, run, topology
 
-COMMANDS = (run, results, components, topology, data, keys, new, doctor)
+COMMANDS = (run, resume, results, components, topology, data, agent, deploy, keys, new, doctor)
 """The modules with commands, in the order of `shoal --help`."""

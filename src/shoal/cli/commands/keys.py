@@ -19,13 +19,16 @@ def add_parser(commands: Commands) -> None:
     subcommands = parser.add_subparsers(required=True, metavar="command")
 
     make = subcommands.add_parser(
-        "make", help="make a key pair for every node that has none",
+        "make", help="make a key pair for every node that has none, or for coordinators and agents",
         description="Make a key pair for every node that has none: shoal keys make keys --nodes 16; an experiment uses "
-        "them with processes = { sealed = true, keys = \"keys\" }.",
+        "them with processes = { sealed = true, keys = \"keys\" }. Make key pairs for a coordinator and its agents: "
+        "shoal keys make keys --name coordinator --name agent.",
     )  # fmt: skip
     make.add_argument("folder", type=Path, help="the folder to write the keys to")
-    make.add_argument("--nodes", type=positive_integer, required=True,
-                      help="the number of nodes, including service nodes")  # fmt: skip
+    owners = make.add_mutually_exclusive_group(required=True)
+    owners.add_argument("--nodes", type=positive_integer, help="the number of nodes, including service nodes")
+    owners.add_argument("--name", action="append", metavar="NAME",
+                        help="the name of a coordinator or an agent; may be repeated")  # fmt: skip
     make.add_argument("--force", action="store_true", help="replace existing keys; they are lost")
     make.set_defaults(command=make_keys)
 
@@ -43,6 +46,13 @@ def add_parser(commands: Commands) -> None:
 def make_keys(parsed: argparse.Namespace) -> int:
     from shoal.engines.processes import keys
 
+    if parsed.name is not None:
+        named, left = keys.make_named_keys(parsed.folder, parsed.name, parsed.force)
+        report = f"made keys for {', '.join(named)}" if named else "made no keys"
+        if left:
+            report += f"; {', '.join(left)} keep theirs (--force replaces them)"
+        print_line(f"{report}: {parsed.folder}")
+        return 0
     made, kept = keys.make_keys(parsed.folder, parsed.nodes, parsed.force)
     report = f"made keys for nodes {format_node_ids(made)}" if made else "made no keys"
     if kept:

@@ -10,7 +10,7 @@ from shoal.cli.arguments import Commands, finite_number, picture_path, writing
 from shoal.cli.display import console, print_line, show_warnings, summary_table
 from shoal.errors import ExperimentError
 from shoal.results.plots import Axis, choose_axis, choose_metric, metric_plot
-from shoal.results.records import RunFolder
+from shoal.results.records import RunFolder, latest_run
 from shoal.results.summary import read_or_summarize
 from shoal.results.timing import curve, target_and_best
 
@@ -77,14 +77,7 @@ def plot_runs(
 
 def _latest_run(path: Path, command: str) -> RunFolder:
     """Return the run at `path`, or the latest run below it; `command` needs it. It may be in progress."""
-    files = [*path.rglob("summary.json"), *path.rglob("experiment.toml")] if path.is_dir() else []
-    folders = {file.parent for file in files if file.name == "summary.json" or (file.parent / "nodes").is_dir()}
-    found = [RunFolder(folder) for folder in folders]
-    if not found:
+    found = latest_run(path)
+    if found is None:
         raise ExperimentError([f"there is no run in {str(path)!r}; start one with 'shoal run FILE'"], command)
-    return max(found, key=_last_change)
-
-
-def _last_change(run: RunFolder) -> float:
-    """When the run wrote its summary, or else when it was created."""
-    return (run.summary if run.summary.exists() else run.experiment).stat().st_mtime
+    return found

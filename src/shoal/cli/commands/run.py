@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from shoal.cli.arguments import Commands, add_set_option
+from shoal.cli.arguments import Commands, add_set_option, positive_integer
 from shoal.cli.commands.results import plot_runs
 from shoal.cli.display import console, show_warnings, summary_table
+from shoal.errors import ExperimentError
+
+if TYPE_CHECKING:
+    from shoal.experiment.running import Run
 
 EXIT_CODES = {"completed": 0, "failed": 1, "incomplete": 3, "interrupted": 130}
 """By the status of the run."""
@@ -21,23 +26,55 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--seed", type=int, help="the seed of all random draws")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="the folder of all runs (default: runs)")
     parser.add_argument("--plot", action="store_true", help="plot the accuracy into the run's folder at the end")
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        metavar="ADDRESS",
+        help="train on the Ray cluster at ADDRESS ('auto', HOST:PORT); without ADDRESS, start Ray on this machine",
+    )
+    add_agent_options(parser)
     parser.set_defaults(command=run_experiment)
+
+
+def add_agent_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name the machines of a run."""
+    group = parser.add_argument_group("several machines", "each of them runs 'shoal agent'")
+    group.add_argument("--agents", metavar="FILE|HOST:PORT,…",
+                       help="the agents that run the nodes: a file such as agents.toml, or addresses")  # fmt: skip
+    group.add_argument("--listen", metavar="HOST:PORT", help="let agents join at this address ('shoal agent --join')")
+    group.add_argument("--expect", type=positive_integer, metavar="N", help="how many agents must join")
+    group.add_argument("--key", type=Path, metavar="FILE", help="the secret key of this coordinator")
+    group.add_argument("--trust", type=Path, action="append", default=[], metavar="FILE",
+                       help="the public key of an agent, or a folder of keys; may be repeated")  # fmt: skip
 
 
 def run_experiment(parsed: argparse.Namespace) -> int:
     from shoal.engines.operating_system import process_start_time
+    from shoal.engines.processes.remote.agents_plan import read_plan
     from shoal.experiment import Experiment, parse_overrides
     from shoal.experiment.running import run
 
     overrides = parse_overrides(parsed.settings)
     overrides.update({key: value for key in ("engine", "seed") if (value := getattr(parsed, key)) is not None})
+    if parsed.ray is not None:
+        overrides["simulation.batching"] = "ray"
     screen = console()
     with show_warnings(screen) as display:
         experiment = Experiment.from_file(parsed.file, overrides)
-        done = run(experiment, parsed.out, display, process_start_time())
+        if parsed.ray is not None and experiment.engine != "simulation":
+            problem = f"engine = {experiment.engine!r}: --ray works with engine = 'simulation'"
+            raise ExperimentError([problem], str(parsed.file))
+        agents = read_plan(parsed.agents, parsed.listen, parsed.expect, parsed.key, parsed.trust)
+        done = run(experiment, parsed.out, display, process_start_time(), agents=agents, ray=parsed.ray)
     screen.print(summary_table(done.summary, f"{experiment.name}: {done.folder.path}"))
     if parsed.plot:
         plot_runs([done.folder], folder=done.folder.path, option="--plot")
+    return exit_code(done)
+
+
+def exit_code(done: Run) -> int:
+    """Return the exit code of a command whose run ended."""
     if done.summary.get("signal") is not None:
         return 128 + int(done.summary["signal"])
     return EXIT_CODES[done.status]

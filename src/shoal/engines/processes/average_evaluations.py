@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 from shoal.engines.processes import control
-from shoal.engines.processes.agent import Agent
+from shoal.engines.processes.agent_group import AgentGroup
+from shoal.engines.processes.kept_averages import KeptAverages
 from shoal.engines.run_tracker import RunTracker
+from shoal.results.checkpoints import Manifest
 from shoal.results.records import RunFolder
 from shoal.types import Params
 
@@ -17,16 +19,19 @@ class AverageEvaluations:
     Where the timing of a run matters, evaluations wait until it has ended: they would take time from the nodes.
     """
 
-    def __init__(self, tracker: RunTracker, agent: Agent, folder: RunFolder, after_run: bool) -> None:
+    def __init__(self, tracker: RunTracker, agents: AgentGroup, folder: RunFolder, after_run: bool) -> None:
         """`after_run`: evaluate nothing while nodes run."""
         self._tracker = tracker
-        self._agent = agent
+        self._agents = agents
         self._folder = folder
         self._after_run = after_run
         self._by_clock = tracker.experiment.evaluation.seconds is not None
         self._times: dict[int, float] = {}
         self._queue: deque[control.EvaluateAverage] = deque()
         """The first is being evaluated. At the end of a long run there may be hundreds."""
+        self._kept = KeptAverages(folder, enabled=tracker.experiment.checkpoint.every > 0)
+        self._waiting: list[control.EvaluateAverage] = []
+        """Complete averages that are evaluated later, because the timing of the run matters."""
         self._cancelled = False
         self.last_tick: int | None = None
         """The last evaluation tick, once it is known. A node that learns late of the end may send models of later
@@ -46,26 +51,38 @@ class AverageEvaluations:
 
     def evaluate_complete(self) -> None:
         """Queue every average that is complete."""
-        if self._cancelled or (self._after_run and self._tracker.phase == "running"):
+        waits = self._after_run and self._tracker.phase == "running"
+        if self._cancelled or (waits and not self._kept.enabled):
             return
         for average in self._tracker.complete_averages():
-            self._queue.append(
-                control.EvaluateAverage(
-                    average.round,
-                    self._times.pop(average.round),
-                    average.nodes,
-                    average.consensus_distance,
-                    average.mean.tobytes(),
-                    str(self._folder.path.resolve()),
-                    average.round if self._by_clock else None,
-                )
+            request = control.EvaluateAverage(
+                average.round,
+                self._times.pop(average.round),
+                average.nodes,
+                average.consensus_distance,
+                average.mean.tobytes(),
+                average.round if self._by_clock else None,
             )
+            self._kept.keep(request)
+            self._waiting.append(request)
+        if not waits:
+            self._start_waiting()
+
+    def restore(self, resumed: Manifest | None) -> None:
+        """Take over the evaluations that a resumed run has not made before its checkpoint."""
+        if resumed is not None:
+            self._waiting = self._kept.restore(resumed)
+
+    def _start_waiting(self) -> None:
+        for request in self._waiting:
+            self._queue.append(request)
             if len(self._queue) == 1:
                 self._evaluate_next()
+        self._waiting = []
 
     def evaluated(self, report: control.AverageEvaluated) -> None:
         """The evaluation under way has ended: begin the next."""
-        self._queue.popleft()
+        self._kept.remove(self._queue.popleft().round)
         self._evaluate_next()
         if report.code:
             self._tracker.listener.notice(
@@ -83,4 +100,4 @@ class AverageEvaluations:
 
     def _evaluate_next(self) -> None:
         if self._queue:
-            self._agent.send(self._queue[0])
+            self._agents.evaluate(self._queue[0])

@@ -6,10 +6,12 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 
+from shoal.results.checkpoints import SavedNode
 from shoal.results.progress import Score
 from shoal.results.records import Event
-from shoal.types import NodeId
+from shoal.types import NodeId, Params
 
 # Coordinator to agent.
 
@@ -20,31 +22,46 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     experiment: dict[str, Any]
     base: str
     """The folder that relative paths in the experiment refer to."""
+    compares: bool = False
+    """Whether to report a hash of the data and of the initial model, which must be equal on all machines."""
 
 
 class StartNodes(msgspec.Struct, frozen=True, tag=True):
     """Start the processes of these nodes."""
 
     nodes: list[NodeId]
-    coordinator: str
-    """The coordinator's endpoint."""
     run: str
-    folder: str
-    service_nodes: int = 0
-    """How many of these nodes serve the others instead of training."""
+    folder: str = ""
+    """The folder of the run on the agent's machine; the agent sets it."""
+    control_endpoint: str = ""
+    """Where the nodes connect to the agent; the agent sets it."""
+    control_key: bytes | None = None
+    """The public key of that endpoint, where links are sealed; the agent sets it."""
+    clock_offset: float = 0.0
+    """Seconds to add to the machine's monotonic clock to get the coordinator's; the agent sets it."""
+    clock_error: float = 0.0
+    """How many seconds the clocks of two machines may differ after that."""
+    host: str | None = None
+    """The address that nodes listen on; None: the one that the experiment sets."""
+    announce: str | None = None
+    """The address at which other nodes reach these nodes; None: the one that the experiment sets."""
+    training_nodes: int = 0
+    """Nodes with ids from this number on serve the others instead of training."""
     restarted: bool = False
     """Whether these nodes ran before and failed."""
     with_network: bool = False
     """Whether to start the network process too, before the nodes."""
     namespaces: list[str] = []
     """Item i is the path of the network namespace of node i; empty where all nodes share the machine's namespace."""
-    coordinator_key: bytes | None = None
-    """The coordinator's public key, where links are sealed."""
     key_folder: str | None = None
     """The folder with the nodes' key pairs; None: every node gets a new pair when it starts."""
     public_keys: list[bytes] = []
     """The public keys of all nodes, where a folder holds the key pairs. A node does not start with any other key,
     because its peers would reject it."""
+    states: dict[NodeId, str] = {}
+    """In a resumed run: the file with the state of each node that continues from a checkpoint."""
+    resumed_tick: int = 0
+    """In a resumed run: the last evaluation by the clock that all nodes have taken."""
 
 
 class KillNodes(msgspec.Struct, frozen=True, tag=True):
@@ -61,8 +78,11 @@ class EvaluateAverage(msgspec.Struct, frozen=True, tag=True):
     nodes: int
     consensus_distance: float
     params: bytes
-    folder: str
     tick: int | None = None
+
+    @property
+    def array(self) -> Params:
+        return np.frombuffer(self.params, np.float32)
 
 
 class RecordEvents(msgspec.Struct, frozen=True, tag=True):
@@ -73,10 +93,28 @@ class RecordEvents(msgspec.Struct, frozen=True, tag=True):
     """
 
     events: list[tuple[NodeId, Event]]
-    folder: str
+
+
+class ToNodes(msgspec.Struct, frozen=True, tag=True):
+    """Pass a message on to these nodes, as far as they are connected."""
+
+    nodes: list[NodeId]
+    message: ToNode
+
+
+class ToNetwork(msgspec.Struct, frozen=True, tag=True):
+    """Pass a message on to the network process, if it is connected."""
+
+    message: ToNode
 
 
 # Agent to coordinator.
+
+
+class Notice(msgspec.Struct, frozen=True, tag=True):
+    """Show this text to the user."""
+
+    text: str
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True):
@@ -85,6 +123,10 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     parameters: int
     """Of the model."""
     warnings: list[str]
+    data_digest: str = ""
+    """A hash of the data set, where machines are compared."""
+    model_digest: str = ""
+    """A hash of the initial model, where machines are compared."""
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
@@ -195,6 +237,21 @@ class ModelSnapshot(msgspec.Struct, frozen=True, tag=True):
     tick: int | None = None
 
 
+class CheckpointSaved(msgspec.Struct, frozen=True, tag=True):
+    """The node has saved its state for a checkpoint; None: it has no state, and takes no part in checkpoints."""
+
+    node: NodeId
+    saved: SavedNode | None
+
+
+class CheckpointFailed(msgspec.Struct, frozen=True, tag=True):
+    """The node could not save its state, and goes on."""
+
+    node: NodeId
+    round: int
+    text: str
+
+
 class NodeDone(msgspec.Struct, frozen=True, tag=True):
     """The node's algorithm has ended."""
 
@@ -217,7 +274,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     endpoints: list[str]
     epoch: float = 0.0
-    """When the run began, on the machine's monotonic clock."""
+    """When the run began, on the coordinator's monotonic clock."""
     network_endpoint: str | None = None
     """Where the network process listens, if messages are shaped."""
     failed_nodes: list[NodeId] = []
@@ -234,7 +291,7 @@ class PeerFailed(msgspec.Struct, frozen=True, tag=True):
 
     node: NodeId
     time: float
-    """When the coordinator learned of it, on the machine's monotonic clock: before the node could restart."""
+    """When the coordinator learned of it, on its monotonic clock: before the node could restart."""
 
 
 class PeerRestarted(msgspec.Struct, frozen=True, tag=True):
@@ -259,6 +316,14 @@ class InjectFault(msgspec.Struct, frozen=True, tag=True):
     detail: str
     factor: float | None = None
     """How many times longer the node computes; None: no change."""
+    recorded: bool = False
+    """Whether the node's records have the fault already."""
+
+
+class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """To the clients of a server that has finished `round`: save your state, if you have not done so."""
+
+    round: int
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
@@ -271,16 +336,27 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """When the run ended."""
 
 
-ToAgent: TypeAlias = Prepare | StartNodes | KillNodes | EvaluateAverage | RecordEvents
-FromAgent: TypeAlias = Prepared | StartFailed | KeyAnnounced | NodeExited | NetworkExited | AverageEvaluated
-FromOneNode: TypeAlias = FirstRoundStarted | ProgressReport | Heartbeat | ModelSnapshot | NodeDone | NodeFailed
+ToZygote: TypeAlias = Prepare | StartNodes | KillNodes | EvaluateAverage | RecordEvents
+FromZygote: TypeAlias = Prepared | StartFailed | KeyAnnounced | NodeExited | NetworkExited | AverageEvaluated
+ToAgent: TypeAlias = ToZygote | ToNodes | ToNetwork
+FromAgent: TypeAlias = FromZygote | Notice
+FromOneNode: TypeAlias = (
+    FirstRoundStarted
+    | ProgressReport
+    | Heartbeat
+    | ModelSnapshot
+    | CheckpointSaved
+    | CheckpointFailed
+    | NodeDone
+    | NodeFailed
+)
 FromNetwork: TypeAlias = NetworkListening | NetworkHeartbeat | UnauthenticatedConnections
 FromNode: TypeAlias = NodeListening | FromNetwork | FromOneNode
-ToNode: TypeAlias = Start | PeerFailed | PeerRestarted | SetOnline | InjectFault | Finish
+ToNode: TypeAlias = Start | PeerFailed | PeerRestarted | SetOnline | InjectFault | SaveCheckpoint | Finish
 
 encode = msgspec.msgpack.Encoder().encode
-decode_to_agent = msgspec.msgpack.Decoder(ToAgent).decode
-decode_from_agent = msgspec.msgpack.Decoder(FromAgent).decode
+decode_to_zygote = msgspec.msgpack.Decoder(ToZygote).decode
+decode_from_zygote = msgspec.msgpack.Decoder(FromZygote).decode
 decode_from_node = msgspec.msgpack.Decoder(FromNode).decode
 decode_to_node = msgspec.msgpack.Decoder(ToNode).decode
 DECODE_ERRORS = (ValueError, msgspec.DecodeError, RecursionError)

@@ -1,4 +1,4 @@
-"""The socket on which the coordinator talks to nodes and to the network process.
+"""The socket on which an agent talks to its nodes and to the network process, for the coordinator.
 
 Nothing that arrives is trusted. Messages are decoded by type, and a message is accepted only from the connection that
 may send it. Where links are sealed, the sender's key decides which node it is.
@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import zmq
 
 from shoal.engines.processes import control
-from shoal.engines.processes.agent import LOOPBACK, Agent
 from shoal.engines.processes.keys import KeyPair
-from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.sealing import KEY_WAIT_SECONDS, NETWORK_PROCESS, Seal, authenticated_sender
 from shoal.engines.processes.transport import MESSAGES_PER_TURN
 from shoal.errors import MessageError
 from shoal.experiment import ProcessesPlan
-from shoal.results.progress import ProgressListener
 from shoal.types import NodeId, Params
 
+LOOPBACK = "127.0.0.1"
 REJECTIONS_SHOWN = 5
 """Rejections that are shown to the user one by one; further ones are only counted."""
 FINAL_MESSAGES = 64 * MESSAGES_PER_TURN
@@ -38,7 +36,7 @@ ENDPOINT = re.compile(r"tcp://(.+):([1-9][0-9]{0,4})")
 class ControlMessage:
     """A message from a process that may send it."""
 
-    message: control.NodeListening | control.NetworkListening | control.NetworkHeartbeat | control.FromOneNode
+    message: control.FromNode
     params: Params | None = None
     """The parameters of a `ModelSnapshot`."""
 
@@ -50,48 +48,50 @@ class ServerSettings:
     run: str
     """The run's identifier, which processes of the run know."""
     plan: ProcessesPlan
+    nodes: int
+    """The number of nodes of the run, on all machines."""
     with_network: bool
-    """Whether the run has a network process."""
+    """Whether this agent starts the run's network process."""
     key_pair: KeyPair | None = None
-    """The coordinator's key pair, where links are sealed."""
+    """The key pair of the socket, where links are sealed."""
+    public_keys: Mapping[NodeId, bytes] = field(default_factory=dict)
+    """The keys of nodes, where they are known before the nodes start."""
+    host: str = LOOPBACK
+    """The address at which other machines reach processes of this agent."""
 
 
 class ControlServer:
-    """Receives from and sends to all nodes and the network process of a run."""
+    """Receives from and sends to the nodes of one agent, and the network process if it is there."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         settings: ServerSettings,
-        registry: NodeRegistry,
-        agent: Agent,
-        listener: ProgressListener,
+        bind: Callable[[zmq.Socket[bytes]], str],
+        node_host: Callable[[NodeId], str | None],
+        notify: Callable[[str], None],
     ) -> None:
-        """Opens the socket, which `context` closes when it is destroyed."""
+        """Opens the socket, which `context` closes when it is destroyed.
+
+        `bind` binds it where nodes reach it, and returns the endpoint. `node_host` is the address at which a node must
+        listen; None: the one of `settings`. `notify` is called with a text for the user.
+        """
         self._context = context
         self._settings = settings
-        self._registry = registry
-        self._agent = agent
-        self._listener = listener
+        self._node_host = node_host
+        self._notify = notify
+        self._starting: set[NodeId] = set()
+        """Nodes whose processes were requested, and that do not listen yet."""
         self._routes: dict[NodeId, bytes] = {}
         """The identity of each node's connection on the socket."""
         self._network_route: bytes | None = None
-        self.network_endpoint: str | None = None
-        self.network_key: bytes | None = None
         self.model_parameters = 0
         """How many parameters a `ModelSnapshot` must have."""
         self._rejected = 0
         self._rejected_by_network = 0
-        self.network_reported = False
-        """Whether the latest report of the network process was its final one."""
         self._socket = self._open_socket()
         self._seal = self._secure_socket()
-        self.endpoint = agent.bind(self._socket)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(agent.fileno(), zmq.POLLIN)
-        for socket in () if self._seal is None else self._seal.sockets:
-            self._poller.register(socket, zmq.POLLIN)
+        self.endpoint = bind(self._socket)
 
     def _open_socket(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
@@ -112,52 +112,44 @@ class ControlServer:
         key_wait = KEY_WAIT_SECONDS if self._settings.plan.keys is None else 0.0
         seal = Seal(self._context, pair, self._reject, time.monotonic, key_wait)
         seal.secure_server(self._socket)
-        seal.allow_all({str(entry.id): entry.public_key for entry in self._registry if entry.public_key is not None})
+        seal.allow_all({str(node): key for node, key in self._settings.public_keys.items()})
         return seal
 
     # Connections
 
     @property
-    def sealed(self) -> bool:
-        return self._seal is not None
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """The sockets to poll: when one of them is readable, call `answer_connections` and `receive`."""
+        return [self._socket, *(() if self._seal is None else self._seal.sockets)]
 
     @property
     def public_key(self) -> bytes | None:
-        """The coordinator's own, where links are sealed."""
+        """The key of this socket, where links are sealed."""
         return None if self._seal is None else self._seal.pair.public
 
     @property
-    def has_network(self) -> bool:
-        """Whether the network process has connected."""
-        return self._network_route is not None
-
-    @property
     def unauthenticated_connections(self) -> int:
-        """Connections and messages that the coordinator or the network process rejected."""
+        """Connections and messages that this socket or the network process rejected."""
         return self._rejected + self._rejected_by_network
 
     def allow_key(self, node: NodeId | None, key: bytes) -> None:
         """Accept connections with this public key from the node, or, for None, from the network process."""
         assert self._seal is not None
-        if node is None:
-            self.network_key = key
-        else:
-            self._registry[node].public_key = key
         self._seal.allow(NETWORK_PROCESS if node is None else str(node), key)
 
-    def wait(self, seconds: float) -> None:
-        """Wait until something arrives, from a node or from the agent, or until the agent reads more requests."""
-        self._poller.modify(self._agent.fileno(), zmq.POLLIN | zmq.POLLOUT if self._agent.has_unsent else zmq.POLLIN)
-        self._poller.poll(int(seconds * 1000))
+    def expect(self, nodes: Collection[NodeId]) -> None:
+        """Accept new processes of these nodes, which are about to start."""
+        self._starting.update(nodes)
 
     def answer_connections(self) -> None:
-        """Decide on processes that want to connect. Call it after the agent's reports, which announce keys."""
+        """Decide on processes that want to connect. Call it after the zygote's reports, which announce keys."""
         if self._seal is not None:
             self._seal.answer_pending()
 
     def disconnect(self, node: NodeId) -> None:
         """Accept nothing more from the node's present process."""
         self._routes.pop(node, None)
+        self._starting.discard(node)
 
     def count_remaining(self) -> None:
         """Count connections that never authenticated: every process of the run has connected, or never will."""
@@ -196,9 +188,7 @@ class ControlServer:
                 continue
             except control.DECODE_ERRORS:
                 continue  # an unknown program on the port
-            if isinstance(message, control.UnauthenticatedConnections):
-                self._note_network_report(message, name.bytes)
-            elif self._accept(message, name.bytes):
+            if self._accept(message, name.bytes):
                 yield ControlMessage(message, params)
 
     def _check_sender(self, message: control.FromNode, frame: zmq.Frame) -> None:
@@ -221,49 +211,48 @@ class ControlServer:
         """Check the endpoint that others will connect to. Raises `MessageError`."""
         plan = self._settings.plan
         if isinstance(message, control.NetworkListening):
-            host = LOOPBACK
-        elif isinstance(message, control.NodeListening) and message.node in self._registry:
-            host = self._agent.node_host(message.node) or plan.announce or plan.host
+            host = self._settings.host
+        elif isinstance(message, control.NodeListening) and message.node in self._starting:
+            host = self._node_host(message.node) or plan.announce or plan.host
         else:
             return
         match = ENDPOINT.fullmatch(message.endpoint)
         if match is None or match[1] != host or int(match[2]) > 65535:
             raise MessageError(f"a process announced that it listens at {message.endpoint[:100]!r}")
 
-    def _accept(
-        self,
-        message: control.NodeListening | control.NetworkListening | control.NetworkHeartbeat | control.FromOneNode,
-        route: bytes,
-    ) -> bool:
+    def _accept(self, message: control.FromNode, route: bytes) -> bool:
         """Whether the process behind this connection may send the message now."""
         if isinstance(message, control.NetworkHeartbeat):
             return route == self._network_route
+        if isinstance(message, control.UnauthenticatedConnections):
+            return self._note_network_report(message, route)
         if isinstance(message, control.NetworkListening):
             expected = self._settings.with_network and self._network_route is None
             if accepted := expected and message.run == self._settings.run:
-                self._network_route, self.network_endpoint = route, message.endpoint
+                self._network_route = route
             return accepted
-        if message.node not in self._registry:
+        if not 0 <= message.node < self._settings.nodes:
             return False
         if isinstance(message, control.NodeListening):
-            starting = self._registry[message.node].state is NodeState.STARTING
-            if accepted := starting and message.run == self._settings.run:
+            if accepted := message.node in self._starting and message.run == self._settings.run:
                 self._routes[message.node] = route
+                self._starting.discard(message.node)
             return accepted
         known = self._routes.get(message.node)
         if known is None:  # a node may fail before it listens
             return isinstance(message, control.NodeFailed) and message.run == self._settings.run
         return known == route
 
-    def _note_network_report(self, report: control.UnauthenticatedConnections, route: bytes) -> None:
+    def _note_network_report(self, report: control.UnauthenticatedConnections, route: bytes) -> bool:
+        """Note a report of the network process. Returns whether it is valid."""
         if report.run != self._settings.run or route != self._network_route:
-            return
+            return False
         if report.count > self._rejected_by_network < REJECTIONS_SHOWN:
-            self._listener.notice(f"the network process rejected an unauthenticated connection: {report.last}")
+            self._notify(f"the network process rejected an unauthenticated connection: {report.last}")
         self._rejected_by_network = report.count
-        self.network_reported = report.final
+        return True
 
     def _reject(self, detail: str) -> None:
         self._rejected += 1
         if self._rejected <= REJECTIONS_SHOWN:
-            self._listener.notice(f"the coordinator rejected an unauthenticated connection: {detail}")
+            self._notify(f"the coordinator rejected an unauthenticated connection: {detail}")

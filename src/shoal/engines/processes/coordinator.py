@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from shoal import errors
 from shoal.engines.operating_system import MIB
 from shoal.engines.processes import control
-from shoal.engines.processes.agent import Agent
+from shoal.engines.processes.agent import Agent, Report
+from shoal.engines.processes.agent_group import AgentGroup
 from shoal.engines.processes.average_evaluations import AverageEvaluations
-from shoal.engines.processes.control_server import FINAL_MESSAGES, ControlMessage, ControlServer
+from shoal.engines.processes.checkpoints import CheckpointCollector
+from shoal.engines.processes.control_server import ControlMessage
 from shoal.engines.processes.interrupts import Interrupts
 from shoal.engines.processes.liveness import STOP_SECONDS, LivenessMonitor, Timeouts
 from shoal.engines.processes.node_commands import NodeCommands
@@ -20,16 +22,20 @@ from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.scheduled_events import ProcessEvents
-from shoal.engines.processes.transport import MESSAGES_PER_TURN, NO_FREE_PORT
+from shoal.engines.processes.transport import NO_FREE_PORT
 from shoal.engines.processes.watch_clock import WatchClock
 from shoal.engines.run_tracker import RunTracker
 from shoal.environment.environment import Environment
 from shoal.errors import ExperimentError, LaunchError, RunError
 from shoal.experiment import Experiment
 from shoal.message import MAX_HEADER_BYTES
+from shoal.results.checkpoints import Manifest
 from shoal.results.progress import PROGRESS_INTERVAL, Outcome, Status
 from shoal.results.records import RunFolder
 from shoal.types import NodeId
+
+COLLECT_SECONDS = 30.0
+"""How long to wait for further files of nodes on other machines."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,8 @@ class RunContext:
     folder: RunFolder
     id: str
     """A random secret of this run's processes. It must not be printed, recorded or passed on a command line."""
-    nodes: tuple[NodeId, ...]
-    """The nodes to start, all of them on the agent's machine."""
+    resumed: Manifest | None = None
+    """The checkpoint that the run continues from."""
 
 
 class Coordinator:
@@ -52,8 +58,7 @@ class Coordinator:
         self,
         run: RunContext,
         registry: NodeRegistry,
-        agent: Agent,
-        server: ControlServer,
+        agents: AgentGroup,
         tracker: RunTracker,
         times: RunTimes,
         interrupts: Interrupts,
@@ -61,15 +66,16 @@ class Coordinator:
         experiment, environment = run.experiment, run.environment
         self._run = run
         self._registry = registry
-        self._agent = agent
-        self._server = server
+        self._agents = agents
         self._tracker = tracker
         self._times = times
         self._interrupts = interrupts
-        self._averages = AverageEvaluations(tracker, agent, run.folder, after_run=environment.timing_matters)
-        self._commands = NodeCommands(registry, agent, server, times, run.folder, experiment.evaluation.seconds)
+        self._checkpoints = CheckpointCollector(experiment, run.folder, tracker, agents, registry, times, run.resumed)
+        self._averages = AverageEvaluations(tracker, agents, run.folder, after_run=environment.timing_matters)
+        self._averages.restore(run.resumed)
+        self._commands = NodeCommands(registry, agents, times, experiment.evaluation.seconds)
         self._clock = WatchClock()
-        self._starter = NodeStarter(registry, agent, server, tracker, times, self._clock)
+        self._starter = NodeStarter(registry, agents, tracker, times, self._clock)
         self._events = ProcessEvents(environment, registry, self._commands, self._starter, tracker, times)
         timeouts = Timeouts.from_hang_timeout(experiment.processes.hang_timeout)
         self._liveness = LivenessMonitor(
@@ -81,7 +87,9 @@ class Coordinator:
             self._clock,
             str(run.folder.log),
         )
-        self._network_exited = False
+        self._network_reported = self._network_exited = False
+        self._prepared: dict[str, control.Prepared] = {}
+        """The reports of agents that have built what their nodes share, by the name of the agent."""
 
     def run(self) -> Outcome:
         """Follow the run until its nodes have ended, or the user ends it."""
@@ -93,14 +101,17 @@ class Coordinator:
                 raise
             status = "interrupted"  # the second signal killed the processes
         finally:
-            self._server.count_remaining()
+            complete = self._collect()
+            self._agents.count_remaining()
+        if status == "completed" and not complete:
+            status = "incomplete"
         return Outcome(
             status,
             wall_s=self._tracker.training_seconds(self._times.finished_at),
             startup_s=self._times.startup or self._times.since_command(),
             lost=dict(sorted(self._tracker.lost.items())),
             facts={"first_round_s": self._times.first_round, "signal": self._interrupts.signal},
-            unauthenticated_connections=self._server.unauthenticated_connections,
+            unauthenticated_connections=self._agents.unauthenticated_connections,
         )
 
     def _follow(self) -> Status:
@@ -110,7 +121,7 @@ class Coordinator:
                 self._stop()
                 return "interrupted"
             self._events.apply_due()
-            self._liveness.check_agent(self._agent)
+            self._liveness.check_agents(self._agents.agents)
             self._liveness.end_nodes_that_do_not_start()
             self._liveness.end_unresponsive_nodes()
             if self._tracker.phase == "running":
@@ -145,52 +156,59 @@ class Coordinator:
 
     def _poll(self) -> None:
         """Handle what has arrived, or wait briefly for something to arrive."""
-        self._server.wait(min(PROGRESS_INTERVAL, self._events.seconds_to_next()))
+        self._agents.wait(min(PROGRESS_INTERVAL, self._events.seconds_to_next()))
         self._clock.tick(time.monotonic())
-        for report in self._agent.reports():
-            self._handle_report(report)
-        self._server.answer_connections()
-        self._receive_messages(MESSAGES_PER_TURN)
+        for agent, report in self._agents.reports():
+            self._handle_report(agent, report)
         if self._tracker.progress_due():
             self._run.folder.check()
             pace = self._tracker.round_nodes
             rounds = sum(self._registry[node].rounds for node in pace) / len(pace)
             self._tracker.report_progress(rounds, sum(entry.bytes_sent for entry in self._registry))
 
-    # Reports of the agent
+    # Reports of agents
 
-    def _handle_report(self, report: control.FromAgent) -> None:
-        if isinstance(report, control.Prepared):
-            for warning in report.warnings:
-                self._tracker.listener.notice(warning)
-            self._start_nodes(report.parameters)
+    def _handle_report(self, agent: Agent, report: Report) -> None:
+        if isinstance(report, ControlMessage):
+            self._handle_message(report)
+        elif isinstance(report, control.Prepared):
+            self._handle_prepared(agent, report)
         elif isinstance(report, control.StartFailed):
             _raise_start_failure(report, self._run.experiment.name)
         elif isinstance(report, control.KeyAnnounced):
-            self._server.allow_key(report.node, report.key)
+            self._starter.set_key(report.node, report.key)
         elif isinstance(report, control.NodeExited):
             self._handle_exit(report.node, report.code)
         elif isinstance(report, control.NetworkExited):
             self._handle_network_exit()
+        elif isinstance(report, control.Notice):
+            self._tracker.listener.notice(report.text)
         else:
             self._averages.evaluated(report)
+
+    def _handle_prepared(self, agent: Agent, report: control.Prepared) -> None:
+        """Start the nodes once all agents have prepared the same data and model."""
+        for warning in report.warnings:
+            self._tracker.listener.notice(warning)
+        self._prepared[agent.name] = report
+        if len(self._prepared) == len(self._agents):
+            _check_equal_machines(self._prepared)
+            self._start_nodes(report.parameters)
 
     def _start_nodes(self, parameters: int) -> None:
         experiment, plan = self._run.experiment, self._run.experiment.processes
         _check_settings(experiment, parameters)
         self._tracker.phase = "forking"
-        self._server.model_parameters = parameters
         self._starter.start_all(
             control.StartNodes(
-                list(self._run.nodes),
-                self._server.endpoint,
+                self._checkpoints.nodes_to_start(),
                 self._run.id,
-                str(self._run.folder.path.resolve()),
-                service_nodes=len(experiment.services),
+                training_nodes=experiment.nodes,
                 with_network=self._run.environment.needs_network_model,
-                coordinator_key=self._server.public_key,
                 key_folder=None if plan.keys is None else str(plan.keys),
                 public_keys=[] if plan.keys is None else self._registry.public_keys(),
+                states=self._checkpoints.states(),
+                resumed_tick=0 if self._run.resumed is None else self._run.resumed.ticks,
             )
         )
 
@@ -202,8 +220,6 @@ class Coordinator:
         exited_well = code == 0 and entry.failure is None
         if phase == "finishing" and (exited_well or self._interrupts.signal is not None):
             return
-        self._receive_messages(FINAL_MESSAGES)  # the node's last messages may not have been read
-        self._server.disconnect(node)
         reason = (entry.failure or self._explain_exit(code)).strip()
         if phase not in ("running", "finishing"):
             raise LaunchError(f"node {node} could not start: {reason}")
@@ -212,6 +228,7 @@ class Coordinator:
         self._tracker.listener.notice(f"{description}. {reason}")
         self._commands.announce_failure(node)
         self._averages.evaluate_complete()
+        self._checkpoints.nodes_changed()
         if not self._events.restart_exited(node) and was_starting:
             self._starter.release_restarted()
 
@@ -232,19 +249,17 @@ class Coordinator:
     def _handle_network_exit(self) -> None:
         if self._tracker.phase != "finishing":
             raise RunError(f"the network process exited unexpectedly; see {self._run.folder.log}")
-        self._receive_messages(FINAL_MESSAGES)
         self._network_exited = True
 
     # Messages of nodes
 
-    def _receive_messages(self, limit: int) -> None:
-        for received in self._server.receive(limit):
-            self._handle_message(received)
-
     def _handle_message(self, received: ControlMessage) -> None:
         message = received.message
         if isinstance(message, control.NetworkListening):
+            self._starter.network_endpoint = message.endpoint
             self._begin_if_ready()
+        elif isinstance(message, control.UnauthenticatedConnections):
+            self._network_reported = message.final
         elif isinstance(message, control.NetworkHeartbeat):
             self._liveness.network_last_message = self._clock.seconds
         elif isinstance(message, control.NodeListening):
@@ -269,10 +284,12 @@ class Coordinator:
                 self._times.first_round_ended(message.node)
         elif isinstance(message, control.FirstRoundStarted):
             if self._times.first_round_began(message.node):
-                self._tracker.start_training_clock()
+                self._tracker.start_training_clock(self._checkpoints.wall_s)
         elif isinstance(message, control.ModelSnapshot):
             assert received.params is not None
             self._averages.add_model(message, received.params)
+        elif isinstance(message, control.CheckpointSaved | control.CheckpointFailed):
+            self._checkpoints.handle(message)
         elif isinstance(message, control.NodeDone):
             self._handle_done(message.node)
         elif isinstance(message, control.NodeFailed):
@@ -290,13 +307,13 @@ class Coordinator:
         """Start the algorithm once every process listens."""
         if not self._starter.all_listening:
             return
-        if self._run.environment.needs_network_model and not self._server.has_network:
+        if self._run.environment.needs_network_model and self._starter.network_endpoint is None:
             return
         self._tracker.phase = "running"
-        self._times.start()
+        self._times.start(self._checkpoints.start_time)
         if self._run.environment.needs_network_model:
             self._liveness.network_last_message = self._clock.seconds
-        self._events.begin()
+        self._events.begin(self._checkpoints.start_time)
         self._starter.send_start()
         self._events.apply_due()
 
@@ -320,16 +337,50 @@ class Coordinator:
             self._poll()
         self._finish_network()
 
+    def _collect(self) -> bool:
+        """Wait until the files that nodes have written on other machines are in the folder of the run.
+
+        Returns whether all of them are.
+        """
+        self._agents.collect()
+        deadline, received = time.monotonic() + COLLECT_SECONDS, self._agents.received_bytes
+        while not self._agents.collected and time.monotonic() < deadline:
+            self._agents.wait(PROGRESS_INTERVAL)
+            for _, report in self._agents.reports():
+                if isinstance(report, control.Notice):
+                    self._tracker.listener.notice(report.text)
+            if self._agents.received_bytes > received:
+                deadline, received = time.monotonic() + COLLECT_SECONDS, self._agents.received_bytes
+        if not self._agents.collected:
+            self._tracker.listener.notice("some records and models of nodes on other machines have not arrived")
+        return self._agents.collected and not any(agent.is_lost for agent in self._agents.agents)
+
     def _finish_network(self) -> None:
         """End the network process and wait for its final count of unauthenticated connections."""
-        if not self._server.sealed or not self._server.has_network or self._network_exited:
+        sealed = self._run.experiment.processes.sealed
+        if not sealed or self._starter.network_endpoint is None or self._network_exited:
             return
-        self._server.network_reported = False
+        self._network_reported = False
         self._tracker.phase = "finishing"
         self._commands.finish_network()
         deadline = time.monotonic() + STOP_SECONDS
-        while not (self._server.network_reported and self._network_exited) and time.monotonic() < deadline:
+        while not (self._network_reported and self._network_exited) and time.monotonic() < deadline:
             self._poll()
+
+
+def _check_equal_machines(prepared: dict[str, control.Prepared]) -> None:
+    """Raise `LaunchError` if machines have different data, or start from different models."""
+    names = {
+        "data sets": {name: report.data_digest for name, report in prepared.items()},
+        "initial models": {name: report.model_digest for name, report in prepared.items()},
+    }
+    for what, digests in names.items():
+        if len(set(digests.values())) > 1:
+            shown = ", ".join(f"{name}: {digest[:8]}" for name, digest in digests.items())
+            raise LaunchError(
+                f"the agents have different {what} ({shown}): copy the same files to all machines, and install the "
+                "same versions of all packages"
+            )
 
 
 def _check_settings(experiment: Experiment, parameters: int) -> None:

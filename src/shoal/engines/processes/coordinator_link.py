@@ -23,6 +23,8 @@ class ControlHandler(Protocol):
 
     def inject_fault(self, message: control.InjectFault) -> None: ...
 
+    def save_checkpoint(self, round: int) -> None: ...
+
     def stop(self, message: control.Finish) -> None:
         """End early: the coordinator stops the run."""
         ...
@@ -98,6 +100,8 @@ class CoordinatorLink:
             self._handler.set_online(message.online)
         elif isinstance(message, control.InjectFault):
             self._handler.inject_fault(message)
+        elif isinstance(message, control.SaveCheckpoint):
+            self._handler.save_checkpoint(message.round)
         elif message.stopped:
             self._handler.stop(message)
         elif not self.finished.done():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Protocol
+from pathlib import Path
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -14,18 +16,27 @@ from shoal.engines.processes import control
 from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.runtime import TrainingThread
 from shoal.engines.processes.slots import Slots
+from shoal.errors import CheckpointError
 from shoal.node import Node
 from shoal.results.records import Evaluation, RunFolder, writing_to
 from shoal.types import Params
 
 
 class DeferredEvaluations:
-    """Models that wait for their evaluation, in a file without a name: the system deletes it with the process."""
+    """Models that wait for their evaluation. By default in a file without a name, which ends with the process."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, path: Path | None = None) -> None:
+        """`path` is a file that outlives the process, so that a resumed run can evaluate the models."""
         self._folder = folder
+        self._path = path
+        self._file: IO[bytes]
         with writing_to(folder.path):
-            self._file = tempfile.TemporaryFile(dir=folder.path)  # noqa: SIM115 - open as long as the process runs
+            if path is None:
+                self._file = tempfile.TemporaryFile(dir=folder.path)  # noqa: SIM115 - open as long as the process runs
+            else:
+                path.parent.mkdir(exist_ok=True)
+                path.touch()
+                self._file = path.open("r+b")
         self._kept: list[tuple[int, float, int | None]] = []
         """Round, time and tick of each model in the file."""
         self.latest_first = False
@@ -39,6 +50,26 @@ class DeferredEvaluations:
             self._file.write(params.data)
             self._file.flush()
         self._kept.append((round, time, tick))
+
+    def state(self) -> list[list[Any]]:
+        """The round, time and tick of each model in the file."""
+        return [list(kept) for kept in self._kept]
+
+    def restore(self, state: list[list[Any]], model_bytes: int) -> None:
+        """Continue with the models that the file had when `state` was saved."""
+        self._kept = [(round, time, tick) for round, time, tick in state]
+        size = len(self._kept) * model_bytes
+        if os.fstat(self._file.fileno()).st_size < size:
+            raise CheckpointError(
+                f"{self._path} does not have the models that were to be evaluated after the run: it was changed or "
+                "removed, so the run cannot be resumed; start it again"
+            )
+        self._file.truncate(size)
+
+    def remove_file(self) -> None:
+        """Delete the file: all its models are evaluated."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     def discard_after(self, tick: int) -> None:
         """Discard the models of later ticks than this one."""
@@ -100,6 +131,11 @@ class SnapshotTimer:
         self._now = now
         self._seconds = seconds
         self._last_tick = last_tick
+
+    @property
+    def last_tick(self) -> int:
+        """The tick of the last snapshot."""
+        return self._last_tick
 
     async def run(self) -> None:
         """Take snapshots until cancelled. A node that is late takes those it missed at once."""

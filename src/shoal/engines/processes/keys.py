@@ -1,4 +1,4 @@
-"""The key pairs that authenticate nodes where links are sealed: ZeroMQ's CURVE, on Curve25519.
+"""The key pairs that authenticate nodes where links are sealed, agents and coordinators: ZeroMQ's CURVE (Curve25519).
 
     keys/
       node-0.key           the public key: every process that node 0 connects to has this file
@@ -33,6 +33,8 @@ KEY_BYTES = 32
 ROOT = 0
 """The id of the user who may change all files anyway."""
 NAME = re.compile(r"node-(0|[1-9]\d*)\.key(_secret)?")
+MACHINE_NAME = re.compile(r"(?!node-\d)[A-Za-z0-9][\w.-]{0,63}")
+"""The name of a coordinator or an agent."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,53 @@ def read_public(folder: Path, nodes: Iterable[NodeId]) -> dict[NodeId, bytes]:
     problems += _shared(keys)
     if problems:
         raise LaunchError(_describe_problems(folder, problems))
+    return keys
+
+
+def make_named_keys(folder: Path, names: Collection[str], force: bool = False) -> tuple[list[str], list[str]]:
+    """Make a key pair for the coordinator or an agent of each name that has none. Returns new and kept names."""
+    for name in names:
+        if not MACHINE_NAME.fullmatch(name):
+            raise LaunchError(f"keys: {name!r}: expected a name of letters, digits and . _ -, and not one of a node")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"keys: cannot write to the folder {str(folder)!r}: {error.strerror}") from error
+    kept = [name for name in names if not force and (folder / f"{name}{SECRET}").exists()]
+    made = [name for name in names if name not in kept]
+    for name in made:
+        pair = KeyPair.fresh()
+        _write(folder / f"{name}{SECRET}", pair, force)
+        _write(folder / f"{name}{PUBLIC}", pair, force)
+    return made, kept
+
+
+def read_pair_file(path: Path) -> KeyPair:
+    """Read a key pair from its secret file. Raises `LaunchError` if it is invalid, or if other users can read it."""
+    if path.suffix != SECRET:
+        raise LaunchError(f"keys: {str(path)!r}: expected the file of a secret key, whose name ends in {SECRET!r}")
+    public, secret, problems = _read(path)
+    problems += _too_open(path)
+    if public is None or secret is None or problems:
+        raise LaunchError(_describe_problems(path.parent, problems))
+    return KeyPair(public, secret)
+
+
+def read_trusted(paths: Iterable[Path]) -> dict[str, bytes]:
+    """Read public keys by name, from files and from all `.key` files of folders. Raises `LaunchError`."""
+    keys: dict[str, bytes] = {}
+    problems: list[str] = []
+    for given in paths:
+        files = sorted(given.glob(f"*{PUBLIC}")) if given.is_dir() else [given]
+        if not files:
+            problems.append(f"there is no public key ({PUBLIC}) in the folder {str(given)!r}")
+        for path in files:
+            public, _, wrong = _read(path)
+            problems += wrong + _too_open(path)
+            if public is not None:
+                keys[path.stem] = public
+    if problems:
+        raise LaunchError("keys: public keys cannot be used:" + "".join(f"\n  - {problem}" for problem in problems))
     return keys
 
 

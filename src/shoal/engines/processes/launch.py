@@ -14,12 +14,16 @@ import zmq
 
 from shoal.engines.operating_system import raise_file_limit
 from shoal.engines.processes import control
-from shoal.engines.processes.agent import LOOPBACK, LocalAgent
-from shoal.engines.processes.control_server import ControlServer, ServerSettings
+from shoal.engines.processes.agent import AgentSettings, LocalAgent
+from shoal.engines.processes.agent_group import AgentGroup
+from shoal.engines.processes.checkpoints import mark_failed_before
+from shoal.engines.processes.control_server import LOOPBACK
 from shoal.engines.processes.coordinator import Coordinator, RunContext
 from shoal.engines.processes.interrupts import Interrupts
-from shoal.engines.processes.keys import KeyPair, read_public, require_keys
+from shoal.engines.processes.keys import read_public, require_keys
 from shoal.engines.processes.node_registry import NodeRegistry
+from shoal.engines.processes.remote.agents_plan import AgentsPlan
+from shoal.engines.processes.remote.launch import start_remote_agents
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.run_tracker import RunTracker
 from shoal.errors import LaunchError, RunError
@@ -27,6 +31,7 @@ from shoal.experiment import Experiment
 from shoal.experiment.environment_builder import build_environment, device_speeds
 from shoal.experiment.mapping import LOCALHOST
 from shoal.message import RUN_LENGTH
+from shoal.results.checkpoints import Manifest
 from shoal.results.progress import Outcome, ProgressListener
 from shoal.results.records import RunFolder
 from shoal.types import NodeId, format_node_ids
@@ -42,55 +47,77 @@ def run_processes(
     folder: RunFolder,
     listener: ProgressListener | None = None,
     command_time: float | None = None,
+    plan: AgentsPlan | None = None,
+    resumed: Manifest | None = None,
 ) -> Outcome:
-    """Run an experiment as processes of this machine."""
+    """Run an experiment as processes, on this machine or on the agents of `plan`.
+
+    `resumed` is the checkpoint that the run continues from.
+    """
     times = RunTimes(command_time, experiment.round_nodes)
     raise_file_limit()
     tracker = RunTracker(experiment, listener)
     environment = build_environment(experiment, device_speeds(experiment))
     registry = NodeRegistry(experiment.size)
+    run = RunContext(experiment, environment, folder, secrets.token_urlsafe(RUN_LENGTH * 3 // 4), resumed)
     with Interrupts() as interrupts, ExitStack() as resources:
-        nodes = _local_nodes(experiment)
-        run = RunContext(experiment, environment, folder, secrets.token_urlsafe(RUN_LENGTH * 3 // 4), tuple(nodes))
-        key_pair = _load_keys(experiment, registry)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-        resources.callback(context.destroy, linger=0)
-        agent = LocalAgent(folder, environment.access_links)
-        resources.callback(agent.close)  # called first: whatever happens to the sockets, no process stays behind
-        interrupts.on_repeat(agent.kill)
         try:
-            agent.send(control.Prepare(experiment.to_table(), str(experiment.base.resolve())))
-            settings = ServerSettings(run.id, experiment.processes, environment.needs_network_model, key_pair)
-            server = ControlServer(context, settings, registry, agent, tracker.listener)
+            if plan is None:
+                agents = _start_local_agent(run, registry, resources, interrupts)
+            else:
+                agents = start_remote_agents(run, plan, tracker.listener.notice, resources, interrupts)
         except RunError:
             if interrupts.signal is None:
                 raise
-            # The second signal killed the processes.
+            # The user has interrupted the start, or the second signal killed the processes.
             facts: dict[str, object] = {"first_round_s": None, "signal": interrupts.signal}
             return Outcome("interrupted", tracker.training_seconds(), times.since_command(), facts=facts)
-        return Coordinator(run, registry, agent, server, tracker, times, interrupts).run()
+        mark_failed_before(resumed, registry, tracker)
+        return Coordinator(run, registry, agents, tracker, times, interrupts).run()
 
 
-def _local_nodes(experiment: Experiment) -> list[NodeId]:
-    """All nodes. Raises `LaunchError` if the mapping places nodes on other machines, which is not supported yet."""
+def _start_local_agent(
+    run: RunContext, registry: NodeRegistry, resources: ExitStack, interrupts: Interrupts
+) -> AgentGroup:
+    experiment = run.experiment
+    _check_machines(experiment)
+    settings = _agent_settings(run, registry)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+    resources.callback(context.destroy, linger=0)
+    agents = AgentGroup([LocalAgent(context, run.folder, settings)], dict.fromkeys(range(experiment.size), 0))
+    resources.callback(agents.close)  # called first: whatever happens to the sockets, no process stays behind
+    interrupts.on_repeat(agents.kill_all)
+    agents.prepare(control.Prepare(experiment.to_table(), str(experiment.base.resolve())))
+    return agents
+
+
+def _check_machines(experiment: Experiment) -> None:
+    """Raise `LaunchError` if the mapping places nodes on other machines."""
     for machine, nodes in experiment.placement.items():
         if machine not in LOCAL_NAMES:
             raise LaunchError(
-                f"mapping: nodes {format_node_ids(nodes)} are placed on {machine!r}, but nodes can be started on this "
-                f"machine, {LOCALHOST!r}, only"
+                f"mapping: nodes {format_node_ids(nodes)} are placed on {machine!r}, and this run has no agent of that "
+                f"name; name the agents with --agents, or place the nodes on {LOCALHOST!r}"
             )
-    return sorted(node for nodes in experiment.placement.values() for node in nodes)
 
 
-def _load_keys(experiment: Experiment, registry: NodeRegistry) -> KeyPair | None:
-    """A new key pair for the coordinator, where links are sealed. Reads the nodes' public keys too."""
-    plan = experiment.processes
-    if not plan.sealed:
-        return None
-    if plan.keys is not None:
-        nodes = range(experiment.size)
+def _agent_settings(run: RunContext, registry: NodeRegistry) -> AgentSettings:
+    """What the agent must know. Where a folder holds the nodes' keys, their public keys are read into `registry`."""
+    experiment, plan = run.experiment, run.experiment.processes
+    nodes = range(experiment.size)
+    public_keys: dict[NodeId, bytes] = {}
+    if plan.sealed and plan.keys is not None:
         require_keys(plan.keys, nodes)
-        for node, key in read_public(plan.keys, nodes).items():
+        public_keys = read_public(plan.keys, nodes)
+        for node, key in public_keys.items():
             registry[node].public_key = key
-    return KeyPair.fresh()
+    return AgentSettings(
+        run.id,
+        plan,
+        experiment.size,
+        plan.sealed,
+        run.environment.needs_network_model,
+        public_keys,
+        run.environment.access_links,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from shoal.engines.processes.agent import Agent
@@ -61,7 +61,7 @@ class LivenessMonitor:
         """When the network process last sent a heartbeat; infinite while it does not have to."""
         self.finishing_since = math.inf
         """When all nodes were asked to finish."""
-        self._agent_last_running = 0.0
+        self._agents_last_running = 0.0
         self._registry = registry
         self._training_nodes = training_nodes
         self._start_monitor = start_monitor
@@ -81,11 +81,11 @@ class LivenessMonitor:
                 self._registry[node].fail(f"did not report within {timeout:g} s that it listens; see {self._log}")
             self._commands.kill(overdue)
 
-    def check_agent(self, agent: Agent) -> None:
-        """Raise `RunError` if the agent was stopped for the hang timeout: it can neither start nor kill nodes."""
-        if not agent.is_stopped:
-            self._agent_last_running = self._clock.seconds
-        elif self._clock.seconds - self._agent_last_running > self._timeouts.hang:
+    def check_agents(self, agents: Collection[Agent]) -> None:
+        """Raise `RunError` if an agent was stopped for the hang timeout: it can neither start nor kill nodes."""
+        if not any(agent.is_stopped for agent in agents):
+            self._agents_last_running = self._clock.seconds
+        elif self._clock.seconds - self._agents_last_running > self._timeouts.hang:
             raise RunError(
                 f"the process that starts nodes was stopped for {self._timeouts.hang:g} s (by SIGSTOP, for example); "
                 f"start the run again, or continue a stopped process earlier; see {self._log}"

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import zmq
 
 from shoal.engines.processes import control
+from shoal.engines.processes.control_server import LOOPBACK
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.sealing import KEY_WAIT_SECONDS, Seal, authenticated_sender
 from shoal.engines.processes.shaper import (
@@ -60,15 +61,19 @@ report replaces an earlier one of the same message."""
 class Timetable:
     """Computes when the messages of nodes leave and arrive, at the times of the network model. Reads no clock.
 
-    Times are seconds of the run, except in reports from and to nodes, which use the machine's monotonic clock.
+    Times are seconds of the run, except in reports from and to nodes, which use the coordinator's monotonic clock.
     """
 
-    def __init__(self, network_model: NetworkModel, events: Iterator[EnvironmentEvent]) -> None:
+    def __init__(
+        self, network_model: NetworkModel, events: Iterator[EnvironmentEvent], clock_error: float = 0.0
+    ) -> None:
+        """`clock_error` is how many seconds the clocks of nodes may differ from this machine's."""
         self._network_model = network_model
+        self._clock_error = clock_error
         self._events = events
         self._next: EnvironmentEvent | None = None
         self.epoch = math.inf
-        """When the run began, on the machine's monotonic clock: time 0 of the network model."""
+        """When the run began, on the coordinator's monotonic clock: time 0 of the network model."""
         self.now = 0.0
         """The time up to which the network model has advanced."""
         self._rates: dict[NodeId, float] = {}
@@ -87,11 +92,11 @@ class Timetable:
         return due if self._next is None else min(due, self._next.time)
 
     def is_plausible(self, report: Registration | Submission, now: float) -> bool:
-        """Whether the time of `report` lies in the run, and not after `now`, read on the machine's clock afterwards.
+        """Whether the time of `report` lies in the run, and not after `now`, which is read afterwards.
 
         The network model never goes back in time: after one report from the future, all nodes would wait until then.
         """
-        return self.epoch <= report.since <= now
+        return self.epoch - self._clock_error <= report.since <= now + self._clock_error
 
     def submit(self, sender: NodeId, submission: Submission, reports: ReportsByNode) -> None:
         """Advance to the time of `submission`, and send its message.
@@ -100,7 +105,7 @@ class Timetable:
         last message, count as sent. The receiver soon learns that the message is in transit: it keeps unannounced
         messages only within its budget.
         """
-        since = submission.since - self.epoch
+        since = max(0.0, submission.since - self.epoch)
         self.catch_up(since, reports)
         self.now = max(self.now, since)
         ahead = (self.now - since) * self._rates.get(sender, 0.0) if submission.waits else 0.0
@@ -161,6 +166,7 @@ class NodeReports:
         timetable: Timetable,
         seal: Seal | None,
         reject: Callable[[str], None],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`run` is the run's secret identifier. `reject` is called with the reason for every report without it, and
         for every report that did not come over a sealed link."""
@@ -170,6 +176,7 @@ class NodeReports:
         self._timetable = timetable
         self._seal = seal
         self._reject = reject
+        self._monotonic = monotonic
         self.registered: dict[NodeId, float] = {}
         """The nodes that listen, and since when."""
         self._identities: dict[NodeId, bytes] = {}
@@ -192,7 +199,7 @@ class NodeReports:
                 continue
             except control.DECODE_ERRORS:
                 continue  # not a report of a node
-            if not 0 <= sender < self._count or not self._timetable.is_plausible(report, time.monotonic()):
+            if not 0 <= sender < self._count or not self._timetable.is_plausible(report, self._monotonic()):
                 continue
             if isinstance(report, Registration):
                 self.registered[sender], self._identities[sender] = report.since, identity.bytes
@@ -218,7 +225,7 @@ class NetworkProcess:
         network_model = setup.environment.network_model()
         assert network_model is not None
         network_model.load()
-        self._timetable = Timetable(network_model, setup.environment.events())
+        self._timetable = Timetable(network_model, setup.environment.events(), start.clock_error)
         self._failed: set[NodeId] = set()
         self._unsent: ReportsByNode = {}
         """Reports for nodes that do not listen yet."""
@@ -230,16 +237,18 @@ class NetworkProcess:
         self._report_at = self._heartbeat_at = 0.0
         self._heartbeat_interval = setup.experiment.processes.heartbeat_interval
         self._seal = None if pair is None else Seal(context, pair, self._count, time.monotonic, math.inf)
-        self._socket = self._listen()
+        self._clock_offset = start.clock_offset
+        self._socket = self._listen(start.host or LOOPBACK)
         self._nodes = NodeReports(
-            self._socket, setup.experiment.size, start.run, self._timetable, self._seal, self._count
+            self._socket, setup.experiment.size, start.run, self._timetable, self._seal, self._count, self._monotonic
         )
         self._link = context.socket(zmq.DEALER)
         self._link.setsockopt(zmq.LINGER, 1000)
         if self._seal is not None:
-            self._seal.secure_client(self._link, start.coordinator_key)
-        self._link.connect(start.coordinator)
-        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+            self._seal.secure_client(self._link, start.control_key)
+        self._link.connect(start.control_endpoint)
+        bound = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+        endpoint = f"tcp://{start.announce or start.host or LOOPBACK}:{bound.rpartition(':')[2]}"
         self._link.send(control.encode(control.NetworkListening(start.run, endpoint)))
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -273,7 +282,7 @@ class NetworkProcess:
                 elif node not in self._failed:
                     self._unsent[node] = own
 
-    def _listen(self) -> zmq.Socket[bytes]:
+    def _listen(self, host: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a node that connects again keeps its identity
         socket.setsockopt(zmq.SNDHWM, 0)
@@ -283,11 +292,15 @@ class NetworkProcess:
         socket.setsockopt(zmq.LINGER, 0)
         if self._seal is not None:
             self._seal.secure_server(socket)
-        socket.bind("tcp://127.0.0.1:*")
+        socket.bind(f"tcp://{host}:*")
         return socket
 
+    def _monotonic(self) -> float:
+        """The coordinator's monotonic clock, as far as it is known on this machine."""
+        return time.monotonic() + self._clock_offset
+
     def _now(self) -> float:
-        return time.monotonic() - self._timetable.epoch
+        return self._monotonic() - self._timetable.epoch
 
     def _wait(self) -> None:
         """Wait until a message arrives, or the model's next event.
@@ -319,6 +332,9 @@ class NetworkProcess:
                     self._seal.allow_all({str(node): key for node, key in enumerate(message.public_keys)})
                     self._seal.key_wait = KEY_WAIT_SECONDS
                 self._timetable.begin(message.epoch)
+                for node in message.failed_nodes:  # before the checkpoint of a resumed run
+                    self._failed.add(node)
+                    self._timetable.set_online(node, online=False, now=self._timetable.now)
             elif isinstance(message, control.PeerFailed) and message.node not in self._failed:
                 self._failed.add(message.node)
                 self._nodes.mark_failed(message.node, message.time)

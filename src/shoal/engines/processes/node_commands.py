@@ -6,68 +6,62 @@ import time
 from collections.abc import Collection, Sequence
 
 from shoal.engines.processes import control
-from shoal.engines.processes.agent import Agent
-from shoal.engines.processes.control_server import ControlServer
+from shoal.engines.processes.agent_group import AgentGroup
 from shoal.engines.processes.node_registry import NodeRegistry
 from shoal.engines.processes.run_times import RunTimes
-from shoal.results.records import Event, RunFolder
+from shoal.results.records import Event
 from shoal.types import NodeId
 
 
 class NodeCommands:
-    """Commands to nodes: some are messages to their processes, some are requests to the agent."""
+    """Commands to nodes: some are messages to their processes, some are requests to their agents."""
 
     def __init__(
         self,
         registry: NodeRegistry,
-        agent: Agent,
-        server: ControlServer,
+        agents: AgentGroup,
         times: RunTimes,
-        folder: RunFolder,
         evaluation_seconds: float | None = None,
     ) -> None:
         """`evaluation_seconds` is the interval of evaluations, where models are evaluated by the clock."""
         self._registry = registry
-        self._agent = agent
-        self._server = server
+        self._agents = agents
         self._times = times
-        self._folder = folder
         self._evaluation_seconds = evaluation_seconds
 
     def kill(self, nodes: Collection[NodeId]) -> None:
         """Kill the processes of these nodes."""
-        self._agent.send(control.KillNodes(sorted(nodes)))
+        self._agents.kill(nodes)
 
     def stop(self, nodes: Collection[NodeId]) -> None:
         """Have nodes save their models and exit, although their algorithm has not ended."""
-        self._server.send(nodes, self._finish(stopped=True))
+        self._agents.send(nodes, self._finish(stopped=True))
 
     def finish_all(self) -> control.Finish:
         """Have all nodes write their remaining records and exit; returns what was sent."""
         finish = self._finish()
-        self._server.send(self._registry.present, finish)
+        self._agents.send(self._registry.present, finish)
         return finish
 
     def finish_network(self) -> None:
-        self._server.send_network(self._finish())
+        self._agents.send_network(self._finish())
 
     def set_online(self, node: NodeId, online: bool) -> None:
         if self._registry[node].present:
-            self._server.send([node], control.SetOnline(online))
+            self._agents.send([node], control.SetOnline(online))
 
     def inject(self, nodes: Collection[NodeId], fault: control.InjectFault) -> None:
-        self._server.send(nodes, fault)
+        self._agents.send(nodes, fault)
 
     def record(self, events: Sequence[tuple[NodeId, Event]]) -> None:
         """Append events to the records of nodes that cannot write them."""
-        if events:
-            self._agent.send(control.RecordEvents(list(events), str(self._folder.path.resolve())))
+        self._agents.record(events)
 
     def announce_failure(self, node: NodeId) -> None:
         """Notify all other nodes and the network process that the node failed."""
         message = control.PeerFailed(node, time.monotonic())
-        self._server.send_network(message)
-        self._server.send(self._registry.present, message)
+        self._agents.send_network(message)
+        self._agents.send(self._registry.present, message)
 
     def _finish(self, stopped: bool = False) -> control.Finish:
         """Where models are evaluated by the clock, the end is one more evaluation tick."""

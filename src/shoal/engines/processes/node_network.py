@@ -35,7 +35,7 @@ class NodeNetwork:
     ) -> None:
         """Listen for peers. `reject` is called with the reason for every rejected message."""
         plan = setup.experiment.processes
-        host = address(id) if start.namespaces else plan.host
+        host = address(id) if start.namespaces else start.host or plan.host
         self._context = context
         self._setup = setup
         self._id = id
@@ -52,7 +52,7 @@ class NodeNetwork:
             connections=plan.connections or max(MIN_CONNECTIONS, self._first_round_peers()),
             send_timeout=plan.hang_timeout,
             port=None if plan.base_port is None else plan.base_port + id,
-            announce=plan.announce,
+            announce=start.announce or (None if start.host else plan.announce),
         )
         deliver = self.mailbox.put if self._delay is None else self._delay.receive
         self.transport = Transport(context, id, settings, deliver=deliver, reject=reject, seal=seal)
@@ -77,7 +77,7 @@ class NodeNetwork:
         self.transport.start(message.endpoints)
 
     def mark_failed(self, node: NodeId, at: float) -> None:
-        """`at` is the time of the failure on the machine's monotonic clock."""
+        """`at` is the time of the failure on the coordinator's monotonic clock."""
         self.mailbox.mark_failed(node)
         self.transport.mark_failed(node)
         if self.shaper is not None:

@@ -91,7 +91,8 @@ class NodeObserver:
 
     def inject_fault(self, fault: control.InjectFault) -> None:
         """Inject a fault that is scheduled by time."""
-        self.record(Event("fault", self._runtime.now(), fault.detail))
+        if not fault.recorded:
+            self.record(Event("fault", self._runtime.now(), fault.detail))
         if fault.kind == "slow":
             if fault.factor is not None:
                 self._runtime.slow_down(fault.factor)

@@ -43,10 +43,23 @@ def run_node(setup: Setup, id: NodeId, slots: Slots, start: control.StartNodes, 
     try:
         if start.namespaces:
             enter(start.namespaces[id])  # before any socket, and before any thread that opens one
-        return asyncio.run(_run(NodeLaunch(setup, id, slots, start), pair))
+        with asyncio.Runner(loop_factory=lambda: RunEventLoop(start.clock_offset)) as runner:
+            return runner.run(_run(NodeLaunch(setup, id, slots, start), pair))
     except Exception:
         traceback.print_exc()  # to the run's nodes.log; the coordinator sees the exit code
         return 1
+
+
+class RunEventLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock is the coordinator's monotonic clock, as far as it is known on this machine."""
+
+    def __init__(self, clock_offset: float) -> None:
+        """`clock_offset` is added to the machine's monotonic clock."""
+        super().__init__()
+        self._clock_offset = clock_offset
+
+    def time(self) -> float:
+        return super().time() + self._clock_offset
 
 
 async def _run(launch: NodeLaunch, pair: KeyPair | None) -> int:
@@ -61,7 +74,7 @@ class NodeProcess:
 
     def __init__(self, launch: NodeLaunch, pair: KeyPair | None) -> None:
         start = launch.start
-        assert (pair is None) == (start.coordinator_key is None)
+        assert (pair is None) == (start.control_key is None)
         self._launch = launch
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # One connection to every node, and those that still linger after their eviction.
@@ -73,7 +86,7 @@ class NodeProcess:
         self._seal = None if pair is None else self._new_seal(pair)
         self._network: NodeNetwork | None = None
         self._run: NodeRun | None = None
-        self._link = CoordinatorLink(self._context, start.coordinator, self, self._seal, start.coordinator_key)
+        self._link = CoordinatorLink(self._context, start.control_endpoint, self, self._seal, start.control_key)
 
     async def run(self) -> int:
         """Take part in the run, and return the exit code. Sockets that are still open end with the process."""
@@ -128,6 +141,10 @@ class NodeProcess:
     def inject_fault(self, message: control.InjectFault) -> None:
         if self._run is not None:
             self._run.observer.inject_fault(message)
+
+    def save_checkpoint(self, round: int) -> None:
+        if self._run is not None:
+            self._run.save_checkpoint(round)
 
     def stop(self, message: control.Finish) -> None:
         if self._run is None:

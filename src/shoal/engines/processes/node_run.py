@@ -10,14 +10,17 @@ import time
 import traceback
 from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from shoal.engines.end_record import end_record
+from shoal.engines.node_states import capture, restore, restore_own
 from shoal.engines.operating_system import Memory, process_memory, release_memory
 from shoal.engines.processes import control
+from shoal.engines.processes.checkpoints import ProcessSaver
 from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.deferred_evaluations import DeferredEvaluations, SnapshotTimer, in_training_slot
 from shoal.engines.processes.node_network import NodeNetwork
@@ -29,7 +32,9 @@ from shoal.engines.rejoining import answer_rejoining_peers, rejoin
 from shoal.engines.round_faults import RoundFaults
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
+from shoal.results.checkpoints import Checkpoints
 from shoal.results.records import End, Evaluation, Event, RecordFile, RunFolder
+from shoal.results.state_files import read_state
 from shoal.types import NodeId
 
 STOP_EVALUATION_SECONDS = 7.0
@@ -54,6 +59,17 @@ class NodeLaunch:
     @property
     def folder(self) -> RunFolder:
         return RunFolder(Path(self.start.folder))
+
+    def saved_state(self) -> dict[str, Any] | None:
+        """The state that the node of a resumed run continues from; None if it begins, or if a fault restarted it."""
+        path = self.start.states.get(self.id)
+        return None if path is None or self.start.restarted else read_state(Path(path))
+
+    def round_faults(self, saved: dict[str, Any] | None) -> RoundFaults:
+        """The node's faults by round, without those that happened before the `saved` state of a resumed run."""
+        last = -1 if saved is None else int(saved["round"])
+        faults = () if self.start.restarted else self.experiment.faults(self.id)
+        return RoundFaults(fault for fault in faults if not fault.happens_at(last))
 
     @property
     def is_service(self) -> bool:
@@ -107,16 +123,25 @@ class NodeRun:
             launch.id, network.transport, network.mailbox, launch.slots, settings, network.shaper, clock
         )
         self.runtime.set_online(not message.offline)
-        self._deferred = DeferredEvaluations(launch.folder) if launch.setup.environment.timing_matters else None
-        faults = RoundFaults(() if restarted else experiment.faults(launch.id))
-        self.observer = NodeObserver(self.runtime, records, link, faults, self._deferred)
-        self._node = launch.setup.node(launch.id, self.runtime, self.observer, launch.start.run, plan.receive_timeout)
+        saved = launch.saved_state()
+        self._deferred = self._create_deferred() if launch.setup.environment.timing_matters else None
+        self.observer = NodeObserver(self.runtime, records, link, launch.round_faults(saved), self._deferred)
+        self._node = launch.setup.node(
+            launch.id,
+            self.runtime,
+            self.observer,
+            launch.start.run,
+            plan.receive_timeout,
+            self._create_saver(records) if experiment.checkpoint.every else None,
+        )
+        if saved is not None:
+            self._restore(saved)
         scope.start(self._send_heartbeats(plan.heartbeat_interval))
         self._snapshots: SnapshotTimer | None = None
         self._snapshot_task: asyncio.Task[None] | None = None
         seconds = experiment.evaluation.seconds
         if seconds is not None and not launch.is_service:
-            last_tick = int(self.runtime.now() / seconds) if restarted else 0
+            last_tick = int(self.runtime.now() / seconds) if restarted else launch.start.resumed_tick
             self._snapshots = SnapshotTimer(
                 self._node, self.observer, self._deferred, self.runtime.now, seconds, last_tick
             )
@@ -130,6 +155,39 @@ class NodeRun:
         """When the algorithm ended."""
         self._cpu_seconds = 0.0
         self._memory: Memory | None = None
+
+    def _create_deferred(self) -> DeferredEvaluations:
+        """Keep models in a file that outlives this process, if the run may be resumed."""
+        launch = self._launch
+        named = launch.experiment.checkpoint.every > 0 and not launch.is_service
+        path = Checkpoints(launch.folder).kept_models(launch.id) if named else None
+        return DeferredEvaluations(launch.folder, path)
+
+    def _create_saver(self, records: RecordFile) -> ProcessSaver:
+        launch = self._launch
+        return ProcessSaver(
+            launch.id, launch.experiment, launch.folder, records, self._link, self._capture, self._position
+        )
+
+    def _capture(self, round: int) -> dict[str, Any]:
+        kept = [] if self._deferred is None else self._deferred.state()
+        return capture(self._node, self._network.mailbox, round, kept=kept)
+
+    def _position(self) -> tuple[float, int]:
+        """The time, and the last evaluation by the clock that this node has taken."""
+        return self.runtime.now(), 0 if self._snapshots is None else self._snapshots.last_tick
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        restore(self._node, self._network.mailbox, saved)
+        if self._deferred is not None:
+            self._deferred.restore(saved["kept"], self._node.params.nbytes)
+            if self._launch.experiment.evaluation.seconds is not None:
+                self._deferred.discard_after(self._launch.start.resumed_tick)
+
+    def save_checkpoint(self, round: int) -> None:
+        """Save the state of this client, because its server has finished `round`."""
+        if self._ended_at is None:
+            self._node.checkpoints.request(round)
 
     async def run(self) -> None:
         """Run the algorithm, wait until all nodes are done, and evaluate the models that were kept."""
@@ -150,6 +208,7 @@ class NodeRun:
         self._take_last_snapshot(finish)
         if self._deferred is not None:
             await self._evaluate_kept(self._deferred)
+            self._deferred.remove_file()
 
     def stop(self, finish: control.Finish) -> None:
         """End early: save the model, evaluate as many kept models as there is time for, and exit."""
@@ -199,7 +258,8 @@ class NodeRun:
 
     async def _rejoin(self, others: Collection[NodeId]) -> None:
         await self._node.sleep(0.0)  # until the node is online
-        if await rejoin(self._node, others):
+        files = Checkpoints(self._launch.folder)
+        if await rejoin(self._node, others, partial(restore_own, files)):
             await self._launch.setup.run_node(self._node)
 
     async def _until_end(self, algorithm: Coroutine[Any, Any, None]) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Collection
 import msgspec
 
 from shoal.engines.processes import control
-from shoal.engines.processes.agent import Agent
-from shoal.engines.processes.control_server import ControlServer
+from shoal.engines.processes.agent_group import AgentGroup
 from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.start_monitor import StartMonitor
@@ -27,31 +26,33 @@ class NodeStarter:
     def __init__(
         self,
         registry: NodeRegistry,
-        agent: Agent,
-        server: ControlServer,
+        agents: AgentGroup,
         tracker: RunTracker,
         times: RunTimes,
         clock: WatchClock,
     ) -> None:
         self._registry = registry
-        self._agent = agent
-        self._server = server
+        self._agents = agents
         self._tracker = tracker
         self._times = times
+        self._sealed = tracker.experiment.processes.sealed
         self._request: control.StartNodes | None = None
         self._clock = clock
         self.monitor = StartMonitor(clock)
+        self.network_endpoint: str | None = None
+        """Where the network process listens, once it does."""
+        self._network_key: bytes | None = None
 
     def start_all(self, request: control.StartNodes) -> None:
-        """Have the agent start all nodes."""
+        """Have the agents start all nodes."""
         self._request = request
-        self._agent.send(request)
+        self._agents.start(request)
         for node in request.nodes:
             self._registry[node].state = NodeState.STARTING
         self.monitor.expect(request.nodes)
 
     def restart(self, nodes: Collection[NodeId]) -> None:
-        """Have the agent start nodes again that are lost."""
+        """Have nodes started again that are lost."""
         if not nodes:
             return
         assert self._request is not None
@@ -59,9 +60,16 @@ class NodeStarter:
             self._tracker.node_restarted(node)
             self._registry[node].start_again(self._clock.seconds)
         self.monitor.expect(nodes)
-        self._agent.send(
+        self._agents.start(
             msgspec.structs.replace(self._request, nodes=sorted(nodes), restarted=True, with_network=False)
         )
+
+    def set_key(self, node: NodeId | None, key: bytes) -> None:
+        """Note the public key of a node that is about to start, or, for None, of the network process."""
+        if node is None:
+            self._network_key = key
+        else:
+            self._registry[node].public_key = key
 
     def node_listening(self, message: control.NodeListening) -> None:
         entry = self._registry[message.node]
@@ -72,7 +80,7 @@ class NodeStarter:
     @property
     def all_listening(self) -> bool:
         """Whether every node waits for its `Start`."""
-        return all(entry.state is NodeState.LISTENING for entry in self._registry)
+        return all(entry.state is NodeState.LISTENING for entry in self._registry if entry.present)
 
     def send_start(self) -> None:
         """Start the algorithm on all nodes.
@@ -80,12 +88,15 @@ class NodeStarter:
         The message contains whether the node is offline at first. A separate message could arrive after the node has
         begun.
         """
-        self._server.send_network(self._start_message())
+        self._agents.send_network(self._start_message())
         for offline in (False, True):
             nodes = [entry.id for entry in self._registry if entry.offline == offline]
-            self._server.send(nodes, msgspec.structs.replace(self._start_message(), offline=offline))
+            self._agents.send(nodes, msgspec.structs.replace(self._start_message(), offline=offline))
         for entry in self._registry:
-            entry.run(self._clock.seconds)
+            if entry.present:
+                entry.run(self._clock.seconds)
+                if entry.slowdown is not None:  # since before the checkpoint of a resumed run
+                    self._agents.send([entry.id], msgspec.structs.replace(entry.slowdown, recorded=True))
 
     def release_restarted(self) -> None:
         """Start the algorithm on restarted nodes that listen, and send their endpoints to the other nodes.
@@ -98,15 +109,15 @@ class NodeStarter:
         for node in restarted:
             entry = self._registry[node]
             update = control.PeerRestarted(node, entry.endpoint, entry.public_key)
-            self._server.send_network(update)
-            self._server.send(self._registry.present.difference(restarted), update)
+            self._agents.send_network(update)
+            self._agents.send(self._registry.present.difference(restarted), update)
         for node in restarted:
             entry = self._registry[node]
             ended = sorted(self._tracker.lost.keys() | self._registry.done)
             start = msgspec.structs.replace(self._start_message(), failed_nodes=ended, offline=entry.offline)
-            self._server.send([node], start)
+            self._agents.send([node], start)
             if entry.slowdown is not None:
-                self._server.send([node], entry.slowdown)
+                self._agents.send([node], entry.slowdown)
             entry.run(self._clock.seconds)
             self._tracker.listener.notice(f"node {node} was restarted")
 
@@ -114,8 +125,8 @@ class NodeStarter:
         return control.Start(
             [entry.endpoint for entry in self._registry],
             self._times.epoch,
-            self._server.network_endpoint,
+            self.network_endpoint,
             sorted(self._tracker.lost),
-            public_keys=self._registry.public_keys() if self._server.sealed else [],
-            network_key=self._server.network_key,
+            public_keys=self._registry.public_keys() if self._sealed else [],
+            network_key=self._network_key,
         )

@@ -25,8 +25,9 @@ class RunTimes:
         self._to_begin = set(round_nodes)
         self._to_end = set(round_nodes)
 
-    def start(self) -> None:
-        self.epoch = time.monotonic()
+    def start(self, at: float = 0.0) -> None:
+        """Start the clock; `at` is the time at which a resumed run continues."""
+        self.epoch = time.monotonic() - at
 
     def now(self) -> float:
         return time.monotonic() - self.epoch

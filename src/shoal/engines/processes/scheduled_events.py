@@ -42,13 +42,18 @@ class ProcessEvents:
         self._times = times
         self._queue = EventQueue(iter(()))
 
-    def begin(self) -> None:
-        """Load the schedule, and note which nodes are offline at first: they learn it with their `Start`."""
+    def begin(self, at: float = 0.0) -> None:
+        """Load the schedule, and note which nodes are offline or slow at first: they learn it with their `Start`.
+
+        `at` is the time at which a resumed run continues: earlier faults are in force, and do not happen again.
+        """
         self._queue = EventQueue(self._environment.events())
-        while self._queue.next_time <= 0.0 and not isinstance(self._queue.next, FaultEvent):
+        while self._queue.next_time <= at and (at > 0.0 or not isinstance(self._queue.next, FaultEvent)):
             event = self._queue.pop()
             if isinstance(event, AvailabilityChange):
                 self._note_availability(event)
+            elif isinstance(event, FaultEvent) and event.kind == "slow":
+                self._note_slowdown(event)
 
     def apply_due(self) -> None:
         while self._tracker.phase == "running" and self._queue.next_time <= self._times.now():
@@ -106,16 +111,19 @@ class ProcessEvents:
         self._commands.inject(self._healthy(fault.nodes), control.InjectFault("raise", str(fault)))
 
     def slow_down(self, fault: FaultEvent) -> None:
+        self._commands.inject(self._healthy(fault.nodes), self._note_slowdown(fault))
+
+    def disturb_links(self, fault: FaultEvent) -> None:
+        """Only notify the user: the network process does it."""
+        self._tracker.listener.notice(f"at {fault.time:g} s: {fault}")
+
+    def _note_slowdown(self, fault: FaultEvent) -> control.InjectFault:
         factor = fault.value if fault.what != "network" else None
         message = control.InjectFault("slow", str(fault), factor)
         if factor is not None:
             for node in fault.nodes:
                 self._registry[node].slowdown = message
-        self._commands.inject(self._healthy(fault.nodes), message)
-
-    def disturb_links(self, fault: FaultEvent) -> None:
-        """Only notify the user: the network process does it."""
-        self._tracker.listener.notice(f"at {fault.time:g} s: {fault}")
+        return message
 
     def _note_availability(self, change: AvailabilityChange) -> None:
         self._registry[change.node].offline_reasons += -1 if change.online else 1

@@ -12,7 +12,6 @@ import hmac
 import math
 import re
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
@@ -42,7 +41,7 @@ class Registration(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Node to network process: the node listens from now on. Earlier messages to it are lost."""
 
     since: float
-    """When it began to listen, on the machine's monotonic clock."""
+    """When it began to listen, on the coordinator's monotonic clock."""
 
 
 class Submission(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -52,7 +51,7 @@ class Submission(msgspec.Struct, frozen=True, array_like=True, tag=True):
     to: NodeId
     size: Annotated[int, msgspec.Meta(ge=0)]
     since: float
-    """When it was sent, on the machine's monotonic clock."""
+    """When it was sent, on the coordinator's monotonic clock."""
     waits: bool
     """Whether the sender waits until the message has left."""
 
@@ -71,7 +70,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sender: NodeId
     ticket: int
     time: float | None
-    """On the machine's monotonic clock; infinite: in transit, with no time known yet; None: lost."""
+    """On the coordinator's monotonic clock; infinite: in transit, with no time known yet; None: lost."""
 
 
 NodeReport: TypeAlias = Registration | Submission
@@ -148,7 +147,7 @@ class Shaper:
             seal.secure_client(self._socket, network.key)
         self._socket.connect(network.endpoint)
         self._socket.send(encode(Registration(self._loop.time())))
-        self._tickets = time.monotonic_ns()  # higher than every ticket of a failed node that had the same id
+        self._tickets = int(self._loop.time() * 1e9)  # higher than every ticket of a failed node that had the same id
         self._departures: dict[int, asyncio.Future[Departure]] = {}
         """Tickets of the messages whose sender waits until they have left."""
         self._last_departure: tuple[asyncio.Task[object] | None, float] = (None, 0.0)
@@ -200,7 +199,7 @@ class Shaper:
     def mark_failed(self, node: NodeId, at: float) -> None:
         """Ignore messages about rejoining that `node` sent before it failed. All its other messages arrive.
 
-        `at` is the time of the failure on the machine's monotonic clock: the node may have restarted since.
+        `at` is the time of the failure on the coordinator's monotonic clock: the node may have restarted since.
         """
         self._failure_tickets[node] = int(at * 1e9)
 

@@ -8,6 +8,7 @@ reaps its children, reports their exits, and kills them all when the agent's end
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import signal
 import sys
@@ -35,8 +36,9 @@ from shoal.types import NodeId
 class Zygote:
     """The zygote of one run, at its end of the pipe to the agent."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, folder: RunFolder) -> None:
         self._pipe = pipe
+        self._folder = folder
         self._pid = os.getpid()
         self._setup: Setup | None = None
         self._slots: Slots | None = None
@@ -60,11 +62,11 @@ class Zygote:
                     os.read(self._child_exited, 4096)
                     self._reap()
                 if self._pipe in ready:
-                    self._handle(control.decode_to_agent(self._pipe.recv_bytes()))
+                    self._handle(control.decode_to_zygote(self._pipe.recv_bytes()))
         except (EOFError, ConnectionError):
             self._kill([*self._nodes, *self._averages, *([] if self._network is None else [self._network])])
 
-    def _handle(self, request: control.ToAgent) -> None:
+    def _handle(self, request: control.ToZygote) -> None:
         if isinstance(request, control.Prepare):
             self._prepare(request)
         elif isinstance(request, control.StartNodes):
@@ -74,7 +76,7 @@ class Zygote:
         elif isinstance(request, control.EvaluateAverage):
             self._evaluate(request)
         else:
-            _record(request)
+            _record(request, self._folder)
 
     def _prepare(self, request: control.Prepare) -> None:
         try:
@@ -93,7 +95,9 @@ class Zygote:
             # What exists now is never garbage. Without this the collector would write to it, and unshare its memory.
             gc.collect()
             gc.freeze()
-            self._report(control.Prepared(self._setup.initial.size, [str(warning.message) for warning in caught]))
+            shown = [str(warning.message) for warning in caught]
+            digests = _digests(self._setup) if request.compares else ("", "")
+            self._report(control.Prepared(self._setup.initial.size, shown, *digests))
 
     def _start_nodes(self, request: control.StartNodes) -> None:
         if request.with_network:
@@ -137,7 +141,7 @@ class Zygote:
         # The secret key is freed here, not wiped: a process that is forked later may find it in unused memory. All of
         # these processes belong to one user, who can read the memory of each. With a folder of keys the only secret
         # key here is the one of the network process.
-        if request.coordinator_key is None:
+        if request.control_key is None:
             return None
         pair = KeyPair.fresh()
         self._report(control.KeyAnnounced(node, pair.public))
@@ -150,7 +154,7 @@ class Zygote:
         if pid:
             self._averages[pid] = request.round
         else:
-            self._run_child(lambda: _evaluate_average(setup, request))
+            self._run_child(lambda: _evaluate_average(setup, request, self._folder))
 
     def _run_child(self, main: Callable[[], int]) -> None:
         """In the child: release what belongs to the zygote, run `main`, and exit with its code."""
@@ -192,19 +196,29 @@ class Zygote:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)  # the id cannot belong to another process before ours is reaped
 
-    def _report(self, report: control.FromAgent) -> None:
+    def _report(self, report: control.FromZygote) -> None:
         self._pipe.send_bytes(control.encode(report))
 
 
-def _evaluate_average(setup: Setup, request: control.EvaluateAverage) -> int:
-    scores = setup.evaluate(np.frombuffer(request.params, np.float32))
+def _digests(setup: Setup) -> tuple[str, str]:
+    """Hashes of the data set and of the initial model."""
+    data = hashlib.blake2b(digest_size=16)
+    for samples in (setup.data.train, setup.data.test):
+        for array in (samples.x, samples.y, samples.owner):
+            if array is not None:
+                data.update(f"{array.dtype.str} {array.shape}".encode())
+                data.update(np.ascontiguousarray(array).data)
+    return data.hexdigest(), hashlib.blake2b(setup.initial.data, digest_size=16).hexdigest()
+
+
+def _evaluate_average(setup: Setup, request: control.EvaluateAverage, folder: RunFolder) -> int:
+    scores = setup.evaluate(request.array)
     record = Average(request.round, request.time, request.nodes, request.consensus_distance, scores, request.tick)
-    RecordFile(RunFolder(Path(request.folder)).averages).write(record)
+    RecordFile(folder.averages).write(record)
     return 0
 
 
-def _record(request: control.RecordEvents) -> None:
-    folder = RunFolder(Path(request.folder))
+def _record(request: control.RecordEvents, folder: RunFolder) -> None:
     for node, event in request.events:
         try:
             file = RecordFile(folder.node(node))
@@ -220,7 +234,7 @@ def main() -> None:
     exit_with_parent(int(sys.argv[2]))
     raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what a Ctrl-C means
-    Zygote(Connection(int(sys.argv[1]))).serve()
+    Zygote(Connection(int(sys.argv[1])), RunFolder(Path(sys.argv[3]))).serve()
 
 
 if __name__ == "__main__":

@@ -34,10 +34,11 @@ class ZygoteProcess:
 
     def __init__(self, folder: RunFolder) -> None:
         self._pipe, zygote_pipe = Pipe()
+        arguments = (str(zygote_pipe.fileno()), str(os.getpid()), str(folder.path.resolve()))
         environment = {**os.environ, **MALLOC, **ONE_THREAD}
         with writing_to(folder.log), open(folder.log, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.engines.processes.zygote", str(zygote_pipe.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "shoal.engines.processes.zygote", *arguments],
                 pass_fds=[zygote_pipe.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -51,7 +52,7 @@ class ZygoteProcess:
         self._unsent = bytearray()
         """Requests that the zygote has not read yet, beyond what the pipe holds."""
 
-    def send(self, request: control.ToAgent) -> None:
+    def send(self, request: control.ToZygote) -> None:
         """Send a request, or keep it for `flush`. Never waits: a stopped zygote must not stop the coordinator too."""
         encoded = control.encode(request)
         if len(encoded) > MAX_REQUEST_BYTES:
@@ -81,9 +82,9 @@ class ZygoteProcess:
     def has_report(self) -> bool:
         return self._pipe.poll()
 
-    def receive(self) -> control.FromAgent:
+    def receive(self) -> control.FromZygote:
         try:
-            report: control.FromAgent = control.decode_from_agent(self._pipe.recv_bytes())
+            report: control.FromZygote = control.decode_from_zygote(self._pipe.recv_bytes())
         except (EOFError, OSError) as error:
             raise self._exited() from error
         return report

@@ -10,5 +10,6 @@ engine.py              one run; made of the parts below
   recorder.py          writes records, averages and final models
 world.py               the runtime of a node, and what nodes share
 kernel.py              the event loop with the virtual clock
-compute.py             computes nodes one by one, in worker processes, or stacked; batching.py chooses
+compute.py             computes nodes one by one, by workers, or stacked; batching.py chooses
+pool.py                starts workers as processes on this machine
 """

@@ -31,10 +31,10 @@ def choose_batching(experiment: Experiment, setup: Setup) -> Batching:
     """Return the way that the experiment names, or the fastest one."""
     asked = experiment.simulation.batching
     if experiment.adds_data:
-        if asked == "pool":
+        if asked in ("pool", "ray"):
             raise ExperimentError(
                 [
-                    "simulation.batching = 'pool': its workers would not see the samples that nodes are sent with "
+                    f"simulation.batching = {asked!r}: its workers would not see the samples that nodes are sent with "
                     "this sharing; use 'off' or 'vmap'"
                 ],
                 experiment.name,

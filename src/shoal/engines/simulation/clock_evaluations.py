@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.engines.averaging import ModelAverages
+from shoal.engines.simulation.checkpoints import SimulatedCheckpoints
 from shoal.engines.simulation.nodes import SimulatedNodes
 from shoal.engines.simulation.recorder import Recorder
 from shoal.engines.simulation.scheduled_events import SimulatedEvents
@@ -22,6 +23,7 @@ class ClockEvaluations:
         nodes: SimulatedNodes,
         events: SimulatedEvents,
         recorder: Recorder,
+        checkpoints: SimulatedCheckpoints,
     ) -> None:
         self._seconds = experiment.evaluation.seconds
         self._averaged = experiment.evaluation.average and "algorithm" not in experiment.services
@@ -29,11 +31,11 @@ class ClockEvaluations:
         self._nodes = nodes
         self._events = events
         self._recorder = recorder
-        self._ticks = 0
+        self._checkpoints = checkpoints
 
     def schedule_next(self) -> None:
         if self._seconds is not None:
-            self._world.kernel.schedule_daemon((self._ticks + 1) * self._seconds, self._tick)
+            self._world.kernel.schedule_daemon((self._checkpoints.ticks + 1) * self._seconds, self._tick)
 
     def evaluate_last(self, time: float) -> None:
         if self._seconds is not None:
@@ -46,7 +48,8 @@ class ClockEvaluations:
 
     def _evaluate(self, time: float) -> None:
         """Evaluate the present models of all nodes, and their average."""
-        self._ticks += 1
+        self._checkpoints.ticks += 1
+        tick = self._checkpoints.ticks
         present = self._nodes.present_training_nodes
         evaluated = [node for node in present if node.context.schedule.evaluated]
         works = [Evaluate(node.trainer, node.params) for node in evaluated]
@@ -54,10 +57,10 @@ class ClockEvaluations:
         size = executor.max_batch
         scores = [s for i in range(0, len(works), size) for s in executor.run(works[i : i + size])]
         for node, found in zip(evaluated, scores, strict=True):
-            self._recorder.write(node.id, Evaluation(max(0, node.next_round - 1), time, found, self._ticks))
+            self._recorder.write(node.id, Evaluation(max(0, node.next_round - 1), time, found, tick))
         if self._averaged:
             averages = ModelAverages()
             for node in present:
-                averages.add(node.id, self._ticks, node.params)
+                averages.add(node.id, tick, node.params)
             for average in averages.complete(set()):
-                self._recorder.write_average(average, time, self._ticks)
+                self._recorder.write_average(average, time, tick)

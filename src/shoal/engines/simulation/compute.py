@@ -1,27 +1,19 @@
 """Computing the work of many simulated nodes.
 
 Work that has begun when the first result is needed overlaps in virtual time, and is computed together: by stacking the
-nodes' parameters, by a pool of worker processes, or one after another. A pool gives the same bits as sequential
-computation. Stacking gives the same results within float tolerance.
+nodes' parameters, by workers, or one after another. Workers give the same bits as sequential computation. Stacking
+gives the same results within float tolerance.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import signal
-import time
-import traceback
 from collections.abc import Hashable, Sequence
-from multiprocessing.connection import Connection, Pipe
 from typing import Any, Protocol
 
-import msgspec
-import numpy as np
-
-from shoal.engines.operating_system import exit_with_parent
-from shoal.errors import NodeError, RunError
+from shoal.engines.worker import MAX_COMMANDS, Command, Reply, Worker, decode_state, encode_state
+from shoal.errors import NodeError
 from shoal.runtime import Work
+from shoal.state import State, Stateful
 from shoal.training.trainer import Evaluate, Train, Trained, Trainer
 from shoal.types import Params
 
@@ -34,6 +26,8 @@ class Executor(Protocol):
 
     max_batch: int
     """The most units of work for one call of `run`."""
+    external_cpu_seconds: float
+    """Processor time of workers that are not children of this process."""
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]: ...
 
@@ -44,6 +38,7 @@ class SequentialExecutor:
     """Computes one unit of work after another."""
 
     max_batch = 1
+    external_cpu_seconds = 0.0
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         return [work.run() for work in works]
@@ -56,6 +51,7 @@ class StackedExecutor:
     """Computes work with equal batch keys in one call of `run_batch`, and the rest one after another."""
 
     max_batch = STACK_SIZE
+    external_cpu_seconds = 0.0
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         groups: dict[Hashable, list[int]] = {}
@@ -73,140 +69,86 @@ class StackedExecutor:
         """Nothing to release."""
 
 
-class WorkerPool:
-    """Worker processes, each with a part of the trainers: a trainer's batches and optimizer state stay in one process.
+class WorkerExecutor:
+    """Distributes work over workers. A node always uses the same worker, which has its batches and optimizer state."""
 
-    Parameters travel through shared memory, commands and losses through pipes.
-    """
-
-    SLOTS = 32
-    """Parameter vectors that a worker holds at a time."""
-
-    def __init__(self, trainers: Sequence[Trainer], workers: int, size: int) -> None:
-        self.max_batch = 4 * workers * self.SLOTS
-        self._index = {id(trainer): i for i, trainer in enumerate(trainers)}
-        self._trainers = list(trainers)
-        self._size = size
-        self._workers: list[_Worker] = []
-        try:
-            for _ in range(workers):
-                self._workers.append(_Worker(self._trainers, size, self._workers))
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OSError):
-                raise RunError(f"cannot start {workers} worker processes: {error}; set simulation.workers") from error
-            raise
+    def __init__(self, trainers: Sequence[Trainer], workers: Sequence[Worker]) -> None:
+        """`trainers` are those of all nodes, by node id. Work for other trainers is computed here."""
+        self.max_batch = 4 * len(workers) * MAX_COMMANDS
+        self.external_cpu_seconds = 0.0
+        self._trainers = list(trainers)  # keeps their ids in use
+        self._nodes = {id(trainer): node for node, trainer in enumerate(trainers)}
+        self._workers = list(workers)
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         results: list[Any] = [None] * len(works)
         queues: list[list[int]] = [[] for _ in self._workers]
         for i, work in enumerate(works):
-            if isinstance(work, Train | Evaluate) and id(work.trainer) in self._index:
-                queues[self._index[id(work.trainer)] % len(queues)].append(i)
+            if isinstance(work, Train | Evaluate) and id(work.trainer) in self._nodes:
+                queues[self._nodes[id(work.trainer)] % len(queues)].append(i)
             else:
                 results[i] = work.run()
-        rest = [list(reversed(queue)) for queue in queues]
-        while any(rest):
-            sent = []
-            for worker, queue in zip(self._workers, rest, strict=True):
-                some = [queue.pop() for _ in range(min(self.SLOTS, len(queue)))]
-                if some:
-                    worker.send([self._command(works[i]) for i in some], [_params(works[i]) for i in some])
-                    sent.append((worker, some))
+        for start in range(0, max(map(len, queues)), MAX_COMMANDS):
+            sent = [
+                (worker, some)
+                for worker, queue in zip(self._workers, queues, strict=True)
+                if (some := queue[start : start + MAX_COMMANDS])
+            ]
             for worker, some in sent:
-                for slot, (i, reply) in enumerate(zip(some, worker.replies(), strict=True)):
-                    results[i] = self._result(works[i], reply, worker, slot)
+                worker.send([self._command(works[i]) for i in some], [_params(works[i]) for i in some])
+            for worker, some in sent:
+                self._collect(worker, some, works, results)
         return results
+
+    def trainer_state(self, trainer: Trainer) -> State:
+        """Return the state of a trainer, which is up to date only in its worker."""
+        node = self._nodes[id(trainer)]
+        worker = self._workers[node % len(self._workers)]
+        worker.send([Command("state", node)], [])
+        replies, _ = worker.receive()
+        if isinstance(replies, str):
+            raise NodeError(f"reading the state of a trainer failed in a worker process:\n{replies}")
+        return decode_state(replies[0].state)
+
+    def restore_trainers(self) -> None:
+        """Send the state of every trainer to its worker, which has built the trainer itself."""
+        for node, trainer in enumerate(self._trainers):
+            if isinstance(trainer, Stateful):
+                worker = self._workers[node % len(self._workers)]
+                worker.send([Command("restore", node, state=encode_state(trainer.state()))], [])
+                replies, _ = worker.receive()
+                if isinstance(replies, str):
+                    raise NodeError(f"restoring a trainer failed in a worker process:\n{replies}")
 
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
         self._workers = []
 
-    def _command(self, work: Any) -> tuple[str, int, int]:
-        index = self._index[id(work.trainer)]
+    def _command(self, work: Any) -> Command:
+        node = self._nodes[id(work.trainer)]
         if isinstance(work, Train):
-            return ("train", index, work.trainer.steps(work.steps))
-        return ("evaluate", index, 0)
+            return Command("train", node, work.trainer.steps(work.steps))
+        return Command("evaluate", node)
 
-    def _result(self, work: Any, reply: Any, worker: _Worker, slot: int) -> Any:
-        if isinstance(work, Evaluate):
-            return reply
-        loss, seconds = reply
-        work.trainer.cpu_seconds += seconds
-        params = worker.slots[slot].copy()
-        params.flags.writeable = False
-        return Trained(params, loss)
-
-
-class _Worker:
-    """One forked process of the pool, seen from the parent."""
-
-    def __init__(self, trainers: list[Trainer], size: int, earlier: Sequence[_Worker]) -> None:
-        memory = mmap.mmap(-1, max(1, WorkerPool.SLOTS * size * 4))
-        self.slots = np.frombuffer(memory, np.float32)[: WorkerPool.SLOTS * size].reshape(WorkerPool.SLOTS, size)
-        self._pipe, theirs = Pipe()
-        parent = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            exit_with_parent(parent)
-            self._pipe.close()
-            for worker in earlier:
-                worker._pipe.close()
-            _serve(theirs, self.slots, trainers)
-        theirs.close()
-
-    def send(self, commands: list[tuple[str, int, int]], params: list[Params]) -> None:
-        for slot, vector in enumerate(params):
-            self.slots[slot] = vector
-        try:
-            self._pipe.send_bytes(msgspec.msgpack.encode(commands))
-        except OSError as error:
-            raise RunError(f"a worker process of the simulation has ended: {error}") from error
-
-    def replies(self) -> list[Any]:
-        try:
-            replies = msgspec.msgpack.decode(self._pipe.recv_bytes())
-        except (EOFError, OSError) as error:
-            raise RunError("a worker process of the simulation has ended") from error
+    def _collect(self, worker: Worker, members: list[int], works: Sequence[Any], results: list[Any]) -> None:
+        """Put the results of a worker into the places `members` of `results`."""
+        replies, rows = worker.receive()
         if isinstance(replies, str):
             raise NodeError(f"training failed in a worker process:\n{replies}")
-        return list(replies)
-
-    def close(self) -> None:
-        self._pipe.close()
-        os.kill(self._pid, signal.SIGKILL)  # it has nothing to save
-        os.waitpid(self._pid, 0)
+        for i, reply, row in zip(members, replies, rows, strict=False):
+            results[i] = _result(works[i], reply, row)
+            if worker.external:
+                self.external_cpu_seconds += reply.cpu_seconds
 
 
-def _serve(pipe: Connection, slots: np.ndarray[Any, np.dtype[np.float32]], trainers: list[Trainer]) -> None:
-    """Run as a worker: read commands and send results until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the worker
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    status = 0
-    try:
-        while True:
-            replies: Any = []
-            try:
-                for slot, (kind, index, steps) in enumerate(msgspec.msgpack.decode(pipe.recv_bytes())):
-                    trainer = trainers[index]
-                    params = slots[slot]
-                    if kind == "train":
-                        started = time.thread_time()
-                        trained = trainer.train(params, steps)
-                        params[:] = trained.params
-                        replies.append((trained.loss, time.thread_time() - started))
-                    else:
-                        replies.append(trainer.evaluate(params))
-            except (EOFError, OSError):
-                break
-            except Exception:
-                replies = traceback.format_exc()
-            pipe.send_bytes(msgspec.msgpack.encode(replies))
-    except BrokenPipeError:
-        status = 1
-    finally:
-        os._exit(status)
+def _result(work: Any, reply: Reply, row: Params) -> Any:
+    if isinstance(work, Evaluate):
+        return reply.scores
+    work.trainer.cpu_seconds += reply.cpu_seconds
+    params = row.copy()
+    params.flags.writeable = False
+    return Trained(params, reply.loss)
 
 
 def _params(work: Any) -> Params:

@@ -7,20 +7,25 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Callable, Sequence
 
 from shoal.engines.operating_system import processor_seconds
 from shoal.engines.run_tracker import RunTracker
 from shoal.engines.simulation.batching import choose_batching
+from shoal.engines.simulation.checkpoints import SimulatedCheckpoints
 from shoal.engines.simulation.clock_evaluations import ClockEvaluations
-from shoal.engines.simulation.compute import Executor, SequentialExecutor, StackedExecutor, WorkerPool
+from shoal.engines.simulation.compute import Executor, SequentialExecutor, StackedExecutor, WorkerExecutor
 from shoal.engines.simulation.nodes import SimulatedNodes
+from shoal.engines.simulation.pool import fork_workers
 from shoal.engines.simulation.recorder import Recorder
 from shoal.engines.simulation.scheduled_events import SimulatedEvents
 from shoal.engines.simulation.world import World
+from shoal.engines.worker import Worker
 from shoal.errors import NodeError, ShoalError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.node import Node
+from shoal.results.checkpoints import Manifest
 from shoal.results.progress import Outcome, ProgressListener, Status
 from shoal.results.records import RunFolder
 from shoal.types import NodeId
@@ -40,8 +45,15 @@ class Simulation:
         folder: RunFolder,
         listener: ProgressListener | None = None,
         command_time: float | None = None,
+        start_workers: Callable[[Setup], Sequence[Worker]] | None = None,
+        resumed: Manifest | None = None,
     ) -> None:
-        """`command_time` is when the user asked for the run, on the clock of `time.time`; by default now."""
+        """`command_time` is when the user asked for the run, on the clock of `time.time`; by default now.
+
+        `start_workers` starts workers on other machines, for the batching "ray". `resumed` is the checkpoint that the
+        run continues from.
+        """
+        self._start_workers = start_workers
         self._command_time = time.time() if command_time is None else command_time
         self._experiment = experiment
         self._tracker = RunTracker(experiment, listener)
@@ -56,9 +68,16 @@ class Simulation:
             has_timed_events=environment.has_timed_events,
         )
         self._recorder = Recorder(folder, self.setup, self._tracker, self._world.kernel)
-        self._population = SimulatedNodes(self.setup, self._world, self._tracker, self._recorder)
-        self._events = SimulatedEvents(environment, self._world, self._population, self._recorder)
-        self._evaluations = ClockEvaluations(experiment, self._world, self._population, self._events, self._recorder)
+        self._checkpoints = SimulatedCheckpoints(
+            experiment, folder, self._world, self._tracker, self._recorder, resumed
+        )
+        self._population = SimulatedNodes(self.setup, self._world, self._tracker, self._recorder, self._checkpoints)
+        self._checkpoints.begin(self._population.nodes)
+        self._checkpoints.restore_all()
+        self._events = SimulatedEvents(environment, self._world, self._population, self._recorder, self._checkpoints)
+        self._evaluations = ClockEvaluations(
+            experiment, self._world, self._population, self._events, self._recorder, self._checkpoints
+        )
         self.batching = choose_batching(experiment, self.setup)
 
     @property
@@ -76,7 +95,7 @@ class Simulation:
         self._world.executor = self._create_executor()
         startup = time.time() - self._command_time
         self._tracker.phase = "running"
-        self._tracker.start_training_clock()
+        self._tracker.start_training_clock(self._checkpoints.wall_s)
         thresholds = gc.get_threshold()
         stopped_by: int | None = None
         try:
@@ -108,13 +127,14 @@ class Simulation:
                 "batching": self.batching,
                 "signal": stopped_by,
                 "train_cpu_s": sum(node.trainer.cpu_seconds for node in self.nodes),
-                "total_cpu_s": processor_seconds() - cpu,
+                "total_cpu_s": processor_seconds() - cpu + self._world.executor.external_cpu_seconds,
             },
         )
 
     def _simulate(self) -> None:
         """Run the kernel until no event is left, then end and evaluate what remains."""
         duration, kernel, population = self._experiment.duration, self._world.kernel, self._population
+        self._events.skip_past()
         population.start_all()
         self._events.schedule_next()
         self._evaluations.schedule_next()
@@ -131,9 +151,16 @@ class Simulation:
         population.lose_hung_nodes()
 
     def _create_executor(self) -> Executor:
+        trainers = [node.trainer for node in self.nodes]
         if self.batching == "vmap":
             return StackedExecutor()
         if self.batching == "pool":
             workers = min(self._experiment.simulation.workers or os.cpu_count() or 1, self._experiment.nodes)
-            return WorkerPool([node.trainer for node in self.nodes], workers, self.setup.initial.size)
+            return WorkerExecutor(trainers, fork_workers(trainers, workers, self.setup.initial.size))
+        if self.batching == "ray":
+            assert self._start_workers is not None, "the batching 'ray' needs workers on other machines"
+            executor = WorkerExecutor(trainers, self._start_workers(self.setup))
+            if self._checkpoints.resumed is not None:
+                executor.restore_trainers()
+            return executor
         return SequentialExecutor()

@@ -9,6 +9,7 @@ from typing import Any
 from shoal.engines.rejoining import answer_rejoining_peers, rejoin
 from shoal.engines.round_faults import RoundFaults
 from shoal.engines.run_tracker import RunTracker
+from shoal.engines.simulation.checkpoints import SimulatedCheckpoints
 from shoal.engines.simulation.kernel import Crash, park
 from shoal.engines.simulation.recorder import Recorder
 from shoal.engines.simulation.world import SimulatedRuntime, World
@@ -57,8 +58,16 @@ class _NodeObserver:
 class SimulatedNodes:
     """All nodes, by id."""
 
-    def __init__(self, setup: Setup, world: World, tracker: RunTracker, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        world: World,
+        tracker: RunTracker,
+        recorder: Recorder,
+        checkpoints: SimulatedCheckpoints,
+    ) -> None:
         self.world = world
+        self._checkpoints = checkpoints
         self.tracker = tracker
         self.recorder = recorder
         self._setup = setup
@@ -69,7 +78,7 @@ class SimulatedNodes:
         """Training nodes whose algorithm has not ended."""
         self.last_end = 0.0
         """When the last node ended. The kernel's clock continues to the last timeout, whether it is needed or not."""
-        self.nodes = [self._build(id, RoundFaults(setup.experiment.faults(id))) for id in range(setup.experiment.size)]
+        self.nodes = [self._build(id, self._faults(id)) for id in range(setup.experiment.size)]
 
     @property
     def present_training_nodes(self) -> list[Node]:
@@ -77,8 +86,20 @@ class SimulatedNodes:
         return [node for node in self.nodes[: self._experiment.nodes] if node.id not in self.tracker.lost]
 
     def start_all(self) -> None:
-        for node in self.nodes:
-            self._start(node, self._setup.run_node(node))
+        """Start all nodes; in a resumed run, each at the time of its saved state."""
+        self._rounds_begun = sum(self.nodes[node].next_round for node in self.tracker.round_nodes)
+        self.learning -= self.tracker.lost.keys()
+        resumed, times = self._checkpoints.resumed, self._checkpoints.start_times()
+        order = {id: place for place, id in enumerate(times)}
+        for node in sorted(self.nodes, key=lambda node: order.get(node.id, -1)):
+            if node.id in self.tracker.lost:
+                self.world.apply_event(FaultEvent(self.world.kernel.now, "crash", (node.id,)))
+                continue
+            if resumed is not None and node.id in resumed.hung:
+                self._start(node, park_forever())
+                self.world.runtimes[node.id].hang()
+                continue
+            self._start(node, self._setup.run_node(node), times.get(node.id))
             if self._setup.environment.restarts:
                 self.world.runtimes[node.id].background(answer_rejoining_peers(node))
 
@@ -150,14 +171,22 @@ class SimulatedNodes:
             _NodeObserver(self, id, faults),
             "0" * RUN_LENGTH,
             self._experiment.simulation.receive_timeout,
+            self._checkpoints.saver(id),
         )
 
-    def _start(self, node: Node, main: Coroutine[Any, Any, None]) -> None:
-        self.world.runtimes[node.id].start(main, partial(self._node_ended, node))
+    def _faults(self, id: NodeId) -> RoundFaults:
+        """The faults of a node by round, without those that happened before the checkpoint of a resumed run."""
+        resumed = self._checkpoints.resumed
+        last = next((saved.round for saved in resumed.nodes if saved.node == id), -1) if resumed is not None else -1
+        return RoundFaults(fault for fault in self._experiment.faults(id) if not fault.happens_at(last))
+
+    def _start(self, node: Node, main: Coroutine[Any, Any, None], at: float | None = None) -> None:
+        self.world.runtimes[node.id].start(main, partial(self._node_ended, node), at)
 
     async def _rejoin_and_run(self, node: Node) -> None:
         training_nodes = self.world.runtimes[: self._experiment.nodes]
-        if await rejoin(node, [r.id for r in training_nodes if r.running and r.id != node.id]):
+        others = [r.id for r in training_nodes if r.running and r.id != node.id]
+        if await rejoin(node, others, self._checkpoints.restore_own):
             await self._setup.run_node(node)
 
     def _node_ended(self, node: Node, crashed: bool) -> None:
@@ -171,6 +200,13 @@ class SimulatedNodes:
         self.recorder.write_complete_averages()
         if not crashed:
             self.recorder.write_end(node, self.world.runtimes[node.id].mailbox)
+        else:
+            self._checkpoints.nodes_changed()
         self.learning.discard(node.id)
         if not self.learning:
             self.finish_services()
+
+
+async def park_forever() -> None:
+    """The algorithm of a node that hung before its run was resumed."""
+    await park()

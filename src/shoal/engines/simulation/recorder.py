@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shoal.engines.averaging import ModelAverage
 from shoal.engines.end_record import end_record
 from shoal.engines.run_tracker import RunTracker
@@ -10,6 +12,7 @@ from shoal.environment.faults import FaultEvent
 from shoal.experiment.setup import Setup
 from shoal.mailbox import Mailbox
 from shoal.node import Node
+from shoal.results.checkpoints import Manifest, SavedNode
 from shoal.results.progress import main_score
 from shoal.results.records import Average, BufferedRecordFiles, Evaluation, Event, Record, RecordFile, RunFolder
 from shoal.types import NodeId
@@ -25,8 +28,26 @@ class Recorder:
         self._kernel = kernel
         self._records = BufferedRecordFiles(folder, setup.experiment.size)
         self._averages = RecordFile(folder.averages)
+        self._resumed: Manifest | None = None
+        self._saved: dict[NodeId, SavedNode] = {}
+        self._start_times: dict[NodeId, float] = {}
+
+    def skip_repeated(self, resumed: Manifest, start_times: Mapping[NodeId, float]) -> None:
+        """In a resumed run: do not write again what the checkpoint has.
+
+        The first nodes start before the others. What happens to the others until they start is in their records.
+        """
+        self._resumed = resumed
+        self._saved = {saved.node: saved for saved in resumed.nodes}
+        self._start_times = dict(start_times)
+
+    def size(self, node: NodeId) -> int:
+        """The size of a node's records in bytes."""
+        return self._records.sizes[node]
 
     def write(self, node: NodeId, record: Record) -> None:
+        if self._resumed is not None and self._is_repeated(node, record):
+            return
         self._records.write(node, record)
         if isinstance(record, Evaluation):
             self._tracker.add_score(record.tick or record.round, main_score(record.scores))
@@ -40,6 +61,8 @@ class Recorder:
 
     def write_average(self, average: ModelAverage, time: float, tick: int | None = None) -> None:
         """Evaluate the average of models, and write the result."""
+        if self._resumed is not None and tick is not None and tick <= self._resumed.ticks:
+            return
         scores = self._setup.evaluate(average.mean)
         self._averages.write(Average(average.round, time, average.nodes, average.consensus_distance, scores, tick))
 
@@ -48,6 +71,19 @@ class Recorder:
         self.write(node.id, end_record(node, mailbox, self._kernel.now))
         if self._setup.experiment.checkpoint.final:
             self._folder.save_model(node.id, node.params)
+
+    def _is_repeated(self, node: NodeId, record: Record) -> bool:
+        """Whether the records of a resumed run already have this record."""
+        assert self._resumed is not None
+        saved = self._saved.get(node)
+        if saved is None:
+            return False
+        if isinstance(record, Evaluation) and record.tick is not None:
+            return record.tick <= (self._resumed.ticks if self._resumed.same_start else saved.ticks)
+        return isinstance(record, Event) and record.time < self._start_times[node]
+
+    def flush(self) -> None:
+        self._records.flush()
 
     def flush_if_due(self) -> None:
         self._records.flush_if_due()

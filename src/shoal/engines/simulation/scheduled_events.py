@@ -6,6 +6,7 @@ import math
 from functools import partial
 
 from shoal.engines.environment_events import EventQueue, apply_event
+from shoal.engines.simulation.checkpoints import SimulatedCheckpoints
 from shoal.engines.simulation.nodes import SimulatedNodes
 from shoal.engines.simulation.recorder import Recorder
 from shoal.engines.simulation.world import World
@@ -20,14 +21,37 @@ from shoal.types import NodeId
 class SimulatedEvents:
     """Applies the events of the environment to nodes and network. It is an `EventHandler`."""
 
-    def __init__(self, environment: Environment, world: World, nodes: SimulatedNodes, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        world: World,
+        nodes: SimulatedNodes,
+        recorder: Recorder,
+        checkpoints: SimulatedCheckpoints,
+    ) -> None:
         self._environment = environment
         self._world = world
         self._nodes = nodes
         self._recorder = recorder
+        self._checkpoints = checkpoints
         self._queue = EventQueue(environment.events() if environment.has_timed_events else iter(()))
         self._unblocking_times = environment.unblocking_times()
         self._next_unblocking = next(self._unblocking_times, math.inf)
+
+    def skip_past(self) -> None:
+        """In a resumed run: put the events before the checkpoint into force, without recording them again.
+
+        Crashes, restarts and hangs are left out: the checkpoint has the nodes that failed or hung.
+        """
+        for _ in range(self._checkpoints.events):
+            event = self._queue.pop()
+            if isinstance(event, FaultEvent) and event.kind in ("crash", "restart", "hang", "raise"):
+                continue
+            self._world.apply_event(event)
+            if isinstance(event, AvailabilityChange):
+                self._set_online(event)
+            elif isinstance(event, FaultEvent) and event.kind == "slow":
+                self._slow_down(event)
 
     def schedule_next(self) -> None:
         if self._queue.next is not None:
@@ -55,18 +79,15 @@ class SimulatedEvents:
 
     def _apply(self, event: EnvironmentEvent) -> None:
         if not self.run_is_over():
+            self._checkpoints.events += 1
             apply_event(event, self)
             self.schedule_next()
 
     # The operations of an `EventHandler`
 
     def change_availability(self, change: AvailabilityChange) -> None:
-        runtime = self._world.runtimes[change.node]
         self._world.apply_event(change)
-        if change.online:
-            runtime.come_online()
-        else:
-            runtime.go_offline()
+        self._set_online(change)
 
     def change_network(self, change: NetworkChange) -> None:
         self._world.apply_event(change)
@@ -94,13 +115,23 @@ class SimulatedEvents:
     def slow_down(self, fault: FaultEvent) -> None:
         self._record(fault)
         self.disturb_links(fault)
-        if fault.what != "network":
-            for node in fault.nodes:
-                self._world.runtimes[node].slow_down(fault.value)
+        self._slow_down(fault)
 
     def disturb_links(self, fault: FaultEvent) -> None:
         self._nodes.tracker.listener.notice(f"at {self._world.kernel.now:g} s: {fault}")
         self._world.apply_event(fault)
+
+    def _set_online(self, change: AvailabilityChange) -> None:
+        runtime = self._world.runtimes[change.node]
+        if change.online:
+            runtime.come_online()
+        else:
+            runtime.go_offline()
+
+    def _slow_down(self, fault: FaultEvent) -> None:
+        if fault.what != "network":
+            for node in fault.nodes:
+                self._world.runtimes[node].slow_down(fault.value)
 
     def _record(self, fault: FaultEvent) -> None:
         """Record the fault for every node that runs."""

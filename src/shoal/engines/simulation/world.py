@@ -259,8 +259,13 @@ class SimulatedRuntime:
     def mark_rejoined(self, node: NodeId, round: int) -> None:
         self.mailbox.mark_rejoined(node, round)
 
-    def start(self, main: Coroutine[Any, Any, None], on_end: Callable[[bool], None] | None = None) -> None:
-        """Run `main` as the node's algorithm, and call `on_end(crashed)` when it has ended."""
+    def start(
+        self, main: Coroutine[Any, Any, None], on_end: Callable[[bool], None] | None = None, at: float | None = None
+    ) -> None:
+        """Run `main` as the node's algorithm, and call `on_end(crashed)` when it has ended.
+
+        `at` is when it begins, by default now. Messages are delivered to the node before that, too.
+        """
 
         def ended(task: Task | None, crashed: bool) -> None:
             self.running = False
@@ -274,7 +279,7 @@ class SimulatedRuntime:
 
         self.running = True
         self._ended = ended
-        self._main = self._spawn(main, ended)
+        self._main = self._spawn(main, ended, at)
 
     def take_over_from(self, before: SimulatedRuntime) -> None:
         """Replace the runtime of a failed node: its device and its availability stay the same."""
@@ -343,9 +348,14 @@ class SimulatedRuntime:
         """Return an action that resumes `task`, once the node is online."""
         return partial(self._wake, task) if self._world.has_timed_events else task.resume
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Task, bool], None]) -> Task:
+    def _spawn(
+        self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Task, bool], None], at: float | None = None
+    ) -> Task:
         task = Task(self._kernel, coroutine, on_end)
-        self._kernel.soon(self.waking(task))
+        if at is None:
+            self._kernel.soon(self.waking(task))
+        else:
+            self._kernel.at(at, self.waking(task))
         return task
 
     def _wake(self, task: Task) -> None:

@@ -58,6 +58,8 @@ class PeerSampler:
 
     async def serve(self, node: Node) -> None:
         static = node.mixing.graph.static
+        if static:
+            node.checkpoints.leave()  # it only sends the neighbours once
         await self._send_round(node, node.algorithm_state.get("last_round", 0), static)
         rejoin_counts: dict[NodeId, int] = {}
         while (message := await node.receive(kind=REACHED)) is not None:

@@ -1,0 +1,151 @@
+"""Checkpoints of a run with processes: nodes save their states, and the coordinator writes the manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shoal.engines.checkpoint_tracker import CheckpointTracker, RunPosition, cut_by_time
+from shoal.engines.processes import control
+from shoal.engines.processes.agent_group import AgentGroup
+from shoal.engines.processes.coordinator_link import CoordinatorLink
+from shoal.engines.processes.keys import KeyPair
+from shoal.engines.processes.node_registry import NodeRegistry, NodeState
+from shoal.engines.processes.run_times import RunTimes
+from shoal.engines.run_tracker import RunTracker
+from shoal.errors import StorageError
+from shoal.experiment import Experiment
+from shoal.results.checkpoints import Checkpoints, Manifest, SavedNode
+from shoal.results.records import RecordFile, RunFolder
+from shoal.results.state_files import write_state
+from shoal.types import NodeId
+
+
+class ProcessSaver:
+    """Saves the state of one node process, and reports it to the coordinator."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        experiment: Experiment,
+        folder: RunFolder,
+        records: RecordFile,
+        link: CoordinatorLink,
+        capture: Callable[[int], dict[str, Any]],
+        position: Callable[[], tuple[float, int]],
+    ) -> None:
+        """`capture` returns the node's state after a round; `position` the time and the last evaluation tick."""
+        self.every = experiment.checkpoint.every
+        self._node = node
+        self._by_time = cut_by_time(experiment)
+        self._files = Checkpoints(folder)
+        self._records = records
+        self._link = link
+        self._capture = capture
+        self._position = position
+        self._written: list[Path] = []
+        """The last two files, where nodes do not wait for each other. The coordinator may still need the earlier."""
+
+    def save(self, round: int) -> None:
+        if self._by_time:
+            path = self._files.latest_state(round, self._node)
+        elif self._files.is_complete(round):
+            return  # the node was restarted by a fault since
+        else:
+            path = self._files.state(round, self._node)
+        try:
+            file = write_state(path, self._capture(round))
+        except StorageError as error:
+            self._link.send(control.CheckpointFailed(self._node, round, str(error)))
+            return
+        if self._by_time:
+            self._written.append(path)
+            while len(self._written) > 2:
+                self._written.pop(0).unlink(missing_ok=True)
+        time, ticks = self._position()
+        saved = SavedNode(self._node, round, file, time, self._records.size, ticks)
+        self._link.send(control.CheckpointSaved(self._node, saved))
+
+    def leave(self) -> None:
+        self._link.send(control.CheckpointSaved(self._node, None))
+
+
+class CheckpointCollector:
+    """The coordinator's part: collects the reports of nodes, and writes manifests."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        run_tracker: RunTracker,
+        agents: AgentGroup,
+        registry: NodeRegistry,
+        times: RunTimes,
+        resumed: Manifest | None,
+    ) -> None:
+        self.resumed = resumed
+        self._experiment = experiment
+        self._folder = folder
+        self._run_tracker = run_tracker
+        self._agents = agents
+        self._registry = registry
+        self._times = times
+        completed = -1 if resumed is None else resumed.round
+        self._tracker = CheckpointTracker(
+            experiment, folder, run_tracker.listener, self._position, completed_round=completed
+        )
+
+    @property
+    def start_time(self) -> float:
+        """The time of the run's clock when nodes start."""
+        return 0.0 if self.resumed is None else self.resumed.time
+
+    @property
+    def wall_s(self) -> float:
+        """The wall time of a resumed run until its checkpoint."""
+        return 0.0 if self.resumed is None else self.resumed.wall_s
+
+    def nodes_to_start(self) -> list[NodeId]:
+        """All nodes, without those that failed before the checkpoint of a resumed run."""
+        failed = () if self.resumed is None else self.resumed.failed
+        return [node for node in range(self._experiment.size) if str(node) not in failed]
+
+    def states(self) -> dict[NodeId, str]:
+        """The file with the state of each node of a resumed run."""
+        if self.resumed is None:
+            return {}
+        files = Checkpoints(self._folder)
+        return {s.node: str(files.state(self.resumed.round, s.node).resolve()) for s in self.resumed.nodes}
+
+    def handle(self, message: control.CheckpointSaved | control.CheckpointFailed) -> None:
+        if isinstance(message, control.CheckpointFailed):
+            self._tracker.abandon(message.round, message.text)
+            return
+        if message.saved is None:
+            self._tracker.exclude(message.node)
+            return
+        if message.saved.node != message.node or message.saved.round < 0:
+            return
+        self._tracker.saved(message.saved)
+        if message.node == self._experiment.services.get("algorithm"):
+            clients = self._registry.working & self._run_tracker.training_nodes
+            self._agents.send(clients, control.SaveCheckpoint(message.saved.round))
+
+    def nodes_changed(self) -> None:
+        """A node has failed: checkpoints may be complete without it."""
+        self._tracker.complete_due()
+
+    def _position(self) -> RunPosition:
+        return RunPosition(self._times.now(), self._run_tracker.training_seconds(), dict(self._run_tracker.lost))
+
+
+def mark_failed_before(resumed: Manifest | None, registry: NodeRegistry, tracker: RunTracker) -> None:
+    """Note the nodes that failed before the checkpoint of a resumed run. They are not started, until a fault does."""
+    for name, reason in ({} if resumed is None else resumed.failed).items():
+        entry = registry[int(name)]
+        entry.state = NodeState.EXITED
+        entry.failure = reason
+        if entry.public_key is None:
+            entry.public_key = KeyPair.fresh().public  # of no process: a restarted node announces its own
+        tracker.node_lost(entry.id, reason)

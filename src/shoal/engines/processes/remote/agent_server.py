@@ -1,0 +1,260 @@
+"""The process of `shoal agent`: runs nodes of this machine for coordinators that it trusts, one run at a time.
+
+The nodes do not depend on the coordinator's process or on the connection to it. While it is away, they continue, and
+what they report waits here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+
+import zmq
+
+from shoal.engines.operating_system import available_memory, raise_file_limit
+from shoal.engines.processes import control
+from shoal.engines.processes.interrupts import Interrupts
+from shoal.engines.processes.remote import protocol
+from shoal.engines.processes.remote.channel import Address, Channel, Received, Trust
+from shoal.engines.processes.remote.hosted_run import AgentOptions, HostedRun
+from shoal.engines.processes.remote.link import Beat, Data, Link, Missing
+from shoal.errors import ShoalError
+
+BEAT_SECONDS = 1.0
+"""Seconds between two heartbeats."""
+JOIN_SECONDS = 1.0
+"""Seconds between two requests to join."""
+TURN_SECONDS = 0.2
+"""The longest wait for something to arrive."""
+ABANDON_SECONDS = 3600.0
+"""How long a run continues without a coordinator."""
+ORPHAN_SECONDS = 15.0
+"""A run whose coordinator was away for so long does not keep another coordinator from the agent."""
+
+
+class AgentServer:
+    """Serves coordinators until it is interrupted, or, with `once`, until the first run has ended."""
+
+    def __init__(self, options: AgentOptions, channel: Channel, joins: bool, notify: Callable[[str], None]) -> None:
+        """`joins`: the channel has dialled out to a coordinator. `notify` prints a line for the user."""
+        self._options = options
+        self._channel = channel
+        self._joins = joins
+        self._notify = notify
+        self._session: _Session | None = None
+        self._join_at = 0.0
+        self._idle_since = time.monotonic()
+        self._ended = False
+        self._code = 0
+
+    def serve(self) -> int:
+        """Serve, and return the exit code."""
+        raise_file_limit()
+        with Interrupts() as interrupts:
+            interrupts.on_repeat(self._kill)
+            try:
+                while interrupts.signal is None and not self._ended:
+                    self._turn()
+            finally:
+                self._end_session("this agent was stopped")
+                self._channel.close(linger=1.0)
+        return self._code if interrupts.signal is None else 128 + interrupts.signal
+
+    def _turn(self) -> None:
+        poller = zmq.Poller()
+        self._channel.register(poller)
+        if self._session is not None and self._session.run is not None:
+            self._session.run.register(poller)
+        poller.poll(int(TURN_SECONDS * 1000))
+        for received in self._channel.receive():
+            self._handle(received)
+        self._check_wait()
+        if self._session is None:
+            self._join()
+            return
+        self._session.beat_if_due()
+        self._session.advance()
+        if self._session.seconds_without_coordinator > ABANDON_SECONDS:
+            self._end_session(f"its coordinator was away for {ABANDON_SECONDS:g} s")
+
+    def _check_wait(self) -> None:
+        """End the agent if no run has begun in time."""
+        if self._session is not None and self._session.run is not None:
+            self._idle_since = time.monotonic()
+        elif self._options.wait is not None and time.monotonic() - self._idle_since > self._options.wait:
+            self._notify(f"no run has begun in {self._options.wait:g} s")
+            self._ended, self._code = True, 1
+
+    def _join(self) -> None:
+        if self._joins and time.monotonic() >= self._join_at:
+            self._join_at = time.monotonic() + JOIN_SECONDS
+            self._channel.send(b"", protocol.Join(self._info()), [])
+
+    def _handle(self, received: Received) -> None:
+        header = received.header
+        if isinstance(header, protocol.Open):
+            self._open(received.route, header)
+        elif isinstance(header, protocol.Rejected):
+            self._notify(f"the coordinator rejected this agent: {header.reason}")
+            self._ended = True
+        elif isinstance(header, protocol.Close):
+            if self._session is not None and self._session.id == header.session:
+                self._end_session(None)
+                self._ended = self._options.once  # also if the coordinator has assigned no nodes to this agent
+        elif isinstance(header, Data | Beat | Missing) and self._session is not None:
+            self._session.receive(received)
+
+    def _open(self, route: bytes, request: protocol.Open) -> None:
+        if differences := protocol.version_differences(protocol.versions(), request.versions):
+            reason = f"agent {self._options.name!r} and the coordinator have different versions: "
+            self._channel.send(route, protocol.Rejected(reason + ", ".join(differences)), [])
+            return
+        if self._session is not None and self._session.id != request.session:
+            if self._session.seconds_without_coordinator < ORPHAN_SECONDS:
+                run = "another run" if self._session.run is None else f"the run {self._session.run.name!r}"
+                reason = f"agent {self._options.name!r} is busy with {run}"
+                self._channel.send(route, protocol.Busy(f"{reason}; wait for it, or restart the agent"), [])
+                return
+            self._end_session("its coordinator is away, and another one has a run")
+        if self._session is None:
+            self._session = _Session(request.session, route, self._channel, self._options)
+        self._session.route = route
+        self._channel.send(route, protocol.Opened(request.session, self._info()), [])
+
+    def _end_session(self, reason: str | None) -> None:
+        session, self._session = self._session, None
+        if session is None or session.run is None:
+            return
+        if reason is not None:
+            session.fail(reason)
+            self._notify(f"the run {session.run.name!r} was ended: {reason}")
+        else:
+            self._notify(f"the run {session.run.name!r} has ended")
+        session.run.close()
+        self._ended = self._options.once
+
+    def _kill(self) -> None:
+        if self._session is not None and self._session.run is not None:
+            self._session.run.kill()
+
+    def _info(self) -> protocol.AgentInfo:
+        options = self._options
+        return protocol.AgentInfo(
+            options.name,
+            protocol.versions(),
+            options.cores or len(os.sched_getaffinity(0)),
+            available_memory(),
+            options.host,
+            options.announce,
+            options.allows_code,
+            options.relay_host is not None,
+            None if self._session is None or self._session.run is None else self._session.run.name,
+        )
+
+
+class _Session:
+    """A session with one coordinator."""
+
+    def __init__(self, id: str, route: bytes, channel: Channel, options: AgentOptions) -> None:
+        self.id = id
+        self.route = route
+        self.run: HostedRun | None = None
+        self._options = options
+        self._link = Link(id, lambda header, frames: channel.send(self.route, header, frames))
+        self._failed = False
+        self._beat_at = 0.0
+        self._last_message = time.monotonic()
+        self._last_beat: tuple[float, float] = 0.0, 0.0
+        """The time of the coordinator's last heartbeat on its clock, and on ours."""
+
+    @property
+    def seconds_without_coordinator(self) -> float:
+        """Seconds since the last message of the coordinator."""
+        return time.monotonic() - self._last_message
+
+    def receive(self, received: Received) -> None:
+        header = received.header
+        assert isinstance(header, Data | Beat | Missing)
+        if header.session != self.id:
+            return
+        self._last_message = time.monotonic()
+        if isinstance(header, Beat):
+            self._last_beat = header.time, self._last_message
+            self._beat_at = 0.0  # answer at once: the coordinator measures the difference of the clocks
+        content = self._link.receive(header, received.frames)
+        if content is None:
+            return
+        try:
+            request = protocol.decode_to_remote(content[0])
+        except (IndexError, *control.DECODE_ERRORS) as error:
+            self.fail(f"an invalid request has arrived: {error}")
+        else:
+            self._handle(request, content[1:])
+
+    def beat_if_due(self) -> None:
+        now = time.monotonic()
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT_SECONDS
+            theirs, ours = self._last_beat
+            self._link.beat(now, theirs + (now - ours) if theirs else 0.0)
+
+    def advance(self) -> None:
+        if self.run is None or self._failed:
+            return
+        try:
+            self.run.advance()
+        except (ShoalError, OSError) as error:
+            self.fail(str(error))
+
+    def _handle(self, request: protocol.ToRemote, rest: list[bytes]) -> None:
+        if isinstance(request, protocol.BeginRun):
+            try:
+                self.run = HostedRun(request, self._options, self._link)
+            except (ShoalError, OSError) as error:
+                kind = type(error).__name__ if isinstance(error, ShoalError) else "LaunchError"
+                self._link.send(protocol.encode(control.StartFailed(kind, str(error), [])))
+        elif isinstance(request, protocol.Collect) and self.run is None:
+            self._link.send(protocol.encode(protocol.Collected()))
+        elif self.run is None or self._failed:
+            return
+        elif isinstance(request, protocol.NodeState):
+            try:
+                self.run.restore_state(request.node, b"".join(rest))
+            except OSError as error:
+                self.fail(f"the state of node {request.node} cannot be written: {error.strerror}")
+        else:
+            self.run.handle(request)
+
+    def fail(self, reason: str) -> None:
+        self._failed = True
+        self._link.send(protocol.encode(protocol.AgentFailed(reason)))
+
+
+def serve_agent(
+    options: AgentOptions,
+    trust: Trust,
+    listen: Address | None,
+    join: Address | None,
+    notify: Callable[[str], None],
+) -> int:
+    """Run an agent that listens at an address, or joins the coordinator at one, until it ends; returns the exit code.
+
+    Raises `LaunchError`.
+    """
+    address = listen or join
+    assert address is not None
+    trust.require(address, "agent", "coordinator")
+    channel = Channel(trust, lambda reason: notify(f"rejected an unauthenticated connection: {reason}"))
+    try:
+        if listen is not None:
+            port = channel.listen(listen)
+            notify(f"agent {options.name!r} listens at {listen.host}:{port}")
+        else:
+            channel.dial(address, next(iter(trust.trusted.values()), None), secrets.token_bytes(8))
+            notify(f"agent {options.name!r} joins the coordinator at {address}")
+    except BaseException:
+        channel.close()
+        raise
+    return AgentServer(options, channel, join is not None, notify).serve()

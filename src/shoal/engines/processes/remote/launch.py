@@ -1,0 +1,103 @@
+"""Starting a run on the agents of a plan: connect, place the nodes, and have every agent prepare its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from shoal.engines.processes.agent_group import AgentGroup
+from shoal.engines.processes.coordinator import RunContext
+from shoal.engines.processes.interrupts import Interrupts
+from shoal.engines.processes.remote import protocol
+from shoal.engines.processes.remote.agents_plan import AgentsPlan
+from shoal.engines.processes.remote.connections import AgentConnections
+from shoal.engines.processes.remote.remote_agent import RemoteAgent
+from shoal.engines.processes.remote.shipping import Shipment
+from shoal.errors import LaunchError, RunError
+from shoal.experiment import Experiment
+from shoal.experiment.environment_builder import build_environment, device_speeds
+from shoal.experiment.mapping import Machine, MachineInfo
+from shoal.experiment.writing import write_mapping
+from shoal.types import NodeId, format_node_ids
+
+MIN_CLOCK_ERROR = 0.05
+"""Seconds that the clocks of two machines may differ at least: they were compared only at the start."""
+
+
+def start_remote_agents(
+    run: RunContext,
+    plan: AgentsPlan,
+    notify: Callable[[str], None],
+    resources: ExitStack,
+    interrupts: Interrupts,
+) -> AgentGroup:
+    """Connect to the agents of `plan` and have them prepare the run. Raises `RunError`."""
+    experiment = run.experiment
+    check_runs_on_agents(experiment)
+    shipment = Shipment(experiment)
+    connections = AgentConnections(plan, notify)
+    resources.callback(connections.close)
+    connections.connect(lambda: interrupts.signal is not None)
+    if interrupts.signal is not None:
+        raise RunError("interrupted")
+    placement = _place(experiment, connections.agents)
+    write_mapping(run.folder.mapping, placement)
+    used = [agent for agent in connections.agents if agent.name in placement]
+    for agent in connections.agents:
+        if agent not in used:
+            notify(f"agent {agent.name!r} gets no nodes")
+            agent.close()
+    positions = {agent.name: position for position, agent in enumerate(used)}
+    by_node: dict[NodeId, int] = {node: positions[name] for name, nodes in placement.items() for node in nodes}
+    agents = AgentGroup(used, by_node, connections)
+    agents.clock_error = MIN_CLOCK_ERROR + 2 * max((agent.clock.error or 0.0 for agent in used), default=0.0)
+    resources.callback(agents.close)
+    interrupts.on_repeat(agents.kill_all)
+    for agent in used:
+        agent.begin(
+            protocol.BeginRun(
+                experiment.name,
+                run.id,
+                experiment.size,
+                experiment.processes.sealed,
+                run.environment.needs_network_model and agent is used[0],
+                shipment.table,
+                shipment.files,
+                agent.clock.offset,
+            ),
+            run.folder,
+        )
+    return agents
+
+
+def check_runs_on_agents(experiment: Experiment) -> None:
+    """Raise `LaunchError` for settings that work on one machine only."""
+    plan = experiment.processes
+    if plan.shaping == "kernel":
+        raise LaunchError("processes.shaping = 'kernel' works on one machine only; remove it, or run without agents")
+    if experiment.checkpoint.every and build_environment(experiment, device_speeds(experiment)).timing_matters:
+        raise LaunchError(
+            "checkpoint.every: on several machines, a timed run (see docs/engines.md) cannot be resumed, because its "
+            "models are evaluated at the end, on the machines of their nodes; remove the key"
+        )
+    if plan.keys is not None:
+        raise LaunchError(
+            "processes.keys: with agents, nodes get new keys in every run, which the agents exchange; remove the key"
+        )
+
+
+def _place(experiment: Experiment, agents: list[RemoteAgent]) -> dict[Machine, list[NodeId]]:
+    """The nodes of each agent. Raises `LaunchError` if the mapping names other machines."""
+    known = [MachineInfo(agent.name, agent.info.cores, agent.info.memory) for agent in agents]
+    try:
+        placement = experiment.place(known)
+    except ValueError as error:
+        raise LaunchError(f"mapping: {error}") from error
+    names = [machine.name for machine in known]
+    for machine, nodes in placement.items():
+        if machine not in names:
+            raise LaunchError(
+                f"mapping: nodes {format_node_ids(nodes)} are placed on {machine!r}, and no agent has this name; the "
+                f"agents are {', '.join(map(repr, names))}"
+            )
+    return placement

@@ -1,0 +1,75 @@
+"""The files that an experiment names, and the table of the experiment with their names on another machine.
+
+Data sets are not sent: every machine has its own copy, and the copies are compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from shoal.engines.processes.remote.protocol import SourceFile
+from shoal.errors import LaunchError
+from shoal.experiment import Experiment
+from shoal.experiment.resolving import locate
+
+MAX_BYTES = 64 * 2**20
+"""The most bytes of all files of an experiment."""
+NOT_SENT = ("dataset", "processes")
+"""Tables whose files are not sent: data sets, and keys."""
+
+
+class Shipment:
+    """The files of one experiment."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        """Raises `LaunchError` if the files are too large."""
+        self.files: list[SourceFile] = []
+        self._base = experiment.base
+        self._names: dict[Path, str] = {}
+        self._bytes = 0
+        table = experiment.to_table()
+        self.table: dict[str, Any] = {
+            key: self._dataset(value) if key == "dataset" else value if key in NOT_SENT else self._renamed(value)
+            for key, value in table.items()
+        }
+        """The experiment, with paths relative to the folder of the files."""
+
+    def _dataset(self, table: dict[str, Any]) -> dict[str, Any]:
+        """Only plug-ins of the data set and its partition are sent."""
+        renamed = {"name": self._renamed(table["name"]), "partition": self._renamed(table.get("partition", {}))}
+        return {**table, **renamed}
+
+    def _renamed(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._renamed(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self._renamed(inner) for inner in value]
+        if not isinstance(value, str) or not ("." in value or "/" in value):
+            return value
+        file, separator, attribute = value.rpartition(":")
+        if separator and file.endswith(".py"):
+            return f"{self._add(locate(Path(file), self._base))}:{attribute}"
+        path = locate(Path(value), self._base)
+        return self._add(path) if _is_file(path) else value
+
+    def _add(self, path: Path) -> str:
+        if path not in self._names:
+            content = path.read_bytes()
+            self._bytes += len(content)
+            if self._bytes > MAX_BYTES:
+                raise LaunchError(
+                    f"the files that the experiment names are larger than {MAX_BYTES // 2**20} MiB with {str(path)!r}: "
+                    "only data sets can be larger, which every machine must have"
+                )
+            self._names[path] = f"{len(self._names)}/{path.name}"
+            self.files.append(SourceFile(self._names[path], hashlib.sha256(content).hexdigest(), content))
+        return self._names[path]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,124 @@
+"""Resume a run that did not end, from its latest checkpoint, in the same folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from shoal.errors import CheckpointError, DataError, ExperimentError
+from shoal.experiment.experiment import Experiment
+from shoal.experiment.running import Machines, Run, finish_run, for_agents
+from shoal.experiment.writing import experiment_hash, software_versions, write_experiment
+from shoal.results.checkpoints import Checkpoints, Manifest
+from shoal.results.cutting import Discarded, cut_records
+from shoal.results.progress import NullProgressListener, ProgressListener
+from shoal.results.records import RESUMED, Event, RecordFile, RunFolder, latest_run
+from shoal.results.run_lock import lock
+from shoal.types import NodeId
+
+ENDED = ("completed", "incomplete")
+"""The status of runs that reached their end."""
+MUST_MATCH = ("shoal",)
+"""The packages whose version must be that of the checkpoint. The others may change the last bits of results."""
+
+
+def resume(
+    path: str | Path,
+    listener: ProgressListener | None = None,
+    command_time: float | None = None,
+    machines: Machines | None = None,
+) -> Run:
+    """Continue the run in the folder `path`, or the latest run below it, from its latest valid checkpoint.
+
+    `machines` are the agents that run the nodes, or the address of a Ray cluster; default: this machine.
+    Raises `CheckpointError` if the run has ended, is still going, has no valid checkpoint, or was changed.
+    """
+    command_time = time.time() if command_time is None else command_time
+    listener = listener or NullProgressListener()
+    folder = latest_run(Path(path))
+    if folder is None:
+        raise CheckpointError(f"there is no run in {str(path)!r}; start one with 'shoal run FILE'")
+    with lock(folder):
+        _check_status(folder)
+        manifest = Checkpoints(folder).latest(listener.notice)
+        if manifest is None:
+            raise CheckpointError(
+                f"{folder.path} has no valid checkpoint; run the experiment again, with checkpoint.every set to a "
+                "number of rounds"
+            )
+        experiment = _read_experiment(folder, manifest, listener)
+        if machines is not None and machines.agents is not None:
+            experiment = for_agents(experiment, machines.agents)
+            write_experiment(folder.experiment, experiment.to_table())
+        _prepare(folder, manifest, listener)
+        return finish_run(experiment, folder, listener, command_time, manifest, machines)
+
+
+def _check_status(folder: RunFolder) -> None:
+    if not folder.summary.exists():
+        return
+    try:
+        status = folder.read_summary()["status"]
+    except (DataError, KeyError):
+        return
+    if status in ENDED:
+        raise CheckpointError(
+            f"{folder.path}: the run has ended, its status is {status!r}; there is nothing to resume. To train for "
+            "more rounds, start a new run"
+        )
+
+
+def _read_experiment(folder: RunFolder, manifest: Manifest, listener: ProgressListener) -> Experiment:
+    """Read the experiment of a run, and check that the checkpoint belongs to it and to this software."""
+    table = folder.read_experiment()
+    table.pop("versions", None)
+    try:
+        experiment = Experiment.from_table(table, base=Path(manifest.base), source=str(folder.experiment))
+        same = experiment_hash(experiment.to_table()) == manifest.experiment
+    except ExperimentError as error:
+        raise CheckpointError(f"{folder.experiment} is not the experiment of the checkpoint: {error}") from error
+    if not same:
+        raise CheckpointError(
+            f"{folder.experiment} differs from the experiment of the checkpoint of round {manifest.round}: the file "
+            "was changed, or the checkpoint belongs to another run. Restore the file, or start a new run with the "
+            "changed experiment"
+        )
+    changed = {n: v for n, v in software_versions().items() if manifest.versions.get(n) != v}
+    described = [f"{name} {manifest.versions.get(name)} (now {now})" for name, now in changed.items()]
+    if any(name in MUST_MATCH for name in changed):
+        raise CheckpointError(
+            f"the checkpoint of round {manifest.round} was written with {', '.join(described)}; install the version "
+            "that wrote it, or start a new run"
+        )
+    if changed:
+        listener.notice(f"the checkpoint was written with {', '.join(described)}: results may differ slightly")
+    return experiment
+
+
+def _prepare(folder: RunFolder, manifest: Manifest, listener: ProgressListener) -> None:
+    """Set the files of the run back to the checkpoint, and record that the run is resumed."""
+    for file in (folder.summary, folder.metrics):
+        file.unlink(missing_ok=True)
+    Checkpoints(folder).remove_after(manifest.round)
+    discarded = cut_records(folder, manifest)
+    for saved in manifest.nodes:
+        detail = f"from round {saved.round + 1} on"
+        if manifest.cut_by_time:
+            detail += f"; {_describe(discarded[saved.node])}; messages in transit at the checkpoint are lost"
+        start = manifest.time if manifest.same_start else saved.time
+        records = RecordFile(folder.node(saved.node))
+        records.write(Event(RESUMED, start, detail))
+        records.close()
+    listener.notice(f"resumed from the checkpoint of round {manifest.round}, at {manifest.time:g} s of the run")
+    if manifest.cut_by_time:
+        listener.notice(f"messages in transit at the checkpoint are lost; {_total(discarded)}")
+
+
+def _describe(discarded: Discarded) -> str:
+    return f"{discarded.rounds} later rounds with {discarded.messages} messages are discarded"
+
+
+def _total(discarded: Mapping[NodeId, Discarded]) -> str:
+    rounds, messages = sum(d.rounds for d in discarded.values()), sum(d.messages for d in discarded.values())
+    return _describe(Discarded(rounds, messages))

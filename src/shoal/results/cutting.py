@@ -1,0 +1,60 @@
+"""Cuts the records of a run back to a checkpoint, so that a resumed run appends to them as if it had not stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.results.checkpoints import Manifest, SavedNode
+from shoal.results.records import Average, Evaluation, Event, Record, Round, RunFolder, decode, encode, replacing
+from shoal.types import NodeId
+
+
+@dataclass(frozen=True)
+class Discarded:
+    """What a node did after the checkpoint, and does again."""
+
+    rounds: int
+    messages: int
+
+
+def cut_records(folder: RunFolder, manifest: Manifest) -> dict[NodeId, Discarded]:
+    """Cut the records of all nodes and averages. Returns what was discarded, by node."""
+    discarded = {saved.node: _cut_node(folder, manifest, saved) for saved in manifest.nodes}
+    for node in manifest.without_state:
+        folder.node(node).unlink(missing_ok=True)
+    _cut_averages(folder, manifest)
+    return discarded
+
+
+def _cut_node(folder: RunFolder, manifest: Manifest, saved: SavedNode) -> Discarded:
+    path = folder.node(saved.node)
+    content = path.read_bytes() if path.exists() else b""
+    before, after = content[: saved.records], content[saved.records :]
+    later = [decode(line) for line in after.split(b"\n")[:-1]]
+    kept = [encode(record) + b"\n" for record in later if _is_before(record, manifest)]
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(b"".join([before, *kept]))
+    rounds = [record for record in later if isinstance(record, Round)]
+    earlier = next((r for line in reversed(before.split(b"\n")) if line and isinstance(r := decode(line), Round)), None)
+    messages = rounds[-1].messages_sent - (earlier.messages_sent if earlier else 0) if rounds else 0
+    return Discarded(len(rounds), messages)
+
+
+def _is_before(record: Record, manifest: Manifest) -> bool:
+    """Whether a record that a node wrote after it saved its state is older than the checkpoint.
+
+    If all nodes start at the same time, nodes that saved their state before that have such records.
+    """
+    if not manifest.same_start:
+        return False
+    if isinstance(record, Evaluation):
+        return record.tick is not None and record.tick <= manifest.ticks
+    return isinstance(record, Event) and record.what == "fault" and record.time <= manifest.time
+
+
+def _cut_averages(folder: RunFolder, manifest: Manifest) -> None:
+    averages = [record for record in folder.read_averages() if isinstance(record, Average)]
+    kept = [r for r in averages if (r.round <= manifest.round if r.tick is None else r.tick <= manifest.ticks)]
+    if len(kept) < len(averages):
+        with replacing(folder.averages) as unfinished:
+            unfinished.write_bytes(b"".join(encode(record) + b"\n" for record in kept))

@@ -1,0 +1,31 @@
+"""The lock of a run's folder: no two processes write to it at the same time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shoal.errors import CheckpointError
+from shoal.results.records import RunFolder, writing_to
+
+
+@contextmanager
+def lock(folder: RunFolder) -> Iterator[None]:
+    """Hold the lock of a run. Raises `CheckpointError` if the run is still going.
+
+    The system releases the lock when the process ends, however it ends.
+    """
+    with writing_to(folder.path):
+        file = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"{folder.path}: the run is still going; wait until it ends, or stop it, before you resume it"
+            ) from None
+        yield
+    finally:
+        os.close(file)

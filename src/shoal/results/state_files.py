@@ -1,0 +1,93 @@
+"""Files that hold the state of one node: arrays as tensors of safetensors, everything else as JSON in its metadata.
+
+Nothing is unpickled: a state contains numbers, strings, None, arrays, and lists and dictionaries of these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from shoal.errors import CheckpointError
+from shoal.results.records import replacing
+
+ARRAY = "array"
+"""The one key of a table that stands for an array. Its value is the name of the tensor."""
+STATE = "state"
+"""The key of the metadata that holds the rest of the state."""
+
+
+class StateFile(msgspec.Struct, frozen=True):
+    """The size and the hash of a file that was written."""
+
+    size: int
+    sha256: str
+
+
+def write_state(path: Path, state: dict[str, Any]) -> StateFile:
+    """Write a state atomically. Raises `StorageError` if the file cannot be written."""
+    arrays, rest = split(state)
+    content = save(arrays, {STATE: json.dumps(rest)})
+    with replacing(path) as unfinished:
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(content)
+    return StateFile(len(content), hashlib.sha256(content).hexdigest())
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read the state that `write_state` wrote. Raises `CheckpointError` if the file is missing or damaged."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            rest = json.loads((file.metadata() or {})[STATE])
+        state: dict[str, Any] = join(rest, arrays)
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return state
+
+
+def matches(path: Path, written: StateFile) -> bool:
+    """Whether a file has the content that was written."""
+    try:
+        if path.stat().st_size != written.size:
+            return False
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == written.sha256
+    except OSError:
+        return False
+
+
+def split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arrays of a state by name, and the state with a table in place of every array."""
+    arrays: dict[str, Any] = {}
+    return arrays, _without_arrays(state, "", arrays)
+
+
+def join(value: Any, arrays: dict[str, Any]) -> Any:
+    """Undo `split`."""
+    if isinstance(value, dict):
+        if value.keys() == {ARRAY}:
+            return arrays[value[ARRAY]]
+        return {key: join(inner, arrays) for key, inner in value.items()}
+    return [join(inner, arrays) for inner in value] if isinstance(value, list) else value
+
+
+def _without_arrays(value: Any, name: str, arrays: dict[str, Any]) -> Any:
+    """Return `value` with a table in place of every array, and add the arrays to `arrays`."""
+    if isinstance(value, np.ndarray | np.generic):
+        arrays[name] = np.ascontiguousarray(value) if value.ndim else np.asarray(value)
+        return {ARRAY: name}
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value) or value.keys() == {ARRAY}:
+            raise TypeError(f"{name}: a state needs strings as keys, other than {ARRAY!r} alone: {list(value)[:5]}")
+        return {key: _without_arrays(inner, f"{name}/{key}", arrays) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_arrays(inner, f"{name}/{i}", arrays) for i, inner in enumerate(value)]
+    return value

@@ -1,0 +1,234 @@
+"""The link between coordinator and agents: messages in order, none lost or repeated; files; clocks."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.engines.processes import control
+from shoal.engines.processes.remote import protocol
+from shoal.engines.processes.remote.channel import Address, Trust
+from shoal.engines.processes.remote.files import CHUNK_BYTES, FileReceiver, FileSender
+from shoal.engines.processes.remote.hosted_run import AgentOptions, HostedRun, names_of_code
+from shoal.engines.processes.remote.link import BEATS_BEFORE_REPEAT, Beat, ClockEstimate, Frames, Header, Link
+from shoal.engines.processes.remote.protocol import FileData, version_differences
+from shoal.errors import LaunchError, MessageError
+from shoal.experiment import Experiment
+from shoal.results.records import RunFolder
+
+
+class Connection:
+    """Two ends of a link. Messages stay in order while the connection lasts; a break loses those on their way."""
+
+    def __init__(self) -> None:
+        self.on_the_way: tuple[deque[tuple[Header, Frames]], ...] = (deque(), deque())
+        self.ends = [Link("s", lambda h, f: self.on_the_way[0].append((h, f)))]
+        self.ends.append(Link("s", lambda h, f: self.on_the_way[1].append((h, f))))
+        self.sent: tuple[list[bytes], ...] = ([], [])
+        self.received: tuple[list[bytes], ...] = ([], [])
+
+    def send(self, end: int) -> None:
+        content = b"%d" % len(self.sent[end])
+        self.sent[end].append(content)
+        self.ends[end].send(content)
+
+    def deliver(self, end: int, count: int) -> None:
+        """Deliver messages that `end` has sent."""
+        for _ in range(min(count, len(self.on_the_way[end]))):
+            frames = self.ends[1 - end].receive(*self.on_the_way[end].popleft())
+            if frames is not None:
+                self.received[end].extend(frames)
+
+    def lose(self, end: int, count: int) -> None:
+        """The connection breaks: the first messages on their way are lost."""
+        for _ in range(min(count, len(self.on_the_way[end]))):
+            self.on_the_way[end].popleft()
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["send", "deliver", "lose", "beat"]), st.integers(0, 1), st.integers(1, 5)), max_size=60
+)
+
+
+@given(operations)
+def test_messages_arrive_in_order_once_however_often_connections_break(steps: list[tuple[str, int, int]]) -> None:
+    connection = Connection()
+    for operation, end, count in steps:
+        if operation == "send":
+            connection.send(end)
+        elif operation == "beat":
+            connection.ends[end].beat(0.0)
+        elif operation == "deliver":
+            connection.deliver(end, count)
+        else:
+            connection.lose(end, count)
+        for sent, received in zip(connection.sent, connection.received, strict=True):
+            assert received == sent[: len(received)]
+    for _ in range(3 * BEATS_BEFORE_REPEAT):  # the connection is stable from now on, and heartbeats go on
+        for end in (0, 1):
+            connection.ends[end].beat(0.0)
+        while any(connection.on_the_way):
+            for end in (0, 1):
+                connection.deliver(end, 1000)
+    assert connection.received == connection.sent
+    assert all(end.all_acknowledged and end.unacknowledged_bytes == 0 for end in connection.ends)
+
+
+def test_messages_of_another_session_are_ignored() -> None:
+    link = Link("a", lambda header, frames: None)
+    assert link.receive(Beat("b", 5, 0, 0.0), []) is None
+    other: list[tuple[Header, Frames]] = []
+    Link("b", lambda header, frames: other.append((header, frames))).send(b"x")
+    assert link.receive(*other[0]) is None
+
+
+@given(st.floats(-1e6, 1e6), st.floats(0, 5), st.floats(0, 5))
+def test_the_difference_of_clocks_is_known_up_to_half_of_a_round_trip(offset: float, there: float, back: float) -> None:
+    estimate = ClockEstimate()
+    assert estimate.error is None
+    for slower in (3.0, 1.0, 2.0):
+        sent = 100.0
+        estimate.add(sent, sent + slower * there - offset, sent + slower * (there + back))
+    assert estimate.error == pytest.approx((there + back) / 2)
+    assert abs(estimate.offset - offset) <= (there + back) / 2 + 1e-6
+
+
+# Files
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
+    return RunFolder.create(tmp_path, "agent"), RunFolder.create(tmp_path, "home")
+
+
+def test_growing_and_replaced_files_arrive_as_they_are(folders: tuple[RunFolder, RunFolder]) -> None:
+    there, home = folders
+    sender, receiver = FileSender(there), FileReceiver(home)
+
+    def transfer() -> None:
+        for data, content in sender.chunks():
+            receiver.write(data, content)
+
+    large = bytes(range(256)) * (CHUNK_BYTES // 256) * 2 + b"end"
+    for step in (b"one\n", b"two\n" * 3):
+        with there.node(3).open("ab") as records, there.log.open("ab") as log:
+            records.write(step)
+            log.write(large)
+        there.model(3).write_bytes(large + step)
+        transfer()
+        assert home.node(3).read_bytes() == there.node(3).read_bytes()
+        assert home.log.read_bytes() == there.log.read_bytes()
+        assert home.model(3).read_bytes() == large + step
+    assert not list(sender.chunks()), "nothing is sent twice"
+    assert not list(home.path.rglob("*.part"))
+
+
+def test_several_agents_append_to_one_log(folders: tuple[RunFolder, RunFolder]) -> None:
+    _, home = folders
+    one, other = FileReceiver(home), FileReceiver(home)
+    one.write(FileData("nodes.log", 0, grows=True), b"one\n")
+    other.write(FileData("nodes.log", 0, grows=True), b"other\n")
+    one.write(FileData("nodes.log", 4, grows=True), b"one again\n")
+    assert home.log.read_bytes() == b"one\nother\none again\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "grows"),
+    [
+        ("../x.jsonl", True), ("/etc/x.jsonl", True), ("nodes/../../x.jsonl", True), ("nodes/a/b.jsonl", True),
+        ("experiment.toml", True), ("other/x.jsonl", True), ("", True), ("nodes.log", False), ("x.npy", False),
+        ("checkpoints/../x.npy", False), ("checkpoints/a/b/c.npy", False), ("checkpoints/x.py", False),
+        ("/checkpoints/x.npy", False), ("", False), ("checkpoints/x\0.npy", False),
+    ],
+)  # fmt: skip
+def test_an_agent_cannot_write_other_files(folders: tuple[RunFolder, RunFolder], path: str, grows: bool) -> None:
+    _, home = folders
+    with pytest.raises(MessageError, match="no file of a run"):
+        FileReceiver(home).write(FileData(path, 0, grows, last=True), b"x")
+
+
+def test_a_chunk_that_does_not_follow_is_rejected(folders: tuple[RunFolder, RunFolder]) -> None:
+    receiver = FileReceiver(folders[1])
+    receiver.write(FileData("nodes/0.jsonl", 0, grows=True), b"abc")
+    for offset in (0, 2, 4):
+        with pytest.raises(MessageError, match="does not follow"):
+            receiver.write(FileData("nodes/0.jsonl", offset, grows=True), b"x")
+
+
+# Addresses, keys and versions
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "loopback"),
+    [
+        ("127.0.0.1:7700", "127.0.0.1", 7700, True), ("localhost:1", "localhost", 1, True),
+        ("[::1]:65535", "[::1]", 65535, True), ("10.0.0.2:7700", "10.0.0.2", 7700, False),
+        ("0.0.0.0:0", "0.0.0.0", 0, False), ("host.example:80", "host.example", 80, False),
+    ],
+)  # fmt: skip
+def test_addresses(text: str, host: str, port: int, loopback: bool) -> None:
+    address = Address.parse(text)
+    assert (address.host, address.port, address.is_loopback, str(address)) == (host, port, loopback, text)
+
+
+@pytest.mark.parametrize("text", ["", "7700", "host", "host:", ":1", "host:70000", "a b:1", "host:1:2", "host:-1"])
+def test_wrong_addresses_are_rejected(text: str) -> None:
+    with pytest.raises(LaunchError, match="expected an address HOST:PORT"):
+        Address.parse(text)
+
+
+def test_keys_are_optional_only_on_loopback_addresses() -> None:
+    Trust().require(Address("127.0.0.1", 1), "agent", "coordinator")
+    with pytest.raises(LaunchError, match=r"keys/agent\.key_secret --trust keys/coordinator\.key"):
+        Trust().require(Address("10.0.0.1", 1), "agent", "coordinator")
+    with pytest.raises(LaunchError, match="keys"):
+        Trust(trusted={"coordinator": b"x"}).require(Address("127.0.0.1", 1), "agent", "coordinator")
+
+
+def test_versions_that_differ_are_named() -> None:
+    assert version_differences({"torch": "1", "shoal": "2"}, {"torch": "1", "shoal": "2"}) == []
+    assert version_differences({"torch": "1"}, {"torch": "2", "new": "3"}) == [
+        "new 3 (here missing)",
+        "torch 2 (here 1)",
+    ]
+
+
+# What an agent accepts
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"sharing": {"name": "subprocess:Popen"}}, {"sharing": {"name": "0/.py:1"}}, {"sharing": {"name": "x.py:Ä"}},
+        {"sharing": {"name": "secure", "inner": "os:system"}}, {"group": [{"sharing": {"name": "a.b:C"}}]},
+        {"trainer": {"name": "flower", "client": "0/client.py"}}, {"trainer": {"name": "flower", "client": "x.py\n"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_all_names_of_code_are_found(table: dict[str, object]) -> None:
+    assert list(names_of_code(table))
+
+
+def test_an_experiment_of_built_in_components_names_no_code() -> None:
+    table = {key: value for key, value in Experiment(nodes=4).to_table().items() if key != "processes"}
+    assert not list(names_of_code(table))
+
+
+def test_a_coordinator_cannot_send_an_experiment_past_the_checks() -> None:
+    request = control.Prepare({"sharing": {"name": "subprocess:Popen"}}, "/")
+    with pytest.raises(msgspec.ValidationError):
+        protocol.decode_to_remote(protocol.encode(request))
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/x", "", "a/b", ".hidden"])
+def test_a_run_cannot_be_named_after_another_folder(tmp_path: Path, name: str) -> None:
+    begin = protocol.BeginRun(name, "run", 4, False, False, {}, [], 0.0)
+    options = AgentOptions("a", "127.0.0.1", "127.0.0.1", tmp_path / "root")
+    with pytest.raises(LaunchError, match="of the run is invalid"):
+        HostedRun(begin, options, Link("s", lambda header, frames: None))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,365 @@
+"""Runs on several machines: agents, sealed links, files and records, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import SMALL
+from machines import Machines, can_make_machines, end, machines
+from shoal.results.records import Round, RunFolder
+
+NODES = 24
+QUICK = ["--engine", "processes", "--set", f"nodes={NODES}", "--set", "evaluation.samples=50"]
+root = pytest.mark.skipif(not can_make_machines(), reason="network namespaces need root and iproute2")
+
+PLUGIN = '''
+from dataclasses import dataclass
+import numpy as np
+from shoal import Payload
+
+
+@dataclass
+class Half:
+    """The whole model in half precision."""
+
+    def start(self, params): ...
+
+    def outgoing(self, params, round):
+        return Payload({"params": params.astype(np.float16)})
+
+    def merge(self, params, received, weights):
+        merged = params * np.float32(1 - sum(weights.values()))
+        for peer, payload in received.items():
+            merged += np.float32(weights[peer]) * payload.arrays["params"]
+        return merged
+'''
+
+
+def shoal(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shoal", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+
+
+def wait_for(text: str, log: Path, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while text not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+def latest(folder: Path) -> RunFolder:
+    return RunFolder(max(folder.glob("runs/*/*"), key=lambda path: path.stat().st_mtime_ns))
+
+
+@dataclass
+class Cluster:
+    """A coordinator's machine (0) and three machines with an agent each, which trust its key."""
+
+    machines: Machines
+    folder: Path
+    agents: list[subprocess.Popen[bytes]]
+
+    @property
+    def addresses(self) -> str:
+        return ",".join(f"{self.machines.address(machine)}:7700" for machine in (1, 2, 3))
+
+    def start(self, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+        keys = ["--key", "keys/coordinator.key_secret", "--trust", "keys/agent.key"]
+        log = self.folder / f"run-{time.monotonic_ns()}.log"
+        out = ["--out", str(self.folder / "runs")]
+        given = ["run", "small.toml", "--agents", self.addresses, *keys, *out, *QUICK, *arguments]
+        return self.machines.start(0, given, log, folder=self.folder), log
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "small.toml").write_text(SMALL)
+    assert shoal("keys", "make", "keys", "--name", "coordinator", "--name", "agent", folder=folder).returncode == 0
+    with machines(4) as made:
+        agents = []
+        try:
+            for machine, name in ((1, "a"), (2, "b"), (3, "c")):
+                given = ["--key", "keys/agent.key_secret", "--trust", "keys/coordinator.key", "--name", name]
+                listen = ["agent", "--listen", f"{made.address(machine)}:7700"]
+                log = folder / f"{name}.log"
+                agents.append(made.start(machine, [*listen, *given], log, folder=folder))
+                wait_for("listens at", log)
+            yield Cluster(made, folder, agents)
+        finally:
+            end(*agents)
+
+
+@root
+def test_three_machines_give_the_models_of_one_and_the_same_records(cluster: Cluster) -> None:
+    run, log = cluster.start()
+    assert run.wait(200) == 0, log.read_text()
+    folder = latest(cluster.folder)
+    alone = shoal("run", "small.toml", *QUICK, "--out", "alone", folder=cluster.folder)
+    assert alone.returncode == 0, alone.stderr
+    expected = RunFolder(next((cluster.folder / "alone").glob("*/*")))
+    ours, theirs = folder.read_summary(), expected.read_summary()
+    for key in ("digest", "bytes_sent", "messages_sent", "accuracy", "rounds", "status"):
+        assert ours[key] == theirs[key], key
+    assert json.loads(folder.mapping.read_text()) == {"a": "0-7", "b": "8-15", "c": "16-23"}
+    assert tomllib.loads(folder.experiment.read_text())["processes"]["sealed"], "links between machines are sealed"
+    assert ours["unauthenticated_connections"] == 0
+    for node in range(NODES):
+        assert [r.round for r in folder.read(node) if isinstance(r, Round)] == [0, 1, 2, 3]
+        assert folder.model(node).read_bytes() == expected.model(node).read_bytes()
+    assert len(list(folder.read_averages())) == 2
+
+
+@root
+def test_a_machine_that_is_cut_off_fails_and_the_others_finish(cluster: Cluster) -> None:
+    run, log = cluster.start("--set", "algorithm.rounds=120", "--set", "processes.receive_timeout=3")
+    try:
+        wait_for("round 1", log)  # 10 or more
+        cluster.machines.cut_off(2)
+        assert run.wait(200) == 3, log.read_text()
+    finally:
+        cluster.machines.connect_again(2)
+        end(run)
+    summary = latest(cluster.folder).read_summary()
+    assert summary["status"] == "incomplete"
+    assert sorted(map(int, summary["lost"])) == list(range(8, 16))
+    assert "agent 'b' is lost" in log.read_text()
+    folder = latest(cluster.folder)
+    for node in (0, 7, 16, 23):
+        assert [r.round for r in folder.read(node) if isinstance(r, Round)] == list(range(120))
+
+
+@root
+def test_an_agent_that_is_killed_takes_its_nodes_with_it_and_no_others(cluster: Cluster) -> None:
+    run, log = cluster.start("--set", "algorithm.rounds=150", "--set", "processes.receive_timeout=3")
+    try:
+        wait_for("round 1", log)
+        family = psutil.Process(cluster.agents[2].pid).children(recursive=True)
+        agent = next(p for p in [psutil.Process(cluster.agents[2].pid), *family] if "agent" in p.cmdline())
+        agent.send_signal(signal.SIGKILL)
+        assert run.wait(200) == 3, log.read_text()
+    finally:
+        end(run)
+    assert sorted(map(int, latest(cluster.folder).read_summary()["lost"])) == list(range(16, 24))
+    deadline = time.monotonic() + 20
+    while any(process.is_running() for process in family) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+@root
+def test_an_agent_runs_nothing_for_a_coordinator_whose_key_it_does_not_know(cluster: Cluster) -> None:
+    other = cluster.folder / "other"
+    assert shoal("keys", "make", str(other), "--name", "coordinator", folder=cluster.folder).returncode == 0
+    log = cluster.folder / "other.log"
+    address = f"{cluster.machines.address(1)}:7700"
+    keys = ["--key", "other/coordinator.key_secret", "--trust", "keys/agent.key"]
+    given = ["run", "small.toml", "--agents", address, *keys, *QUICK]
+    run = cluster.machines.start(0, given, log, folder=cluster.folder)
+    assert run.wait(120) == 2
+    assert f"the agent at {address} cannot be reached" in log.read_text()
+    assert "rejected an unauthenticated connection" in (cluster.folder / "a.log").read_text()
+
+
+# Agents on this machine
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "half.py").write_text(PLUGIN)
+
+    def start(name: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / f"{name}.log").open("wb") as log:
+            command = [sys.executable, "-m", "shoal", "agent", "--name", name, *arguments]
+            process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, env={**os.environ, **environment})
+        started.append(process)
+        return process
+
+    yield start
+    end(*started)
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listening(name: str, folder: Path) -> str:
+    """The address of an agent that listens at any free port."""
+    wait_for("listens at", folder / f"{name}.log")
+    return (folder / f"{name}.log").read_text().split("listens at ")[1].split()[0]
+
+
+def test_agents_join_a_coordinator_and_plug_ins_travel_where_code_is_allowed(
+    local: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, unused_port: int
+) -> None:
+    agents = [local(name, "--join", f"127.0.0.1:{unused_port}", "--allow-code", "--once") for name in ("b", "a")]
+    plug_in = ["--set", 'sharing={name="half.py:Half"}', "--engine", "processes"]
+    joined = shoal(
+        "run", "small.toml", *plug_in, "--listen", f"127.0.0.1:{unused_port}", "--expect", "2", folder=tmp_path
+    )
+    assert joined.returncode == 0, joined.stdout + joined.stderr
+    assert [agent.wait(30) for agent in agents] == [0, 0]
+    ours = latest(tmp_path)
+    alone = shoal("run", "small.toml", *plug_in, "--out", "alone", folder=tmp_path)
+    assert alone.returncode == 0
+    expected = RunFolder(next((tmp_path / "alone").glob("*/*")))
+    assert ours.read_summary()["digest"] == expected.read_summary()["digest"]
+    assert json.loads(ours.mapping.read_text()) == {"a": "0-2", "b": "3-5"}
+
+
+def test_an_agent_rejects_code_and_unknown_machines_and_serves_the_next_run(
+    local: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    local("a", "--listen", "127.0.0.1:0")
+    address = listening("a", tmp_path)
+    for given, problem in (
+        (["--set", 'sharing={name="half.py:Half"}'], "this agent accepts no code; start it with --allow-code"),
+        (
+            ["--set", 'sharing={name="shoal.sharing.full:FullSharing"}'],
+            "names the code 'shoal.sharing.full:FullSharing'",
+        ),
+        (["--set", 'mapping={name="linear", machines=["a", "z"]}'], "placed on 'z', and no agent has this name"),
+        (["--set", "dataset.name=cifar10"], "cifar10"),
+    ):
+        failed = shoal("run", "small.toml", "--engine", "processes", "--agents", address, *given, folder=tmp_path)
+        assert failed.returncode == 2, failed.stdout + failed.stderr
+        assert problem in " ".join(failed.stderr.split())
+    done = shoal("run", "small.toml", "--engine", "processes", "--agents", address, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert latest(tmp_path).read_summary()["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--agents", "10.0.0.1:7700"], "keys, which are optional only on loopback addresses"),
+        (["--agents", "nowhere"], "'nowhere': expected an address HOST:PORT"),
+        (["--agents", "missing.toml"], "'missing.toml' cannot be read"),
+        (["--agents", "wrong.toml"], "did you mean 'address'"),
+        (["--listen", "127.0.0.1:0"], "'listen' and 'expect' belong together"),
+        (["--expect", "2"], "need --agents or --listen"),
+        (["--agents", "127.0.0.1:7700", "--engine", "simulation"], "agents run processes"),
+        (["--agents", "127.0.0.1:7700", "--key", "absent.key_secret"], "absent.key_secret' is missing"),
+        (["--agents", "127.0.0.1:7700", "--set", "processes.shaping=kernel"], "works on one machine only"),
+    ],
+)
+def test_wrong_options_are_rejected_before_anything_starts(tmp_path: Path, arguments: list[str], problem: str) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "wrong.toml").write_text('[[agent]]\nadress = "127.0.0.1:7700"\n')
+    failed = shoal("run", "small.toml", "--engine", "processes", *arguments, folder=tmp_path)
+    assert failed.returncode == 2, failed.stdout + failed.stderr
+    assert problem in " ".join(failed.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--listen", "10.0.0.1:7700"], "keys, which are optional only on loopback addresses"),
+        (["--listen", "127.0.0.1"], "expected an address HOST:PORT"),
+        (["--join", "127.0.0.1:70000"], "expected an address HOST:PORT"),
+        (["--listen", "127.0.0.1:7700", "--trust", "absent"], "absent' is missing"),
+        (
+            ["--listen", "192.0.2.1:7700", "--key", "k.key_secret", "--trust", "k.key"],
+            "cannot listen at 192.0.2.1:7700",
+        ),
+    ],
+)
+def test_wrong_options_of_an_agent_are_rejected(tmp_path: Path, arguments: list[str], problem: str) -> None:
+    assert shoal("keys", "make", ".", "--name", "k", folder=tmp_path).returncode == 0
+    failed = shoal("agent", *arguments, folder=tmp_path)
+    assert failed.returncode == 2, failed.stdout + failed.stderr
+    assert problem in " ".join(failed.stderr.split())
+
+
+@root
+def test_nodes_that_other_machines_cannot_reach_are_relayed(cluster: Cluster) -> None:
+    made, folder = cluster.machines, cluster.folder
+    listen = f"{made.address(0)}:7800"
+    agents = []
+    for machine, name, relay in ((1, "hidden-1", ["--relay"]), (2, "hidden-2", ["--relay"]), (3, "open", [])):
+        given = ["agent", "--join", listen, "--once", "--name", name, *relay]
+        keys = ["--key", "keys/agent.key_secret", "--trust", "keys/coordinator.key"]
+        agents.append(made.start(machine, [*given, *keys], folder / f"{name}.log", folder=folder))
+    try:
+        keys = ["--key", "keys/coordinator.key_secret", "--trust", "keys/agent.key"]
+        given = ["run", "small.toml", "--listen", listen, "--expect", "3", *keys, *QUICK, "--out", "relayed"]
+        log = folder / "relayed.log"
+        run = made.start(0, given, log, folder=folder)
+        assert run.wait(250) == 0, log.read_text()
+    finally:
+        end(*agents)
+    expected = shoal("run", "small.toml", *QUICK, "--out", "unrelayed", folder=folder)
+    assert expected.returncode == 0
+    digests = [RunFolder(next((folder / out).glob("*/*"))).read_summary()["digest"] for out in ("relayed", "unrelayed")]
+    assert digests[0] == digests[1]
+
+
+def test_agents_are_started_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unused_port: int) -> None:
+    stand_in = tmp_path / "bin" / "ssh"
+    stand_in.parent.mkdir()
+    stand_in.write_text('#!/bin/sh\nwhile [ "$1" = -o ]; do shift 2; done\necho "$1" >> ssh.log\nexec sh -c "$2"\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "agents.toml").write_text(
+        f'[[agent]]\nname = "x"\naddress = "127.0.0.1:{unused_port}"\nssh = "me@x"\n'
+        f'command = "{Path(sys.executable).parent}/shoal"\n'
+    )
+    given = ["run", "small.toml", "--engine", "processes", "--agents", "agents.toml"]
+    done = shoal(*given, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "ssh.log").read_text() == "me@x\n"
+    assert json.loads(latest(tmp_path).mapping.read_text()) == {"x": "0-5"}
+    (tmp_path / "agents.toml").write_text('[[agent]]\naddress = "127.0.0.1:1"\nssh = "y"\ncommand = "absent"\n')
+    failed = shoal(*given, folder=tmp_path)
+    assert failed.returncode == 2
+    assert "'ssh y' could not start an agent" in failed.stderr
+
+
+def test_a_killed_run_is_resumed_on_agents_with_the_same_models(
+    local: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    rounds = ["--engine", "processes", "--set", "algorithm.rounds=12"]
+    rounds += ["--set", "sharing.name=choco", "--set", "topology.dynamic=false"]
+    expected = shoal("run", "small.toml", *rounds, "--out", "alone", folder=tmp_path)
+    assert expected.returncode == 0, expected.stderr
+    for name in ("a", "b"):
+        local(name, "--listen", "127.0.0.1:0")
+    agents = ["--agents", ",".join(listening(name, tmp_path) for name in ("a", "b"))]
+    log = tmp_path / "run.log"
+    with log.open("wb") as output:
+        given = ["run", "small.toml", *rounds, *agents, "--set", "checkpoint.every=2"]
+        run = subprocess.Popen([sys.executable, "-m", "shoal", *given], cwd=tmp_path, stdout=output, stderr=output)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/*/*/checkpoints/round-3/checkpoint.json")):
+        assert run.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    run.kill()
+    run.wait()
+    resumed = shoal("resume", *agents, folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    ours = latest(tmp_path)
+    theirs = RunFolder(next((tmp_path / "alone").glob("*/*")))
+    for key in ("digest", "bytes_sent", "messages_sent", "accuracy", "rounds"):
+        assert ours.read_summary()[key] == theirs.read_summary()[key], key
+    for node in range(6):
+        assert [r.round for r in ours.read(node) if isinstance(r, Round)] == list(range(12))

@@ -1,0 +1,280 @@
+"""The simulation's training on a Ray cluster: three Ray nodes with one CPU each, on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conftest import CommandResult
+from shoal.engines.ray import cluster as clusters
+from shoal.errors import ExperimentError, LaunchError, RunError
+from shoal.experiment import Experiment
+from shoal.experiment.running import run
+from shoal.results.progress import Progress
+
+CPUS = 3
+BASE: dict[str, Any] = {
+    "nodes": 6,
+    "seed": 3,
+    "algorithm": {"name": "dpsgd", "rounds": 3},
+    "training": {"lr": 0.05, "momentum": 0.9, "batch_size": 8, "local_steps": 2},
+    "evaluation": {"every": 2, "samples": 50},
+}
+PLUGIN = '''
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import ray
+
+from shoal.data.dataset import Data, Samples
+from shoal.data.digits import Digits
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The digits. Notes which process loads them on which Ray node, and changes one value on some of the nodes."""
+
+    folder: str
+    changed_on: tuple[str, ...] = ()
+
+    def load(self, seed: int) -> Data:
+        data = Digits().load(seed)
+        node = ray.get_runtime_context().get_node_id()
+        (Path(self.folder) / f"{os.getpid()} {node}").touch()
+        if node not in self.changed_on:
+            return data
+        x = np.array(data.train.x)
+        x[5] += 1
+        return Data(Samples(x, data.train.y), data.test, data.classes, scaling=data.scaling)
+'''
+
+
+def experiment(batching: str = "ray", workers: int | None = None, **changed: Any) -> Experiment:
+    return Experiment(**{**BASE, "simulation": {"batching": batching, "workers": workers}, **changed})
+
+
+def ray_processes() -> list[psutil.Process]:
+    """The processes of Ray that descend from this process."""
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE and is_ray(p)]
+
+
+def is_ray(process: psutil.Process) -> bool:
+    try:
+        return any("ray" in word for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture(scope="module")
+def ray_environment() -> Iterator[None]:
+    """Ray reads these variables when it is imported: a token of its own, and no file in the home folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_environment: None) -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    options = {"num_cpus": 1, "object_store_memory": 2**27}
+    started = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
+    try:
+        for _ in range(CPUS - 1):
+            started.add_node(**options)
+        started.wait_for_nodes()
+        yield started
+    finally:
+        started.shutdown()
+    assert wait_until(lambda: not ray_processes()), ray_processes()
+
+
+@pytest.fixture
+def observed(tmp_path: Path) -> dict[str, Any]:
+    """A data set that notes where it is loaded."""
+    (tmp_path / "observed.py").write_text(PLUGIN)
+    (tmp_path / "loaded").mkdir()
+    return {"name": f"{tmp_path}/observed.py:Observed", "folder": str(tmp_path / "loaded")}
+
+
+def loaded_on(tmp_path: Path) -> dict[int, str]:
+    """The Ray node of each process, other than this one, that loaded the data."""
+    found = (path.name.split() for path in (tmp_path / "loaded").iterdir())
+    return {int(pid): node for pid, node in found if int(pid) != os.getpid()}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {
+            "algorithm": {"name": "fedavg", "rounds": 3, "fraction": 0.5},
+            "training": {**BASE["training"], "keep_state": True},
+            "workers": 2,
+        },
+        {"sharing": {"name": "choco"}, "nodes": 5, "workers": 2},
+    ],
+    ids=["dpsgd", "fedavg", "choco"],
+)
+def test_models_are_equal_to_those_of_one_machine(changed: dict[str, Any], cluster: Any, tmp_path: Path) -> None:
+    runs = [experiment(way, **changed).run(tmp_path, ray=cluster.address) for way in ("off", "pool", "ray")]
+    summaries = [each.summary for each in runs]
+    assert summaries[2]["batching"] == "ray"
+    for key in ("digest", "accuracy", "loss", "bytes_sent", "status"):
+        assert summaries[0][key] == summaries[1][key] == summaries[2][key]
+    assert summaries[2]["time"]["total_cpu_s"] >= summaries[2]["time"]["train_cpu_s"] > 0
+    assert Experiment.from_file(runs[2].folder.experiment).simulation.batching == "ray"
+
+
+class KillsWorker:
+    """Kills one of the workers as soon as the run trains."""
+
+    def __init__(self, find: Callable[[], int]) -> None:
+        self._find = find
+        self.killed: int | None = None
+
+    def progress(self, progress: Progress) -> None:
+        if progress.phase == "running" and self.killed is None:
+            self.killed = self._find()
+            os.kill(self.killed, signal.SIGKILL)
+
+    def notice(self, text: str) -> None: ...
+
+
+def test_every_ray_node_has_a_worker_and_a_killed_worker_ends_the_run(
+    observed: dict[str, Any], cluster: Any, tmp_path: Path
+) -> None:
+    listener = KillsWorker(lambda: max(loaded_on(tmp_path)))
+    endless = experiment(dataset=observed, algorithm={"name": "dpsgd", "rounds": 100_000})
+    with pytest.raises(RunError, match=r"worker \d on .* Ray node \w{8}\), which trained 2 nodes, has failed") as error:
+        run(endless, tmp_path / "runs", listener, ray=cluster.address)
+    nodes = loaded_on(tmp_path)
+    assert sorted(nodes.values()) == sorted(node.node_id for node in cluster.list_all_nodes())
+    assert nodes[listener.killed or 0][:8] in str(error.value)
+    assert wait_until(lambda: not any(psutil.pid_exists(pid) for pid in nodes))
+
+
+def test_different_data_on_a_machine_is_an_error(observed: dict[str, Any], cluster: Any, tmp_path: Path) -> None:
+    """At least one of two workers is not on the Ray node of this process."""
+    others = [node.node_id for node in cluster.worker_nodes]
+    changed = experiment(workers=2, dataset={**observed, "changed_on": others})
+    with pytest.raises(LaunchError, match="the data set differs") as error:
+        changed.run(tmp_path / "runs", ray=cluster.address)
+    assert "the version" not in str(error.value)
+    (listed,) = [line for line in str(error.value).splitlines() if "the data set" in line]
+    equal, different = listed.split("; ")
+    assert "(this process)" in equal
+    nodes = loaded_on(tmp_path).values()
+    assert len(nodes) == 2
+    for node in nodes:
+        assert f"Ray node {node[:8]}" in (different if node in others else equal)
+    assert wait_until(lambda: not any(psutil.pid_exists(pid) for pid in loaded_on(tmp_path)))
+
+
+def test_more_workers_than_cpus_are_an_error(cluster: Any, tmp_path: Path) -> None:
+    started = time.monotonic()
+    many = experiment(workers=5)
+    with pytest.raises(LaunchError, match=r"workers = 5 needs 5 CPUs: the Ray cluster has 3 CPUs"):
+        many.run(tmp_path, ray=cluster.address)
+    assert time.monotonic() - started < 30
+
+
+def test_cpus_that_others_use_are_an_error(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "RESERVE_SECONDS", 1.0)
+    with clusters.ray_cluster(cluster.address, 1, 6):  # the runs use the same connection
+        with pytest.raises(LaunchError, match=r"cannot reserve 3 CPUs within 1 s: .* and 2 of them are free"):
+            experiment(workers=3).run(tmp_path)
+        with clusters.ray_cluster(cluster.address, None, 6) as rest:
+            assert len(rest.machines) == 2
+            with pytest.raises(LaunchError, match="no worker can be started"):
+                experiment().run(tmp_path)
+
+
+def test_data_that_nodes_receive_do_not_reach_workers(cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="batching = 'ray': its workers would not see the samples"):
+        experiment(sharing={"name": "data"}).run(tmp_path, ray=cluster.address)
+
+
+# The command line
+
+
+def test_auto_connects_to_the_address_in_the_environment(
+    cluster: Any, shoal: Callable[..., CommandResult], small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    result = shoal("run", small, "--ray", "auto", "--set", "simulation.workers=4")
+    assert result.code == 2
+    assert "the Ray cluster has 3 CPUs" in result.err
+
+
+def test_ctrl_c_leaves_no_process_of_ray(ray_environment: None, small: Path, tmp_path: Path) -> None:
+    settings = ["--set", "algorithm.rounds=100000", "--set", "simulation.workers=1"]
+    command = [sys.executable, "-m", "shoal", "run", str(small), "--ray", *settings]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
+        assert running.stdout is not None
+        assert any(line.startswith("round") for line in running.stdout)
+        started = psutil.Process(running.pid).children(recursive=True)
+        assert any("raylet" in process.name() for process in started)
+        os.killpg(running.pid, signal.SIGINT)
+        running.stdout.read()
+        assert running.wait(30) == 130
+    assert wait_until(lambda: not any(process.is_running() for process in started))
+    (summary,) = tmp_path.glob("runs/*/*/summary.json")
+    assert json.loads(summary.read_text())["status"] == "interrupted"
+
+
+def test_processes_cannot_use_ray(shoal: Callable[..., CommandResult], small: Path) -> None:
+    result = shoal("run", small, "--ray", "--engine", "processes")
+    assert result.code == 2
+    assert "engine = 'processes': --ray works with engine = 'simulation'" in result.err
+
+
+@pytest.mark.parametrize(
+    ("address", "error"),
+    [("127.0.0.1:1", "cannot connect to Ray at '127.0.0.1:1'"), ("somewhere", "expected 'auto', HOST:PORT")],
+)
+def test_a_wrong_address_is_an_error(
+    address: str, error: str, ray_environment: None, shoal: Callable[..., CommandResult], small: Path
+) -> None:
+    result = shoal("run", small, "--ray", address)
+    assert result.code == 2
+    assert error in result.err
+
+
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ExperimentError, match=r"pip install 'shoal\[ray\]'"):
+        experiment().run(tmp_path)
+
+
+# Experiments
+
+
+def test_workers_on_ray_train_on_cpus() -> None:
+    with pytest.raises(ExperimentError, match=r"training.device = 'cuda': workers on Ray train on CPUs"):
+        experiment(training={"device": "cuda"})
