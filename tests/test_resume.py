@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -184,7 +185,11 @@ def test_a_state_that_cannot_be_written_leaves_the_run_and_the_earlier_checkpoin
     options = ("--set", "checkpoint.every=1", "--set", "checkpoint.keep=9", "--engine", engine)
     result = shoal("run", small, *options, "--out", tmp_path / "runs")
     assert result.code == 0, result
-    assert "goes on without a checkpoint of round 2, the checkpoint of round 1 remains" in " ".join(result.out.split())
+    # A process may fail to save round 2 before the last process has saved round 1, or even round 0.
+    kept = "the checkpoint of round 1 remains"
+    if engine == "processes":
+        kept = "(the checkpoint of round [01] remains|there is none before)"
+    assert re.search(f"goes on without a checkpoint of round 2, {kept}", " ".join(result.out.split())), result.out
     folder = RunFolder(next((tmp_path / "runs").rglob("experiment.toml")).parent)
     complete = [round for round in Checkpoints(folder).rounds() if Checkpoints(folder).is_complete(round)]
     assert complete == [0, 1, 3]
