@@ -71,5 +71,9 @@ class StorageError(RunError):
     """The files of the run cannot be written: the disk is full, or the run's folder was removed."""
 
 
+class NotContinuedError(RunError):
+    """The nodes of a run whose coordinator was killed have ended too."""
+
+
 class LaunchError(RunError):
     """Nodes or workers could not be started."""

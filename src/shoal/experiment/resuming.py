@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.errors import CheckpointError, DataError, ExperimentError
+from shoal.errors import CheckpointError, DataError, ExperimentError, NotContinuedError
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.running import Machines, Run, finish_run, for_agents
 from shoal.experiment.writing import experiment_hash, software_versions, write_experiment
 from shoal.results.checkpoints import Checkpoints, Manifest
+from shoal.results.coordinator_file import read_coordinator_file, remove_coordinator_file
 from shoal.results.cutting import Discarded, cut_records
 from shoal.results.progress import NullProgressListener, ProgressListener
 from shoal.results.records import RESUMED, Event, RecordFile, RunFolder, latest_run
@@ -31,7 +32,9 @@ def resume(
 ) -> Run:
     """Continue the run in the folder `path`, or the latest run below it, from its latest valid checkpoint.
 
-    `machines` are the agents that run the nodes, or the address of a Ray cluster; default: this machine.
+    If its coordinator was killed, and agents of `machines` still run its nodes, the run continues where it is, and
+    needs no checkpoint. `machines` are the agents that run the nodes, or the address of a Ray cluster; default: this
+    machine.
     Raises `CheckpointError` if the run has ended, is still going, has no valid checkpoint, or was changed.
     """
     command_time = time.time() if command_time is None else command_time
@@ -41,6 +44,10 @@ def resume(
         raise CheckpointError(f"there is no run in {str(path)!r}; start one with 'shoal run FILE'")
     with lock(folder):
         _check_status(folder)
+        if machines is not None and machines.agents is not None:
+            continued = _continue_nodes(folder, listener, command_time, machines)
+            if continued is not None:
+                return continued
         manifest = Checkpoints(folder).latest(listener.notice)
         if manifest is None:
             raise CheckpointError(
@@ -53,6 +60,26 @@ def resume(
             write_experiment(folder.experiment, experiment.to_table())
         _prepare(folder, manifest, listener)
         return finish_run(experiment, folder, listener, command_time, manifest, machines)
+
+
+def _continue_nodes(
+    folder: RunFolder, listener: ProgressListener, command_time: float, machines: Machines
+) -> Run | None:
+    """Continue a run whose coordinator was killed with the nodes that still run; None if there are none."""
+    left = read_coordinator_file(folder)
+    if left is None:
+        return None
+    table = folder.read_experiment()
+    table.pop("versions", None)
+    experiment = Experiment.from_table(table, base=Path(left.base), source=str(folder.experiment))
+    if experiment_hash(experiment.to_table()) != left.experiment:
+        raise CheckpointError(f"{folder.experiment} was changed since the run began; restore the file")
+    try:
+        return finish_run(experiment, folder, listener, command_time, None, machines, left)
+    except NotContinuedError as error:
+        listener.notice(f"{error}: the run continues from its latest checkpoint")
+        remove_coordinator_file(folder)
+        return None
 
 
 def _check_status(folder: RunFolder) -> None:

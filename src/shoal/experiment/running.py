@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shoal.errors import ExperimentError, StorageError
+from shoal.errors import ExperimentError, NotContinuedError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.writing import write_experiment, write_mapping
 from shoal.results.checkpoints import Manifest
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shoal.engines.processes.remote.agents_plan import AgentsPlan
     from shoal.engines.worker import Worker
     from shoal.experiment.setup import Setup
+    from shoal.results.coordinator_file import CoordinatorFile
 
 WorkerStarter: TypeAlias = "Callable[[Setup], Sequence[Worker]]"
 
@@ -81,10 +82,17 @@ def finish_run(
     command_time: float,
     resumed: Manifest | None = None,
     machines: Machines | None = None,
+    left: CoordinatorFile | None = None,
 ) -> Run:
-    """Run an experiment whose folder is prepared, from the start or from a checkpoint, and write its results."""
+    """Run an experiment whose folder is prepared, from the start or from a checkpoint, and write its results.
+
+    `left` is what a killed coordinator has left of a run that its nodes continue. Raises `NotContinuedError` if they do
+    not.
+    """
     try:
-        outcome = _run_engine(experiment, folder, listener, command_time, resumed, machines or Machines())
+        outcome = _run_engine(experiment, folder, listener, command_time, resumed, machines or Machines(), left)
+    except NotContinuedError:
+        raise  # the run can be resumed from a checkpoint
     except BaseException as error:
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         try:
@@ -102,13 +110,14 @@ def _run_engine(
     command_time: float,
     resumed: Manifest | None,
     machines: Machines,
+    left: CoordinatorFile | None = None,
 ) -> Outcome:
     if experiment.engine == "simulation":
         with _worker_starter(experiment, machines.ray) as start_workers:
             return _simulate(experiment, folder, listener, command_time, start_workers, resumed)
     from shoal.engines.processes.launch import run_processes
 
-    return run_processes(experiment, folder, listener, command_time, machines.agents, resumed)
+    return run_processes(experiment, folder, listener, command_time, machines.agents, resumed, left)
 
 
 def for_agents(experiment: Experiment, agents: AgentsPlan) -> Experiment:

@@ -77,6 +77,7 @@ def run_agent(parsed: argparse.Namespace) -> int:
             parsed.cores,
             join.host if parsed.relay and join is not None else None,
             parsed.wait,
+            parsed.keys_from_stdin,
         )
         return serve_agent(options, trust, listen, join, print_line)
 

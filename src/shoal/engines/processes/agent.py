@@ -30,6 +30,7 @@ from shoal.engines.processes.zygote_process import ZygoteProcess
 from shoal.environment.network.access import AccessLink
 from shoal.experiment import ProcessesPlan
 from shoal.experiment.mapping import LOCALHOST
+from shoal.results.coordinator_file import AgentShare
 from shoal.results.records import RunFolder
 from shoal.types import NodeId
 
@@ -87,6 +88,10 @@ class Agent(Protocol):
     @property
     def unauthenticated_connections(self) -> int:
         """Connections and messages that the agent or its network process rejected."""
+        ...
+
+    def share(self, nodes: list[NodeId]) -> AgentShare | None:
+        """What another coordinator needs to continue `nodes` on this agent; None if they end with this one."""
         ...
 
     def count_remaining(self) -> None:
@@ -203,6 +208,9 @@ class LocalAgent:
     @property
     def unauthenticated_connections(self) -> int:
         return self._server.unauthenticated_connections
+
+    def share(self, nodes: list[NodeId]) -> None:
+        """Nothing: the kernel ends the nodes with this process."""
 
     def count_remaining(self) -> None:
         self._server.count_remaining()

@@ -10,6 +10,7 @@ import zmq
 
 from shoal.engines.processes import control
 from shoal.engines.processes.agent import Agent, Report
+from shoal.results.coordinator_file import AgentShare
 from shoal.results.records import Event
 from shoal.types import NodeId
 
@@ -45,6 +46,14 @@ class AgentGroup:
     @property
     def agents(self) -> Sequence[Agent]:
         return self._agents
+
+    def shares(self) -> list[AgentShare] | None:
+        """What another coordinator needs to continue the run on these agents; None if it cannot be continued."""
+        nodes: list[list[NodeId]] = [[] for _ in self._agents]
+        for node, position in sorted(self._placement.items()):
+            nodes[position].append(node)
+        shares = [agent.share(own) for agent, own in zip(self._agents, nodes, strict=True)]
+        return None if None in shares else [share for share in shares if share is not None]
 
     def agent_of(self, node: NodeId) -> Agent:
         return self._agents[self._placement[node]]

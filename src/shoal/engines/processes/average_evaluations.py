@@ -33,6 +33,8 @@ class AverageEvaluations:
         self._waiting: list[control.EvaluateAverage] = []
         """Complete averages that are evaluated later, because the timing of the run matters."""
         self._cancelled = False
+        self._skipped = -1
+        """Evaluations up to this one are skipped."""
         self.last_tick: int | None = None
         """The last evaluation tick, once it is known. A node that learns late of the end may send models of later
         ticks, which are ignored."""
@@ -43,7 +45,7 @@ class AverageEvaluations:
 
     def add_model(self, snapshot: control.ModelSnapshot, params: Params) -> None:
         moment = snapshot.round if snapshot.tick is None else snapshot.tick
-        if self.last_tick is not None and moment > self.last_tick:
+        if moment <= self._skipped or (self.last_tick is not None and moment > self.last_tick):
             return
         self._times[moment] = max(snapshot.time, self._times.get(moment, 0.0))
         self._tracker.add_model(snapshot.node, moment, params)
@@ -73,6 +75,10 @@ class AverageEvaluations:
         if resumed is not None:
             self._waiting = self._kept.restore(resumed)
 
+    def skip(self, last: int) -> None:
+        """Skip the evaluations up to `last`: an earlier coordinator has received some of their models."""
+        self._skipped = last
+
     def _start_waiting(self) -> None:
         for request in self._waiting:
             self._queue.append(request)
@@ -82,6 +88,8 @@ class AverageEvaluations:
 
     def evaluated(self, report: control.AverageEvaluated) -> None:
         """The evaluation under way has ended: begin the next."""
+        if not self._queue or self._queue[0].round != report.round:
+            return  # an earlier coordinator has asked for it
         self._kept.remove(self._queue.popleft().round)
         self._evaluate_next()
         if report.code:

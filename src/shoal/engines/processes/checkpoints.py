@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from shoal.engines.processes.agent_group import AgentGroup
 from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.node_registry import NodeRegistry, NodeState
+from shoal.engines.processes.remote.protocol import NodeReport
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.run_tracker import RunTracker
 from shoal.errors import StorageError
@@ -91,7 +92,7 @@ class CheckpointCollector:
         self._agents = agents
         self._registry = registry
         self._times = times
-        completed = -1 if resumed is None else resumed.round
+        completed = max((r for r in Checkpoints(folder).rounds() if Checkpoints(folder).is_complete(r)), default=-1)
         self._tracker = CheckpointTracker(
             experiment, folder, run_tracker.listener, self._position, completed_round=completed
         )
@@ -117,6 +118,14 @@ class CheckpointCollector:
             return {}
         files = Checkpoints(self._folder)
         return {s.node: str(files.state(self.resumed.round, s.node).resolve()) for s in self.resumed.nodes}
+
+    def restore(self, nodes: Iterable[NodeReport]) -> None:
+        """Take over what nodes have saved for checkpoints that an earlier coordinator has not completed."""
+        for node in nodes:
+            if not node.has_state:
+                self._tracker.exclude(node.node)
+            for saved in node.saved:
+                self._tracker.saved(saved)
 
     def handle(self, message: control.CheckpointSaved | control.CheckpointFailed) -> None:
         if isinstance(message, control.CheckpointFailed):

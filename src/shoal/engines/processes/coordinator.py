@@ -22,6 +22,7 @@ from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.scheduled_events import ProcessEvents
+from shoal.engines.processes.takeover import CoordinatorFileWriter, TakenOver
 from shoal.engines.processes.transport import NO_FREE_PORT
 from shoal.engines.processes.watch_clock import WatchClock
 from shoal.engines.run_tracker import RunTracker
@@ -88,13 +89,19 @@ class Coordinator:
             str(run.folder.log),
         )
         self._network_reported = self._network_exited = False
+        self._file = CoordinatorFileWriter(run.folder, agents, tracker, times)
         self._prepared: dict[str, control.Prepared] = {}
         """The reports of agents that have built what their nodes share, by the name of the agent."""
 
-    def run(self) -> Outcome:
-        """Follow the run until its nodes have ended, or the user ends it."""
+    def run(self, taken_over: TakenOver | None = None) -> Outcome:
+        """Follow the run until its nodes have ended, or the user ends it.
+
+        `taken_over` is a run whose nodes an earlier coordinator has started.
+        """
         self._tracker.phase = "loading"
         try:
+            if taken_over is not None:
+                self._continue(taken_over)
             status = self._follow()
         except RunError:
             if self._interrupts.signal is None:
@@ -103,6 +110,7 @@ class Coordinator:
         finally:
             complete = self._collect()
             self._agents.count_remaining()
+            self._file.remove()
         if status == "completed" and not complete:
             status = "incomplete"
         return Outcome(
@@ -196,20 +204,22 @@ class Coordinator:
             self._start_nodes(report.parameters)
 
     def _start_nodes(self, parameters: int) -> None:
-        experiment, plan = self._run.experiment, self._run.experiment.processes
+        experiment = self._run.experiment
         _check_settings(experiment, parameters)
         self._tracker.phase = "forking"
-        self._starter.start_all(
-            control.StartNodes(
-                self._checkpoints.nodes_to_start(),
-                self._run.id,
-                training_nodes=experiment.nodes,
-                with_network=self._run.environment.needs_network_model,
-                key_folder=None if plan.keys is None else str(plan.keys),
-                public_keys=[] if plan.keys is None else self._registry.public_keys(),
-                states=self._checkpoints.states(),
-                resumed_tick=0 if self._run.resumed is None else self._run.resumed.ticks,
-            )
+        self._starter.start_all(self._start_request())
+
+    def _start_request(self) -> control.StartNodes:
+        experiment, plan = self._run.experiment, self._run.experiment.processes
+        return control.StartNodes(
+            self._checkpoints.nodes_to_start(),
+            self._run.id,
+            training_nodes=experiment.nodes,
+            with_network=self._run.environment.needs_network_model,
+            key_folder=None if plan.keys is None else str(plan.keys),
+            public_keys=[] if plan.keys is None else self._registry.public_keys(),
+            states=self._checkpoints.states(),
+            resumed_tick=0 if self._run.resumed is None else self._run.resumed.ticks,
         )
 
     def _handle_exit(self, node: NodeId, code: int) -> None:
@@ -263,6 +273,8 @@ class Coordinator:
         elif isinstance(message, control.NetworkHeartbeat):
             self._liveness.network_last_message = self._clock.seconds
         elif isinstance(message, control.NodeListening):
+            if message.node in self._tracker.lost:  # an earlier coordinator has restarted it
+                self._tracker.node_restarted(message.node)
             self._starter.node_listening(message)
             if self._tracker.phase in ("running", "finishing"):
                 self._starter.release_restarted()
@@ -280,11 +292,12 @@ class Coordinator:
             entry.rounds, entry.bytes_sent = message.rounds, message.bytes_sent
             if message.evaluated is not None and message.score is not None:
                 self._tracker.add_score(message.evaluated, message.score)
-            if message.rounds >= 1:
-                self._times.first_round_ended(message.node)
+            if message.rounds >= 1 and self._times.first_round_ended(message.node):
+                self._file.write()
         elif isinstance(message, control.FirstRoundStarted):
             if self._times.first_round_began(message.node):
                 self._tracker.start_training_clock(self._checkpoints.wall_s)
+                self._file.write()
         elif isinstance(message, control.ModelSnapshot):
             assert received.params is not None
             self._averages.add_model(message, received.params)
@@ -314,8 +327,34 @@ class Coordinator:
         if self._run.environment.needs_network_model:
             self._liveness.network_last_message = self._clock.seconds
         self._events.begin(self._checkpoints.start_time)
+        self._file.write()
         self._starter.send_start()
         self._events.apply_due()
+
+    def _continue(self, run: TakenOver) -> None:
+        """Continue a run whose nodes an earlier coordinator has started: they run, are done, or have failed."""
+        run.restore_times(self._times, self._tracker)
+        run.restore_nodes(self._registry, self._tracker, self._clock.seconds)
+        self._tracker.phase = "running"
+        self._file.write()
+        self._averages.skip(run.last_average)
+        self._checkpoints.restore(run.nodes())
+        if self._run.environment.needs_network_model:
+            self._liveness.network_last_message = self._clock.seconds
+        for node in self._tracker.lost:
+            self._commands.announce_failure(node)
+        self._events.begin(max(0.0, self._times.now() - run.away))
+        self._starter.restore(self._start_request(), run.network)
+        self._starter.announce_again({entry.node for entry in run.nodes() if entry.starts > 1 and entry.runs})
+        self._tracker.listener.notice(
+            f"continues at {self._times.now():.0f} s of the run, which had no coordinator for {run.away:.0f} s"
+        )
+        if run.last_average >= 0:
+            self._tracker.listener.notice(
+                f"averages of all models up to evaluation {run.last_average} are not evaluated, unless they were before"
+            )
+        if self._all_done():
+            self._finish()  # before the exits of nodes arrive that an earlier coordinator has asked to finish
 
     # The end
 

@@ -91,7 +91,8 @@ class CoordinatorLink:
 
     def _handle(self, message: control.ToNode) -> None:
         if isinstance(message, control.Start):
-            self.started.set_result(message)
+            if not self.started.done():  # a coordinator that continues a run sends it once more
+                self.started.set_result(message)
         elif isinstance(message, control.PeerFailed):
             self._handler.peer_failed(message)
         elif isinstance(message, control.PeerRestarted):

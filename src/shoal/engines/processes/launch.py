@@ -6,6 +6,7 @@ the coordinator itself is killed, the kernel ends the zygote and the nodes.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import socket
 from contextlib import ExitStack
@@ -23,8 +24,9 @@ from shoal.engines.processes.interrupts import Interrupts
 from shoal.engines.processes.keys import read_public, require_keys
 from shoal.engines.processes.node_registry import NodeRegistry
 from shoal.engines.processes.remote.agents_plan import AgentsPlan
-from shoal.engines.processes.remote.launch import start_remote_agents
+from shoal.engines.processes.remote.launch import start_remote_agents, take_over_agents
 from shoal.engines.processes.run_times import RunTimes
+from shoal.engines.processes.takeover import TakenOver
 from shoal.engines.run_tracker import RunTracker
 from shoal.errors import LaunchError, RunError
 from shoal.experiment import Experiment
@@ -32,6 +34,7 @@ from shoal.experiment.environment_builder import build_environment, device_speed
 from shoal.experiment.mapping import LOCALHOST
 from shoal.message import RUN_LENGTH
 from shoal.results.checkpoints import Manifest
+from shoal.results.coordinator_file import CoordinatorFile
 from shoal.results.progress import Outcome, ProgressListener
 from shoal.results.records import RunFolder
 from shoal.types import NodeId, format_node_ids
@@ -49,10 +52,12 @@ def run_processes(
     command_time: float | None = None,
     plan: AgentsPlan | None = None,
     resumed: Manifest | None = None,
+    left: CoordinatorFile | None = None,
 ) -> Outcome:
     """Run an experiment as processes, on this machine or on the agents of `plan`.
 
-    `resumed` is the checkpoint that the run continues from.
+    `resumed` is the checkpoint that the run continues from. `left` is what a killed coordinator has left of a run: it
+    continues on the agents that still run its nodes. Raises `NotContinuedError` if there are none.
     """
     times = RunTimes(command_time, experiment.round_nodes)
     raise_file_limit()
@@ -60,9 +65,13 @@ def run_processes(
     environment = build_environment(experiment, device_speeds(experiment))
     registry = NodeRegistry(experiment.size)
     run = RunContext(experiment, environment, folder, secrets.token_urlsafe(RUN_LENGTH * 3 // 4), resumed)
+    taken_over: TakenOver | None = None
     with Interrupts() as interrupts, ExitStack() as resources:
         try:
-            if plan is None:
+            if left is not None and plan is not None:
+                agents, taken_over = take_over_agents(run, left, plan, tracker.listener.notice, resources, interrupts)
+                run = dataclasses.replace(run, id=taken_over.run)
+            elif plan is None:
                 agents = _start_local_agent(run, registry, resources, interrupts)
             else:
                 agents = start_remote_agents(run, plan, tracker.listener.notice, resources, interrupts)
@@ -73,7 +82,7 @@ def run_processes(
             facts: dict[str, object] = {"first_round_s": None, "signal": interrupts.signal}
             return Outcome("interrupted", tracker.training_seconds(), times.since_command(), facts=facts)
         mark_failed_before(resumed, registry, tracker)
-        return Coordinator(run, registry, agents, tracker, times, interrupts).run()
+        return Coordinator(run, registry, agents, tracker, times, interrupts).run(taken_over)
 
 
 def _start_local_agent(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 
 from shoal.engines.processes import control
@@ -59,7 +58,7 @@ class NodeCommands:
 
     def announce_failure(self, node: NodeId) -> None:
         """Notify all other nodes and the network process that the node failed."""
-        message = control.PeerFailed(node, time.monotonic())
+        message = control.PeerFailed(node, self._times.monotonic())
         self._agents.send_network(message)
         self._agents.send(self._registry.present, message)
 

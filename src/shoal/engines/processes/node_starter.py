@@ -51,6 +51,17 @@ class NodeStarter:
             self._registry[node].state = NodeState.STARTING
         self.monitor.expect(request.nodes)
 
+    def restore(self, request: control.StartNodes, network: tuple[str | None, bytes | None]) -> None:
+        """Continue with nodes that an earlier coordinator has started. Send again what it may not have sent."""
+        self._request = request
+        self.network_endpoint, self._network_key = network
+        self.release_restarted()
+
+    def announce_again(self, nodes: Collection[NodeId]) -> None:
+        """Send the endpoints of nodes that have been restarted to the others, which may not know them."""
+        for node in sorted(nodes):
+            self._announce(node, self._registry.present - {node})
+
     def restart(self, nodes: Collection[NodeId]) -> None:
         """Have nodes started again that are lost."""
         if not nodes:
@@ -107,10 +118,7 @@ class NodeStarter:
             return
         restarted = sorted(self._registry.in_state(NodeState.LISTENING))
         for node in restarted:
-            entry = self._registry[node]
-            update = control.PeerRestarted(node, entry.endpoint, entry.public_key)
-            self._agents.send_network(update)
-            self._agents.send(self._registry.present.difference(restarted), update)
+            self._announce(node, self._registry.present.difference(restarted))
         for node in restarted:
             entry = self._registry[node]
             ended = sorted(self._tracker.lost.keys() | self._registry.done)
@@ -120,6 +128,12 @@ class NodeStarter:
                 self._agents.send([node], entry.slowdown)
             entry.run(self._clock.seconds)
             self._tracker.listener.notice(f"node {node} was restarted")
+
+    def _announce(self, node: NodeId, receivers: Collection[NodeId]) -> None:
+        entry = self._registry[node]
+        update = control.PeerRestarted(node, entry.endpoint, entry.public_key)
+        self._agents.send_network(update)
+        self._agents.send(receivers, update)
 
     def _start_message(self) -> control.Start:
         return control.Start(

@@ -15,7 +15,8 @@ class RunTimes:
         """`command_time` is when the user asked for the run, on the clock of `time.time`; by default now."""
         self._command_time = time.time() if command_time is None else command_time
         self.epoch = 0.0
-        """When the run began, on the machine's monotonic clock."""
+        """When the run began, on the clock of `monotonic`."""
+        self._shift = 0.0
         self.startup: float | None = None
         """Seconds from the command until every node of `round_nodes` began its first round."""
         self.first_round: float | None = None
@@ -27,10 +28,19 @@ class RunTimes:
 
     def start(self, at: float = 0.0) -> None:
         """Start the clock; `at` is the time at which a resumed run continues."""
-        self.epoch = time.monotonic() - at
+        self.epoch = self.monotonic() - at
+
+    def restore(self, epoch: float, shift: float, startup: float | None, first_round: float | None) -> None:
+        """Continue the clock of an earlier coordinator. `shift` is how far its clock is ahead of this machine's."""
+        self.epoch, self._shift = epoch, shift
+        self.startup, self.first_round = startup, first_round
+
+    def monotonic(self) -> float:
+        """The monotonic clock that all machines of the run refer to: that of the machine of its first coordinator."""
+        return time.monotonic() + self._shift
 
     def now(self) -> float:
-        return time.monotonic() - self.epoch
+        return self.monotonic() - self.epoch
 
     def since_command(self) -> float:
         return time.time() - self._command_time
@@ -43,7 +53,10 @@ class RunTimes:
         self.startup = self.since_command()
         return True
 
-    def first_round_ended(self, node: NodeId) -> None:
+    def first_round_ended(self, node: NodeId) -> bool:
+        """Note that a node ended its first round. True if it was the last node to do so."""
         self._to_end.discard(node)
-        if not self._to_end and self.first_round is None:
-            self.first_round = self.since_command()
+        if self._to_end or self.first_round is not None:
+            return False
+        self.first_round = self.since_command()
+        return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from shoal.engines.processes.interrupts import Interrupts
 from shoal.engines.processes.remote import protocol
 from shoal.engines.processes.remote.channel import Address, Channel, Received, Trust
 from shoal.engines.processes.remote.hosted_run import AgentOptions, HostedRun
+from shoal.engines.processes.remote.ledger import Ledger
 from shoal.engines.processes.remote.link import Beat, Data, Link, Missing
 from shoal.errors import ShoalError
 
@@ -28,7 +30,7 @@ JOIN_SECONDS = 1.0
 """Seconds between two requests to join."""
 TURN_SECONDS = 0.2
 """The longest wait for something to arrive."""
-ABANDON_SECONDS = 3600.0
+ABANDON_SECONDS = 24 * 3600.0
 """How long a run continues without a coordinator."""
 ORPHAN_SECONDS = 15.0
 """A run whose coordinator was away for so long does not keep another coordinator from the agent."""
@@ -67,7 +69,12 @@ class AgentServer:
         self._channel.register(poller)
         if self._session is not None and self._session.run is not None:
             self._session.run.register(poller)
-        poller.poll(int(TURN_SECONDS * 1000))
+        if self._options.ends_with_stdin:
+            poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        ready = dict(poller.poll(int(TURN_SECONDS * 1000)))
+        if self._options.ends_with_stdin and sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 1024):
+            self._end_session("the process that started this agent has ended")
+            self._ended = True
         for received in self._channel.receive():
             self._handle(received)
         self._check_wait()
@@ -111,6 +118,9 @@ class AgentServer:
             reason = f"agent {self._options.name!r} and the coordinator have different versions: "
             self._channel.send(route, protocol.Rejected(reason + ", ".join(differences)), [])
             return
+        if request.takes_over:
+            self._continue(route, request)
+            return
         if self._session is not None and self._session.id != request.session:
             if self._session.seconds_without_coordinator < ORPHAN_SECONDS:
                 run = "another run" if self._session.run is None else f"the run {self._session.run.name!r}"
@@ -122,6 +132,19 @@ class AgentServer:
             self._session = _Session(request.session, route, self._channel, self._options)
         self._session.route = route
         self._channel.send(route, protocol.Opened(request.session, self._info()), [])
+
+    def _continue(self, route: bytes, request: protocol.Open) -> None:
+        """Continue the run of a coordinator that has ended, if this agent has it, with the one that asks for it."""
+        session = self._session
+        continues = ""
+        if session is not None and session.id == request.session:
+            continues, session.route = session.continues, route  # its answer was lost
+        elif session is not None and session.can_continue(request.takes_over):
+            continues = session.id
+        self._channel.send(route, protocol.Opened(request.session, self._info(), continues), [])
+        if session is not None and continues == session.id:
+            session.continue_as(request.session, route)
+            self._notify("another coordinator continues the run")
 
     def _end_session(self, reason: str | None) -> None:
         session, self._session = self._session, None
@@ -161,8 +184,11 @@ class _Session:
         self.id = id
         self.route = route
         self.run: HostedRun | None = None
+        self.continues = ""
+        """The session of an earlier coordinator whose run continues in this one."""
         self._options = options
-        self._link = Link(id, lambda header, frames: channel.send(self.route, header, frames))
+        self._ledger = Ledger()
+        self._link = Link(id, lambda header, frames: channel.send(self.route, header, frames), self._ledger.note)
         self._failed = False
         self._beat_at = 0.0
         self._last_message = time.monotonic()
@@ -173,6 +199,18 @@ class _Session:
     def seconds_without_coordinator(self) -> float:
         """Seconds since the last message of the coordinator."""
         return time.monotonic() - self._last_message
+
+    def can_continue(self, sessions: list[str]) -> bool:
+        """Whether this is one of `sessions`, with a run that another coordinator can continue."""
+        return self.id in sessions and self.run is not None and not self._failed
+
+    def continue_as(self, id: str, route: bytes) -> None:
+        """Continue the run with another coordinator, which has opened the session `id`."""
+        assert self.run is not None
+        report = self.run.report(self._ledger, self.seconds_without_coordinator)
+        self.continues, self.id, self.route = self.id, id, route
+        self._last_message = time.monotonic()
+        self._link.restart(id, protocol.encode(report))
 
     def receive(self, received: Received) -> None:
         header = received.header

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -45,8 +45,10 @@ class _Pending:
 class AgentConnections:
     """Opens a session with every agent of a plan, and passes on what arrives."""
 
-    def __init__(self, plan: AgentsPlan, notify: Callable[[str], None]) -> None:
-        """`notify` shows a text to the user."""
+    def __init__(self, plan: AgentsPlan, notify: Callable[[str], None], takes_over: Collection[str] = ()) -> None:
+        """`notify` shows a text to the user. `takes_over` are the sessions of a coordinator whose run this one
+        continues."""
+        self._takes_over = list(takes_over)
         self.agents: list[RemoteAgent] = []
         self._plan = plan
         self._notify = notify
@@ -77,9 +79,22 @@ class AgentConnections:
             self._check_deadlines(time.monotonic() - began)
             for started in self._started:
                 started.check()
-        self._name_uniquely()
-        self._relay_unreachable_nodes()
+        if self._takes_over:
+            self._receive_states(is_interrupted)
+        else:
+            self._name_uniquely()
+            self._relay_unreachable_nodes()
         self._measure_clocks(is_interrupted)
+
+    def _receive_states(self, is_interrupted: Callable[[], bool]) -> None:
+        """Keep the agents that have the run of the earlier coordinator, and wait for the state of their share."""
+        for agent in self.agents:
+            if not agent.continues:
+                self._notify(f"agent {agent.name!r} does not have this run: it is not used")
+        self.agents = [agent for agent in self.agents if agent.continues]
+        while not is_interrupted() and any(agent.run_report is None and not agent.is_lost for agent in self.agents):
+            self._wait(0.2)
+            self.pump()
 
     def register(self, poller: zmq.Poller) -> None:
         for channel in self._channels:
@@ -137,17 +152,20 @@ class AgentConnections:
         for pending in self._pending.values():
             if time.monotonic() >= pending.next_request:
                 pending.next_request = time.monotonic() + OPEN_SECONDS
-                pending.channel.send(pending.route, protocol.Open(pending.session, protocol.versions()), [])
+                pending.channel.send(pending.route, self._request(pending.session), [])
+
+    def _request(self, session: str) -> protocol.Open:
+        return protocol.Open(session, protocol.versions(), self._takes_over)
 
     def _handle(self, position: int, received: Received) -> None:
         key = position, received.route
         if isinstance(received.header, protocol.Join):
-            self._accept_join(position, received.route, received.header.info)
+            self._accept_join(position, received.route)
         elif isinstance(received.header, protocol.Opened):
             pending = self._pending.get(key)
             if pending is not None and pending.session == received.header.session:
                 del self._pending[key]
-                self._open_session(key, pending, received.header.info)
+                self._open_session(key, pending, received.header.info, received.header.continues)
         elif isinstance(received.header, protocol.Rejected):
             if key in self._pending:
                 raise LaunchError(received.header.reason)
@@ -156,10 +174,17 @@ class AgentConnections:
                 self._pending[key].problem = received.header.reason
         elif key in self._open:
             self._open[key].receive(received.header, received.frames)
-        elif isinstance(received.header, Data | Beat | Missing):  # of a coordinator that has ended
-            self._channels[position].send(received.route, protocol.Close(received.header.session), [])
+        elif isinstance(received.header, Data | Beat | Missing):
+            self._handle_earlier(position, received.route, received.header.session)
 
-    def _accept_join(self, position: int, route: bytes, info: protocol.AgentInfo) -> None:
+    def _handle_earlier(self, position: int, route: bytes, session: str) -> None:
+        """An agent that has dialled out still has the session of an earlier coordinator."""
+        if session in self._takes_over:
+            self._accept_join(position, route)
+        elif (position, route) not in self._pending:
+            self._channels[position].send(route, protocol.Close(session), [])
+
+    def _accept_join(self, position: int, route: bytes) -> None:
         channel = self._channels[position]
         if (position, route) in self._pending or (position, route) in self._open:
             return
@@ -169,11 +194,15 @@ class AgentConnections:
         self._joined.add(route)
         self._pending[position, route] = _Pending(channel, route, secrets.token_hex(8))
 
-    def _open_session(self, key: tuple[int, bytes], pending: _Pending, info: protocol.AgentInfo) -> None:
+    def _open_session(
+        self, key: tuple[int, bytes], pending: _Pending, info: protocol.AgentInfo, continues: str
+    ) -> None:
         if pending.listed is not None and pending.listed.name is not None:
             info = msgspec.structs.replace(info, name=pending.listed.name)
         channel, route = pending.channel, pending.route
         agent = RemoteAgent(info, pending.session, lambda header, frames: channel.send(route, header, frames))
+        agent.continues = continues
+        agent.ends_with_coordinator = pending.listed is not None and pending.listed.ssh is not None
         self.agents.append(agent)
         self._open[key] = agent
         self._notify(f"agent {info.name!r} is connected: {info.cores} cores, {info.memory / 2**30:.1f} GiB")

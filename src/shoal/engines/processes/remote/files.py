@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+import msgspec
 
 from shoal.engines.processes.remote.protocol import FileData
 from shoal.errors import MessageError
@@ -92,13 +95,24 @@ class FileSender:
 class FileReceiver:
     """Writes the files of one agent into the folder of the run. Several agents may append to the same file."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, records_before: dict[NodeId, int] | None = None) -> None:
+        """`records_before`, of a coordinator that continues the run of an earlier one: the bytes of each node's records
+        that the agent does not have. The agent sends again what the earlier coordinator has not acknowledged."""
         self._folder = folder.path
         self._received: dict[str, int] = {}
+        self._continued = None if records_before is None else _Continued(folder, records_before)
 
     def write(self, data: FileData, content: bytes) -> None:
         """Write a chunk. Raises `MessageError` for a path outside of the run's files, and `StorageError`."""
         path = self._folder / _checked(data)
+        if self._continued is not None:
+            with writing_to(path):
+                rest, offset = self._continued.rest(data, path, content)
+            if data.path not in self._received or offset > data.offset:
+                self._received[data.path] = offset
+            if content and not rest:
+                return
+            data, content = msgspec.structs.replace(data, offset=offset), rest
         if data.offset != self._received.get(data.path, 0):
             raise MessageError(f"a chunk of {data.path!r} that does not follow the chunk before")
         target = path if data.grows else path.with_name(path.name + UNFINISHED)
@@ -111,6 +125,43 @@ class FileReceiver:
                 target.replace(path)
                 self._received[data.path] = 0
                 _remove_older(path)
+
+
+class _Continued:
+    """The files that an earlier coordinator has received in part. It has written every chunk that it acknowledged."""
+
+    def __init__(self, folder: RunFolder, records_before: dict[NodeId, int]) -> None:
+        self._folder = folder
+        self._records_before = records_before
+        self._begun: set[str] = set()
+        """Files of which a chunk has arrived since."""
+
+    def rest(self, data: FileData, path: Path, content: bytes) -> tuple[bytes, int]:
+        """The part of a chunk that is not written yet, and its offset."""
+        if path.parent.name == "nodes":
+            return self._rest_of_records(data, path, content)
+        if data.path not in self._begun and not data.grows:
+            _cut(path, data.offset)
+        self._begun.add(data.path)
+        if path == self._folder.averages and path.exists() and content in path.read_bytes():
+            return b"", data.offset + len(content)  # every line is different: this one was written
+        return content, data.offset
+
+    def _rest_of_records(self, data: FileData, path: Path, content: bytes) -> tuple[bytes, int]:
+        before = self._records_before.get(int(path.stem), 0)
+        have = (path.stat().st_size if path.exists() else before) - before
+        skipped = min(max(0, have - data.offset), len(content))
+        return content[skipped:], data.offset + skipped
+
+
+def _cut(path: Path, size: int) -> None:
+    """Set the unfinished copy of a file back to its first bytes. The earlier coordinator may have finished it."""
+    unfinished = path.with_name(path.name + UNFINISHED)
+    unfinished.parent.mkdir(exist_ok=True)
+    if not unfinished.exists() and path.exists():
+        shutil.copyfile(path, unfinished)
+    unfinished.touch()
+    os.truncate(unfinished, size)
 
 
 def _remove_older(path: Path) -> None:

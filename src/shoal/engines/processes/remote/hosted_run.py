@@ -19,6 +19,7 @@ from shoal.engines.processes.control_server import ControlMessage
 from shoal.engines.processes.remote import protocol
 from shoal.engines.processes.remote.channel import Address
 from shoal.engines.processes.remote.files import FileSender
+from shoal.engines.processes.remote.ledger import Ledger
 from shoal.engines.processes.remote.link import Link
 from shoal.engines.processes.remote.relay import RelayClient
 from shoal.engines.processes.remote.remote_agent import NETWORK
@@ -61,6 +62,8 @@ class AgentOptions:
     """The coordinator's address, where other machines reach the nodes only through its relay."""
     wait: float | None = None
     """Seconds to wait for a run; None: no limit."""
+    ends_with_stdin: bool = False
+    """Whether to end when the standard input does, because the process that started the agent has ended."""
 
 
 class HostedRun:
@@ -72,6 +75,7 @@ class HostedRun:
             raise LaunchError(f"the name {begin.name!r} of the run is invalid")
         self.name = begin.name
         self.link = link
+        self._begin = begin
         self.folder = RunFolder.create(options.folder, begin.name)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._files = FileSender(self.folder)
@@ -104,6 +108,10 @@ class HostedRun:
         except BaseException:
             self.close()
             raise
+
+    def report(self, ledger: Ledger, away: float) -> protocol.RunReport:
+        """The state of the run for a new coordinator; `away` is how long there was none."""
+        return ledger.report(self._begin.run, away, self._begin.clock_offset)
 
     def restore_state(self, node: NodeId, content: bytes) -> None:
         """Keep the state with which a node of a resumed run starts."""

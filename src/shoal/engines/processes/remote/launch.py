@@ -13,11 +13,13 @@ from shoal.engines.processes.remote.agents_plan import AgentsPlan
 from shoal.engines.processes.remote.connections import AgentConnections
 from shoal.engines.processes.remote.remote_agent import RemoteAgent
 from shoal.engines.processes.remote.shipping import Shipment
-from shoal.errors import LaunchError, RunError
+from shoal.engines.processes.takeover import TakenOver
+from shoal.errors import LaunchError, NotContinuedError, RunError
 from shoal.experiment import Experiment
 from shoal.experiment.environment_builder import build_environment, device_speeds
 from shoal.experiment.mapping import Machine, MachineInfo
 from shoal.experiment.writing import write_mapping
+from shoal.results.coordinator_file import AgentShare, CoordinatorFile
 from shoal.types import NodeId, format_node_ids
 
 MIN_CLOCK_ERROR = 0.05
@@ -50,7 +52,7 @@ def start_remote_agents(
     positions = {agent.name: position for position, agent in enumerate(used)}
     by_node: dict[NodeId, int] = {node: positions[name] for name, nodes in placement.items() for node in nodes}
     agents = AgentGroup(used, by_node, connections)
-    agents.clock_error = MIN_CLOCK_ERROR + 2 * max((agent.clock.error or 0.0 for agent in used), default=0.0)
+    agents.clock_error = _clock_error(used)
     resources.callback(agents.close)
     interrupts.on_repeat(agents.kill_all)
     for agent in used:
@@ -68,6 +70,51 @@ def start_remote_agents(
             run.folder,
         )
     return agents
+
+
+def take_over_agents(
+    run: RunContext,
+    left: CoordinatorFile,
+    plan: AgentsPlan,
+    notify: Callable[[str], None],
+    resources: ExitStack,
+    interrupts: Interrupts,
+) -> tuple[AgentGroup, TakenOver]:
+    """Connect to the agents that still run the nodes of a killed coordinator.
+
+    Raises `NotContinuedError` if no agent of `plan` has them.
+    """
+    connections = AgentConnections(plan, notify, [share.session for share in left.agents])
+    resources.callback(connections.close)
+    connections.connect(lambda: interrupts.signal is not None)
+    if interrupts.signal is not None:
+        raise RunError("interrupted")
+    if not connections.agents:
+        raise NotContinuedError("no agent has the nodes of this run any longer")
+    found = {agent.continues: agent for agent in connections.agents}
+    agents: list[RemoteAgent] = []
+    for share in left.agents:
+        agent = found.get(share.session) or _absent_agent(share)
+        agent.take_over(share, run.folder, has_network=run.environment.needs_network_model and not agents)
+        agents.append(agent)
+    by_node = {node: position for position, share in enumerate(left.agents) for node in share.nodes}
+    group = AgentGroup(agents, by_node, connections)
+    group.clock_error = max(left.clock_error, _clock_error(connections.agents))
+    resources.callback(group.close)
+    interrupts.on_repeat(group.kill_all)
+    reports = {agent.name: agent.run_report for agent in agents if agent.run_report is not None}
+    offsets = {agent.name: agent.clock.offset for agent in agents}
+    return group, TakenOver(left, reports, offsets)
+
+
+def _absent_agent(share: AgentShare) -> RemoteAgent:
+    """An agent that does not have its share of the run any longer."""
+    info = protocol.AgentInfo(share.name, {}, 0, 0, "", "")
+    return RemoteAgent(info, share.session, lambda header, frames: None)
+
+
+def _clock_error(agents: list[RemoteAgent]) -> float:
+    return MIN_CLOCK_ERROR + 2 * max((agent.clock.error or 0.0 for agent in agents), default=0.0)
 
 
 def check_runs_on_agents(experiment: Experiment) -> None:

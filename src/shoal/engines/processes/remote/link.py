@@ -56,11 +56,17 @@ Header: TypeAlias = Data | Beat | Missing
 class Link:
     """One end of a link."""
 
-    def __init__(self, session: str, transmit: Callable[[Header, Frames], None]) -> None:
+    def __init__(
+        self,
+        session: str,
+        transmit: Callable[[Header, Frames], None],
+        acknowledged: Callable[[Frames], None] = lambda frames: None,
+    ) -> None:
         """`session` names the link: messages of other links are ignored. `transmit` sends frames to the peer, or
-        loses them."""
+        loses them. `acknowledged` is called with every message that the peer has received, in order."""
         self.session = session
         self._transmit = transmit
+        self._acknowledged = acknowledged
         self._sent = 0
         self._received = 0
         self._kept: deque[tuple[int, Frames]] = deque()
@@ -85,6 +91,17 @@ class Link:
         self._kept.append((self._sent, list(frames)))
         self._kept_bytes += _size(frames)
         self._transmit(Data(self.session, self._sent, self._received), list(frames))
+
+    def restart(self, session: str, *first: bytes) -> None:
+        """Continue with a new peer: send `first`, and then all messages that the earlier peer has not acknowledged."""
+        kept = [frames for _, frames in self._kept]
+        self.session = session
+        self._sent = self._received = self._kept_bytes = self._beats_since = 0
+        self._asked_after = -1
+        self._kept.clear()
+        self.send(*first)
+        for frames in kept:
+            self.send(*frames)
 
     def beat(self, time: float, echo: float = 0.0) -> None:
         """Send a heartbeat."""
@@ -116,7 +133,9 @@ class Link:
 
     def _acknowledge(self, number: int) -> None:
         while self._kept and self._kept[0][0] <= number:
-            self._kept_bytes -= _size(self._kept.popleft()[1])
+            frames = self._kept.popleft()[1]
+            self._kept_bytes -= _size(frames)
+            self._acknowledged(frames)
 
 
 def _size(frames: Frames | tuple[bytes, ...]) -> int:

@@ -11,9 +11,10 @@ import msgspec
 from shoal.engines.processes import control
 from shoal.engines.processes.remote.link import Beat, Data, Missing
 from shoal.message import WIRE_VERSION
+from shoal.results.checkpoints import SavedNode
 from shoal.types import NodeId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 COMPARED = ("shoal", "torch", "numpy", "pyzmq")
 """Packages that must have the same version on all machines: others may give other models, or other messages."""
 
@@ -59,6 +60,9 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     session: str
     versions: dict[str, str]
+    takes_over: list[str] = []
+    """The sessions of a coordinator that has ended, with all agents of its run: continue the run of one of them. An
+    agent that has none of them opens no session."""
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -66,6 +70,8 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     session: str
     info: AgentInfo
+    continues: str = ""
+    """The earlier session whose run continues in this one; empty if there is none."""
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -181,11 +187,55 @@ class AgentFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class NodeReport(msgspec.Struct):
+    """What the earlier coordinator knew of one node."""
+
+    node: NodeId
+    key: bytes | None = None
+    endpoint: str = ""
+    """Where it listens; empty if it has not reported it."""
+    runs: bool = False
+    """Whether it has received its `Start`."""
+    starts: int = 0
+    """How many times it has reported that it listens: more than once if a fault has restarted it."""
+    rounds: int = 0
+    bytes_sent: int = 0
+    done: bool = False
+    """Whether its algorithm has ended."""
+    failure: str | None = None
+    exit_code: int | None = None
+    """None while its process exists."""
+    saved: list[SavedNode] = []
+    """Its latest saved states."""
+    has_state: bool = True
+    """Whether it takes part in checkpoints."""
+
+
+class RunReport(msgspec.Struct, frozen=True, tag=True):
+    """The first message to a coordinator that continues a run: the state of this agent's share of it."""
+
+    run: str
+    """The run's secret identifier."""
+    parameters: int
+    """Of the model."""
+    nodes: list[NodeReport]
+    network_endpoint: str | None
+    network_key: bytes | None
+    last_average: int
+    """The latest evaluation for which the earlier coordinator has received models; -1 if there is none."""
+    away: float
+    """Seconds since the last message of the earlier coordinator."""
+    clock_offset: float
+    """Seconds to add to the agent's monotonic clock to get the clock of the first coordinator of the run."""
+
+
 class Collected(msgspec.Struct, frozen=True, tag=True):
     """All files of the run have been sent."""
 
 
-FromRemote: TypeAlias = control.FromAgent | FromNode | FileData | RejectedConnections | AgentFailed | Collected
+FromRemote: TypeAlias = (
+    control.FromAgent | FromNode | FileData | RejectedConnections | AgentFailed | RunReport | Collected
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_header = msgspec.msgpack.Decoder(Header).decode

@@ -20,6 +20,8 @@ from shoal.engines.processes.remote.link import Beat, ClockEstimate, Data, Link,
 from shoal.engines.processes.remote.relay import RelayServer
 from shoal.engines.processes.watch_clock import WatchClock
 from shoal.errors import MessageError, RunError
+from shoal.results.checkpoints import SavedNode
+from shoal.results.coordinator_file import AgentShare
 from shoal.results.records import RunFolder
 from shoal.types import NodeId, Params
 
@@ -60,6 +62,14 @@ class RemoteAgent:
         """All nodes that were ever started here."""
         self._parameters = 0
         """Of the model."""
+        self.ends_with_coordinator = False
+        """Whether the agent ends when this process does."""
+        self.continues = ""
+        """The session of an earlier coordinator whose run the agent continues in this one."""
+        self.run_report: protocol.RunReport | None = None
+        """The state of that run, once it has arrived."""
+        self._held: list[tuple[protocol.FromRemote, list[bytes]]] | None = None
+        """What arrives between the state of the run and `take_over`."""
         self._killed = False
         self.received_bytes = 0
         self._unacknowledged = 0
@@ -92,6 +102,34 @@ class RemoteAgent:
             node: path.stat().st_size for node in range(begin.nodes) if (path := folder.node(node)).exists()
         }
         self._link.send(protocol.encode(begin))
+
+    def take_over(self, share: AgentShare, folder: RunFolder, has_network: bool) -> None:
+        """Continue the agent's share of the run of an earlier coordinator."""
+        self.info = msgspec.structs.replace(self.info, name=share.name)
+        self._started = set(share.nodes)
+        self._has_network = has_network
+        self._records_before = {int(node): size for node, size in share.records.items()}
+        self._files = FileReceiver(folder, self._records_before)
+        report = self.run_report
+        if report is None:
+            self.lost = "it does not have this run any longer"
+            return
+        for entry in report.nodes:
+            entry.saved = [self._with_earlier_records(saved) for saved in entry.saved]
+        self._run, self._parameters = report.run, report.parameters
+        self._nodes = {entry.node for entry in report.nodes if entry.exit_code is None}
+        held, self._held = self._held, None
+        try:
+            for later, rest in held or ():
+                self._handle(later, rest)
+        except MessageError as error:
+            self._lose(f"it sent an invalid message: {error}")
+
+    def share(self, nodes: list[NodeId]) -> AgentShare | None:
+        if self.relay is not None or self.ends_with_coordinator:
+            return None
+        records = {str(node): size for node, size in self._records_before.items() if node in nodes}
+        return AgentShare(self.name, self.session, nodes, records)
 
     # The interface of an agent
 
@@ -162,7 +200,15 @@ class RemoteAgent:
             return
         self._acknowledge(sum(map(len, content)))
         try:
-            self._handle(protocol.decode_from_remote(content[0]), content[1:])
+            report = protocol.decode_from_remote(content[0])
+            if self.continues and self.run_report is None:
+                if not isinstance(report, protocol.RunReport):
+                    raise MessageError("a report before the state of its run")
+                self.run_report, self._held = report, []
+            elif self._held is not None:
+                self._held.append((report, content[1:]))
+            else:
+                self._handle(report, content[1:])
         except (MessageError, IndexError, *control.DECODE_ERRORS) as error:
             self._lose(f"it sent an invalid message: {error}")
 
@@ -238,6 +284,8 @@ class RemoteAgent:
             self._all_files_arrived = True
         elif isinstance(report, protocol.AgentFailed):
             self._lose(report.reason)
+        elif isinstance(report, protocol.RunReport):
+            raise MessageError("the state of a run that it was not asked for")
         else:
             if isinstance(report, control.NodeExited | control.KeyAnnounced) and not self._owns(report.node):
                 raise MessageError("a report of a node that it does not run")
@@ -260,9 +308,10 @@ class RemoteAgent:
         """Count the records that a node wrote before the run was resumed, which are not on the agent's machine."""
         if not isinstance(message, control.CheckpointSaved) or message.saved is None:
             return message
-        saved = message.saved
-        before = self._records_before.get(saved.node, 0)
-        return msgspec.structs.replace(message, saved=msgspec.structs.replace(saved, records=saved.records + before))
+        return msgspec.structs.replace(message, saved=self._with_earlier_records(message.saved))
+
+    def _with_earlier_records(self, saved: SavedNode) -> SavedNode:
+        return msgspec.structs.replace(saved, records=saved.records + self._records_before.get(saved.node, 0))
 
     def _may_send(self, message: control.FromNode) -> bool:
         return self._owns(None if isinstance(message, control.FromNetwork) else message.node)

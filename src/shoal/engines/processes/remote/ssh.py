@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import subprocess
 import tempfile
@@ -60,7 +61,7 @@ class SshAgent:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(keys) + b"\n")
-            self._process.stdin.close()
+            self._process.stdin.flush()
         except BrokenPipeError:
             return  # it has failed, which `check` reports
 
@@ -76,6 +77,10 @@ class SshAgent:
             )
 
     def close(self) -> None:
+        """End the agent: it ends when its standard input does, also if this process is killed."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:

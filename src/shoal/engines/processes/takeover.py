@@ -1,0 +1,135 @@
+"""A run on agents whose coordinator was killed: what the coordinator leaves, and how another one continues it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.engines.processes.agent_group import AgentGroup
+from shoal.engines.processes.keys import KeyPair
+from shoal.engines.processes.node_registry import NodeRegistry, NodeState
+from shoal.engines.processes.remote.protocol import NodeReport, RunReport
+from shoal.engines.processes.run_times import RunTimes
+from shoal.engines.run_tracker import RunTracker
+from shoal.experiment.writing import experiment_hash
+from shoal.results.coordinator_file import (
+    CoordinatorFile,
+    boot_id,
+    remove_coordinator_file,
+    write_coordinator_file,
+)
+from shoal.results.records import RunFolder
+
+
+class CoordinatorFileWriter:
+    """Keeps the coordinator's file of a run up to date. A run that cannot be continued has none."""
+
+    def __init__(self, folder: RunFolder, agents: AgentGroup, tracker: RunTracker, times: RunTimes) -> None:
+        self._folder = folder
+        self._agents = agents
+        self._tracker = tracker
+        self._times = times
+
+    def write(self) -> None:
+        shares = self._agents.shares()
+        if shares is None:
+            return
+        experiment, times = self._tracker.experiment, self._times
+        write_coordinator_file(
+            self._folder,
+            CoordinatorFile(
+                shares,
+                str(experiment.base.resolve()),
+                experiment_hash(experiment.to_table()),
+                boot_id(),
+                times.epoch,
+                time.time() - self._tracker.training_seconds(),
+                times.startup,
+                times.first_round,
+                self._agents.clock_error,
+            ),
+        )
+
+    def remove(self) -> None:
+        remove_coordinator_file(self._folder)
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """A run that this coordinator continues."""
+
+    left: CoordinatorFile
+    reports: Mapping[str, RunReport]
+    """What agents have reported, by name. The other agents of the run are lost."""
+    clock_offsets: Mapping[str, float]
+    """Seconds to add to the clock of each of these agents to get the clock of this coordinator."""
+
+    @property
+    def run(self) -> str:
+        """The run's secret identifier."""
+        return self._first.run
+
+    @property
+    def away(self) -> float:
+        """Seconds since the last sign of the earlier coordinator."""
+        return min(report.away for report in self.reports.values())
+
+    @property
+    def last_average(self) -> int:
+        return max(report.last_average for report in self.reports.values())
+
+    @property
+    def network(self) -> tuple[str | None, bytes | None]:
+        """Where the network process listens, and its public key; None where there is none."""
+        report = self.reports.get(self.left.agents[0].name)
+        return (None, None) if report is None else (report.network_endpoint, report.network_key)
+
+    @property
+    def clock_shift(self) -> float:
+        """Seconds to add to this machine's monotonic clock to get the clock of the earlier coordinator."""
+        if self.left.boot == boot_id():
+            return 0.0
+        name = min(self.reports)
+        return self.reports[name].clock_offset - self.clock_offsets[name]
+
+    @property
+    def _first(self) -> RunReport:
+        return next(iter(self.reports.values()))
+
+    def nodes(self) -> list[NodeReport]:
+        """What is known of each node that the agents have started."""
+        return [entry for report in self.reports.values() for entry in report.nodes]
+
+    def restore_times(self, times: RunTimes, tracker: RunTracker) -> None:
+        left = self.left
+        times.restore(left.epoch, self.clock_shift, left.startup_s, left.first_round_s)
+        tracker.start_training_clock(time.time() - left.training_began)
+
+    def restore_nodes(self, registry: NodeRegistry, tracker: RunTracker, now: float) -> None:
+        """Bring nodes into their states. `now` is on the coordinator's `WatchClock`."""
+        known = {entry.node: entry for entry in self.nodes()}
+        agents = {node: share.name for share in self.left.agents for node in share.nodes}
+        for entry in registry:
+            report = known.get(entry.id)
+            entry.public_key = KeyPair.fresh().public  # of no process, if the node's own is not known
+            if report is None:
+                entry.state = NodeState.EXITED
+                tracker.node_lost(entry.id, f"its agent {agents.get(entry.id, '?')!r} is lost")
+                continue
+            entry.public_key = report.key or entry.public_key
+            entry.endpoint, entry.rounds, entry.bytes_sent = report.endpoint, report.rounds, report.bytes_sent
+            if report.done:
+                tracker.expect_no_more_models([entry.id])
+            entry.state, entry.last_message, entry.last_busy = _state(report), now, now
+            if report.exit_code is not None and (report.exit_code or report.failure is not None or not report.done):
+                entry.failure = report.failure or f"exited with code {report.exit_code}"
+                tracker.node_lost(entry.id, entry.failure.strip().splitlines()[-1])
+
+
+def _state(report: NodeReport) -> NodeState:
+    if report.exit_code is not None:
+        return NodeState.EXITED
+    if report.done:
+        return NodeState.DONE
+    return NodeState.RUNNING if report.runs else NodeState.LISTENING
