@@ -57,7 +57,8 @@ def _add_kind(
     parser.add_argument("--mem", type=_matching(r"[1-9]\d*[KMGT]", "a size such as 8G"), default="8G",
                         help="the memory of each agent (default: 8G)")  # fmt: skip
     parser.add_argument("--keys", type=Path, metavar="FOLDER",
-                        help="keys that 'shoal keys make' has made (default: new keys)")  # fmt: skip
+                        help="keys that 'shoal keys make' has made (default: every SLURM job makes new keys; "
+                        "Kubernetes and Compose use the folder 'keys', which you make)")  # fmt: skip
     parser.set_defaults(command=command, kind=name)
     return parser
 
