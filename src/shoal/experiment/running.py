@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shoal.errors import ExperimentError, NotContinuedError, StorageError
+from shoal.errors import ExperimentError, LaunchError, NotContinuedError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.writing import write_experiment, write_mapping
 from shoal.results.checkpoints import Manifest
@@ -91,9 +91,9 @@ def finish_run(
     """
     try:
         outcome = _run_engine(experiment, folder, listener, command_time, resumed, machines or Machines(), left)
-    except NotContinuedError:
-        raise  # the run can be resumed from a checkpoint
     except BaseException as error:
+        if left is not None and isinstance(error, NotContinuedError | LaunchError):
+            raise  # nothing has changed: the user can try again, or resume the run from a checkpoint
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         try:
             _write_results(folder, experiment, Outcome(status, wall_s=time.time() - command_time, startup_s=None))

@@ -140,9 +140,9 @@ class AgentServer:
         if session is not None and session.id == request.session:
             continues, session.route = session.continues, route  # its answer was lost
         elif session is not None and session.can_continue(request.takes_over):
-            continues = session.id
+            continues = session.continues = session.earlier_of(request.takes_over)
         self._channel.send(route, protocol.Opened(request.session, self._info(), continues), [])
-        if session is not None and continues == session.id:
+        if session is not None and continues and session.id != request.session:
             session.continue_as(request.session, route)
             self._notify("another coordinator continues the run")
 
@@ -186,6 +186,8 @@ class _Session:
         self.run: HostedRun | None = None
         self.continues = ""
         """The session of an earlier coordinator whose run continues in this one."""
+        self._earlier: set[str] = set()
+        """The sessions of all earlier coordinators of the run."""
         self._options = options
         self._ledger = Ledger()
         self._link = Link(id, lambda header, frames: channel.send(self.route, header, frames), self._ledger.note)
@@ -200,15 +202,21 @@ class _Session:
         """Seconds since the last message of the coordinator."""
         return time.monotonic() - self._last_message
 
+    def earlier_of(self, sessions: list[str]) -> str:
+        """Which of `sessions` this one is, or continues."""
+        return next(session for session in sessions if session in {self.id, *self._earlier})
+
     def can_continue(self, sessions: list[str]) -> bool:
-        """Whether this is one of `sessions`, with a run that another coordinator can continue."""
-        return self.id in sessions and self.run is not None and not self._failed
+        """Whether this is one of `sessions`, or continues one, with a run that another coordinator can continue."""
+        own = {self.id, *self._earlier}
+        return not own.isdisjoint(sessions) and self.run is not None and not self._failed
 
     def continue_as(self, id: str, route: bytes) -> None:
         """Continue the run with another coordinator, which has opened the session `id`."""
         assert self.run is not None
         report = self.run.report(self._ledger, self.seconds_without_coordinator)
-        self.continues, self.id, self.route = self.id, id, route
+        self._earlier.add(self.id)
+        self.id, self.route = id, route
         self._last_message = time.monotonic()
         self._link.restart(id, protocol.encode(report))
 

@@ -49,6 +49,9 @@ class AgentConnections:
         """`notify` shows a text to the user. `takes_over` are the sessions of a coordinator whose run this one
         continues."""
         self._takes_over = list(takes_over)
+        self.ends_sessions = not takes_over
+        """Whether `close` ends the sessions, and with them the nodes of agents. While this coordinator only tries to
+        continue a run, it must not end it."""
         self.agents: list[RemoteAgent] = []
         self._plan = plan
         self._notify = notify
@@ -115,9 +118,9 @@ class AgentConnections:
                     agent.open_tunnel(node, token)
 
     def close(self) -> None:
-        for agent in self.agents:
+        for agent in self.agents if self.ends_sessions else ():
             agent.close()
-        for pending in self._pending.values():
+        for pending in self._pending.values() if self.ends_sessions else ():
             pending.channel.send(pending.route, protocol.Close(pending.session), [])
         for channel in self._channels:
             channel.close(linger=2.0)

@@ -100,6 +100,7 @@ def take_over_agents(
     by_node = {node: position for position, share in enumerate(left.agents) for node in share.nodes}
     group = AgentGroup(agents, by_node, connections)
     group.clock_error = max(left.clock_error, _clock_error(connections.agents))
+    connections.ends_sessions = True
     resources.callback(group.close)
     interrupts.on_repeat(group.kill_all)
     reports = {agent.name: agent.run_report for agent in agents if agent.run_report is not None}
