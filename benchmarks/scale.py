@@ -1,0 +1,152 @@
+"""What one more node costs, and what that means for very large runs.
+
+    python benchmarks/scale.py              # about ten minutes
+    python benchmarks/scale.py --short      # smaller runs
+
+Runs of several sizes give straight lines: memory, processor time and files for each further node, in the simulation and
+in the coordinator of a run with processes. Simulated nodes have a logistic model of 650 parameters, processes GN-LeNet.
+The table extends these lines to 100,000 and 1,000,000 simulated nodes, and
+to 10,000 processes on ten machines. An extension is an estimate: nothing of that size was run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from measuring import EXAMPLES, Figure, show, step
+
+EXAMPLE = EXAMPLES / "thousand-processes.toml"
+TICKS = os.sysconf("SC_CLK_TCK")
+SAMPLES = 8
+"""The training samples of each node."""
+SIMULATED = ["--engine", "simulation", "--set", "model.name=logistic", "--set", "dataset.shape=[1,8,8]"]
+SETTINGS = ["--set", "evaluation.nodes=0", "--set", "evaluation.average=false"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run: what the process of `shoal run` itself has used, without the processes of nodes."""
+
+    nodes: int
+    rounds: int
+    peak_mib: float
+    cpu_s: float
+    wall_s: float
+    disk_bytes: int
+    files: int
+
+
+def own_use(process: subprocess.Popen[bytes]) -> tuple[float, float] | None:
+    """The peak memory in MiB and the processor seconds of a process, without its children; None if it has ended."""
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except OSError:
+        return None
+    peak = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    if not peak:
+        return None
+    return int(peak[0].split()[1]) / 1024, (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def run(nodes: int, rounds: int, settings: Sequence[str]) -> Sample:
+    with tempfile.TemporaryDirectory() as folder:
+        size = ["--set", f"nodes={nodes}", "--set", f"algorithm.rounds={rounds}", "--out", folder]
+        size += ["--set", f"dataset.samples={SAMPLES * nodes}"]
+        command = [sys.executable, "-m", "shoal", "run", str(EXAMPLE), *size, *SETTINGS, *settings]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        used = (0.0, 0.0)
+        while process.poll() is None:
+            used = own_use(process) or used
+            time.sleep(0.05)
+        if process.returncode:
+            assert process.stderr is not None
+            raise SystemExit(process.stderr.read().decode())
+        summary: dict[str, Any] = json.loads(next(Path(folder).rglob("summary.json")).read_text())
+        records = [path.stat().st_size for path in Path(folder).rglob("nodes/*.jsonl")]
+        return Sample(nodes, rounds, *used, float(summary["time"]["wall_s"]), sum(records), len(records))
+
+
+def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """The intercept and the slope of the straight line through measured points, by least squares."""
+    slope, intercept = np.polyfit(np.asarray(x, float), np.asarray(y, float), 1)
+    return float(intercept), float(slope)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Straight lines through the samples of one engine."""
+
+    base_mib: float
+    node_mib: float
+    round_us: float
+    """Processor time for each further node and round."""
+    record_bytes: float
+    """Bytes of records for each node and round."""
+
+
+def costs(samples: Sequence[Sample], few: int, many: int) -> Costs:
+    """`few` and `many` are the numbers of rounds of the runs of each size."""
+    memory = [s for s in samples if s.rounds == many]
+    base, node = line([s.nodes for s in memory], [s.peak_mib for s in memory])
+    by_nodes: dict[int, dict[int, Sample]] = {}
+    for sample in samples:
+        by_nodes.setdefault(sample.nodes, {})[sample.rounds] = sample
+    pairs = [(pair[few], pair[many]) for pair in by_nodes.values()]
+    rounds = [s.nodes * (many - few) for s, _ in pairs]
+    time_us = float(np.sum([1e6 * (b.cpu_s - a.cpu_s) for a, b in pairs]) / np.sum(rounds))
+    records = float(np.sum([b.disk_bytes - a.disk_bytes for a, b in pairs]) / np.sum(rounds))
+    return Costs(base, node, time_us, records)
+
+
+def measure(what: str, sizes: Sequence[int], few: int, many: int, settings: Sequence[str]) -> Costs:
+    samples = []
+    for nodes in sizes:
+        for rounds in (few, many):
+            with step(f"{what}: {nodes} nodes, {rounds} rounds"):
+                samples.append(run(nodes, rounds, settings))
+            print(f"    {samples[-1]}", flush=True)
+    return costs(samples, few, many)
+
+
+def figures(what: str, found: Costs, sizes: Sequence[int]) -> list[Figure]:
+    rows = [
+        Figure(f"{what}: memory for each further node", 1024 * found.node_mib, "KiB"),
+        Figure(f"{what}: processor time for each node and round", found.round_us, "µs"),
+        Figure(f"{what}: records of each node and round", found.record_bytes, "bytes"),
+    ]
+    for nodes in sizes:
+        memory = (found.base_mib + nodes * found.node_mib) / 1024
+        rows.append(Figure(f"{what}: {nodes:,} nodes: memory", memory, "GiB", note="estimate"))
+        rows.append(Figure(f"{what}: {nodes:,} nodes: one round", nodes * found.round_us / 1e6, "s", note="estimate"))
+        disk = 100 * nodes * found.record_bytes / 2**30
+        rows.append(Figure(f"{what}: {nodes:,} nodes: records of 100 rounds", disk, "GiB", note="estimate"))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true")
+    given = parser.parse_args()
+    simulated = (500, 1000, 2000) if given.short else (1000, 2000, 4000, 8000)
+    processes = (16, 32) if given.short else (32, 64, 128)
+    found = measure("simulation", simulated, 2, 6, SIMULATED)
+    rows = figures("simulation", found, (100_000, 1_000_000))
+    found = measure("coordinator", processes, 2, 10, [])
+    show("scale", [*rows, *figures("coordinator", found, (10_000,))])
+
+
+if __name__ == "__main__":
+    main()
