@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,11 +45,19 @@ class StandIn:
             if isinstance(header, protocol.Open):
                 self.session = header.session
                 self.channel.send(received.route, protocol.Opened(header.session, self.info), [])
+            elif isinstance(header, protocol.Close):
+                self.session = None
             elif isinstance(header, Beat) and header.session != self.session:
                 self.channel.send(received.route, protocol.NoSession(header.session), [])
             elif isinstance(header, Beat) and self.answers:
                 answer = Beat(header.session, 0, 0, time.monotonic(), header.time)
                 self.channel.send(received.route, answer, [])
+
+
+def serve(agents: Iterable[StandIn]) -> bool:
+    for agent in agents:
+        agent.serve()
+    return True
 
 
 class Coordinator:
@@ -64,11 +72,11 @@ class Coordinator:
 
     def wait_for(self, notice: str, *agents: StandIn) -> None:
         """Let `agents` answer until the coordinator has shown a text."""
-        until(lambda: [agent.serve() for agent in agents] and any(notice in shown for shown in self.notices))
+        until(lambda: serve(agents) and any(notice in shown for shown in self.notices))
 
     def connect(self, *agents: StandIn) -> list[str]:
         """Let `agents` answer until all sessions are open. Returns the names of the agents of the run."""
-        until(lambda: [agent.serve() for agent in agents] and self.connected.done())
+        until(lambda: serve(agents) and self.connected.done())
         self.connected.result()
         return [agent.name for agent in self.connections.agents]
 
@@ -102,14 +110,16 @@ def listed(port: int) -> tuple[ListedAgent, ...]:
 
 
 def joining_port(made: Coordinator) -> int:
-    made.wait_for("to join at", *())
+    made.wait_for("to join at")
     return int(made.notices[0].rpartition(":")[2])
 
 
 def test_an_agent_that_answers_no_heartbeat_is_an_error(opened: list[Coordinator | StandIn]) -> None:
     agent = stand_in(opened, "a", answers=False)
     made = coordinator(opened, AgentsPlan(listed(agent.listen()), answer_timeout=0.5))
-    with pytest.raises(LaunchError, match=r"agent 'a' has answered no heartbeat in 0\.5 s, so the difference of the cl"):
+    with pytest.raises(
+        LaunchError, match=r"agent 'a' has answered no heartbeat in 0\.5 s, so the difference of the cl"
+    ):
         made.connect(agent)
 
 
@@ -138,7 +148,13 @@ def test_a_restarted_agent_is_used_and_the_run_begins(opened: list[Coordinator |
     assert made.connect(restarted, joined) == ["a", "b"]
     restarted.session = None  # it is restarted again, after the run has begun
     agent = made.connections.agents[0]
-    until(lambda: made.connections.pump() or restarted.serve() or agent.is_lost)
+
+    def loses_the_agent() -> bool:
+        made.connections.pump()
+        restarted.serve()
+        return agent.is_lost
+
+    until(loses_the_agent)
     assert agent.lost == "it was restarted, or has another run"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.engines.processes import control
@@ -92,6 +92,7 @@ operations = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(operations)
 def test_messages_of_a_stream_arrive_in_order_once_however_often_connections_break(
     steps: list[tuple[str, int, int, str]],
@@ -118,6 +119,7 @@ def test_messages_of_a_stream_arrive_in_order_once_however_often_connections_bre
         assert (end.unacknowledged_bytes, end.waiting_bytes) == (0, 0)
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(["pump", "deliver", "lose", "beat"]), st.integers(1, 5)), max_size=60))
 def test_what_is_sent_again_after_a_loss_is_bounded(steps: list[tuple[str, int]]) -> None:
     connection = Connection()
@@ -173,7 +175,7 @@ def test_reports_replace_each_other_while_the_peer_is_away() -> None:
     assert link.all_acknowledged
 
 
-def test_a_source_is_read_only_while_there_is_room() -> None:
+def test_a_source_is_read_only_while_the_window_is_not_full() -> None:
     connection = Connection()
     read = []
 

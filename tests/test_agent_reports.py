@@ -218,7 +218,7 @@ def fails(machines: Machines) -> None:
 
 
 def sends_an_invalid_message(machines: Machines) -> None:
-    machines.link.send(msgspec.msgpack.encode("nonsense"))
+    machines.link.send(msgspec.msgpack.encode("invalid"))
 
 
 @pytest.mark.parametrize("lose", [fails, sends_an_invalid_message])

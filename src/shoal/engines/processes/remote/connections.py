@@ -277,13 +277,13 @@ class AgentConnections:
                 self.pump()
         for key, agent in list(self._open.items()):
             if agent.clock.error is None and not is_interrupted():
-                self._remove_silent(key, agent)
+                self._remove_unresponsive(key, agent)
 
-    def _remove_silent(self, key: tuple[int, bytes], agent: RemoteAgent) -> None:
-        silence = f"agent {agent.name!r} has answered no heartbeat in {self._plan.answer_timeout:g} s"
+    def _remove_unresponsive(self, key: tuple[int, bytes], agent: RemoteAgent) -> None:
+        reason = f"agent {agent.name!r} has answered no heartbeat in {self._plan.answer_timeout:g} s"
         if key[1] not in self._joined:
             raise LaunchError(
-                f"{silence}, so the difference of the clocks is unknown; check the connection, and start the run again"
+                f"{reason}, so the difference of the clocks is unknown; check the connection, and start the run again"
             )
         self._remove(key)
-        self._notify(f"{silence}; waiting for another agent to join")
+        self._notify(f"{reason}; waiting for another agent to join")

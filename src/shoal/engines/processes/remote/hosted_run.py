@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,6 +166,8 @@ class HostedRun:
             self._relay.close()
         self._context.destroy(linger=0)
         shutil.rmtree(self.folder.path, ignore_errors=True)
+        with suppress(OSError):  # it has other runs of this name
+            self.folder.path.parent.rmdir()
 
     @property
     def _local(self) -> LocalAgent:

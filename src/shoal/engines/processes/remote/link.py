@@ -145,7 +145,7 @@ class Link:
             self._outbox.add(stream, list(frames))
 
     def send_later(self, source: Iterable[Frames], stream: Stream) -> None:
-        """Send messages that are read from `source` when there is room for them."""
+        """Send messages that are read from `source` when the window is not full."""
         self._outbox.add_source(stream, source)
 
     def send_report(self, kind: Hashable, *frames: bytes) -> None:
@@ -154,7 +154,7 @@ class Link:
         self._send_reports()
 
     def pump(self) -> None:
-        """Send what waits, as far as there is room. Raises what a source raises."""
+        """Send what waits, until the window is full. Raises what a source raises."""
         self._send_reports()
         while self._large_bytes + MAX_PART_BYTES <= WINDOW_BYTES:
             if (part := self._outbox.next_part()) is None:

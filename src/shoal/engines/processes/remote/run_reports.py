@@ -2,7 +2,7 @@
 
 Heartbeats and progress reports are sent at once, or replace each other while the coordinator is away. Other messages of
 a node stay in order: the state of a checkpoint arrives before the report that it was saved. Files stay on the disk
-until there is room for them on the link. Models that wait for more than `MAX_WAITING_BYTES` of memory do so too.
+until the link can take them. Models that wait for more than `MAX_WAITING_BYTES` of memory do so too.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RunReports:
         self._collecting = True
 
     def advance(self, now: float) -> None:
-        """Search for new files if it is time, and send what there is room for. Raises `OSError`."""
+        """Search for new files if it is time, and send what the link can take. Raises `OSError`."""
         due = now >= self._scan_at or (self._collecting and not self._searched)
         if due and not self._link.waits(FILES):
             self._scan_at = now + SCAN_SECONDS
