@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.engines.processes import control
@@ -15,7 +16,18 @@ from shoal.engines.processes.remote import protocol
 from shoal.engines.processes.remote.channel import Address, Trust
 from shoal.engines.processes.remote.files import CHUNK_BYTES, FileReceiver, FileSender
 from shoal.engines.processes.remote.hosted_run import AgentOptions, HostedRun, names_of_code
-from shoal.engines.processes.remote.link import BEATS_BEFORE_REPEAT, Beat, ClockEstimate, Frames, Header, Link
+from shoal.engines.processes.remote.link import (
+    BEATS_BEFORE_REPEAT,
+    MAX_REPORT_BYTES,
+    WINDOW_BYTES,
+    Beat,
+    ClockEstimate,
+    Data,
+    Header,
+    Link,
+    Missing,
+)
+from shoal.engines.processes.remote.outbox import IN_FRAME, MAX_MESSAGE_BYTES, PART_BYTES, Frames
 from shoal.engines.processes.remote.protocol import FileData, version_differences
 from shoal.errors import LaunchError, MessageError
 from shoal.experiment import Experiment
@@ -29,54 +41,167 @@ class Connection:
         self.on_the_way: tuple[deque[tuple[Header, Frames]], ...] = (deque(), deque())
         self.ends = [Link("s", lambda h, f: self.on_the_way[0].append((h, f)))]
         self.ends.append(Link("s", lambda h, f: self.on_the_way[1].append((h, f))))
-        self.sent: tuple[list[bytes], ...] = ([], [])
-        self.received: tuple[list[bytes], ...] = ([], [])
+        self.sent: tuple[list[Frames], ...] = ([], [])
+        self.received: tuple[list[Frames], ...] = ([], [])
 
-    def send(self, end: int) -> None:
-        content = b"%d" % len(self.sent[end])
-        self.sent[end].append(content)
-        self.ends[end].send(content)
+    def send(self, end: int, stream: str = "", large: bool = False) -> None:
+        """Send a message, whose first frame is its stream and its position. A large one fills half of the window."""
+        message = [f"{stream}{len(self.sent[end])}".encode(), b"", *([bytes(WINDOW_BYTES // 2)] if large else [])]
+        self.sent[end].append(message)
+        self.ends[end].send(*message, stream=stream)
 
     def deliver(self, end: int, count: int) -> None:
         """Deliver messages that `end` has sent."""
         for _ in range(min(count, len(self.on_the_way[end]))):
             frames = self.ends[1 - end].receive(*self.on_the_way[end].popleft())
             if frames is not None:
-                self.received[end].extend(frames)
+                self.received[end].append(frames)
 
     def lose(self, end: int, count: int) -> None:
         """The connection breaks: the first messages on their way are lost."""
         for _ in range(min(count, len(self.on_the_way[end]))):
             self.on_the_way[end].popleft()
 
+    def bytes_on_the_way(self, end: int) -> int:
+        return sum(len(frame) for _, frames in self.on_the_way[end] for frame in frames)
 
+    def settle(self) -> None:
+        """The connection is stable from now on, and heartbeats go on."""
+        for _ in range(3 * BEATS_BEFORE_REPEAT):
+            for end in (0, 1):
+                self.ends[end].beat(0.0)
+            while any(self.on_the_way):
+                for end in (0, 1):
+                    self.deliver(end, 1000)
+                    self.ends[end].pump()
+
+
+def of_stream(stream: str, messages: list[Frames]) -> list[Frames]:
+    return [message for message in messages if message[0].decode().rstrip("0123456789") == stream]
+
+
+STREAMS = ("a", "b", "c")
 operations = st.lists(
-    st.tuples(st.sampled_from(["send", "deliver", "lose", "beat"]), st.integers(0, 1), st.integers(1, 5)), max_size=60
+    st.tuples(
+        st.sampled_from(["send", "large", "pump", "deliver", "lose", "beat"]),
+        st.integers(0, 1),
+        st.integers(1, 5),
+        st.sampled_from(STREAMS),
+    ),
+    max_size=60,
 )
 
 
+@settings(max_examples=50)
 @given(operations)
-def test_messages_arrive_in_order_once_however_often_connections_break(steps: list[tuple[str, int, int]]) -> None:
+def test_messages_of_a_stream_arrive_in_order_once_however_often_connections_break(
+    steps: list[tuple[str, int, int, str]],
+) -> None:
     connection = Connection()
-    for operation, end, count in steps:
-        if operation == "send":
-            connection.send(end)
+    for operation, end, count, stream in steps:
+        if operation in ("send", "large"):
+            connection.send(end, stream, large=operation == "large")
+        elif operation == "pump":
+            connection.ends[end].pump()
         elif operation == "beat":
             connection.ends[end].beat(0.0)
         elif operation == "deliver":
             connection.deliver(end, count)
         else:
             connection.lose(end, count)
+        assert all(link.unacknowledged_bytes <= WINDOW_BYTES + 60 * 10 for link in connection.ends)
+    connection.settle()
+    for stream in STREAMS:
         for sent, received in zip(connection.sent, connection.received, strict=True):
-            assert received == sent[: len(received)]
-    for _ in range(3 * BEATS_BEFORE_REPEAT):  # the connection is stable from now on, and heartbeats go on
-        for end in (0, 1):
-            connection.ends[end].beat(0.0)
-        while any(connection.on_the_way):
-            for end in (0, 1):
-                connection.deliver(end, 1000)
-    assert connection.received == connection.sent
-    assert all(end.all_acknowledged and end.unacknowledged_bytes == 0 for end in connection.ends)
+            assert of_stream(stream, received) == of_stream(stream, sent)
+    for end in connection.ends:
+        assert end.all_acknowledged
+        assert (end.unacknowledged_bytes, end.waiting_bytes) == (0, 0)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from(["pump", "deliver", "lose", "beat"]), st.integers(1, 5)), max_size=60))
+def test_what_is_sent_again_after_a_loss_is_bounded(steps: list[tuple[str, int]]) -> None:
+    connection = Connection()
+    for _ in range(6):
+        connection.send(0, "a", large=True)
+    for operation, count in steps:
+        if operation == "pump":
+            connection.ends[0].pump()
+        elif operation == "beat":
+            connection.ends[0].beat(0.0)
+        elif operation == "deliver":
+            before = connection.bytes_on_the_way(0)
+            connection.deliver(0, count)
+            requests = sum(isinstance(header, Missing) for header, _ in connection.on_the_way[1])
+            connection.deliver(1, 1000)
+            assert connection.bytes_on_the_way(0) <= before + requests * WINDOW_BYTES
+            assert requests <= 1, "one request for all lost messages"
+        else:
+            connection.lose(0, count)
+    connection.settle()
+    assert connection.received[0] == connection.sent[0]
+
+
+def test_small_messages_and_reports_do_not_wait_for_large_messages() -> None:
+    connection = Connection()
+    link = connection.ends[0]
+    for _ in range(10):
+        connection.send(0, "models", large=True)
+    link.pump()
+    link.send_report("heartbeat", b"heartbeat")
+    connection.send(0, "other")
+    assert connection.bytes_on_the_way(0) <= WINDOW_BYTES + 100, "the rest waits behind the small messages"
+    connection.deliver(0, 1000)
+    assert [message[0] for message in connection.received[0]][-2:] == [b"heartbeat", b"other10"]
+    assert len(connection.received[0]) < 10
+
+
+def test_reports_replace_each_other_while_the_peer_is_away() -> None:
+    connection = Connection()
+    link = connection.ends[0]
+    reports = 20_000
+    for number in range(reports):
+        for node in range(2):
+            link.send_report(node, b"%d report of node %d" % (number, node))
+    link.send(b"done")
+    assert link.unacknowledged_bytes < MAX_REPORT_BYTES + 100
+    connection.lose(0, 10**6)
+    connection.settle()
+    received = [message[0] for message in connection.received[0]]
+    assert len(received) < reports
+    assert received[-3] == b"done"
+    assert sorted(received[-2:]) == [b"%d report of node %d" % (reports - 1, node) for node in range(2)]
+    assert link.all_acknowledged
+
+
+def test_a_source_is_read_only_while_the_window_is_not_full() -> None:
+    connection = Connection()
+    read = []
+
+    def chunks() -> Iterator[Frames]:
+        for number in range(50):
+            read.append(number)
+            yield [bytes(PART_BYTES)]
+
+    link = connection.ends[0]
+    link.send_later(chunks(), "files")
+    for _ in range(5):
+        link.pump()
+        link.beat(0.0)
+    assert len(read) * PART_BYTES <= WINDOW_BYTES
+    connection.settle()
+    assert len(connection.received[0]) == len(read) == 50
+    assert not link.waits("files")
+
+
+def test_a_message_that_never_ends_is_rejected() -> None:
+    link = Link("s", lambda header, frames: None)
+    part = bytes(MAX_MESSAGE_BYTES // 4)
+    for number in range(1, 5):
+        assert link.receive(Data("s", number, 0, IN_FRAME), [part]) is None
+    with pytest.raises(MessageError, match="more than 1024 MiB"):
+        link.receive(Data("s", 5, 0, IN_FRAME), [part])
 
 
 def test_messages_of_another_session_are_ignored() -> None:

@@ -130,7 +130,7 @@ def test_nodes_of_an_agent_that_ended_meanwhile_have_failed_and_the_results_of_t
 
     def done() -> bool:
         """Whether the models of nodes 0 to 2 are on the machine of their agent: they are done."""
-        return len(list((place.folder / "a").glob("*/*/checkpoints/*.npy"))) == 3
+        return len(list((place.folder / "a").glob("*/*/*/checkpoints/*.npy"))) == 3
 
     place.wait_until(done, "the nodes do not end without a coordinator")
     assert place.start("resume", "resume", "--agents", addresses[0]).wait(200) == 3, place.output("resume")

@@ -121,7 +121,7 @@ def test_a_job_gives_the_models_of_one_machine(tmp_path: Path, deployed: Callabl
     cluster = deployed(SMALL)
     assert cluster.run() == 0, cluster.log
     assert cluster.summary["status"] == "completed"
-    alone = Experiment.from_file(tmp_path / "small.toml", {"engine": "processes"}).run(tmp_path / "alone")
+    alone = Experiment.from_file(tmp_path / "small.toml", {"engine": "simulation"}).run(tmp_path / "alone")
     assert cluster.summary["digest"] == alone.summary["digest"]
     mapping = json.loads(next(cluster.folder.glob("runs/*/*/mapping.json")).read_text())
     assert sorted(mapping) == ["agent-0", "agent-1"]
@@ -163,20 +163,16 @@ def test_agents_that_are_ended_by_sigterm_end_the_job(deployed: Callable[..., Cl
     assert not cluster.processes()
 
 
-def test_more_agents_than_nodes_end_too(deployed: Callable[..., Cluster]) -> None:
-    cluster = deployed(SMALL, "--set", "nodes=2", "--set", 'topology={name="ring"}', "--agents", "3")
-    assert cluster.run() == 0, cluster.log
-    assert cluster.summary["status"] == "completed"
-    assert "gets no nodes" in cluster.log
-
-
-def test_given_keys_and_plug_ins_are_used(
+def test_given_keys_and_plug_ins_are_used_and_more_agents_than_nodes_end_too(
     tmp_path: Path, deployed: Callable[..., Cluster], shoal: Callable[..., Any]
 ) -> None:
     (tmp_path / "held.py").write_text(HELD)
     shoal("keys", "make", "own keys", "--name", "coordinator", "--name", "agent")
-    cluster = deployed(SMALL, "--keys", "own keys", "--set", PLUG_IN)
+    few = ("--set", "nodes=2", "--set", 'topology={name="ring"}', "--agents", "3")
+    cluster = deployed(SMALL, "--keys", "own keys", "--set", PLUG_IN, *few)
     assert cluster.run() == 0, cluster.log
+    assert cluster.summary["status"] == "completed"
+    assert "gets no nodes" in cluster.log
     assert (tmp_path / "own keys" / "agent.key_secret").exists()
     assert not cluster.keys.exists()
 

@@ -12,8 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import until
+from conftest import SMALL, until
 from process_runs import NODES, ROUNDS, Started, started
+from shoal.experiment import Experiment, parse_overrides
 from shoal.results.checkpoints import Checkpoints
 from shoal.results.records import Evaluation, Event, Round, RunFolder
 
@@ -48,10 +49,11 @@ def killed_after(round: int, root: Path, *settings: str, slow: float | None = 0.
 
 
 def reference(root: Path, *settings: str) -> dict[str, Any]:
-    """The summary of a simulation of the same experiment."""
-    with started(root, "simulation.batching='off'", *settings, slow=0.3, engine="simulation") as going:
-        going.end()
-        return going.summary
+    """The summary of a simulation of the same experiment, in this process."""
+    root.mkdir()
+    (root / "small.toml").write_text(SMALL)
+    changed = parse_overrides(["engine=simulation", *settings])
+    return Experiment.from_file(root / "small.toml", changed).run(root / "runs").summary
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -42,17 +42,21 @@ REQUIRED = {
 
 def fingerprint(setup: Setup) -> SetupFingerprint:
     """Compute the fingerprint of a setup. This reads the complete data set and trains one step."""
-    data = setup.data
-    samples = [a for s in (data.train, data.test) for a in (s.x, s.y, s.owner) if a is not None]
     trained = setup.trainer(0).train(setup.initial, 1)
     return SetupFingerprint(
         shoal=importlib.metadata.version("shoal"),
         torch=importlib.metadata.version("torch"),
-        data=content_hash(samples),
+        data=data_hash(setup),
         partition=content_hash(setup.parts),
         model=content_hash([setup.initial]),
         first_step=content_hash([trained.params]),
     )
+
+
+def data_hash(setup: Setup) -> str:
+    """Hash the complete data set."""
+    data = setup.data
+    return content_hash(a for s in (data.train, data.test) for a in (s.x, s.y, s.owner) if a is not None)
 
 
 def content_hash(arrays: Iterable[NDArray[Any]]) -> str:

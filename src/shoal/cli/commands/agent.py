@@ -49,6 +49,7 @@ def add_parser(commands: Commands) -> None:
 
 def run_agent(parsed: argparse.Namespace) -> int:
     from shoal.engines.processes.keys import read_pair_file, read_trusted
+    from shoal.engines.processes.remote.agent_folder import agent_folder
     from shoal.engines.processes.remote.agent_server import serve_agent
     from shoal.engines.processes.remote.channel import Address, Trust
     from shoal.engines.processes.remote.hosted_run import AgentOptions
@@ -66,12 +67,12 @@ def run_agent(parsed: argparse.Namespace) -> int:
         raise LaunchError(
             f"--listen {parsed.listen}: nodes need an address that other machines can reach; add --announce ADDRESS"
         )
-    with tempfile.TemporaryDirectory(prefix="shoal-agent-", ignore_cleanup_errors=True) as temporary:
+    with agent_folder(parsed.folder or Path(tempfile.gettempdir())) as folder:
         options = AgentOptions(
             parsed.name or socket.gethostname(),
             host,
             _bracketed(parsed.announce or host),
-            parsed.folder or Path(temporary),
+            folder,
             parsed.allow_code,
             parsed.once,
             parsed.cores,

@@ -8,7 +8,6 @@ reaps its children, reports their exits, and kills them all when the agent's end
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
 import signal
 import sys
@@ -18,14 +17,13 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-import numpy as np
-
 from shoal.engines.operating_system import exit_with_parent, is_stopped_child, raise_file_limit
 from shoal.engines.processes import control
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.network_process import NetworkProcess
 from shoal.engines.processes.node_process import run_node
 from shoal.engines.processes.slots import Slots
+from shoal.engines.setup_fingerprint import content_hash, data_hash
 from shoal.errors import ExperimentError, ShoalError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
@@ -96,8 +94,8 @@ class Zygote:
             gc.collect()
             gc.freeze()
             shown = [str(warning.message) for warning in caught]
-            digests = _digests(self._setup) if request.compares else ("", "")
-            self._report(control.Prepared(self._setup.initial.size, shown, *digests))
+            hashes = (data_hash(self._setup), content_hash([self._setup.initial])) if request.compares else ("", "")
+            self._report(control.Prepared(self._setup.initial.size, shown, *hashes))
 
     def _start_nodes(self, request: control.StartNodes) -> None:
         if request.with_network:
@@ -198,17 +196,6 @@ class Zygote:
 
     def _report(self, report: control.FromZygote) -> None:
         self._pipe.send_bytes(control.encode(report))
-
-
-def _digests(setup: Setup) -> tuple[str, str]:
-    """Hashes of the data set and of the initial model."""
-    data = hashlib.blake2b(digest_size=16)
-    for samples in (setup.data.train, setup.data.test):
-        for array in (samples.x, samples.y, samples.owner):
-            if array is not None:
-                data.update(f"{array.dtype.str} {array.shape}".encode())
-                data.update(np.ascontiguousarray(array).data)
-    return data.hexdigest(), hashlib.blake2b(setup.initial.data, digest_size=16).hexdigest()
 
 
 def _evaluate_average(setup: Setup, request: control.EvaluateAverage, folder: RunFolder) -> int:

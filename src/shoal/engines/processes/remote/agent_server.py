@@ -22,7 +22,7 @@ from shoal.engines.processes.remote.channel import Address, Channel, Received, T
 from shoal.engines.processes.remote.hosted_run import AgentOptions, HostedRun
 from shoal.engines.processes.remote.ledger import Ledger
 from shoal.engines.processes.remote.link import Beat, Data, Link, Missing
-from shoal.errors import ShoalError
+from shoal.errors import MessageError, ShoalError
 
 BEAT_SECONDS = 1.0
 """Seconds between two heartbeats."""
@@ -110,8 +110,11 @@ class AgentServer:
             if self._session is not None and self._session.id == header.session:
                 self._end_session(None)
                 self._ended = self._options.once  # also if the coordinator has assigned no nodes to this agent
-        elif isinstance(header, Data | Beat | Missing) and self._session is not None:
-            self._session.receive(received)
+        elif isinstance(header, Data | Beat | Missing):
+            if self._session is None or self._session.id != header.session:
+                self._channel.send(received.route, protocol.NoSession(header.session), [])
+            else:
+                self._session.receive(received)
 
     def _open(self, route: bytes, request: protocol.Open) -> None:
         if differences := protocol.version_differences(protocol.versions(), request.versions):
@@ -223,18 +226,16 @@ class _Session:
     def receive(self, received: Received) -> None:
         header = received.header
         assert isinstance(header, Data | Beat | Missing)
-        if header.session != self.id:
-            return
         self._last_message = time.monotonic()
         if isinstance(header, Beat):
             self._last_beat = header.time, self._last_message
             self._beat_at = 0.0  # answer at once: the coordinator measures the difference of the clocks
-        content = self._link.receive(header, received.frames)
-        if content is None:
-            return
         try:
+            content = self._link.receive(header, received.frames)
+            if content is None:
+                return
             request = protocol.decode_to_remote(content[0])
-        except (IndexError, *control.DECODE_ERRORS) as error:
+        except (MessageError, IndexError, *control.DECODE_ERRORS) as error:
             self.fail(f"an invalid request has arrived: {error}")
         else:
             self._handle(request, content[1:])
@@ -261,6 +262,7 @@ class _Session:
             except (ShoalError, OSError) as error:
                 kind = type(error).__name__ if isinstance(error, ShoalError) else "LaunchError"
                 self._link.send(protocol.encode(control.StartFailed(kind, str(error), [])))
+                self._link.pump()
         elif isinstance(request, protocol.Collect) and self.run is None:
             self._link.send(protocol.encode(protocol.Collected()))
         elif self.run is None or self._failed:

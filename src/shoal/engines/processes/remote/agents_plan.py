@@ -57,6 +57,8 @@ class AgentsFile:
     expect: Annotated[int, Bounds(at_least=1)] | None = None
     wait: Annotated[float, Bounds(above=0)] = 600.0
     """Seconds to wait for agents that join."""
+    answer_timeout: Annotated[float, Bounds(above=0)] = 20.0
+    """Seconds in which every agent must answer a heartbeat before the run starts."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class AgentsPlan:
     expect: int = 0
     """How many agents must join."""
     wait: float = 600.0
+    answer_timeout: float = 20.0
     announce: str | None = None
     """The address at which other machines reach the coordinator; None: `listen`."""
     trust: Trust = field(default_factory=Trust)
@@ -154,4 +157,4 @@ def _checked(file: AgentsFile) -> AgentsPlan:
     listen = None if file.listen is None else Address.parse(file.listen)
     if listen is not None:
         trust.require(listen, "coordinator", "agent")
-    return AgentsPlan(tuple(listed), listen, file.expect or 0, file.wait, file.announce, trust)
+    return AgentsPlan(tuple(listed), listen, file.expect or 0, file.wait, file.answer_timeout, file.announce, trust)

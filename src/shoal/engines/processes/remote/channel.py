@@ -17,8 +17,8 @@ from shoal.engines.processes.remote import protocol
 from shoal.engines.processes.sealing import Seal, authenticated_sender
 from shoal.errors import LaunchError, MessageError
 
-MAX_FRAME_BYTES = 2**30
-"""Requests contain the files of an experiment, and models."""
+MAX_FRAME_BYTES = 2**20
+"""A link splits messages into smaller parts."""
 MESSAGES_PER_TURN = 256
 ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+|\*):(?P<port>\d{1,5})")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import zmq
@@ -14,7 +14,7 @@ from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.remote import protocol
 from shoal.engines.processes.remote.agents_plan import REACH_SECONDS, AgentsPlan, ListedAgent
 from shoal.engines.processes.remote.channel import Channel, Received, Trust
-from shoal.engines.processes.remote.link import Beat, Data, Missing
+from shoal.engines.processes.remote.link import Beat, ClockEstimate, Data, Missing
 from shoal.engines.processes.remote.relay import RelayServer
 from shoal.engines.processes.remote.remote_agent import RemoteAgent
 from shoal.engines.processes.remote.ssh import SshAgent
@@ -25,8 +25,6 @@ OPEN_SECONDS = 1.0
 CLOCK_BEATS = 5
 """Heartbeats that measure the difference of the clocks before a run, at the least."""
 CLOCK_INTERVAL = 0.05
-CLOCK_SECONDS = 20.0
-"""How long to wait until every agent has answered a heartbeat."""
 
 
 @dataclass
@@ -37,6 +35,7 @@ class _Pending:
     route: bytes
     session: str
     listed: ListedAgent | None = None
+    since: float = field(default_factory=time.monotonic)
     next_request: float = 0.0
     problem: str | None = None
     """Why the agent has not opened the session yet, if it has given a reason."""
@@ -61,6 +60,10 @@ class AgentConnections:
         """By the position of the channel, and the route."""
         self._open: dict[tuple[int, bytes], RemoteAgent] = {}
         self._joined: set[bytes] = set()
+        self._without_run = 0
+        """Agents that do not have the run of the earlier coordinator."""
+        self._connecting = True
+        """Whether the run has not begun: agents that failed can be replaced."""
         self._relay: RelayServer | None = None
         self._started: list[SshAgent] = []
 
@@ -82,19 +85,18 @@ class AgentConnections:
             self._check_deadlines(time.monotonic() - began)
             for started in self._started:
                 started.check()
+            if len(self.agents) == self._expected and not self._takes_over:
+                self._measure_clocks(is_interrupted)
+        self._connecting = False
         if self._takes_over:
             self._receive_states(is_interrupted)
+            self._measure_clocks(is_interrupted)
         else:
             self._name_uniquely()
             self._relay_unreachable_nodes()
-        self._measure_clocks(is_interrupted)
 
     def _receive_states(self, is_interrupted: Callable[[], bool]) -> None:
-        """Keep the agents that have the run of the earlier coordinator, and wait for the state of their share."""
-        for agent in self.agents:
-            if not agent.continues:
-                self._notify(f"agent {agent.name!r} does not have this run: it is not used")
-        self.agents = [agent for agent in self.agents if agent.continues]
+        """Wait for the state of each agent's share of the run of the earlier coordinator."""
         while not is_interrupted() and any(agent.run_report is None and not agent.is_lost for agent in self.agents):
             self._wait(0.2)
             self.pump()
@@ -131,7 +133,7 @@ class AgentConnections:
 
     @property
     def _expected(self) -> int:
-        return len(self._plan.agents) + self._plan.expect
+        return len(self._plan.agents) + self._plan.expect - self._without_run
 
     def _channel_to(self, listed: ListedAgent) -> tuple[Channel, bytes | None]:
         """A channel to an agent that listens, and its public key. Starts the agent if it has to be started."""
@@ -175,6 +177,8 @@ class AgentConnections:
         elif isinstance(received.header, protocol.Busy):
             if key in self._pending:
                 self._pending[key].problem = received.header.reason
+        elif isinstance(received.header, protocol.NoSession) and self._connecting:
+            self._open_again(key, received.header.session)
         elif key in self._open:
             self._open[key].receive(received.header, received.frames)
         elif isinstance(received.header, Data | Beat | Missing):
@@ -192,6 +196,8 @@ class AgentConnections:
         if (position, route) in self._pending or (position, route) in self._open:
             return
         if len(self._joined) >= self._plan.expect or channel is not self._joining:
+            if self._connecting and channel is self._joining:
+                return  # it may replace an agent that fails before the run begins: it asks again
             channel.send(route, protocol.Rejected("the run has all the agents that it expects"), [])
             return
         self._joined.add(route)
@@ -202,6 +208,10 @@ class AgentConnections:
     ) -> None:
         if pending.listed is not None and pending.listed.name is not None:
             info = msgspec.structs.replace(info, name=pending.listed.name)
+        if self._takes_over and not continues:
+            self._without_run += 1
+            self._notify(f"agent {info.name!r} does not have this run: it is not used")
+            return
         channel, route = pending.channel, pending.route
         agent = RemoteAgent(info, pending.session, lambda header, frames: channel.send(route, header, frames))
         agent.continues = continues
@@ -210,9 +220,30 @@ class AgentConnections:
         self._open[key] = agent
         self._notify(f"agent {info.name!r} is connected: {info.cores} cores, {info.memory / 2**30:.1f} GiB")
 
+    def _open_again(self, key: tuple[int, bytes], session: str) -> None:
+        """Open a new session with an agent that was restarted."""
+        agent = self._open.get(key)
+        if agent is None or agent.session != session:
+            return
+        self._remove(key)
+        position, route = key
+        listed = self._plan.agents[position] if position < len(self._plan.agents) else None
+        if listed is None:
+            self._joined.add(route)
+        self._pending[key] = _Pending(self._channels[position], route, secrets.token_hex(8), listed)
+        self._notify(f"agent {agent.name!r} was restarted")
+
+    def _remove(self, key: tuple[int, bytes]) -> None:
+        self.agents.remove(self._open.pop(key))
+        self._joined.discard(key[1])
+
     def _check_deadlines(self, seconds: float) -> None:
-        listed = [(pending.listed, pending.problem) for pending in self._pending.values() if pending.listed]
-        if listed and seconds > REACH_SECONDS:
+        late = {key: p for key, p in self._pending.items() if time.monotonic() - p.since > REACH_SECONDS}
+        for key in [key for key, pending in late.items() if pending.listed is None]:
+            del self._pending[key]  # it has ended since it joined: another agent can join
+            self._joined.discard(key[1])
+        listed = [(pending.listed, pending.problem) for pending in late.values() if pending.listed]
+        if listed:
             agent, problem = listed[0]
             if problem is not None:
                 raise LaunchError(problem)
@@ -260,21 +291,34 @@ class AgentConnections:
             agent.relay = self._relay
 
     def _measure_clocks(self, is_interrupted: Callable[[], bool]) -> None:
-        """Measure the difference of the clocks, several times for agents that answer quickly. Raises `LaunchError`."""
-        deadline = time.monotonic() + CLOCK_SECONDS
-        for beat in range(int(CLOCK_SECONDS / CLOCK_INTERVAL)):
+        """Measure the difference of the clocks, several times for agents that answer quickly.
+
+        Agents that joined and do not answer are removed, so that others can join. Raises `LaunchError` if an agent that
+        listens does not answer.
+        """
+        for agent in self.agents:
+            agent.clock = ClockEstimate()  # an agent may have ended since it answered
+        began, beats = time.monotonic(), 0
+        while time.monotonic() - began < self._plan.answer_timeout and not is_interrupted():
             missing = [agent for agent in self.agents if agent.clock.error is None]
-            if is_interrupted() or (beat >= CLOCK_BEATS and not missing) or time.monotonic() > deadline:
-                break
+            if beats >= CLOCK_BEATS and not missing:
+                return
+            beats += 1
             for agent in self.agents:
                 agent.measure_clock()
             until = time.monotonic() + CLOCK_INTERVAL
             while time.monotonic() < until:
                 self._wait(CLOCK_INTERVAL / 5)
                 self.pump()
-        for agent in self.agents:
+        for key, agent in list(self._open.items()):
             if agent.clock.error is None and not is_interrupted():
-                raise LaunchError(
-                    f"agent {agent.name!r} has answered no heartbeat in {CLOCK_SECONDS:g} s, so the difference of the "
-                    "clocks is unknown; check the connection, and start the run again"
-                )
+                self._remove_unresponsive(key, agent)
+
+    def _remove_unresponsive(self, key: tuple[int, bytes], agent: RemoteAgent) -> None:
+        reason = f"agent {agent.name!r} has answered no heartbeat in {self._plan.answer_timeout:g} s"
+        if key[1] not in self._joined:
+            raise LaunchError(
+                f"{reason}, so the difference of the clocks is unknown; check the connection, and start the run again"
+            )
+        self._remove(key)
+        self._notify(f"{reason}; waiting for another agent to join")

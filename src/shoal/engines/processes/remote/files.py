@@ -15,12 +15,14 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.engines.processes.remote.outbox import PART_BYTES
 from shoal.engines.processes.remote.protocol import FileData
 from shoal.errors import MessageError
+from shoal.results.checkpoints import Checkpoints
 from shoal.results.records import RunFolder, writing_to
 from shoal.types import NodeId
 
-CHUNK_BYTES = 2**18
+CHUNK_BYTES = PART_BYTES
 """The most bytes of a file in one message."""
 GROWING = re.compile(r"nodes/[0-9]+\.jsonl|averages\.jsonl|nodes\.log")
 """Files that are only appended to."""
@@ -33,63 +35,73 @@ UNFINISHED = ".part"
 
 
 class FileSender:
-    """Finds what is new in the folder of a run."""
+    """Finds what is new in the folder of a run.
+
+    It reads a chunk when the chunk is asked for. Several iterators may be under way: a chunk of a growing file is
+    yielded once, by the iterator that comes first.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder.path
+        self._states = Checkpoints(folder)
         self._sent: dict[str, int] = {}
         """The bytes of each growing file that were sent."""
-        self._models: dict[str, tuple[int, int]] = {}
+        self._whole_files: dict[str, tuple[int, int]] = {}
         """The size and the time of the last change of each other file that was sent."""
 
     def chunks(self) -> Iterator[tuple[FileData, bytes]]:
-        """Yield what is new, in chunks. What is written meanwhile is in the next call."""
+        """Yield what is new in records, logs and models. What is written meanwhile is in the next call."""
         for path in [*sorted((self._folder / "nodes").glob("*")), *sorted(self._folder.glob("*"))]:
             if GROWING.fullmatch(self._name(path)):
                 yield from self._new_bytes(path)
-        for path in sorted((self._folder / MODELS).rglob("*")):
+        for path in sorted((self._folder / MODELS).glob("*")):
             if REPLACED.fullmatch(self._name(path)):
                 yield from self._whole(path)
+
+    def checkpoint_chunks(self, node: NodeId, round: int) -> Iterator[tuple[FileData, bytes]]:
+        """Yield what is new in the records of a node, and the state that it saved after `round`."""
+        records = self._folder / "nodes" / f"{node}.jsonl"
+        if records.exists():
+            yield from self._new_bytes(records)
+        for path in (self._states.state(round, node), self._states.latest_state(round, node)):
+            yield from self._whole(path)
+
+    def forget_state(self, node: NodeId, round: int) -> bool:
+        """Forget a state. Returns whether it was sent: a node may have removed it before."""
+        paths = self._states.state(round, node), self._states.latest_state(round, node)
+        return any(self._whole_files.pop(self._name(path), None) is not None for path in paths)
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._folder).as_posix()
 
-    def chunks_of(self, node: NodeId) -> Iterator[tuple[FileData, bytes]]:
-        """Yield what is new in the records and the saved states of one node."""
-        records = self._folder / "nodes" / f"{node}.jsonl"
-        if records.exists():
-            yield from self._new_bytes(records)
-        for pattern in (f"round-*/{node}.safetensors", f"latest/{node}-*.safetensors"):
-            for path in sorted((self._folder / MODELS).glob(pattern)):
-                yield from self._whole(path)
-
     def _new_bytes(self, path: Path) -> Iterator[tuple[FileData, bytes]]:
         name = self._name(path)
-        sent = self._sent.get(name, 0)
-        if path.stat().st_size <= sent:
+        if path.stat().st_size <= self._sent.get(name, 0):
             return
         with path.open("rb") as file:
-            file.seek(sent)
-            while chunk := file.read(CHUNK_BYTES):
-                self._sent[name] = sent + len(chunk)
-                yield FileData(name, sent, grows=True), chunk
-                sent += len(chunk)
+            while True:
+                offset = file.seek(self._sent.get(name, 0))
+                chunk = file.read(CHUNK_BYTES)
+                if not chunk:
+                    return
+                self._sent[name] = offset + len(chunk)
+                yield FileData(name, offset, grows=True), chunk
 
     def _whole(self, path: Path) -> Iterator[tuple[FileData, bytes]]:
         name = self._name(path)
         try:
-            with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                state = status.st_size, status.st_mtime_ns
-                if self._models.get(name) == state:
-                    return
-                content = file.read()
+            file = path.open("rb")
         except FileNotFoundError:
             return  # replaced or removed meanwhile
-        self._models[name] = state
-        for offset in range(0, max(1, len(content)), CHUNK_BYTES):
-            chunk = content[offset : offset + CHUNK_BYTES]
-            yield FileData(name, offset, grows=False, last=offset + len(chunk) == len(content)), chunk
+        with file:  # it is never changed: another file takes its place
+            status = os.fstat(file.fileno())
+            state = status.st_size, status.st_mtime_ns
+            if self._whole_files.get(name) == state:
+                return
+            for offset in range(0, max(1, status.st_size), CHUNK_BYTES):
+                last = offset + CHUNK_BYTES >= status.st_size
+                yield FileData(name, offset, grows=False, last=last), file.read(CHUNK_BYTES)
+            self._whole_files[name] = state
 
 
 class FileReceiver:
@@ -123,7 +135,7 @@ class FileReceiver:
             self._received[data.path] = data.offset + len(content)
             if data.last:
                 target.replace(path)
-                self._received[data.path] = 0
+                del self._received[data.path]
                 _remove_older(path)
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,26 +19,20 @@ from shoal.engines.processes.agent import AgentSettings, LocalAgent
 from shoal.engines.processes.control_server import ControlMessage
 from shoal.engines.processes.remote import protocol
 from shoal.engines.processes.remote.channel import Address
-from shoal.engines.processes.remote.files import FileSender
 from shoal.engines.processes.remote.ledger import Ledger
 from shoal.engines.processes.remote.link import Link
 from shoal.engines.processes.remote.relay import RelayClient
 from shoal.engines.processes.remote.remote_agent import NETWORK
+from shoal.engines.processes.remote.run_reports import RunReports
 from shoal.errors import LaunchError, ShoalError
 from shoal.experiment import Experiment
 from shoal.results.records import RunFolder
 from shoal.types import NodeId
 
-SCAN_SECONDS = 0.5
-"""How often the files of a run are searched for new content."""
-MAX_UNACKNOWLEDGED_BYTES = 16 * 2**20
-"""While the coordinator has not acknowledged so much, no more files are sent."""
 CODE = re.compile(r":|\.py\s*$")
 RUN_NAME = re.compile(r"\w[\w.+-]*")
 STATES = "states"
 """The folder of the states with which nodes of a resumed run start."""
-KEPT_CHECKPOINTS = 3
-"""Saved states of each node that stay on this machine. The coordinator has all of them."""
 SOURCES = "files"
 """The folder of the files that an experiment names, in the folder of the run."""
 
@@ -78,9 +73,7 @@ class HostedRun:
         self._begin = begin
         self.folder = RunFolder.create(options.folder, begin.name)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._files = FileSender(self.folder)
-        self._scan_at = 0.0
-        self._collecting = self._collected = False
+        self._reports = RunReports(link, self.folder)
         self._rejected = 0
         self._agent: LocalAgent | None = None
         self._relay: RelayClient | None = None
@@ -122,7 +115,7 @@ class HostedRun:
 
     def handle(self, request: protocol.Request | protocol.OpenTunnel | protocol.Collect) -> None:
         if isinstance(request, protocol.Collect):
-            self._collecting = True
+            self._reports.collect()
             return
         if isinstance(request, protocol.OpenTunnel):
             self._open_tunnel(request)
@@ -139,27 +132,17 @@ class HostedRun:
         for report in self._local.reports():
             if isinstance(report, ControlMessage):
                 self._note_endpoint(report.message)
-                if isinstance(report.message, control.CheckpointSaved):
-                    self._send_checkpoint(report.message.node)
-                rest = [] if report.params is None else [report.params.tobytes()]
-                self.link.send(protocol.encode(protocol.FromNode(report.message)), *rest)
+                self._reports.pass_on(report)
             else:
                 self._report(report)
         if (rejected := self._local.unauthenticated_connections) != self._rejected:
             self._rejected = rejected
             self._report(protocol.RejectedConnections(rejected))
-        now = time.monotonic()
-        if now >= self._scan_at or (self._collecting and not self._collected):
-            self._scan_at = now + SCAN_SECONDS
-            self._send_files()
-
-    def _send_checkpoint(self, node: NodeId) -> None:
-        """Send the state and the records of a node, so that the coordinator has them before the node's report."""
-        for data, content in self._files.chunks_of(node):
-            self.link.send(protocol.encode(data), content)
-        states = (self.folder.path / "checkpoints").glob(f"round-*/{node}.safetensors")
-        for state in sorted(states, key=lambda path: int(path.parent.name.removeprefix("round-")))[:-KEPT_CHECKPOINTS]:
-            state.unlink(missing_ok=True)
+        self._reports.advance(time.monotonic())
+        if self._reports.collected():
+            self._local.count_remaining()
+            self._report(protocol.RejectedConnections(self._local.unauthenticated_connections))
+            self._report(protocol.Collected())
 
     def _note_endpoint(self, message: control.FromNode) -> None:
         if isinstance(message, control.NodeListening | control.NetworkListening):
@@ -176,23 +159,6 @@ class HostedRun:
         relay = self._coordinator_host.strip("[]"), request.port
         self._relay.open(request.token, relay, (host.strip("[]"), int(port)))
 
-    def _send_files(self) -> None:
-        if self._link_is_full:
-            return
-        for data, content in self._files.chunks():
-            self.link.send(protocol.encode(data), content)
-            if self._link_is_full and (data.grows or data.last):  # never in the middle of a file that is replaced
-                return
-        if self._collecting and not self._collected:
-            self._collected = True
-            self._local.count_remaining()
-            self._report(protocol.RejectedConnections(self._local.unauthenticated_connections))
-            self._report(protocol.Collected())
-
-    @property
-    def _link_is_full(self) -> bool:
-        return self.link.unacknowledged_bytes > MAX_UNACKNOWLEDGED_BYTES
-
     def register(self, poller: zmq.Poller) -> None:
         self._local.register(poller)
 
@@ -208,6 +174,8 @@ class HostedRun:
             self._relay.close()
         self._context.destroy(linger=0)
         shutil.rmtree(self.folder.path, ignore_errors=True)
+        with suppress(OSError):  # it has other runs of this name
+            self.folder.path.parent.rmdir()
 
     @property
     def _local(self) -> LocalAgent:
@@ -215,7 +183,7 @@ class HostedRun:
         return self._agent
 
     def _report(self, report: protocol.FromRemote) -> None:
-        self.link.send(protocol.encode(report))
+        self._reports.report(report)
 
 
 def _check_links(may_be_reached: bool, options: AgentOptions) -> None:

@@ -1,8 +1,11 @@
-"""A link: messages between two processes in order, none lost and none repeated, over connections that may break.
+"""A link: messages between two processes, none lost and none repeated, over connections that may break.
 
 ZeroMQ connects again when a connection breaks, but forgets messages that were on their way. Each message has a number,
 and its sender keeps it until the receiver has acknowledged it. A heartbeat has the number of the last message that was
 sent before it: a receiver that does not have this message knows that messages were lost, and asks for them again.
+
+Small messages are sent at once. Large messages wait in an outbox, and are sent in parts: at most `WINDOW_BYTES` of them
+are not acknowledged. So a small message or a heartbeat never waits for more than that, and memory is bounded.
 
 This module does no input or output, and reads no clock.
 """
@@ -10,23 +13,48 @@ This module does no input or output, and reads no clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 
-Frames: TypeAlias = list[bytes]
+from shoal.engines.processes.remote.outbox import (
+    MAX_PART_BYTES,
+    MESSAGE_END,
+    SMALL_BYTES,
+    WHOLE,
+    Assembly,
+    Frames,
+    LatestReports,
+    Outbox,
+    Part,
+    Stream,
+    size,
+    split,
+)
+
 BEATS_BEFORE_REPEAT = 10
 """Heartbeats after which lost messages are asked for once more. All of them are sent again, which may take long."""
+WINDOW_BYTES = 2**20
+"""The most bytes of large messages that are sent before the peer has acknowledged them."""
+ACKNOWLEDGE_BYTES = WINDOW_BYTES // 4
+"""Bytes that may arrive before they are acknowledged."""
+MAX_REPORT_BYTES = 2**18
+"""While the peer has not acknowledged so many bytes of small messages, reports wait and replace each other."""
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """One message; its content is in the frames that follow."""
+    """One message, or a part of one; its content is in the frames that follow.
+
+    With the number 0 it has no content, and only acknowledges.
+    """
 
     session: str
     number: int
     received: int
     """The number of the last message that the sender has received."""
+    part: Part = WHOLE
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -53,6 +81,18 @@ class Missing(msgspec.Struct, frozen=True, array_like=True, tag=True):
 Header: TypeAlias = Data | Beat | Missing
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A message, or a part of one, that the peer has not acknowledged."""
+
+    number: int
+    part: Part
+    frames: Frames
+    message: Frames
+    """The whole message, which a new peer needs."""
+    large: bool
+
+
 class Link:
     """One end of a link."""
 
@@ -65,13 +105,20 @@ class Link:
         """`session` names the link: messages of other links are ignored. `transmit` sends frames to the peer, or
         loses them. `acknowledged` is called with every message that the peer has received, in order."""
         self.session = session
+        self.received_bytes = 0
+        """The size of all messages that have arrived."""
         self._transmit = transmit
         self._acknowledged = acknowledged
         self._sent = 0
         self._received = 0
-        self._kept: deque[tuple[int, Frames]] = deque()
-        """Messages that the peer has not acknowledged."""
-        self._kept_bytes = 0
+        self._kept: deque[_Kept] = deque()
+        self._small_bytes = self._large_bytes = 0
+        """The size of the messages in `_kept`."""
+        self._outbox = Outbox()
+        self._reports = LatestReports()
+        self._assembly = Assembly()
+        self._to_acknowledge = 0
+        """Bytes that have arrived since this end sent something."""
         self._asked_after = -1
         """The last message that had been received when lost ones were last asked for."""
         self._beats_since = 0
@@ -79,49 +126,111 @@ class Link:
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """The size of the messages that the peer has not acknowledged."""
-        return self._kept_bytes
+        """The size of the messages that were sent and that the peer has not acknowledged."""
+        return self._small_bytes + self._large_bytes
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The size of the messages in memory that were not sent yet."""
+        return self._outbox.bytes
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether nothing waits."""
+        return not self._outbox and not self._reports
 
     @property
     def all_acknowledged(self) -> bool:
-        return not self._kept
+        return self.all_sent and not self._kept
 
-    def send(self, *frames: bytes) -> None:
-        self._sent += 1
-        self._kept.append((self._sent, list(frames)))
-        self._kept_bytes += _size(frames)
-        self._transmit(Data(self.session, self._sent, self._received), list(frames))
+    def waits(self, stream: Stream) -> bool:
+        """Whether messages of a stream may wait."""
+        return stream in self._outbox
+
+    def send(self, *frames: bytes, stream: Stream = None) -> None:
+        """Send a message: at once if it is small and no message of its stream waits."""
+        if stream not in self._outbox and size(frames) <= SMALL_BYTES:
+            self._send_whole(list(frames), large=False)
+        else:
+            self._outbox.add(stream, list(frames))
+
+    def send_later(self, source: Iterable[Frames], stream: Stream) -> None:
+        """Send messages that are read from `source` when the window is not full."""
+        self._outbox.add_source(stream, source)
+
+    def send_report(self, kind: Hashable, *frames: bytes) -> None:
+        """Send a small message. It replaces an earlier one of this kind that was not sent yet."""
+        self._reports[kind] = list(frames)
+        self._send_reports()
+
+    def pump(self) -> None:
+        """Send what waits, until the window is full. Raises what a source raises."""
+        self._send_reports()
+        while self._large_bytes + MAX_PART_BYTES <= WINDOW_BYTES:
+            if (part := self._outbox.next_part()) is None:
+                return
+            self._send_now(*part, message=self._outbox.message, large=True)
 
     def restart(self, session: str, *first: bytes) -> None:
         """Continue with a new peer: send `first`, and then all messages that the earlier peer has not acknowledged."""
-        kept = [frames for _, frames in self._kept]
+        unfinished = self._outbox.restart_message()
+        messages = {id(kept.message): kept for kept in self._kept if kept.message is not unfinished}
         self.session = session
-        self._sent = self._received = self._kept_bytes = self._beats_since = 0
+        self._sent = self._received = self._small_bytes = self._large_bytes = self._beats_since = 0
         self._asked_after = -1
         self._kept.clear()
-        self.send(*first)
-        for frames in kept:
-            self.send(*frames)
+        self._assembly = Assembly()
+        self._send_whole(list(first), large=False)
+        for kept in messages.values():
+            self._send_whole(kept.message, kept.large)
 
     def beat(self, time: float, echo: float = 0.0) -> None:
         """Send a heartbeat."""
+        self._to_acknowledge = 0
         self._transmit(Beat(self.session, self._sent, self._received, time, echo), [])
 
     def receive(self, header: Header, frames: Frames) -> Frames | None:
-        """Handle what has arrived. Returns the content of a message that is the next one."""
+        """Handle what has arrived. Returns the content of a message that is the next one, and is complete.
+
+        Raises `MessageError` if the message is too large.
+        """
         if header.session != self.session:
             return None
         self._acknowledge(header.received)
         if isinstance(header, Missing):
-            for number, kept in list(self._kept):
-                self._transmit(Data(self.session, number, self._received), kept)
+            for kept in list(self._kept):
+                self._transmit(Data(self.session, kept.number, self._received, kept.part), kept.frames)
         elif isinstance(header, Beat):
             if header.sent > self._received:
                 self._ask_again()
         elif header.number == self._received + 1:
             self._received += 1
-            return frames
+            self._count(size(frames))
+            return self._assembly.add(header.part, frames)
         return None  # a message that arrived before, or after a lost one: the next heartbeat shows the loss
+
+    def _send_whole(self, message: Frames, large: bool) -> None:
+        for part, frames in split(message):
+            self._send_now(part, frames, message, large)
+
+    def _send_now(self, part: Part, frames: Frames, message: Frames, large: bool) -> None:
+        self._sent += 1
+        self._kept.append(_Kept(self._sent, part, frames, message, large))
+        self._change_kept(size(frames), large)
+        self._to_acknowledge = 0
+        self._transmit(Data(self.session, self._sent, self._received, part), frames)
+
+    def _send_reports(self) -> None:
+        while self._reports and self._small_bytes < MAX_REPORT_BYTES:
+            self._send_whole(self._reports.pop(), large=False)
+
+    def _count(self, received: int) -> None:
+        """Count what has arrived, and acknowledge large amounts at once: the peer waits for it."""
+        self.received_bytes += received
+        self._to_acknowledge += received
+        if self._to_acknowledge >= ACKNOWLEDGE_BYTES:
+            self._to_acknowledge = 0
+            self._transmit(Data(self.session, 0, self._received), [])
 
     def _ask_again(self) -> None:
         """Ask for lost messages: once, and again if none of them has arrived after several heartbeats."""
@@ -132,14 +241,17 @@ class Link:
         self._transmit(Missing(self.session, self._received), [])
 
     def _acknowledge(self, number: int) -> None:
-        while self._kept and self._kept[0][0] <= number:
-            frames = self._kept.popleft()[1]
-            self._kept_bytes -= _size(frames)
-            self._acknowledged(frames)
+        while self._kept and self._kept[0].number <= number:
+            kept = self._kept.popleft()
+            self._change_kept(-size(kept.frames), kept.large)
+            if kept.part in (WHOLE, MESSAGE_END):
+                self._acknowledged(kept.message)
 
-
-def _size(frames: Frames | tuple[bytes, ...]) -> int:
-    return sum(map(len, frames))
+    def _change_kept(self, change: int, large: bool) -> None:
+        if large:
+            self._large_bytes += change
+        else:
+            self._small_bytes += change
 
 
 class ClockEstimate:

@@ -92,7 +92,13 @@ class Close(msgspec.Struct, frozen=True, array_like=True, tag=True):
     session: str
 
 
-Header: TypeAlias = Join | Open | Opened | Rejected | Busy | Close | Data | Beat | Missing
+class NoSession(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Agent to coordinator: the agent does not have this session. It was restarted, or has ended the session."""
+
+    session: str
+
+
+Header: TypeAlias = Join | Open | Opened | Rejected | Busy | Close | NoSession | Data | Beat | Missing
 
 # In a session, coordinator to agent, beside the requests of `control`.
 

@@ -34,8 +34,10 @@ MIN_TIMEOUT_SECONDS = 20.0
 TIMEOUT_FACTOR = 5.0
 """An agent is lost after so many times the longest time between two of its messages."""
 MAX_TIMEOUT_SECONDS = 65.0
-ACKNOWLEDGE_BYTES = 2**22
-"""Bytes that may arrive before they are acknowledged."""
+REQUESTS = "requests"
+"""The stream of requests to the agent, which stay in order."""
+AVERAGES = "averages"
+"""The stream of averaged models. Requests do not wait for them."""
 
 
 class RemoteAgent:
@@ -71,9 +73,6 @@ class RemoteAgent:
         self._held: list[tuple[protocol.FromRemote, list[bytes]]] | None = None
         """What arrives between the state of the run and `take_over`."""
         self._killed = False
-        self.received_bytes = 0
-        self._unacknowledged = 0
-        """Bytes that have arrived since the last heartbeat, which acknowledges them."""
         self._has_network = False
         self._records_before: dict[NodeId, int] = {}
         """The bytes of each node's records when the run began here: 0, except in a resumed run."""
@@ -101,7 +100,7 @@ class RemoteAgent:
         self._records_before = {
             node: path.stat().st_size for node in range(begin.nodes) if (path := folder.node(node)).exists()
         }
-        self._link.send(protocol.encode(begin))
+        self._link.send(protocol.encode(begin), stream=REQUESTS)
 
     def take_over(self, share: AgentShare, folder: RunFolder, has_network: bool) -> None:
         """Continue the agent's share of the run of an earlier coordinator."""
@@ -140,18 +139,14 @@ class RemoteAgent:
         if isinstance(request, control.StartNodes):
             self._nodes.update(request.nodes)
             self._started.update(request.nodes)
-            self._send_states(request)
-            request = msgspec.structs.replace(request, states={})
+            if request.states:
+                self._link.send_later(_states(request), REQUESTS)
+                request = msgspec.structs.replace(request, states={})
         elif isinstance(request, control.EvaluateAverage):
             self._evaluating.add(request.round)
-        self._link.send(protocol.encode(request))
-
-    def _send_states(self, request: control.StartNodes) -> None:
-        """Send the states with which nodes of a resumed run start."""
-        for node in request.nodes:
-            if node in request.states:
-                content = Path(request.states[node]).read_bytes()
-                self._link.send(protocol.encode(protocol.NodeState(node)), content)
+        stream = AVERAGES if isinstance(request, control.EvaluateAverage) else REQUESTS
+        self._link.send(protocol.encode(request), stream=stream)
+        self._link.pump()
 
     def open_tunnel(self, node: NodeId, token: str) -> None:
         """Have a peer connected to a node that is relayed."""
@@ -177,7 +172,7 @@ class RemoteAgent:
     def collect(self) -> None:
         """Ask for the rest of the run's files."""
         if self.lost is None:
-            self._link.send(protocol.encode(protocol.Collect()))
+            self._link.send(protocol.encode(protocol.Collect()), stream=REQUESTS)
 
     @property
     def collected(self) -> bool:
@@ -185,6 +180,8 @@ class RemoteAgent:
 
     def receive(self, header: protocol.Header, frames: list[bytes]) -> None:
         """Handle what has arrived from the agent."""
+        if isinstance(header, protocol.NoSession) and header.session == self.session:
+            self._lose("it was restarted, or has another run")
         if not isinstance(header, Data | Beat | Missing) or header.session != self.session:
             return
         if self.lost is not None:
@@ -195,30 +192,23 @@ class RemoteAgent:
         self._last_message = self._watch.seconds
         if isinstance(header, Beat) and header.echo:
             self.clock.add(header.echo, header.time, time.monotonic())
-        content = self._link.receive(header, frames)
-        if content is None:
-            return
-        self._acknowledge(sum(map(len, content)))
         try:
-            report = protocol.decode_from_remote(content[0])
-            if self.continues and self.run_report is None:
-                if not isinstance(report, protocol.RunReport):
-                    raise MessageError("a report before the state of its run")
-                self.run_report, self._held = report, []
-            elif self._held is not None:
-                self._held.append((report, content[1:]))
-            else:
-                self._handle(report, content[1:])
+            content = self._link.receive(header, frames)
+            if content is not None:
+                self._receive_report(protocol.decode_from_remote(content[0]), content[1:])
         except (MessageError, IndexError, *control.DECODE_ERRORS) as error:
             self._lose(f"it sent an invalid message: {error}")
 
-    def _acknowledge(self, size: int) -> None:
-        """Acknowledge large amounts at once: the agent sends only so much before."""
-        self.received_bytes += size
-        self._unacknowledged += size
-        if self._unacknowledged > ACKNOWLEDGE_BYTES:
-            self._unacknowledged = 0
-            self._link.beat(time.monotonic())
+    def _receive_report(self, report: protocol.FromRemote, rest: list[bytes]) -> None:
+        """Handle a report, or hold it until `take_over`, if the agent continues the run of another coordinator."""
+        if self.continues and self.run_report is None:
+            if not isinstance(report, protocol.RunReport):
+                raise MessageError("a report before the state of its run")
+            self.run_report, self._held = report, []
+        elif self._held is not None:
+            self._held.append((report, rest))
+        else:
+            self._handle(report, rest)
 
     def advance(self) -> None:
         """Send a heartbeat if one is due, and note if the agent has sent nothing for too long."""
@@ -227,6 +217,8 @@ class RemoteAgent:
         if self.lost is None and now >= self._beat_at:
             self._beat_at = now + BEAT_SECONDS
             self._link.beat(now)
+        if self.lost is None:
+            self._link.pump()
         timeout = min(MAX_TIMEOUT_SECONDS, max(MIN_TIMEOUT_SECONDS, TIMEOUT_FACTOR * self._longest_pause))
         if not self._nodes:
             timeout = MAX_TIMEOUT_SECONDS  # it imports and loads, which takes long on a loaded machine
@@ -245,6 +237,10 @@ class RemoteAgent:
 
     def register(self, poller: zmq.Poller) -> None:
         """Nothing: the channel is registered once for all agents."""
+
+    @property
+    def received_bytes(self) -> int:
+        return self._link.received_bytes
 
     @property
     def is_lost(self) -> bool:
@@ -341,3 +337,14 @@ class RemoteAgent:
             self._reports.append(control.AverageEvaluated(round, 1))
         if not self._started:
             self._reports.append(control.StartFailed("LaunchError", f"agent {self.name!r}: {reason}", []))
+
+
+def _states(request: control.StartNodes) -> Iterator[list[bytes]]:
+    """The states with which nodes of a resumed run start, read one after another. Raises `RunError`."""
+    for node in request.nodes:
+        if node in request.states:
+            try:
+                content = Path(request.states[node]).read_bytes()
+            except OSError as error:
+                raise RunError(f"the state of node {node} cannot be read: {error}") from error
+            yield [protocol.encode(protocol.NodeState(node)), content]

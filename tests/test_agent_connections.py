@@ -1,0 +1,174 @@
+"""The coordinator's connections to agents before a run begins, and the folders of agents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from conftest import until
+from shoal.engines.processes.remote import protocol
+from shoal.engines.processes.remote.agent_folder import agent_folder
+from shoal.engines.processes.remote.agents_plan import AgentsPlan, ListedAgent
+from shoal.engines.processes.remote.channel import Address, Channel, Trust
+from shoal.engines.processes.remote.connections import AgentConnections
+from shoal.engines.processes.remote.link import Beat
+from shoal.errors import LaunchError
+
+
+class StandIn:
+    """An agent without nodes: it opens a session, and answers heartbeats if it `answers`."""
+
+    def __init__(self, name: str, answers: bool = True) -> None:
+        self.channel = Channel(Trust(), lambda reason: None)
+        self.info = protocol.AgentInfo(name, protocol.versions(), 1, 2**30, "127.0.0.1", "127.0.0.1")
+        self.answers = answers
+        self.session: str | None = None
+        self.join_at = 0.0
+
+    def listen(self, port: int = 0) -> int:
+        return self.channel.listen(Address("127.0.0.1", port))
+
+    def join(self, port: int) -> None:
+        self.channel.dial(Address("127.0.0.1", port), None, self.info.name.encode())
+
+    def serve(self) -> None:
+        """Handle what has arrived, as an agent does."""
+        if self.session is None and time.monotonic() > self.join_at:
+            self.join_at = time.monotonic() + 0.1
+            self.channel.send(b"", protocol.Join(self.info), [])
+        for received in self.channel.receive():
+            header = received.header
+            if isinstance(header, protocol.Open):
+                self.session = header.session
+                self.channel.send(received.route, protocol.Opened(header.session, self.info), [])
+            elif isinstance(header, protocol.Close):
+                self.session = None
+            elif isinstance(header, Beat) and header.session != self.session:
+                self.channel.send(received.route, protocol.NoSession(header.session), [])
+            elif isinstance(header, Beat) and self.answers:
+                answer = Beat(header.session, 0, 0, time.monotonic(), header.time)
+                self.channel.send(received.route, answer, [])
+
+
+def serve(agents: Iterable[StandIn]) -> bool:
+    for agent in agents:
+        agent.serve()
+    return True
+
+
+class Coordinator:
+    """A coordinator that connects to its agents in a thread."""
+
+    def __init__(self, plan: AgentsPlan) -> None:
+        self.notices: list[str] = []
+        self.connections = AgentConnections(plan, self.notices.append)
+        self._threads = ThreadPoolExecutor(1)
+        self._ended = False
+        self.connected = self._threads.submit(self.connections.connect, lambda: self._ended)
+
+    def wait_for(self, notice: str, *agents: StandIn) -> None:
+        """Let `agents` answer until the coordinator has shown a text."""
+        until(lambda: serve(agents) and any(notice in shown for shown in self.notices))
+
+    def connect(self, *agents: StandIn) -> list[str]:
+        """Let `agents` answer until all sessions are open. Returns the names of the agents of the run."""
+        until(lambda: serve(agents) and self.connected.done())
+        self.connected.result()
+        return [agent.name for agent in self.connections.agents]
+
+    def close(self) -> None:
+        self._ended = True
+        self._threads.shutdown()
+        self.connections.close()
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Coordinator | StandIn]]:
+    """What a test has opened, to be closed."""
+    found: list[Coordinator | StandIn] = []
+    yield found
+    for one in found:
+        (one if isinstance(one, Coordinator) else one.channel).close()
+
+
+def stand_in(opened: list[Coordinator | StandIn], name: str, answers: bool = True) -> StandIn:
+    opened.append(agent := StandIn(name, answers))
+    return agent
+
+
+def coordinator(opened: list[Coordinator | StandIn], plan: AgentsPlan) -> Coordinator:
+    opened.insert(0, made := Coordinator(plan))
+    return made
+
+
+def listed(port: int) -> tuple[ListedAgent, ...]:
+    return (ListedAgent(Address("127.0.0.1", port)),)
+
+
+def joining_port(made: Coordinator) -> int:
+    made.wait_for("to join at")
+    return int(made.notices[0].rpartition(":")[2])
+
+
+def test_an_agent_that_answers_no_heartbeat_is_an_error(opened: list[Coordinator | StandIn]) -> None:
+    agent = stand_in(opened, "a", answers=False)
+    made = coordinator(opened, AgentsPlan(listed(agent.listen()), answer_timeout=0.5))
+    with pytest.raises(
+        LaunchError, match=r"agent 'a' has answered no heartbeat in 0\.5 s, so the difference of the cl"
+    ):
+        made.connect(agent)
+
+
+def test_an_agent_that_ends_after_it_has_joined_is_replaced(opened: list[Coordinator | StandIn]) -> None:
+    made = coordinator(opened, AgentsPlan(listen=Address("127.0.0.1", 0), expect=2, answer_timeout=1.0))
+    port = joining_port(made)
+    first, other, later = (stand_in(opened, name) for name in ("first", "other", "later"))
+    first.join(port)
+    made.wait_for("agent 'first' is connected", first)
+    other.join(port)
+    later.join(port)
+    assert made.connect(other, later) == ["later", "other"], "the first has ended"
+
+
+def test_a_restarted_agent_is_used_and_the_run_begins(opened: list[Coordinator | StandIn]) -> None:
+    killed = StandIn("a")
+    port = killed.listen()
+    plan = AgentsPlan(listed(port), listen=Address("127.0.0.1", 0), expect=1)
+    made = coordinator(opened, plan)
+    made.wait_for("agent 'a' is connected", killed)
+    killed.channel.close()
+    restarted, joined = stand_in(opened, "a"), stand_in(opened, "b")
+    restarted.listen(port)
+    made.wait_for("agent 'a' was restarted", restarted)
+    joined.join(joining_port(made))
+    assert made.connect(restarted, joined) == ["a", "b"]
+    restarted.session = None  # it is restarted again, after the run has begun
+    agent = made.connections.agents[0]
+
+    def loses_the_agent() -> bool:
+        made.connections.pump()
+        restarted.serve()
+        return agent.is_lost
+
+    until(loses_the_agent)
+    assert agent.lost == "it was restarted, or has another run"
+
+
+# Folders
+
+
+def test_folders_of_dead_agents_are_removed_and_no_others(tmp_path: Path) -> None:
+    with agent_folder(tmp_path) as one:
+        (one / "file").touch()
+        (tmp_path / "shoal-agent-killed" / "run").mkdir(parents=True)
+        (tmp_path / "other").mkdir()
+        with agent_folder(tmp_path) as two:
+            assert sorted(tmp_path.iterdir()) == sorted([one, two, tmp_path / "other"])
+            assert (one / "file").exists()
+        assert not two.exists()
+        assert one.exists()
+    assert list(tmp_path.iterdir()) == [tmp_path / "other"]
