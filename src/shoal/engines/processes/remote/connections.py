@@ -12,8 +12,8 @@ import zmq
 
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.remote import protocol
-from shoal.engines.processes.remote.agents_plan import REACH_SECONDS, AgentsPlan, ListedAgent
-from shoal.engines.processes.remote.channel import Channel, Received, Trust
+from shoal.engines.processes.remote.agents_plan import REACH_SECONDS, AgentsPlan, ListedAgent, StartedAgents
+from shoal.engines.processes.remote.channel import Address, Channel, Received, Trust
 from shoal.engines.processes.remote.link import Beat, Data, Missing
 from shoal.engines.processes.remote.relay import RelayServer
 from shoal.engines.processes.remote.remote_agent import RemoteAgent
@@ -57,7 +57,7 @@ class AgentConnections:
         self._open: dict[tuple[int, bytes], RemoteAgent] = {}
         self._joined: set[bytes] = set()
         self._relay: RelayServer | None = None
-        self._started: list[SshAgent] = []
+        self._started: list[StartedAgents] = []
 
     def connect(self, is_interrupted: Callable[[], bool]) -> None:
         """Open all sessions. Raises `LaunchError` if an agent cannot be reached, is busy, or has other versions."""
@@ -68,7 +68,11 @@ class AgentConnections:
         if self._plan.listen is not None:
             self._joining = self._new_channel(self._plan.trust)
             port = self._joining.listen(self._plan.listen)
-            self._notify(f"waiting for {self._plan.expect} agents to join at {self._plan.listen.host}:{port}")
+            address = Address(self._plan.listen.host, port)
+            self._notify(f"waiting for {self._plan.expect} agents to join at {address}")
+            if self._plan.starter is not None:
+                self._started.append(self._plan.starter)
+                self._plan.starter.start(address)
         began = time.monotonic()
         while len(self.agents) < self._expected and not is_interrupted():
             self._wait(0.2)

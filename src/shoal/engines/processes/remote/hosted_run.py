@@ -56,7 +56,7 @@ class AgentOptions:
     once: bool = False
     """Whether to exit after one run."""
     cores: int | None = None
-    """The number of cores to report; None: all of the machine."""
+    """The number of cores that nodes may use; None: all of the machine."""
     relay_host: str | None = None
     """The coordinator's address, where other machines reach the nodes only through its relay."""
     wait: float | None = None
@@ -100,7 +100,7 @@ class HostedRun:
                 clock_offset=begin.clock_offset,
             )
             self._agent = LocalAgent(self._context, self.folder, settings)
-            self._agent.send(control.Prepare(begin.experiment, str(base), compares=True))
+            self._agent.send(control.Prepare(begin.experiment, str(base), compares=True, cores=options.cores))
         except BaseException:
             self.close()
             raise
