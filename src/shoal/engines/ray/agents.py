@@ -7,7 +7,11 @@ messages over their own connections. Secret keys never travel: every agent makes
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +32,8 @@ JOIN_SECONDS = 60.0
 """How long an agent tries to reach the coordinator."""
 EXIT_SECONDS = 10.0
 """How long agents may take to end their nodes after the run."""
+PARENT_SECONDS = 0.5
+"""Seconds between two checks whether the process of the Ray node runs."""
 
 
 @contextlib.contextmanager
@@ -67,14 +73,26 @@ class AgentActor:
 
     def __init__(self) -> None:
         self._pair = KeyPair.fresh()
+        self._idle = threading.Event()
+        self._idle.set()
+        threading.Thread(target=_end_with_parent, args=(os.getppid(), self._idle), daemon=True).start()
 
     def public_key(self) -> bytes:
         return self._pair.public
 
     def serve(self, place: Place, join: Address, coordinator: bytes) -> str:
         """Run the nodes of one run for the coordinator at `join`. Returns why the agent has failed, or nothing."""
+        self._idle.clear()
+        try:
+            return self._serve(place, join, coordinator)
+        except (ShoalError, OSError) as error:
+            return str(error)
+        finally:
+            self._idle.set()
+
+    def _serve(self, place: Place, join: Address, coordinator: bytes) -> str:
         printed: list[str] = []
-        with tempfile.TemporaryDirectory(prefix="shoal-agent-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(prefix="shoal-ray-agent-", ignore_cleanup_errors=True) as folder:
             options = AgentOptions(
                 place.name,
                 place.host,
@@ -85,12 +103,18 @@ class AgentActor:
                 cores=place.cpus,
                 wait=JOIN_SECONDS,
             )
-            try:
-                trust = Trust(self._pair, {"coordinator": coordinator})
-                code = serve_agent(options, trust, None, join, printed.append)
-            except (ShoalError, OSError) as error:
-                return str(error)
+            trust = Trust(self._pair, {"coordinator": coordinator})
+            code = serve_agent(options, trust, None, join, printed.append)
         return "" if code == 0 else printed[-1]
+
+
+def _end_with_parent(parent: int, idle: threading.Event) -> None:
+    """End this process when its parent has ended, the process of the Ray node. Ray itself would wait for the agent."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)  # the agent ends its nodes, and reports it to the coordinator
+    idle.wait(EXIT_SECONDS)
+    os._exit(1)
 
 
 class RayAgents:
@@ -107,7 +131,7 @@ class RayAgents:
         for index, place in enumerate(places):
             options = {"num_cpus": place.cpus, "max_restarts": 0, "scheduling_strategy": strategy(group, index)}
             self._actors.append(self._ray.remote(AgentActor).options(**options).remote())
-            notify(f"agent {place.name!r} uses {place.cpus} CPUs of {place.machine}")
+            notify(f"agent {place.name!r} is on {place.machine}; CPUs: {place.cpus}")
 
     def trust(self) -> Trust:
         """Wait until all actors run, and return the coordinator's keys. Raises LaunchError if an actor cannot run."""
