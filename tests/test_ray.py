@@ -68,6 +68,8 @@ class Observed:
         return Data(Samples(x, data.train.y), data.test, data.classes, scaling=data.scaling)
 '''
 HELD = '''
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,19 +78,32 @@ from shoal.algorithms.dpsgd import DPSGD
 
 @dataclass(frozen=True)
 class Held(DPSGD):
-    """D-PSGD whose nodes stay in round 2 until a test puts a file into `folder`."""
+    """D-PSGD whose nodes stay in round 2 until a test puts a file into `folder`. Notes trainings at the same time."""
 
     folder: str = ""
 
     async def run(self, node):
-        train = node.train
+        train, learn = node.train, node.trainer.train
+
+        def learn_alone(params, steps=None):
+            mark = Path(self.folder) / f"training {os.getppid()}"
+            try:
+                mark.mkdir()
+            except FileExistsError:
+                (Path(self.folder) / "at the same time").touch()
+                return learn(params, steps)
+            time.sleep(0.02)
+            try:
+                return learn(params, steps)
+            finally:
+                mark.rmdir()
 
         async def train_when_released(params, steps=None):
             while node.next_round >= 2 and not (Path(self.folder) / "go-on").exists():
                 await node.sleep(0.02)
             return await train(params, steps)
 
-        node.train = train_when_released
+        node.train, node.trainer.train = train_when_released, learn_alone
         await super().run(node)
 '''
 
@@ -300,6 +315,7 @@ def test_processes_on_ray_nodes_give_the_models_of_one_machine(cluster: Any, tmp
 
     observer = Observer(release)
     done = run(processes(tmp_path), tmp_path / "runs", observer, ray=cluster.address)
+    assert not (tmp_path / "at the same time").exists(), "an agent with one CPU trains one node at a time"
     alone = run(processes(tmp_path), tmp_path / "alone")
     resumed = resume(stopped_after(done.folder, 1, tmp_path / "resumed").path, machines=Machines(ray=cluster.address))
     for ours in (done.summary, resumed.summary):

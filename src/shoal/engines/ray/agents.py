@@ -30,6 +30,8 @@ from shoal.experiment import Experiment
 
 JOIN_SECONDS = 60.0
 """How long an agent tries to reach the coordinator."""
+ABANDON_SECONDS = 300.0
+"""How long nodes continue on a machine that is cut off. Ray ends them sooner if the coordinator has ended."""
 EXIT_SECONDS = 10.0
 """How long agents may take to end their nodes after the run."""
 PARENT_SECONDS = 0.5
@@ -102,6 +104,7 @@ class AgentActor:
                 once=True,
                 cores=place.cpus,
                 wait=JOIN_SECONDS,
+                abandon=ABANDON_SECONDS,
             )
             trust = Trust(self._pair, {"coordinator": coordinator})
             code = serve_agent(options, trust, None, join, printed.append)

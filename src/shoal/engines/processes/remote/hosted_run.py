@@ -61,6 +61,8 @@ class AgentOptions:
     """The coordinator's address, where other machines reach the nodes only through its relay."""
     wait: float | None = None
     """Seconds to wait for a run; None: no limit."""
+    abandon: float = 3600.0
+    """Seconds that a run continues without its coordinator."""
 
 
 class HostedRun:
