@@ -65,7 +65,7 @@ RULES: dict[str, set[str]] = {
     "engines.simulation": FOUNDATIONS
     | ENVIRONMENT
     | {"message", "mailbox", "runtime", "node", "training", "experiment", "results", "engines"},
-    "engines.ray": FOUNDATIONS | {"experiment", "engines"},
+    "engines.ray": FOUNDATIONS | {"experiment", "engines", "engines.processes"},
     "engines.processes": FOUNDATIONS
     | ENVIRONMENT
     | {"message", "message_budget", "mailbox", "runtime", "node", "experiment", "results", "engines"},

@@ -1,9 +1,10 @@
-"""The simulation's training on a Ray cluster: three Ray nodes with one CPU each, on this machine."""
+"""Runs on a Ray cluster, of both engines: three Ray nodes with one CPU each, on this machine."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -16,14 +17,20 @@ from typing import Any
 import psutil
 import pytest
 
+from checkpoint_runs import stopped_after
 from conftest import CommandResult
 from shoal.engines.ray import cluster as clusters
 from shoal.errors import ExperimentError, LaunchError, RunError
 from shoal.experiment import Experiment
-from shoal.experiment.running import run
+from shoal.experiment.resuming import resume
+from shoal.experiment.running import Machines, run
 from shoal.results.progress import Progress
+from shoal.results.records import Round
+from shoal.types import parse_node_ids
 
 CPUS = 3
+ROUNDS = 5
+NODE = {"num_cpus": 1, "object_store_memory": 2**27}
 BASE: dict[str, Any] = {
     "nodes": 6,
     "seed": 3,
@@ -59,6 +66,45 @@ class Observed:
         x = np.array(data.train.x)
         x[5] += 1
         return Data(Samples(x, data.train.y), data.test, data.classes, scaling=data.scaling)
+'''
+HELD = '''
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.algorithms.dpsgd import DPSGD
+
+
+@dataclass(frozen=True)
+class Held(DPSGD):
+    """D-PSGD whose nodes stay in round 2 until a test puts a file into `folder`. Notes trainings at the same time."""
+
+    folder: str = ""
+
+    async def run(self, node):
+        train, learn = node.train, node.trainer.train
+
+        def learn_alone(params, steps=None):
+            mark = Path(self.folder) / f"training {os.getppid()}"
+            try:
+                mark.mkdir()
+            except FileExistsError:
+                (Path(self.folder) / "at the same time").touch()
+                return learn(params, steps)
+            time.sleep(0.02)
+            try:
+                return learn(params, steps)
+            finally:
+                mark.rmdir()
+
+        async def train_when_released(params, steps=None):
+            while node.next_round >= 2 and not (Path(self.folder) / "go-on").exists():
+                await node.sleep(0.02)
+            return await train(params, steps)
+
+        node.train, node.trainer.train = train_when_released, learn_alone
+        await super().run(node)
 '''
 
 
@@ -102,11 +148,10 @@ def ray_environment() -> Iterator[None]:
 def cluster(ray_environment: None) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    options = {"num_cpus": 1, "object_store_memory": 2**27}
-    started = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
+    started = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     try:
         for _ in range(CPUS - 1):
-            started.add_node(**options)
+            started.add_node(**NODE)
         started.wait_for_nodes()
         yield started
     finally:
@@ -220,6 +265,107 @@ def test_data_that_nodes_receive_do_not_reach_workers(cluster: Any, tmp_path: Pa
         experiment(sharing={"name": "data"}).run(tmp_path, ray=cluster.address)
 
 
+# Processes
+
+
+def processes(tmp_path: Path, **plan: Any) -> Experiment:
+    """24 nodes that stay in round 2 until they are released. The algorithm is a plug-in, which travels to agents."""
+    (tmp_path / "held.py").write_text(HELD)
+    return Experiment(
+        name="processes",
+        engine="processes",
+        nodes=24,
+        seed=3,
+        algorithm={"name": "held.py:Held", "rounds": ROUNDS, "folder": str(tmp_path)},
+        model={"name": "logistic"},
+        training={"lr": 0.05, "batch_size": 8, "local_steps": 1},
+        evaluation={"every": ROUNDS, "samples": 50},
+        checkpoint={"every": 1, "keep": ROUNDS},
+        processes=plan,
+        base=tmp_path,
+    )
+
+
+class Observer:
+    """Notes the Ray node of every agent, and calls `act` once, when nodes are in round 1 or 2."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act: Callable[[], None] | None = act
+        self.ray_nodes: dict[str, str] = {}
+
+    def progress(self, progress: Progress) -> None:
+        if progress.phase == "running" and progress.round >= 1 and self._act is not None:
+            act, self._act = self._act, None
+            act()
+
+    def notice(self, text: str) -> None:
+        if found := re.fullmatch(r"agent '(.+)' is on .* Ray node (\w{8})\); CPUs: 1", text):
+            self.ray_nodes[found[1]] = found[2]
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_processes_on_ray_nodes_give_the_models_of_one_machine(cluster: Any, tmp_path: Path) -> None:
+    import ray
+
+    free: list[float] = []
+
+    def release() -> None:
+        free.append(ray.available_resources().get("CPU", 0))
+        (tmp_path / "go-on").touch()
+
+    observer = Observer(release)
+    done = run(processes(tmp_path), tmp_path / "runs", observer, ray=cluster.address)
+    assert not (tmp_path / "at the same time").exists(), "an agent with one CPU trains one node at a time"
+    alone = run(processes(tmp_path), tmp_path / "alone")
+    resumed = resume(stopped_after(done.folder, 1, tmp_path / "resumed").path, machines=Machines(ray=cluster.address))
+    for ours in (done.summary, resumed.summary):
+        for key in ("digest", "accuracy", "bytes_sent", "messages_sent", "status"):
+            assert ours[key] == alone.summary[key], key
+    assert set(observer.ray_nodes.values()) == {node.node_id[:8] for node in cluster.list_all_nodes()}
+    mapping = json.loads(done.folder.mapping.read_text())
+    assert mapping == dict(zip(sorted(observer.ray_nodes), ("0-7", "8-15", "16-23"), strict=True))
+    assert free == [0], "agents reserve the CPUs that they use"
+    assert Experiment.from_file(done.folder.experiment).processes.sealed
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_ray_node_that_fails_takes_its_agent_with_it_and_no_other(cluster: Any, tmp_path: Path) -> None:
+    failed = next(iter(cluster.worker_nodes))
+    (raylet,) = failed.all_processes["raylet"]
+    children: list[psutil.Process] = []
+
+    def kill() -> None:
+        children.extend(psutil.Process(raylet.process.pid).children(recursive=True))
+        raylet.process.kill()
+        assert wait_until(lambda: not any(process.is_running() for process in children)), children
+        (tmp_path / "go-on").touch()
+
+    observer = Observer(kill)
+    try:
+        done = run(processes(tmp_path), tmp_path / "runs", observer, ray=cluster.address)
+    finally:
+        cluster.remove_node(failed, allow_graceful=False)
+        cluster.add_node(**NODE)
+        cluster.wait_for_nodes()
+    assert done.status == "incomplete"
+    (agent,) = (name for name, node in observer.ray_nodes.items() if node == failed.node_id[:8])
+    lost = parse_node_ids(json.loads(done.folder.mapping.read_text())[agent], 24)
+    assert sorted(map(int, done.summary["lost"])) == sorted(lost)
+    for node in set(range(24)) - set(lost):
+        assert [r.round for r in done.folder.read(node) if isinstance(r, Round)] == list(range(ROUNDS))
+    assert len(children) > len(lost), "the nodes are processes of the Ray node"
+
+
+def test_agents_need_free_cpus(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "RESERVE_SECONDS", 1.0)
+    with pytest.raises(LaunchError, match=r"training_slots = 2: no Ray node has 2 CPUs.* cluster has 3 CPUs"):
+        processes(tmp_path, training_slots=2).run(tmp_path / "runs", ray=cluster.address)
+    with clusters.ray_cluster(cluster.address, 1, 6):  # the run uses the same connection
+        taken = r"cannot reserve 3 CPUs for agents on 3 Ray nodes within 1 s: .* and 2 of them are free"
+        with pytest.raises(LaunchError, match=taken):
+            processes(tmp_path).run(tmp_path / "runs", ray=cluster.address)
+
+
 # The command line
 
 
@@ -232,9 +378,19 @@ def test_auto_connects_to_the_address_in_the_environment(
     assert "the Ray cluster has 3 CPUs" in result.err
 
 
-def test_ctrl_c_leaves_no_process_of_ray(ray_environment: None, small: Path, tmp_path: Path) -> None:
-    settings = ["--set", "algorithm.rounds=100000", "--set", "simulation.workers=1"]
-    command = [sys.executable, "-m", "shoal", "run", str(small), "--ray", *settings]
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["simulation.workers=1", "engine='simulation'"],
+        ["processes.training_slots=1", "engine='processes'", "evaluation.every=0"],
+    ],
+    ids=["simulation", "processes"],
+)
+def test_ctrl_c_leaves_no_process_of_ray(
+    settings: list[str], ray_environment: None, small: Path, tmp_path: Path
+) -> None:
+    given = [word for setting in (*settings, "algorithm.rounds=100000") for word in ("--set", setting)]
+    command = [sys.executable, "-m", "shoal", "run", str(small), "--ray", *given]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
         assert running.stdout is not None
         assert any(line.startswith("round") for line in running.stdout)
@@ -248,10 +404,10 @@ def test_ctrl_c_leaves_no_process_of_ray(ray_environment: None, small: Path, tmp
     assert json.loads(summary.read_text())["status"] == "interrupted"
 
 
-def test_processes_cannot_use_ray(shoal: Callable[..., CommandResult], small: Path) -> None:
-    result = shoal("run", small, "--ray", "--engine", "processes")
+def test_ray_and_other_agents_are_an_error(shoal: Callable[..., CommandResult], small: Path) -> None:
+    result = shoal("run", small, "--ray", "--engine", "processes", "--agents", "127.0.0.1:7700")
     assert result.code == 2
-    assert "engine = 'processes': --ray works with engine = 'simulation'" in result.err
+    assert "choose --ray, or --agents and --listen" in result.err
 
 
 @pytest.mark.parametrize(

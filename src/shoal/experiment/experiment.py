@@ -230,7 +230,8 @@ class Experiment:
     def run(self, out: str | Path = "runs", ray: str | None = None) -> Run:
         """Run the experiment without a display, and return when it has ended.
 
-        `ray` is the address of a Ray cluster, for simulation.batching = "ray"; default: Ray is started for this run.
+        `ray` is the address of a Ray cluster, or "local" to start Ray for this run. Its machines run the nodes of the
+        process engine, or the training of a simulation with simulation.batching = "ray" (there "local" is the default).
         """
         from shoal.experiment.running import run
 

@@ -15,7 +15,7 @@ from shoal.errors import ExperimentError, LaunchError, NotContinuedError, Storag
 from shoal.experiment import Experiment
 from shoal.experiment.writing import write_experiment, write_mapping
 from shoal.results.checkpoints import Manifest
-from shoal.results.progress import Outcome, ProgressListener, Status
+from shoal.results.progress import NullProgressListener, Outcome, ProgressListener, Status
 from shoal.results.records import RunFolder
 from shoal.results.run_lock import lock
 from shoal.results.summary import summarize, write_metrics
@@ -48,7 +48,13 @@ class Machines:
     agents: AgentsPlan | None = None
     """The agents that run the nodes of the process engine."""
     ray: str | None = None
-    """The address of the Ray cluster for simulation.batching = "ray"."""
+    """The address of the Ray cluster: its CPUs train for the simulation (batching = "ray"), or run the nodes of the
+    process engine."""
+
+    def __post_init__(self) -> None:
+        if self.agents is not None and self.ray is not None:
+            problem = "Ray starts the agents itself: choose --ray, or --agents and --listen"
+            raise ExperimentError([problem], "the machines of the run")
 
 
 def run(
@@ -62,9 +68,11 @@ def run(
     """Run `experiment` in a new folder below `out`. If the run fails, its summary is written and the error is raised.
 
     `command_time` is the time of `time.time` at which the user started the command; default: now. `agents` are the
-    machines that run the nodes; default: this one. `ray` is the address of the Ray cluster for simulation.batching =
-    "ray"; default: Ray is started on this machine, for this run only.
+    machines that run the nodes; default: this one. `ray` is the address of a Ray cluster, or "local" to start Ray on
+    this machine for this run only. Its machines run the nodes of the process engine, or the training of a simulation
+    with simulation.batching = "ray" (there "local" is the default).
     """
+    machines = Machines(agents, ray)
     if agents is not None:
         experiment = for_agents(experiment, agents)
     command_time = time.time() if command_time is None else command_time
@@ -72,7 +80,7 @@ def run(
     write_experiment(folder.experiment, experiment.to_table())
     write_mapping(folder.mapping, experiment.placement)
     with lock(folder):
-        return finish_run(experiment, folder, listener, command_time, machines=Machines(agents, ray))
+        return finish_run(experiment, folder, listener, command_time, machines=machines)
 
 
 def finish_run(
@@ -115,9 +123,28 @@ def _run_engine(
     if experiment.engine == "simulation":
         with _worker_starter(experiment, machines.ray) as start_workers:
             return _simulate(experiment, folder, listener, command_time, start_workers, resumed)
+    if machines.ray is None:
+        return _run_processes(experiment, folder, listener, command_time, machines.agents, resumed, left)
+    from shoal.engines.ray.agents import ray_agents
+
+    with ray_agents(machines.ray, experiment, (listener or NullProgressListener()).notice) as plan:
+        experiment = for_agents(experiment, plan)
+        write_experiment(folder.experiment, experiment.to_table())
+        return _run_processes(experiment, folder, listener, command_time, plan, resumed)
+
+
+def _run_processes(
+    experiment: Experiment,
+    folder: RunFolder,
+    listener: ProgressListener | None,
+    command_time: float,
+    agents: AgentsPlan | None,
+    resumed: Manifest | None,
+    left: CoordinatorFile | None = None,
+) -> Outcome:
     from shoal.engines.processes.launch import run_processes
 
-    return run_processes(experiment, folder, listener, command_time, machines.agents, resumed, left)
+    return run_processes(experiment, folder, listener, command_time, agents, resumed, left)
 
 
 def for_agents(experiment: Experiment, agents: AgentsPlan) -> Experiment:

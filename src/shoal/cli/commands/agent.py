@@ -51,7 +51,7 @@ def run_agent(parsed: argparse.Namespace) -> int:
     from shoal.engines.processes.keys import read_pair_file, read_trusted
     from shoal.engines.processes.remote.agent_folder import agent_folder
     from shoal.engines.processes.remote.agent_server import serve_agent
-    from shoal.engines.processes.remote.channel import Address, Trust
+    from shoal.engines.processes.remote.channel import Address, Trust, bracketed
     from shoal.engines.processes.remote.hosted_run import AgentOptions
 
     listen = None if parsed.listen is None else Address.parse(parsed.listen)
@@ -62,7 +62,7 @@ def run_agent(parsed: argparse.Namespace) -> int:
         trust = _given_keys()
     else:
         trust = Trust(None if parsed.key is None else read_pair_file(parsed.key), read_trusted(parsed.trust))
-    host = _bracketed(parsed.host or ("127.0.0.1" if parsed.relay else _own_host(listen, join)))
+    host = bracketed(parsed.host or ("127.0.0.1" if parsed.relay else _own_host(listen, join)))
     if host in ("*", "0.0.0.0", "[::]") and parsed.announce is None:
         raise LaunchError(
             f"--listen {parsed.listen}: nodes need an address that other machines can reach; add --announce ADDRESS"
@@ -71,7 +71,7 @@ def run_agent(parsed: argparse.Namespace) -> int:
         options = AgentOptions(
             parsed.name or socket.gethostname(),
             host,
-            _bracketed(parsed.announce or host),
+            bracketed(parsed.announce or host),
             folder,
             parsed.allow_code,
             parsed.once,
@@ -114,8 +114,3 @@ def _own_host(listen: object, join: object) -> str:
     except OSError as error:
         raise LaunchError(f"--join {join}: {error.strerror or error}; check the address, or give --host") from error
     return own
-
-
-def _bracketed(host: str) -> str:
-    """An address of IPv6 in brackets, as an address with a port needs them."""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host

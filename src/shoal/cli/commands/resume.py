@@ -21,7 +21,8 @@ def add_parser(commands: Commands) -> None:
         help="the folder of a run, or a folder above it (default: the latest in runs)",
     )  # fmt: skip
     parser.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS",
-                        help="the Ray cluster of a simulation with batching = 'ray'")  # fmt: skip
+                        help="run on the Ray cluster at ADDRESS ('auto', HOST:PORT); without ADDRESS, start Ray on "
+                        "this machine. For processes, and for a simulation with batching = 'ray'")  # fmt: skip
     add_agent_options(parser)
     parser.set_defaults(command=resume_run)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from shoal.cli.arguments import Commands, add_set_option, positive_integer
 from shoal.cli.commands.results import plot_runs
 from shoal.cli.display import console, show_warnings, summary_table
-from shoal.errors import ExperimentError
 
 if TYPE_CHECKING:
     from shoal.experiment.running import Run
@@ -31,7 +30,8 @@ def add_parser(commands: Commands) -> None:
         nargs="?",
         const="local",
         metavar="ADDRESS",
-        help="train on the Ray cluster at ADDRESS ('auto', HOST:PORT); without ADDRESS, start Ray on this machine",
+        help="run on the Ray cluster at ADDRESS ('auto', HOST:PORT); without ADDRESS, start Ray on this machine. "
+        "Processes: one agent on each Ray node runs nodes. Simulation: the cluster's CPUs train",
     )
     add_agent_options(parser)
     parser.set_defaults(command=run_experiment)
@@ -57,14 +57,11 @@ def run_experiment(parsed: argparse.Namespace) -> int:
 
     overrides = parse_overrides(parsed.settings)
     overrides.update({key: value for key in ("engine", "seed") if (value := getattr(parsed, key)) is not None})
-    if parsed.ray is not None:
-        overrides["simulation.batching"] = "ray"
     screen = console()
     with show_warnings(screen) as display:
         experiment = Experiment.from_file(parsed.file, overrides)
-        if parsed.ray is not None and experiment.engine != "simulation":
-            problem = f"engine = {experiment.engine!r}: --ray works with engine = 'simulation'"
-            raise ExperimentError([problem], str(parsed.file))
+        if parsed.ray is not None and experiment.engine == "simulation":
+            experiment = Experiment.from_file(parsed.file, {**overrides, "simulation.batching": "ray"})
         agents = read_plan(parsed.agents, parsed.listen, parsed.expect, parsed.key, parsed.trust)
         done = run(experiment, parsed.out, display, process_start_time(), agents=agents, ray=parsed.ray)
     screen.print(summary_table(done.summary, f"{experiment.name}: {done.folder.path}"))

@@ -24,6 +24,8 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     """The folder that relative paths in the experiment refer to."""
     compares: bool = False
     """Whether to report a hash of the data and of the initial model, which must be equal on all machines."""
+    cores: int | None = None
+    """The cores that nodes may use, unless the experiment sets `training_slots`; None: all of the machine."""
 
 
 class StartNodes(msgspec.Struct, frozen=True, tag=True):

@@ -79,7 +79,7 @@ class Zygote:
     def _prepare(self, request: control.Prepare) -> None:
         try:
             experiment = Experiment.from_table(request.experiment, base=Path(request.base))
-            self._slots = Slots(experiment.processes.training_slots)
+            self._slots = Slots(experiment.processes.training_slots or request.cores)
             with warnings.catch_warnings(record=True) as caught:
                 self._setup = Setup(experiment, shared=True)
             self._setup.warm_up()

@@ -1,7 +1,9 @@
-"""Workers of the simulation on a Ray cluster. Nothing outside this package imports the library `ray`.
+"""Workers of the simulation and agents of the process engine on a Ray cluster.
 
-The package may import the foundations, `engines` and `experiment`.
+The package may import the foundations, `engines`, `engines.processes` and `experiment`. Nothing outside this package
+imports the library `ray`.
 
 cluster.py   connects to Ray or starts it, and reserves CPUs
-actors.py    a worker as a Ray actor
+actors.py    a worker of the simulation as a Ray actor
+agents.py    an agent as a Ray actor, and the plan with which agents join a run
 """

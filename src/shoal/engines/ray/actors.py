@@ -69,7 +69,7 @@ class ActorWorker:
 
     def __init__(self, cluster: RayCluster, index: int, experiment: Experiment, nodes: Sequence[NodeId]) -> None:
         self._ray = load_ray()
-        self._cluster, self._nodes = cluster, nodes
+        self._nodes = nodes
         self.name = f"worker {index} on {cluster.machines[index]}"
         placement = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(cluster.group, index)
         options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": placement}
@@ -106,8 +106,7 @@ class ActorWorker:
 
     def close(self) -> None:
         self._pending = None
-        if self._cluster.kept:
-            self._ray.kill(self._actor)
+        self._ray.kill(self._actor)
 
     def _failure(self, error: Exception) -> RunError:
         reason = " ".join(str(error).split())

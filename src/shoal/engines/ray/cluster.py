@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,6 @@ class RayCluster:
     """Ray's placement group."""
     machines: Sequence[str]
     """A description of the machine of each CPU."""
-    kept: bool
-    """Whether the connection existed before the run. A connection that is closed ends its actors and reservations."""
 
 
 @contextlib.contextmanager
@@ -41,20 +39,66 @@ def ray_cluster(address: str, workers: int | None, nodes: int) -> Iterator[RayCl
     the `nodes` of the experiment. If the program is connected to Ray already, this connection is used and kept.
     Raises LaunchError if the connection fails, or the CPUs are not available.
     """
+    with connected(address, min(workers or os.cpu_count() or 1, nodes)):
+        count = _count_workers(workers, nodes)
+        with reserved([{"CPU": 1}] * count, "SPREAD", f"{count} CPUs", "simulation.workers") as group:
+            yield RayCluster(group, [describe(node) for node in placed(group)])
+
+
+@contextlib.contextmanager
+def connected(address: str, cpus: int) -> Iterator[None]:
+    """Connect to Ray for the duration of the context. A Ray that is started for it has this many `cpus`.
+
+    If the program is connected to Ray already, this connection is used and kept. Raises LaunchError.
+    """
     ray = load_ray()
     if ray.is_initialized():
-        group = _reserve(ray, workers, nodes)
-        try:
-            yield RayCluster(group, _machines(ray, group), kept=True)
-        finally:
-            ray.util.remove_placement_group(group)
+        yield
         return
     try:
-        _connect(ray, address, min(workers or os.cpu_count() or 1, nodes))
-        group = _reserve(ray, workers, nodes)
-        yield RayCluster(group, _machines(ray, group), kept=False)
+        _connect(ray, address, cpus)
+        yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def reserved(bundles: Sequence[Mapping[str, float]], strategy: str, wanted: str, key: str) -> Iterator[Any]:
+    """Reserve resources for the duration of the context, and yield Ray's placement group.
+
+    The end of the context also ends the processes that use them. Raises LaunchError if the resources are not free:
+    `wanted` describes them, and `key` is the key of an experiment that needs fewer.
+    """
+    ray = load_ray()
+    group = ray.util.placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
+    try:
+        if not group.wait(RESERVE_SECONDS):
+            raise LaunchError(
+                f"cannot reserve {wanted} within {RESERVE_SECONDS:.0f} s: {describe_cpus()}; wait until other jobs "
+                f"have ended, or set {key}"
+            )
+        yield group
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def placed(group: Any) -> list[dict[str, Any]]:
+    """The Ray node of each bundle of a placement group."""
+    ray = load_ray()
+    nodes = {node["NodeID"]: node for node in ray.nodes()}
+    found: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    return [nodes[id] for _, id in sorted(found.items())]
+
+
+def describe(node: Mapping[str, Any]) -> str:
+    """Describe a Ray node."""
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, Ray node {node['NodeID'][:8]})"
+
+
+def describe_cpus() -> str:
+    """Describe the CPUs of the cluster."""
+    total, free = _count_cpus()
+    return f"the Ray cluster has {total} CPUs, and {free} of them are free"
 
 
 def load_ray() -> Any:
@@ -64,9 +108,7 @@ def load_ray() -> Any:
         import ray
         import ray.util.scheduling_strategies
     except ImportError as error:
-        problem = (
-            f"simulation.batching = 'ray': the library 'ray' cannot be imported ({error}); pip install 'shoal[ray]'"
-        )
+        problem = f"Ray is to be used, and the library 'ray' cannot be imported ({error}); pip install 'shoal[ray]'"
         raise ExperimentError([problem]) from error
     return ray
 
@@ -110,34 +152,18 @@ def _check_reachable(address: str) -> None:
         raise LaunchError(f"cannot connect to Ray at {address!r}: {error}; start it with 'ray start --head'") from error
 
 
-def _reserve(ray: Any, workers: int | None, nodes: int) -> Any:
-    """Reserve one CPU for each worker, on as many machines as possible."""
+def _count_cpus() -> tuple[int, int]:
+    """The CPUs of the cluster, and how many of them are free."""
+    ray = load_ray()
     total, free = (int(found.get("CPU", 0)) for found in (ray.cluster_resources(), ray.available_resources()))
+    return total, free
+
+
+def _count_workers(workers: int | None, nodes: int) -> int:
+    """How many workers to start. Raises LaunchError if the cluster has too few CPUs."""
+    total, free = _count_cpus()
     count = min(free if workers is None else workers, nodes)
-    has = f"the Ray cluster has {total} CPUs, and {free} of them are free"
     if not 1 <= count <= total:
         wanted = "no worker can be started" if workers is None else f"simulation.workers = {workers} needs {count} CPUs"
-        raise LaunchError(f"{wanted}: {has}; set fewer workers, or add machines to the cluster")
-    group = ray.util.placement_group([{"CPU": 1}] * count, strategy="SPREAD")
-    try:
-        reserved = bool(group.wait(RESERVE_SECONDS))
-    except BaseException:
-        ray.util.remove_placement_group(group)
-        raise
-    if not reserved:
-        ray.util.remove_placement_group(group)
-        raise LaunchError(
-            f"cannot reserve {count} CPUs within {RESERVE_SECONDS:.0f} s: {has}; wait until other jobs have ended, or "
-            "set simulation.workers"
-        )
-    return group
-
-
-def _machines(ray: Any, group: Any) -> list[str]:
-    """Describe the machine of each reserved CPU."""
-    nodes = {node["NodeID"]: node for node in ray.nodes()}
-    placed: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
-    return [
-        f"{nodes[id]['NodeManagerHostname']} ({nodes[id]['NodeManagerAddress']}, Ray node {id[:8]})"
-        for _, id in sorted(placed.items())
-    ]
+        raise LaunchError(f"{wanted}: {describe_cpus()}; set fewer workers, or add machines to the cluster")
+    return count

@@ -30,8 +30,6 @@ JOIN_SECONDS = 1.0
 """Seconds between two requests to join."""
 TURN_SECONDS = 0.2
 """The longest wait for something to arrive."""
-ABANDON_SECONDS = 24 * 3600.0
-"""How long a run continues without a coordinator."""
 ORPHAN_SECONDS = 15.0
 """A run whose coordinator was away for so long does not keep another coordinator from the agent."""
 
@@ -83,8 +81,8 @@ class AgentServer:
             return
         self._session.beat_if_due()
         self._session.advance()
-        if self._session.seconds_without_coordinator > ABANDON_SECONDS:
-            self._end_session(f"its coordinator was away for {ABANDON_SECONDS:g} s")
+        if self._session.seconds_without_coordinator > self._options.abandon:
+            self._end_session(f"its coordinator was away for {self._options.abandon:g} s")
 
     def _check_wait(self) -> None:
         """End the agent if no run has begun in time."""

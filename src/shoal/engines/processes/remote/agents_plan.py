@@ -18,7 +18,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from shoal import schema
 from shoal.engines.processes.keys import read_pair_file, read_trusted
@@ -73,6 +73,26 @@ class ListedAgent:
     allow_code: bool = False
 
 
+class StartedAgents(Protocol):
+    """Agents that this coordinator has started."""
+
+    def check(self) -> None:
+        """Raise `LaunchError` if an agent has ended. Called until the run begins."""
+        ...
+
+    def close(self) -> None:
+        """Wait until the agents have ended, or end them. The coordinator has closed its sessions before."""
+        ...
+
+
+class AgentStarter(StartedAgents, Protocol):
+    """Starts the agents that join."""
+
+    def start(self, join: Address) -> None:
+        """Have the agents join the coordinator, which listens at this address."""
+        ...
+
+
 @dataclass(frozen=True)
 class AgentsPlan:
     """Which agents run an experiment, and how to reach them."""
@@ -86,6 +106,8 @@ class AgentsPlan:
     announce: str | None = None
     """The address at which other machines reach the coordinator; None: `listen`."""
     trust: Trust = field(default_factory=Trust)
+    starter: AgentStarter | None = None
+    """Starts the agents that join; None: the user does."""
 
     @property
     def stays_on_loopback(self) -> bool:

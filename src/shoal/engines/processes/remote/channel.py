@@ -23,6 +23,11 @@ MESSAGES_PER_TURN = 256
 ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+|\*):(?P<port>\d{1,5})")
 
 
+def bracketed(host: str) -> str:
+    """An address of IPv6 in brackets, as an address with a port needs them."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
 @dataclass(frozen=True)
 class Address:
     """A host and a port."""

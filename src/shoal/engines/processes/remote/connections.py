@@ -12,8 +12,8 @@ import zmq
 
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.remote import protocol
-from shoal.engines.processes.remote.agents_plan import REACH_SECONDS, AgentsPlan, ListedAgent
-from shoal.engines.processes.remote.channel import Channel, Received, Trust
+from shoal.engines.processes.remote.agents_plan import REACH_SECONDS, AgentsPlan, ListedAgent, StartedAgents
+from shoal.engines.processes.remote.channel import Address, Channel, Received, Trust
 from shoal.engines.processes.remote.link import Beat, ClockEstimate, Data, Missing
 from shoal.engines.processes.remote.relay import RelayServer
 from shoal.engines.processes.remote.remote_agent import RemoteAgent
@@ -65,7 +65,7 @@ class AgentConnections:
         self._connecting = True
         """Whether the run has not begun: agents that failed can be replaced."""
         self._relay: RelayServer | None = None
-        self._started: list[SshAgent] = []
+        self._started: list[StartedAgents] = []
 
     def connect(self, is_interrupted: Callable[[], bool]) -> None:
         """Open all sessions. Raises `LaunchError` if an agent cannot be reached, is busy, or has other versions."""
@@ -76,7 +76,11 @@ class AgentConnections:
         if self._plan.listen is not None:
             self._joining = self._new_channel(self._plan.trust)
             port = self._joining.listen(self._plan.listen)
-            self._notify(f"waiting for {self._plan.expect} agents to join at {self._plan.listen.host}:{port}")
+            address = Address(self._plan.listen.host, port)
+            self._notify(f"waiting for {self._plan.expect} agents to join at {address}")
+            if self._plan.starter is not None:
+                self._started.append(self._plan.starter)
+                self._plan.starter.start(address)
         began = time.monotonic()
         while len(self.agents) < self._expected and not is_interrupted():
             self._wait(0.2)
@@ -215,7 +219,8 @@ class AgentConnections:
         channel, route = pending.channel, pending.route
         agent = RemoteAgent(info, pending.session, lambda header, frames: channel.send(route, header, frames))
         agent.continues = continues
-        agent.ends_with_coordinator = pending.listed is not None and pending.listed.ssh is not None
+        ssh = None if pending.listed is None else pending.listed.ssh
+        agent.ends_with_coordinator = ssh is not None or self._plan.starter is not None
         self.agents.append(agent)
         self._open[key] = agent
         self._notify(f"agent {info.name!r} is connected: {info.cores} cores, {info.memory / 2**30:.1f} GiB")

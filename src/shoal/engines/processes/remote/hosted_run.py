@@ -52,13 +52,15 @@ class AgentOptions:
     once: bool = False
     """Whether to exit after one run."""
     cores: int | None = None
-    """The number of cores to report; None: all of the machine."""
+    """The number of cores that nodes may use; None: all of the machine."""
     relay_host: str | None = None
     """The coordinator's address, where other machines reach the nodes only through its relay."""
     wait: float | None = None
     """Seconds to wait for a run; None: no limit."""
     ends_with_stdin: bool = False
     """Whether to end when the standard input does, because the process that started the agent has ended."""
+    abandon: float = 24 * 3600.0
+    """Seconds that a run continues without its coordinator."""
 
 
 class HostedRun:
@@ -97,7 +99,7 @@ class HostedRun:
                 clock_offset=begin.clock_offset,
             )
             self._agent = LocalAgent(self._context, self.folder, settings)
-            self._agent.send(control.Prepare(begin.experiment, str(base), compares=True))
+            self._agent.send(control.Prepare(begin.experiment, str(base), compares=True, cores=options.cores))
         except BaseException:
             self.close()
             raise
