@@ -11,6 +11,7 @@
         ├── NodeError          the code of a node raised an exception
         │   └── PrivacyError   the node stopped because it would have revealed hidden data
         ├── StorageError       the files of the run cannot be written
+        │   └── DiskFullError  the disk or the quota is full; it may have space again later
         └── LaunchError        nodes or workers could not be started
 
 Every error text has the key or field, its value, what was expected and what to do.
@@ -69,6 +70,10 @@ class PrivacyError(NodeError):
 
 class StorageError(RunError):
     """The files of the run cannot be written: the disk is full, or the run's folder was removed."""
+
+
+class DiskFullError(StorageError):
+    """The disk or the quota is full. It may have space again later."""
 
 
 class LaunchError(RunError):

@@ -175,7 +175,7 @@ class HostedRun:
             self.link.send(protocol.encode(data), content)
             if self._link_is_full and (data.grows or data.last):  # never in the middle of a file that is replaced
                 return
-        if self._collecting and not self._collected:
+        if self._collecting and not self._collected and self._local.collected:
             self._collected = True
             self._local.count_remaining()
             self._report(protocol.RejectedConnections(self._local.unauthenticated_connections))
