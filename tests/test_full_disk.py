@@ -153,7 +153,8 @@ def test_a_simulation_whose_disk_is_full_for_some_time_has_all_records_and_model
         assert list(run.folder.read_averages()) == list(undisturbed.folder.read_averages())
         for node in range(run.summary["nodes"]):
             assert run.folder.model(node).read_bytes() == undisturbed.folder.model(node).read_bytes()
-    assert any("goes on without a checkpoint" in notice for notice in listener.notices)
+    if at == "free some space in the next":
+        assert any("goes on without a checkpoint" in notice for notice in listener.notices)
     paused, resumed = (
         sum(text in notice for notice in listener.notices)
         for text in ("because the disk at", "records are written again")
