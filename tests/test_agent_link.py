@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disks import fill, small_disk
 from shoal.engines.processes import control
 from shoal.engines.processes.remote import protocol
 from shoal.engines.processes.remote.channel import Address, Trust
@@ -29,7 +30,7 @@ from shoal.engines.processes.remote.link import (
 )
 from shoal.engines.processes.remote.outbox import IN_FRAME, MAX_MESSAGE_BYTES, PART_BYTES, Frames
 from shoal.engines.processes.remote.protocol import FileData, version_differences
-from shoal.errors import LaunchError, MessageError
+from shoal.errors import DiskFullError, LaunchError, MessageError
 from shoal.experiment import Experiment
 from shoal.results.records import RunFolder
 
@@ -283,6 +284,41 @@ def test_a_chunk_that_does_not_follow_is_rejected(folders: tuple[RunFolder, RunF
     for offset in (0, 2, 4):
         with pytest.raises(MessageError, match="does not follow"):
             receiver.write(FileData("nodes/0.jsonl", offset, grows=True), b"x")
+
+
+def test_files_wait_in_memory_while_the_disk_is_full(folders: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
+    there, _ = folders
+    with small_disk(tmp_path / "disk", kib=1024) as disk:
+        home = RunFolder.create(disk, "home")
+        sender, receiver = FileSender(there), FileReceiver(home)
+        filler = fill(disk)
+        for step in range(3):
+            with there.node(0).open("ab") as records:
+                records.write(b"%d\n" % step * 5000)
+            there.model(0).write_bytes(bytes([step]) * 100_000)
+            for data, content in sender.chunks():
+                receiver.write(data, content)
+        assert receiver.waits
+        with pytest.raises(DiskFullError):
+            receiver.write_waiting()
+        filler.unlink()
+        receiver.write_waiting()
+        assert not receiver.waits
+        assert home.node(0).read_bytes() == there.node(0).read_bytes()
+        assert home.model(0).read_bytes() == there.model(0).read_bytes()
+
+
+def test_the_coordinator_keeps_a_bounded_part_of_the_files(
+    folders: tuple[RunFolder, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.engines.processes.remote.files.MAX_WAITING_BYTES", 20_000)
+    with small_disk(tmp_path / "disk", kib=64) as disk:
+        receiver = FileReceiver(RunFolder.create(disk, "home"))
+        fill(disk)
+        for offset in (0, 10_000):
+            receiver.write(FileData("nodes/0.jsonl", offset, grows=True), bytes(10_000))
+        with pytest.raises(DiskFullError):
+            receiver.write(FileData("nodes/0.jsonl", 20_000, grows=True), bytes(10_000))
 
 
 # Addresses, keys and versions

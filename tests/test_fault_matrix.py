@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import until
+from conftest import SMALL, until
+from disks import fill, small_disk
 from process_runs import NODES, Started, listens_on, started
 from shoal.engines.processes.liveness import STOP_SECONDS
-from shoal.results.records import Evaluation
+from shoal.experiment import Experiment
+from shoal.results.records import Average, End, Evaluation, Round, RunFolder
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
@@ -284,40 +287,57 @@ def test_the_user_interrupts_the_run(number: signal.Signals, times: int, tmp_pat
 # The disk
 
 
+LONG = ("algorithm={name='held.py:Held', rounds=60, held=1}", "evaluation.every=30")
+"""The records of a node exceed a block of the disk."""
+
+
 @contextmanager
-def small_disk(folder: Path, kib: int) -> Iterator[None]:
-    folder.mkdir(parents=True)
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "shoal-test", str(folder)], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"a disk of limited size needs root: {made.stderr.decode().strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder: Path) -> None:
-    """Use all the space that is left."""
-    with (folder / "filler").open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            return
-
-
-@pytest.mark.parametrize("engine", ["processes", "simulation"])
-def test_the_disk_is_full(engine: str, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "runs", kib=2048), started(tmp_path, held=1, engine=engine) as going:
+def full_disk_at_the_end(root: Path, engine: str) -> Iterator[tuple[Started, Path]]:
+    """A run that waits for space at its end, because its disk is full since round 0, and the file that fills it."""
+    with small_disk(root / "runs", kib=2048), started(root, *LONG, held=1, engine=engine) as going:
         if engine == "processes":
             going.wait_for_round(0)
         else:
-            until(lambda: any(going.root.glob("*/*/nodes.log")) or any(going.root.glob("*/*/mapping.json")))
-        fill(tmp_path / "runs")
+            # The experiment is written once more, when the simulation starts.
+            until(lambda: going.folder.experiment.stat().st_mtime_ns > going.folder.mapping.stat().st_mtime_ns)
+        filler = fill(root / "runs")
         going.release()
+        until(lambda: "free some space in the next 60 s" in " ".join(going.output.split()))
+        yield going, filler
+
+
+@pytest.mark.parametrize("engine", ["processes", "simulation"])
+def test_the_disk_is_full_for_some_time(engine: str, tmp_path: Path) -> None:
+    table = {**tomllib.loads(SMALL), "algorithm": {"name": "dpsgd", "rounds": 60}, "evaluation": {"every": 30}}
+    undisturbed = Experiment.from_table(table).run(tmp_path / "undisturbed")
+    with full_disk_at_the_end(tmp_path, engine) as (going, filler):
+        filler.unlink()
         code, out = end_within(going, 6.0)
+        assert code == 0, out
+        assert going.summary["digest"] == undisturbed.summary["digest"]
+        for node in range(NODES):
+            assert content(going.folder, node) == content(undisturbed.folder, node)
+            assert going.folder.model(node).read_bytes() == undisturbed.folder.model(node).read_bytes()
+        if engine == "processes":
+            shown = " ".join(out.split())
+            assert "records are paused, because the disk at" in shown
+            assert "records are written again" in shown
+
+
+def content(folder: RunFolder, node: int) -> list[tuple[object, ...]]:
+    """The records of a node without the times, and the averages."""
+    averages = sorted((a.round, a.scores["accuracy"]) for a in folder.read_averages() if isinstance(a, Average))
+    rounds = [(r.round, r.loss, r.bytes_sent, r.messages_sent) for r in folder.read(node) if isinstance(r, Round)]
+    evaluations = [(e.round, *sorted(e.scores.items())) for e in folder.read(node) if isinstance(e, Evaluation)]
+    ends = [(e.digest, e.bytes_sent) for e in folder.read(node) if isinstance(e, End)]
+    return [*averages, *rounds, *evaluations, *ends]
+
+
+@pytest.mark.parametrize("engine", ["processes", "simulation"])
+def test_the_disk_stays_full(engine: str, tmp_path: Path) -> None:
+    with full_disk_at_the_end(tmp_path, engine) as (going, _):
+        going.process.send_signal(signal.SIGINT)  # do not wait for a minute
+        code, out = end_within(going, STOP_SECONDS)
         assert code == 1, out
         assert "the disk or the quota is full: free some space" in " ".join(out.split())
         if engine == "processes":

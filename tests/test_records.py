@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import SMALL
+from disks import small_disk
 from shoal.errors import DataError, LaunchError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.running import Run
@@ -212,19 +212,13 @@ def test_only_the_owner_may_read_the_folder_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "shoal-test", str(folder)]
-    if (made := subprocess.run(command, capture_output=True, text=True, check=False)).returncode:
-        pytest.skip(f"a disk of limited size needs root: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", kib=64) as folder:
+        yield folder
 
 
-def test_a_full_disk_raises_a_storage_error_and_leaves_whole_records(small_disk: Path) -> None:
-    path = small_disk / "0.jsonl"
+def test_a_full_disk_raises_a_storage_error_and_leaves_whole_records(disk: Path) -> None:
+    path = disk / "0.jsonl"
     file = RecordFile(path)
     written = 0
 
@@ -241,9 +235,9 @@ def test_a_full_disk_raises_a_storage_error_and_leaves_whole_records(small_disk:
     assert content.count(b"\n") == written
 
 
-def test_a_summary_or_a_model_that_cannot_be_written_leaves_the_earlier_one(small_disk: Path) -> None:
-    folder = RunFolder(small_disk)
-    (small_disk / "checkpoints").mkdir()
+def test_a_summary_or_a_model_that_cannot_be_written_leaves_the_earlier_one(disk: Path) -> None:
+    folder = RunFolder(disk)
+    (disk / "checkpoints").mkdir()
     with replacing(folder.summary) as unfinished:
         unfinished.write_bytes(b"earlier")
     folder.save_model(0, np.ones(10, np.float32))

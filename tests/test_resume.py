@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,9 +12,11 @@ from typing import Any, ClassVar
 import pytest
 
 from checkpoint_runs import comparable, experiment, records_of, stopped_after
+from disks import FreesTheDisk, small_disk
 from shoal import resume
 from shoal.algorithms.dpsgd import DPSGD
-from shoal.errors import ExperimentError, StorageError
+from shoal.errors import ExperimentError
+from shoal.experiment import running
 from shoal.results.checkpoints import Checkpoints
 from shoal.results.records import REJOINED, RESUMED, Event, RunFolder
 from shoal.results.run_lock import lock
@@ -195,27 +195,17 @@ def test_a_state_that_cannot_be_written_leaves_the_run_and_the_earlier_checkpoin
     assert complete == [0, 1, 3]
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 128 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=128k", "shoal-test", str(folder)]
-    if (made := subprocess.run(command, capture_output=True, text=True, check=False)).returncode:
-        pytest.skip(f"a disk of limited size needs root: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_full_disk_never_costs_the_checkpoint_before(small_disk: Path) -> None:
-    with contextlib.suppress(StorageError):  # the records may not fit either
-        experiment(algorithm=DPSGD_6, checkpoint={"every": 1, "keep": 9, "final": False}).run(small_disk)
-    checkpoints = Checkpoints(RunFolder(next(small_disk.rglob("experiment.toml")).parent))
-    complete = [round for round in checkpoints.rounds() if checkpoints.is_complete(round)]
-    assert complete
-    assert len(complete) < 6
-    for round in complete:
-        checkpoints.read(round)
+def test_a_full_disk_never_costs_the_checkpoint_before(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", kib=144) as disk:
+        (disk / "filler").write_bytes(bytes(2**14))
+        listener = FreesTheDisk(disk / "filler", at="free some space in the next")  # for records that do not fit either
+        running.run(experiment(algorithm=DPSGD_6, checkpoint={"every": 1, "keep": 9, "final": False}), disk, listener)
+        checkpoints = Checkpoints(RunFolder(next(disk.rglob("experiment.toml")).parent))
+        complete = [round for round in checkpoints.rounds() if checkpoints.is_complete(round)]
+        assert complete
+        assert len(complete) < 6
+        for round in complete:
+            checkpoints.read(round)
 
 
 # The clock

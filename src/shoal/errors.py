@@ -11,6 +11,8 @@
         ├── NodeError          the code of a node raised an exception
         │   └── PrivacyError   the node stopped because it would have revealed hidden data
         ├── StorageError       the files of the run cannot be written
+        │   └── DiskFullError  the disk or the quota is full; it may have space again later
+        ├── NotContinuedError  the nodes of a run whose coordinator was killed have ended too
         └── LaunchError        nodes or workers could not be started
 
 Every error text has the key or field, its value, what was expected and what to do.
@@ -73,6 +75,10 @@ class StorageError(RunError):
 
 class NotContinuedError(RunError):
     """The nodes of a run whose coordinator was killed have ended too."""
+
+
+class DiskFullError(StorageError):
+    """The disk or the quota is full. It may have space again later."""
 
 
 class LaunchError(RunError):

@@ -149,6 +149,7 @@ class CheckpointTracker:
             return
         self._completed = round
         self._saved = {later: nodes for later, nodes in self._saved.items() if later > round}
+        self._abandoned = {later for later in self._abandoned if later > round}
         self._files.remove_older(round, self._experiment.checkpoint.keep)
 
 

@@ -16,6 +16,7 @@ from shoal.experiment import Experiment
 from shoal.experiment.writing import write_experiment, write_mapping
 from shoal.results.checkpoints import Manifest
 from shoal.results.progress import NullProgressListener, Outcome, ProgressListener, Status
+from shoal.results.record_writer import write_finally
 from shoal.results.records import RunFolder
 from shoal.results.run_lock import lock
 from shoal.results.summary import summarize, write_metrics
@@ -108,7 +109,16 @@ def finish_run(
         except StorageError as unwritten:
             error.add_note(f"Its results are incomplete: {unwritten}")
         raise
-    return Run(folder, _write_results(folder, experiment, outcome))
+    summary: dict[str, Any] = {}
+
+    def write() -> None:
+        summary.update(_write_results(folder, experiment, outcome))
+
+    if outcome.status == "interrupted":
+        write()
+    else:
+        write_finally(write, (listener or NullProgressListener()).notice)
+    return Run(folder, summary)
 
 
 def _run_engine(

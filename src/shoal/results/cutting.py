@@ -37,7 +37,9 @@ def _cut_node(folder: RunFolder, manifest: Manifest, saved: SavedNode) -> Discar
     rounds = [record for record in later if isinstance(record, Round)]
     earlier = next((r for line in reversed(before.split(b"\n")) if line and isinstance(r := decode(line), Round)), None)
     messages = rounds[-1].messages_sent - (earlier.messages_sent if earlier else 0) if rounds else 0
-    return Discarded(len(rounds), messages)
+    # Of a long run, not every round has a record.
+    count = max(len(rounds), rounds[-1].round - saved.round) if rounds else 0
+    return Discarded(count, messages)
 
 
 def _is_before(record: Record, manifest: Manifest) -> bool:

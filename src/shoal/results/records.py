@@ -3,7 +3,7 @@
     runs/<name>/<run id>/
       experiment.toml      the resolved experiment, with the versions of the software
       mapping.json         the nodes on each machine
-      nodes/<id>.jsonl     the records of each node, one JSON object per line, appended and flushed
+      nodes/<id>.jsonl     the records of each node, one JSON object per line, appended; see thinning.py
       averages.jsonl       the average of all models and the nodes' distance to it, at each evaluation
       nodes.log            what the code of the nodes printed
       checkpoints/         the final models, <id>.npy, and the states of nodes (see checkpoints.py)
@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from shoal.errors import DataError, LaunchError, StorageError
+from shoal.errors import DataError, DiskFullError, LaunchError, StorageError
 from shoal.types import NodeId, Params
 
 
@@ -68,12 +68,14 @@ class Average(msgspec.Struct, tag="average", tag_field="kind", frozen=True, omit
     """As in `Evaluation`."""
 
 
-class Event(msgspec.Struct, tag="event", tag_field="kind", frozen=True):
+class Event(msgspec.Struct, tag="event", tag_field="kind", frozen=True, omit_defaults=True):
     """A fault, a rejected message or another event that is not part of a normal round."""
 
     what: str
     time: float
     detail: str
+    count: int = 1
+    """The number of events that the record stands for: this one, and those since the record before that have none."""
 
 
 class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
@@ -142,7 +144,7 @@ def writing_to(path: str | Path) -> Iterator[None]:
         where, kept = repr(str(path)), "'shoal show' can read the records that were written before"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason = f"{where} cannot be written, because the disk or the quota is full: free some space, or choose "
-            raise StorageError(f"{reason}another disk with --out, and start the run again; {kept}") from error
+            raise DiskFullError(f"{reason}another disk with --out, and start the run again; {kept}") from error
         if error.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTDIR):
             raise StorageError(
                 f"{where} cannot be written, because its folder was removed or moved during the run: start the run "
@@ -183,7 +185,11 @@ class RecordFile:
         self.write_all([encode(record)])
 
     def write_all(self, lines: list[bytes]) -> None:
-        left = memoryview(b"\n".join([*lines, b""]))
+        self.append(b"\n".join([*lines, b""]))
+
+    def append(self, content: bytes) -> None:
+        """Append all of `content`, or nothing."""
+        left = memoryview(content)
         with writing_to(self._path):
             size = os.fstat(self._file).st_size
             written = 0
@@ -203,49 +209,6 @@ class RecordFile:
 
     def close(self) -> None:
         os.close(self._file)
-
-
-class BufferedRecordFiles:
-    """The record files of many nodes in one process: kept in memory, and appended every few seconds.
-
-    Ten thousand files take long to append to. Writing may take at most `MAX_SHARE` of the time.
-    """
-
-    INTERVAL = 5.0
-    """Seconds between two writes, at least."""
-    MAX_SHARE = 1 / 50
-    MAX_BYTES = 256 * 2**20
-    """Records in memory that are written at once."""
-
-    def __init__(self, folder: RunFolder, nodes: int) -> None:
-        self._folder = folder
-        self._lines: list[list[bytes]] = [[] for _ in range(nodes)]
-        self.sizes = [_file_size(folder.node(node)) for node in range(nodes)]
-        """The size of each file in bytes, with the records that are still in memory."""
-        self._size = 0
-        self._due = time.monotonic() + self.INTERVAL
-
-    def write(self, node: NodeId, record: Record) -> None:
-        line = encode(record)
-        self._lines[node].append(line)
-        self._size += len(line)
-        self.sizes[node] += len(line) + 1
-
-    def flush_if_due(self) -> None:
-        if self._size > self.MAX_BYTES or time.monotonic() > self._due:
-            self.flush()
-
-    def flush(self) -> None:
-        started = time.monotonic()
-        for node, lines in enumerate(self._lines):
-            if lines:
-                file = RecordFile(self._folder.node(node))
-                file.write_all(lines)
-                file.close()
-                lines.clear()
-        self._size = 0
-        ended = time.monotonic()
-        self._due = ended + max(self.INTERVAL, (ended - started) / self.MAX_SHARE)
 
 
 @dataclass(frozen=True)
@@ -357,10 +320,6 @@ def _last_change(run: RunFolder) -> float:
     return (run.summary if run.summary.exists() else run.experiment).stat().st_mtime
 
 
-def _file_size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
 def _warn_of_old_run() -> None:
     warnings.warn(
         f"a run of an earlier version: its key {_COUNT_IN_OLD_RUNS!r} is read as {_COUNT!r}",
@@ -373,5 +332,8 @@ def _read(path: Path) -> Iterator[Record]:
     """Read the records in `path` without an incomplete last line."""
     if not path.exists():
         return
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        yield decode(line)
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield decode(line)

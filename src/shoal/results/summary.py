@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -16,6 +17,9 @@ from shoal.results.records import Average, End, Evaluation, Event, Record, Round
 from shoal.results.statistics import fairness, statistics
 from shoal.results.timing import Evaluations, SentTraffic, target_and_best, target_of
 from shoal.types import NodeId
+
+ROWS_AT_ONCE = 100_000
+"""Records that are converted to columns at once. As columns they need a tenth of the memory."""
 
 
 def summarize(
@@ -138,7 +142,7 @@ class _Records:
         elif isinstance(record, End):
             self.ends[node] = record
         elif isinstance(record, Event):
-            self.events[record.what] += 1
+            self.events[record.what] += record.count
 
     def finished_rounds(self, nodes: range) -> int:
         """Return the minimum number of finished rounds over `nodes`.
@@ -193,17 +197,21 @@ def write_metrics(folder: RunFolder) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [{"node": node, **_row(record)} for node, record in folder.read_all()]
-    rows += [{"node": None, **_row(record)} for record in folder.read_averages()]
-    names = dict.fromkeys(["node", "kind", "round", "time", *(name for row in rows for name in row)])
-    columns = {name: [row.get(name) for row in rows] for name in names}
+    averages = ((None, record) for record in folder.read_averages())
+    records = itertools.chain(folder.read_all(), averages)
+    tables = []
+    while rows := [_row(node, record) for node, record in itertools.islice(records, ROWS_AT_ONCE)]:
+        names = dict.fromkeys(["node", "kind", "round", "time", *(name for row in rows for name in row)])
+        tables.append(pa.table({name: [row.get(name) for row in rows] for name in names}))
+    empty = pa.table({name: [] for name in ("node", "kind", "round", "time")})
     with replacing(folder.metrics) as unfinished:
-        pq.write_table(pa.table(columns), unfinished)
+        pq.write_table(pa.concat_tables(tables or [empty], promote_options="permissive"), unfinished)
 
 
-def _row(record: Record) -> dict[str, Any]:
+def _row(node: NodeId | None, record: Record) -> dict[str, Any]:
     row: dict[str, Any] = msgspec.to_builtins(record)
-    return {**{k: v for k, v in row.items() if k != "scores"}, **row.get("scores", {})}
+    scores = row.pop("scores", {})
+    return {"node": node, **row, **scores}
 
 
 def _digest(ends: dict[NodeId, End]) -> str | None:

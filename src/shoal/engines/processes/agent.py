@@ -144,6 +144,8 @@ class LocalAgent:
         self._namespaces: Namespaces | None = None
         self._parameters = 0
         self._notices: deque[control.Notice] = deque()
+        self._records_paused = False
+        """Whether records of averages and faults wait for space on the disk."""
         server_settings = self._server_settings()  # raises if links cannot be sealed, before anything starts
         self._zygote = ZygoteProcess(folder)
         try:
@@ -170,6 +172,8 @@ class LocalAgent:
                 self._parameters = self._server.model_parameters = report.parameters
             elif isinstance(report, control.KeyAnnounced):
                 self._server.allow_key(report.node, report.key)
+            elif isinstance(report, control.AgentDiskReport):
+                self._records_paused = report.paused
             elif isinstance(report, control.NodeExited | control.NetworkExited):
                 yield from self._server.receive(FINAL_MESSAGES)  # its last messages may not have been read
                 if isinstance(report, control.NodeExited):
@@ -187,7 +191,7 @@ class LocalAgent:
             poller.register(socket, zmq.POLLIN)
 
     def collect(self) -> None:
-        """Nothing: nodes write into the folder of the run."""
+        """Nothing: nodes and the zygote write into the folder of the run."""
 
     @property
     def received_bytes(self) -> int:
@@ -195,7 +199,7 @@ class LocalAgent:
 
     @property
     def collected(self) -> bool:
-        return True
+        return not self._records_paused
 
     @property
     def is_lost(self) -> bool:

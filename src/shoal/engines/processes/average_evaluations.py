@@ -8,6 +8,7 @@ from shoal.engines.processes import control
 from shoal.engines.processes.agent_group import AgentGroup
 from shoal.engines.processes.kept_averages import KeptAverages
 from shoal.engines.run_tracker import RunTracker
+from shoal.errors import DiskFullError
 from shoal.results.checkpoints import Manifest
 from shoal.results.records import RunFolder
 from shoal.types import Params
@@ -65,10 +66,18 @@ class AverageEvaluations:
                 average.mean.tobytes(),
                 average.round if self._by_clock else None,
             )
-            self._kept.keep(request)
+            self._keep(request)
             self._waiting.append(request)
         if not waits:
             self._start_waiting()
+
+    def _keep(self, request: control.EvaluateAverage) -> None:
+        try:
+            self._kept.keep(request)
+        except DiskFullError as error:
+            self._tracker.listener.notice(
+                f"if the run is resumed, the averaged model of round {request.round} is not evaluated: {error}"
+            )
 
     def restore(self, resumed: Manifest | None) -> None:
         """Take over the evaluations that a resumed run has not made before its checkpoint."""

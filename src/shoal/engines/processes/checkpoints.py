@@ -18,7 +18,8 @@ from shoal.engines.run_tracker import RunTracker
 from shoal.errors import StorageError
 from shoal.experiment import Experiment
 from shoal.results.checkpoints import Checkpoints, Manifest, SavedNode
-from shoal.results.records import RecordFile, RunFolder
+from shoal.results.record_writer import RecordWriter
+from shoal.results.records import RunFolder
 from shoal.results.state_files import write_state
 from shoal.types import NodeId
 
@@ -31,7 +32,7 @@ class ProcessSaver:
         node: NodeId,
         experiment: Experiment,
         folder: RunFolder,
-        records: RecordFile,
+        records: RecordWriter,
         link: CoordinatorLink,
         capture: Callable[[int], dict[str, Any]],
         position: Callable[[], tuple[float, int]],
@@ -56,6 +57,7 @@ class ProcessSaver:
         else:
             path = self._files.state(round, self._node)
         try:
+            self._records.flush()  # the size of the records is part of the checkpoint
             file = write_state(path, self._capture(round))
         except StorageError as error:
             self._link.send(control.CheckpointFailed(self._node, round, str(error)))
@@ -65,7 +67,7 @@ class ProcessSaver:
             while len(self._written) > 2:
                 self._written.pop(0).unlink(missing_ok=True)
         time, ticks = self._position()
-        saved = SavedNode(self._node, round, file, time, self._records.size, ticks)
+        saved = SavedNode(self._node, round, file, time, self._records.size(self._node), ticks)
         self._link.send(control.CheckpointSaved(self._node, saved))
 
     def leave(self) -> None:

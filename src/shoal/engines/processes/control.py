@@ -161,6 +161,13 @@ class NetworkExited(msgspec.Struct, frozen=True, tag=True):
     code: int
 
 
+class AgentDiskReport(msgspec.Struct, frozen=True, tag=True):
+    """The disk is full, or has space again: the agent pauses the records that it writes, or goes on to write them."""
+
+    paused: bool
+    text: str
+
+
 class AverageEvaluated(msgspec.Struct, frozen=True, tag=True):
     """The process that evaluates an average exited."""
 
@@ -254,6 +261,18 @@ class CheckpointFailed(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class DiskReport(msgspec.Struct, frozen=True, tag=True):
+    """The disk is full, or has space again: the node pauses its records, or goes on to write them."""
+
+    node: NodeId
+    paused: bool
+    text: str
+    dropped: int = 0
+    """Records of rounds that were dropped."""
+    final: bool = False
+    """Whether the node ends, and waits for space."""
+
+
 class NodeDone(msgspec.Struct, frozen=True, tag=True):
     """The node's algorithm has ended."""
 
@@ -339,7 +358,9 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
 
 
 ToZygote: TypeAlias = Prepare | StartNodes | KillNodes | EvaluateAverage | RecordEvents
-FromZygote: TypeAlias = Prepared | StartFailed | KeyAnnounced | NodeExited | NetworkExited | AverageEvaluated
+FromZygote: TypeAlias = (
+    Prepared | StartFailed | KeyAnnounced | NodeExited | NetworkExited | AgentDiskReport | AverageEvaluated
+)
 ToAgent: TypeAlias = ToZygote | ToNodes | ToNetwork
 FromAgent: TypeAlias = FromZygote | Notice
 FromOneNode: TypeAlias = (
@@ -349,6 +370,7 @@ FromOneNode: TypeAlias = (
     | ModelSnapshot
     | CheckpointSaved
     | CheckpointFailed
+    | DiskReport
     | NodeDone
     | NodeFailed
 )

@@ -15,6 +15,7 @@ from shoal.engines.processes.agent_group import AgentGroup
 from shoal.engines.processes.average_evaluations import AverageEvaluations
 from shoal.engines.processes.checkpoints import CheckpointCollector
 from shoal.engines.processes.control_server import ControlMessage
+from shoal.engines.processes.disk_reports import DiskReports
 from shoal.engines.processes.interrupts import Interrupts
 from shoal.engines.processes.liveness import STOP_SECONDS, LivenessMonitor, Timeouts
 from shoal.engines.processes.node_commands import NodeCommands
@@ -32,6 +33,7 @@ from shoal.experiment import Experiment
 from shoal.message import MAX_HEADER_BYTES
 from shoal.results.checkpoints import Manifest
 from shoal.results.progress import PROGRESS_INTERVAL, Outcome, Status
+from shoal.results.record_writer import END_SECONDS
 from shoal.results.records import RunFolder
 from shoal.types import NodeId
 
@@ -88,6 +90,7 @@ class Coordinator:
             self._clock,
             str(run.folder.log),
         )
+        self._disks = DiskReports(tracker.listener.notice)
         self._network_reported = self._network_exited = False
         self._file = CoordinatorFileWriter(run.folder, agents, tracker, times)
         self._prepared: dict[str, control.Prepared] = {}
@@ -191,6 +194,8 @@ class Coordinator:
             self._handle_network_exit()
         elif isinstance(report, control.Notice):
             self._tracker.listener.notice(report.text)
+        elif isinstance(report, control.AgentDiskReport):
+            self._disks.handle(agent.name, report)
         else:
             self._averages.evaluated(report)
 
@@ -227,6 +232,7 @@ class Coordinator:
         was_starting = entry.state in (NodeState.STARTING, NodeState.LISTENING)
         entry.state = NodeState.EXITED
         self._starter.monitor.settle(node)
+        self._disks.forget(self._agents.agent_of(node).name, node)
         exited_well = code == 0 and entry.failure is None
         if phase == "finishing" and (exited_well or self._interrupts.signal is not None):
             return
@@ -303,6 +309,8 @@ class Coordinator:
             self._averages.add_model(message, received.params)
         elif isinstance(message, control.CheckpointSaved | control.CheckpointFailed):
             self._checkpoints.handle(message)
+        elif isinstance(message, control.DiskReport):
+            self._disks.handle(self._agents.agent_of(message.node).name, message)
         elif isinstance(message, control.NodeDone):
             self._handle_done(message.node)
         elif isinstance(message, control.NodeFailed):
@@ -379,19 +387,24 @@ class Coordinator:
     def _collect(self) -> bool:
         """Wait until the files that nodes have written on other machines are in the folder of the run.
 
-        Returns whether all of them are.
+        Returns whether all of them are. If the disk is full, wait for space, unless the user has interrupted the run.
         """
         self._agents.collect()
-        deadline, received = time.monotonic() + COLLECT_SECONDS, self._agents.received_bytes
-        while not self._agents.collected and time.monotonic() < deadline:
+        began, received = time.monotonic(), self._agents.received_bytes
+        while not self._agents.collected:
+            full = self._disks.any_paused
+            seconds = time.monotonic() - began
+            if seconds > (END_SECONDS if full else COLLECT_SECONDS) or (full and self._interrupts.signal is not None):
+                self._tracker.listener.notice("some records and models have not arrived in the folder of the run")
+                break
             self._agents.wait(PROGRESS_INTERVAL)
-            for _, report in self._agents.reports():
+            for agent, report in self._agents.reports():
                 if isinstance(report, control.Notice):
                     self._tracker.listener.notice(report.text)
+                elif isinstance(report, control.AgentDiskReport):
+                    self._disks.handle(agent.name, report)
             if self._agents.received_bytes > received:
-                deadline, received = time.monotonic() + COLLECT_SECONDS, self._agents.received_bytes
-        if not self._agents.collected:
-            self._tracker.listener.notice("some records and models of nodes on other machines have not arrived")
+                began, received = time.monotonic(), self._agents.received_bytes
         return self._agents.collected and not any(agent.is_lost for agent in self._agents.agents)
 
     def _finish_network(self) -> None:

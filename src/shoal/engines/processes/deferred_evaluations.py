@@ -16,10 +16,13 @@ from shoal.engines.processes import control
 from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.runtime import TrainingThread
 from shoal.engines.processes.slots import Slots
-from shoal.errors import CheckpointError
+from shoal.errors import CheckpointError, DiskFullError
 from shoal.node import Node
 from shoal.results.records import Evaluation, RunFolder, writing_to
 from shoal.types import Params
+
+NOT_EVALUATED = "not evaluated"
+"""The event of a model that could not be kept for its evaluation."""
 
 
 class DeferredEvaluations:
@@ -32,11 +35,12 @@ class DeferredEvaluations:
         self._file: IO[bytes]
         with writing_to(folder.path):
             if path is None:
-                self._file = tempfile.TemporaryFile(dir=folder.path)  # noqa: SIM115 - open as long as the process runs
+                # Open as long as the process runs.
+                self._file = tempfile.TemporaryFile(dir=folder.path, buffering=0)  # noqa: SIM115
             else:
                 path.parent.mkdir(exist_ok=True)
                 path.touch()
-                self._file = path.open("r+b")
+                self._file = path.open("r+b", buffering=0)
         self._kept: list[tuple[int, float, int | None]] = []
         """Round, time and tick of each model in the file."""
         self.latest_first = False
@@ -44,12 +48,18 @@ class DeferredEvaluations:
         self.latest_evaluated = False
         """Whether the latest of all models has been evaluated."""
 
-    def keep(self, round: int, time: float, params: Params, tick: int | None = None) -> None:
-        with writing_to(self._folder.path):
-            self._file.seek(len(self._kept) * params.nbytes)
-            self._file.write(params.data)
-            self._file.flush()
+    def keep(self, round: int, time: float, params: Params, tick: int | None = None) -> bool:
+        """Keep a model. Returns False if the disk is full: the model is not evaluated."""
+        left = params.data.cast("B")
+        try:
+            with writing_to(self._folder.path):
+                self._file.seek(len(self._kept) * params.nbytes)
+                while left:
+                    left = left[self._file.write(left) :]
+        except DiskFullError:
+            return False
         self._kept.append((round, time, tick))
+        return True
 
     def state(self) -> list[list[Any]]:
         """The round, time and tick of each model in the file."""
@@ -163,7 +173,8 @@ class SnapshotTimer:
         self._last_tick = tick
         node = self._node
         round = max(0, node.next_round - 1)
-        if self._deferred is not None and node.context.schedule.evaluated:
-            self._deferred.keep(round, time, node.params, tick)
+        deferred = self._deferred if node.context.schedule.evaluated else None
+        if deferred is not None and not deferred.keep(round, time, node.params, tick):
+            node.record_event(NOT_EVALUATED, f"tick {tick}: the disk is full")
         if node.context.schedule.averaged:
             self._receiver.submit_for_average(round, node.params, tick)

@@ -9,12 +9,13 @@ import time
 
 from shoal.engines.processes import control
 from shoal.engines.processes.coordinator_link import CoordinatorLink
-from shoal.engines.processes.deferred_evaluations import DeferredEvaluations
+from shoal.engines.processes.deferred_evaluations import NOT_EVALUATED, DeferredEvaluations
 from shoal.engines.processes.runtime import ProcessRuntime
 from shoal.engines.round_faults import RoundFaults
 from shoal.errors import NodeError
 from shoal.results.progress import main_score
-from shoal.results.records import Evaluation, Event, Record, RecordFile, Round
+from shoal.results.record_writer import RecordWriter
+from shoal.results.records import Evaluation, Event, Record, Round
 from shoal.types import Params
 
 REPORT_INTERVAL = 0.5
@@ -27,7 +28,7 @@ class NodeObserver:
     def __init__(
         self,
         runtime: ProcessRuntime,
-        records: RecordFile,
+        records: RecordWriter,
         link: CoordinatorLink,
         faults: RoundFaults,
         deferred: DeferredEvaluations | None,
@@ -47,7 +48,7 @@ class NodeObserver:
         """The latest evaluation that is not reported yet."""
 
     def record(self, record: Record) -> None:
-        self._records.write(record)
+        self._records.write(self._id, record)
         if isinstance(record, Round):
             self._latest = (record.round + 1, record.bytes_sent)
             if record.round == 0 or time.monotonic() - self._reported_at > REPORT_INTERVAL:
@@ -73,7 +74,8 @@ class NodeObserver:
     def defer_evaluation(self, round: int, params: Params) -> bool:
         if self._deferred is None:
             return False
-        self._deferred.keep(round, self._runtime.now(), params)
+        if not self._deferred.keep(round, self._runtime.now(), params):
+            self.record(Event(NOT_EVALUATED, self._runtime.now(), f"round {round}: the disk is full"))
         return True
 
     async def before_round(self, round: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import sys
@@ -24,7 +25,8 @@ from shoal.engines.processes.task_scope import TaskScope
 from shoal.engines.processes.transport import NoFreePortError
 from shoal.errors import LaunchError, StorageError
 from shoal.experiment.setup import Setup
-from shoal.results.records import RecordFile
+from shoal.results.record_writer import PauseReport, RecordWriter
+from shoal.results.records import Record
 from shoal.types import NodeId
 
 MAX_ERROR_CHARACTERS = 2**13
@@ -81,8 +83,9 @@ class NodeProcess:
         self._context.set(zmq.MAX_SOCKETS, 2 * launch.experiment.size + 128)
         self._scope = TaskScope()
         self._clock = RunClock()
-        self._records = RecordFile(launch.folder.node(launch.id))
-        self._unauthenticated = RejectionLog("unauthenticated connection", self._records, self._clock)
+        self._records = RecordWriter(launch.folder, self._report_pause)
+        self._records.open(launch.id)
+        self._unauthenticated = RejectionLog("unauthenticated connection", self._record, self._clock)
         self._seal = None if pair is None else self._new_seal(pair)
         self._network: NodeNetwork | None = None
         self._run: NodeRun | None = None
@@ -96,13 +99,15 @@ class NodeProcess:
         except NoFreePortError:
             return control.EXIT_NO_FREE_PORT
         except Exception as error:
+            with contextlib.suppress(StorageError):  # the coordinator reports the first error
+                self._records.finish()
             self._report(error)
             return 1
         return 0
 
     async def _take_part(self) -> None:
         launch = self._launch
-        rejected = RejectionLog("message rejected", self._records, self._clock)
+        rejected = RejectionLog("message rejected", self._record, self._clock)
         network = NodeNetwork(self._context, launch.setup, launch.id, launch.start, rejected, self._seal)
         self._network = network
         try:
@@ -120,7 +125,8 @@ class NodeProcess:
             await run.run()
             if self._seal is not None:
                 self._seal.count_remaining()
-            self._records.write(run.end_record(rejected.count, self._unauthenticated.count))
+            self._record(run.end_record(rejected.count, self._unauthenticated.count))
+            await run.write_finally(self._records.finish)
         finally:
             network.close()
 
@@ -153,6 +159,12 @@ class NodeProcess:
 
     def fail(self, error: Exception) -> None:
         self._scope.fail(error)
+
+    def _record(self, record: Record) -> None:
+        self._records.write(self._launch.id, record)
+
+    def _report_pause(self, report: PauseReport) -> None:
+        self._link.send(control.DiskReport(self._launch.id, report.paused, report.text, report.dropped))
 
     def _new_seal(self, pair: KeyPair) -> Seal:
         # Peers may connect before the start message with their keys arrives: they wait for it.

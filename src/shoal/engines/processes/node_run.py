@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,12 +33,13 @@ from shoal.engines.round_faults import RoundFaults
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.results.checkpoints import Checkpoints
-from shoal.results.records import End, Evaluation, Event, RecordFile, RunFolder
+from shoal.results.record_writer import END_SECONDS, RETRY_SECONDS, FinalWrite, RecordWriter
+from shoal.results.records import End, Evaluation, Event, Record, RunFolder
 from shoal.results.state_files import read_state
 from shoal.types import NodeId
 
 STOP_EVALUATION_SECONDS = 7.0
-"""How long a node that is stopped goes on to evaluate models that it kept."""
+"""How long a node that is stopped goes on to evaluate models that it kept, and waits for space on a full disk."""
 RECORDED_TRANSPORT_REJECTIONS = 20
 """Rejected messages and connections that are recorded one by one; further ones are only counted."""
 
@@ -80,16 +81,16 @@ class NodeLaunch:
 class RejectionLog:
     """Counts rejected messages or connections, and records the first of them."""
 
-    def __init__(self, event: str, records: RecordFile, clock: RunClock) -> None:
+    def __init__(self, event: str, record: Callable[[Record], None], clock: RunClock) -> None:
         self.count = 0
         self._event = event
-        self._records = records
+        self._record = record
         self._clock = clock
 
     def __call__(self, reason: str) -> None:
         self.count += 1
         if self.count <= RECORDED_TRANSPORT_REJECTIONS:
-            self._records.write(Event(self._event, self._clock.now(), reason))
+            self._record(Event(self._event, self._clock.now(), reason))
 
 
 class NodeRun:
@@ -101,17 +102,17 @@ class NodeRun:
         message: control.Start,
         network: NodeNetwork,
         link: CoordinatorLink,
-        records: RecordFile,
+        records: RecordWriter,
         clock: RunClock,
         scope: TaskScope,
     ) -> None:
         """`scope` ends when the process does, and lasts longer than the node's algorithm."""
         experiment, plan = launch.experiment, launch.experiment.processes
-        restarted = launch.start.restarted
         self._launch = launch
         self._message = message
         self._network = network
         self._link = link
+        self._records = records
         self._scope = scope
         settings = RuntimeSettings(
             trainings_per_slot=experiment.nodes / launch.slots.count,
@@ -132,7 +133,7 @@ class NodeRun:
             self.observer,
             launch.start.run,
             plan.receive_timeout,
-            self._create_saver(records) if experiment.checkpoint.every else None,
+            self._create_saver() if experiment.checkpoint.every else None,
         )
         if saved is not None:
             self._restore(saved)
@@ -141,16 +142,16 @@ class NodeRun:
         self._snapshot_task: asyncio.Task[None] | None = None
         seconds = experiment.evaluation.seconds
         if seconds is not None and not launch.is_service:
-            last_tick = int(self.runtime.now() / seconds) if restarted else launch.start.resumed_tick
+            last_tick = int(self.runtime.now() / seconds) if launch.start.restarted else launch.start.resumed_tick
             self._snapshots = SnapshotTimer(
                 self._node, self.observer, self._deferred, self.runtime.now, seconds, last_tick
             )
             self._snapshot_task = scope.start(self._snapshots.run())
-        self._stopping = self._evaluating = self._algorithm_ended = False
+        self._stopping = self._evaluating = self._algorithm_ended = self._waits_for_space = False
         self._evaluate_until = math.inf
         """When to begin no more evaluations of kept models, on the monotonic clock."""
         self._exiting: asyncio.Task[None] | None = None
-        """Evaluates kept models and ends the process, after `stop`."""
+        """Saves the model, evaluates kept models and ends the process, after `stop`."""
         self._ended_at: float | None = None
         """When the algorithm ended."""
         self._cpu_seconds = 0.0
@@ -163,10 +164,10 @@ class NodeRun:
         path = Checkpoints(launch.folder).kept_models(launch.id) if named else None
         return DeferredEvaluations(launch.folder, path)
 
-    def _create_saver(self, records: RecordFile) -> ProcessSaver:
+    def _create_saver(self) -> ProcessSaver:
         launch = self._launch
         return ProcessSaver(
-            launch.id, launch.experiment, launch.folder, records, self._link, self._capture, self._position
+            launch.id, launch.experiment, launch.folder, self._records, self._link, self._capture, self._position
         )
 
     def _capture(self, round: int) -> dict[str, Any]:
@@ -201,7 +202,7 @@ class NodeRun:
             self._algorithm_ended = True
         self._cpu_seconds = time.process_time() - began
         self._ended_at = self.runtime.now()
-        self._report_end()
+        await self._report_end()
         finish = await self._link.finished
         if self._exiting is not None:
             await self._exiting  # `stop` came first: this task ends the process
@@ -221,12 +222,9 @@ class NodeRun:
         ends = self._ended_at is not None or (self._launch.is_service and not self.runtime.hung)
         if ends and self._link.finished.done():
             return  # `run` saves the model and evaluates the kept models
-        if self._launch.experiment.checkpoint.final:
-            self._launch.folder.save_model(self._launch.id, self._node.params)
-        if self._deferred is None:
-            os._exit(0)
-        self._take_last_snapshot(finish)
-        self._exiting = self._scope.start(self._evaluate_and_exit(self._deferred))
+        if self._deferred is not None:
+            self._take_last_snapshot(finish)
+        self._exiting = self._scope.start(self._save_and_exit())
 
     def end_record(self, rejected: int, unauthenticated: int) -> End:
         """`rejected` messages and `unauthenticated` connections were counted by the sockets."""
@@ -287,15 +285,14 @@ class NodeRun:
         elif not running.cancelled():
             running.result()
 
-    def _report_end(self) -> None:
+    async def _report_end(self) -> None:
         """Send the last progress report, save the model, and report that the algorithm has ended."""
         launch, node = self._launch, self._node
         self.observer.report()
         if self.runtime.overrun > 0:
             detail = f"by {self.runtime.overrun:.3f} s: this machine could not keep up with the device"
             node.record_event("slower than its device", detail)
-        if launch.experiment.checkpoint.final:
-            launch.folder.save_model(launch.id, node.params)
+        await self._save_model()
         release_memory()
         if not launch.is_service or not self._link.finished.done():
             self._link.send(control.NodeDone(launch.id))
@@ -306,10 +303,33 @@ class NodeRun:
             self._snapshot_task.cancel()
             self._snapshots.take_last(finish)
 
-    async def _evaluate_and_exit(self, deferred: DeferredEvaluations) -> None:
+    async def _save_model(self) -> None:
+        """Write the final model, if the experiment keeps it."""
+        launch = self._launch
+        if launch.experiment.checkpoint.final:
+            await self.write_finally(lambda: launch.folder.save_model(launch.id, self._node.params))
+
+    async def write_finally(self, write: Callable[[], None]) -> None:
+        """Write something at the end of the run. If the disk is full, wait for space: see `FinalWrite`."""
+        seconds = STOP_EVALUATION_SECONDS if self._stopping else END_SECONDS
+        final = FinalWrite(write, self._report_full_disk, seconds)
         try:
-            await self.runtime.stop_computing()
-            await self._evaluate_kept(deferred)
+            while final.attempt() is not None:
+                self._waits_for_space = True
+                await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            self._waits_for_space = False
+
+    def _report_full_disk(self, text: str) -> None:
+        self._link.send(control.DiskReport(self._launch.id, paused=True, text=text, final=True))
+
+    async def _save_and_exit(self) -> None:
+        try:
+            await self._save_model()
+            if self._deferred is not None:
+                await self.runtime.stop_computing()
+                await self._evaluate_kept(self._deferred)
+            await self.write_finally(self._records.finish)
         except Exception:
             traceback.print_exc()  # to the run's nodes.log
             sys.stderr.flush()
@@ -338,8 +358,11 @@ class NodeRun:
         while True:
             await asyncio.sleep(interval)
             self._link.send(control.Heartbeat(self._launch.id, self._busy))
+            self._records.flush_if_due()
 
     @property
     def _busy(self) -> bool:
         """Whether the node computes, or waits for something that ends by itself. After `stop` it has a time limit."""
-        return not self._stopping and (self._evaluating or (not self._algorithm_ended and self.runtime.busy))
+        if self._stopping:
+            return False
+        return self._evaluating or self._waits_for_space or (not self._algorithm_ended and self.runtime.busy)

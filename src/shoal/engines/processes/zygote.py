@@ -27,7 +27,8 @@ from shoal.engines.setup_fingerprint import content_hash, data_hash
 from shoal.errors import ExperimentError, ShoalError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
-from shoal.results.records import Average, RecordFile, RunFolder
+from shoal.results.record_writer import RETRY_SECONDS, PauseReport, RecordWriter
+from shoal.results.records import Average, Event, Record, RunFolder, decode, encode
 from shoal.types import NodeId
 
 
@@ -42,8 +43,9 @@ class Zygote:
         self._slots: Slots | None = None
         self._nodes: dict[int, NodeId] = {}
         """Node by process id."""
-        self._averages: dict[int, int] = {}
-        """Round by the id of the process that evaluates its average."""
+        self._averages: dict[int, tuple[int, int]] = {}
+        """By the id of the process that evaluates an average: the round, and the file in memory for the record."""
+        self._records = RecordWriter(folder, self._report_pause)
         self._network: int | None = None
         """The id of the network process."""
         self._child_exited, self._wakeup = os.pipe()
@@ -55,7 +57,8 @@ class Zygote:
         """Handle requests until the agent closes the pipe."""
         try:
             while True:
-                ready = wait([self._pipe, self._child_exited])
+                ready = wait([self._pipe, self._child_exited], RETRY_SECONDS if self._records.paused else None)
+                self._records.flush_if_due()
                 if self._child_exited in ready:
                     os.read(self._child_exited, 4096)
                     self._reap()
@@ -74,7 +77,8 @@ class Zygote:
         elif isinstance(request, control.EvaluateAverage):
             self._evaluate(request)
         else:
-            _record(request, self._folder)
+            for node, event in request.events:
+                self._record(node, event)
 
     def _prepare(self, request: control.Prepare) -> None:
         try:
@@ -148,11 +152,12 @@ class Zygote:
     def _evaluate(self, request: control.EvaluateAverage) -> None:
         assert self._setup is not None
         setup = self._setup
+        file = os.memfd_create("average")
         pid = os.fork()
         if pid:
-            self._averages[pid] = request.round
+            self._averages[pid] = request.round, file
         else:
-            self._run_child(lambda: _evaluate_average(setup, request, self._folder))
+            self._run_child(lambda: _evaluate_average(setup, request, file))
 
     def _run_child(self, main: Callable[[], int]) -> None:
         """In the child: release what belongs to the zygote, run `main`, and exit with its code."""
@@ -187,7 +192,22 @@ class Zygote:
                 self._network = None
                 self._report(control.NetworkExited(code))
             elif pid in self._averages:
-                self._report(control.AverageEvaluated(self._averages.pop(pid), code))
+                round, file = self._averages.pop(pid)
+                if code == 0:
+                    self._record(None, decode(os.pread(file, os.fstat(file).st_size, 0)))
+                os.close(file)
+                self._report(control.AverageEvaluated(round, code))
+
+    def _record(self, node: NodeId | None, record: Record) -> None:
+        """Write a record of a node, or of an average. If that is impossible, the run goes on without it."""
+        try:
+            self._records.write(node, record)
+        except StorageError as error:  # to the run's nodes.log
+            what = f"the event {record.detail!r} of node {node}" if isinstance(record, Event) else "an average"
+            print(f"{what}: {error}", file=sys.stderr, flush=True)
+
+    def _report_pause(self, report: PauseReport) -> None:
+        self._report(control.AgentDiskReport(report.paused, report.text))
 
     @staticmethod
     def _kill(pids: list[int]) -> None:
@@ -198,23 +218,13 @@ class Zygote:
         self._pipe.send_bytes(control.encode(report))
 
 
-def _evaluate_average(setup: Setup, request: control.EvaluateAverage, folder: RunFolder) -> int:
+def _evaluate_average(setup: Setup, request: control.EvaluateAverage, file: int) -> int:
+    """Evaluate an average, and write the record to a file in memory: the zygote waits if the disk is full."""
     scores = setup.evaluate(request.array)
     record = Average(request.round, request.time, request.nodes, request.consensus_distance, scores, request.tick)
-    RecordFile(folder.averages).write(record)
+    with os.fdopen(os.dup(file), "wb") as written:
+        written.write(encode(record))
     return 0
-
-
-def _record(request: control.RecordEvents, folder: RunFolder) -> None:
-    for node, event in request.events:
-        try:
-            file = RecordFile(folder.node(node))
-            try:
-                file.write(event)
-            finally:
-                file.close()
-        except StorageError as error:  # to the run's nodes.log; the run goes on without the record
-            print(f"the event {event.detail!r} of node {node}: {error}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

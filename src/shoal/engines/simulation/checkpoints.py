@@ -72,6 +72,9 @@ class SimulatedCheckpoints:
             return
         else:
             path = self._files.state(round, id)
+        if self._recorder.paused:
+            self._tracker.abandon(round, "records are paused, because the disk is full")
+            return
         state = capture(node, world.runtimes[id].mailbox, round)
         if isinstance(world.executor, WorkerExecutor) and "trainer" in state["node"]:
             state["node"]["trainer"] = world.executor.trainer_state(node.trainer)

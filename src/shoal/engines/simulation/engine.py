@@ -112,10 +112,12 @@ class Simulation:
         finally:
             gc.unfreeze()
             gc.set_threshold(*thresholds)
-            self._recorder.close()
-            self._world.executor.close()
-            self._population.stop_all()
             wall = self._tracker.training_seconds()
+            try:
+                self._recorder.close()
+            finally:
+                self._world.executor.close()
+                self._population.stop_all()
         self._population.report_progress()
         return Outcome(
             status,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 from shoal.engines.averaging import ModelAverage
@@ -9,13 +10,20 @@ from shoal.engines.end_record import end_record
 from shoal.engines.run_tracker import RunTracker
 from shoal.engines.simulation.kernel import Kernel
 from shoal.environment.faults import FaultEvent
+from shoal.errors import DiskFullError
 from shoal.experiment.setup import Setup
 from shoal.mailbox import Mailbox
 from shoal.node import Node
 from shoal.results.checkpoints import Manifest, SavedNode
 from shoal.results.progress import main_score
-from shoal.results.records import Average, BufferedRecordFiles, Evaluation, Event, Record, RecordFile, RunFolder
-from shoal.types import NodeId
+from shoal.results.record_writer import PauseReport, RecordWriter, write_finally
+from shoal.results.records import Average, Evaluation, Event, Record, RunFolder
+from shoal.types import NodeId, Params
+
+FLUSH_SECONDS = 5.0
+"""Seconds between two writes of all records, at least."""
+MAX_RECORD_BYTES = 256 * 2**20
+"""The most bytes of records in memory."""
 
 
 class Recorder:
@@ -26,8 +34,10 @@ class Recorder:
         self._setup = setup
         self._tracker = tracker
         self._kernel = kernel
-        self._records = BufferedRecordFiles(folder, setup.experiment.size)
-        self._averages = RecordFile(folder.averages)
+        self._records = RecordWriter(folder, self._report_pause, FLUSH_SECONDS, MAX_RECORD_BYTES)
+        self._records.open(None)
+        self._unsaved: dict[NodeId, Params] = {}
+        """Final models that could not be written, because the disk was full."""
         self._resumed: Manifest | None = None
         self._saved: dict[NodeId, SavedNode] = {}
         self._start_times: dict[NodeId, float] = {}
@@ -43,7 +53,12 @@ class Recorder:
 
     def size(self, node: NodeId) -> int:
         """The size of a node's records in bytes."""
-        return self._records.sizes[node]
+        return self._records.size(node)
+
+    @property
+    def paused(self) -> bool:
+        """Whether records are kept in memory because the disk is full."""
+        return self._records.paused
 
     def write(self, node: NodeId, record: Record) -> None:
         if self._resumed is not None and self._is_repeated(node, record):
@@ -64,13 +79,16 @@ class Recorder:
         if self._resumed is not None and tick is not None and tick <= self._resumed.ticks:
             return
         scores = self._setup.evaluate(average.mean)
-        self._averages.write(Average(average.round, time, average.nodes, average.consensus_distance, scores, tick))
+        self._records.write(None, Average(average.round, time, average.nodes, average.consensus_distance, scores, tick))
 
     def write_end(self, node: Node, mailbox: Mailbox) -> None:
         """Write a node's totals, and its final model if the experiment keeps it."""
         self.write(node.id, end_record(node, mailbox, self._kernel.now))
         if self._setup.experiment.checkpoint.final:
-            self._folder.save_model(node.id, node.params)
+            self._unsaved[node.id] = node.params
+            if len(self._unsaved) == 1:  # otherwise the disk is full, and `close` tries again
+                with contextlib.suppress(DiskFullError):
+                    self._save_models()
 
     def _is_repeated(self, node: NodeId, record: Record) -> bool:
         """Whether the records of a resumed run already have this record."""
@@ -83,11 +101,24 @@ class Recorder:
         return isinstance(record, Event) and record.time < self._start_times[node]
 
     def flush(self) -> None:
+        """Raises `DiskFullError`."""
         self._records.flush()
 
     def flush_if_due(self) -> None:
         self._records.flush_if_due()
 
     def close(self) -> None:
-        self._records.flush()
-        self._averages.close()
+        """Write all records and models that are left. If the disk is full, wait for space: see `write_finally`."""
+        write_finally(self._write_rest, self._tracker.listener.notice)
+
+    def _write_rest(self) -> None:
+        self._save_models()
+        self._records.finish()
+
+    def _save_models(self) -> None:
+        for node, params in list(self._unsaved.items()):
+            self._folder.save_model(node, params)
+            del self._unsaved[node]
+
+    def _report_pause(self, report: PauseReport) -> None:
+        self._tracker.listener.notice(report.described)

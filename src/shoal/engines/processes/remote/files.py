@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,9 @@ import msgspec
 
 from shoal.engines.processes.remote.outbox import PART_BYTES
 from shoal.engines.processes.remote.protocol import FileData
-from shoal.errors import MessageError
+from shoal.errors import DiskFullError, MessageError
 from shoal.results.checkpoints import Checkpoints
-from shoal.results.records import RunFolder, writing_to
+from shoal.results.records import RecordFile, RunFolder, writing_to
 from shoal.types import NodeId
 
 CHUNK_BYTES = PART_BYTES
@@ -32,6 +33,8 @@ MODELS = "checkpoints"
 KEPT_STATES = 3
 """The latest states of each node that are kept, where nodes do not wait for each other."""
 UNFINISHED = ".part"
+MAX_WAITING_BYTES = 2**26
+"""The most bytes of each agent that the coordinator keeps in memory while its disk is full."""
 
 
 class FileSender:
@@ -105,7 +108,10 @@ class FileSender:
 
 
 class FileReceiver:
-    """Writes the files of one agent into the folder of the run. Several agents may append to the same file."""
+    """Writes the files of one agent into the folder of the run. Several agents may append to the same file.
+
+    While the disk is full, chunks wait in memory, at most `MAX_WAITING_BYTES`.
+    """
 
     def __init__(self, folder: RunFolder, records_before: dict[NodeId, int] | None = None) -> None:
         """`records_before`, of a coordinator that continues the run of an earlier one: the bytes of each node's records
@@ -113,11 +119,22 @@ class FileReceiver:
         self._folder = folder.path
         self._received: dict[str, int] = {}
         self._continued = None if records_before is None else _Continued(folder, records_before)
+        self._waiting: deque[tuple[FileData, bytes]] = deque()
+        self._waiting_bytes = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether chunks wait for space on the disk."""
+        return bool(self._waiting)
 
     def write(self, data: FileData, content: bytes) -> None:
-        """Write a chunk. Raises `MessageError` for a path outside of the run's files, and `StorageError`."""
-        path = self._folder / _checked(data)
+        """Write a chunk, now or later. Raises `MessageError` for a path outside of the run's files, and `StorageError`.
+
+        Raises `DiskFullError` only if too many chunks wait.
+        """
+        _check(data)
         if self._continued is not None:
+            path = self._folder / data.path
             with writing_to(path):
                 rest, offset = self._continued.rest(data, path, content)
             if data.path not in self._received or offset > data.offset:
@@ -127,16 +144,43 @@ class FileReceiver:
             data, content = msgspec.structs.replace(data, offset=offset), rest
         if data.offset != self._received.get(data.path, 0):
             raise MessageError(f"a chunk of {data.path!r} that does not follow the chunk before")
-        target = path if data.grows else path.with_name(path.name + UNFINISHED)
-        with writing_to(path):
-            path.parent.mkdir(exist_ok=True)
-            with target.open("ab" if data.grows or data.offset else "wb") as file:
-                file.write(content)
-            self._received[data.path] = data.offset + len(content)
-            if data.last:
-                target.replace(path)
-                del self._received[data.path]
-                _remove_older(path)
+        self._received[data.path] = data.offset + len(content)
+        if data.last:
+            del self._received[data.path]
+        self._waiting.append((data, content))
+        self._waiting_bytes += len(content)
+        exceeds = self._waiting_bytes > MAX_WAITING_BYTES
+        if len(self._waiting) == 1 or exceeds:
+            try:
+                self.write_waiting()
+            except DiskFullError:
+                if exceeds:
+                    raise
+
+    def write_waiting(self) -> None:
+        """Write the chunks that wait. Raises `DiskFullError`."""
+        while self._waiting:
+            data, content = self._waiting[0]
+            _write(data, self._folder / data.path, content)
+            self._waiting.popleft()
+            self._waiting_bytes -= len(content)
+
+
+def _write(data: FileData, path: Path, content: bytes) -> None:
+    """Write all of a chunk, or nothing."""
+    target = path if data.grows else path.with_name(path.name + UNFINISHED)
+    with writing_to(path):
+        path.parent.mkdir(exist_ok=True)
+        if not data.grows and not data.offset:
+            target.unlink(missing_ok=True)
+        file = RecordFile(target)
+        try:
+            file.append(content)
+        finally:
+            file.close()
+        if data.last:
+            target.replace(path)
+            _remove_older(path)
 
 
 class _Continued:
@@ -184,8 +228,7 @@ def _remove_older(path: Path) -> None:
             state.unlink(missing_ok=True)
 
 
-def _checked(data: FileData) -> str:
-    """The path of a file that an agent may write. Raises `MessageError` for any other."""
+def _check(data: FileData) -> None:
+    """Raise `MessageError` if an agent may not write this file."""
     if (GROWING if data.grows else REPLACED).fullmatch(data.path) is None:
         raise MessageError(f"an agent sent the file {data.path[:100]!r}, which is no file of a run")
-    return data.path

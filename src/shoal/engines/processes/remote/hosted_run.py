@@ -76,6 +76,8 @@ class HostedRun:
         self.folder = RunFolder.create(options.folder, begin.name)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._reports = RunReports(link, self.folder)
+        self._collecting = False
+        """Whether the coordinator waits for the rest of all files."""
         self._rejected = 0
         self._agent: LocalAgent | None = None
         self._relay: RelayClient | None = None
@@ -117,7 +119,7 @@ class HostedRun:
 
     def handle(self, request: protocol.Request | protocol.OpenTunnel | protocol.Collect) -> None:
         if isinstance(request, protocol.Collect):
-            self._reports.collect()
+            self._collecting = True
             return
         if isinstance(request, protocol.OpenTunnel):
             self._open_tunnel(request)
@@ -140,6 +142,8 @@ class HostedRun:
         if (rejected := self._local.unauthenticated_connections) != self._rejected:
             self._rejected = rejected
             self._report(protocol.RejectedConnections(rejected))
+        if self._collecting and self._local.collected:
+            self._reports.collect()
         self._reports.advance(time.monotonic())
         if self._reports.collected():
             self._local.count_remaining()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,9 +20,10 @@ from shoal.engines.processes.remote.files import FileReceiver
 from shoal.engines.processes.remote.link import Beat, ClockEstimate, Data, Link, Missing
 from shoal.engines.processes.remote.relay import RelayServer
 from shoal.engines.processes.watch_clock import WatchClock
-from shoal.errors import MessageError, RunError
+from shoal.errors import DiskFullError, MessageError, RunError
 from shoal.results.checkpoints import SavedNode
 from shoal.results.coordinator_file import AgentShare
+from shoal.results.record_writer import RETRY_SECONDS
 from shoal.results.records import RunFolder
 from shoal.types import NodeId, Params
 
@@ -79,7 +81,8 @@ class RemoteAgent:
         self._run = ""
         self._rejected = 0
         self._evaluating: set[int] = set()
-        self._beat_at = 0.0
+        self._disk_full = False
+        self._beat_at = self._write_at = 0.0
         self._watch = WatchClock()
         self._last_message = 0.0
         self._longest_pause = 0.0
@@ -176,7 +179,7 @@ class RemoteAgent:
 
     @property
     def collected(self) -> bool:
-        return self._all_files_arrived or self._killed or self.lost is not None
+        return (self._all_files_arrived and not self._disk_full) or self._killed or self.lost is not None
 
     def receive(self, header: protocol.Header, frames: list[bytes]) -> None:
         """Handle what has arrived from the agent."""
@@ -212,6 +215,7 @@ class RemoteAgent:
 
     def advance(self) -> None:
         """Send a heartbeat if one is due, and note if the agent has sent nothing for too long."""
+        self._write_waiting()
         now = time.monotonic()
         self._watch.tick(now)
         if self.lost is None and now >= self._beat_at:
@@ -274,6 +278,7 @@ class RemoteAgent:
             if self._files is None or len(rest) != 1:
                 raise MessageError("a chunk of a file without content")
             self._files.write(report, rest[0])
+            self._note_space()
         elif isinstance(report, protocol.RejectedConnections):
             self._rejected = report.count
         elif isinstance(report, protocol.Collected):
@@ -293,6 +298,22 @@ class RemoteAgent:
                 self._evaluating.discard(report.round)
             self._reports.append(report)
 
+    def _write_waiting(self) -> None:
+        """Write files that wait because the disk of this machine was full."""
+        if self._files is not None and self._files.waits and time.monotonic() >= self._write_at:
+            self._write_at = time.monotonic() + RETRY_SECONDS
+            with contextlib.suppress(DiskFullError):  # later again
+                self._files.write_waiting()
+            self._note_space()
+
+    def _note_space(self) -> None:
+        """Inform the user when the disk is full, and when it has space again."""
+        assert self._files is not None
+        if self._files.waits != self._disk_full:
+            self._disk_full = self._files.waits
+            state = "wait in memory: the disk of this machine is full" if self._disk_full else "are written again"
+            self._reports.append(control.Notice(f"files of agent {self.name!r} {state}"))
+
     def _reachable(self, message: control.FromNode) -> control.FromNode:
         """Replace the endpoint of a process that other machines reach only through the relay."""
         if self.relay is None or not isinstance(message, control.NodeListening | control.NetworkListening):
@@ -301,10 +322,16 @@ class RemoteAgent:
         return msgspec.structs.replace(message, endpoint=self.relay.endpoint(node))
 
     def _at_home(self, message: control.FromNode) -> control.FromNode:
-        """Count the records that a node wrote before the run was resumed, which are not on the agent's machine."""
+        """Count the records that a node wrote before the run was resumed, which are not on the agent's machine.
+
+        A state that is not on this disk yet is no part of a checkpoint.
+        """
         if not isinstance(message, control.CheckpointSaved) or message.saved is None:
             return message
-        return msgspec.structs.replace(message, saved=self._with_earlier_records(message.saved))
+        saved = message.saved
+        if self._disk_full:
+            return control.CheckpointFailed(message.node, saved.round, "the disk of the coordinator's machine is full")
+        return msgspec.structs.replace(message, saved=self._with_earlier_records(saved))
 
     def _with_earlier_records(self, saved: SavedNode) -> SavedNode:
         return msgspec.structs.replace(saved, records=saved.records + self._records_before.get(saved.node, 0))
