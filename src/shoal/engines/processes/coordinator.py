@@ -201,7 +201,7 @@ class Coordinator:
         self._tracker.phase = "forking"
         self._starter.start_all(
             control.StartNodes(
-                self._checkpoints.nodes_to_start(),
+                sorted(self._registry.present),
                 self._run.id,
                 training_nodes=experiment.nodes,
                 with_network=self._run.environment.needs_network_model,
@@ -278,6 +278,8 @@ class Coordinator:
             entry.last_busy = self._clock.seconds
         if isinstance(message, control.ProgressReport):
             entry.rounds, entry.bytes_sent = message.rounds, message.bytes_sent
+            if message.node in self._tracker.round_nodes:
+                self._events.round_begins(message.rounds)
             if message.evaluated is not None and message.score is not None:
                 self._tracker.add_score(message.evaluated, message.score)
             if message.rounds >= 1:
