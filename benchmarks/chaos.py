@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -214,12 +215,15 @@ def main() -> None:
     parser.add_argument("--engine", choices=["processes", "simulation"], help="default: both")
     parser.add_argument("--seeds", type=int, help="default: 20 in the simulation, 3 in processes")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--jobs", type=int, default=1, help="simulations at the same time")
     given = parser.parse_args()
     started, outcomes = time.monotonic(), []
     for engine in [given.engine] if given.engine else ["simulation", "processes"]:
-        for seed in range(1, 1 + (given.seeds or (20 if engine == "simulation" else 3))):
-            outcomes.append(compare(engine, seed, given.rounds))
-            print(f"  {outcomes[-1]}", flush=True)
+        seeds = range(1, 1 + (given.seeds or (20 if engine == "simulation" else 3)))
+        with ThreadPoolExecutor(given.jobs if engine == "simulation" else 1) as pool:
+            for outcome in pool.map(lambda seed, engine=engine: compare(engine, seed, given.rounds), seeds):
+                outcomes.append(outcome)
+                print(f"  {outcome}", flush=True)
     show(outcomes)
     print(f"{time.monotonic() - started:.0f} s in total")
     if not all(outcome.met for outcome in outcomes):

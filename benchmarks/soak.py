@@ -8,7 +8,7 @@ sampled in regular intervals: the private memory (USS) of nodes, the resident me
 zygote, and of each process the open files, the threads and the TCP connections.
 
 The figures compare the first tenth of the samples, from round 200 on, with the last tenth. A node that trains while it
-is sampled needs more memory than one that waits, so the figure of a part is the median of its samples.
+is sampled needs more memory than one that waits, so the figures are medians of the samples.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def counts(sample: Sample, rounds: int) -> bool:
     return WARM_UP_ROUNDS <= sample.round < 0.97 * rounds
 
 
-def parts(samples: list[Sample], rounds: int) -> tuple[list[Sample], list[Sample]]:
+def first_and_last(samples: list[Sample], rounds: int) -> tuple[list[Sample], list[Sample]]:
     """The first and the last tenth of the samples after the warm-up, without those of nodes that finish."""
     counted = [sample for sample in samples if counts(sample, rounds)]
     size = max(1, len(counted) // 10)
@@ -153,22 +153,22 @@ def parts(samples: list[Sample], rounds: int) -> tuple[list[Sample], list[Sample
 
 
 def growth(samples: list[Sample], rounds: int, value: Callable[[Sample], int]) -> float:
-    """The growth from the first to the last part, in percent."""
-    first, last = (statistics.median(map(value, part)) for part in parts(samples, rounds))
+    """The growth from the first to the last tenth, in percent."""
+    first, last = (statistics.median(map(value, tenth)) for tenth in first_and_last(samples, rounds))
     return 100 * (last / first - 1)
 
 
 def figures(samples: dict[str, list[Sample]], rounds: int) -> list[Figure]:
     nodes = [own for name, own in samples.items() if name.startswith("node")]
-    firsts = [statistics.median(s.uss for s in parts(own, rounds)[0]) for own in nodes]
-    lasts = [statistics.median(s.uss for s in parts(own, rounds)[1]) for own in nodes]
+    firsts = [statistics.median(s.uss for s in first_and_last(own, rounds)[0]) for own in nodes]
+    lasts = [statistics.median(s.uss for s in first_and_last(own, rounds)[1]) for own in nodes]
     note = f"{sum(firsts) / len(nodes) / 2**20:.2f} MiB at first, {sum(lasts) / len(nodes) / 2**20:.2f} MiB at the end"
     found = [
         Figure("nodes: growth of USS, mean", 100 * (sum(lasts) / sum(firsts) - 1), "%", at_most=2, note=note),
         Figure("nodes: growth of USS, largest", max(growth(own, rounds, lambda s: s.uss) for own in nodes), "%"),
     ]
     for name in ("coordinator", "zygote"):
-        first, last = (statistics.median(s.rss for s in part) for part in parts(samples[name], rounds))
+        first, last = (statistics.median(s.rss for s in tenth) for tenth in first_and_last(samples[name], rounds))
         note = f"{first / 2**20:.1f} MiB at first, {last / 2**20:.1f} MiB at the end"
         found.append(Figure(f"{name}: growth of RSS", 100 * (last / first - 1), "%", at_most=2, note=note))
     for what in COUNTS:
@@ -180,8 +180,8 @@ def figures(samples: dict[str, list[Sample]], rounds: int) -> list[Figure]:
 
 
 def _counts(samples: list[Sample], rounds: int, what: str) -> tuple[float, float]:
-    """A count in the first and in the last part."""
-    first, last = (statistics.median(getattr(s, what) for s in part) for part in parts(samples, rounds))
+    """A count in the first and in the last tenth."""
+    first, last = (statistics.median(getattr(s, what) for s in tenth) for tenth in first_and_last(samples, rounds))
     return first, last
 
 

@@ -318,5 +318,5 @@ def test_every_snippet_of_the_page_is_a_valid_experiment_and_every_kind_has_one(
         assert described.timed_faults == () or next(fault_events(described.fault, 16, described.size, 0))
         kinds |= {fault.kind for fault in described.fault}
     assert kinds == {
-        "crash", "raise", "hang", "restart", "partition", "repair", "hold", "release", "slow", "drop"
+        "crash", "raise", "hang", "restart", "join", "partition", "repair", "hold", "release", "slow", "drop"
     }  # fmt: skip

@@ -96,7 +96,18 @@ class Message:
     One message serves all its receivers: it is encoded once, and in the simulation it is one object.
     """
 
-    __slots__ = ("_header", "_is_finite", "encoded", "incarnation", "kind", "payload", "round", "run", "sender", "wire_size")
+    __slots__ = (
+        "_header",
+        "_is_finite",
+        "encoded",
+        "incarnation",
+        "kind",
+        "payload",
+        "round",
+        "run",
+        "sender",
+        "wire_size",
+    )
 
     def __init__(
         self,

@@ -86,8 +86,8 @@ class Environment:
     def unblocking_times(self) -> Iterator[float]:
         """The times of events that may unblock nodes that wait for each other, in order.
 
-        These are crashes (the others stop waiting), restarts, joins, releases of messages, errors, and changes of the network.
-        A node that goes offline or online is no such event: the nodes that wait for it continue to wait.
+        These are crashes (the others stop waiting), restarts, joins, releases of messages, errors, and changes of the
+        network. A node that goes offline or online is no such event: the nodes that wait for it continue to wait.
         """
         # The index of a fault is part of its random seed: the other faults stay in the list, without a time.
         faults = [f if f.kind in UNBLOCKING_FAULTS else replace(f, time=None, every=None) for f in self.timed_faults]

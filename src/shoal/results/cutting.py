@@ -69,8 +69,9 @@ def _cut_failed(folder: RunFolder, manifest: Manifest, node: NodeId) -> None:
 
 def _is_restart(record: Record, manifest: Manifest) -> bool:
     """Whether a fault restarted the node after the checkpoint."""
-    is_fault = isinstance(record, Event) and record.what == "fault" and record.time > manifest.time
-    return is_fault and record.detail.rstrip("s").endswith("restart")
+    if not isinstance(record, Event) or record.what != "fault" or record.time <= manifest.time:
+        return False
+    return record.detail.endswith((" restart", " restarts"))
 
 
 def _is_before(record: Record, manifest: Manifest) -> bool:

@@ -117,7 +117,6 @@ class NodeRun:
     ) -> None:
         """`scope` ends when the process does, and lasts longer than the node's algorithm."""
         experiment, plan = launch.experiment, launch.experiment.processes
-        restarted = launch.start.restarted
         self._launch = launch
         self._message = message
         self._network = network
@@ -152,7 +151,7 @@ class NodeRun:
         self._snapshot_task: asyncio.Task[None] | None = None
         seconds = experiment.evaluation.seconds
         if seconds is not None and not launch.is_service:
-            last_tick = int(self.runtime.now() / seconds) if restarted else launch.start.resumed_tick
+            last_tick = int(self.runtime.now() / seconds) if launch.start.restarted else launch.start.resumed_tick
             self._snapshots = SnapshotTimer(
                 self._node, self.observer, self._deferred, self.runtime.now, seconds, last_tick
             )

@@ -184,8 +184,8 @@ def _wrong_joins(faults: Sequence[Fault], nodes: int, size: int) -> Iterator[str
             joins = {node: late[node].time for node in fault.ids(size) if node in late}
             if early := [node for node, time in joins.items() if time is not None and fault.time < time]:
                 yield (
-                    f"fault[{i}].time = {fault.time!r}: node {early[0]} joins later, at {joins[early[0]]!r}; give a later "
-                    "time, or leave it out"
+                    f"fault[{i}].time = {fault.time!r}: node {early[0]} joins later, at {joins[early[0]]!r}; "
+                    "give a later time, or leave it out"
                 )
 
 
