@@ -18,6 +18,7 @@ The columns of the table:
     old merged   models of an earlier incarnation of a restarted node that were merged in a receive that began after the
                  node had rejoined; target: 0. `traced_dpsgd.py` records which incarnation sent each merged model
     new merged   models of restarted nodes that were merged
+    timeouts     receives that timed out, because of the partition or, in processes, because the machine is busy
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ class Outcome:
     rejoined: int
     old_merged: int
     new_merged: int
+    timeouts: int
     as_planned: bool
     """Whether exactly the nodes failed that were not restarted."""
 
@@ -179,13 +181,15 @@ def compare(engine: str, seed: int, rounds: int) -> Outcome:
         sum(event.what == REJOINED for _, event in ended.events),
         old,
         new,
+        sum(event.what == "timed out" for _, event in ended.events),
         tuple(sorted(map(int, ended.summary["lost"]))) == chaos.lost,
     )
 
 
 def show(outcomes: list[Outcome]) -> None:
     table = Table(title=f"Chaos: {NODES} nodes, {KILLED} killed, {RESTARTED} restarted, one partition")
-    for column in ("engine", "seed", "status", "accuracy", "difference", "rejoined", "old merged", "new merged", "met"):
+    columns = ("engine", "seed", "status", "accuracy", "difference", "rejoined", "old merged", "new merged", "timeouts")
+    for column in (*columns, "met"):
         table.add_column(column, justify="right" if column not in ("engine", "status") else "left")
     for o in outcomes:
         table.add_row(
@@ -197,6 +201,7 @@ def show(outcomes: list[Outcome]) -> None:
             f"{o.rejoined} of {RESTARTED}",
             str(o.old_merged),
             str(o.new_merged),
+            str(o.timeouts),
             "yes" if o.met else "no",
         )
     Console(width=None if sys.stdout.isatty() else 140).print(table)

@@ -5,7 +5,8 @@
 
 The nodes run D-PSGD with a small model on a new random 5-regular graph in each round. All processes of the run are
 sampled in regular intervals: the private memory (USS) of nodes, the resident memory (RSS) of the coordinator and the
-zygote, and of each process the open files, the threads and the TCP connections.
+zygote, and of each process the open files, the threads and the TCP connections. A node shares memory with the zygote
+until it writes to it. This increases the private memory of the node, but not its anonymous memory, private and shared.
 
 The figures compare the first tenth of the samples, from round 200 on, with the last tenth. A node that trains while it
 is sampled needs more memory than one that waits, so the figures are medians of the samples.
@@ -21,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,8 @@ class Sample:
 
     round: int
     uss: int
+    anonymous: int
+    """Memory that is not of files, private or still shared with the zygote."""
     rss: int
     files: int
     threads: int
@@ -86,7 +88,10 @@ class Sampler:
                 files, threads = process.num_fds(), process.num_threads()
             except psutil.Error:
                 continue  # it has exited
-            self.samples[name].append(Sample(round, memory.uss, memory.rss, files, threads, connections[process.pid]))
+            anonymous = memory.rss - memory.shared
+            self.samples[name].append(
+                Sample(round, memory.uss, anonymous, memory.rss, files, threads, connections[process.pid])
+            )
         return round
 
     def _processes(self) -> list[tuple[str, psutil.Process]]:
@@ -152,25 +157,25 @@ def first_and_last(samples: list[Sample], rounds: int) -> tuple[list[Sample], li
     return counted[:size], counted[-size:]
 
 
-def growth(samples: list[Sample], rounds: int, value: Callable[[Sample], int]) -> float:
-    """The growth from the first to the last tenth, in percent."""
-    first, last = (statistics.median(map(value, tenth)) for tenth in first_and_last(samples, rounds))
-    return 100 * (last / first - 1)
+def growth(processes: list[list[Sample]], rounds: int, what: str, title: str) -> Figure:
+    """The growth of the memory of some processes, in percent."""
+    first = last = 0.0
+    for samples in processes:
+        tenths = first_and_last(samples, rounds)
+        first += statistics.median(getattr(sample, what) for sample in tenths[0]) / len(processes)
+        last += statistics.median(getattr(sample, what) for sample in tenths[1]) / len(processes)
+    note = f"mean: {first / 2**20:.2f} MiB at first, {last / 2**20:.2f} MiB at the end"
+    return Figure(title, 100 * (last / first - 1), "%", at_most=2, note=note)
 
 
 def figures(samples: dict[str, list[Sample]], rounds: int) -> list[Figure]:
     nodes = [own for name, own in samples.items() if name.startswith("node")]
-    firsts = [statistics.median(s.uss for s in first_and_last(own, rounds)[0]) for own in nodes]
-    lasts = [statistics.median(s.uss for s in first_and_last(own, rounds)[1]) for own in nodes]
-    note = f"{sum(firsts) / len(nodes) / 2**20:.2f} MiB at first, {sum(lasts) / len(nodes) / 2**20:.2f} MiB at the end"
     found = [
-        Figure("nodes: growth of USS, mean", 100 * (sum(lasts) / sum(firsts) - 1), "%", at_most=2, note=note),
-        Figure("nodes: growth of USS, largest", max(growth(own, rounds, lambda s: s.uss) for own in nodes), "%"),
+        growth(nodes, rounds, "uss", "nodes: growth of private memory"),
+        growth(nodes, rounds, "anonymous", "nodes: growth of anonymous memory"),
+        growth([samples["coordinator"]], rounds, "rss", "coordinator: growth of RSS"),
+        growth([samples["zygote"]], rounds, "rss", "zygote: growth of RSS"),
     ]
-    for name in ("coordinator", "zygote"):
-        first, last = (statistics.median(s.rss for s in tenth) for tenth in first_and_last(samples[name], rounds))
-        note = f"{first / 2**20:.1f} MiB at first, {last / 2**20:.1f} MiB at the end"
-        found.append(Figure(f"{name}: growth of RSS", 100 * (last / first - 1), "%", at_most=2, note=note))
     for what in COUNTS:
         found_counts = {name: _counts(own, rounds, what) for name, own in samples.items()}
         largest = max(abs(last - first) for first, last in found_counts.values())
