@@ -30,7 +30,7 @@ def main(short: bool) -> None:
         ["sealed.py", *(["--short"] if short else [])],
         ["divshare.py", *(["--overhead"] if short else [])],
         ["checkpoints.py", *(["--short"] if short else [])],
-        *([] if short else [["checkpoints.py", "--kills", "10"]]),
+        *([] if short else [["checkpoints.py", "--kills", "10"], ["chaos.py"], ["soak.py"]]),
     ]
     for command in commands:
         print(f"benchmarks/{' '.join(command)}", flush=True)

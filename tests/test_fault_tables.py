@@ -35,7 +35,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
     ("fault", "problem"),
     [
         ({**CRASH, "kind": "crush"}, "kind = 'crush': expected one of 'crash', 'raise', 'hang', 'restart', "
-         "'partition', 'repair', 'hold', 'release', 'slow', 'drop'; did you mean 'crash'?"),
+         "'join', 'partition', 'repair', 'hold', 'release', 'slow', 'drop'; did you mean 'crash'?"),
         ({**CRASH, "tiem": 3}, "tiem: unknown key; did you mean 'time'?"),
         # when
         ({**AT, "time": -1.0}, "time = -1.0: expected number at least 0"),
@@ -99,7 +99,20 @@ PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
         ({**CUT, "probability": 0.5},
          "probability = 0.5: kind = 'partition' has no such key; remove it (only 'drop' have it)"),
         ({**CUT, "round": 5},
-         "round = 5: kind = 'partition' has no such key; remove it (only 'crash', 'raise', 'hang' have it)"),
+         "round = 5: kind = 'partition' has no such key; remove it (only 'crash', 'raise', 'hang', 'join' have "
+         "it)"),
+        # nodes that join
+        ({"kind": "join", "node": 3}, "time: missing; expected time = … (in seconds) or round = …"),
+        ({"kind": "join", "node": 3, "time": 5.0, "round": 2}, "time = 5.0: round is given too; remove one of them"),
+        ({"kind": "join", "node": 3, "time": 0.0},
+         "time = 0.0: the nodes would be there from the start; give a later time, or remove the fault"),
+        ({"kind": "join", "node": 3, "round": 0},
+         "round = 0: the nodes would be there from the start; give a later round, or remove the fault"),
+        ({"kind": "join", "node": 3, "every": 5.0},
+         "every = 5.0: a node joins once; give time = … (in seconds) or round = … instead"),
+        ({"kind": "join", "time": 5.0}, "node: missing; expected node = 3 or nodes = '0-3, 8'"),
+        ({"kind": "join", "nodes": "0-7", "time": 5.0}, "nodes = '0-7': no node would be there at the start, and late "
+         "nodes join through others; leave at least one training node out"),
         # nothing to undo
         ({"kind": "restart", "node": 3, "time": 5.0}, "time = 5.0: node 3 is not down at this time; "
          "add an earlier crash, or leave it out"),
@@ -144,6 +157,25 @@ def test_a_fault_created_in_python_is_validated_too() -> None:
 def test_a_server_cannot_restart(fault: dict[str, Any], key: str) -> None:
     problem = "node 8 is a server and cannot restart; leave it out, or remove the end of the crash"
     assert problems(fault, **SERVED) == (f"fault[0].{key}: {problem}",)
+
+
+def test_a_server_cannot_join_late() -> None:
+    problem = "node 8 is a server and must be there from the start; leave it out"
+    assert problems({"kind": "join", "nodes": "7-8", "round": 5}, **SERVED) == (f"fault[0].nodes = '7-8': {problem}",)
+
+
+def test_a_node_joins_once_and_no_fault_at_a_fixed_time_strikes_it_before() -> None:
+    join = {"kind": "join", "node": 3, "time": 20.0}
+    twice = ("fault[1].nodes = '2-3': node 3 joins twice; remove it from one of the faults",)
+    assert problems(join, {"kind": "join", "nodes": "2-3", "round": 5}) == twice
+    for kind in ("crash", "raise", "hang"):
+        early = ("fault[0].time = 10.0: node 3 joins later, at 20.0; give a later time, or leave it out",)
+        assert problems({**AT, "kind": kind}, join) == early
+    assert problems({"kind": "restart", "node": 3, "time": 10.0}, join) == (
+        "fault[0].time = 10.0: node 3 is not down at this time; add an earlier crash, or leave it out",
+    )
+    events = expanded(join, {**AT, "time": 25.0, "until": 30.0}, {**DRAWN, "node": 3, "until": 15.0, "every": 1.0})
+    assert [str(event) for event in events] == ["node 3 joins", "node 3 crashes", "node 3 restarts"]
 
 
 def test_a_server_may_crash_and_be_cut_off() -> None:
@@ -286,5 +318,5 @@ def test_every_snippet_of_the_page_is_a_valid_experiment_and_every_kind_has_one(
         assert described.timed_faults == () or next(fault_events(described.fault, 16, described.size, 0))
         kinds |= {fault.kind for fault in described.fault}
     assert kinds == {
-        "crash", "raise", "hang", "restart", "partition", "repair", "hold", "release", "slow", "drop"
+        "crash", "raise", "hang", "restart", "join", "partition", "repair", "hold", "release", "slow", "drop"
     }  # fmt: skip

@@ -380,3 +380,24 @@ def test_a_receive_for_the_first_of_several_ends_when_all_have_failed() -> None:
     mailbox.mark_failed(2)
     assert (waiter.done, woken.times, waiter.messages) == (True, 1, [])
     assert mailbox.start_receive(Filter("model", None, (), any_sender=True), woken).done
+
+
+# Senders that were restarted
+
+
+def test_messages_of_an_earlier_incarnation_are_dropped() -> None:
+    def sent(round: int, incarnation: int) -> Message:
+        return Message(1, "model", round, Payload({}), incarnation=incarnation)
+
+    mailbox = Mailbox()
+    mailbox.put(sent(4, 0))
+    mailbox.put(sent(5, 0))
+    assert mailbox.start_receive(Filter("model", 4, (1,)), lambda: None).messages
+    mailbox.mark_failed(1)
+    mailbox.put(Message(1, "rejoin", 0, Payload({}), incarnation=1))
+    mailbox.mark_rejoined(1, 5)
+    late, new = sent(5, 0), sent(5, 1)
+    mailbox.put(late)  # it was in transit for long
+    mailbox.put(new)
+    assert mailbox.start_receive(Filter("model", 5, (1,)), lambda: None).messages == [new]
+    assert (mailbox.dropped, mailbox.repeated, mailbox.late) == (2, 0, 0)

@@ -168,7 +168,9 @@ def test_an_empty_shape_in_many_dimensions_is_rejected(shape: list[int]) -> None
         (header(arrays=[["a", "<f4", [5]], ["b", "<f4", [5]]]), "1 array frames, the header names 2"),
         (header(arrays=[["a", "|u1", []]] * (MAX_ARRAYS + 1)), "the header does not match the schema"),
         (header()[:-1], "the header does not match the schema"),
-        ([*header(), 1], "the header does not match the schema"),
+        ([*header(), "1"], "the header does not match the schema"),
+        ([*header(), -1], "the header does not match the schema"),
+        ([*header(), 1, 1], "the header does not match the schema"),
         ({"version": WIRE_VERSION}, "the header does not match the schema"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -293,3 +295,10 @@ def test_the_reason_of_a_rejection_does_not_show_the_secret_of_the_run() -> None
     with pytest.raises(MessageError) as rejected:
         decode(frames, "secret")
     assert "secret" not in str(rejected.value)
+
+
+def test_only_the_header_of_a_restarted_sender_has_an_incarnation() -> None:
+    payload = Payload({"params": np.ones(5, np.float32)})
+    first, second = (Message(1, "model", 3, payload, incarnation=incarnation) for incarnation in (0, 2))
+    assert [decode(message.frames()).incarnation for message in (first, second)] == [0, 2]
+    assert second.wire_size == first.wire_size + 1

@@ -214,6 +214,10 @@ def test_a_full_disk_never_costs_the_checkpoint_before(tmp_path: Path) -> None:
 TIMED: dict[str, dict[str, Any]] = {
     "duration": {"duration": 0.55, "algorithm": {"name": "dpsgd", "rounds": 100}},
     "a node that crashed before": {"fault": Faults().crash(2).at(0.15).schedule},
+    "a node that restarts later": {"fault": Faults().crash(2).at(0.15).until(0.45).schedule},
+    "a node that joined before": {"fault": Faults().join(2).at(0.15).schedule},
+    "a node that joins later": {"fault": Faults().join(2).at(0.45).schedule},
+    "a node that joins in a later round": {"fault": Faults().join(2, round=5).schedule},
     "a node that is slow since before": {"fault": Faults().slow(2, factor=3.0).at(0.15).schedule},
     "a node that is slow later": {"fault": Faults().slow(2, factor=3.0).at(0.45).schedule},
     "a crash by round": {"fault": ({"kind": "crash", "nodes": "2", "round": 1},)},

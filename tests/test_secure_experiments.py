@@ -205,7 +205,8 @@ def test_a_model_outside_the_range_ends_the_run_with_the_reason(tmp_path: Path) 
 
 RESTARTS = (
     "sharing = 'secure': a node that rejoins receives an unmasked model from the peer that is furthest ahead; remove "
-    "all restarts (faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
+    "all restarts and joins (faults of kind 'restart' or 'join', and 'until' and 'lasting' of a crash), or use another "
+    "sharing"
 )
 
 

@@ -7,7 +7,8 @@ All engines use `Mailbox`, so a receive means the same in all of them. A message
 - repeated: the receive of its kind and round already took a message from the same sender; discarded, counted in
   `repeated`;
 - late: its receive timed out, and a receive for a later round has started since; discarded, counted in `late`;
-- dropped: discarded because the unclaimed messages exceeded the limit; counted in `dropped`.
+- dropped: discarded because the unclaimed messages exceeded the limit, or because its sender has been restarted since;
+  counted in `dropped`.
 """
 
 from __future__ import annotations
@@ -121,10 +122,15 @@ class Mailbox:
         self._history = ReceiveHistory(self.REMEMBERED)
         self._rejoined: dict[NodeId, int] = {}
         """The first round in which each rejoined node sends."""
+        self._incarnations: dict[NodeId, int] = {}
+        """The incarnation of each node that was restarted, by its latest message."""
 
     def put(self, message: Message) -> None:
         """Deliver a message. Wakes the receive that it completes."""
         history = self._history
+        if message.incarnation != self._incarnations.get(message.sender, 0) and not self._is_latest(message):
+            self.dropped += 1
+            return
         if history.is_repeated(message):
             self.repeated += 1
             return
@@ -206,6 +212,19 @@ class Mailbox:
     @property
     def waiting(self) -> list[Waiter]:
         return list(self._waiters)
+
+    def _is_latest(self, message: Message) -> bool:
+        """Whether a message is of a new incarnation of its sender. Drops the messages of earlier incarnations.
+
+        A restarted node has lost its state, so its earlier messages must not be merged with its new ones.
+        """
+        if message.incarnation < self._incarnations.get(message.sender, 0):
+            return False
+        self._incarnations[message.sender] = message.incarnation
+        kept = [m for m in self._unclaimed if m.sender != message.sender]
+        self.dropped += len(self._unclaimed) - len(kept)
+        self._unclaimed = kept
+        return True
 
     def _drop_late(self) -> None:
         kept = []

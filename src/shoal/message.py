@@ -7,6 +7,8 @@ continues.
 
     receiver  [version, run, sender, kind, round, fields, [[name, dtype, shape], …]]  bytes of array 0 …
 
+The header of a sender that was restarted has one more item, the incarnation: how often it was restarted.
+
 All frames except the address are equal for all receivers of a message. A transport may append a ticket to the
 receiver's id: eight bytes that are not part of the message.
 
@@ -77,6 +79,7 @@ class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
     round: _Natural
     fields: Annotated[dict[_Name, Scalar], msgspec.Meta(max_length=MAX_FIELDS)]
     arrays: Annotated[list[_Array], msgspec.Meta(max_length=MAX_ARRAYS)]
+    incarnation: _Natural = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -88,10 +91,23 @@ _decoder = msgspec.msgpack.Decoder(_Header)
 class Message:
     """A payload with its sender, round and kind. Immutable.
 
+    `incarnation` is how often the sender had been restarted when it sent the message.
+
     One message serves all its receivers: it is encoded once, and in the simulation it is one object.
     """
 
-    __slots__ = ("_header", "_is_finite", "encoded", "kind", "payload", "round", "run", "sender", "wire_size")
+    __slots__ = (
+        "_header",
+        "_is_finite",
+        "encoded",
+        "incarnation",
+        "kind",
+        "payload",
+        "round",
+        "run",
+        "sender",
+        "wire_size",
+    )
 
     def __init__(
         self,
@@ -101,12 +117,14 @@ class Message:
         payload: Payload,
         run: str = "0" * RUN_LENGTH,
         header: bytes | memoryview | None = None,
+        incarnation: int = 0,
     ) -> None:
         self.sender = sender
         self.kind = kind
         self.round = round
         self.payload = payload
         self.run = run
+        self.incarnation = incarnation
         self.encoded: Any = None
         """The encoded message, which a transport stores for the next receiver."""
         self._is_finite: bool | None = None
@@ -171,7 +189,8 @@ def decode(frames: Sequence[bytes | memoryview], run: str | None = None) -> Mess
     arrays = {a.name: _array(a, frame) for a, frame in zip(header.arrays, frames[1:], strict=True)}
     if len(arrays) != len(header.arrays):
         raise MessageError("two arrays of one name")
-    return Message(header.sender, header.kind, header.round, Payload(arrays, header.fields), header.run, frames[0])
+    payload = Payload(arrays, header.fields)
+    return Message(header.sender, header.kind, header.round, payload, header.run, frames[0], header.incarnation)
 
 
 def _header(message: Message) -> bytes:
@@ -185,9 +204,8 @@ def _header(message: Message) -> bytes:
         raise MessageError(f"a payload has at most {MAX_ARRAYS} arrays and {MAX_FIELDS} fields")
     if any(len(name) > MAX_NAME for name in (message.kind, *payload.arrays, *payload.fields)):
         raise MessageError(f"kinds and names have at most {MAX_NAME} characters")
-    header = _encoder.encode(
-        _Header(WIRE_VERSION, message.run, message.sender, message.kind, message.round, dict(payload.fields), arrays)
-    )
+    items = [WIRE_VERSION, message.run, message.sender, message.kind, message.round, dict(payload.fields), arrays]
+    header = _encoder.encode(items if not message.incarnation else [*items, message.incarnation])
     if len(header) > MAX_HEADER_BYTES:
         raise MessageError(f"the fields take {len(header)} bytes, expected at most {MAX_HEADER_BYTES}; use an array")
     return header

@@ -236,7 +236,7 @@ class Node:
 
     def make_message(self, kind: str, payload: Payload, round: int = 0) -> Message:
         """Return a message from this node, ready for `Runtime.send`."""
-        return Message(self.id, kind, round, payload.frozen(), self.context.run)
+        return Message(self.id, kind, round, payload.frozen(), self.context.run, None, self.context.incarnation)
 
     async def send_and_wait(self, to: NodeId, outgoing: Outgoing, *, round: int, kind: str = MODEL) -> bool:
         """Send `outgoing` to one peer and wait until the message has left this node. Returns False if it was dropped.

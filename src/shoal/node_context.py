@@ -103,3 +103,5 @@ class NodeContext:
     """Whether received payloads with infinities or NaN are rejected or kept."""
     learning_rate: float = 0.1
     """The learning rate of the node's training."""
+    incarnation: int = 0
+    """How often the node was restarted."""

@@ -196,7 +196,7 @@ class ExperimentView(Protocol):
     def training(self) -> TrainingView: ...
     @property
     def restarts(self) -> bool:
-        """Whether failed nodes may be started again."""
+        """Whether nodes may be started during the run: failed ones again, or late ones."""
         ...
 
     @property

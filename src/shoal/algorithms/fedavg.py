@@ -52,9 +52,10 @@ class FedAvg:
             await node.send([node.server], node.sharing.outgoing(trained, r), round=r)
 
     async def serve(self, node: Node) -> None:
-        samples = await self._joined_clients(node)
+        await self._wait_for_clients(node)
         server = RoundServer(node)
         async for r in node.rounds(self.rounds):
+            samples = self._joined_clients(node)
             clients = self._sample(node, samples)
             await server.start_round(clients, r, _weights(samples, clients))
             received = await node.receive_each(clients, round=r)
@@ -65,14 +66,20 @@ class FedAvg:
             server.apply_step(self.server, merged - node.params, r)
         await server.finish(self.rounds)
 
-    async def _joined_clients(self, node: Node) -> dict[NodeId, int]:
-        """Wait until all clients have joined. Returns how much each of them counts in the average."""
+    async def _wait_for_clients(self, node: Node) -> None:
+        """Wait until all clients that are there at the start have joined."""
         if SAMPLES not in node.algorithm_state:
             joins = await node.receive_each(
                 range(node.nodes), round=0, kind=JOIN, timeout=math.inf, check=_check_samples
             )
             node.algorithm_state[SAMPLES] = [[client, payload.fields[SAMPLES]] for client, payload in joins.items()]
+
+    def _joined_clients(self, node: Node) -> dict[NodeId, int]:
+        """How much each client that has joined so far counts in the average."""
         counts = dict(node.algorithm_state[SAMPLES])
+        if late := node.receive_available(kind=JOIN, check=_check_samples):
+            counts |= {message.sender: message.payload.fields[SAMPLES] for message in late}
+            node.algorithm_state[SAMPLES] = [[client, count] for client, count in sorted(counts.items())]
         return counts if self.weights == "samples" else dict.fromkeys(counts, 1)
 
     def _sample(self, node: Node, samples: Mapping[NodeId, int]) -> list[NodeId]:

@@ -23,6 +23,8 @@ class RunPosition:
     time: float
     wall_s: float
     failed: dict[NodeId, str]
+    incarnations: dict[NodeId, int] = field(default_factory=dict)
+    """How often nodes were restarted."""
     hung: list[NodeId] = field(default_factory=list)
     ticks: int | None = None
     """The evaluations by the clock of all nodes together; None if each node has its own."""
@@ -128,6 +130,7 @@ class CheckpointTracker:
             same_start=self._by_time or self._experiment.engine == "processes",
             nodes=nodes,
             failed={str(node): reason for node, reason in sorted(position.failed.items())},
+            incarnations={str(node): count for node, count in sorted(position.incarnations.items())},
             hung=sorted(position.hung),
             without_state=sorted(self._without_state),
             ticks=self._common_ticks(nodes) if position.ticks is None else position.ticks,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from shoal.environment.faults import FaultEvent
@@ -21,6 +22,10 @@ class EventHandler(Protocol):
     def crash(self, fault: FaultEvent) -> None: ...
 
     def restart(self, fault: FaultEvent) -> None: ...
+
+    def join(self, fault: FaultEvent) -> None:
+        """Start nodes that were not there before."""
+        ...
 
     def hang(self, fault: FaultEvent) -> None: ...
 
@@ -49,6 +54,12 @@ class EventQueue:
         """Seconds since the start of the run; infinity after the last event."""
         return math.inf if self._next is None else self._next.time
 
+    def put_back(self, events: Sequence[EnvironmentEvent]) -> None:
+        """Put events before the next one."""
+        rest = self._events if self._next is None else itertools.chain([self._next], self._events)
+        self._events = itertools.chain(events, rest)
+        self._next = next(self._events, None)
+
     def pop(self) -> EnvironmentEvent:
         event = self._next
         if event is None:
@@ -71,6 +82,7 @@ def _apply_fault(fault: FaultEvent, handler: EventHandler) -> None:
     operations = {
         "crash": handler.crash,
         "restart": handler.restart,
+        "join": handler.join,
         "hang": handler.hang,
         "raise": handler.raise_error,
         "slow": handler.slow_down,

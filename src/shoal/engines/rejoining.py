@@ -1,5 +1,7 @@
 """How a restarted node rejoins a run: it has lost its state, and continues where its peers are.
 
+A node that joins late has no state yet, and does the same.
+
 It asks every peer for the first round in which the peer includes it. Each peer answers with the round after its own.
 From that round on, the two send to each other and wait for each other again, so no pair of nodes disagrees, whatever
 their rounds are. Then the node takes over the model of the peer that is furthest ahead. Where a server leads the
@@ -57,13 +59,16 @@ async def answer_rejoining_peers(node: Node, state: RejoinState | None = None) -
 
 
 async def rejoin(
-    node: Node, others: Collection[NodeId], restore_own: Callable[[Node], int | None] = lambda node: None
+    node: Node,
+    others: Collection[NodeId],
+    restore_own: Callable[[Node], int | None] = lambda node: None,
+    event: str = REJOINED,
 ) -> bool:
     """Take over a round and a model of `others`, the training nodes that have not failed; answer later rejoiners.
 
     If no peer answers, continue from the node's own checkpoint: `restore_own` restores it and returns its next round,
     or returns None if there is none. Then `rejoin` returns False. All training nodes count as failed for a restarted
-    node until they answer.
+    node until they answer. `event` is the name of the recorded event: `REJOINED`, or `JOINED` for a late node.
     """
     state = RejoinState()
     node.background(answer_rejoining_peers(node, state))
@@ -80,9 +85,9 @@ async def rejoin(
     elif (restored := restore_own(node)) is not None:
         how = f"from round {restored} on, with its own checkpoint: no peer answered"
     else:
-        node.record_event("not rejoined", "no peer answered: the others have ended, or are unreachable")
+        node.record_event(f"not {event}", "no peer answered: the others have ended, or are unreachable")
         return False
-    node.record_event(REJOINED, how)
+    node.record_event(event, how)
     state.rejoined = True
     for asker in sorted(state.askers - answers.keys()):
         if asker > node.id:

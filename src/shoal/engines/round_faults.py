@@ -1,11 +1,12 @@
-"""The faults of a node that are scheduled by round."""
+"""The faults and the joins of nodes that are scheduled by round."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from shoal.environment.faults import Fault
+from shoal.types import NodeId
 
 
 class RoundFaults:
@@ -23,3 +24,20 @@ class RoundFaults:
         if self._faults and self._faults[0].happens_at(round):
             return self._faults.popleft()
         return None
+
+
+class RoundJoins:
+    """The late nodes that join when the others start a given round. Each of them joins once."""
+
+    def __init__(self, rounds: Mapping[NodeId, int], not_joined: Collection[NodeId]) -> None:
+        """`rounds` are the rounds of all such nodes. Those that have joined before a checkpoint do not join again."""
+        self._rounds = {node: round for node, round in rounds.items() if node in not_joined}
+
+    def due(self, round: int) -> list[NodeId]:
+        """Remove and return the nodes that join when a node starts `round`."""
+        if not self._rounds:
+            return []
+        nodes = sorted(node for node, first in self._rounds.items() if first <= round)
+        for node in nodes:
+            del self._rounds[node]
+        return nodes

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Literal, TypeAlias
 
 from shoal.engines.averaging import ModelAverage, ModelAverages
 from shoal.experiment import Experiment
+from shoal.results.checkpoints import Manifest
 from shoal.results.progress import (
     PROGRESS_INTERVAL,
     MeanScore,
@@ -17,15 +19,30 @@ from shoal.results.progress import (
     Score,
     Status,
 )
+from shoal.results.records import NOT_JOINED
 from shoal.types import NodeId, Params
 
 Phase: TypeAlias = Literal["starting", "loading", "forking", "running", "finishing"]
 
 
+def _incarnations(resumed: Manifest | None) -> dict[NodeId, int]:
+    return {} if resumed is None else {int(node): count for node, count in resumed.incarnations.items()}
+
+
+def _absent_nodes(experiment: Experiment, resumed: Manifest | None) -> dict[NodeId, str]:
+    """The nodes that are not there when a run begins, or continues from a checkpoint, with the reason."""
+    if resumed is not None:
+        return {int(node): reason for node, reason in resumed.failed.items()}
+    return dict.fromkeys(sorted(experiment.late_nodes), NOT_JOINED)
+
+
 class RunTracker:
     """Follows one run from start to end and reports it to the listener."""
 
-    def __init__(self, experiment: Experiment, listener: ProgressListener | None = None) -> None:
+    def __init__(
+        self, experiment: Experiment, listener: ProgressListener | None = None, resumed: Manifest | None = None
+    ) -> None:
+        """`resumed` is the checkpoint that the run continues from."""
         self.experiment = experiment
         self.listener: ProgressListener = listener or NullProgressListener()
         self.phase: Phase = "starting"
@@ -33,9 +50,11 @@ class RunTracker:
         """The nodes that train. The others provide services to them."""
         self.round_nodes = frozenset(experiment.round_nodes)
         """The nodes whose rounds count as the progress of the run."""
-        self.lost: dict[NodeId, str] = {}
-        """Nodes that failed, with the reason."""
-        self._awaited = set(self.training_nodes)
+        self.lost = _absent_nodes(experiment, resumed)
+        """Nodes that failed or have not joined, with the reason."""
+        self.incarnations = Counter(_incarnations(resumed))
+        """How often each node was restarted."""
+        self._awaited = set(self.training_nodes.difference(self.lost))
         """Nodes that will still send models to be averaged."""
         self._averages = ModelAverages()
         self._score = MeanScore()
@@ -48,8 +67,15 @@ class RunTracker:
         self.lost[node] = reason
         self._awaited.discard(node)
 
+    @property
+    def not_joined(self) -> set[NodeId]:
+        """Late nodes that have not joined yet."""
+        return {node for node, reason in self.lost.items() if reason == NOT_JOINED}
+
     def node_restarted(self, node: NodeId) -> None:
-        del self.lost[node]
+        """A node that failed starts again, or a late node joins."""
+        if self.lost.pop(node) != NOT_JOINED:
+            self.incarnations[node] += 1
         if node in self.training_nodes:
             self._awaited.add(node)
 

@@ -15,7 +15,7 @@ from shoal.environment.network.model import AccessLimit, EnvironmentEvent, Netwo
 from shoal.environment.network.network import AvailabilityChange, Direct, NetworkChange, NetworkTimeline
 from shoal.types import NodeId
 
-UNBLOCKING_FAULTS = frozenset({"crash", "raise", "hang", "restart", "hold", "release"})
+UNBLOCKING_FAULTS = frozenset({"crash", "raise", "hang", "restart", "join", "hold", "release"})
 """The kinds of faults whose start or end may unblock nodes that wait for each other."""
 
 
@@ -34,7 +34,7 @@ class Environment:
     """None: all nodes are always online."""
     timed_faults: Sequence[Fault]
     restarts: bool
-    """Whether failed nodes may be started again."""
+    """Whether nodes may be started during the run: failed ones again, or late ones."""
     access_limits: Sequence[AccessLimit]
     """What the device of each node allows."""
     access_links: tuple[AccessLink, ...] | None = None
@@ -86,8 +86,8 @@ class Environment:
     def unblocking_times(self) -> Iterator[float]:
         """The times of events that may unblock nodes that wait for each other, in order.
 
-        These are crashes (the others stop waiting), restarts, releases of messages, errors, and changes of the network.
-        A node that goes offline or online is no such event: the nodes that wait for it continue to wait.
+        These are crashes (the others stop waiting), restarts, joins, releases of messages, errors, and changes of the
+        network. A node that goes offline or online is no such event: the nodes that wait for it continue to wait.
         """
         # The index of a fault is part of its random seed: the other faults stay in the list, without a time.
         faults = [f if f.kind in UNBLOCKING_FAULTS else replace(f, time=None, every=None) for f in self.timed_faults]

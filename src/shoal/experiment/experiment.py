@@ -207,7 +207,8 @@ class Experiment:
 
     def faults(self, node: NodeId) -> list[Fault]:
         """Return the faults that strike `node` in a given round, in the order of rounds."""
-        by_round = [(f.round, f) for f in self.fault if f.round is not None and node in f.ids(self.size)]
+        struck = [fault for fault in self.fault if fault.kind != "join" and node in fault.ids(self.size)]
+        by_round = [(fault.round, fault) for fault in struck if fault.round is not None]
         return [fault for _, fault in sorted(by_round, key=lambda pair: pair[0])]
 
     @property
@@ -216,8 +217,19 @@ class Experiment:
         return tuple(fault for fault in self.fault if fault.round is None)
 
     @property
+    def late_nodes(self) -> frozenset[NodeId]:
+        """The nodes that are not there at the start, and join later."""
+        return frozenset(node for fault in self.fault if fault.kind == "join" for node in fault.ids(self.size))
+
+    @property
+    def joins_by_round(self) -> dict[NodeId, int]:
+        """The late nodes that join when the others start a given round, with this round."""
+        joins = [(fault.round, fault) for fault in self.fault if fault.kind == "join"]
+        return {node: round for round, fault in joins if round is not None for node in fault.ids(self.size)}
+
+    @property
     def restarts(self) -> bool:
-        """Whether failed nodes may be started again."""
+        """Whether nodes may be started during the run: failed ones again, or late ones."""
         return any(fault.restarts_nodes for fault in self.fault)
 
     def describe_failure(self, node: NodeId, failure: str) -> str:

@@ -82,8 +82,9 @@ class Setup:
         run: str,
         receive_timeout: float | None,
         saver: CheckpointSaver | None = None,
+        incarnation: int = 0,
     ) -> Node:
-        """Create node `id`. `saver` saves its state for checkpoints."""
+        """Create node `id`. `saver` saves its state for checkpoints; `incarnation` is how often it was restarted."""
         experiment = self.experiment
         settings = experiment.settings(id)
         trains = id < experiment.nodes
@@ -100,6 +101,7 @@ class Setup:
             receive_timeout=receive_timeout,
             non_finite=experiment.non_finite,
             learning_rate=settings.training.step_size,
+            incarnation=incarnation,
         )
         return Node(
             context,

@@ -73,6 +73,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """In the order in which they saved their states. A resumed simulation starts them in this order."""
     failed: dict[str, str]
     """Nodes that had failed, with the reason."""
+    incarnations: dict[str, int] = {}
+    """How often nodes had been restarted, if they had."""
     hung: list[NodeId] = []
     without_state: list[NodeId] = []
     """Service nodes that begin again: they have no state."""

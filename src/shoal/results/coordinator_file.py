@@ -45,6 +45,8 @@ class CoordinatorFile(msgspec.Struct, frozen=True):
     startup_s: float | None
     first_round_s: float | None
     clock_error: float
+    incarnations: dict[str, int] = {}
+    """How often each node was restarted."""
 
 
 def boot_id() -> str:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from shoal.results.checkpoints import Manifest, SavedNode
-from shoal.results.records import Average, Evaluation, Event, Record, Round, RunFolder, decode, encode, replacing
+from shoal.results.records import (
+    NOT_JOINED,
+    Average,
+    Evaluation,
+    Event,
+    Record,
+    Round,
+    RunFolder,
+    decode,
+    encode,
+    replacing,
+)
 from shoal.types import NodeId
 
 
@@ -20,8 +32,11 @@ class Discarded:
 def cut_records(folder: RunFolder, manifest: Manifest) -> dict[NodeId, Discarded]:
     """Cut the records of all nodes and averages. Returns what was discarded, by node."""
     discarded = {saved.node: _cut_node(folder, manifest, saved) for saved in manifest.nodes}
-    for node in manifest.without_state:
+    absent = {int(node): reason for node, reason in manifest.failed.items()}
+    for node in [*manifest.without_state, *(node for node, reason in absent.items() if reason == NOT_JOINED)]:
         folder.node(node).unlink(missing_ok=True)
+    for node in absent:
+        _cut_failed(folder, manifest, node)
     _cut_averages(folder, manifest)
     return discarded
 
@@ -40,6 +55,25 @@ def _cut_node(folder: RunFolder, manifest: Manifest, saved: SavedNode) -> Discar
     # Of a long run, not every round has a record.
     count = max(len(rounds), rounds[-1].round - saved.round) if rounds else 0
     return Discarded(count, messages)
+
+
+def _cut_failed(folder: RunFolder, manifest: Manifest, node: NodeId) -> None:
+    """Cut the records of a node that had failed: discard what it did if it was restarted after the checkpoint."""
+    path = folder.node(node)
+    if not path.exists():
+        return
+    records = list(folder.read(node))
+    kept = list(itertools.takewhile(lambda record: not _is_restart(record, manifest), records))
+    if len(kept) < len(records):
+        with replacing(path) as unfinished:
+            unfinished.write_bytes(b"".join(encode(record) + b"\n" for record in kept))
+
+
+def _is_restart(record: Record, manifest: Manifest) -> bool:
+    """Whether a fault restarted the node after the checkpoint."""
+    if not isinstance(record, Event) or record.what != "fault" or record.time <= manifest.time:
+        return False
+    return record.detail.endswith((" restart", " restarts"))
 
 
 def _is_before(record: Record, manifest: Manifest) -> bool:

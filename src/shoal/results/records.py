@@ -103,6 +103,10 @@ Record: TypeAlias = Round | Evaluation | Average | Event | End
 
 RESUMED = "resumed"
 """The event of a node that continues from a checkpoint."""
+JOINED = "joined"
+"""The event of a late node that begins where its peers are."""
+NOT_JOINED = "has not joined the run"
+"""Why a late node is not there. Checkpoints contain it: a resumed run knows by it which nodes still join."""
 REJOINED = "rejoined"
 """The event of a restarted node that continues where its peers are."""
 

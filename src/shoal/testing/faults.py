@@ -46,6 +46,10 @@ class Faults:
         """Start crashed nodes again."""
         return self._append(_with_nodes(Fault("restart"), nodes))
 
+    def join(self, nodes: Nodes | None = None, round: int | None = None) -> Faults:
+        """Start the nodes late: they are not there before; when the others start `round`, or at a time."""
+        return self._append(_with_nodes(Fault("join", round=round), nodes))
+
     def slow(self, nodes: Nodes | None = None, *, factor: float, what: SlowTarget | None = None) -> Faults:
         """Multiply the time that the nodes need to compute, to send and receive, or both, by `factor`."""
         return self._append(_with_nodes(Fault("slow", factor=factor, what=what), nodes))

@@ -67,9 +67,14 @@ class AgentGroup:
 
     def start(self, request: control.StartNodes) -> None:
         """Have the nodes of `request` started, each by its agent."""
-        for agent, nodes in self._by_agent(request.nodes):
-            first = request.with_network and agent is self._agents[0]
-            agent.send(msgspec.structs.replace(request, nodes=nodes, with_network=first, clock_error=self.clock_error))
+        placed = self._by_position(request.nodes)
+        if request.with_network:
+            placed.setdefault(0, [])  # the first agent starts the network process, even if its nodes join later
+        for position, nodes in sorted(placed.items()):
+            first = request.with_network and position == 0
+            self._agents[position].send(
+                msgspec.structs.replace(request, nodes=nodes, with_network=first, clock_error=self.clock_error)
+            )
 
     def kill(self, nodes: Collection[NodeId]) -> None:
         """Kill the processes of these nodes."""
@@ -98,11 +103,14 @@ class AgentGroup:
         self._agents[0].send(control.ToNetwork(message))
 
     def _by_agent(self, nodes: Collection[NodeId]) -> Iterator[tuple[Agent, list[NodeId]]]:
+        for position, own in sorted(self._by_position(nodes).items()):
+            yield self._agents[position], own
+
+    def _by_position(self, nodes: Collection[NodeId]) -> dict[int, list[NodeId]]:
         own: dict[int, list[NodeId]] = {}
         for node in sorted(nodes):
             own.setdefault(self._placement[node], []).append(node)
-        for position, placed in sorted(own.items()):
-            yield self._agents[position], placed
+        return own
 
     # Reports
 

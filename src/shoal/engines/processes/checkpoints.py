@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +109,6 @@ class CheckpointCollector:
         """The wall time of a resumed run until its checkpoint."""
         return 0.0 if self.resumed is None else self.resumed.wall_s
 
-    def nodes_to_start(self) -> list[NodeId]:
-        """All nodes, without those that failed before the checkpoint of a resumed run."""
-        failed = () if self.resumed is None else self.resumed.failed
-        return [node for node in range(self._experiment.size) if str(node) not in failed]
-
     def states(self) -> dict[NodeId, str]:
         """The file with the state of each node of a resumed run."""
         if self.resumed is None:
@@ -148,15 +143,17 @@ class CheckpointCollector:
         self._tracker.complete_due()
 
     def _position(self) -> RunPosition:
-        return RunPosition(self._times.now(), self._run_tracker.training_seconds(), dict(self._run_tracker.lost))
+        tracker = self._run_tracker
+        return RunPosition(
+            self._times.now(), tracker.training_seconds(), dict(tracker.lost), dict(tracker.incarnations)
+        )
 
 
-def mark_failed_before(resumed: Manifest | None, registry: NodeRegistry, tracker: RunTracker) -> None:
-    """Note the nodes that failed before the checkpoint of a resumed run. They are not started, until a fault does."""
-    for name, reason in ({} if resumed is None else resumed.failed).items():
-        entry = registry[int(name)]
+def mark_absent(nodes: Mapping[NodeId, str], registry: NodeRegistry) -> None:
+    """Note the nodes that are not there at the start, with the reason. They are not started, until a fault does."""
+    for node, reason in nodes.items():
+        entry = registry[node]
         entry.state = NodeState.EXITED
         entry.failure = reason
         if entry.public_key is None:
-            entry.public_key = KeyPair.fresh().public  # of no process: a restarted node announces its own
-        tracker.node_lost(entry.id, reason)
+            entry.public_key = KeyPair.fresh().public  # of no process: the node announces its own when it starts

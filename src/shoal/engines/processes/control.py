@@ -50,7 +50,9 @@ class StartNodes(msgspec.Struct, frozen=True, tag=True):
     training_nodes: int = 0
     """Nodes with ids from this number on serve the others instead of training."""
     restarted: bool = False
-    """Whether these nodes ran before and failed."""
+    """Whether these nodes start in a run in progress: they ran before and failed, or join late."""
+    incarnations: dict[NodeId, int] = {}
+    """How often nodes were restarted, if they were."""
     with_network: bool = False
     """Whether to start the network process too, before the nodes."""
     namespaces: list[str] = []

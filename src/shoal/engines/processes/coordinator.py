@@ -217,7 +217,7 @@ class Coordinator:
     def _start_request(self) -> control.StartNodes:
         experiment, plan = self._run.experiment, self._run.experiment.processes
         return control.StartNodes(
-            self._checkpoints.nodes_to_start(),
+            sorted(self._registry.present),
             self._run.id,
             training_nodes=experiment.nodes,
             with_network=self._run.environment.needs_network_model,
@@ -283,6 +283,7 @@ class Coordinator:
                 self._tracker.node_restarted(message.node)
             self._starter.node_listening(message)
             if self._tracker.phase in ("running", "finishing"):
+                self._file.write()  # the node has another incarnation
                 self._starter.release_restarted()
             else:
                 self._begin_if_ready()
@@ -296,6 +297,8 @@ class Coordinator:
             entry.last_busy = self._clock.seconds
         if isinstance(message, control.ProgressReport):
             entry.rounds, entry.bytes_sent = message.rounds, message.bytes_sent
+            if message.node in self._tracker.round_nodes:
+                self._events.round_begins(message.rounds)
             if message.evaluated is not None and message.score is not None:
                 self._tracker.add_score(message.evaluated, message.score)
             if message.rounds >= 1 and self._times.first_round_ended(message.node):

@@ -17,7 +17,7 @@ from shoal.engines.operating_system import raise_file_limit
 from shoal.engines.processes import control
 from shoal.engines.processes.agent import AgentSettings, LocalAgent
 from shoal.engines.processes.agent_group import AgentGroup
-from shoal.engines.processes.checkpoints import mark_failed_before
+from shoal.engines.processes.checkpoints import mark_absent
 from shoal.engines.processes.control_server import LOOPBACK
 from shoal.engines.processes.coordinator import Coordinator, RunContext
 from shoal.engines.processes.interrupts import Interrupts
@@ -61,7 +61,7 @@ def run_processes(
     """
     times = RunTimes(command_time, experiment.round_nodes)
     raise_file_limit()
-    tracker = RunTracker(experiment, listener)
+    tracker = RunTracker(experiment, listener, resumed)
     environment = build_environment(experiment, device_speeds(experiment))
     registry = NodeRegistry(experiment.size)
     run = RunContext(experiment, environment, folder, secrets.token_urlsafe(RUN_LENGTH * 3 // 4), resumed)
@@ -81,7 +81,8 @@ def run_processes(
             # The user has interrupted the start, or the second signal killed the processes.
             facts: dict[str, object] = {"first_round_s": None, "signal": interrupts.signal}
             return Outcome("interrupted", tracker.training_seconds(), times.since_command(), facts=facts)
-        mark_failed_before(resumed, registry, tracker)
+        mark_absent(tracker.lost, registry)
+        times.do_not_await(tracker.lost)
         return Coordinator(run, registry, agents, tracker, times, interrupts).run(taken_over)
 
 

@@ -49,7 +49,7 @@ MIN_SEND_SECONDS = 1e-5
 SUBMISSIONS_PER_TURN = 64 * MESSAGES_PER_TURN
 """Reports that are read before the model advances, even in a flood. More than a thousand nodes may send at once: what
 is left for the next turn is late in the model."""
-COORDINATOR_FAULTS = frozenset({"crash", "restart", "raise", "hang"})
+COORDINATOR_FAULTS = frozenset({"crash", "restart", "join", "raise", "hang"})
 """Faults that the coordinator injects into nodes, and reports when they have happened."""
 
 

@@ -34,7 +34,7 @@ from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.results.checkpoints import Checkpoints
 from shoal.results.record_writer import END_SECONDS, RETRY_SECONDS, FinalWrite, RecordWriter
-from shoal.results.records import End, Evaluation, Event, Record, RunFolder
+from shoal.results.records import JOINED, REJOINED, End, Evaluation, Event, Record, RunFolder
 from shoal.results.state_files import read_state
 from shoal.types import NodeId
 
@@ -69,8 +69,18 @@ class NodeLaunch:
     def round_faults(self, saved: dict[str, Any] | None) -> RoundFaults:
         """The node's faults by round, without those that happened before the `saved` state of a resumed run."""
         last = -1 if saved is None else int(saved["round"])
-        faults = () if self.start.restarted else self.experiment.faults(self.id)
+        faults = () if self.start.restarted and not self.joins else self.experiment.faults(self.id)
         return RoundFaults(fault for fault in faults if not fault.happens_at(last))
+
+    @property
+    def incarnation(self) -> int:
+        """How often the node was restarted."""
+        return self.start.incarnations.get(self.id, 0)
+
+    @property
+    def joins(self) -> bool:
+        """Whether the node joins a run in progress for the first time."""
+        return self.start.restarted and self.incarnation == 0
 
     @property
     def is_service(self) -> bool:
@@ -134,6 +144,7 @@ class NodeRun:
             launch.start.run,
             plan.receive_timeout,
             self._create_saver() if experiment.checkpoint.every else None,
+            launch.incarnation,
         )
         if saved is not None:
             self._restore(saved)
@@ -257,7 +268,8 @@ class NodeRun:
     async def _rejoin(self, others: Collection[NodeId]) -> None:
         await self._node.sleep(0.0)  # until the node is online
         files = Checkpoints(self._launch.folder)
-        if await rejoin(self._node, others, partial(restore_own, files)):
+        event = JOINED if self._launch.joins else REJOINED
+        if await rejoin(self._node, others, partial(restore_own, files), event):
             await self._launch.setup.run_node(self._node)
 
     async def _until_end(self, algorithm: Coroutine[Any, Any, None]) -> None:

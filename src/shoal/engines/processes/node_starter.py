@@ -1,4 +1,4 @@
-"""Starting nodes: all of them at the beginning of a run, and failed ones again when the fault schedule restarts them.
+"""Starting nodes at the beginning of a run, and failed or late ones when the fault schedule starts them.
 
 A node starts in three steps. The agent forks its process; the process reports that it listens; the coordinator sends
 `Start` once every node that starts with it listens, so that all of them know each other's endpoints.
@@ -45,7 +45,7 @@ class NodeStarter:
 
     def start_all(self, request: control.StartNodes) -> None:
         """Have the agents start all nodes."""
-        self._request = request
+        self._request = request = msgspec.structs.replace(request, incarnations=dict(self._tracker.incarnations))
         self._agents.start(request)
         for node in request.nodes:
             self._registry[node].state = NodeState.STARTING
@@ -63,7 +63,7 @@ class NodeStarter:
             self._announce(node, self._registry.present - {node})
 
     def restart(self, nodes: Collection[NodeId]) -> None:
-        """Have nodes started again that are lost."""
+        """Have nodes started that failed or have not joined."""
         if not nodes:
             return
         assert self._request is not None
@@ -72,7 +72,13 @@ class NodeStarter:
             self._registry[node].start_again(self._clock.seconds)
         self.monitor.expect(nodes)
         self._agents.start(
-            msgspec.structs.replace(self._request, nodes=sorted(nodes), restarted=True, with_network=False)
+            msgspec.structs.replace(
+                self._request,
+                nodes=sorted(nodes),
+                restarted=True,
+                incarnations={node: self._tracker.incarnations[node] for node in nodes},
+                with_network=False,
+            )
         )
 
     def set_key(self, node: NodeId | None, key: bytes) -> None:
@@ -127,7 +133,8 @@ class NodeStarter:
             if entry.slowdown is not None:
                 self._agents.send([node], entry.slowdown)
             entry.run(self._clock.seconds)
-            self._tracker.listener.notice(f"node {node} was restarted")
+            joins = self._tracker.incarnations[node] == 0
+            self._tracker.listener.notice(f"node {node} {'joins' if joins else 'was restarted'}")
 
     def _announce(self, node: NodeId, receivers: Collection[NodeId]) -> None:
         entry = self._registry[node]

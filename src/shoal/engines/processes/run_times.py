@@ -18,9 +18,9 @@ class RunTimes:
         """When the run began, on the clock of `monotonic`."""
         self._shift = 0.0
         self.startup: float | None = None
-        """Seconds from the command until every node of `round_nodes` began its first round."""
+        """Seconds from the command until every node of `round_nodes` that is there began its first round."""
         self.first_round: float | None = None
-        """Seconds from the command until every node of `round_nodes` ended its first round."""
+        """Seconds from the command until every node of `round_nodes` that is there ended its first round."""
         self.finished_at: float | None = None
         """When the last node was done, on the machine's monotonic clock."""
         self._to_begin = set(round_nodes)
@@ -44,6 +44,11 @@ class RunTimes:
 
     def since_command(self) -> float:
         return time.time() - self._command_time
+
+    def do_not_await(self, nodes: Collection[NodeId]) -> None:
+        """The first rounds of these nodes are not part of the startup: they are not there when the run begins."""
+        self._to_begin.difference_update(nodes)
+        self._to_end.difference_update(nodes)
 
     def first_round_began(self, node: NodeId) -> bool:
         """Note that a node began its first round. True if it was the last node to do so."""

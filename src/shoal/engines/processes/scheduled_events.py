@@ -14,9 +14,10 @@ from shoal.engines.processes.node_commands import NodeCommands
 from shoal.engines.processes.node_registry import NodeRegistry
 from shoal.engines.processes.node_starter import NodeStarter
 from shoal.engines.processes.run_times import RunTimes
+from shoal.engines.round_faults import RoundJoins
 from shoal.engines.run_tracker import RunTracker
 from shoal.environment.environment import Environment
-from shoal.environment.faults import FaultEvent
+from shoal.environment.faults import FaultEvent, Kind
 from shoal.environment.network.network import AvailabilityChange, NetworkChange
 from shoal.results.records import Event
 from shoal.types import NodeId
@@ -41,19 +42,25 @@ class ProcessEvents:
         self._tracker = tracker
         self._times = times
         self._queue = EventQueue(iter(()))
+        self._joins = RoundJoins({}, ())
 
     def begin(self, at: float = 0.0) -> None:
         """Load the schedule, and note which nodes are offline or slow at first: they learn it with their `Start`.
 
         `at` is the time at which a resumed run continues: earlier faults are in force, and do not happen again.
         """
+        self._joins = RoundJoins(self._tracker.experiment.joins_by_round, self._tracker.not_joined)
         self._queue = EventQueue(self._environment.events())
+        overdue: list[FaultEvent] = []
         while self._queue.next_time <= at and (at > 0.0 or not isinstance(self._queue.next, FaultEvent)):
             event = self._queue.pop()
             if isinstance(event, AvailabilityChange):
                 self._note_availability(event)
             elif isinstance(event, FaultEvent) and event.kind == "slow":
                 self._note_slowdown(event)
+            elif isinstance(event, FaultEvent) and event.kind == "join":
+                overdue.append(event)  # the checkpoint may have been complete before the coordinator applied it
+        self._queue.put_back(overdue)
 
     def apply_due(self) -> None:
         while self._tracker.phase == "running" and self._queue.next_time <= self._times.now():
@@ -76,8 +83,13 @@ class ProcessEvents:
         """Restart a node whose process has exited, if a restart was due before. Returns whether it was."""
         due = self._registry[node].restart_on_exit
         if due:
-            self._restart([node])
+            self._start([node], "restart")
         return due
+
+    def round_begins(self, round: int) -> None:
+        """A node starts this round: start the late nodes that join in it."""
+        if nodes := self._joins.due(round):
+            self._start(nodes, "join")
 
     # The operations of an `EventHandler`
 
@@ -98,11 +110,14 @@ class ProcessEvents:
         self._commands.kill(working)
 
     def restart(self, fault: FaultEvent) -> None:
-        lost = self._tracker.lost
+        lost = self._tracker.lost.keys() - self._tracker.not_joined
         for node in fault.nodes:
             if self._registry[node].failure is not None and node not in lost:
                 self._registry[node].restart_on_exit = True
-        self._restart([node for node in fault.nodes if node in lost])
+        self._start([node for node in fault.nodes if node in lost], "restart")
+
+    def join(self, fault: FaultEvent) -> None:
+        self._start([node for node in fault.nodes if node in self._tracker.not_joined], "join")
 
     def hang(self, fault: FaultEvent) -> None:
         self._commands.inject(self._healthy(fault.nodes), control.InjectFault("hang", str(fault)))
@@ -135,9 +150,10 @@ class ProcessEvents:
         """The nodes that work and are not about to end."""
         return [node for node in self._working(nodes) if self._registry[node].failure is None]
 
-    def _restart(self, nodes: Collection[NodeId]) -> None:
+    def _start(self, nodes: Collection[NodeId], kind: Kind) -> None:
+        """Start nodes that are not there, because of a fault of this kind."""
         now = self._times.now()
-        self._commands.record([(node, _fault_record(FaultEvent(now, "restart", (node,)))) for node in nodes])
+        self._commands.record([(node, _fault_record(FaultEvent(now, kind, (node,)))) for node in nodes])
         self._starter.restart(nodes)
 
 

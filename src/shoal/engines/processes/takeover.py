@@ -48,6 +48,7 @@ class CoordinatorFileWriter:
                 times.startup,
                 times.first_round,
                 self._agents.clock_error,
+                {str(node): count for node, count in sorted(self._tracker.incarnations.items())},
             ),
         )
 
@@ -109,14 +110,20 @@ class TakenOver:
     def restore_nodes(self, registry: NodeRegistry, tracker: RunTracker, now: float) -> None:
         """Bring nodes into their states. `now` is on the coordinator's `WatchClock`."""
         known = {entry.node: entry for entry in self.nodes()}
+        for name, count in self.left.incarnations.items():
+            tracker.incarnations[int(name)] = count
         agents = {node: share.name for share in self.left.agents for node in share.nodes}
         for entry in registry:
             report = known.get(entry.id)
             entry.public_key = KeyPair.fresh().public  # of no process, if the node's own is not known
             if report is None:
                 entry.state = NodeState.EXITED
-                tracker.node_lost(entry.id, f"its agent {agents.get(entry.id, '?')!r} is lost")
+                if entry.id not in tracker.not_joined:
+                    tracker.node_lost(entry.id, f"its agent {agents.get(entry.id, '?')!r} is lost")
                 continue
+            if entry.id in tracker.not_joined:
+                tracker.node_restarted(entry.id)
+                entry.failure = None
             entry.public_key = report.key or entry.public_key
             entry.endpoint, entry.rounds, entry.bytes_sent = report.endpoint, report.rounds, report.bytes_sent
             if report.done:

@@ -131,9 +131,6 @@ class SimulatedCheckpoints:
         for saved in resumed.nodes:
             state = read_state(self._files.state(resumed.round, saved.node))
             restore(self._nodes[saved.node], self._world.runtimes[saved.node].mailbox, state)
-        for node, reason in resumed.failed.items():
-            self._run_tracker.node_lost(int(node), reason)
-            self._world.mark_failed(int(node))
         self._recorder.skip_repeated(resumed, times)
 
     def _position(self) -> RunPosition:
@@ -141,6 +138,7 @@ class SimulatedCheckpoints:
             self._world.kernel.now,
             self._run_tracker.training_seconds(),
             dict(self._run_tracker.lost),
+            dict(self._run_tracker.incarnations),
             [runtime.id for runtime in self._world.runtimes if runtime.hung],
             self.ticks,
             self.events,

@@ -56,7 +56,7 @@ class Simulation:
         self._start_workers = start_workers
         self._command_time = time.time() if command_time is None else command_time
         self._experiment = experiment
-        self._tracker = RunTracker(experiment, listener)
+        self._tracker = RunTracker(experiment, listener, resumed)
         self._tracker.phase = "loading"
         self._tracker.report_progress(round=0.0, bytes_sent=0)
         self.setup = Setup(experiment)
@@ -71,6 +71,8 @@ class Simulation:
         self._checkpoints = SimulatedCheckpoints(
             experiment, folder, self._world, self._tracker, self._recorder, resumed
         )
+        for node in self._tracker.lost:
+            self._world.mark_failed(node)
         self._population = SimulatedNodes(self.setup, self._world, self._tracker, self._recorder, self._checkpoints)
         self._checkpoints.begin(self._population.nodes)
         self._checkpoints.restore_all()

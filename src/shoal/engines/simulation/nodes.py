@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from shoal.engines.rejoining import answer_rejoining_peers, rejoin
-from shoal.engines.round_faults import RoundFaults
+from shoal.engines.round_faults import RoundFaults, RoundJoins
 from shoal.engines.run_tracker import RunTracker
 from shoal.engines.simulation.checkpoints import SimulatedCheckpoints
 from shoal.engines.simulation.kernel import Crash, park
@@ -18,7 +18,7 @@ from shoal.errors import NodeError
 from shoal.experiment.setup import Setup
 from shoal.message import RUN_LENGTH
 from shoal.node import Node
-from shoal.results.records import Event, Record
+from shoal.results.records import JOINED, REJOINED, Event, Record
 from shoal.types import NodeId, Params
 
 ROUNDS_PER_PROGRESS_CHECK = 64
@@ -40,7 +40,7 @@ class _NodeObserver:
         self._nodes.recorder.write_complete_averages()
 
     async def before_round(self, round: int) -> None:
-        self._nodes.count_round(self._id)
+        self._nodes.round_begins(self._id, round)
         if (fault := self._faults.due(round)) is not None:
             world = self._nodes.world
             self.record(Event("fault", world.kernel.now, f"{fault.kind} at round {round}"))
@@ -78,6 +78,7 @@ class SimulatedNodes:
         """Training nodes whose algorithm has not ended."""
         self.last_end = 0.0
         """When the last node ended. The kernel's clock continues to the last timeout, whether it is needed or not."""
+        self._joins = RoundJoins(setup.experiment.joins_by_round, tracker.not_joined)
         self.nodes = [self._build(id, self._faults(id)) for id in range(setup.experiment.size)]
 
     @property
@@ -105,6 +106,16 @@ class SimulatedNodes:
 
     def restart(self, id: NodeId) -> None:
         """Start a crashed node again. It has lost everything except its data."""
+        if id not in self.tracker.not_joined:
+            self._start_absent(id, REJOINED)
+
+    def join(self, id: NodeId) -> None:
+        """Start a node that was not there before."""
+        if id in self.tracker.not_joined:
+            self._start_absent(id, JOINED)
+
+    def _start_absent(self, id: NodeId, event: str) -> None:
+        """Start a node that is not there; `event` is what it records when its peers include it."""
         if id not in self.tracker.lost or not self.world.runtimes[id].failed:
             return
         self.world.apply_event(FaultEvent(self.world.kernel.now, "restart", (id,)))
@@ -114,12 +125,12 @@ class SimulatedNodes:
         for other in self.world.runtimes:
             if other.id != id and (other.id < self._experiment.nodes or other.failed):
                 runtime.mailbox.mark_failed(other.id)  # a training node, until it has answered
-        self.nodes[id] = self._build(id, RoundFaults())
         self.tracker.node_restarted(id)
+        self.nodes[id] = self._build(id, self._faults(id) if event == JOINED else RoundFaults())
         if id in self.tracker.training_nodes:
             self.learning.add(id)
-        self.tracker.listener.notice(f"node {id} was restarted")
-        self._start(self.nodes[id], self._rejoin_and_run(self.nodes[id]))
+        self.tracker.listener.notice(f"node {id} {'joins' if event == JOINED else 'was restarted'}")
+        self._start(self.nodes[id], self._rejoin_and_run(self.nodes[id], event))
 
     def finish_training_nodes(self) -> None:
         """End all training nodes, because the duration of the run is over. A hung node does not finish."""
@@ -148,9 +159,13 @@ class SimulatedNodes:
         """The node whose code the kernel ran last."""
         return next((r.id for r in self.world.runtimes if r.runs(self.world.kernel.current)), None)
 
-    def count_round(self, node: NodeId) -> None:
+    def round_begins(self, node: NodeId, round: int) -> None:
+        """Count the round, and let the nodes join that wait for it."""
         if node in self.tracker.round_nodes:
             self._rounds_begun += 1
+            for late in self._joins.due(round):
+                self.recorder.write_fault(late, FaultEvent(self.world.kernel.now, "join", (late,)))
+                self.world.kernel.soon(partial(self.join, late))
         if self._rounds_begun % ROUNDS_PER_PROGRESS_CHECK == 0 and self.tracker.progress_due():
             self.report_progress()
 
@@ -172,6 +187,7 @@ class SimulatedNodes:
             "0" * RUN_LENGTH,
             self._experiment.simulation.receive_timeout,
             self._checkpoints.saver(id),
+            self.tracker.incarnations[id],
         )
 
     def _faults(self, id: NodeId) -> RoundFaults:
@@ -183,10 +199,10 @@ class SimulatedNodes:
     def _start(self, node: Node, main: Coroutine[Any, Any, None], at: float | None = None) -> None:
         self.world.runtimes[node.id].start(main, partial(self._node_ended, node), at)
 
-    async def _rejoin_and_run(self, node: Node) -> None:
+    async def _rejoin_and_run(self, node: Node, event: str) -> None:
         training_nodes = self.world.runtimes[: self._experiment.nodes]
         others = [r.id for r in training_nodes if r.running and r.id != node.id]
-        if await rejoin(node, others, self._checkpoints.restore_own):
+        if await rejoin(node, others, self._checkpoints.restore_own, event):
             await self._setup.run_node(node)
 
     def _node_ended(self, node: Node, crashed: bool) -> None:

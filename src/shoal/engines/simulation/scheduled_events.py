@@ -41,11 +41,11 @@ class SimulatedEvents:
     def skip_past(self) -> None:
         """In a resumed run: put the events before the checkpoint into force, without recording them again.
 
-        Crashes, restarts and hangs are left out: the checkpoint has the nodes that failed or hung.
+        Crashes, restarts, joins and hangs are left out: the checkpoint has the nodes that failed or hung.
         """
         for _ in range(self._checkpoints.events):
             event = self._queue.pop()
-            if isinstance(event, FaultEvent) and event.kind in ("crash", "restart", "hang", "raise"):
+            if isinstance(event, FaultEvent) and event.kind in ("crash", "restart", "join", "hang", "raise"):
                 continue
             self._world.apply_event(event)
             if isinstance(event, AvailabilityChange):
@@ -102,6 +102,12 @@ class SimulatedEvents:
             self._recorder.write_fault(node, fault)
         for node in fault.nodes:
             self._nodes.restart(node)
+
+    def join(self, fault: FaultEvent) -> None:
+        for node in fault.nodes:
+            self._recorder.write_fault(node, fault)
+        for node in fault.nodes:
+            self._nodes.join(node)
 
     def hang(self, fault: FaultEvent) -> None:
         self._record(fault)

@@ -34,7 +34,7 @@ class FaultEvent:
         """The event as a sentence: "node 3 crashes"."""
         several = len(self.nodes) != 1
         nodes = f"nodes {format_node_ids(self.nodes)}" if several else f"node {self.nodes[0]}"
-        if self.kind in ("crash", "raise", "hang", "restart"):
+        if self.kind in ("crash", "raise", "hang", "restart", "join"):
             verb = self.kind if several else {"crash": "crashes"}.get(self.kind, f"{self.kind}s")
             return f"{nodes} {verb}"
         if self.kind == "slow":
@@ -70,13 +70,18 @@ def fault_events(faults: Sequence[Fault], nodes: int, size: int, seed: int) -> I
     `size` is the number of nodes including servers, which have the last `size - nodes` ids. The faults must be
     validated; faults with a `round` are skipped. A node that a timed fault has crashed does not crash again. The end of
     a crash restarts the nodes that are still down. A fault of kind "restart" may name nodes that are up: the engines
-    ignore these.
+    ignore these. A node that joins at a time neither crashes nor restarts before.
     """
-    down: set[NodeId] = set()
     timed = [fault for fault in faults if fault.round is None]
+    not_joined = {node for fault in timed if fault.kind == "join" for node in fault.ids(size)}
+    down: set[NodeId] = set()
     down_for_good = () if any(fault.restarts_nodes for fault in timed) else down
     for i, fault_event in numbered_events(dict(enumerate(timed)), nodes, size, seed, down_for_good):
         affected = fault_event.nodes
+        if fault_event.kind == "join":
+            not_joined.difference_update(affected)
+        elif fault_event.kind in ("crash", "restart"):
+            affected = tuple(node for node in affected if node not in not_joined)
         if fault_event.kind == "crash":
             affected = tuple(node for node in affected if node not in down)
             down.update(affected)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from shoal.types import Bounds, NodeId, parse_node_ids
 
 Kind: TypeAlias = Literal[
-    "crash", "raise", "hang", "restart", "partition", "repair", "hold", "release", "slow", "drop"
+    "crash", "raise", "hang", "restart", "join", "partition", "repair", "hold", "release", "slow", "drop"
 ]  # fmt: skip
 SlowTarget: TypeAlias = Literal["compute", "network", "both"]
 
@@ -22,6 +22,7 @@ KEYS: dict[Kind, frozenset[str]] = {
     "raise": frozenset({"round"}),
     "hang": frozenset({"round"}),
     "restart": frozenset(),
+    "join": frozenset({"round"}),
     "partition": PAIR_KEYS | END_KEYS,
     "repair": PAIR_KEYS,
     "hold": PAIR_KEYS | END_KEYS,
@@ -54,6 +55,7 @@ class Fault:
     """What happens:
 
     - "crash" ends nodes at once, as SIGKILL does; "restart" starts them again.
+    - "join" starts nodes that are not there before.
     - "raise" makes their code fail.
     - "hang" stops them without an error: the process stays, but sends and computes nothing.
     - "partition" cuts nodes off from others; "repair" ends this.
@@ -63,7 +65,8 @@ class Fault:
     """
     node: Annotated[int, Bounds(at_least=0)] | None = None
     round: Annotated[int, Bounds(at_least=0)] | None = None
-    """Happens when a node starts this round or, if it does not take part in it, its next round."""
+    """Happens when a node starts this round or, if it does not take part in it, its next round. A join happens when the
+    first node that is there starts this round."""
     nodes: str | None = None
     """Several nodes, as in "0-3, 8". Without nodes, a random fault picks any training node, and a fault between nodes
     applies to all nodes."""
@@ -92,7 +95,8 @@ class Fault:
     """The probability that a message is dropped. The next probability for the pair of nodes replaces it."""
 
     def __post_init__(self) -> None:
-        if "round" in KEYS.get(self.kind, ()) and self.round is self.time is self.every is None:
+        defaults = self.kind != "join" and "round" in KEYS.get(self.kind, ())
+        if defaults and self.round is self.time is self.every is None:
             object.__setattr__(self, "round", 0)
 
     def ids(self, size: int) -> tuple[NodeId, ...]:
@@ -108,8 +112,8 @@ class Fault:
 
     @property
     def restarts_nodes(self) -> bool:
-        """Whether crashed nodes start again because of it."""
-        return self.kind == "restart" or (self.kind == "crash" and self.ends)
+        """Whether nodes start during the run because of it."""
+        return self.kind in ("restart", "join") or (self.kind == "crash" and self.ends)
 
     def happens_at(self, round: int) -> bool:
         """Whether it happens to a node that starts `round`, if it has not happened yet."""

@@ -38,6 +38,7 @@ def incompatibilities(faults: Sequence[Fault], nodes: int, size: int) -> list[st
         if len(problems) == before:
             found = (*_misplaced_keys(fault), *_wrong_times(fault), *_wrong_nodes(fault, nodes, size))
             problems.extend(f"fault[{i}].{problem}" for problem in found)
+    problems = problems or list(_wrong_joins(faults, nodes, size))
     return problems or list(_without_effect(faults, nodes, size))
 
 
@@ -53,6 +54,9 @@ def _misplaced_keys(fault: Fault) -> Iterator[str]:
 
 
 def _wrong_times(fault: Fault) -> Iterator[str]:
+    if fault.kind == "join":
+        yield from _wrong_join_time(fault)
+        return
     keys = ("round", "time", "every") if "round" in KEYS[fault.kind] else ("time", "every")
     given = [key for key in keys if getattr(fault, key) is not None]
     if not given:
@@ -66,6 +70,20 @@ def _wrong_times(fault: Fault) -> Iterator[str]:
         yield f"before = {fault.before!r}: expected a time later than after = {fault.after!r}"
     if KEYS[fault.kind] >= END_KEYS:
         yield from _wrong_ends(fault)
+
+
+def _wrong_join_time(fault: Fault) -> Iterator[str]:
+    for key in ("every", "after", "before", "count"):
+        if (value := getattr(fault, key)) is not None:
+            yield f"{key} = {value!r}: a node joins once; give time = … (in seconds) or round = … instead"
+    given = [(key, value) for key in ("round", "time") if (value := getattr(fault, key)) is not None]
+    if not given and fault.every is None:
+        yield "time: missing; expected time = … (in seconds) or round = …"
+    if len(given) > 1:
+        yield f"time = {fault.time!r}: round is given too; remove one of them"
+    for key, value in given:
+        if value == 0:
+            yield f"{key} = {value!r}: the nodes would be there from the start; give a later {key}, or remove the fault"
 
 
 def _wrong_ends(fault: Fault) -> Iterator[str]:
@@ -104,11 +122,16 @@ def _wrong_nodes(fault: Fault, nodes: int, size: int) -> Iterator[str]:
     elif not named and fault.every is None:
         yield f"node: missing; expected {_EXAMPLE}"
     if fault.restarts_nodes and (servers := [node for node in named if node >= nodes]):
-        key = "nodes" if fault.node is None else "node"
-        yield (
-            f"{key} = {getattr(fault, key)!r}: node {servers[0]} is a server and cannot restart; "
-            "leave it out, or remove the end of the crash"
-        )
+        problem = "cannot restart; leave it out, or remove the end of the crash"
+        if fault.kind == "join":
+            problem = "must be there from the start; leave it out"
+        yield f"{_named(fault)}: node {servers[0]} is a server and {problem}"
+
+
+def _named(fault: Fault) -> str:
+    """The key of the fault that names nodes, with its value."""
+    key = "nodes" if fault.node is None else "node"
+    return f"{key} = {getattr(fault, key)!r}"
 
 
 def _wrong_sides(fault: Fault, named: Collection[NodeId], nodes: int, size: int) -> Iterator[str]:
@@ -140,6 +163,30 @@ def _malformed_ids(key: str, text: str | None, nodes: int, size: int) -> Iterato
 def _no_such_node(nodes: int, size: int) -> str:
     servers = f", and {size - nodes} server{'s' if size - nodes > 1 else ''}" if size > nodes else ""
     return f"there is no such node; nodes = {nodes}{servers}"
+
+
+def _wrong_joins(faults: Sequence[Fault], nodes: int, size: int) -> Iterator[str]:
+    """Joins that contradict each other, and faults at a fixed time of nodes that have not joined."""
+    late: dict[NodeId, Fault] = {}
+    for i, fault in enumerate(faults):
+        if fault.kind != "join":
+            continue
+        if twice := late.keys() & set(fault.ids(size)):
+            yield f"fault[{i}].{_named(fault)}: node {min(twice)} joins twice; remove it from one of the faults"
+        late.update(dict.fromkeys(fault.ids(size), fault))
+        if len(late) == nodes:
+            yield (
+                f"fault[{i}].{_named(fault)}: no node would be there at the start, and late nodes join through others; "
+                "leave at least one training node out"
+            )
+    for i, fault in enumerate(faults):
+        if fault.kind in ("crash", "raise", "hang") and fault.time is not None:
+            joins = {node: late[node].time for node in fault.ids(size) if node in late}
+            if early := [node for node, time in joins.items() if time is not None and fault.time < time]:
+                yield (
+                    f"fault[{i}].time = {fault.time!r}: node {early[0]} joins later, at {joins[early[0]]!r}; "
+                    "give a later time, or leave it out"
+                )
 
 
 def _without_effect(faults: Sequence[Fault], nodes: int, size: int) -> Iterator[str]:

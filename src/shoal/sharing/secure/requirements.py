@@ -61,7 +61,8 @@ def _faults(experiment: ExperimentView) -> list[str]:
         return []
     return [
         f"{NAME}: a node that rejoins receives an unmasked model from the peer that is furthest ahead; remove "
-        "all restarts (faults of kind 'restart', and 'until' and 'lasting' of a crash), or use another sharing"
+        "all restarts and joins (faults of kind 'restart' or 'join', and 'until' and 'lasting' of a crash), or use "
+        "another sharing"
     ]
 
 

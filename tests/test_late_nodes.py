@@ -1,0 +1,157 @@
+"""Nodes that are not there at the start join later, get the model and the round of their peers, and are waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+import shoal
+from checkpoint_runs import stopped_after
+from conftest import models_of
+from shoal.engines.processes import control
+from shoal.engines.processes.agent import Agent
+from shoal.engines.processes.agent_group import AgentGroup
+from shoal.experiment import Experiment
+from shoal.results.checkpoints import Checkpoints
+from shoal.results.records import JOINED, Event, Record, Round
+from shoal.testing import Faults
+
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
+
+NODES = 6
+ROUNDS = 24
+LATE = (4, 5)
+EARLY = (0, 1, 2, 3)
+
+
+def experiment(**changed: Any) -> Experiment:
+    given: dict[str, Any] = {
+        "nodes": NODES,
+        "seed": 1,
+        "algorithm": {"name": "dpsgd", "rounds": ROUNDS},
+        "topology": {"name": "regular", "degree": 3},
+        "model": {"name": "mlp", "hidden": (8,)},
+        "training": {"batch_size": 8, "local_steps": 1},
+        "device": {"step_seconds": 0.2},
+        "evaluation": {"every": 0, "samples": 20},
+        "simulation": {"batching": "off"},
+    }
+    return Experiment(**{**given, **changed})
+
+
+def records_of(run: Any, node: int, kind: type[Record]) -> list[Any]:
+    return [record for record in run.folder.read(node) if isinstance(record, kind)]
+
+
+def rounds_of(run: Any, node: int) -> list[int]:
+    return [record.round for record in records_of(run, node, Round)]
+
+
+def events_of(run: Any, node: int, what: str) -> list[Event]:
+    return [event for event in records_of(run, node, Event) if event.what == what]
+
+
+def check_joined(run: Any) -> None:
+    """The late nodes took part from some round on, and no node ever waited for them before."""
+    assert run.summary["status"] == "completed", run.summary
+    assert not run.summary["lost"]
+    for node in LATE:
+        (joined,) = events_of(run, node, JOINED)
+        rounds = rounds_of(run, node)
+        assert joined.detail.startswith(f"from round {rounds[0]} on, with the model of node ")
+        assert rounds == list(range(rounds[0], ROUNDS))
+        assert rounds[0] > 0
+        assert records_of(run, node, Round)[-1].messages_sent > 0
+    for node in EARLY:
+        assert rounds_of(run, node) == list(range(ROUNDS))
+    assert not [event for node in range(NODES) for event in events_of(run, node, "timed out")]
+    models = models_of(run)
+    distances = np.linalg.norm(models - models.mean(0), axis=1)
+    assert max(distances[list(LATE)]) < 3 * max(distances[list(EARLY)])
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "time, static graph": {"fault": Faults().join("4-5").at(1.0).schedule},
+    "round, peer sampler": {
+        "fault": Faults().join("4-5", round=4).schedule,
+        "topology": {"name": "peer-sampler", "graph": {"name": "regular", "degree": 3, "dynamic": True}},
+    },
+}
+
+
+@pytest.mark.parametrize("engine", ["simulation", "processes"])
+@pytest.mark.parametrize("case", CASES)
+def test_late_nodes_join_also_after_a_checkpoint_without_them(case: str, engine: str, tmp_path: Path) -> None:
+    run = experiment(engine=engine, checkpoint={"every": 1, "keep": 100}, **CASES[case]).run(tmp_path / "whole")
+    check_joined(run)
+    manifest = Checkpoints(run.folder).read(1)
+    assert {saved.node for saved in manifest.nodes} >= set(EARLY)
+    assert {saved.node for saved in manifest.nodes}.isdisjoint(LATE)
+    check_joined(shoal.resume(stopped_after(run.folder, 1, tmp_path / "stopped").path))
+
+
+def test_in_the_simulation_a_late_node_joins_at_its_time_or_when_the_first_node_starts_the_round(
+    tmp_path: Path,
+) -> None:
+    faults = Faults().join(4).at(1.1).join(5, round=9)
+    run = experiment(fault=faults.schedule).run(tmp_path)
+    check_joined(run)
+    times = {node: events_of(run, node, JOINED)[0].time for node in LATE}
+    assert times == {4: pytest.approx(1.1), 5: pytest.approx(9 * 0.2)}
+    assert rounds_of(run, 4)[0] == 6  # the others are in round 5
+    assert rounds_of(run, 5)[0] in (9, 10)
+
+
+def test_a_node_that_never_joins_makes_the_run_incomplete(tmp_path: Path) -> None:
+    run = experiment(fault=Faults().join(5).at(1000.0).join(4, round=ROUNDS).schedule).run(tmp_path)
+    assert run.summary["status"] == "incomplete"
+    assert run.summary["lost"] == {"4": "has not joined the run", "5": "has not joined the run"}
+    assert run.summary["time"]["virtual_s"] < 1.1 * ROUNDS * 0.2
+
+
+def test_a_node_that_joined_crashes_and_rejoins_and_no_restart_starts_it_before(tmp_path: Path) -> None:
+    """The random crash and restart of node 5 have no effect while it is not there."""
+    faults = Faults().join(5, round=8).crash(5, round=12).restart(5).at(3.5)
+    faults = faults.crash(5).every(0.01, before=0.5, count=1).lasting(0.01)
+    run = experiment(fault=faults.schedule).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    (joined,), (rejoined,) = events_of(run, 5, JOINED), events_of(run, 5, "rejoined")
+    assert joined.time == pytest.approx(8 * 0.2)
+    assert rejoined.time == pytest.approx(3.5)
+    rounds = rounds_of(run, 5)
+    assert rounds[0] in (8, 9)
+    assert 12 not in rounds
+    assert rounds[-1] == ROUNDS - 1
+
+
+def test_late_clients_join_their_server(tmp_path: Path) -> None:
+    algorithm = {"name": "fedavg", "rounds": ROUNDS, "fraction": 1.0}
+    run = experiment(algorithm=algorithm, fault=Faults().join("4-5", round=5).schedule).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    for node in LATE:
+        (joined,) = events_of(run, node, JOINED)
+        assert joined.detail == f"node {NODES} leads"
+        assert min(rounds_of(run, node)) >= 5
+    server = [records_of(run, NODES, Round)[i].messages_sent for i in (0, -2, -1)]
+    assert (server[0], server[-1] - server[-2]) == (4, 6)
+
+
+class RecordingAgent:
+    """Keeps the requests that it gets."""
+
+    def __init__(self) -> None:
+        self.requests: list[control.StartNodes] = []
+
+    def send(self, request: control.StartNodes) -> None:
+        self.requests.append(request)
+
+
+def test_the_first_agent_starts_the_network_process_even_if_all_its_nodes_are_late() -> None:
+    first, second = RecordingAgent(), RecordingAgent()
+    group = AgentGroup([cast(Agent, first), cast(Agent, second)], {0: 0, 1: 0, 2: 1, 3: 1})
+    group.start(control.StartNodes([2, 3], "run", with_network=True))
+    assert [(request.nodes, request.with_network) for request in first.requests] == [([], True)]
+    assert [(request.nodes, request.with_network) for request in second.requests] == [([2, 3], False)]
