@@ -124,14 +124,8 @@ class NodeRun:
         self._link = link
         self._records = records
         self._scope = scope
-        settings = RuntimeSettings(
-            trainings_per_slot=experiment.nodes / launch.slots.count,
-            min_peer_timeout=plan.hang_timeout,
-            is_service=launch.is_service,
-            speed=launch.setup.speeds[launch.id],
-        )
         self.runtime = ProcessRuntime(
-            launch.id, network.transport, network.mailbox, launch.slots, settings, network.shaper, clock
+            launch.id, network.transport, network.mailbox, launch.slots, _settings(launch), network.shaper, clock
         )
         self.runtime.set_online(not message.offline)
         saved = launch.saved_state()
@@ -378,3 +372,12 @@ class NodeRun:
         if self._stopping:
             return False
         return self._evaluating or self._waits_for_space or (not self._algorithm_ended and self.runtime.busy)
+
+
+def _settings(launch: NodeLaunch) -> RuntimeSettings:
+    return RuntimeSettings(
+        trainings_per_slot=launch.experiment.nodes / launch.slots.count,
+        min_peer_timeout=launch.experiment.processes.hang_timeout,
+        is_service=launch.is_service,
+        speed=launch.setup.speeds[launch.id],
+    )
