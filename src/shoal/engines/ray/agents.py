@@ -128,6 +128,7 @@ class RayAgents:
         self._ray = load_ray()
         self._places = places
         self._coordinator = KeyPair.fresh()
+        self._join: Address | None = None
         self._serving: dict[Any, Place] = {}
         self._actors = []
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -143,6 +144,7 @@ class RayAgents:
         return Trust(self._coordinator, keys)
 
     def start(self, join: Address) -> None:
+        self._join = join
         for actor, place in zip(self._actors, self._places, strict=True):
             self._serving[actor.serve.remote(place, join, self._coordinator.public)] = place
 
@@ -151,7 +153,10 @@ class RayAgents:
         for reference in ended:
             place = self._serving[reference]
             reason = self._get(reference, place) or "it has ended"
-            raise LaunchError(f"agent {place.name!r} on {place.machine} has failed before the run began: {reason}")
+            raise LaunchError(
+                f"agent {place.name!r} on {place.machine} has failed before the run began: {reason}; check that its "
+                f"machine can connect to {self._join}"
+            )
 
     def close(self) -> None:
         """Wait until the agents have ended their nodes, and end the actors."""
