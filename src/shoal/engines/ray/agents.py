@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.engines.processes.keys import KeyPair
+from shoal.engines.processes.remote.agent_folder import agent_folder
 from shoal.engines.processes.remote.agent_server import serve_agent
 from shoal.engines.processes.remote.agents_plan import AgentsPlan
 from shoal.engines.processes.remote.channel import Address, Trust, bracketed
@@ -94,12 +95,12 @@ class AgentActor:
 
     def _serve(self, place: Place, join: Address, coordinator: bytes) -> str:
         printed: list[str] = []
-        with tempfile.TemporaryDirectory(prefix="shoal-ray-agent-", ignore_cleanup_errors=True) as folder:
+        with agent_folder(Path(tempfile.gettempdir())) as folder:
             options = AgentOptions(
                 place.name,
                 place.host,
                 place.host,
-                Path(folder),
+                folder,
                 allows_code=True,  # a program that can use the Ray cluster can run any code on it
                 once=True,
                 cores=place.cpus,
