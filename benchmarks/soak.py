@@ -1,6 +1,6 @@
 """A long run as processes: whether memory, open files, threads or connections grow.
 
-    python benchmarks/soak.py                             # 32 nodes, 2,000 rounds, about ten minutes
+    python benchmarks/soak.py                             # 32 nodes, 2,000 rounds, about five minutes
     python benchmarks/soak.py --rounds 600 --nodes 8      # shorter
 
 The nodes run D-PSGD with a small model on a new random 5-regular graph in each round. All processes of the run are

@@ -14,6 +14,7 @@ from conftest import models_of
 from shoal.engines.processes import control
 from shoal.engines.processes.agent import Agent
 from shoal.engines.processes.agent_group import AgentGroup
+from shoal.engines.processes.run_times import RunTimes
 from shoal.experiment import Experiment
 from shoal.results.checkpoints import Checkpoints
 from shoal.results.records import JOINED, Event, Record, Round
@@ -155,3 +156,9 @@ def test_the_first_agent_starts_the_network_process_even_if_all_its_nodes_are_la
     group.start(control.StartNodes([2, 3], "run", with_network=True))
     assert [(request.nodes, request.with_network) for request in first.requests] == [([], True)]
     assert [(request.nodes, request.with_network) for request in second.requests] == [([2, 3], False)]
+
+
+def test_the_startup_ends_when_all_nodes_that_are_there_have_begun() -> None:
+    times = RunTimes(None, range(3))
+    times.do_not_await([2])
+    assert [times.first_round_began(node) for node in (0, 1, 2)] == [False, True, False]
