@@ -78,11 +78,16 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def manifests(runs: Path) -> set[str]:
+    """The manifests below `runs`. Folders may be removed meanwhile, which `Path.rglob` does not allow."""
+    return {os.path.join(folder, "checkpoint.json") for folder, _, files in os.walk(runs) if "checkpoint.json" in files}
+
+
 def run_and_kill(arguments: list[str], runs: Path, seconds: float) -> bool:
     """Run a command, and kill it `seconds` after its first checkpoint. Returns whether it was killed before its end."""
-    before = set(runs.rglob("checkpoint.json"))
+    before = manifests(runs)
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while process.poll() is None and not set(runs.rglob("checkpoint.json")) - before:
+    while process.poll() is None and not manifests(runs) - before:
         time.sleep(0.002)
     try:
         process.wait(timeout=seconds)
