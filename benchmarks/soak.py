@@ -184,6 +184,16 @@ def figures(samples: dict[str, list[Sample]], rounds: int) -> list[Figure]:
     return found
 
 
+def course(samples: dict[str, list[Sample]], rounds: int) -> str:
+    """The mean private memory of nodes in each tenth of the samples after the warm-up, in MiB."""
+    nodes = [[s.uss for s in own if counts(s, rounds)] for name, own in samples.items() if name.startswith("node")]
+    tenths = []
+    for tenth in range(10):
+        parts = [own[len(own) * tenth // 10 : max(1, len(own) * (tenth + 1) // 10)] for own in nodes]
+        tenths.append(statistics.mean(statistics.median(part) for part in parts if part) / 2**20)
+    return ", ".join(f"{mib:.2f}" for mib in tenths)
+
+
 def _counts(samples: list[Sample], rounds: int, what: str) -> tuple[float, float]:
     """A count in the first and in the last tenth."""
     first, last = (statistics.median(getattr(s, what) for s in tenth) for tenth in first_and_last(samples, rounds))
@@ -203,6 +213,8 @@ def main() -> None:
     counted = sum(counts(sample, given.rounds) for sample in samples["coordinator"])
     title = f"Soak: {given.nodes} processes, {given.rounds} rounds, {counted} samples of each process"
     show(title, figures(samples, given.rounds))
+    print(f"Private memory of nodes in each tenth of the time after round {WARM_UP_ROUNDS}, mean, in MiB:")
+    print(course(samples, given.rounds))
     print(f"{time.monotonic() - started:.0f} s in total")
 
 
