@@ -54,7 +54,9 @@ class Connection:
     def deliver(self, end: int, count: int) -> None:
         """Deliver messages that `end` has sent."""
         for _ in range(min(count, len(self.on_the_way[end]))):
-            frames = self.ends[1 - end].receive(*self.on_the_way[end].popleft())
+            link = self.ends[1 - end]
+            frames = link.receive(*self.on_the_way[end].popleft())
+            link.handled()
             if frames is not None:
                 self.received[end].append(frames)
 

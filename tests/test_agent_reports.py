@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from disks import fill, small_disk
 from shoal.engines.processes import control
 from shoal.engines.processes.agent import Report
 from shoal.engines.processes.control_server import ControlMessage
@@ -20,6 +21,7 @@ from shoal.engines.processes.remote.remote_agent import RemoteAgent
 from shoal.engines.processes.remote.run_reports import KEPT_CHECKPOINTS, MAX_WAITING_BYTES, RunReports
 from shoal.errors import RunError
 from shoal.results.checkpoints import Checkpoints, SavedNode
+from shoal.results.coordinator_file import AgentShare
 from shoal.results.records import RunFolder
 from shoal.results.state_files import write_state
 
@@ -64,6 +66,7 @@ class Machines:
             content = self.link.receive(header, frames)  # type: ignore[arg-type]
             if content is not None:
                 self.requests.append(protocol.decode_to_remote(content[0]))
+                self.link.handled()
         return list(self.coordinator.reports())
 
     def exchange(self) -> list[Report]:
@@ -247,3 +250,59 @@ def test_a_second_interrupt_ends_the_wait_for_agents(machines: Machines) -> None
     assert machines.coordinator.collected
     with pytest.raises(RunError, match="interrupted"):
         next(machines.coordinator.reports())
+
+
+# A coordinator that continues the run of another one
+
+
+def state(*nodes: int) -> protocol.RunReport:
+    return protocol.RunReport("run", PARAMETERS, [protocol.NodeReport(n) for n in nodes], None, None, -1, 0.0, 0.0)
+
+
+def continue_with_another(machines: Machines, report: protocol.RunReport) -> RemoteAgent:
+    """Begin the session of another coordinator, which receives the state of the run first."""
+    machines.to_home.clear()
+    machines.coordinator = RemoteAgent(INFO, "t", lambda header, frames: machines.to_agent.append((header, frames)))
+    machines.coordinator.continues = "s"
+    machines.link.restart("t", protocol.encode(report))
+    return machines.coordinator
+
+
+def test_a_coordinator_acknowledges_nothing_before_it_follows_the_run(machines: Machines) -> None:
+    machines.node_sends(control.NodeDone(0))
+    another = continue_with_another(machines, state(0, 1, 2, 3))
+    machines.link.beat(0.0)
+    assert machines.deliver() == []
+    another.measure_clock()
+    machines.deliver()
+    assert not machines.link.all_acknowledged, "a third coordinator would not receive it"
+    another.take_over(AgentShare("a", "s", [0, 1, 2, 3]), machines.home, has_network=False)
+    assert [r.message for r in machines.exchange() if isinstance(r, ControlMessage)] == [control.NodeDone(0)]
+    assert machines.requests[-1] == protocol.Follow()
+
+
+def test_an_agent_cannot_report_the_nodes_of_other_agents(machines: Machines) -> None:
+    another = continue_with_another(machines, state(0, 7))
+    machines.deliver()
+    another.take_over(AgentShare("a", "s", [0, 1, 2, 3]), machines.home, has_network=False)
+    assert another.is_lost
+    assert another.run_report is None
+
+
+def test_files_that_wait_for_space_are_not_acknowledged(machines: Machines, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 256) as disk:
+        another = continue_with_another(machines, state(0, 1, 2, 3))
+        machines.deliver()
+        home = RunFolder.create(disk, "home")
+        another.take_over(AgentShare("a", "s", [0, 1, 2, 3]), home, has_network=False)
+        filler = fill(disk)
+        machines.there.node(0).write_bytes(b"x" * 2**14 + b"\n")
+        for _ in range(3):
+            machines.advance()
+            machines.link.beat(0.0)
+            another.measure_clock()
+            machines.deliver()
+        assert not machines.link.all_acknowledged
+        filler.unlink()
+        machines.exchange()
+        assert home.node(0).read_bytes() == machines.there.node(0).read_bytes()

@@ -168,6 +168,7 @@ def test_a_new_peer_receives_what_the_earlier_one_has_not_acknowledged(steps: li
             sent += 1
         elif step == "deliver" and on_the_way:
             earlier.receive(*on_the_way.pop(0))
+            earlier.handled()
         else:
             earlier.beat(0.0)
     on_the_way.clear()

@@ -127,6 +127,7 @@ def _prepare(folder: RunFolder, manifest: Manifest, listener: ProgressListener) 
     """Set the files of the run back to the checkpoint, and record that the run is resumed."""
     for file in (folder.summary, folder.metrics):
         file.unlink(missing_ok=True)
+    remove_coordinator_file(folder)  # nodes of a killed coordinator must not be continued after this
     Checkpoints(folder).remove_after(manifest.round)
     discarded = cut_records(folder, manifest)
     for saved in manifest.nodes:

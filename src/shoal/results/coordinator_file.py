@@ -47,6 +47,8 @@ class CoordinatorFile(msgspec.Struct, frozen=True):
     clock_error: float
     incarnations: dict[str, int] = {}
     """How often each node was restarted."""
+    lost: dict[str, str] = {}
+    """The nodes that have failed, or have not joined, with the reason."""
 
 
 def boot_id() -> str:

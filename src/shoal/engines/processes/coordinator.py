@@ -243,6 +243,7 @@ class Coordinator:
         description = self._run.experiment.describe_failure(node, "was lost")
         self._tracker.listener.notice(f"{description}. {reason}")
         self._commands.announce_failure(node)
+        self._file.write()
         self._averages.evaluate_complete()
         self._checkpoints.nodes_changed()
         if not self._events.restart_exited(node) and was_starting:
@@ -345,7 +346,7 @@ class Coordinator:
     def _continue(self, run: TakenOver) -> None:
         """Continue a run whose nodes an earlier coordinator has started: they run, are done, or have failed."""
         run.restore_times(self._times, self._tracker)
-        run.restore_nodes(self._registry, self._tracker, self._clock.seconds)
+        to_end = run.restore_nodes(self._registry, self._tracker, self._clock.seconds)
         self._tracker.phase = "running"
         self._file.write()
         self._averages.skip(run.last_average)
@@ -354,6 +355,8 @@ class Coordinator:
             self._liveness.network_last_message = self._clock.seconds
         for node in self._tracker.lost:
             self._commands.announce_failure(node)
+        if to_end:
+            self._commands.kill(to_end)
         self._events.begin(max(0.0, self._times.now() - run.away))
         self._starter.restore(self._start_request(), run.network)
         self._starter.announce_again({entry.node for entry in run.nodes() if entry.starts > 1 and entry.runs})

@@ -88,7 +88,7 @@ class ProcessEvents:
 
     def round_begins(self, round: int) -> None:
         """A node starts this round: start the late nodes that join in it."""
-        if nodes := self._joins.due(round):
+        if nodes := [node for node in self._joins.due(round) if node in self._tracker.not_joined]:
             self._start(nodes, "join")
 
     # The operations of an `EventHandler`

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 
 from shoal.engines.processes.agent_group import AgentGroup
 from shoal.engines.processes.keys import KeyPair
-from shoal.engines.processes.node_registry import NodeRegistry, NodeState
+from shoal.engines.processes.node_registry import NodeEntry, NodeRegistry, NodeState
 from shoal.engines.processes.remote.protocol import NodeReport, RunReport
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.run_tracker import RunTracker
+from shoal.errors import StorageError
 from shoal.experiment.writing import experiment_hash
 from shoal.results.coordinator_file import (
+    AgentShare,
     CoordinatorFile,
     boot_id,
     remove_coordinator_file,
     write_coordinator_file,
 )
 from shoal.results.records import RunFolder
+from shoal.types import NodeId
 
 
 class CoordinatorFileWriter:
@@ -35,21 +38,25 @@ class CoordinatorFileWriter:
         shares = self._agents.shares()
         if shares is None:
             return
+        try:
+            write_coordinator_file(self._folder, self._content(shares))
+        except StorageError as error:
+            self._tracker.listener.notice(f"if this process is killed, another may not continue the run: {error}")
+
+    def _content(self, shares: list[AgentShare]) -> CoordinatorFile:
         experiment, times = self._tracker.experiment, self._times
-        write_coordinator_file(
-            self._folder,
-            CoordinatorFile(
-                shares,
-                str(experiment.base.resolve()),
-                experiment_hash(experiment.to_table()),
-                boot_id(),
-                times.epoch,
-                time.time() - self._tracker.training_seconds(),
-                times.startup,
-                times.first_round,
-                self._agents.clock_error,
-                {str(node): count for node, count in sorted(self._tracker.incarnations.items())},
-            ),
+        return CoordinatorFile(
+            shares,
+            str(experiment.base.resolve()),
+            experiment_hash(experiment.to_table()),
+            boot_id(),
+            times.epoch,
+            time.time() - self._tracker.training_seconds(),
+            times.startup,
+            times.first_round,
+            self._agents.clock_error,
+            {str(node): count for node, count in sorted(self._tracker.incarnations.items())},
+            {str(node): reason for node, reason in sorted(self._tracker.lost.items())},
         )
 
     def remove(self) -> None:
@@ -107,31 +114,41 @@ class TakenOver:
         times.restore(left.epoch, self.clock_shift, left.startup_s, left.first_round_s)
         tracker.start_training_clock(time.time() - left.training_began)
 
-    def restore_nodes(self, registry: NodeRegistry, tracker: RunTracker, now: float) -> None:
-        """Bring nodes into their states. `now` is on the coordinator's `WatchClock`."""
-        known = {entry.node: entry for entry in self.nodes()}
+    def restore_nodes(self, registry: NodeRegistry, tracker: RunTracker, now: float) -> list[NodeId]:
+        """Bring nodes into their states. `now` is on the coordinator's `WatchClock`.
+
+        Returns the nodes that run although the earlier coordinator had declared them failed: they have to be ended.
+        """
         for name, count in self.left.incarnations.items():
             tracker.incarnations[int(name)] = count
+        lost = {int(name): reason for name, reason in self.left.lost.items()}
+        for node in tracker.not_joined - lost.keys():
+            tracker.node_restarted(node)
+        for node, reason in lost.items():
+            tracker.node_lost(node, reason)
+        known = {entry.node: entry for entry in self.nodes()}
         agents = {node: share.name for share in self.left.agents for node in share.nodes}
         for entry in registry:
-            report = known.get(entry.id)
+            entry.failure = lost.get(entry.id)
             entry.public_key = KeyPair.fresh().public  # of no process, if the node's own is not known
-            if report is None:
+            if (report := known.get(entry.id)) is not None:
+                _restore(entry, report, tracker, now)
+            else:
                 entry.state = NodeState.EXITED
-                if entry.id not in tracker.not_joined:
+                if entry.id not in lost:
                     tracker.node_lost(entry.id, f"its agent {agents.get(entry.id, '?')!r} is lost")
-                continue
-            if entry.id in tracker.not_joined:
-                tracker.node_restarted(entry.id)
-                entry.failure = None
-            entry.public_key = report.key or entry.public_key
-            entry.endpoint, entry.rounds, entry.bytes_sent = report.endpoint, report.rounds, report.bytes_sent
-            if report.done:
-                tracker.expect_no_more_models([entry.id])
-            entry.state, entry.last_message, entry.last_busy = _state(report), now, now
-            if report.exit_code is not None and (report.exit_code or report.failure is not None or not report.done):
-                entry.failure = report.failure or f"exited with code {report.exit_code}"
-                tracker.node_lost(entry.id, entry.failure.strip().splitlines()[-1])
+        return [entry.id for entry in registry if entry.present and entry.id in lost]
+
+
+def _restore(entry: NodeEntry, report: NodeReport, tracker: RunTracker, now: float) -> None:
+    entry.public_key = report.key or entry.public_key
+    entry.endpoint, entry.rounds, entry.bytes_sent = report.endpoint, report.rounds, report.bytes_sent
+    entry.state, entry.last_message, entry.last_busy = _state(report), now, now
+    if report.done:
+        tracker.expect_no_more_models([entry.id])
+    if report.exit_code is not None and (report.exit_code or report.failure is not None or not report.done):
+        entry.fail(report.failure or f"exited with code {report.exit_code}")
+        tracker.node_lost(entry.id, str(entry.failure).strip().splitlines()[-1])
 
 
 def _state(report: NodeReport) -> NodeState:

@@ -104,7 +104,8 @@ class Zygote:
     def _start_nodes(self, request: control.StartNodes) -> None:
         if request.with_network:
             self._fork_network(request)
-        for node in request.nodes:
+        running = set(self._nodes.values())  # a coordinator that continues a run may not know of the latest
+        for node in (node for node in request.nodes if node not in running):
             try:
                 self._fork_node(node, request)
             except OSError as error:

@@ -140,8 +140,8 @@ class AgentServer:
         continues = ""
         if session is not None and session.id == request.session:
             continues, session.route = session.continues, route  # its answer was lost
-        elif session is not None and session.can_continue(request.takes_over):
-            continues = session.continues = session.earlier_of(request.takes_over)
+        elif session is not None:
+            continues = session.continues = session.session_to_continue(request.takes_over)
         self._channel.send(route, protocol.Opened(request.session, self._info(), continues), [])
         if session is not None and continues and session.id != request.session:
             session.continue_as(request.session, route)
@@ -187,7 +187,7 @@ class _Session:
         self.run: HostedRun | None = None
         self.continues = ""
         """The session of an earlier coordinator whose run continues in this one."""
-        self._earlier: set[str] = set()
+        self._earlier: list[str] = []
         """The sessions of all earlier coordinators of the run."""
         self._options = options
         self._ledger = Ledger()
@@ -195,6 +195,8 @@ class _Session:
         self._failed = False
         self._beat_at = 0.0
         self._last_message = time.monotonic()
+        self._away_since: float | None = None
+        """When the last coordinator that followed the run was last heard of; None while a coordinator follows it."""
         self._last_beat: tuple[float, float] = 0.0, 0.0
         """The time of the coordinator's last heartbeat on its clock, and on ours."""
 
@@ -203,20 +205,19 @@ class _Session:
         """Seconds since the last message of the coordinator."""
         return time.monotonic() - self._last_message
 
-    def earlier_of(self, sessions: list[str]) -> str:
-        """Which of `sessions` this one is, or continues."""
-        return next(session for session in sessions if session in {self.id, *self._earlier})
-
-    def can_continue(self, sessions: list[str]) -> bool:
-        """Whether this is one of `sessions`, or continues one, with a run that another coordinator can continue."""
-        own = {self.id, *self._earlier}
-        return not own.isdisjoint(sessions) and self.run is not None and not self._failed
+    def session_to_continue(self, hashes: list[str]) -> str:
+        """The session of a coordinator, with this hash, whose run this one has; empty if there is none."""
+        if self.run is None or self._failed:
+            return ""
+        return next((own for own in (self.id, *self._earlier) if protocol.session_hash(own) in hashes), "")
 
     def continue_as(self, id: str, route: bytes) -> None:
         """Continue the run with another coordinator, which has opened the session `id`."""
         assert self.run is not None
-        report = self.run.report(self._ledger, self.seconds_without_coordinator)
-        self._earlier.add(self.id)
+        if self._away_since is None:
+            self._away_since = self._last_message
+        report = self.run.report(self._ledger, time.monotonic() - self._away_since)
+        self._earlier.append(self.id)
         self.id, self.route = id, route
         self._last_message = time.monotonic()
         self._link.restart(id, protocol.encode(report))
@@ -237,6 +238,7 @@ class _Session:
             self.fail(f"an invalid request has arrived: {error}")
         else:
             self._handle(request, content[1:])
+        self._link.handled()
 
     def beat_if_due(self) -> None:
         now = time.monotonic()
@@ -261,6 +263,8 @@ class _Session:
                 kind = type(error).__name__ if isinstance(error, ShoalError) else "LaunchError"
                 self._link.send(protocol.encode(control.StartFailed(kind, str(error), [])))
                 self._link.pump()
+        elif isinstance(request, protocol.Follow):
+            self._away_since = None
         elif isinstance(request, protocol.Collect) and self.run is None:
             self._link.send(protocol.encode(protocol.Collected()))
         elif self.run is None or self._failed:

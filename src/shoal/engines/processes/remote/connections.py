@@ -60,7 +60,7 @@ class AgentConnections:
         """By the position of the channel, and the route."""
         self._open: dict[tuple[int, bytes], RemoteAgent] = {}
         self._joined: set[bytes] = set()
-        self._without_run = 0
+        self._without_run: set[tuple[int, bytes]] = set()
         """Agents that do not have the run of the earlier coordinator."""
         self._connecting = True
         """Whether the run has not begun: agents that failed can be replaced."""
@@ -82,7 +82,7 @@ class AgentConnections:
                 self._started.append(self._plan.starter)
                 self._plan.starter.start(address)
         began = time.monotonic()
-        while len(self.agents) < self._expected and not is_interrupted():
+        while not self._has_all(time.monotonic() - began) and not is_interrupted():
             self._wait(0.2)
             self._request_sessions()
             self.pump()
@@ -98,6 +98,15 @@ class AgentConnections:
         else:
             self._name_uniquely()
             self._relay_unreachable_nodes()
+
+    def _has_all(self, seconds: float) -> bool:
+        """Whether all agents are there. A run that continues waits for all its agents, but not for long."""
+        if not self._takes_over:
+            return len(self.agents) >= self._expected
+        if len(self.agents) == len(self._takes_over):
+            return True
+        answered = len(self.agents) + len(self._without_run)
+        return answered >= self._expected and (self._joining is None or seconds > REACH_SECONDS)
 
     def _receive_states(self, is_interrupted: Callable[[], bool]) -> None:
         """Wait for the state of each agent's share of the run of the earlier coordinator."""
@@ -137,7 +146,7 @@ class AgentConnections:
 
     @property
     def _expected(self) -> int:
-        return len(self._plan.agents) + self._plan.expect - self._without_run
+        return len(self._plan.agents) + self._plan.expect
 
     def _channel_to(self, listed: ListedAgent) -> tuple[Channel, bytes | None]:
         """A channel to an agent that listens, and its public key. Starts the agent if it has to be started."""
@@ -164,7 +173,8 @@ class AgentConnections:
                 pending.channel.send(pending.route, self._request(pending.session), [])
 
     def _request(self, session: str) -> protocol.Open:
-        return protocol.Open(session, protocol.versions(), self._takes_over)
+        hashes = [protocol.session_hash(earlier) for earlier in self._takes_over]
+        return protocol.Open(session, protocol.versions(), hashes)
 
     def _handle(self, position: int, received: Received) -> None:
         key = position, received.route
@@ -197,9 +207,11 @@ class AgentConnections:
 
     def _accept_join(self, position: int, route: bytes) -> None:
         channel = self._channels[position]
-        if (position, route) in self._pending or (position, route) in self._open:
+        key = position, route
+        if key in self._pending or key in self._open or key in self._without_run:
             return
-        if len(self._joined) >= self._plan.expect or channel is not self._joining:
+        full = len(self._joined) >= self._plan.expect and not self._takes_over
+        if full or channel is not self._joining:
             if self._connecting and channel is self._joining:
                 return  # it may replace an agent that fails before the run begins: it asks again
             channel.send(route, protocol.Rejected("the run has all the agents that it expects"), [])
@@ -212,8 +224,9 @@ class AgentConnections:
     ) -> None:
         if pending.listed is not None and pending.listed.name is not None:
             info = msgspec.structs.replace(info, name=pending.listed.name)
-        if self._takes_over and not continues:
-            self._without_run += 1
+        if self._takes_over and continues not in self._takes_over:
+            self._without_run.add(key)
+            self._joined.discard(key[1])
             self._notify(f"agent {info.name!r} does not have this run: it is not used")
             return
         channel, route = pending.channel, pending.route

@@ -143,6 +143,7 @@ class HostedRun:
             self._rejected = rejected
             self._report(protocol.RejectedConnections(rejected))
         if self._collecting and self._local.collected:
+            self._collecting = False
             self._reports.collect()
         self._reports.advance(time.monotonic())
         if self._reports.collected():

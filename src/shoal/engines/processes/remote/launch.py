@@ -97,6 +97,8 @@ def take_over_agents(
         agent = found.get(share.session) or _absent_agent(share)
         agent.take_over(share, run.folder, has_network=run.environment.needs_network_model and not agents)
         agents.append(agent)
+    if not any(agent.run_report for agent in agents):
+        raise NotContinuedError("no agent has the nodes of this run any longer")
     by_node = {node: position for position, share in enumerate(left.agents) for node in share.nodes}
     group = AgentGroup(agents, by_node, connections)
     group.clock_error = max(left.clock_error, _clock_error(connections.agents))

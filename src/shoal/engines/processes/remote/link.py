@@ -111,6 +111,10 @@ class Link:
         self._acknowledged = acknowledged
         self._sent = 0
         self._received = 0
+        self._handled = 0
+        """The last message that is acknowledged to the peer."""
+        self.holds = False
+        """Whether messages that arrive are not acknowledged, because what they contain is not on the disk yet."""
         self._kept: deque[_Kept] = deque()
         self._small_bytes = self._large_bytes = 0
         """The size of the messages in `_kept`."""
@@ -176,7 +180,7 @@ class Link:
         unfinished = self._outbox.restart_message()
         messages = {id(kept.message): kept for kept in self._kept if kept.message is not unfinished}
         self.session = session
-        self._sent = self._received = self._small_bytes = self._large_bytes = self._beats_since = 0
+        self._sent = self._received = self._handled = self._small_bytes = self._large_bytes = self._beats_since = 0
         self._asked_after = -1
         self._kept.clear()
         self._assembly = Assembly()
@@ -187,10 +191,12 @@ class Link:
     def beat(self, time: float, echo: float = 0.0) -> None:
         """Send a heartbeat."""
         self._to_acknowledge = 0
-        self._transmit(Beat(self.session, self._sent, self._received, time, echo), [])
+        self._transmit(Beat(self.session, self._sent, self._handled, time, echo), [])
 
     def receive(self, header: Header, frames: Frames) -> Frames | None:
         """Handle what has arrived. Returns the content of a message that is the next one, and is complete.
+
+        Call `handled` when the content is handled: only then is it acknowledged.
 
         Raises `MessageError` if the message is too large.
         """
@@ -199,14 +205,18 @@ class Link:
         self._acknowledge(header.received)
         if isinstance(header, Missing):
             for kept in list(self._kept):
-                self._transmit(Data(self.session, kept.number, self._received, kept.part), kept.frames)
+                self._transmit(Data(self.session, kept.number, self._handled, kept.part), kept.frames)
         elif isinstance(header, Beat):
             if header.sent > self._received:
                 self._ask_again()
         elif header.number == self._received + 1:
             self._received += 1
-            self._count(size(frames))
-            return self._assembly.add(header.part, frames)
+            self.received_bytes += size(frames)
+            self._to_acknowledge += size(frames)
+            content = self._assembly.add(header.part, frames)
+            if content is None:
+                self.handled()  # the peer keeps the whole message
+            return content
         return None  # a message that arrived before, or after a lost one: the next heartbeat shows the loss
 
     def _send_whole(self, message: Frames, large: bool) -> None:
@@ -218,19 +228,20 @@ class Link:
         self._kept.append(_Kept(self._sent, part, frames, message, large))
         self._change_kept(size(frames), large)
         self._to_acknowledge = 0
-        self._transmit(Data(self.session, self._sent, self._received, part), frames)
+        self._transmit(Data(self.session, self._sent, self._handled, part), frames)
 
     def _send_reports(self) -> None:
         while self._reports and self._small_bytes < MAX_REPORT_BYTES:
             self._send_whole(self._reports.pop(), large=False)
 
-    def _count(self, received: int) -> None:
-        """Count what has arrived, and acknowledge large amounts at once: the peer waits for it."""
-        self.received_bytes += received
-        self._to_acknowledge += received
+    def handled(self) -> None:
+        """Acknowledge all messages that have arrived: large amounts at once, because the peer waits for it."""
+        if self.holds:
+            return
+        self._handled = self._received
         if self._to_acknowledge >= ACKNOWLEDGE_BYTES:
             self._to_acknowledge = 0
-            self._transmit(Data(self.session, 0, self._received), [])
+            self._transmit(Data(self.session, 0, self._handled), [])
 
     def _ask_again(self) -> None:
         """Ask for lost messages: once, and again if none of them has arrived after several heartbeats."""
@@ -238,7 +249,7 @@ class Link:
             self._beats_since += 1
             return
         self._asked_after, self._beats_since = self._received, 0
-        self._transmit(Missing(self.session, self._received), [])
+        self._transmit(Missing(self.session, self._handled), [])
 
     def _acknowledge(self, number: int) -> None:
         while self._kept and self._kept[0].number <= number:

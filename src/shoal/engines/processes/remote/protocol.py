@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import platform
 from typing import Any, TypeAlias
@@ -61,8 +62,8 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=True):
     session: str
     versions: dict[str, str]
     takes_over: list[str] = []
-    """The sessions of a coordinator that has ended, with all agents of its run: continue the run of one of them. An
-    agent that has none of them opens no session."""
+    """Hashes of the sessions that a coordinator that has ended had with the agents of its run: continue the run of one
+    of them. An agent that has none of them opens no session."""
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -71,7 +72,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag=True):
     session: str
     info: AgentInfo
     continues: str = ""
-    """The earlier session whose run continues in this one; empty if there is none."""
+    """The earlier session whose run continues in this one; empty if there is none. Only its agent knows it."""
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -145,6 +146,10 @@ class OpenTunnel(msgspec.Struct, frozen=True, tag=True):
     """Of the relay, at the coordinator's address."""
 
 
+class Follow(msgspec.Struct, frozen=True, tag=True):
+    """This coordinator follows the run of an earlier one from now on."""
+
+
 class Collect(msgspec.Struct, frozen=True, tag=True):
     """All nodes have exited: send what is left of the files of the run."""
 
@@ -158,7 +163,7 @@ Request: TypeAlias = (
     | control.ToNetwork
 )
 """The requests of `control` that a coordinator may send. The agent itself sends `Prepare`, after its checks."""
-ToRemote: TypeAlias = Request | BeginRun | NodeState | OpenTunnel | Collect
+ToRemote: TypeAlias = Request | BeginRun | NodeState | OpenTunnel | Follow | Collect
 
 # In a session, agent to coordinator, beside the reports of `control`.
 
@@ -247,6 +252,11 @@ encode = msgspec.msgpack.Encoder().encode
 decode_header = msgspec.msgpack.Decoder(Header).decode
 decode_to_remote = msgspec.msgpack.Decoder(ToRemote).decode
 decode_from_remote = msgspec.msgpack.Decoder(FromRemote).decode
+
+
+def session_hash(session: str) -> str:
+    """What shows an agent that the coordinator means its session, but does not tell it to other agents."""
+    return hashlib.sha256(session.encode()).hexdigest()
 
 
 def version_differences(own: dict[str, str], other: dict[str, str]) -> list[str]:

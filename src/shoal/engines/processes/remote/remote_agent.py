@@ -72,8 +72,8 @@ class RemoteAgent:
         """The session of an earlier coordinator whose run the agent continues in this one."""
         self.run_report: protocol.RunReport | None = None
         """The state of that run, once it has arrived."""
-        self._held: list[tuple[protocol.FromRemote, list[bytes]]] | None = None
-        """What arrives between the state of the run and `take_over`."""
+        self._follows = False
+        """Whether this coordinator follows that run."""
         self._killed = False
         self._has_network = False
         self._records_before: dict[NodeId, int] = {}
@@ -117,15 +117,14 @@ class RemoteAgent:
             self.lost = "it does not have this run any longer"
             return
         for entry in report.nodes:
+            if entry.node not in self._started or any(saved.node != entry.node for saved in entry.saved):
+                self.run_report, self.lost = None, "it sent the state of a node that it does not run"
+                return
             entry.saved = [self._with_earlier_records(saved) for saved in entry.saved]
         self._run, self._parameters = report.run, report.parameters
         self._nodes = {entry.node for entry in report.nodes if entry.exit_code is None}
-        held, self._held = self._held, None
-        try:
-            for later, rest in held or ():
-                self._handle(later, rest)
-        except MessageError as error:
-            self._lose(f"it sent an invalid message: {error}")
+        self._follows = True
+        self._link.send(protocol.encode(protocol.Follow()), stream=REQUESTS)
 
     def share(self, nodes: list[NodeId]) -> AgentShare | None:
         if self.relay is not None or self.ends_with_coordinator:
@@ -195,23 +194,23 @@ class RemoteAgent:
         self._last_message = self._watch.seconds
         if isinstance(header, Beat) and header.echo:
             self.clock.add(header.echo, header.time, time.monotonic())
+        if self.run_report is not None and not self._follows and isinstance(header, Data):
+            return  # it is sent again, when this coordinator continues the run, or to the next one
         try:
             content = self._link.receive(header, frames)
             if content is not None:
                 self._receive_report(protocol.decode_from_remote(content[0]), content[1:])
+                self._link.handled()
         except (MessageError, IndexError, *control.DECODE_ERRORS) as error:
             self._lose(f"it sent an invalid message: {error}")
 
     def _receive_report(self, report: protocol.FromRemote, rest: list[bytes]) -> None:
-        """Handle a report, or hold it until `take_over`, if the agent continues the run of another coordinator."""
-        if self.continues and self.run_report is None:
-            if not isinstance(report, protocol.RunReport):
-                raise MessageError("a report before the state of its run")
-            self.run_report, self._held = report, []
-        elif self._held is not None:
-            self._held.append((report, rest))
-        else:
+        if not self.continues or self.run_report is not None:
             self._handle(report, rest)
+        elif isinstance(report, protocol.RunReport):
+            self.run_report = report
+        else:
+            raise MessageError("a report before the state of its run")
 
     def advance(self) -> None:
         """Send a heartbeat if one is due, and note if the agent has sent nothing for too long."""
@@ -305,10 +304,12 @@ class RemoteAgent:
             with contextlib.suppress(DiskFullError):  # later again
                 self._files.write_waiting()
             self._note_space()
+            self._link.handled()
 
     def _note_space(self) -> None:
         """Inform the user when the disk is full, and when it has space again."""
         assert self._files is not None
+        self._link.holds = self._files.waits
         if self._files.waits != self._disk_full:
             self._disk_full = self._files.waits
             state = "wait in memory: the disk of this machine is full" if self._disk_full else "are written again"

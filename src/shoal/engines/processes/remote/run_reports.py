@@ -70,8 +70,8 @@ class RunReports:
             self._link.send(encoded, stream=message.node)
 
     def collect(self) -> None:
-        """Send the rest of all files: no node writes any more."""
-        self._collecting = True
+        """Send the rest of all files: no node writes any more. A new coordinator may ask for it once more."""
+        self._collecting, self._searched, self._collected = True, False, False
 
     def advance(self, now: float) -> None:
         """Search for new files if it is time, and send what the link can take. Raises `OSError`."""
