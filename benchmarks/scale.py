@@ -3,10 +3,10 @@
     python benchmarks/scale.py              # about ten minutes
     python benchmarks/scale.py --short      # smaller runs
 
-Runs of several sizes give straight lines: memory, processor time and records for each further node, in the simulation and
-in the coordinator of a run with processes. Simulated nodes have a logistic model of 650 parameters, processes GN-LeNet.
-The table extends these lines to 100,000 and 1,000,000 simulated nodes, and
-to 10,000 processes on ten machines. An extension is an estimate: nothing of that size was run.
+Runs of several sizes give straight lines: memory, processor time and records for each further node, in the simulation
+and in the coordinator of a run with processes. Simulated nodes have a logistic model of 650 parameters, processes
+GN-LeNet. The table extends these lines to 100,000 and 1,000,000 simulated nodes, and to 10,000 processes on ten
+machines. An extension is an estimate: nothing of that size was run.
 """
 
 from __future__ import annotations
