@@ -311,7 +311,11 @@ def test_an_interrupted_run_with_evaluation_by_the_clock_evaluates_the_models_so
 def kept_snapshots() -> tuple[list[tuple[int, float]], Any]:
     """A place that keeps snapshots, and the tick and time of each of them."""
     kept: list[tuple[int, float]] = []
-    keep = lambda _round, time, _params, tick: kept.append((tick, time))  # noqa: E731
+
+    def keep(_round: int, time: float, _params: object, tick: int) -> bool:
+        kept.append((tick, time))
+        return True
+
     return kept, SimpleNamespace(keep=keep, discard_after=lambda tick: None)
 
 
