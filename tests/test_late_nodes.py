@@ -128,9 +128,22 @@ def test_a_node_that_joined_crashes_and_rejoins_and_no_restart_starts_it_before(
     assert rounds[-1] == ROUNDS - 1
 
 
-def test_late_clients_join_their_server(tmp_path: Path) -> None:
-    algorithm = {"name": "fedavg", "rounds": ROUNDS, "fraction": 1.0}
-    run = experiment(algorithm=algorithm, fault=Faults().join("4-5", round=5).schedule).run(tmp_path)
+def test_late_clients_join_their_server_also_after_a_checkpoint_before_it_has_received_their_samples(
+    tmp_path: Path,
+) -> None:
+    late = experiment(
+        algorithm={"name": "fedavg", "rounds": ROUNDS, "fraction": 1.0},
+        fault=Faults().join("4-5", round=5).schedule,
+        checkpoint={"every": 1, "keep": 100},
+    )
+    run = late.run(tmp_path / "whole")
+    check_joined_server(run)
+    assert {saved.node for saved in Checkpoints(run.folder).read(5).nodes} > set(LATE)
+    assert not [node for node in LATE if 5 in rounds_of(run, node)]
+    check_joined_server(shoal.resume(stopped_after(run.folder, 5, tmp_path / "stopped").path))
+
+
+def check_joined_server(run: Any) -> None:
     assert run.summary["status"] == "completed"
     for node in LATE:
         (joined,) = events_of(run, node, JOINED)
