@@ -106,11 +106,21 @@ def test_in_the_simulation_a_late_node_joins_at_its_time_or_when_the_first_node_
     assert rounds_of(run, 5)[0] in (9, 10)
 
 
-def test_a_node_that_never_joins_makes_the_run_incomplete(tmp_path: Path) -> None:
-    run = experiment(fault=Faults().join(5).at(1000.0).join(4, round=ROUNDS).schedule).run(tmp_path)
+@pytest.mark.parametrize("engine", ["simulation", "processes"])
+def test_nodes_that_never_join_make_the_run_incomplete(engine: str, tmp_path: Path) -> None:
+    """Node 3 starts, but reaches no peer; the others do not start."""
+    rounds = 10
+    faults = Faults().join(5).at(1000.0).join(4, round=rounds).join(3).at(0.5).partition(3).at(0.0)
+    run = experiment(
+        engine=engine,
+        algorithm={"name": "dpsgd", "rounds": rounds},
+        simulation={"batching": "off", "receive_timeout": 1.0},
+        processes={"receive_timeout": 1.0},
+        fault=faults.schedule,
+    ).run(tmp_path)
     assert run.summary["status"] == "incomplete"
-    assert run.summary["lost"] == {"4": "has not joined the run", "5": "has not joined the run"}
-    assert run.summary["time"]["virtual_s"] < 1.1 * ROUNDS * 0.2
+    assert run.summary["lost"] == dict.fromkeys("345", "has not joined the run")
+    assert [len(events_of(run, node, "not joined")) for node in (3, 4, 5)] == [1, 0, 0]
 
 
 def test_a_node_that_joined_crashes_and_rejoins_and_no_restart_starts_it_before(tmp_path: Path) -> None:

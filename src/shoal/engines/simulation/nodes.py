@@ -18,7 +18,7 @@ from shoal.errors import NodeError
 from shoal.experiment.setup import Setup
 from shoal.message import RUN_LENGTH
 from shoal.node import Node
-from shoal.results.records import JOINED, REJOINED, Event, Record
+from shoal.results.records import JOINED, NOT_JOINED, REJOINED, Event, Record
 from shoal.types import NodeId, Params
 
 ROUNDS_PER_PROGRESS_CHECK = 64
@@ -204,13 +204,19 @@ class SimulatedNodes:
         others = [r.id for r in training_nodes if r.running and r.id != node.id]
         if await rejoin(node, others, self._checkpoints.restore_own, event):
             await self._setup.run_node(node)
+        elif event == JOINED:
+            self.tracker.node_lost(node.id, NOT_JOINED)
+            raise Crash
 
     def _node_ended(self, node: Node, crashed: bool) -> None:
         self.last_end = self.world.kernel.now
         if crashed:
             self.world.apply_event(FaultEvent(self.world.kernel.now, "crash", (node.id,)))
-            self.tracker.node_lost(node.id, "crashed on schedule")
-            self.tracker.listener.notice(self._experiment.describe_failure(node.id, "crashed"))
+            joined = node.id not in self.tracker.not_joined
+            if joined:
+                self.tracker.node_lost(node.id, "crashed on schedule")
+            failure = "crashed" if joined else NOT_JOINED
+            self.tracker.listener.notice(self._experiment.describe_failure(node.id, failure))
         else:
             self.tracker.expect_no_more_models([node.id])
         self.recorder.write_complete_averages()
