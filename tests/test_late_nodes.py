@@ -106,6 +106,22 @@ def test_in_the_simulation_a_late_node_joins_at_its_time_or_when_the_first_node_
     assert rounds_of(run, 5)[0] in (9, 10)
 
 
+@pytest.mark.parametrize("algorithm", ["d2", "gradient-tracking", "k-gt"])
+def test_a_run_resumed_from_the_round_of_a_join_ends_like_an_uninterrupted_one(algorithm: str, tmp_path: Path) -> None:
+    """In this round nodes have received the next epoch of their sums, and have not entered it."""
+    late = experiment(
+        nodes=5,
+        algorithm={"name": algorithm, "rounds": 7},
+        topology={"name": "full"},
+        fault=Faults().join(4, round=2).schedule,
+        checkpoint={"every": 1, "keep": 100},
+    )
+    run = late.run(tmp_path / "whole")
+    first = rounds_of(run, 4)[0]
+    resumed = shoal.resume(stopped_after(run.folder, first, tmp_path / "stopped").path)
+    assert resumed.summary["digest"] == run.summary["digest"]
+
+
 @pytest.mark.parametrize("engine", ["simulation", "processes"])
 def test_nodes_that_never_join_make_the_run_incomplete(engine: str, tmp_path: Path) -> None:
     """Node 3 starts, but reaches no peer; the others do not start."""
