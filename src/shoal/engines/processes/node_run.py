@@ -68,9 +68,12 @@ class NodeLaunch:
         return None if path is None or self.start.restarted else read_state(Path(path))
 
     def round_faults(self, saved: dict[str, Any] | None) -> RoundFaults:
-        """The node's faults by round, without those that happened before the `saved` state of a resumed run."""
+        """The node's faults by round, without those that happened before the `saved` state of a resumed run.
+
+        A node that was restarted, also before the run was resumed, has none.
+        """
         last = -1 if saved is None else int(saved["round"])
-        faults = () if self.start.restarted and not self.joins else self.experiment.faults(self.id)
+        faults = () if self.incarnation > 0 else self.experiment.faults(self.id)
         return RoundFaults(fault for fault in faults if not fault.happens_at(last))
 
     @property
