@@ -154,6 +154,14 @@ def test_a_node_that_joined_crashes_and_rejoins_and_no_restart_starts_it_before(
     assert rounds[-1] == ROUNDS - 1
 
 
+def test_faults_of_a_node_before_it_joins_by_round_have_no_effect_and_later_faults_have(tmp_path: Path) -> None:
+    faults = Faults().join(5, round=8).raises(5).at(0.5).crash(5).at(0.5).crash(5).at(3.0).lasting(0.5)
+    run = experiment(fault=faults.schedule).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    (joined,), (rejoined,) = events_of(run, 5, JOINED), events_of(run, 5, "rejoined")
+    assert (joined.time, rejoined.time) == (pytest.approx(8 * 0.2), pytest.approx(3.5))
+
+
 def test_late_clients_join_their_server_also_after_a_checkpoint_before_it_has_received_their_samples(
     tmp_path: Path,
 ) -> None:
