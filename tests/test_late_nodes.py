@@ -106,11 +106,37 @@ def test_in_the_simulation_a_late_node_joins_at_its_time_or_when_the_first_node_
     assert rounds_of(run, 5)[0] in (9, 10)
 
 
-def test_a_node_that_never_joins_makes_the_run_incomplete(tmp_path: Path) -> None:
-    run = experiment(fault=Faults().join(5).at(1000.0).join(4, round=ROUNDS).schedule).run(tmp_path)
+@pytest.mark.parametrize("algorithm", ["d2", "gradient-tracking", "k-gt"])
+def test_a_run_resumed_from_the_round_of_a_join_ends_like_an_uninterrupted_one(algorithm: str, tmp_path: Path) -> None:
+    """In this round nodes have received the next epoch of their sums, and have not entered it."""
+    late = experiment(
+        nodes=5,
+        algorithm={"name": algorithm, "rounds": 7},
+        topology={"name": "full"},
+        fault=Faults().join(4, round=2).schedule,
+        checkpoint={"every": 1, "keep": 100},
+    )
+    run = late.run(tmp_path / "whole")
+    first = rounds_of(run, 4)[0]
+    resumed = shoal.resume(stopped_after(run.folder, first, tmp_path / "stopped").path)
+    assert resumed.summary["digest"] == run.summary["digest"]
+
+
+@pytest.mark.parametrize("engine", ["simulation", "processes"])
+def test_nodes_that_never_join_make_the_run_incomplete(engine: str, tmp_path: Path) -> None:
+    """Node 3 starts, but reaches no peer; the others do not start."""
+    rounds = 10
+    faults = Faults().join(5).at(1000.0).join(4, round=rounds).join(3).at(0.5).partition(3).at(0.0)
+    run = experiment(
+        engine=engine,
+        algorithm={"name": "dpsgd", "rounds": rounds},
+        simulation={"batching": "off", "receive_timeout": 1.0},
+        processes={"receive_timeout": 1.0},
+        fault=faults.schedule,
+    ).run(tmp_path)
     assert run.summary["status"] == "incomplete"
-    assert run.summary["lost"] == {"4": "has not joined the run", "5": "has not joined the run"}
-    assert run.summary["time"]["virtual_s"] < 1.1 * ROUNDS * 0.2
+    assert run.summary["lost"] == dict.fromkeys("345", "has not joined the run")
+    assert [len(events_of(run, node, "not joined")) for node in (3, 4, 5)] == [1, 0, 0]
 
 
 def test_a_node_that_joined_crashes_and_rejoins_and_no_restart_starts_it_before(tmp_path: Path) -> None:
@@ -128,9 +154,30 @@ def test_a_node_that_joined_crashes_and_rejoins_and_no_restart_starts_it_before(
     assert rounds[-1] == ROUNDS - 1
 
 
-def test_late_clients_join_their_server(tmp_path: Path) -> None:
-    algorithm = {"name": "fedavg", "rounds": ROUNDS, "fraction": 1.0}
-    run = experiment(algorithm=algorithm, fault=Faults().join("4-5", round=5).schedule).run(tmp_path)
+def test_faults_of_a_node_before_it_joins_by_round_have_no_effect_and_later_faults_have(tmp_path: Path) -> None:
+    faults = Faults().join(5, round=8).raises(5).at(0.5).crash(5).at(0.5).crash(5).at(3.0).lasting(0.5)
+    run = experiment(fault=faults.schedule).run(tmp_path)
+    assert run.summary["status"] == "completed"
+    (joined,), (rejoined,) = events_of(run, 5, JOINED), events_of(run, 5, "rejoined")
+    assert (joined.time, rejoined.time) == (pytest.approx(8 * 0.2), pytest.approx(3.5))
+
+
+def test_late_clients_join_their_server_also_after_a_checkpoint_before_it_has_received_their_samples(
+    tmp_path: Path,
+) -> None:
+    late = experiment(
+        algorithm={"name": "fedavg", "rounds": ROUNDS, "fraction": 1.0},
+        fault=Faults().join("4-5", round=5).schedule,
+        checkpoint={"every": 1, "keep": 100},
+    )
+    run = late.run(tmp_path / "whole")
+    check_joined_server(run)
+    assert {saved.node for saved in Checkpoints(run.folder).read(5).nodes} > set(LATE)
+    assert not [node for node in LATE if 5 in rounds_of(run, node)]
+    check_joined_server(shoal.resume(stopped_after(run.folder, 5, tmp_path / "stopped").path))
+
+
+def check_joined_server(run: Any) -> None:
     assert run.summary["status"] == "completed"
     for node in LATE:
         (joined,) = events_of(run, node, JOINED)

@@ -19,6 +19,7 @@ import pytest
 
 from checkpoint_runs import stopped_after
 from conftest import CommandResult
+from shoal.engines.ray import agents
 from shoal.engines.ray import cluster as clusters
 from shoal.errors import ExperimentError, LaunchError, RunError
 from shoal.experiment import Experiment
@@ -364,6 +365,14 @@ def test_agents_need_free_cpus(cluster: Any, tmp_path: Path, monkeypatch: pytest
         taken = r"cannot reserve 3 CPUs for agents on 3 Ray nodes within 1 s: .* and 2 of them are free"
         with pytest.raises(LaunchError, match=taken):
             processes(tmp_path).run(tmp_path / "runs", ray=cluster.address)
+
+
+def test_an_agent_that_ray_does_not_start_in_time_is_an_error(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "START_SECONDS", 0.001)  # Ray starts a process for each agent
+    with pytest.raises(LaunchError, match=r"the agent on .* did not start within 0\.001 s; check the machine"):
+        processes(tmp_path).run(tmp_path / "runs", ray=cluster.address)
 
 
 # The command line

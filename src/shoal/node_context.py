@@ -105,3 +105,5 @@ class NodeContext:
     """The learning rate of the node's training."""
     incarnation: int = 0
     """How often the node was restarted."""
+    late: bool = False
+    """Whether the node, or its latest incarnation, was not there at the start of the run."""

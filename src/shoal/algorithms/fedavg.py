@@ -46,8 +46,10 @@ class FedAvg:
     async def run(self, node: Node) -> None:
         if not node.algorithm_state.get(JOIN):
             await node.send([node.server], Payload({}, {SAMPLES: node.samples}), round=0, kind=JOIN)
-            node.algorithm_state[JOIN] = True
+            # A checkpoint contains no messages. The server has the JOIN of a late client when it sends its model.
+            node.algorithm_state[JOIN] = not node.context.late
         async for r in server_rounds(node):
+            node.algorithm_state[JOIN] = True
             trained = await node.train(node.params)
             await node.send([node.server], node.sharing.outgoing(trained, r), round=r)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -41,6 +41,8 @@ class Environment:
     """The bandwidth limits of each node that the kernel enforces; None if the kernel does not shape messages."""
     duration: float | None = None
     """The time at which the run ends, in seconds; None: when all nodes have returned."""
+    join_by_round: Collection[NodeId] = ()
+    """The late nodes that join when the others start a given round."""
     has_time_settings: bool = False
     """Whether the experiment evaluates at given times, or has devices with a speed of their own."""
 
@@ -106,7 +108,7 @@ class Environment:
         return schedule.online(node, time) or schedule.next_change(node, time) < math.inf
 
     def _fault_events(self, faults: Sequence[Fault]) -> Iterator[FaultEvent]:
-        return fault_events(faults, self.nodes, self.size, self.seed)
+        return fault_events(faults, self.nodes, self.size, self.seed, self.join_by_round)
 
 
 def _availability_changes(schedule: AvailabilitySchedule, node: NodeId) -> Iterator[AvailabilityChange]:

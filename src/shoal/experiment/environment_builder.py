@@ -56,6 +56,7 @@ def build_environment(experiment: Experiment, speeds: Sequence[Speed]) -> Enviro
         access_limits=limits,
         access_links=_kernel_links(experiment, timeline, limits),
         duration=experiment.duration,
+        join_by_round=frozenset(experiment.joins_by_round),
         has_time_settings=own_speeds or experiment.evaluation.seconds is not None,
     )
 

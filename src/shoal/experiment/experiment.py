@@ -216,7 +216,7 @@ class Experiment:
         """The faults that strike by the clock. Their `shoal.environment.faults.fault_events` may be infinite."""
         return tuple(fault for fault in self.fault if fault.round is None)
 
-    @property
+    @functools.cached_property
     def late_nodes(self) -> frozenset[NodeId]:
         """The nodes that are not there at the start, and join later."""
         return frozenset(node for fault in self.fault if fault.kind == "join" for node in fault.ids(self.size))

@@ -102,6 +102,7 @@ class Setup:
             non_finite=experiment.non_finite,
             learning_rate=settings.training.step_size,
             incarnation=incarnation,
+            late=incarnation > 0 or id in experiment.late_nodes,
         )
         return Node(
             context,

@@ -106,7 +106,11 @@ RESUMED = "resumed"
 JOINED = "joined"
 """The event of a late node that begins where its peers are."""
 NOT_JOINED = "has not joined the run"
-"""Why a late node is not there. Checkpoints contain it: a resumed run knows by it which nodes still join."""
+"""Why a late node is not there.
+
+The text is part of the format of checkpoints and of coordinator files: a run that is resumed or continued knows by it
+which nodes still join. To change the text, change the format.
+"""
 REJOINED = "rejoined"
 """The event of a restarted node that continues where its peers are."""
 

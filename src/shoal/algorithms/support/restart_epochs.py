@@ -33,8 +33,8 @@ class RestartEpochs:
         self._monitor = PeerMonitor(node)
         self._epoch: int
         self._failed_count: int
-        self._epoch, self._failed_count = node.algorithm_state.get("epoch", [0, 0])
-        self._next_epoch = self._epoch
+        self._next_epoch: int
+        self._epoch, self._failed_count, self._next_epoch = node.algorithm_state.get("epoch", [0, 0, 0])
         self._failed: frozenset[NodeId] = frozenset()
         self._mixing_peers: frozenset[NodeId] = frozenset()
 
@@ -48,7 +48,7 @@ class RestartEpochs:
         before = self._epoch
         self._epoch = max(self._next_epoch, self._epoch + (len(self._failed) > self._failed_count))
         self._next_epoch, self._failed_count = self._epoch, len(self._failed)
-        node.algorithm_state["epoch"] = [self._epoch, self._failed_count]
+        self._save()
         return self._epoch > before
 
     def tag(self, outgoing: Outgoing) -> Outgoing:
@@ -73,6 +73,7 @@ class RestartEpochs:
         self._mixing_peers = frozenset(received) - timed_out - self._failed
         latest = max((epoch_of(payload) for payload in received.values()), default=self._epoch)
         self._next_epoch = max(latest, self._epoch + (self._monitor.timed_out != timed_out))
+        self._save()
         return received
 
     def same_epoch(self, received: Mapping[NodeId, Payload]) -> dict[NodeId, Payload]:
@@ -82,6 +83,9 @@ class RestartEpochs:
             for peer, payload in received.items()
             if peer in self._mixing_peers and epoch_of(payload) == self._epoch
         }
+
+    def _save(self) -> None:
+        self._node.algorithm_state["epoch"] = [self._epoch, self._failed_count, self._next_epoch]
 
 
 def epoch_of(payload: Payload) -> int:

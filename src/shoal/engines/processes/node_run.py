@@ -30,11 +30,12 @@ from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.task_scope import TaskScope
 from shoal.engines.rejoining import answer_rejoining_peers, rejoin
 from shoal.engines.round_faults import RoundFaults
+from shoal.errors import LaunchError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.results.checkpoints import Checkpoints
 from shoal.results.record_writer import END_SECONDS, RETRY_SECONDS, FinalWrite, RecordWriter
-from shoal.results.records import JOINED, REJOINED, End, Evaluation, Event, Record, RunFolder
+from shoal.results.records import JOINED, NOT_JOINED, REJOINED, End, Evaluation, Event, Record, RunFolder
 from shoal.results.state_files import read_state
 from shoal.types import NodeId
 
@@ -67,9 +68,12 @@ class NodeLaunch:
         return None if path is None or self.start.restarted else read_state(Path(path))
 
     def round_faults(self, saved: dict[str, Any] | None) -> RoundFaults:
-        """The node's faults by round, without those that happened before the `saved` state of a resumed run."""
+        """The node's faults by round, without those that happened before the `saved` state of a resumed run.
+
+        A node that was restarted, also before the run was resumed, has none.
+        """
         last = -1 if saved is None else int(saved["round"])
-        faults = () if self.start.restarted and not self.joins else self.experiment.faults(self.id)
+        faults = () if self.incarnation > 0 else self.experiment.faults(self.id)
         return RoundFaults(fault for fault in faults if not fault.happens_at(last))
 
     @property
@@ -265,6 +269,8 @@ class NodeRun:
         event = JOINED if self._launch.joins else REJOINED
         if await rejoin(self._node, others, partial(restore_own, files), event):
             await self._launch.setup.run_node(self._node)
+        elif self._launch.joins:
+            raise LaunchError(NOT_JOINED)
 
     async def _until_end(self, algorithm: Coroutine[Any, Any, None]) -> None:
         """Run the algorithm until it returns, or until the run's duration is over.

@@ -87,7 +87,13 @@ class ProcessEvents:
         return due
 
     def round_begins(self, round: int) -> None:
-        """A node starts this round: start the late nodes that join in it."""
+        """A node has completed all rounds before this one: start the late nodes that join when it starts this round.
+
+        After the last round, no node starts another.
+        """
+        rounds = self._tracker.experiment.algorithm.options.get("rounds")
+        if rounds is not None and round >= rounds:
+            return
         if nodes := [node for node in self._joins.due(round) if node in self._tracker.not_joined]:
             self._start(nodes, "join")
 

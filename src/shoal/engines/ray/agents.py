@@ -29,6 +29,8 @@ from shoal.engines.ray.cluster import connected, describe, describe_cpus, load_r
 from shoal.errors import LaunchError, ShoalError
 from shoal.experiment import Experiment
 
+START_SECONDS = 60.0
+"""How long Ray may take to start the actors."""
 JOIN_SECONDS = 60.0
 """How long an agent tries to reach the coordinator."""
 ABANDON_SECONDS = 300.0
@@ -139,8 +141,18 @@ class RayAgents:
             notify(f"agent {place.name!r} is on {place.machine}; CPUs: {place.cpus}")
 
     def trust(self) -> Trust:
-        """Wait until all actors run, and return the coordinator's keys. Raises LaunchError if an actor cannot run."""
+        """Wait until all actors run, and return the coordinator's keys.
+
+        Raises LaunchError if an actor cannot run, or does not run within START_SECONDS.
+        """
         pending = [actor.public_key.remote() for actor in self._actors]
+        _, late = self._ray.wait(pending, num_returns=len(pending), timeout=START_SECONDS)
+        if late:
+            machine = self._places[pending.index(late[0])].machine
+            raise LaunchError(
+                f"the agent on {machine} did not start within {START_SECONDS:g} s; check the machine with 'ray status' "
+                "and its Ray logs, and start the run again"
+            )
         keys = {place.name: self._get(key, place) for place, key in zip(self._places, pending, strict=True)}
         return Trust(self._coordinator, keys)
 

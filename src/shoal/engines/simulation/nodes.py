@@ -18,7 +18,7 @@ from shoal.errors import NodeError
 from shoal.experiment.setup import Setup
 from shoal.message import RUN_LENGTH
 from shoal.node import Node
-from shoal.results.records import JOINED, REJOINED, Event, Record
+from shoal.results.records import JOINED, NOT_JOINED, REJOINED, Event, Record
 from shoal.types import NodeId, Params
 
 ROUNDS_PER_PROGRESS_CHECK = 64
@@ -79,7 +79,7 @@ class SimulatedNodes:
         self.last_end = 0.0
         """When the last node ended. The kernel's clock continues to the last timeout, whether it is needed or not."""
         self._joins = RoundJoins(setup.experiment.joins_by_round, tracker.not_joined)
-        self.nodes = [self._build(id, self._faults(id)) for id in range(setup.experiment.size)]
+        self.nodes = [self._build(id) for id in range(setup.experiment.size)]
 
     @property
     def present_training_nodes(self) -> list[Node]:
@@ -126,7 +126,7 @@ class SimulatedNodes:
             if other.id != id and (other.id < self._experiment.nodes or other.failed):
                 runtime.mailbox.mark_failed(other.id)  # a training node, until it has answered
         self.tracker.node_restarted(id)
-        self.nodes[id] = self._build(id, self._faults(id) if event == JOINED else RoundFaults())
+        self.nodes[id] = self._build(id)
         if id in self.tracker.training_nodes:
             self.learning.add(id)
         self.tracker.listener.notice(f"node {id} {'joins' if event == JOINED else 'was restarted'}")
@@ -179,11 +179,11 @@ class SimulatedNodes:
             self.world.kernel.now,
         )
 
-    def _build(self, id: NodeId, faults: RoundFaults) -> Node:
+    def _build(self, id: NodeId) -> Node:
         return self._setup.node(
             id,
             self.world.runtimes[id],
-            _NodeObserver(self, id, faults),
+            _NodeObserver(self, id, self._faults(id)),
             "0" * RUN_LENGTH,
             self._experiment.simulation.receive_timeout,
             self._checkpoints.saver(id),
@@ -191,7 +191,12 @@ class SimulatedNodes:
         )
 
     def _faults(self, id: NodeId) -> RoundFaults:
-        """The faults of a node by round, without those that happened before the checkpoint of a resumed run."""
+        """The faults of a node by round, without those that happened before the checkpoint of a resumed run.
+
+        A node that was restarted, also before the run was resumed, has none.
+        """
+        if self.tracker.incarnations[id] > 0:
+            return RoundFaults()
         resumed = self._checkpoints.resumed
         last = next((saved.round for saved in resumed.nodes if saved.node == id), -1) if resumed is not None else -1
         return RoundFaults(fault for fault in self._experiment.faults(id) if not fault.happens_at(last))
@@ -204,13 +209,19 @@ class SimulatedNodes:
         others = [r.id for r in training_nodes if r.running and r.id != node.id]
         if await rejoin(node, others, self._checkpoints.restore_own, event):
             await self._setup.run_node(node)
+        elif event == JOINED:
+            self.tracker.node_lost(node.id, NOT_JOINED)
+            raise Crash
 
     def _node_ended(self, node: Node, crashed: bool) -> None:
         self.last_end = self.world.kernel.now
         if crashed:
             self.world.apply_event(FaultEvent(self.world.kernel.now, "crash", (node.id,)))
-            self.tracker.node_lost(node.id, "crashed on schedule")
-            self.tracker.listener.notice(self._experiment.describe_failure(node.id, "crashed"))
+            joined = node.id not in self.tracker.not_joined
+            if joined:
+                self.tracker.node_lost(node.id, "crashed on schedule")
+            failure = "crashed" if joined else NOT_JOINED
+            self.tracker.listener.notice(self._experiment.describe_failure(node.id, failure))
         else:
             self.tracker.expect_no_more_models([node.id])
         self.recorder.write_complete_averages()

@@ -115,6 +115,8 @@ class SimulatedEvents:
             self._world.runtimes[node].hang()
 
     def raise_error(self, fault: FaultEvent) -> None:
+        if not any(self._world.runtimes[node].running for node in fault.nodes):
+            return
         self._record(fault)
         raise NodeError(f"fault on schedule: {fault} at {self._world.kernel.now:g} s")
 

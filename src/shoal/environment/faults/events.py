@@ -64,13 +64,16 @@ class FaultEvent:
         return f"{messages} are {'held' if self.kind == 'hold' else 'released'}"
 
 
-def fault_events(faults: Sequence[Fault], nodes: int, size: int, seed: int) -> Iterator[FaultEvent]:
+def fault_events(
+    faults: Sequence[Fault], nodes: int, size: int, seed: int, join_by_round: Collection[NodeId] = ()
+) -> Iterator[FaultEvent]:
     """Expand timed faults to events, in order of time and, for equal times, of the file. There may be no last event.
 
     `size` is the number of nodes including servers, which have the last `size - nodes` ids. The faults must be
     validated; faults with a `round` are skipped. A node that a timed fault has crashed does not crash again. The end of
     a crash restarts the nodes that are still down. A fault of kind "restart" may name nodes that are up: the engines
-    ignore these. A node that joins at a time neither crashes nor restarts before.
+    ignore these. A node that joins at a time neither crashes nor restarts before. It is not known when the
+    nodes in `join_by_round` join: they may crash and restart at any time, and the engines ignore impossible events.
     """
     timed = [fault for fault in faults if fault.round is None]
     not_joined = {node for fault in timed if fault.kind == "join" for node in fault.ids(size)}
@@ -84,10 +87,10 @@ def fault_events(faults: Sequence[Fault], nodes: int, size: int, seed: int) -> I
             affected = tuple(node for node in affected if node not in not_joined)
         if fault_event.kind == "crash":
             affected = tuple(node for node in affected if node not in down)
-            down.update(affected)
+            down.update(node for node in affected if node not in join_by_round)
         elif fault_event.kind == "restart":
             if timed[i].kind == "crash":
-                affected = tuple(node for node in affected if node in down)
+                affected = tuple(node for node in affected if node in down or node in join_by_round)
             down.difference_update(affected)
         if affected:
             yield dataclasses.replace(fault_event, nodes=affected)
