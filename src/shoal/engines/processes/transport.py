@@ -198,8 +198,6 @@ class Transport:
 
     def move(self, node: NodeId, endpoint: str) -> None:
         """Connect to `node` at a new endpoint from now on."""
-        if node < len(self._endpoints) and self._endpoints[node] == endpoint:
-            return
         socket = self._open.pop(node, None)
         if socket is not None:
             socket.close(linger=0)

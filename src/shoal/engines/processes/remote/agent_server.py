@@ -196,7 +196,7 @@ class _Session:
         self._beat_at = 0.0
         self._last_message = time.monotonic()
         self._away_since: float | None = None
-        """When the last coordinator that followed the run was last heard of; None while a coordinator follows it."""
+        """When the last coordinator that followed the run last sent something; None while a coordinator follows it."""
         self._last_beat: tuple[float, float] = 0.0, 0.0
         """The time of the coordinator's last heartbeat on its clock, and on ours."""
 

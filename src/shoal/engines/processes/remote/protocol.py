@@ -255,7 +255,7 @@ decode_from_remote = msgspec.msgpack.Decoder(FromRemote).decode
 
 
 def session_hash(session: str) -> str:
-    """What shows an agent that the coordinator means its session, but does not tell it to other agents."""
+    """What shows an agent that the coordinator means its session, but does not reveal it to other agents."""
     return hashlib.sha256(session.encode()).hexdigest()
 
 
