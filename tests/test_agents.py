@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from conftest import SMALL, until
+from disks import fill, small_disk
 from machines import Machines, can_make_machines, end, machines
 from shoal.experiment import Experiment
 from shoal.results.records import Round, RunFolder
@@ -276,6 +277,34 @@ def test_an_agent_that_is_killed_and_started_again_is_used_and_nothing_stays_beh
     until(lambda: not psutil.Process(agent.pid).children())  # it ends its processes, and removes the files of the run
     (kept,) = until(lambda: not list(folder.glob("*/*")) and list(folder.iterdir()))
     assert kept != abandoned
+
+
+@root
+def test_while_the_disk_of_the_coordinator_is_full_no_node_is_ended_and_no_file_is_lost(
+    local: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    alone = reference(tmp_path, model={"name": "mlp", "hidden": [900]}, algorithm={"name": "dpsgd", "rounds": 100})
+    local("a", "--listen", "127.0.0.1:0")
+    with small_disk(tmp_path / "disk", kib=8192) as disk:
+        given = ["run", "small.toml", "--engine", "processes", "--agents", listening("a", tmp_path)]
+        given += ["--out", str(disk / "runs"), "--set", 'model={name="mlp", hidden=[900]}']
+        given += ["--set", "algorithm.rounds=100", "--set", "processes.receive_timeout=1"]
+        log = tmp_path / "run.log"
+        with log.open("wb") as output:
+            run = subprocess.Popen([sys.executable, "-m", "shoal", *given], cwd=tmp_path, stdout=output, stderr=output)
+        until(lambda: any(path.stat().st_size for path in disk.glob("runs/*/*/nodes/*")))
+        filler = fill(disk)
+        wait_for("wait in memory: the disk of this machine is full", log)
+        time.sleep(10)  # longer than the hang timeout, which is 6 s
+        filler.unlink()
+        assert run.wait(120) == 0, log.read_text()
+        ours = RunFolder(next(disk.glob("runs/*/*")))
+        assert ours.read_summary()["digest"] == alone.read_summary()["digest"]
+        assert ours.read_summary()["lost"] == {}
+        for node in range(ours.read_summary()["nodes"]):
+            assert ours.model(node).read_bytes() == alone.model(node).read_bytes()
+            rounds = [[r.round for r in folder.read(node) if isinstance(r, Round)] for folder in (ours, alone)]
+            assert rounds[0] == rounds[1]
 
 
 @root

@@ -219,6 +219,24 @@ def test_a_network_process_without_heartbeats_ends_the_run(watched: Watched) -> 
         watched.liveness.check_network()
 
 
+def test_processes_whose_messages_wait_for_space_on_the_disk_are_not_ended(watched: Watched) -> None:
+    watched.liveness.network_last_message = watched.clock.seconds
+    watched.registry[3].state = NodeState.EXITED
+    for _ in range(4):
+        watched.watch(30.0)
+        watched.liveness.note_full_disk([0, 1, 2, 3], network=True)
+        watched.liveness.end_unresponsive_nodes()
+        watched.liveness.check_network()
+        watched.liveness.end_hung_nodes(lambda nodes: False)
+    assert watched.agents.requests == []
+    assert not watched.stopped
+    assert watched.registry[3].last_message == 0.0
+    watched.watch(51.0)
+    watched.liveness.note_full_disk([0], network=False)
+    watched.liveness.end_unresponsive_nodes()
+    assert watched.agents.requests == [control.KillNodes([1, 2])]
+
+
 def test_an_agent_that_is_stopped_ends_the_run_unless_it_continues(watched: Watched) -> None:
     def check(*stopped: bool) -> None:
         watched.liveness.check_agents([cast(Any, SimpleNamespace(is_stopped=one)) for one in stopped])

@@ -40,8 +40,9 @@ class HuggingFace:
     """Any data set of Hugging Face's hub or format (2021), by name or path; needs pip install 'shoal[huggingface]'.
 
     Images become bytes (channels, height, width), scaled to 0–1. Texts become the numbers of their first `length`
-    words: the `vocabulary` most frequent words of the training set have numbers, 0 is padding, 1 is any other word.
-    Numbers and lists of numbers become float32. Integer and string targets are classes; others are numbers.
+    words. There are `vocabulary` such numbers: 0 is padding, 1 is any other word, and the others are the most frequent
+    words of the training set. Numbers and lists of numbers become float32. Integer and string targets are
+    classes; others are numbers.
     """
 
     dataset: str | None = None

@@ -19,7 +19,7 @@ def requires_whole_models(experiment: ExperimentView, feature: str) -> list[str]
         return []
     return [
         f"sharing = {experiment.sharing.name!r}: {feature} diverges unless whole models are averaged; "
-        "use sharing = 'full', or 'float16', 'int8' or 'qsgd', which only round"
+        "use sharing = 'full', or 'float16', 'bfloat16', 'int8' or 'qsgd', which only round"
     ]
 
 

@@ -86,6 +86,11 @@ class Agent(Protocol):
         ...
 
     @property
+    def waits_for_space(self) -> bool:
+        """Whether files, and messages behind them, do not arrive because the disk of the coordinator is full."""
+        ...
+
+    @property
     def unauthenticated_connections(self) -> int:
         """Connections and messages that the agent or its network process rejected."""
         ...
@@ -208,6 +213,10 @@ class LocalAgent:
     @property
     def is_stopped(self) -> bool:
         return self._zygote.is_stopped
+
+    @property
+    def waits_for_space(self) -> bool:
+        return False
 
     @property
     def unauthenticated_connections(self) -> int:

@@ -132,6 +132,15 @@ class AgentGroup:
                 yield agent, report
 
     @property
+    def any_waits_for_space(self) -> bool:
+        return any(agent.waits_for_space for agent in self._agents)
+
+    def waiting_for_space(self) -> Iterator[NodeId]:
+        """The nodes whose messages may not arrive because the disk of the coordinator is full."""
+        if self.any_waits_for_space:
+            yield from (node for node, position in self._placement.items() if self._agents[position].waits_for_space)
+
+    @property
     def unauthenticated_connections(self) -> int:
         return sum(agent.unauthenticated_connections for agent in self._agents)
 

@@ -133,6 +133,7 @@ class Coordinator:
                 return "interrupted"
             self._events.apply_due()
             self._liveness.check_agents(self._agents.agents)
+            self._liveness.note_full_disk(self._agents.waiting_for_space(), self._agents.agents[0].waits_for_space)
             self._liveness.end_nodes_that_do_not_start()
             self._liveness.end_unresponsive_nodes()
             if self._tracker.phase == "running":
@@ -293,9 +294,7 @@ class Coordinator:
 
     def _handle_node_message(self, message: control.FromOneNode, received: ControlMessage) -> None:
         entry = self._registry[message.node]
-        entry.last_message = self._clock.seconds
-        if not isinstance(message, control.Heartbeat) or message.busy:
-            entry.last_busy = self._clock.seconds
+        entry.note_message(self._clock.seconds, busy=not isinstance(message, control.Heartbeat) or message.busy)
         if isinstance(message, control.ProgressReport):
             entry.rounds, entry.bytes_sent = message.rounds, message.bytes_sent
             if message.node in self._tracker.round_nodes:
@@ -398,7 +397,7 @@ class Coordinator:
         self._agents.collect()
         began, received = time.monotonic(), self._agents.received_bytes
         while not self._agents.collected:
-            full = self._disks.any_paused
+            full = self._disks.any_paused or self._agents.any_waits_for_space
             seconds = time.monotonic() - began
             if seconds > (END_SECONDS if full else COLLECT_SECONDS) or (full and self._interrupts.signal is not None):
                 self._tracker.listener.notice("some records and models have not arrived in the folder of the run")

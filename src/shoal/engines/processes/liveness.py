@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from shoal.engines.processes.agent import Agent
@@ -98,6 +98,14 @@ class LivenessMonitor:
                 f"the network process sent no heartbeat for {self._timeouts.hang:g} s, so it is stopped or blocked, "
                 f"and no message arrives; start the run again; see {self._log}"
             )
+
+    def note_full_disk(self, nodes: Iterable[NodeId], network: bool) -> None:
+        """The messages of these nodes, and of the network process, may wait for space on the coordinator's disk."""
+        for node in nodes:
+            if self._registry[node].present:
+                self._registry[node].note_message(self._clock.seconds)
+        if network:
+            self.network_last_message = max(self.network_last_message, self._clock.seconds)
 
     def end_unresponsive_nodes(self) -> None:
         """Kill nodes that have sent no heartbeat for the hang timeout: their processes are stopped or blocked.

@@ -75,6 +75,12 @@ class NodeEntry:
         self.state = NodeState.RUNNING
         self.last_message = self.last_busy = now
 
+    def note_message(self, now: float, busy: bool = True) -> None:
+        """A message of the node has arrived: it runs, and it is `busy` or waits for other nodes."""
+        self.last_message = now
+        if busy:
+            self.last_busy = now
+
     def start_again(self, now: float) -> None:
         self.state = NodeState.STARTING
         self.failure = None

@@ -128,7 +128,8 @@ class Uniform:
 
     `jitter` is the standard deviation of the latency, `loss` the probability that a message is lost. `links` has
     different values for single pairs: { from = "0-3", to = "4", latency = 0.1 }, with any of latency, jitter, bandwidth
-    and loss, in both directions unless `oneway = true`. For a pair in two of them, the later one applies.
+    and loss, in both directions unless `oneway = true`. For a pair in two of them, each
+    value is that of the last one that has it.
     """
 
     latency: Annotated[float, Bounds(at_least=0)] = 0.001

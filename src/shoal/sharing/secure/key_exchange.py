@@ -6,7 +6,6 @@ rounds it sends its own key again and asks for the missing one; the partner answ
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -50,14 +49,14 @@ class KeyExchange:
             await self._send_key(node, new)
         if missing := sorted(p for p in (partners & self._timed_out) - self.rejected if p not in keys):
             await self._send_key(node, missing, resend=True)
-        timeout = math.inf if node.receive_timeout is None else node.receive_timeout
-        deadline = node.now() + timeout
+        deadline = None if node.receive_timeout is None else node.now() + node.receive_timeout
         # A partner that timed out once is not waited for again: this node's own update would be late every time.
         for peer in sorted(partners - self.rejected - self._timed_out):
             if peer in keys:
                 continue
             # A key has no round: the two partners may send theirs in different rounds.
-            answer = await node.receive(kind=PUBLIC_KEY, sender=peer, timeout=max(0.0, deadline - node.now()))
+            timeout = None if deadline is None else max(0.0, deadline - node.now())
+            answer = await node.receive(kind=PUBLIC_KEY, sender=peer, timeout=timeout)
             if answer is not None:
                 await self._handle(node, answer)
             elif peer not in node.failed_peers:

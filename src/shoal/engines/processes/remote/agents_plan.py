@@ -9,7 +9,7 @@ expect = 2                                # … and so many of them must
 [[agent]]
 name    = "a"                             # the name in mappings; default: the name that the agent has
 address = "10.0.0.2:7700"                 # it listens there
-key     = "keys/a.key"                    # its public key; default: any key of `trust`
+key     = "keys/a.key"                    # its public key; default: the first key of `trust`
 ssh     = "user@10.0.0.2"                 # start it over ssh; default: it is started by hand
 """
 

@@ -34,7 +34,8 @@ KEPT_STATES = 3
 """The latest states of each node that are kept, where nodes do not wait for each other."""
 UNFINISHED = ".part"
 MAX_WAITING_BYTES = 2**26
-"""The most bytes of each agent that the coordinator keeps in memory while its disk is full."""
+"""The most bytes of each agent that the coordinator keeps in memory while its disk is full. An agent stops earlier,
+when the window of its link is full; this limit is for one that does not."""
 
 
 class FileSender:

@@ -254,6 +254,10 @@ class RemoteAgent:
         return False  # a stopped agent sends no heartbeats
 
     @property
+    def waits_for_space(self) -> bool:
+        return self._disk_full and self.lost is None
+
+    @property
     def unauthenticated_connections(self) -> int:
         return self._rejected
 
