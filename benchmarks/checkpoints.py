@@ -48,7 +48,7 @@ EXPERIMENT: dict[str, Any] = {
     "simulation": {"batching": "off"},
     "checkpoint": {"every": 1, "keep": 2},
 }
-COST = {"nodes": 8, "evaluation.nodes": 0, "evaluation.average": False, "dataset.samples": 2048, "algorithm.rounds": 20}
+COST = {"nodes": 8, "evaluation.nodes": 0, "evaluation.average": False, "dataset.samples": 2048, "algorithm.rounds": 60}
 
 
 def command(*arguments: str) -> list[str]:

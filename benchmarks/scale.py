@@ -7,6 +7,9 @@ Runs of several sizes give straight lines: memory, processor time and records fo
 and in the coordinator of a run with processes. Simulated nodes have a logistic model of 650 parameters, processes
 GN-LeNet. The table extends these lines to 100,000 and 1,000,000 simulated nodes, and to 10,000 processes on ten
 machines. An extension is an estimate: nothing of that size was run.
+
+The mailbox of one node is measured by itself: the processor time of a message, when a node receives from so many
+senders in a round, and the memory of a message that waits, without its model.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +28,8 @@ from pathlib import Path
 import numpy as np
 
 from measuring import EXAMPLES, Figure, show, step
+from shoal.mailbox import Filter, Mailbox
+from shoal.message import Message, Payload
 
 EXAMPLE = EXAMPLES / "thousand-processes.toml"
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -116,6 +122,40 @@ def measure(what: str, sizes: Sequence[int], few: int, many: int, settings: Sequ
     return costs(samples, few, many)
 
 
+def mailbox(senders: int, rounds: int) -> tuple[float, float]:
+    """Return the processor time in µs, and the bytes of memory, of a message from one of so many senders.
+
+    Half of the messages arrive before the node receives, the other half while it waits.
+    """
+    box, everyone = Mailbox(), tuple(range(senders))
+    payload = Payload({"params": np.zeros(1, np.float32)})
+    messages = [[Message(sender, "model", round, payload) for sender in everyone] for round in range(rounds)]
+    started = time.process_time()
+    for round, of_round in enumerate(messages):
+        for message in of_round[: senders // 2]:
+            box.put(message)
+        waiter = box.start_receive(Filter("model", round, everyone), lambda: None)
+        for message in of_round[senders // 2 :]:
+            box.put(message)
+        assert waiter.done
+    seconds = time.process_time() - started
+    tracemalloc.start()
+    for sender in everyone:
+        box.put(Message(sender, "model", rounds, payload))
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return 1e6 * seconds / (rounds * senders), size / senders
+
+
+def mailbox_figures() -> list[Figure]:
+    rows = []
+    for senders in (10, 100, 1000, 10_000):
+        time_us, size = mailbox(senders, 200_000 // senders)
+        rows.append(Figure(f"mailbox, {senders:,} senders: processor time of a message", time_us, "µs"))
+        rows.append(Figure(f"mailbox, {senders:,} senders: memory of a message that waits", size, "bytes"))
+    return rows
+
+
 def figures(what: str, found: Costs, sizes: Sequence[int]) -> list[Figure]:
     rows = [
         Figure(f"{what}: memory for each further node", 1024 * found.node_mib, "KiB"),
@@ -140,7 +180,7 @@ def main() -> None:
     found = measure("simulation", simulated, 2, 6, SIMULATED)
     rows = figures("simulation", found, (100_000, 1_000_000))
     found = measure("coordinator", processes, 2, 10, [])
-    show("scale", [*rows, *figures("coordinator", found, (10_000,))])
+    show("scale", [*rows, *figures("coordinator", found, (10_000,)), *mailbox_figures()])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table "What happens when …" of docs/faults.md, row by row, with real processes and real faults.
+"""The table in "Failures of processes and machines" of docs/faults.md, row by row, with real processes and real faults.
 
 Every row checks the exit code, the time until the command has ended, and that no process is left. Rows in which a node
 or the run fails also check that `shoal show` can read the records, if there are any.
@@ -371,19 +371,28 @@ def test_the_ports_are_taken(tmp_path: Path) -> None:
         assert first.end()[0] == 0, "the first run is not disturbed"
 
 
-def test_no_port_is_left(tmp_path: Path) -> None:
-    """In a network namespace with a range of six ports."""
+@pytest.mark.parametrize(
+    ("ports", "settings"),
+    [
+        pytest.param(6, (), id="nodes"),
+        pytest.param(0, (), id="coordinator"),
+        pytest.param(1, ("network={name='uniform', latency=0.001}",), id="network process"),
+    ],
+)
+def test_no_port_is_left(ports: int, settings: tuple[str, ...], tmp_path: Path) -> None:
+    """In a network namespace with so many ports."""
     limited = [
         "unshare",
         "--net",
         "sh",
         "-c",
-        'ip link set lo up && sysctl -qw net.ipv4.ip_local_port_range="40000 40005" && exec "$@"',
+        f'ip link set lo up && sysctl -qw net.ipv4.ip_local_port_range="40000 {40000 + ports}" '
+        'net.ipv4.ip_local_reserved_ports=40000 && exec "$@"',
         "sh",
     ]
     if subprocess.run([*limited, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a network namespace needs root, ip and sysctl")
-    with started(tmp_path, wrapper=limited) as going:
+    with started(tmp_path, *settings, wrapper=limited) as going:
         code, out = end_within(going, 5.0)
         assert code == 2, out
         assert "the system has no free port left" in " ".join(out.split())

@@ -158,4 +158,26 @@ def test_a_disconnected_graph_is_one_warning(name: str) -> None:
         warnings.simplefilter("always")
         needs = NEEDS.get(name, {"algorithm": name})
         Setup(experiment(topology={"name": "edges", "edges": edges}, model="logistic", **needs))
-    assert len([warning for warning in shown if "disconnected" in str(warning.message)]) == 1
+    (found,) = (str(warning.message) for warning in shown if "disconnected" in str(warning.message))
+    assert "add links between them" in found
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Each node sends to the next one; the last one to `back`, if it is given."""
+
+    back: int | None = None
+
+    def build(self, nodes: int, seed: int) -> StaticGraph:
+        links = [(node, node + 1) for node in range(nodes - 1)]
+        links += [] if self.back is None else [(nodes - 1, self.back)]
+        return StaticGraph(
+            [Links(tuple(b for a, b in links if a == n), tuple(a for a, b in links if b == n)) for n in range(nodes)]
+        )
+
+
+@pytest.mark.parametrize("back", [None, 1])
+def test_sgp_rejects_a_graph_in_which_weights_leave_a_node_for_good(back: int | None) -> None:
+    with pytest.raises(ExperimentError, match=r"needs a path from every node to every other.*add links"):
+        experiment(topology=Chain(back), algorithm="sgp")
+    experiment(topology=Chain(back=0), algorithm="sgp")

@@ -15,13 +15,17 @@ from shoal.algorithms.d2 import D2
 from shoal.algorithms.d_cliques import DCliquesSGD
 from shoal.algorithms.divshare import DivShare
 from shoal.algorithms.dpsgd import DPSGD
+from shoal.algorithms.el_local import ELLocal
+from shoal.algorithms.el_oracle import ELOracle
 from shoal.algorithms.fedavg import FedAvg
 from shoal.algorithms.gossip import Gossip
 from shoal.algorithms.gradient_tracking import GradientTracking
 from shoal.algorithms.ipls import IPLS
 from shoal.algorithms.k_gt import KGT
 from shoal.algorithms.muffliato import Muffliato
+from shoal.algorithms.overlapped_dpsgd import OverlappedDPSGD
 from shoal.algorithms.parameter_server import ParameterServer
+from shoal.algorithms.qg_dsgdm import QGDSGDm
 from shoal.algorithms.relaysum import RelaySum
 from shoal.algorithms.sgp import SGP
 from shoal.algorithms.shatter import Shatter
@@ -29,6 +33,7 @@ from shoal.algorithms.support.server_optimizers import Momentum
 from shoal.algorithms.swift import SWIFT
 from shoal.compression.libraries import Zstd
 from shoal.experiment import Experiment
+from shoal.experiment.registry import find, registry
 from shoal.message import Message, Payload
 from shoal.results.records import Event
 from shoal.sharing.full import FullSharing
@@ -77,8 +82,13 @@ ALGORITHMS = [
     *(ADPSGD(ROUNDS), SWIFT(ROUNDS), DivShare(ROUNDS), Shatter(ROUNDS, degree=3), Gossip(ROUNDS)),
     *(ArtifactADPSGD(ROUNDS), ArtifactSWIFT(ROUNDS), SGP(ROUNDS), RelaySum(ROUNDS), D2(ROUNDS), KGT(ROUNDS)),
     *(GradientTracking(ROUNDS), Muffliato(ROUNDS), DCliquesSGD(ROUNDS, size=4), IPLS(ROUNDS), FedAvg(ROUNDS)),
-    *(ParameterServer(ROUNDS), ParameterServer(ROUNDS, asynchronous=True)),
+    *(ParameterServer(ROUNDS), ParameterServer(ROUNDS, asynchronous=True), DPSGD(ROUNDS), OverlappedDPSGD(ROUNDS)),
+    *(ELLocal(ROUNDS, 2), ELOracle(ROUNDS, 2), QGDSGDm(ROUNDS)),
 ]
+
+
+def test_the_list_has_every_algorithm() -> None:
+    assert {type(algorithm) for algorithm in ALGORITHMS} >= {find("algorithm", name) for name in registry("algorithm")}
 
 
 def diverging(node: int, params: Any) -> Any:

@@ -217,7 +217,7 @@ def test_garbage_on_a_nodes_port_is_dropped_and_counted(undisturbed: Started, tm
         [address(0), *Message(1, "model", 1, model, "another run 1234").frames()],
         [address(0), *Message(1, "model", 1, model).frames(), b"one frame more"],
     ]
-    with started(tmp_path, "processes.max_message_mib=0.1", held=1) as going:
+    with started(tmp_path, held=1) as going:
         port = listens_on(going.nodes[0])
         going.wait_for_round(0)
         with socket.create_connection(("127.0.0.1", port)) as raw:
@@ -233,7 +233,10 @@ def test_garbage_on_a_nodes_port_is_dropped_and_counted(undisturbed: Started, tm
             for frames in foreign:
                 client.send_multipart(frames)
             until(lambda: going.folder.node(0).read_text().count("message rejected") >= len(foreign))
-            client.send(bytes(2**20))  # larger than allowed: the connection is cut
+            disconnected = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            client.send(bytes(2**20 + 1))  # more than any message of so small a model
+            assert disconnected.poll(60_000), "the node disconnects before it has received everything"
+            client.disable_monitor()
         context.destroy(linger=0)
         going.release()
         code, out = going.end()

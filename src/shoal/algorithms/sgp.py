@@ -17,7 +17,8 @@ from shoal.algorithms.support.vectors import check_vectors
 from shoal.errors import MessageError
 from shoal.message import Payload
 from shoal.node import Node
-from shoal.traits import Traits
+from shoal.topologies.inspection import requires_paths_between_all
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds
 
 PUSH = "push"
@@ -67,6 +68,9 @@ class SGP:
                 x, w = z, 1.0
             node.params = x / np.float32(w)
             node.algorithm_state.update(x=x, w=w)
+
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        return requires_paths_between_all(experiment, "algorithm = 'sgp'")
 
 
 def _check(payload: Payload, size: int, nodes: int, rounds: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 
 from shoal.topologies.graph import Graph, Mixing, TopologyWrapper
 from shoal.topologies.static import FullGraph, components
 from shoal.traits import ExperimentView
+from shoal.types import NodeId
 
 
 def graph_of(experiment: ExperimentView) -> Graph | None:
@@ -88,6 +91,34 @@ def requires_symmetric(experiment: ExperimentView, component: str) -> list[str]:
             "in both directions of a link; use an undirected graph"
         ]
     return requires_doubly_stochastic(experiment, component)
+
+
+def requires_paths_between_all(experiment: ExperimentView, component: str) -> list[str]:
+    """Reject static directed graphs in which what one node sends never reaches another, not even through others."""
+    graph = mixing_graph(experiment)
+    if graph is None or not graph.static or not is_directed(graph) or _is_strongly_connected(graph):
+        return []
+    return [
+        f"topology = {experiment.topology.name!r}: what some nodes send never reaches some others, and {component} "
+        "needs a path from every node to every other along the directed links; add links, or use an undirected graph"
+    ]
+
+
+def _is_strongly_connected(graph: Graph) -> bool:
+    """Whether node 0 reaches all nodes in round 0, and all nodes reach node 0."""
+    from_first = _reachable(lambda node: graph.links(node, 0).receivers)
+    to_first = _reachable(lambda node: graph.links(node, 0).senders)
+    return len(from_first) == len(to_first) == graph.nodes
+
+
+def _reachable(peers: Callable[[NodeId], Iterable[NodeId]]) -> set[NodeId]:
+    """The nodes to which a path leads from node 0."""
+    found, path = {0}, [0]
+    for node in path:  # the list grows during the loop
+        new = set(peers(node)) - found
+        found |= new
+        path.extend(new)
+    return found
 
 
 def is_tree(graph: Graph) -> bool:

@@ -101,7 +101,8 @@ def warn_if_disconnected(graph: Graph) -> None:
         listed += ["…"] if len(counted) > 5 else []
         warnings.warn(
             f"the graph of {graph.nodes} nodes is disconnected: {len(sizes)} components"
-            f" ({', '.join(listed)} node{'s' if sizes[0] > 1 else ''}); models never pass from one to another over it",
+            f" ({', '.join(listed)} node{'s' if sizes[0] > 1 else ''}); models never "
+            "pass from one to another over it; add links between them if they must agree",
             TopologyWarning,
             stacklevel=4,
         )

@@ -111,5 +111,7 @@ if is_running "$coordinator"; then
 fi
 exit_code_of "$coordinator"
 code=$?
-end_after "$step" 30
+grace=30
+[ "$code" = 0 ] || grace=5 # the coordinator may have failed before the agents knew of a run
+end_after "$step" "$grace"
 exit "$code"

@@ -26,6 +26,7 @@ from shoal.engines.processes.control_server import (
 )
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.namespaces import Namespaces, address
+from shoal.engines.processes.transport import bind_to_any_port
 from shoal.engines.processes.zygote_process import ZygoteProcess
 from shoal.environment.network.access import AccessLink
 from shoal.experiment import ProcessesPlan
@@ -274,7 +275,7 @@ class LocalAgent:
         if self._settings.access_links is not None:
             self._namespaces = Namespaces(self._settings.access_links)
             return self._namespaces.listen(socket)
-        socket.bind(f"tcp://{LOOPBACK}:*")
+        bind_to_any_port(socket, LOOPBACK)
         bound: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
         return bound.decode().rstrip("\0")
 

@@ -192,7 +192,7 @@ class Coordinator:
         elif isinstance(report, control.NodeExited):
             self._handle_exit(report.node, report.code)
         elif isinstance(report, control.NetworkExited):
-            self._handle_network_exit()
+            self._handle_network_exit(report.code)
         elif isinstance(report, control.Notice):
             self._tracker.listener.notice(report.text)
         elif isinstance(report, control.AgentDiskReport):
@@ -264,7 +264,9 @@ class Coordinator:
             return NO_FREE_PORT
         return f"exited with code {code}; see {self._run.folder.log}"
 
-    def _handle_network_exit(self) -> None:
+    def _handle_network_exit(self, code: int) -> None:
+        if code == control.EXIT_NO_FREE_PORT:
+            raise LaunchError(f"the network process could not start: {NO_FREE_PORT}")
         if self._tracker.phase != "finishing":
             raise RunError(f"the network process exited unexpectedly; see {self._run.folder.log}")
         self._network_exited = True

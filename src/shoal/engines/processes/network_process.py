@@ -28,7 +28,7 @@ from shoal.engines.processes.shaper import (
     encode,
     node_of,
 )
-from shoal.engines.processes.transport import MESSAGES_PER_TURN
+from shoal.engines.processes.transport import MESSAGES_PER_TURN, bind_to_any_port
 from shoal.environment.faults import FaultEvent
 from shoal.environment.network.model import Delivery, DeliveryUpdate, EnvironmentEvent, NetworkModel
 from shoal.environment.network.network import AvailabilityChange
@@ -292,7 +292,7 @@ class NetworkProcess:
         socket.setsockopt(zmq.LINGER, 0)
         if self._seal is not None:
             self._seal.secure_server(socket)
-        socket.bind(f"tcp://{host}:*")
+        bind_to_any_port(socket, host)
         return socket
 
     def _monotonic(self) -> float:

@@ -51,6 +51,16 @@ class NoFreePortError(LaunchError):
     """The system has no free port left. Then the node cannot connect to the coordinator either."""
 
 
+def bind_to_any_port(socket: zmq.Socket[bytes], host: str) -> None:
+    """Have a socket listen at a port that the system chooses. Raises `NoFreePortError` and `ZMQError`."""
+    try:
+        socket.bind(f"tcp://{host}:*")
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EADDRINUSE:
+            raise NoFreePortError(f"cannot listen on {host}: {NO_FREE_PORT}") from error
+        raise
+
+
 @dataclass(frozen=True)
 class TransportSettings:
     """Where a node listens, and the limits of its sockets."""
@@ -122,11 +132,12 @@ class Transport:
             self._seal.secure_server(inbox)
         host, port = settings.host, settings.port
         try:
-            inbox.bind(f"tcp://{host}:{port if port is not None else '*'}")
+            if port is None:
+                bind_to_any_port(inbox, host)
+            else:
+                inbox.bind(f"tcp://{host}:{port}")
         except zmq.ZMQError as error:
             inbox.close()
-            if port is None and error.errno == zmq.EADDRINUSE:
-                raise NoFreePortError(f"cannot listen on {host}: {NO_FREE_PORT}") from error
             raise LaunchError(
                 f"cannot listen on {host}:{port or '(any port)'}: {error.strerror}; processes.host must be an address "
                 "of this machine, and processes.base_port the first of a free range, or absent to let the system "

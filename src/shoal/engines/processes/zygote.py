@@ -23,6 +23,7 @@ from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.network_process import NetworkProcess
 from shoal.engines.processes.node_process import run_node
 from shoal.engines.processes.slots import Slots
+from shoal.engines.processes.transport import NoFreePortError
 from shoal.engines.setup_fingerprint import content_hash, data_hash
 from shoal.errors import ExperimentError, ShoalError, StorageError
 from shoal.experiment import Experiment
@@ -134,7 +135,7 @@ class Zygote:
         if pid:
             self._network = pid
         else:
-            self._run_child(lambda: NetworkProcess(setup, request, pair).serve())
+            self._run_child(lambda: _run_network(setup, request, pair))
 
     def _new_pair(self, node: NodeId | None, request: control.StartNodes) -> KeyPair | None:
         """The key pair of a process that is about to be forked, where links are sealed.
@@ -217,6 +218,15 @@ class Zygote:
 
     def _report(self, report: control.FromZygote) -> None:
         self._pipe.send_bytes(control.encode(report))
+
+
+def _run_network(setup: Setup, request: control.StartNodes, pair: KeyPair | None) -> int:
+    """Run the network process, and return its exit code."""
+    try:
+        network = NetworkProcess(setup, request, pair)
+    except NoFreePortError:
+        return control.EXIT_NO_FREE_PORT
+    return network.serve()
 
 
 def _evaluate_average(setup: Setup, request: control.EvaluateAverage, file: int) -> int:
