@@ -376,7 +376,7 @@ def test_the_ports_are_taken(tmp_path: Path) -> None:
     [
         pytest.param(6, (), id="nodes"),
         pytest.param(0, (), id="coordinator"),
-        pytest.param(1, ("network={name='uniform', latency=0.001}",), id="network process"),
+        pytest.param(1, ("network={name='uniform', latency=0.001}", "processes.base_port=41000"), id="network process"),
     ],
 )
 def test_no_port_is_left(ports: int, settings: tuple[str, ...], tmp_path: Path) -> None:
