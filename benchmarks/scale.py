@@ -4,9 +4,10 @@
     python benchmarks/scale.py --short      # smaller runs
 
 Runs of several sizes give straight lines: memory, processor time and records for each further node, in the simulation
-and in the coordinator of a run with processes. Simulated nodes have a logistic model of 650 parameters, processes
-GN-LeNet. The table extends these lines to 100,000 and 1,000,000 simulated nodes, and to 10,000 processes on ten
-machines. An extension is an estimate: nothing of that size was run.
+and in the coordinator of a run with processes. A simulation computes in every round. A coordinator handles messages
+that nodes send by the clock, such as heartbeats, so its processor time counts by the second of the run. Simulated nodes
+have a logistic model of 650 parameters, processes GN-LeNet. The table extends these lines to 100,000 and 1,000,000
+simulated nodes, and to 10,000 processes on ten machines. An extension is an estimate: nothing of that size was run.
 
 The mailbox of one node is measured by itself: the processor time of a message, when a node receives from so many
 senders in a round, and the memory of a message that waits, without its model.
@@ -15,6 +16,7 @@ senders in a round, and the memory of a message that waits, without its model.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -48,6 +50,8 @@ class Sample:
     peak_mib: float
     cpu_s: float
     disk_bytes: int
+    wall_s: float
+    """The time of the training, without the start."""
 
 
 def own_use(process: subprocess.Popen[bytes]) -> tuple[float, float] | None:
@@ -77,7 +81,8 @@ def run(nodes: int, rounds: int, settings: Sequence[str]) -> Sample:
             assert process.stderr is not None
             raise SystemExit(process.stderr.read().decode())
         records = sum(path.stat().st_size for path in Path(folder).rglob("nodes/*.jsonl"))
-        return Sample(nodes, rounds, *used, records)
+        summary = json.loads(next(Path(folder).rglob("summary.json")).read_text())
+        return Sample(nodes, rounds, *used, records, summary["time"]["wall_s"])
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
@@ -93,7 +98,9 @@ class Costs:
     base_mib: float
     node_mib: float
     round_us: float
-    """Processor time for each further node and round."""
+    """Processor time for each node and round."""
+    second_us: float
+    """Processor time for each node and second of the run."""
     record_bytes: float
     """Bytes of records for each node and round."""
 
@@ -107,9 +114,10 @@ def costs(samples: Sequence[Sample], few: int, many: int) -> Costs:
         by_nodes.setdefault(sample.nodes, {})[sample.rounds] = sample
     pairs = [(pair[few], pair[many]) for pair in by_nodes.values()]
     rounds = [s.nodes * (many - few) for s, _ in pairs]
-    time_us = float(np.sum([1e6 * (b.cpu_s - a.cpu_s) for a, b in pairs]) / np.sum(rounds))
+    time_us = 1e6 * float(np.sum([b.cpu_s - a.cpu_s for a, b in pairs]))
+    seconds = float(np.sum([b.nodes * (b.wall_s - a.wall_s) for a, b in pairs]))
     records = float(np.sum([b.disk_bytes - a.disk_bytes for a, b in pairs]) / np.sum(rounds))
-    return Costs(base, node, time_us, records)
+    return Costs(base, node, time_us / float(np.sum(rounds)), time_us / seconds, records)
 
 
 def measure(what: str, sizes: Sequence[int], few: int, many: int, settings: Sequence[str]) -> Costs:
@@ -156,19 +164,42 @@ def mailbox_figures() -> list[Figure]:
     return rows
 
 
-def figures(what: str, found: Costs, sizes: Sequence[int]) -> list[Figure]:
+def simulation_figures(found: Costs) -> list[Figure]:
     rows = [
+        *_slopes("simulation", found),
+        Figure("simulation: processor time for each node and round", found.round_us, "µs"),
+    ]
+    for nodes in (100_000, 1_000_000):
+        rows += _sizes("simulation", found, nodes)
+        seconds = nodes * found.round_us / 1e6
+        rows.append(Figure(f"simulation: {nodes:,} nodes: one round", seconds, "s", note="estimate"))
+    return rows
+
+
+def coordinator_figures(found: Costs) -> list[Figure]:
+    load = 10_000 * found.second_us / 1e6
+    return [
+        *_slopes("coordinator", found),
+        Figure("coordinator: processor time for each node and second", found.second_us, "µs"),
+        *_sizes("coordinator", found, 10_000),
+        Figure("coordinator: 10,000 nodes: part of a core in use", load, "", note="estimate; it can use one core"),
+    ]
+
+
+def _slopes(what: str, found: Costs) -> list[Figure]:
+    return [
         Figure(f"{what}: memory for each further node", 1024 * found.node_mib, "KiB"),
-        Figure(f"{what}: processor time for each node and round", found.round_us, "µs"),
         Figure(f"{what}: records of each node and round", found.record_bytes, "bytes"),
     ]
-    for nodes in sizes:
-        memory = (found.base_mib + nodes * found.node_mib) / 1024
-        rows.append(Figure(f"{what}: {nodes:,} nodes: memory", memory, "GiB", note="estimate"))
-        rows.append(Figure(f"{what}: {nodes:,} nodes: one round", nodes * found.round_us / 1e6, "s", note="estimate"))
-        disk = 100 * nodes * found.record_bytes / 2**30
-        rows.append(Figure(f"{what}: {nodes:,} nodes: records of 100 rounds", disk, "GiB", note="estimate"))
-    return rows
+
+
+def _sizes(what: str, found: Costs, nodes: int) -> list[Figure]:
+    memory = (found.base_mib + nodes * found.node_mib) / 1024
+    disk = 100 * nodes * found.record_bytes / 2**30
+    return [
+        Figure(f"{what}: {nodes:,} nodes: memory", memory, "GiB", note="estimate"),
+        Figure(f"{what}: {nodes:,} nodes: records of 100 rounds", disk, "GiB", note="estimate"),
+    ]
 
 
 def main() -> None:
@@ -177,10 +208,9 @@ def main() -> None:
     given = parser.parse_args()
     simulated = (500, 1000, 2000) if given.short else (1000, 2000, 4000, 8000)
     processes = (16, 32) if given.short else (32, 64, 128)
-    found = measure("simulation", simulated, 2, 6, SIMULATED)
-    rows = figures("simulation", found, (100_000, 1_000_000))
-    found = measure("coordinator", processes, 2, 10, [])
-    show("scale", [*rows, *figures("coordinator", found, (10_000,)), *mailbox_figures()])
+    rows = simulation_figures(measure("simulation", simulated, 2, 6, SIMULATED))
+    rows += coordinator_figures(measure("coordinator", processes, 2, 10, []))
+    show("scale", [*rows, *mailbox_figures()])
 
 
 if __name__ == "__main__":
