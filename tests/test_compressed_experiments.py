@@ -54,7 +54,7 @@ class Gossips(Served):
         ({"sharing": {"name": "choco"}, "algorithm": {"name": f"{__name__}:Served"}}, "'choco': .* sends to a server"),
         (
             {"sharing": {"name": "deepsqueeze"}, "algorithm": {"name": f"{__name__}:Gossips"}},
-            "sharing = 'deepsqueeze': nodes step towards each other.* sends to nodes of its own choice; use algorithm",
+            "sharing = 'deepsqueeze': nodes step towards each other.* sends to nodes that it chooses.*; use algorithm",
         ),
     ],
     ids=str,

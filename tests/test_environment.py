@@ -286,7 +286,7 @@ def test_held_messages_delay_a_run_without_a_deadlock(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["restart", "crash"])
 def test_a_server_cannot_restart(kind: Any) -> None:
     ends = {"until": 2.0} if kind == "crash" else {}
-    with pytest.raises(ExperimentError, match=r"node 4 is a server and cannot restart"):
+    with pytest.raises(ExperimentError, match=r"node 4 is a service node, such as a server, and cannot restart"):
         experiment(algorithm={"name": "fedavg", "rounds": 2}, fault=(Fault(kind, NODES, time=1.0, **ends),))
 
 

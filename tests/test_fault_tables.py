@@ -155,12 +155,14 @@ def test_a_fault_created_in_python_is_validated_too() -> None:
     ],
 )
 def test_a_server_cannot_restart(fault: dict[str, Any], key: str) -> None:
-    problem = "node 8 is a server and cannot restart; leave it out, or remove the end of the crash"
+    problem = (
+        "node 8 is a service node, such as a server, and cannot restart; leave it out, or remove the end of the crash"
+    )
     assert problems(fault, **SERVED) == (f"fault[0].{key}: {problem}",)
 
 
 def test_a_server_cannot_join_late() -> None:
-    problem = "node 8 is a server and must be there from the start; leave it out"
+    problem = "node 8 is a service node, such as a server, and must be there from the start; leave it out"
     assert problems({"kind": "join", "nodes": "7-8", "round": 5}, **SERVED) == (f"fault[0].nodes = '7-8': {problem}",)
 
 

@@ -51,7 +51,7 @@ class Speed:
 class Device(Protocol):
     """The settings of devices; its parameters are those of its constructor.
 
-    All devices have the parameters `slowdown` and `network_slowdown`.
+    All devices of Shoal have the parameters `slowdown` and `network_slowdown`.
     """
 
     def speed(self, node: NodeId, seed: int, batch_size: int) -> Speed:

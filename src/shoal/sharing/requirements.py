@@ -13,7 +13,7 @@ def requires_neighbours(experiment: ExperimentView, why: str) -> list[str]:
     """
     traits = experiment.algorithm.traits
     if (to := traits.sends_to) != "neighbours" and not traits.own_payloads:
-        receivers = "a server" if to == "server" else "nodes of its own choice"
+        receivers = "a server" if to == "server" else "nodes that it chooses, not to all neighbours"
         return [
             f"sharing = {experiment.sharing.name!r}: {why}, and algorithm = {experiment.algorithm.name!r} sends to "
             f"{receivers}; use algorithm = 'dpsgd' or another sharing"

@@ -20,9 +20,9 @@ def communication_coefficients(graph: Graph) -> list[dict[NodeId, float]]:
     offers. Between nodes of equal degree, the smaller of the two offers counts. So the weights are symmetric, those of
     a node sum to 1 with its own, and its own weight is at least 1/n, as the paper requires.
 
-    On some graphs the offers of neighbours of higher degree sum to more than 1, such as three offers of 7/20. Then the
-    node accepts at most 1/(1 + its degree) of each, and the neighbours keep the difference. The weights keep these
-    properties, which the rule alone would break.
+    On some graphs the offers of neighbours of higher degree leave a node less than 1/n for itself, or sum to more than
+    1, such as three offers of 7/20. Then the node accepts at most 1/(1 + its degree) of each, and the neighbours keep
+    the difference. The weights keep these properties, which the rule alone would break.
     """
     neighbours = [graph.links(node, 0).senders for node in range(graph.nodes)]
     degrees = [len(peers) for peers in neighbours]

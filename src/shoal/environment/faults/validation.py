@@ -125,7 +125,7 @@ def _wrong_nodes(fault: Fault, nodes: int, size: int) -> Iterator[str]:
         problem = "cannot restart; leave it out, or remove the end of the crash"
         if fault.kind == "join":
             problem = "must be there from the start; leave it out"
-        yield f"{_named(fault)}: node {servers[0]} is a server and {problem}"
+        yield f"{_named(fault)}: node {servers[0]} is a service node, such as a server, and {problem}"
 
 
 def _named(fault: Fault) -> str:

@@ -53,7 +53,7 @@ class AgentsFile:
     trust: tuple[Path, ...] = ()
     listen: str | None = None
     announce: str | None = None
-    """The address at which agents reach this machine, if `listen` has none."""
+    """The address at which agents reach the relay of this machine, if `listen` has none."""
     expect: Annotated[int, Bounds(at_least=1)] | None = None
     wait: Annotated[float, Bounds(above=0)] = 600.0
     """Seconds to wait for agents that join."""
@@ -104,7 +104,7 @@ class AgentsPlan:
     wait: float = 600.0
     answer_timeout: float = 20.0
     announce: str | None = None
-    """The address at which other machines reach the coordinator; None: `listen`."""
+    """The address at which other machines reach the relay of the coordinator; None: `listen`."""
     trust: Trust = field(default_factory=Trust)
     starter: AgentStarter | None = None
     """Starts the agents that join; None: the user does."""
