@@ -50,6 +50,7 @@ class CheckpointTracker:
         self._before_manifest = before_manifest
         self._files = Checkpoints(folder)
         self._hash = experiment_hash(experiment.to_table())
+        self._versions = software_versions()  # it reads the files of packages, which takes milliseconds
         self._by_time = cut_by_time(experiment)
         self._saved: dict[int, dict[NodeId, SavedNode]] = {}
         """By round, where nodes wait for each other."""
@@ -122,7 +123,7 @@ class CheckpointTracker:
             round=round,
             experiment=self._hash,
             base=str(self._experiment.base.resolve()),
-            versions=software_versions(),
+            versions=self._versions,
             time=position.time if self._by_time else max([saved.time for saved in nodes]),
             wall_s=position.wall_s,
             created=time.time(),
