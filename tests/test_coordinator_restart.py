@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,10 +16,16 @@ from hypothesis import strategies as st
 
 from conftest import SMALL
 from machines import end
+from shoal import resume
+from shoal.engines.processes.remote.agents_plan import AgentsPlan, ListedAgent
+from shoal.engines.processes.remote.channel import Address
 from shoal.engines.processes.remote.files import FileReceiver
 from shoal.engines.processes.remote.link import Data, Frames, Header, Link
 from shoal.engines.processes.remote.protocol import FileData
-from shoal.results.records import Average, Round, RunFolder
+from shoal.errors import LaunchError
+from shoal.experiment.running import Machines
+from shoal.results.coordinator_file import CoordinatorFile, read_coordinator_file
+from shoal.results.records import JOINED, Average, Event, Round, RunFolder
 
 ROUNDS = 250
 LONG = ["--engine", "processes", "--set", f"algorithm.rounds={ROUNDS}", "--set", "evaluation.every=50"]
@@ -78,13 +83,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     place = Place(tmp_path_factory.mktemp("alone"))
     assert place.start("run", "run", "small.toml", *LONG).wait(200) == 0, place.output("run")
     return place.run("runs")
-
-
-@pytest.fixture
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("way", ["agents listen", "agents join"])
@@ -150,6 +148,77 @@ def test_a_run_that_ended_with_its_coordinator_and_has_no_checkpoint_cannot_be_c
     place.start("c", "agent", "--name", "c", "--listen", "127.0.0.1:0")
     assert place.start("resume", "resume", "--agents", place.listening("c")).wait(60) == 2
     assert "has no valid checkpoint" in place.output("resume")
+
+
+LATE = """
+name       = "late"
+engine     = "processes"
+nodes      = 6
+seed       = 1
+algorithm  = { name = "dpsgd", rounds = 70 }
+topology   = { name = "regular", degree = 3 }
+model      = { name = "logistic" }
+training   = { batch_size = 8, local_steps = 1 }
+device     = { step_seconds = 0.1 }
+evaluation = { every = 0, samples = 20 }
+processes  = { receive_timeout = 5 }
+
+[[fault]]
+kind  = "crash"
+node  = 3
+round = 1
+
+[[fault]]
+kind = "join"
+node = 4
+time = 2.0
+
+[[fault]]
+kind  = "join"
+node  = 5
+round = 50
+"""
+
+
+def test_after_a_wrong_address_a_run_with_lost_and_late_nodes_is_continued(
+    place: Place, unused_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.engines.processes.remote.connections.REACH_SECONDS", 1.0)
+    (place.folder / "late.toml").write_text(LATE)
+    for name in ("a", "b"):
+        place.start(name, "agent", "--name", name, "--listen", "127.0.0.1:0")
+    addresses = [place.listening(name) for name in ("a", "b")]
+    place.start("run", "run", "late.toml", "--agents", ",".join(addresses))
+    place.wait_until(lambda: list(place.folder.glob("runs/*/*/coordinator.json")), place.output("run"))
+    folder = place.run("runs")
+
+    def left() -> CoordinatorFile:
+        found = read_coordinator_file(folder)
+        assert found is not None
+        return found
+
+    place.wait_until(lambda: "3" in left().lost, "node 3 does not crash")
+    place.kill_coordinator()
+    lost = left().lost
+    assert lost["5"] == "has not joined the run"
+
+    def agents(*given: str) -> Machines:
+        return Machines(AgentsPlan(tuple(ListedAgent(Address.parse(address)) for address in given)))
+
+    with pytest.raises(LaunchError, match="cannot be reached"):
+        resume(folder.path, machines=agents(addresses[0], f"127.0.0.1:{unused_port}"))
+    assert left().lost == lost, "nothing has changed"
+    run = resume(folder.path, machines=agents(*addresses))
+    assert (run.status, run.summary["lost"]) == ("incomplete", {"3": lost["3"]})
+    records = {node: list(folder.read(node)) for node in range(6)}
+    rounds = {node: [r.round for r in records[node] if isinstance(r, Round)] for node in records}
+    assert all(rounds[node] == list(range(70)) for node in range(3))
+    for node in (4, 5):
+        events = [record for record in records[node] if isinstance(record, Event)]
+        assert [event.what for event in events if event.what in ("fault", JOINED)] == ["fault", JOINED], "started once"
+        assert rounds[node] == list(range(rounds[node][0], 70))
+    assert rounds[5][0] >= 50
+    assert not (folder.path / "coordinator.json").exists()
 
 
 # The link and the files
