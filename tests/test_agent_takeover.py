@@ -25,7 +25,7 @@ from shoal.engines.processes.remote.hosted_run import AgentOptions
 from shoal.engines.processes.remote.launch import take_over_agents
 from shoal.engines.processes.takeover import TakenOver
 from shoal.engines.run_tracker import RunTracker
-from shoal.errors import CheckpointError, LaunchError, NotContinuedError
+from shoal.errors import CheckpointError, NotContinuedError
 from shoal.experiment import Experiment
 from shoal.experiment.environment_builder import build_environment, device_speeds
 from shoal.experiment.resuming import resume
@@ -130,13 +130,15 @@ class Place:
     ) -> CoordinatorFile:
         """Begin a run on the agents of a plan, with two nodes on each, and kill the coordinator."""
         connections = AgentConnections(plan, self.notices.append)
-        connections.connect(lambda: False)
-        for agent in connections.agents:
-            table = EXPERIMENT.to_table()
-            agent.begin(protocol.BeginRun("r", "secret", NODES, False, False, table, [], agent.clock.offset), self.home)
-        pump_until(connections, lambda: all(agent.has_run for agent in agents))
-        before_kill(connections)
-        kill(connections)
+        try:
+            connections.connect(lambda: False)
+            for agent in connections.agents:
+                offset, table = agent.clock.offset, EXPERIMENT.to_table()
+                agent.begin(protocol.BeginRun("r", "secret", NODES, False, False, table, [], offset), self.home)
+            pump_until(connections, lambda: all(agent.has_run for agent in agents))
+            before_kill(connections)
+        finally:
+            kill(connections)
         shares = [
             AgentShare(agent.name, agent.session, [2 * position, 2 * position + 1])
             for position, agent in enumerate(connections.agents)
@@ -146,8 +148,10 @@ class Place:
     def attempt(self, plan: AgentsPlan, left: CoordinatorFile) -> protocol.RunReport:
         """Connect to an agent to continue its run, and end before the run is continued. Returns what it reports."""
         connections = AgentConnections(plan, self.notices.append, [share.session for share in left.agents])
-        connections.connect(lambda: False)
-        kill(connections)
+        try:
+            connections.connect(lambda: False)
+        finally:
+            kill(connections)
         (agent,) = connections.agents
         assert agent.run_report is not None
         return agent.run_report
@@ -186,12 +190,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield Place(tmp_path, resources)
 
 
-@pytest.fixture
-def short_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents that do not answer are given up soon."""
-    monkeypatch.setattr("shoal.engines.processes.remote.connections.REACH_SECONDS", 1.5)
-
-
 # Who may continue a run
 
 
@@ -217,8 +215,10 @@ def test_an_agent_cannot_claim_the_run_of_another_agent(place: Place) -> None:
     assert left.agents[0].session not in impostor.learnt
 
 
-@pytest.mark.usefixtures("short_reach")
-def test_an_agent_that_joins_without_the_run_does_not_replace_a_lost_one(place: Place, unused_port: int) -> None:
+def test_an_agent_that_joins_without_the_run_does_not_replace_a_lost_one(
+    place: Place, unused_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.engines.processes.remote.connections.REACH_SECONDS", 1.5)
     plan = AgentsPlan(listen=Address("127.0.0.1", unused_port), expect=1)
     agent = place.agent("a", join=unused_port)
     left = place.begin(plan, agent)
@@ -235,9 +235,9 @@ def test_an_agent_that_joins_without_the_run_does_not_replace_a_lost_one(place: 
 # Agents that have no run any more
 
 
-def end_zygote(agent: RunningAgent) -> None:
+def end_zygote() -> None:
     """End the process that starts nodes: the run has failed."""
-    (zygote,) = [child for child in psutil.Process().children() if is_zygote(child)]
+    (zygote,) = until(lambda: [child for child in psutil.Process().children() if is_zygote(child)])
     zygote.kill()
 
 
@@ -258,7 +258,7 @@ def test_a_run_that_has_failed_on_its_agent_is_not_continued(place: Place) -> No
     agent = place.agent("a")
 
     def fail(connections: AgentConnections) -> None:
-        end_zygote(agent)
+        end_zygote()
         pump_until(connections, lambda: connections.agents[0].is_lost)
 
     left = place.begin(listed(agent), agent, before_kill=fail)
@@ -277,20 +277,6 @@ def test_without_an_agent_that_has_the_run_its_file_is_removed(place: Place) -> 
 
 
 # Attempts to continue that fail
-
-
-@pytest.mark.usefixtures("short_reach")
-def test_after_a_wrong_address_the_run_can_still_be_continued(place: Place, unused_port: int) -> None:
-    agent = place.agent("a")
-    left = place.begin(listed(agent), agent)
-    absent = ListedAgent(Address("127.0.0.1", unused_port))
-    for _ in range(2):
-        with pytest.raises(LaunchError, match=f"the agent at 127.0.0.1:{unused_port} cannot be reached"):
-            place.take_over(AgentsPlan((*listed(agent).agents, absent)), left)
-    assert agent.has_run
-    group, taken_over = place.take_over(listed(agent), left)
-    assert not group.agents[0].is_lost
-    assert taken_over.run == "secret"
 
 
 def test_the_time_without_a_coordinator_includes_attempts_that_failed(place: Place) -> None:
