@@ -202,7 +202,8 @@ def test_while_the_disk_is_full_the_run_goes_on_and_its_state_is_written_when_th
         assert read_coordinator_file(folder) is None, "the run has ended"
 
 
-def test_a_node_that_was_lost_stays_lost_and_its_process_is_ended(folder: RunFolder) -> None:
+@pytest.mark.parametrize("reported", [[0, 1, 2], [0, 1]], ids=["it runs", "it is unknown"])
+def test_a_node_that_was_lost_stays_lost_and_its_process_is_ended(folder: RunFolder, reported: list[int]) -> None:
     end = end_when(lambda: read_coordinator_file(folder).lost, nodes=(0, 1))  # type: ignore[union-attr]
 
     def fail(agent: ScriptedAgent) -> None:
@@ -213,11 +214,11 @@ def test_a_node_that_was_lost_stays_lost_and_its_process_is_ended(folder: RunFol
     left = left_by(folder, fail)
     assert left.lost == {"2": "out of memory"}
 
-    running = [listening(node, runs=True) for node in range(NODES)]  # the agent has not reported the end of node 2
+    running = [listening(node, runs=True) for node in reported]
     outcome, agent = follow(folder, end_when(lambda: True, nodes=(0, 1)), taken_over(left, *running))
     assert outcome.status == "incomplete"
     assert outcome.lost == {2: "out of memory"}
-    assert agent.killed() == [2]
+    assert agent.killed() == reported[2:]
     assert agent.started() == []
     assert agent.sent(0, control.PeerFailed)[0].node == 2
 
