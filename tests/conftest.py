@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -114,6 +115,13 @@ def interrupted_runs_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
         return ended
 
     monkeypatch.setattr(running, "run", checked)
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 # Real processes

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import SMALL
 from machines import end
+from shoal import resume
+from shoal.engines.processes.remote.agents_plan import AgentsPlan, ListedAgent
+from shoal.engines.processes.remote.channel import Address
 from shoal.engines.processes.remote.files import FileReceiver
 from shoal.engines.processes.remote.link import Data, Frames, Header, Link
 from shoal.engines.processes.remote.protocol import FileData
-from shoal.results.records import Average, Round, RunFolder
+from shoal.errors import LaunchError
+from shoal.experiment.running import Machines
+from shoal.results.records import JOINED, Average, Event, Round, RunFolder
 
 ROUNDS = 250
 LONG = ["--engine", "processes", "--set", f"algorithm.rounds={ROUNDS}", "--set", "evaluation.every=50"]
@@ -78,13 +83,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     place = Place(tmp_path_factory.mktemp("alone"))
     assert place.start("run", "run", "small.toml", *LONG).wait(200) == 0, place.output("run")
     return place.run("runs")
-
-
-@pytest.fixture
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("way", ["agents listen", "agents join"])
@@ -152,6 +150,68 @@ def test_a_run_that_ended_with_its_coordinator_and_has_no_checkpoint_cannot_be_c
     assert "has no valid checkpoint" in place.output("resume")
 
 
+LATE = """
+name       = "late"
+engine     = "processes"
+nodes      = 6
+seed       = 1
+algorithm  = { name = "dpsgd", rounds = 40 }
+topology   = { name = "regular", degree = 3 }
+model      = { name = "logistic" }
+training   = { batch_size = 8, local_steps = 1 }
+device     = { step_seconds = 0.1 }
+evaluation = { every = 0, samples = 20 }
+processes  = { receive_timeout = 120 }
+
+[[fault]]
+kind = "join"
+node = 4
+time = 1.5
+
+[[fault]]
+kind  = "join"
+node  = 5
+round = 25
+"""
+
+
+def agents_at(*addresses: str) -> Machines:
+    return Machines(AgentsPlan(tuple(ListedAgent(Address.parse(address)) for address in addresses)))
+
+
+def test_after_a_wrong_address_a_run_with_late_nodes_is_continued(
+    place: Place, unused_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.engines.processes.remote.connections.REACH_SECONDS", 1.0)
+    (place.folder / "late.toml").write_text(LATE)
+    for name in ("a", "b"):
+        place.start(name, "agent", "--name", name, "--listen", "127.0.0.1:0")
+    addresses = [place.listening(name) for name in ("a", "b")]
+    place.start("run", "run", "late.toml", "--agents", ",".join(addresses))
+    place.wait_until(lambda: list(place.folder.glob("runs/*/*/coordinator.json")), place.output("run"))
+    folder = place.run("runs")
+    place.wait_until(lambda: folder.node(0).exists() and list(folder.read(0)), "no rounds")
+    place.started["run"].kill()
+    place.started["run"].wait()
+    (zygote,) = psutil.Process(place.started["b"].pid).children()
+    zygote.children()[0].kill()  # node 3: without a coordinator, its peers do not learn that it has failed, and wait
+    left = (folder.path / "coordinator.json").read_bytes()
+    with pytest.raises(LaunchError, match="cannot be reached"):
+        resume(folder.path, machines=agents_at(addresses[0], f"127.0.0.1:{unused_port}"))
+    assert (folder.path / "coordinator.json").read_bytes() == left, "nothing has changed"
+    run = resume(folder.path, machines=agents_at(*addresses))
+    assert (run.status, run.summary["lost"]) == ("incomplete", {"3": "killed by SIGKILL"})
+    records = {node: list(folder.read(node)) for node in range(6)}
+    rounds = {node: [r.round for r in records[node] if isinstance(r, Round)] for node in records}
+    assert all(rounds[node] == list(range(40)) for node in range(3))
+    for node in (4, 5):
+        events = [record.what for record in records[node] if isinstance(record, Event)]
+        assert [what for what in events if what in ("fault", JOINED)] == ["fault", JOINED], "it was started once"
+        assert rounds[node] == list(range(rounds[node][0], 40))
+    assert rounds[5][0] >= 25
+    assert not (folder.path / "coordinator.json").exists()
+
+
 # The link and the files
 
 
@@ -171,11 +231,12 @@ def test_a_new_peer_receives_what_the_earlier_one_has_not_acknowledged(steps: li
             earlier.handled()
         else:
             earlier.beat(0.0)
-    on_the_way.clear()
-    agent.restart("2", b"state")
-    received = [frames[0] for header, frames in on_the_way if isinstance(header, Data)]
-    assert received[0] == b"state"
-    assert acknowledged + received[1:] == [b"%d" % n for n in range(sent)]
+    for session, state in (("2", b"state"), ("3", b"later state")):  # the second peer acknowledges nothing
+        on_the_way.clear()
+        agent.restart(session, state)
+        received = [frames[0] for header, frames in on_the_way if isinstance(header, Data)]
+        assert received[0] == state
+        assert acknowledged + received[1:] == [b"%d" % n for n in range(sent)]
 
 
 PATHS = ("nodes/0.jsonl", "averages.jsonl", "checkpoints/0.npy")

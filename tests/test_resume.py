@@ -18,6 +18,7 @@ from shoal.algorithms.dpsgd import DPSGD
 from shoal.errors import ExperimentError
 from shoal.experiment import running
 from shoal.results.checkpoints import Checkpoints
+from shoal.results.coordinator_file import CoordinatorFile, read_coordinator_file, write_coordinator_file
 from shoal.results.records import REJOINED, RESUMED, Event, RunFolder
 from shoal.results.run_lock import lock
 from shoal.testing import Faults
@@ -230,6 +231,13 @@ TIMED: dict[str, dict[str, Any]] = {
         "simulation": {"batching": "off", "receive_timeout": 0.5},
     },
 }
+
+
+def test_what_a_killed_coordinator_has_left_is_not_used_after_a_resume(whole: Any, tmp_path: Path) -> None:
+    folder = stopped_after(whole.folder, 2, tmp_path / "stopped")
+    write_coordinator_file(folder, CoordinatorFile([], "", "", "", 0.0, 0.0, None, None, 0.0))
+    assert resume(folder.path).status == "completed"
+    assert read_coordinator_file(folder) is None
 
 
 @pytest.mark.parametrize("name", TIMED)

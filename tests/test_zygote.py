@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
-from conftest import until
+from conftest import is_zygote, until
 from shoal.engines.processes import control
 from shoal.engines.processes.zygote_process import ZygoteProcess
+from shoal.experiment import Experiment
 from shoal.results.records import Event, RunFolder
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
@@ -46,5 +48,29 @@ def test_a_request_that_exceeds_the_pipe_is_kept_until_the_zygote_reads_it(tmp_p
         assert zygote.has_unsent, "the zygote has not started to read, and the pipe holds less"
         until(is_sent)
         until(lambda: folder.node(0).exists() and list(folder.read(0)) == [event])
+    finally:
+        zygote.close()
+
+
+def test_nodes_that_run_are_not_started_again(tmp_path: Path, unused_port: int) -> None:
+    """A coordinator that continues a run may not know that an earlier one has started them."""
+    folder = RunFolder.create(tmp_path, "twice")
+    experiment = Experiment(nodes=4, engine="processes", model={"name": "logistic"})
+    zygote = ZygoteProcess(folder)
+    try:
+        zygote.send(control.Prepare(experiment.to_table(), str(tmp_path)))
+        until(zygote.has_report)
+        assert isinstance(zygote.receive(), control.Prepared)
+        for nodes in ([0, 1], [0, 1, 2]):
+            zygote.send(
+                control.StartNodes(
+                    nodes, "run", str(folder.path), f"tcp://127.0.0.1:{unused_port}", training_nodes=experiment.nodes
+                )
+            )
+        zygote.send(control.RecordEvents([(3, Event("fault", 1.0, "node 3 joins"))]))
+        until(folder.node(3).exists)  # it has handled the other requests before
+        (process,) = [child for child in psutil.Process().children() if is_zygote(child)]
+        assert len(process.children()) == 3
+        assert not zygote.has_report(), "no node has ended"
     finally:
         zygote.close()

@@ -174,6 +174,7 @@ class Coordinator:
             self._handle_report(agent, report)
         if self._tracker.progress_due():
             self._run.folder.check()
+            self._file.write_again()
             pace = self._tracker.round_nodes
             rounds = sum(self._registry[node].rounds for node in pace) / len(pace)
             self._tracker.report_progress(rounds, sum(entry.bytes_sent for entry in self._registry))

@@ -55,6 +55,7 @@ class NodeStarter:
         """Continue with nodes that an earlier coordinator has started. Send again what it may not have sent."""
         self._request = request
         self.network_endpoint, self._network_key = network
+        self.monitor.expect(self._registry.in_state(NodeState.STARTING))
         self.release_restarted()
 
     def announce_again(self, nodes: Collection[NodeId]) -> None:

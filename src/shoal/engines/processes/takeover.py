@@ -21,7 +21,7 @@ from shoal.results.coordinator_file import (
     remove_coordinator_file,
     write_coordinator_file,
 )
-from shoal.results.records import RunFolder
+from shoal.results.records import NOT_JOINED, RunFolder
 from shoal.types import NodeId
 
 
@@ -33,15 +33,26 @@ class CoordinatorFileWriter:
         self._agents = agents
         self._tracker = tracker
         self._times = times
+        self._outdated = False
+        """Whether the file could not be written when the state last changed."""
 
     def write(self) -> None:
+        """Write the file now or, if that is impossible, with the next `write_again` that succeeds."""
         shares = self._agents.shares()
         if shares is None:
             return
         try:
             write_coordinator_file(self._folder, self._content(shares))
         except StorageError as error:
-            self._tracker.listener.notice(f"if this process is killed, another may not continue the run: {error}")
+            if not self._outdated:
+                self._tracker.listener.notice(f"if this process is killed, another may not continue the run: {error}")
+            self._outdated = True
+        else:
+            self._outdated = False
+
+    def write_again(self) -> None:
+        if self._outdated:
+            self.write()
 
     def _content(self, shares: list[AgentShare]) -> CoordinatorFile:
         experiment, times = self._tracker.experiment, self._times
@@ -121,17 +132,22 @@ class TakenOver:
         """
         for name, count in self.left.incarnations.items():
             tracker.incarnations[int(name)] = count
+        known = {entry.node: entry for entry in self.nodes()}
         lost = {int(name): reason for name, reason in self.left.lost.items()}
+        for node in known.keys() & {node for node, reason in lost.items() if reason == NOT_JOINED}:
+            del lost[node]  # it has started since the file was written
         for node in tracker.not_joined - lost.keys():
             tracker.node_restarted(node)
         for node, reason in lost.items():
             tracker.node_lost(node, reason)
-        known = {entry.node: entry for entry in self.nodes()}
         agents = {node: share.name for share in self.left.agents for node in share.nodes}
         for entry in registry:
             entry.failure = lost.get(entry.id)
             entry.public_key = KeyPair.fresh().public  # of no process, if the node's own is not known
-            if (report := known.get(entry.id)) is not None:
+            report = known.get(entry.id)
+            if report is None and entry.id not in lost and agents.get(entry.id) in self.reports:
+                report = NodeReport(entry.id)  # the agent sends again that the node listens
+            if report is not None:
                 _restore(entry, report, tracker, now)
             else:
                 entry.state = NodeState.EXITED
@@ -156,4 +172,6 @@ def _state(report: NodeReport) -> NodeState:
         return NodeState.EXITED
     if report.done:
         return NodeState.DONE
-    return NodeState.RUNNING if report.runs else NodeState.LISTENING
+    if report.runs:
+        return NodeState.RUNNING
+    return NodeState.LISTENING if report.starts else NodeState.STARTING

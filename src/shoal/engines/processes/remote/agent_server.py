@@ -56,13 +56,18 @@ class AgentServer:
             interrupts.on_repeat(self._kill)
             try:
                 while interrupts.signal is None and not self._ended:
-                    self._turn()
+                    self.turn()
             finally:
-                self._end_session("this agent was stopped")
-                self._channel.close(linger=1.0)
+                self.close()
         return self._code if interrupts.signal is None else 128 + interrupts.signal
 
-    def _turn(self) -> None:
+    def close(self) -> None:
+        """End the run, and close the channel."""
+        self._end_session("this agent was stopped")
+        self._channel.close(linger=1.0)
+
+    def turn(self) -> None:
+        """Handle what has arrived, or wait briefly for something to arrive."""
         poller = zmq.Poller()
         self._channel.register(poller)
         if self._session is not None and self._session.run is not None:

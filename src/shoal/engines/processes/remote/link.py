@@ -118,6 +118,8 @@ class Link:
         self._kept: deque[_Kept] = deque()
         self._small_bytes = self._large_bytes = 0
         """The size of the messages in `_kept`."""
+        self._first: Frames | None = None
+        """The first message since a restart."""
         self._outbox = Outbox()
         self._reports = LatestReports()
         self._assembly = Assembly()
@@ -176,15 +178,19 @@ class Link:
             self._send_now(*part, message=self._outbox.message, large=True)
 
     def restart(self, session: str, *first: bytes) -> None:
-        """Continue with a new peer: send `first`, and then all messages that the earlier peer has not acknowledged."""
-        unfinished = self._outbox.restart_message()
-        messages = {id(kept.message): kept for kept in self._kept if kept.message is not unfinished}
+        """Continue with a new peer: send `first`, and then all messages that the earlier peer has not acknowledged.
+
+        The first message for the earlier peer is not sent again.
+        """
+        not_again = self._outbox.restart_message(), self._first
+        messages = {id(kept.message): kept for kept in self._kept if not any(kept.message is m for m in not_again)}
         self.session = session
         self._sent = self._received = self._handled = self._small_bytes = self._large_bytes = self._beats_since = 0
         self._asked_after = -1
         self._kept.clear()
         self._assembly = Assembly()
-        self._send_whole(list(first), large=False)
+        self._first = list(first)
+        self._send_whole(self._first, large=False)
         for kept in messages.values():
             self._send_whole(kept.message, kept.large)
 

@@ -194,8 +194,8 @@ class RemoteAgent:
         self._last_message = self._watch.seconds
         if isinstance(header, Beat) and header.echo:
             self.clock.add(header.echo, header.time, time.monotonic())
-        if self.run_report is not None and not self._follows and isinstance(header, Data):
-            return  # it is sent again, when this coordinator continues the run, or to the next one
+        if self.run_report is not None and not self._follows:
+            return  # messages are sent again, when this coordinator continues the run, or to the next one
         try:
             content = self._link.receive(header, frames)
             if content is not None:
