@@ -276,18 +276,20 @@ def test_while_the_disk_of_the_coordinator_is_full_no_node_is_ended_and_no_file_
     local: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     alone = reference(tmp_path, model={"name": "mlp", "hidden": [900]}, algorithm={"name": "dpsgd", "rounds": 100})
-    local("a", "--listen", "127.0.0.1:0")
+    agent_folder = tmp_path / "agent"
+    local("a", "--listen", "127.0.0.1:0", "--folder", str(agent_folder))
     with small_disk(tmp_path / "disk", kib=8192) as disk:
         given = ["run", "small.toml", "--engine", "processes", "--agents", listening("a", tmp_path)]
         given += ["--out", str(disk / "runs"), "--set", 'model={name="mlp", hidden=[900]}']
-        given += ["--set", "algorithm.rounds=100", "--set", "processes.receive_timeout=1"]
+        given += ["--set", "algorithm.rounds=100", "--set", "processes.receive_timeout=4"]
         log = tmp_path / "run.log"
         with log.open("wb") as output:
             run = subprocess.Popen([sys.executable, "-m", "shoal", *given], cwd=tmp_path, stdout=output, stderr=output)
         until(lambda: any(path.stat().st_size for path in disk.glob("runs/*/*/nodes/*")))
         filler = fill(disk)
         wait_for("wait in memory: the disk of this machine is full", log)
-        time.sleep(10)  # longer than the hang timeout, which is 6 s
+        until(lambda: sum('"round":99,' in path.read_text() for path in agent_folder.glob("**/nodes/*.jsonl")) == 6)
+        time.sleep(11)  # longer than the hang timeout, which is 9 s
         filler.unlink()
         assert run.wait(120) == 0, log.read_text()
         ours = RunFolder(next(disk.glob("runs/*/*")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import psutil
@@ -72,5 +73,10 @@ def test_nodes_that_run_are_not_started_again(tmp_path: Path, unused_port: int) 
         (process,) = [child for child in psutil.Process().children() if is_zygote(child)]
         assert len(process.children()) == 3
         assert not zygote.has_report(), "no node has ended"
+        zygote.send(control.KillNodes([0, 3]))
+        until(zygote.has_report)
+        assert zygote.receive() == control.NodeExited(3, -signal.SIGKILL), "it was never started"
+        until(zygote.has_report)
+        assert zygote.receive() == control.NodeExited(0, -signal.SIGKILL)
     finally:
         zygote.close()

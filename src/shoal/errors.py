@@ -83,3 +83,7 @@ class DiskFullError(StorageError):
 
 class LaunchError(RunError):
     """Nodes or workers could not be started."""
+
+
+class NoFreePortError(LaunchError):
+    """The system has no free port left."""

@@ -99,8 +99,9 @@ def requires_paths_between_all(experiment: ExperimentView, component: str) -> li
     if graph is None or not graph.static or not is_directed(graph) or _is_strongly_connected(graph):
         return []
     return [
-        f"topology = {experiment.topology.name!r}: what some nodes send never reaches some others, and {component} "
-        "needs a path from every node to every other along the directed links; add links, or use an undirected graph"
+        f"topology = {experiment.topology.name!r}: messages of some nodes never reach some other nodes, and "
+        f"{component} needs a path from every node to every other along the directed links; add links, or use an "
+        "undirected graph"
     ]
 
 

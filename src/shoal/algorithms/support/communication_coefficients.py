@@ -17,8 +17,8 @@ def communication_coefficients(graph: Graph) -> list[dict[NodeId, float]]:
 
     The paper's rule for nodes of equal influence: in descending order of degree, a node accepts the offers of its
     neighbours of higher degree, and divides the rest equally between itself and its other neighbours: these are its
-    offers. Between nodes of equal degree, the smaller of the two offers counts. So the weights are symmetric, those of
-    a node sum to 1 with its own, and its own weight is at least 1/n, as the paper requires.
+    offers. Between nodes of equal degree, the smaller of the two offers counts. So the weights are symmetric. The
+    weights of a node, with its own, sum to 1, and its own weight is at least 1/n, as the paper requires.
 
     On some graphs the offers of neighbours of higher degree leave a node less than 1/n for itself, or sum to more than
     1, such as three offers of 7/20. Then the node accepts at most 1/(1 + its degree) of each, and the neighbours keep

@@ -30,6 +30,7 @@ from shoal.engines.run_tracker import RunTracker
 from shoal.environment.environment import Environment
 from shoal.errors import ExperimentError, LaunchError, RunError
 from shoal.experiment import Experiment
+from shoal.experiment.mapping import LOCALHOST
 from shoal.message import MAX_HEADER_BYTES
 from shoal.results.checkpoints import Manifest
 from shoal.results.progress import PROGRESS_INTERVAL, Outcome, Status
@@ -187,7 +188,7 @@ class Coordinator:
         elif isinstance(report, control.Prepared):
             self._handle_prepared(agent, report)
         elif isinstance(report, control.StartFailed):
-            _raise_start_failure(report, self._run.experiment.name)
+            _raise_start_failure(report, self._run.experiment.name, agent.name)
         elif isinstance(report, control.KeyAnnounced):
             self._starter.set_key(report.node, report.key)
         elif isinstance(report, control.NodeExited):
@@ -286,6 +287,7 @@ class Coordinator:
         elif isinstance(message, control.NodeListening):
             if message.node in self._tracker.lost:  # an earlier coordinator has restarted it
                 self._tracker.node_restarted(message.node)
+                self._registry[message.node].failure = None
             self._starter.node_listening(message)
             if self._tracker.phase in ("running", "finishing"):
                 self._file.write()  # the node has another incarnation
@@ -398,9 +400,12 @@ class Coordinator:
         Returns whether all of them are. If the disk is full, wait for space, unless the user has interrupted the run.
         """
         self._agents.collect()
-        began, received = time.monotonic(), self._agents.received_bytes
+        began, received, was_full = time.monotonic(), self._agents.received_bytes, False
         while not self._agents.collected:
             full = self._disks.any_paused or self._agents.any_waits_for_space
+            if was_full and not full:
+                began = time.monotonic()  # from now on, data can arrive
+            was_full = full
             seconds = time.monotonic() - began
             if seconds > (END_SECONDS if full else COLLECT_SECONDS) or (full and self._interrupts.signal is not None):
                 self._tracker.listener.notice("some records and models have not arrived in the folder of the run")
@@ -460,8 +465,8 @@ def _check_settings(experiment: Experiment, parameters: int) -> None:
         )
 
 
-def _raise_start_failure(report: control.StartFailed, source: str) -> None:
+def _raise_start_failure(report: control.StartFailed, source: str, agent: str) -> None:
     if report.error == "ExperimentError":
         raise ExperimentError(report.problems, source)
     kind: Callable[[str], Exception] = getattr(errors, report.error, RunError)
-    raise kind(report.text)
+    raise kind(report.text if agent == LOCALHOST else f"agent {agent!r}: {report.text}")

@@ -104,6 +104,8 @@ class LivenessMonitor:
         for node in nodes:
             if self._registry[node].present:
                 self._registry[node].note_message(self._clock.seconds)
+                if self.finishing_since < math.inf:
+                    self.finishing_since = self._clock.seconds
         if network:
             self.network_last_message = max(self.network_last_message, self._clock.seconds)
 

@@ -22,8 +22,7 @@ from shoal.engines.processes.runtime import RunClock
 from shoal.engines.processes.sealing import Seal
 from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.task_scope import TaskScope
-from shoal.engines.processes.transport import NoFreePortError
-from shoal.errors import LaunchError, StorageError
+from shoal.errors import LaunchError, NoFreePortError, StorageError
 from shoal.experiment.setup import Setup
 from shoal.results.record_writer import PauseReport, RecordWriter
 from shoal.results.records import Record

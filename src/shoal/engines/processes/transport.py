@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import zmq
 
 from shoal.engines.processes.sealing import Seal, authenticated_sender
-from shoal.errors import LaunchError, MessageError, NodeError
+from shoal.errors import LaunchError, MessageError, NodeError, NoFreePortError
 from shoal.message import Message, address, decode, ticket_of
 from shoal.types import NodeId
 
@@ -43,12 +43,8 @@ MIN_BYTES_PER_SECOND = 12_500.0
 
 NO_FREE_PORT = (
     "the system has no free port left; use fewer nodes, end other programs, extend the range of ports (Linux: sysctl "
-    "net.ipv4.ip_local_port_range), or set processes.base_port to a port outside of that range"
+    "net.ipv4.ip_local_port_range), or, for nodes, set processes.base_port to a port outside of that range"
 )
-
-
-class NoFreePortError(LaunchError):
-    """The system has no free port left. Then the node cannot connect to the coordinator either."""
 
 
 def bind_to_any_port(socket: zmq.Socket[bytes], host: str) -> None:
@@ -136,6 +132,9 @@ class Transport:
                 bind_to_any_port(inbox, host)
             else:
                 inbox.bind(f"tcp://{host}:{port}")
+        except NoFreePortError:
+            inbox.close()
+            raise
         except zmq.ZMQError as error:
             inbox.close()
             raise LaunchError(

@@ -23,9 +23,8 @@ from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.network_process import NetworkProcess
 from shoal.engines.processes.node_process import run_node
 from shoal.engines.processes.slots import Slots
-from shoal.engines.processes.transport import NoFreePortError
 from shoal.engines.setup_fingerprint import content_hash, data_hash
-from shoal.errors import ExperimentError, ShoalError, StorageError
+from shoal.errors import ExperimentError, NoFreePortError, ShoalError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.results.record_writer import RETRY_SECONDS, PauseReport, RecordWriter
@@ -44,6 +43,8 @@ class Zygote:
         self._slots: Slots | None = None
         self._nodes: dict[int, NodeId] = {}
         """Node by process id."""
+        self._started: set[NodeId] = set()
+        """All nodes that were ever forked."""
         self._averages: dict[int, tuple[int, int]] = {}
         """By the id of the process that evaluates an average: the round, and the file in memory for the record."""
         self._records = RecordWriter(folder, self._report_pause)
@@ -75,6 +76,9 @@ class Zygote:
             self._start_nodes(request)
         elif isinstance(request, control.KillNodes):
             self._kill([pid for pid, node in self._nodes.items() if node in request.nodes])
+            for node in request.nodes:
+                if node not in self._started:  # the request of an earlier coordinator to start it has not arrived
+                    self._report(control.NodeExited(node, -signal.SIGKILL))
         elif isinstance(request, control.EvaluateAverage):
             self._evaluate(request)
         else:
@@ -124,6 +128,7 @@ class Zygote:
         pid = os.fork()
         if pid:
             self._nodes[pid] = node
+            self._started.add(node)
         else:
             self._run_child(lambda: run_node(setup, node, slots, request, pair))
 

@@ -60,6 +60,7 @@ class KeyExchange:
             if answer is not None:
                 await self._handle(node, answer)
             elif peer not in node.failed_peers:
+                deadline = node.now() if deadline is None else deadline  # the other partners had the same time
                 self._timed_out.add(peer)
                 node.record_event("key timed out", f"no key from node {peer}: this node does not mask with it")
 

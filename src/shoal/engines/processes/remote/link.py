@@ -182,8 +182,8 @@ class Link:
 
         The first message for the earlier peer is not sent again.
         """
-        not_again = self._outbox.restart_message(), self._first
-        messages = {id(kept.message): kept for kept in self._kept if not any(kept.message is m for m in not_again)}
+        skipped = self._outbox.restart_message(), self._first
+        messages = {id(kept.message): kept for kept in self._kept if not any(kept.message is m for m in skipped)}
         self.session = session
         self._sent = self._received = self._handled = self._small_bytes = self._large_bytes = self._beats_since = 0
         self._asked_after = -1

@@ -368,7 +368,7 @@ class RemoteAgent:
         for round in sorted(self._evaluating):
             self._reports.append(control.AverageEvaluated(round, 1))
         if not self._started:
-            self._reports.append(control.StartFailed("LaunchError", f"agent {self.name!r}: {reason}", []))
+            self._reports.append(control.StartFailed("LaunchError", reason, []))
 
 
 def _states(request: control.StartNodes) -> Iterator[list[bytes]]:
