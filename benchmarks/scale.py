@@ -5,9 +5,9 @@
 
 Runs of several sizes give straight lines: memory, processor time and records for each further node, in the simulation
 and in the coordinator of a run with processes. A simulation computes in every round. A coordinator handles messages
-that nodes send by the clock, such as heartbeats, so its processor time counts by the second of the run. Simulated nodes
-have a logistic model of 650 parameters, processes GN-LeNet. The table extends these lines to 100,000 and 1,000,000
-simulated nodes, and to 10,000 processes on ten machines. An extension is an estimate: nothing of that size was run.
+that nodes send by the clock, such as heartbeats, so its processor time counts by the second of the run. Nodes have a
+logistic model of 650 parameters. The table extends these lines to 100,000 and 1,000,000 simulated nodes, and to 10,000
+processes on ten machines. An extension is an estimate: nothing of that size was run.
 
 The mailbox of one node is measured by itself: the processor time of a message, when a node receives from so many
 senders in a round, and the memory of a message that waits, without its model.
@@ -37,7 +37,7 @@ EXAMPLE = EXAMPLES / "thousand-processes.toml"
 TICKS = os.sysconf("SC_CLK_TCK")
 SAMPLES = 8
 """The training samples of each node."""
-SIMULATED = ["--engine", "simulation", "--set", "model.name=logistic", "--set", "dataset.shape=[1,8,8]"]
+SMALL_MODEL = ["--set", "model.name=logistic", "--set", "dataset.shape=[1,8,8]"]
 SETTINGS = ["--set", "evaluation.nodes=0", "--set", "evaluation.average=false"]
 
 
@@ -208,8 +208,8 @@ def main() -> None:
     given = parser.parse_args()
     simulated = (500, 1000, 2000) if given.short else (1000, 2000, 4000, 8000)
     processes = (16, 32) if given.short else (32, 64, 128)
-    rows = simulation_figures(measure("simulation", simulated, 2, 6, SIMULATED))
-    rows += coordinator_figures(measure("coordinator", processes, 2, 10, []))
+    rows = simulation_figures(measure("simulation", simulated, 2, 6, [*SMALL_MODEL, "--engine", "simulation"]))
+    rows += coordinator_figures(measure("coordinator", processes, 50, 200, SMALL_MODEL))
     show("scale", [*rows, *mailbox_figures()])
 
 

@@ -235,10 +235,11 @@ def test_an_agent_that_joins_without_the_run_does_not_replace_a_lost_one(
 # Agents that have no run any more
 
 
-def end_zygote() -> None:
-    """End the process that starts nodes: the run has failed."""
-    (zygote,) = until(lambda: [child for child in psutil.Process().children() if is_zygote(child)])
-    zygote.kill()
+def end_zygotes() -> None:
+    """End the processes that start nodes: the run has failed."""
+    for child in psutil.Process().children():
+        if is_zygote(child):
+            child.kill()
 
 
 def test_the_nodes_of_an_agent_that_was_restarted_are_lost(place: Place) -> None:
@@ -258,8 +259,11 @@ def test_a_run_that_has_failed_on_its_agent_is_not_continued(place: Place) -> No
     agent = place.agent("a")
 
     def fail(connections: AgentConnections) -> None:
-        end_zygote()
-        pump_until(connections, lambda: connections.agents[0].is_lost)
+        def failed() -> bool:
+            end_zygotes()
+            return connections.agents[0].is_lost
+
+        pump_until(connections, failed)
 
     left = place.begin(listed(agent), agent, before_kill=fail)
     with pytest.raises(NotContinuedError, match="no agent has the nodes of this run any longer"):
