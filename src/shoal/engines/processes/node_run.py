@@ -68,7 +68,7 @@ class NodeLaunch:
         return None if path is None or self.start.restarted else read_state(Path(path))
 
     def round_faults(self, saved: dict[str, Any] | None) -> RoundFaults:
-        """The node's faults by round, without those that happened before the `saved` state of a resumed run.
+        """The node's faults by round, without faults from before the `saved` state of a resumed run.
 
         A node that was restarted, also before the run was resumed, has none.
         """

@@ -191,7 +191,7 @@ class SimulatedNodes:
         )
 
     def _faults(self, id: NodeId) -> RoundFaults:
-        """The faults of a node by round, without those that happened before the checkpoint of a resumed run.
+        """The faults of a node by round, without faults from before the checkpoint of a resumed run.
 
         A node that was restarted, also before the run was resumed, has none.
         """
