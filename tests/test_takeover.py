@@ -242,6 +242,31 @@ def test_nodes_are_awaited_whose_agent_has_to_send_again_that_they_listen(folder
         assert start.endpoints == [endpoint(node) for node in range(NODES)]
 
 
+# Files at the end
+
+
+def test_when_the_disk_has_space_again_files_have_time_to_arrive(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.engines.processes.coordinator.COLLECT_SECONDS", 0.6)
+    ended = end_when(lambda: True)
+    phases = iter([("full", 0.0), ("space", 0.8), ("arrived", 1.0)])
+    phase, at = next(phases)
+    began: float | None = None
+
+    def turn(agent: ScriptedAgent) -> None:
+        nonlocal began, phase, at
+        ended(agent)
+        if began is None and agent.sent(0, control.Finish):
+            began = time.monotonic()
+        if began is not None and time.monotonic() - began >= at:
+            agent.collected, agent.waits_for_space = phase == "arrived", phase == "full"
+            phase, at = next(phases, (phase, at))
+
+    outcome, _ = follow(folder, turn)
+    assert outcome.status == "completed"
+
+
 # Late nodes
 
 JOINS: dict[str, Any] = {
@@ -302,3 +327,18 @@ def test_a_late_node_that_started_since_the_state_was_written_joins(
     assert announced.endpoint == endpoint(2)
     if known.key is not None:
         assert announced.key == known.key
+
+
+def test_a_late_node_of_which_only_its_listening_arrives_again_joins(folder: RunFolder, left: CoordinatorFile) -> None:
+    """Without sealed links, the agent has no report of the node that the earlier coordinator has acknowledged."""
+    listens = [2]
+
+    def turn(agent: ScriptedAgent) -> None:
+        if listens:
+            agent.listens(listens.pop())
+        elif agent.sent(2, control.Start) and not agent.sent(0, control.Finish):
+            agent.node_sends(*map(control.NodeDone, range(NODES)))
+
+    running = [listening(node, runs=True, rounds=3) for node in (0, 1)]
+    outcome, _ = follow(folder, turn, taken_over(left, *running), **JOINS)
+    assert (outcome.status, outcome.lost) == ("completed", {})
