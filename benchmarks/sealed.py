@@ -26,7 +26,7 @@ from measuring import Figure, median, shoal_run, show, step
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.namespaces import Namespaces, address, enter
 from shoal.engines.processes.sealing import Seal
-from shoal.engines.processes.transport import Transport
+from shoal.engines.processes.transport import Transport, TransportSettings
 from shoal.environment.network.access import AccessLink
 from shoal.errors import LaunchError
 from shoal.message import RUN_LENGTH, Message, Payload
@@ -49,19 +49,14 @@ async def _transport(id: int, pairs: list[KeyPair], place: str | None, deliver: 
         enter(place)  # ZeroMQ's threads start later, in the same namespace
     context: zmq.Context[Any] = zmq.Context()
     seal = Seal(context, pairs[id], print, time.monotonic) if pairs else None
-    transport = Transport(
-        context,
-        id=id,
+    settings = TransportSettings(
         run="0" * RUN_LENGTH,
         host="127.0.0.1" if place is None else address(id),
-        port=None,
         max_message_bytes=2**24,
         connections=8,
         send_timeout=60.0,
-        deliver=deliver,
-        reject=print,
-        seal=seal,
     )
+    transport = Transport(context, id, settings, deliver=deliver, reject=print, seal=seal)
     if seal is not None:
         for node, pair in enumerate(pairs):
             seal.allow(str(node), pair.public)
