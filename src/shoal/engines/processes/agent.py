@@ -143,8 +143,14 @@ class LocalAgent:
 
     name = LOCALHOST
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: RunFolder, settings: AgentSettings) -> None:
-        """Starts the zygote, which imports and prepares nothing before the request `Prepare`."""
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        folder: RunFolder,
+        settings: AgentSettings,
+        spare: ZygoteProcess | None = None,
+    ) -> None:
+        """Starts the zygote, which prepares nothing before the request `Prepare`; or takes one that was preloaded."""
         self._folder = str(folder.path.resolve())
         self._settings = settings
         self._namespaces: Namespaces | None = None
@@ -153,8 +159,10 @@ class LocalAgent:
         self._records_paused = False
         """Whether records of averages and faults wait for space on the disk."""
         server_settings = self._server_settings()  # raises if links cannot be sealed, before anything starts
-        self._zygote = ZygoteProcess(folder)
+        self._zygote = ZygoteProcess(folder) if spare is None else spare
         try:
+            if spare is not None:
+                spare.begin(folder)
             self._server = ControlServer(context, server_settings, self._bind, self._node_host, self._notify)
         except BaseException:
             self.close()  # no process stays behind

@@ -23,6 +23,7 @@ from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.network_process import NetworkProcess
 from shoal.engines.processes.node_process import run_node
 from shoal.engines.processes.slots import Slots
+from shoal.engines.processes.zygote_process import PRELOAD
 from shoal.engines.setup_fingerprint import content_hash, data_hash
 from shoal.errors import ExperimentError, NoFreePortError, ShoalError, StorageError
 from shoal.experiment import Experiment
@@ -243,11 +244,34 @@ def _evaluate_average(setup: Setup, request: control.EvaluateAverage, file: int)
     return 0
 
 
+def _preload() -> None:
+    """Import what almost every run needs, and take a step, for which torch imports and sets up more."""
+    import torch
+
+    import shoal.training.torch_factory  # noqa: F401
+
+    torch.set_num_threads(1)
+    module = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=False)
+    module(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+
+
 def main() -> None:
     exit_with_parent(int(sys.argv[2]))
     raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what a Ctrl-C means
-    Zygote(Connection(int(sys.argv[1])), RunFolder(Path(sys.argv[3]))).serve()
+    pipe = Connection(int(sys.argv[1]))
+    if PRELOAD in sys.argv:
+        _preload()
+    try:
+        folder = RunFolder(Path(os.fsdecode(pipe.recv_bytes())))
+    except (EOFError, ConnectionError):
+        return  # the agent has ended, and there was no run
+    with open(folder.log, "ab") as log:
+        for output in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), output.fileno())
+    Zygote(pipe, folder).serve()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+from contextlib import ExitStack
 from multiprocessing.connection import Pipe
 
 from shoal.engines.operating_system import is_stopped_child
@@ -22,6 +23,8 @@ MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
 }
+PRELOAD = "--preload"
+"""The option of a zygote that imports what runs need before it belongs to a run."""
 WRITE_BYTES = 2**16
 """The most bytes of one write to the pipe."""
 MAX_REQUEST_BYTES = 2**31 - 1
@@ -32,29 +35,49 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 class ZygoteProcess:
     """The zygote's process, and the process group that it forms with all nodes."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder | None = None) -> None:
+        """Start the zygote of the run in this folder. Without one, it imports what runs need, and waits for `begin`."""
         self._pipe, zygote_pipe = Pipe()
-        arguments = (str(zygote_pipe.fileno()), str(os.getpid()), str(folder.path.resolve()))
-        environment = {**os.environ, **MALLOC, **ONE_THREAD}
-        with writing_to(folder.log), open(folder.log, "ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.engines.processes.zygote", *arguments],
-                pass_fds=[zygote_pipe.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # a Ctrl-C in the terminal reaches the coordinator alone
-            )
-        self._log = folder.log
+        self._folder = folder
+        self._process = self._start(zygote_pipe.fileno())
         zygote_pipe.close()
         self._socket = socket.socket(fileno=os.dup(self._pipe.fileno()))  # a duplex pipe is a pair of sockets
         self._unsent = bytearray()
         """Requests that the zygote has not read yet, beyond what the pipe holds."""
+        if folder is not None:
+            self.begin(folder)
+
+    def _start(self, pipe: int) -> subprocess.Popen[bytes]:
+        options = [PRELOAD] if self._folder is None else []
+        with ExitStack() as opened:
+            log = None  # the output of this process
+            if self._folder is not None:
+                opened.enter_context(writing_to(self._folder.log))
+                log = opened.enter_context(open(self._folder.log, "ab"))
+            return subprocess.Popen(
+                [sys.executable, "-m", "shoal.engines.processes.zygote", str(pipe), str(os.getpid()), *options],
+                pass_fds=[pipe],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **MALLOC, **ONE_THREAD},
+                start_new_session=True,  # a Ctrl-C in the terminal reaches the coordinator alone
+            )
+
+    def begin(self, folder: RunFolder) -> None:
+        """Serve the run in this folder."""
+        self._folder = folder
+        self._send_bytes(str(folder.path.resolve()).encode())
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
 
     def send(self, request: control.ToZygote) -> None:
         """Send a request, or keep it for `flush`. Never waits: a stopped zygote must not stop the coordinator too."""
-        encoded = control.encode(request)
+        self._send_bytes(control.encode(request))
+
+    def _send_bytes(self, encoded: bytes) -> None:
         if len(encoded) > MAX_REQUEST_BYTES:
             raise RunError(f"a request of {len(encoded):,} bytes to the process that starts nodes: use a smaller model")
         self._unsent += struct.pack("!i", len(encoded))  # the framing of `Connection.recv_bytes`
@@ -106,4 +129,5 @@ class ZygoteProcess:
         self._pipe.close()
 
     def _exited(self) -> RunError:
-        return RunError(f"the process that starts nodes exited unexpectedly; see {self._log}")
+        assert self._folder is not None
+        return RunError(f"the process that starts nodes exited unexpectedly; see {self._folder.log}")

@@ -22,6 +22,7 @@ from shoal.engines.processes.remote.channel import Address, Channel, Received, T
 from shoal.engines.processes.remote.hosted_run import AgentOptions, HostedRun
 from shoal.engines.processes.remote.ledger import Ledger
 from shoal.engines.processes.remote.link import Beat, Data, Link, Missing
+from shoal.engines.processes.remote.spare_zygote import SpareZygote
 from shoal.errors import MessageError, ShoalError
 
 BEAT_SECONDS = 1.0
@@ -30,6 +31,8 @@ JOIN_SECONDS = 1.0
 """Seconds between two requests to join."""
 TURN_SECONDS = 0.2
 """The longest wait for something to arrive."""
+IDLE_SECONDS = 2.0
+"""An agent that has had no run for so long starts the zygote of the next one."""
 ORPHAN_SECONDS = 15.0
 """A run whose coordinator was away for so long does not keep another coordinator from the agent."""
 
@@ -44,6 +47,7 @@ class AgentServer:
         self._joins = joins
         self._notify = notify
         self._session: _Session | None = None
+        self._spare = SpareZygote()
         self._join_at = 0.0
         self._idle_since = time.monotonic()
         self._ended = False
@@ -64,6 +68,7 @@ class AgentServer:
     def close(self) -> None:
         """End the run, and close the channel."""
         self._end_session("this agent was stopped")
+        self._spare.close()
         self._channel.close(linger=1.0)
 
     def turn(self) -> None:
@@ -80,7 +85,7 @@ class AgentServer:
             self._ended = True
         for received in self._channel.receive():
             self._handle(received)
-        self._check_wait()
+        self._check_idle()
         if self._session is None:
             self._join()
             return
@@ -89,11 +94,15 @@ class AgentServer:
         if self._session.seconds_without_coordinator > self._options.abandon:
             self._end_session(f"its coordinator was away for {self._options.abandon:g} s")
 
-    def _check_wait(self) -> None:
-        """End the agent if no run has begun in time."""
+    def _check_idle(self) -> None:
+        """Prepare for the next run if there has been none for a while. End the agent if none has begun in time."""
         if self._session is not None and self._session.run is not None:
             self._idle_since = time.monotonic()
-        elif self._options.wait is not None and time.monotonic() - self._idle_since > self._options.wait:
+            return
+        idle = time.monotonic() - self._idle_since
+        if idle > IDLE_SECONDS:
+            self._spare.start()
+        if self._options.wait is not None and idle > self._options.wait:
             self._notify(f"no run has begun in {self._options.wait:g} s")
             self._ended, self._code = True, 1
 
@@ -135,7 +144,7 @@ class AgentServer:
                 return
             self._end_session("its coordinator is away, and another one has a run")
         if self._session is None:
-            self._session = _Session(request.session, route, self._channel, self._options)
+            self._session = _Session(request.session, route, self._channel, self._options, self._spare)
         self._session.route = route
         self._channel.send(route, protocol.Opened(request.session, self._info()), [])
 
@@ -186,7 +195,7 @@ class AgentServer:
 class _Session:
     """A session with one coordinator."""
 
-    def __init__(self, id: str, route: bytes, channel: Channel, options: AgentOptions) -> None:
+    def __init__(self, id: str, route: bytes, channel: Channel, options: AgentOptions, spare: SpareZygote) -> None:
         self.id = id
         self.route = route
         self.run: HostedRun | None = None
@@ -195,6 +204,7 @@ class _Session:
         self._earlier: list[str] = []
         """The sessions of all earlier coordinators of the run."""
         self._options = options
+        self._spare = spare
         self._ledger = Ledger()
         self._link = Link(id, lambda header, frames: channel.send(self.route, header, frames), self._ledger.note)
         self._failed = False
@@ -263,7 +273,7 @@ class _Session:
     def _handle(self, request: protocol.ToRemote, rest: list[bytes]) -> None:
         if isinstance(request, protocol.BeginRun):
             try:
-                self.run = HostedRun(request, self._options, self._link)
+                self.run = HostedRun(request, self._options, self._link, self._spare)
             except (ShoalError, OSError) as error:
                 kind = type(error).__name__ if isinstance(error, ShoalError) else "LaunchError"
                 self._link.send(protocol.encode(control.StartFailed(kind, str(error), [])))

@@ -24,6 +24,7 @@ from shoal.engines.processes.remote.link import Link
 from shoal.engines.processes.remote.relay import RelayClient
 from shoal.engines.processes.remote.remote_agent import NETWORK
 from shoal.engines.processes.remote.run_reports import RunReports
+from shoal.engines.processes.remote.spare_zygote import SpareZygote
 from shoal.errors import LaunchError, ShoalError
 from shoal.experiment import Experiment
 from shoal.results.records import RunFolder
@@ -66,8 +67,10 @@ class AgentOptions:
 class HostedRun:
     """One run of this machine. Its requests and reports travel over a link."""
 
-    def __init__(self, begin: protocol.BeginRun, options: AgentOptions, link: Link) -> None:
-        """Create the folder of the run, and start the zygote. Raises `ShoalError`."""
+    def __init__(
+        self, begin: protocol.BeginRun, options: AgentOptions, link: Link, spare: SpareZygote | None = None
+    ) -> None:
+        """Create the folder of the run, and start the zygote, or take the spare one. Raises `ShoalError`."""
         if RUN_NAME.fullmatch(begin.name) is None:
             raise LaunchError(f"the name {begin.name!r} of the run is invalid")
         self.name = begin.name
@@ -100,7 +103,8 @@ class HostedRun:
                 announce=options.announce,
                 clock_offset=begin.clock_offset,
             )
-            self._agent = LocalAgent(self._context, self.folder, settings)
+            zygote = None if spare is None else spare.take()
+            self._agent = LocalAgent(self._context, self.folder, settings, zygote)
             self._agent.send(control.Prepare(begin.experiment, str(base), compares=True, cores=options.cores))
         except BaseException:
             self.close()
