@@ -29,6 +29,7 @@ from shoal.training.optimizers import (
     load_state,
     read_state,
     stack_states,
+    take_step,
     unstack_state,
 )
 from shoal.training.settings import Training
@@ -119,7 +120,7 @@ class Learner:
             loss.backward()  # type: ignore[no-untyped-call]
             if start is not None:
                 gradient.add_(values - start, alpha=proximal)
-            optimizer.step()
+            take_step(optimizer)
             total += loss.detach()
         flat.sync_statistics()
         return Trained(flat.read(), float(total) / len(batches)), read_state(optimizer)
@@ -212,7 +213,7 @@ class Learner:
                 gradient_views[name].copy_(gradient_of)
             if start is not None:
                 gradient.add_(values - start, alpha=self.training.proximal)
-            optimizer.step()
+            take_step(optimizer)
             total += losses
         rows = stack.detach().cpu().numpy()
         rows.flags.writeable = False

@@ -70,6 +70,22 @@ def _find(training: Training) -> tuple[Any, dict[str, Any]]:
     return classes[name], options
 
 
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """Call `optimizer.step()`, without the profiling and the hooks that torch adds to it, unless there are hooks.
+
+    For its profiler, torch registers an object in a hash table in each step, at a place that depends on the object's
+    address. In a forked process, each of these writes may make another page of memory private.
+    """
+    from torch.optim import optimizer as module
+
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    every = module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks
+    step = type(optimizer).step
+    if getattr(step, "hooked", False) and not any(hooks) and not any(every):
+        step = step.__wrapped__  # type: ignore[attr-defined]
+    step(optimizer)
+
+
 # State
 
 
