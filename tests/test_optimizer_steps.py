@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shoal.training.optimizers import take_step
 
@@ -40,7 +41,7 @@ def test_hooks_of_an_optimizer_are_called() -> None:
     optimizer.register_step_post_hook(note("after"))
     take_step(optimizer)
     assert called == ["before", "after"]
-    handle = torch.optim.optimizer.register_optimizer_step_post_hook(note("all"))
+    handle = register_optimizer_step_post_hook(note("all"))
     try:
         take_step(make("SGD", torch.ones(2)))
     finally:
