@@ -9,7 +9,8 @@ zygote, and of each process the open files, the threads and the TCP connections.
 until it writes to it. This increases the private memory of the node, but not its anonymous memory, private and shared.
 
 The figures compare the first tenth of the samples, from round 200 on, with the last tenth. A node that trains while it
-is sampled needs more memory than one that waits, so the figures are medians of the samples.
+is sampled needs more memory than one that waits, so the figures are medians of the samples. Private memory is also
+compared in the second half of the run: in the first half, the queues of ZeroMQ fill for the first time.
 """
 
 from __future__ import annotations
@@ -145,23 +146,25 @@ def run(nodes: int, rounds: int, interval: float) -> dict[str, list[Sample]]:
     return sampler.samples
 
 
-def counts(sample: Sample, rounds: int) -> bool:
-    """Whether the sample is after the warm-up and before the end. Sampling all processes takes some rounds."""
-    return WARM_UP_ROUNDS <= sample.round < 0.97 * rounds
+def counts(sample: Sample, rounds: int, begin: int = WARM_UP_ROUNDS) -> bool:
+    """Whether the sample is after round `begin` and before the end. Sampling all processes takes some rounds."""
+    return begin <= sample.round < 0.97 * rounds
 
 
-def first_and_last(samples: list[Sample], rounds: int) -> tuple[list[Sample], list[Sample]]:
-    """The first and the last tenth of the samples after the warm-up, without those of nodes that finish."""
-    counted = [sample for sample in samples if counts(sample, rounds)]
+def first_and_last(
+    samples: list[Sample], rounds: int, begin: int = WARM_UP_ROUNDS
+) -> tuple[list[Sample], list[Sample]]:
+    """The first and the last tenth of the samples after round `begin`, without those of nodes that finish."""
+    counted = [sample for sample in samples if counts(sample, rounds, begin)]
     size = max(1, len(counted) // 10)
     return counted[:size], counted[-size:]
 
 
-def growth(processes: list[list[Sample]], rounds: int, what: str, title: str) -> Figure:
-    """The growth of the memory of some processes, in percent."""
+def growth(processes: list[list[Sample]], rounds: int, what: str, title: str, begin: int = WARM_UP_ROUNDS) -> Figure:
+    """The growth of the memory of some processes after round `begin`, in percent."""
     first = last = 0.0
     for samples in processes:
-        tenths = first_and_last(samples, rounds)
+        tenths = first_and_last(samples, rounds, begin)
         first += statistics.median(getattr(sample, what) for sample in tenths[0]) / len(processes)
         last += statistics.median(getattr(sample, what) for sample in tenths[1]) / len(processes)
     note = f"mean: {first / 2**20:.2f} MiB at first, {last / 2**20:.2f} MiB at the end"
@@ -172,6 +175,7 @@ def figures(samples: dict[str, list[Sample]], rounds: int) -> list[Figure]:
     nodes = [own for name, own in samples.items() if name.startswith("node")]
     found = [
         growth(nodes, rounds, "uss", "nodes: growth of private memory"),
+        growth(nodes, rounds, "uss", "… in the second half of the run", rounds // 2),
         growth(nodes, rounds, "anonymous", "nodes: growth of anonymous memory"),
         growth([samples["coordinator"]], rounds, "rss", "coordinator: growth of RSS"),
         growth([samples["zygote"]], rounds, "rss", "zygote: growth of RSS"),
