@@ -7,7 +7,8 @@ Throughput: 128 nodes train GN-LeNet over sealed links, once under one agent tha
 once under two agents with half of the cores each, in network namespaces of their own. The figure is the median of the
 ratios of the rounds per second, of runs in turns.
 
-Start: the seconds from the command until every node has begun its first round, of agents on the loopback.
+Start: the seconds from the command until every node has begun its first round, of agents on the loopback. The agents
+are idle before: each has started the zygote of its next run.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from measuring import EXAMPLES, ROOT, Figure, median, show, step
 
@@ -39,6 +42,14 @@ def wait_for_agent(log: Path) -> None:
         if time.monotonic() > deadline:
             raise SystemExit(f"an agent did not start: {log.read_text()}")
         time.sleep(0.05)
+
+
+def wait_until_idle(agent: psutil.Process) -> None:
+    """Wait until the agent has a zygote for the next run, which has imported what it needs."""
+    before = -1.0
+    while not (zygotes := agent.children()) or (used := sum(zygotes[0].cpu_times()[:2])) != before:
+        before = used if zygotes else -1.0
+        time.sleep(1.0)
 
 
 def summary_of(folder: Path, run: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
@@ -98,6 +109,8 @@ def start_on_loopback(agents: int, nodes: int) -> float:
                 started.append(shoal(["agent", "--listen", "127.0.0.1:0", "--cores", str(cores)], logs[-1]))
             for log in logs:
                 wait_for_agent(log)
+            for agent in started:
+                wait_until_idle(psutil.Process(agent.pid))
             addresses = ",".join(log.read_text().split("listens at ")[1].split()[0] for log in logs)
             size = ["--set", f"nodes={nodes}", "--set", "algorithm.rounds=1", "--out", str(folder / "runs")]
             log = folder / "run.log"
