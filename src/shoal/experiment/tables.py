@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+from shoal import schema
+from shoal.errors import ExperimentError
 from shoal.experiment.registry import Component
 from shoal.training.settings import Training
 from shoal.types import Bounds, NodeId, parse_node_ids
@@ -99,6 +101,16 @@ class ProcessesPlan:
     """Whether links that other machines can reach may be plain: messages can then be read, and sent by anyone."""
     keys: Path | None = None
     """A folder written by 'shoal keys make' with the key pair of every node; default: new keys in every run."""
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> ProcessesPlan:
+        """Return the `processes` table out of the table of an experiment. Raises `ExperimentError`."""
+        problems: list[str] = []
+        plan = schema.convert(table.get("processes", {}), ProcessesPlan, "processes", problems)
+        if problems:
+            raise ExperimentError(problems)
+        assert isinstance(plan, ProcessesPlan)
+        return plan
 
     @property
     def reachable_address(self) -> tuple[str, str] | None:

@@ -247,16 +247,8 @@ def _evaluate_average(setup: Setup, request: control.EvaluateAverage, file: int)
 
 
 def _preload() -> None:
-    """Import what almost every run needs, and take a step, for which torch imports and sets up more."""
-    import torch
-
-    import shoal.training.torch_factory  # noqa: F401
-
-    torch.set_num_threads(1)
-    module = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=False)
-    module(torch.ones(1, 1)).sum().backward()
-    optimizer.step()
+    """Build a small setup and take a step with it: that imports and initialises what almost every run needs."""
+    Setup(Experiment(nodes=2, engine="processes")).warm_up()
 
 
 def main() -> None:

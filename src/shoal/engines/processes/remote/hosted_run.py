@@ -26,7 +26,7 @@ from shoal.engines.processes.remote.remote_agent import NETWORK
 from shoal.engines.processes.remote.run_reports import RunReports
 from shoal.engines.processes.remote.spare_zygote import SpareZygote
 from shoal.errors import LaunchError, ShoalError
-from shoal.experiment import Experiment
+from shoal.experiment import ProcessesPlan
 from shoal.results.records import RunFolder
 from shoal.types import NodeId
 
@@ -91,11 +91,12 @@ class HostedRun:
         """Where the processes of this run listen."""
         try:
             base = _write_sources(self.folder, begin.files, options.allows_code)
-            experiment = _read_experiment(begin.experiment, base, options.allows_code)
-            _check_links(begin.sealed or experiment.processes.allow_unsealed, options)
+            _check_code(begin.experiment, options.allows_code)
+            plan = ProcessesPlan.of(begin.experiment)  # the zygote validates the rest, and imports what it names
+            _check_links(begin.sealed or plan.allow_unsealed, options)
             settings = AgentSettings(
                 begin.run,
-                experiment.processes,
+                plan,
                 begin.nodes,
                 begin.sealed,
                 begin.with_network,
@@ -227,15 +228,14 @@ def _write_sources(folder: RunFolder, files: list[protocol.SourceFile], allows_c
     return base
 
 
-def _read_experiment(table: dict[str, object], base: Path, allows_code: bool) -> Experiment:
-    """Validate the experiment. Raises `LaunchError` if it names code of other modules, and `ExperimentError`."""
+def _check_code(table: dict[str, object], allows_code: bool) -> None:
+    """Raise `LaunchError` if the experiment names code of other modules, and this agent accepts none."""
     components = {key: value for key, value in table.items() if key != "processes"}  # its addresses may have colons
     if not allows_code and (named := sorted(set(names_of_code(components)))):
         raise LaunchError(
             f"the experiment names the code {named[0]!r}, and this agent accepts no code; start it with --allow-code "
             "if you trust the coordinator with your account on this machine"
         )
-    return Experiment.from_table(table, base=base)
 
 
 def names_of_code(value: object) -> Iterator[str]:
