@@ -66,6 +66,10 @@ class Traits:
     splits_by_class: bool = False
     """Whether it assigns samples by their class, so that it needs a data set whose targets are classes."""
 
+    # Trainers
+    augments: bool = False
+    """Whether it transforms training batches as `dataset.augmentation` sets it, for example as `BatchTrainer` does."""
+
 
 METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "has_service": (("algorithm", "topology"), ("serve",)),

@@ -173,6 +173,7 @@ def _create_trainer_factory(experiment: Experiment, partitioned: PartitionedData
         metrics=metrics,
         model=experiment.model,
         training=experiment.training,
+        augmentations=partitioned.augmentations,
     )
     backend: TrainerBackend = experiment.trainer.build()
     return backend.create_factory(inputs)

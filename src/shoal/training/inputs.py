@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.data.dataset import Data, Indices, Samples, Shift
+from shoal.data.augmentations import augment
+from shoal.data.dataset import Augmentation, Data, Indices, Samples, Shift
 from shoal.training.metrics import Metrics, add_sums
 from shoal.training.normalisation import MeanAndStd, normalise, scaling_arrays
 from shoal.training.settings import Training
@@ -38,6 +39,8 @@ class TrainerInputs:
     model: ComponentView
     training: Training
     """The settings of nodes that are in no group."""
+    augmentations: Sequence[Augmentation] = ()
+    """The transformations of training batches, in order."""
 
     def part(self, node: NodeId) -> Indices:
         """Return the indices of the node's training samples."""
@@ -70,9 +73,18 @@ class TrainerInputs:
             add_sums(totals, self.metrics.batch_sums(torch.tensor(outputs), torch.tensor(test.y), mean_loss))
         return self.metrics.scores(totals)
 
-    def batch(self, node: NodeId, numbers: Indices) -> Samples:
-        """Return training samples as the node's model takes them: float32, normalised and shifted; ids unchanged."""
-        return self._prepared(node, self.data.train[numbers], numbers)
+    def batch(self, node: NodeId, numbers: Indices, rng: np.random.Generator | None = None) -> Samples:
+        """Return training samples as the node's model takes them: float32, normalised and shifted; ids unchanged.
+
+        With `rng`, they are augmented.
+        """
+        samples = self._prepared(node, self.data.train[numbers], numbers)
+        if rng is None or not self.augmentations:
+            return samples
+        import torch
+
+        x = augment(torch.tensor(samples.x), self.augmentations, rng)
+        return Samples(x.numpy(), samples.y)
 
     def test_batch(self, node: NodeId | None, numbers: Indices) -> Samples:
         """Return test samples in the same way; None does not shift them."""

@@ -92,6 +92,7 @@ class TorchTrainer:
             [trainer._state for trainer in trainers],
             np.stack([batches for batches, _ in drawn]),
             drawn[0][1],
+            [seed for _, seed in drawn],
         )
         share = (time.thread_time() - started) / len(trainers)
         for trainer, state in zip(trainers, states, strict=True):
