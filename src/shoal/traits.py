@@ -69,6 +69,8 @@ class Traits:
     # Trainers
     augments: bool = False
     """Whether it transforms training batches as `dataset.augmentation` sets it, for example as `BatchTrainer` does."""
+    fine_tunes: bool = False
+    """Whether it trains a copy of the model before an evaluation, as `evaluation.fine_tune` sets it."""
 
 
 METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -71,6 +71,11 @@ def _wrong_data_settings(experiment: Experiment) -> Iterator[str]:
             f"dataset.augmentation: trainer = {trainer.name!r} does not transform its batches; use 'torch' or "
             "'scikit', or, if this trainer gets them from TrainerInputs.batch, declare Traits(augments=True)"
         )
+    if plan.fine_tune and not trainer.traits.fine_tunes:
+        yield (
+            f"evaluation.fine_tune = {plan.fine_tune}: trainer = {trainer.name!r} cannot train a copy of a model; use "
+            "'torch' or 'scikit', or, if this trainer uses TrainerInputs.fine_tuning, declare Traits(fine_tunes=True)"
+        )
 
 
 def _wrong_groups(experiment: Experiment) -> list[str]:

@@ -174,6 +174,7 @@ def _create_trainer_factory(experiment: Experiment, partitioned: PartitionedData
         model=experiment.model,
         training=experiment.training,
         augmentations=partitioned.augmentations,
+        fine_tune=plan.fine_tune,
     )
     backend: TrainerBackend = experiment.trainer.build()
     return backend.create_factory(inputs)

@@ -36,6 +36,8 @@ class EvaluationPlan:
     data: Literal["all", "own"] = "all"
     """The samples that a node is evaluated on: all of them, or its own. Its own are the samples of the users whose data
     the node holds or, without users, samples in the proportions of the classes that the node holds."""
+    fine_tune: Annotated[int, Bounds(at_least=0)] = 0
+    """Local steps that a copy of a node's model takes on the node's training samples before each evaluation."""
     metrics: tuple[str, ...] | None = None
     """Metrics out of 'accuracy', 'top5', 'per-class', 'perplexity', 'rmse' and 'loss'; default: the metrics of the
     data set's task."""

@@ -25,6 +25,7 @@ class BatchTrainer(ABC):
         self._part = inputs.part(node)
         self._batch_rng = generator(inputs.seed, "training", node)
         self._batches = Batches(self._part, training.batch_size, self._batch_rng)
+        self._fine_tuning = inputs.fine_tuning(node)
 
     @abstractmethod
     def learn(self, params: Params, batches: Iterator[Samples]) -> Trained:
@@ -45,6 +46,16 @@ class BatchTrainer(ABC):
         trained = self.learn(params, self._drawn_samples(drawn, seed))
         self.cpu_seconds += time.thread_time() - started
         return trained
+
+    def fine_tuned(self, params: Params) -> Params:
+        """Return the parameters to evaluate: `params`, or a copy that took the steps of `evaluation.fine_tune`.
+
+        A class whose `evaluate` calls this declares `Traits(fine_tunes=True)` in its backend.
+        """
+        if self._fine_tuning is None:
+            return params
+        drawn, seed = self._fine_tuning.draw(self._part, self.training.batch_size)
+        return self.learn(params, self._drawn_samples(drawn, seed)).params
 
     def _drawn_samples(self, drawn: Indices, seed: int) -> Iterator[Samples]:
         """Yield the batches with these indices, augmented if the experiment has augmentations."""

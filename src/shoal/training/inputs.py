@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from shoal.data.augmentations import augment
 from shoal.data.dataset import Augmentation, Data, Indices, Samples, Shift
+from shoal.randomness import derived_seed
+from shoal.training.batches import FineTuning
 from shoal.training.metrics import Metrics, add_sums
 from shoal.training.normalisation import MeanAndStd, normalise, scaling_arrays
 from shoal.training.settings import Training
@@ -41,6 +43,8 @@ class TrainerInputs:
     """The settings of nodes that are in no group."""
     augmentations: Sequence[Augmentation] = ()
     """The transformations of training batches, in order."""
+    fine_tune: int = 0
+    """Steps that a copy of a node's model takes before its evaluation."""
 
     def part(self, node: NodeId) -> Indices:
         """Return the indices of the node's training samples."""
@@ -51,6 +55,12 @@ class TrainerInputs:
         if node is None or self.test_parts is None or node >= len(self.test_parts):
             return np.arange(len(self.test))
         return self.test_parts[node]
+
+    def fine_tuning(self, node: NodeId) -> FineTuning | None:
+        """Return the steps before an evaluation of the node; None if there are none, or it has no training samples."""
+        if not self.fine_tune or not len(self.part(node)):
+            return None
+        return FineTuning(self.fine_tune, derived_seed(self.seed, "fine-tuning", node))
 
     def scores(
         self,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class TorchBackend:
     """The experiment's model as a torch module, trained with the optimizer and the loss of `training`."""
 
-    traits: ClassVar[Traits] = Traits(augments=True)
+    traits: ClassVar[Traits] = Traits(augments=True, fine_tunes=True)
 
     def create_factory(self, inputs: TrainerInputs) -> TorchTrainerFactory:
         return TorchTrainerFactory(inputs)
@@ -74,6 +74,7 @@ class TorchTrainerFactory:
             step_seconds,
             inputs.test_parts[node] if has_data and inputs.test_parts is not None else None,
             inputs.shifts[node] if has_data and inputs.shifts is not None else None,
+            inputs.fine_tuning(node),
         )
 
     def evaluate(self, params: Params) -> dict[str, float]:
