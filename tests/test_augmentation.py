@@ -15,6 +15,7 @@ from checkpoint_runs import stopped_after
 from conftest import models_of
 from shoal import resume
 from shoal.data.augmentations import Crop, Cutout, Flip, Normalize
+from shoal.engines.processes.remote.shipping import Shipment
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
@@ -205,6 +206,13 @@ def test_names_tables_and_instances_are_the_same_experiment() -> None:
     assert Experiment.from_table(found.to_table()) == found
     assert found.to_table()["dataset"]["augmentation"][0] == {"name": "crop", "padding": 4}
     assert "augmentation" not in Experiment(dataset=IMAGES).to_table()["dataset"]
+
+
+def test_agents_get_the_files_of_plug_ins(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("class Own:\n    def apply(self, x, rng):\n        return x\n")
+    shipment = Shipment(experiment(augmentation=["flip", "own.py:Own"], base=tmp_path))
+    names = [entry["name"] for entry in shipment.table["dataset"]["augmentation"]]
+    assert names == ["flip", f"{shipment.files[0].name}:Own"]
 
 
 @pytest.mark.parametrize(
