@@ -180,3 +180,15 @@ def test_the_device_of_the_docs_runs(tmp_path: Path) -> None:
     algorithm = {"name": "dpsgd", "rounds": 2}
     run = shoal.Experiment(nodes=4, device=device, algorithm=algorithm, base=tmp_path).run(tmp_path)
     assert run.status == "completed"
+
+
+def test_the_augmentation_of_the_docs_runs(tmp_path: Path) -> None:
+    (tmp_path / "brightness.py").write_text(block_with("docs/data.md", "class Brightness"))
+    run = shoal.Experiment(
+        nodes=2,
+        dataset={"name": "digits", "images": True},
+        augmentation=[{"name": "brightness.py:Brightness", "most": 0.1}],
+        algorithm={"name": "dpsgd", "rounds": 1},
+        base=tmp_path,
+    ).run(tmp_path)
+    assert run.status == "completed"

@@ -259,9 +259,9 @@ def test_nodes_are_evaluated_on_their_own_users_on_both_engines(users: Path) -> 
     assert own.summary["accuracy"]["std"] == 0.0, "one test sample, of one node"
 
 
-def test_local_evaluation_requires_test_samples_with_owners(users: Path) -> None:
-    with pytest.raises(ExperimentError, match="nodes have no test samples of their own; use 'natural'"):
-        experiment(users, partition={"name": "iid"}).run(users)
+def test_local_evaluation_requires_classes_or_test_samples_with_owners(users: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"a regression task has no classes; use 'natural', or evaluation\.data"):
+        experiment(users, True, partition={"name": "iid"}).run(users)
     source = SOURCE.replace("np.arange(60) % 6", "np.arange(60) + 100")
     (users / "users.py").write_text(source)
     (users / "others.py").write_text(source)

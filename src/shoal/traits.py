@@ -66,6 +66,12 @@ class Traits:
     splits_by_class: bool = False
     """Whether it assigns samples by their class, so that it needs a data set whose targets are classes."""
 
+    # Trainers
+    augments: bool = False
+    """Whether it transforms training batches as `dataset.augmentation` sets it, for example as `BatchTrainer` does."""
+    fine_tunes: bool = False
+    """Whether it trains a copy of the model before an evaluation, as `evaluation.fine_tune` sets it."""
+
 
 METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "has_service": (("algorithm", "topology"), ("serve",)),

@@ -151,7 +151,7 @@ def summary_table(summary: Mapping[str, Any], title: str) -> Table:
         ("engine", f"{summary['engine']}, {summary['nodes']} nodes, seed {summary['seed']}"),
         ("rounds", str(summary["rounds"])),
         *_scores(summary),
-        ("test loss", _statistics(summary["loss"])),
+        (f"{summary.get('split', 'test')} loss", _statistics(summary["loss"])),
         *_best_and_target(summary),
         *_averaged_model(summary),
         *_resources(summary),

@@ -1,4 +1,4 @@
-"""Data sets and partitions. Each is listed here by name, and imported only when an experiment uses it.
+"""Data sets, partitions and augmentations. Each is listed here by name, and imported only when an experiment uses it.
 
 May import the foundations only. Importing this package imports neither torch nor a data set.
 """
@@ -6,12 +6,14 @@ May import the foundations only. Importing this package imports neither torch no
 from __future__ import annotations
 
 from shoal.data.dataset import (
+    Augmentation,
     Data,
     Dataset,
     Indices,
     LocalData,
     OwnerPartition,
     Partition,
+    Rescaling,
     Samples,
     Scaling,
     Shift,
@@ -48,15 +50,25 @@ PARTITIONS: dict[str, str] = {
     "noise": "shoal.data.shifts:Noise",
 }
 
+AUGMENTATIONS: dict[str, str] = {
+    "crop": "shoal.data.augmentations:Crop",
+    "flip": "shoal.data.augmentations:Flip",
+    "cutout": "shoal.data.augmentations:Cutout",
+    "normalize": "shoal.data.augmentations:Normalize",
+}
+
 __all__ = [
+    "AUGMENTATIONS",
     "DATASETS",
     "PARTITIONS",
+    "Augmentation",
     "Data",
     "Dataset",
     "Indices",
     "LocalData",
     "OwnerPartition",
     "Partition",
+    "Rescaling",
     "Samples",
     "Scaling",
     "Shift",

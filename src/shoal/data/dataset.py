@@ -175,3 +175,26 @@ class Shift(Protocol):
         `numbers` are the indices of the samples: 0, 1, … for training samples and −1, −2, … for test samples.
         """
         ...
+
+
+class Augmentation(Protocol):
+    """A random transformation of training inputs: an entry of `dataset.augmentation`."""
+
+    def apply(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        """Transform a batch of float32 inputs as the model takes them. Return a new batch of the same shape.
+
+        All draws come from `rng`. Raises ValueError if inputs of this shape cannot be transformed.
+        """
+        ...
+
+
+@runtime_checkable
+class Rescaling(Protocol):
+    """An entry of `dataset.augmentation` that replaces the scaling of all inputs: of training and of evaluation."""
+
+    def input_scaling(self, data: Data, samples: Indices) -> Scaling:
+        """Return the new scaling. `samples` are the training samples of all nodes.
+
+        Raises ValueError if these inputs cannot be scaled.
+        """
+        ...

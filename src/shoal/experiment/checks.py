@@ -44,6 +44,7 @@ def contradictions(experiment: Experiment) -> list[str]:
     elif experiment.simulation.batching == "ray":
         problems += _wrong_for_ray(experiment)
     problems += _wrong_metric(experiment)
+    problems += _wrong_data_settings(experiment)
     problems += _wrong_checkpoints(experiment)
     return problems
 
@@ -54,6 +55,26 @@ def _wrong_checkpoints(experiment: Experiment) -> Iterator[str]:
         yield (
             f"checkpoint.every = {experiment.checkpoint.every}: the state of algorithm = "
             f"{experiment.algorithm.name!r} cannot be saved; use checkpoint.every = 0 or another algorithm"
+        )
+
+
+def _wrong_data_settings(experiment: Experiment) -> Iterator[str]:
+    """List settings of the data that the experiment or its trainer cannot use."""
+    plan, trainer = experiment.evaluation, experiment.trainer
+    if plan.split == "validation" and experiment.validation is None:
+        yield (
+            "evaluation.split = 'validation': no samples are held out for it; add dataset.validation = 0.1, a tenth of "
+            "the training samples"
+        )
+    if experiment.augmentation and not trainer.traits.augments:
+        yield (
+            f"dataset.augmentation: trainer = {trainer.name!r} does not transform its batches; use 'torch' or "
+            "'scikit', or, if this trainer gets them from TrainerInputs.batch, declare Traits(augments=True)"
+        )
+    if plan.fine_tune and not trainer.traits.fine_tunes:
+        yield (
+            f"evaluation.fine_tune = {plan.fine_tune}: trainer = {trainer.name!r} cannot train a copy of a model; use "
+            "'torch' or 'scikit', or, if this trainer uses TrainerInputs.fine_tuning, declare Traits(fine_tunes=True)"
         )
 
 
@@ -122,8 +143,10 @@ def _wrong_for_ray(experiment: Experiment) -> Iterator[str]:
 
 def _classes_of_the_script(experiment: Experiment, instead: str) -> Iterator[str]:
     """List the components that other processes cannot import."""
-    for kind, value in vars(experiment).items():
-        if isinstance(value, Component) and value.name.startswith("__main__:"):
+    named = [(kind, value) for kind, value in vars(experiment).items() if isinstance(value, Component)]
+    named += [("dataset.augmentation", value) for value in experiment.augmentation]
+    for kind, value in named:
+        if value.name.startswith("__main__:"):
             yield (
                 f"{kind} = {value.name!r}: other processes cannot import a class from the running script; move it to a "
                 f"module or a file of its own, or {instead}"

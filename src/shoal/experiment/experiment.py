@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tomli_w
 
 from shoal import schema
+from shoal.data.validation import Validation
 from shoal.environment.faults import Fault
 from shoal.errors import ExperimentError
 from shoal.experiment import checks
@@ -69,6 +70,10 @@ class Experiment:
     """What nodes do with received payloads of the sharing that hold infinities or NaN."""
     dataset: Any = _named("digits")
     partition: Any = _named("iid")
+    augmentation: tuple[Any, ...] = ()
+    """Transformations of training inputs, in order; a string is the name of one without options."""
+    validation: Annotated[float, Bounds(above=0, below=1)] | Validation | None = None
+    """Training samples that nodes do not train on: a fraction of all of them, or a table."""
     model: Any = _named("mlp")
     network: Any = _named("ideal")
     device: Any = _named("constant")

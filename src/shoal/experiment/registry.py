@@ -20,6 +20,7 @@ REGISTRIES = {
     "topology": "shoal.topologies:TOPOLOGIES",
     "dataset": "shoal.data:DATASETS",
     "partition": "shoal.data:PARTITIONS",
+    "augmentation": "shoal.data:AUGMENTATIONS",
     "model": "shoal.models:MODELS",
     "network": "shoal.environment.network:NETWORKS",
     "device": "shoal.environment.devices:DEVICES",

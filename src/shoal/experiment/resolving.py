@@ -38,7 +38,9 @@ class Resolver:
             value = given[key]
             if key == "dataset" and isinstance(value, Mapping) and "otherwise" in value:
                 value = _available_dataset(value)
-            if key in REGISTRIES:
+            if key == "augmentation":
+                resolved[key] = self.components(key, value, location(key))
+            elif key in REGISTRIES:
                 resolved[key] = self.component(key, value, location(key))
             else:
                 resolved[key] = schema.convert(value, parameters[key].hint, location(key), self.problems)
@@ -84,6 +86,14 @@ class Resolver:
             return None
         defaults = {p.name: p.default for p in schema.parameters(cls).values() if not p.required}
         return Component(kind, name, {**defaults, **arguments, **nested})
+
+    def components(self, kind: str, values: Any, place: str) -> tuple[Component | None, ...]:
+        """Return a list of components; a string in place of a table is a name."""
+        if not isinstance(values, list | tuple):
+            self.problems.append(f"{place} = {values!r}: expected a list of names or tables, such as ['crop', 'flip']")
+            return ()
+        tables = [{"name": value} if isinstance(value, str) else value for value in values]
+        return tuple(self.component(kind, table, f"{place}[{i}]") for i, table in enumerate(tables))
 
     def _table(self, kind: str, value: Any, place: str) -> Mapping[str, Any] | None:
         """Return the table of a component that is given as a table, an instance or a networkx graph."""

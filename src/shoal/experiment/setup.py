@@ -173,6 +173,8 @@ def _create_trainer_factory(experiment: Experiment, partitioned: PartitionedData
         metrics=metrics,
         model=experiment.model,
         training=experiment.training,
+        augmentations=partitioned.augmentations,
+        fine_tune=plan.fine_tune,
     )
     backend: TrainerBackend = experiment.trainer.build()
     return backend.create_factory(inputs)

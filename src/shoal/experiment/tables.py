@@ -33,8 +33,13 @@ class EvaluationPlan:
     """Number of nodes that are evaluated, drawn once from the seed; default: all."""
     samples: Annotated[int, Bounds(at_least=1)] | None = None
     """Number of test samples, drawn once from the seed; default: all."""
+    split: Literal["test", "validation"] = "test"
+    """The samples that models are evaluated on: the test samples, or those that `dataset.validation` holds out."""
     data: Literal["all", "own"] = "all"
-    """The test samples of a node: all of them, or only samples of the users whose data the node holds."""
+    """The samples that a node is evaluated on: all of them, or its own. Its own are the samples of the users whose data
+    the node holds or, without users, samples in the proportions of the classes that the node holds."""
+    fine_tune: Annotated[int, Bounds(at_least=0)] = 0
+    """Local steps that a copy of a node's model takes on the node's training samples before each evaluation."""
     metrics: tuple[str, ...] | None = None
     """Metrics out of 'accuracy', 'top5', 'per-class', 'perplexity', 'rmse' and 'loss'; default: the metrics of the
     data set's task."""
@@ -190,7 +195,7 @@ class NodeSettings:
     network: Component
 
 
-PARENT_TABLES = {"partition": "dataset", "weights": "topology"}
+PARENT_TABLES = {"partition": "dataset", "augmentation": "dataset", "validation": "dataset", "weights": "topology"}
 """Fields of `Experiment` that are written inside another table, and that table."""
 DEFAULT_NAMES = {"device": "constant"}
 """Components whose name may be omitted, and the name that they have then."""

@@ -32,6 +32,8 @@ def experiment_to_table(experiment: Experiment) -> dict[str, Any]:
     for field in dataclasses.fields(experiment):
         value = plain(getattr(experiment, field.name), keep_none=False)
         if field.name in PARENT_TABLES:
+            if value is None or value == []:
+                continue
             table[PARENT_TABLES[field.name]][field.name] = value
         elif value is not None and field.name != "base":
             table[field.name] = value

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shoal.errors import DataError
 from shoal.results.records import RunFolder
 from shoal.results.statistics import statistics
-from shoal.results.timing import clock, curve, time_to
+from shoal.results.timing import clock, curve, split_of, time_to
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,13 @@ def compare_times(
 ) -> tuple[TimesToTarget, ...]:
     """Return the times to `target` for each label, in the order of `runs`. The runs of a label differ in their seeds.
 
-    Raises `DataError` if runs have different metrics or clocks: they cannot be compared.
+    Raises `DataError` if runs have different metrics, clocks or splits (`evaluation.split`): they cannot be compared.
     """
     curves = {label: [curve(folder, metric) for folder in folders] for label, folders in runs.items()}
     for what, found in (
         ("metrics", {c.metric for several in curves.values() for c in several}),
         ("clocks", {clock(folder) for folders in runs.values() for folder in folders}),
+        ("splits", {split_of(folder) for folders in runs.values() for folder in folders}),
     ):
         if len(found) > 1:
             raise DataError(f"runs have different {what}, {' and '.join(sorted(found))}: they cannot be compared")

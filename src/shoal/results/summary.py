@@ -15,7 +15,7 @@ from shoal.errors import DataError
 from shoal.results.progress import Outcome
 from shoal.results.records import Average, End, Evaluation, Event, Record, Round, RunFolder, replacing
 from shoal.results.statistics import fairness, statistics
-from shoal.results.timing import Evaluations, SentTraffic, target_and_best, target_of
+from shoal.results.timing import Evaluations, SentTraffic, split_of, target_and_best, target_of
 from shoal.types import NodeId
 
 ROWS_AT_ONCE = 100_000
@@ -91,6 +91,7 @@ def _summary(
         "nodes": nodes,
         "seed": seed,
         "rounds": records.finished_rounds(round_nodes or range(nodes)),
+        "split": split_of(folder),
         **_scores(records.final_evaluations(outcome.lost)),
         **target_and_best(records.curve.curve(), metric, target),
         "averaged_model": {**average.scores, "round": average.round} if average else None,

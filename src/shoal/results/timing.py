@@ -244,6 +244,12 @@ def target_of(folder: RunFolder) -> tuple[str | None, float | None]:
     return plan.get("metric"), plan.get("target")
 
 
+def split_of(folder: RunFolder) -> str:
+    """Return the samples that models were evaluated on: "test" or "validation"."""
+    plan: Mapping[str, Any] = folder.read_experiment().get("evaluation", {})
+    return str(plan.get("split", "test"))
+
+
 def clock(folder: RunFolder) -> Clock:
     """Return the clock of the run's times."""
     return "virtual" if folder.read_experiment().get("engine", "simulation") == "simulation" else "wall"

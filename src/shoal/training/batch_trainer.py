@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from shoal.data.dataset import Samples
+from shoal.data.dataset import Indices, Samples
 from shoal.randomness import generator
 from shoal.state import State
 from shoal.training.batches import Batches
@@ -23,7 +23,9 @@ class BatchTrainer(ABC):
         self.inputs, self.node, self.training = inputs, node, training
         self.step_seconds, self.cpu_seconds = step_seconds, 0.0
         self._part = inputs.part(node)
-        self._batches = Batches(self._part, training.batch_size, generator(inputs.seed, "training", node))
+        self._batch_rng = generator(inputs.seed, "training", node)
+        self._batches = Batches(self._part, training.batch_size, self._batch_rng)
+        self._fine_tuning = inputs.fine_tuning(node)
 
     @abstractmethod
     def learn(self, params: Params, batches: Iterator[Samples]) -> Trained:
@@ -40,9 +42,25 @@ class BatchTrainer(ABC):
         require_samples(len(self._part))
         started = time.thread_time()
         drawn = self._batches.take(self.steps(steps))
-        trained = self.learn(params, (self.inputs.batch(self.node, numbers) for numbers in drawn))
+        seed = int(self._batch_rng.integers(2**63)) if self.inputs.augmentations else 0
+        trained = self.learn(params, self._drawn_samples(drawn, seed))
         self.cpu_seconds += time.thread_time() - started
         return trained
+
+    def fine_tuned(self, params: Params) -> Params:
+        """Return the parameters to evaluate: `params`, or a copy that took the steps of `evaluation.fine_tune`.
+
+        A class whose `evaluate` calls this declares `Traits(fine_tunes=True)` in its backend.
+        """
+        if self._fine_tuning is None:
+            return params
+        drawn, seed = self._fine_tuning.draw(self._part, self.training.batch_size)
+        return self.learn(params, self._drawn_samples(drawn, seed)).params
+
+    def _drawn_samples(self, drawn: Indices, seed: int) -> Iterator[Samples]:
+        """Yield the batches with these indices, augmented if the experiment has augmentations."""
+        rng = generator(seed, "augmentation") if self.inputs.augmentations else None
+        return (self.inputs.batch(self.node, numbers, rng) for numbers in drawn)
 
     def state(self) -> State:
         return self._batches.state()

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from shoal.data.dataset import Indices
+from shoal.randomness import generator
 from shoal.state import State, generator_state, restore_generator
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """The steps that a copy of a node's model takes before its evaluation (`evaluation.fine_tune`).
+
+    Every evaluation takes the same steps: they have a generator of their own, and start without optimizer state.
+    """
+
+    steps: int
+    seed: int
+
+    def draw(self, samples: Indices, size: int) -> tuple[Indices, int]:
+        """Return the batches, as a matrix of sample indices, and a seed for random draws in training."""
+        rng = generator(self.seed, "fine-tuning")
+        return Batches(samples, size, rng).take(self.steps), int(rng.integers(2**63))
 
 
 class Batches:

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.data.dataset import Data, Indices, Samples, Shift
+from shoal.data.augmentations import augment
+from shoal.data.dataset import Augmentation, Data, Indices, Samples, Shift
+from shoal.randomness import derived_seed
+from shoal.training.batches import FineTuning
 from shoal.training.metrics import Metrics, add_sums
 from shoal.training.normalisation import MeanAndStd, normalise, scaling_arrays
 from shoal.training.settings import Training
@@ -38,6 +41,10 @@ class TrainerInputs:
     model: ComponentView
     training: Training
     """The settings of nodes that are in no group."""
+    augmentations: Sequence[Augmentation] = ()
+    """The transformations of training batches, in order."""
+    fine_tune: int = 0
+    """Steps that a copy of a node's model takes before its evaluation."""
 
     def part(self, node: NodeId) -> Indices:
         """Return the indices of the node's training samples."""
@@ -48,6 +55,12 @@ class TrainerInputs:
         if node is None or self.test_parts is None or node >= len(self.test_parts):
             return np.arange(len(self.test))
         return self.test_parts[node]
+
+    def fine_tuning(self, node: NodeId) -> FineTuning | None:
+        """Return the steps before an evaluation of the node; None if there are none, or it has no training samples."""
+        if not self.fine_tune or not len(self.part(node)):
+            return None
+        return FineTuning(self.fine_tune, derived_seed(self.seed, "fine-tuning", node))
 
     def scores(
         self,
@@ -70,9 +83,18 @@ class TrainerInputs:
             add_sums(totals, self.metrics.batch_sums(torch.tensor(outputs), torch.tensor(test.y), mean_loss))
         return self.metrics.scores(totals)
 
-    def batch(self, node: NodeId, numbers: Indices) -> Samples:
-        """Return training samples as the node's model takes them: float32, normalised and shifted; ids unchanged."""
-        return self._prepared(node, self.data.train[numbers], numbers)
+    def batch(self, node: NodeId, numbers: Indices, rng: np.random.Generator | None = None) -> Samples:
+        """Return training samples as the node's model takes them: float32, normalised and shifted; ids unchanged.
+
+        With `rng`, they are augmented.
+        """
+        samples = self._prepared(node, self.data.train[numbers], numbers)
+        if rng is None or not self.augmentations:
+            return samples
+        import torch
+
+        x = augment(torch.tensor(samples.x), self.augmentations, rng)
+        return Samples(x.numpy(), samples.y)
 
     def test_batch(self, node: NodeId | None, numbers: Indices) -> Samples:
         """Return test samples in the same way; None does not shift them."""

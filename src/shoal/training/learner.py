@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.data.dataset import Data, Indices, Samples, Shift
+from shoal.data.augmentations import augment
+from shoal.data.dataset import Augmentation, Data, Indices, Samples, Shift
 from shoal.data.local import select_rows
+from shoal.randomness import generator
 from shoal.training.losses import Loss
 from shoal.training.metrics import Metrics, add_sums
 from shoal.training.normalisation import normalise, scaling_tensors
@@ -57,8 +59,13 @@ class Learner:
         data: Data,
         test: Samples | None = None,
         metrics: Metrics | None = None,
+        augmentations: Sequence[Augmentation] = (),
     ) -> None:
-        """`test` replaces the test samples of `data`; `metrics` replaces the default metrics of the task."""
+        """`test` replaces the test samples of `data`; `metrics` replaces the default metrics of the task.
+
+        `augmentations` transform training inputs, in order.
+        """
+        self._augmentations = augmentations
         self.flat = flat
         self.training = training
         self.data = data
@@ -96,8 +103,8 @@ class Learner:
         """Take one optimizer step on each batch. Return the result and the optimizer's new state.
 
         `batches` holds indices of samples. Indices beyond the data set are samples of `added`. `seed` is for random
-        draws in the module (dropout). `shift` transforms the inputs for this node. `buffers` are the node's own
-        buffers; None takes the initial ones. After the call, `flat.read_local()` returns the new ones.
+        draws in the module (dropout) and in augmentations. `shift` transforms the inputs for this node. `buffers` are
+        the node's own buffers; None takes the initial ones. After the call, `flat.read_local()` returns the new ones.
         """
         import torch
 
@@ -111,11 +118,14 @@ class Learner:
         start = values.clone() if proximal else None
         load_state(optimizer, state)
         total = torch.zeros((), device=self.device)
+        rng = generator(seed, "augmentation") if self._augmentations else None
         for batch in torch.from_numpy(batches):
             flat.gradient.zero_()
             inputs, targets = self.gather(batch, added_tensors)
             if shift is not None:
                 inputs = shift.apply(inputs, batch)
+            if rng is not None:
+                inputs = augment(inputs, self._augmentations, rng)
             loss = self._loss(module(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             if start is not None:
@@ -191,9 +201,17 @@ class Learner:
         return True
 
     def train_stacked(
-        self, params: Sequence[Params], states: Sequence[OptimizerState], batches: Indices, seed: int = 0
+        self,
+        params: Sequence[Params],
+        states: Sequence[OptimizerState],
+        batches: Indices,
+        seed: int = 0,
+        augmentation_seeds: Sequence[int] = (),
     ) -> tuple[list[Trained], list[OptimizerState]]:
-        """Do what `train` does, for many nodes at once. `batches` has one more axis in front: the node."""
+        """Do what `train` does, for many nodes at once. `batches` has one more axis in front: the node.
+
+        `augmentation_seeds` has the seed that `train` would get for each node.
+        """
         import torch
 
         torch.default_generator.manual_seed(seed)
@@ -207,8 +225,13 @@ class Learner:
         if states[0]:
             load_state(optimizer, stack_states(states))
         total = torch.zeros(len(params), device=self.device)
+        rngs = [generator(seed, "augmentation") for seed in augmentation_seeds if self._augmentations]
         for step in torch.from_numpy(batches).unbind(1):
-            gradients, losses = self._stacked_gradients(views, *self.gather(step))
+            inputs, targets = self.gather(step)
+            if self._augmentations:  # node by node, as `train` does it
+                augmented = [augment(x, self._augmentations, rng) for x, rng in zip(inputs, rngs, strict=True)]
+                inputs = torch.stack(augmented)
+            gradients, losses = self._stacked_gradients(views, inputs, targets)
             for name, gradient_of in gradients.items():
                 gradient_views[name].copy_(gradient_of)
             if start is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from shoal.training.factory import reject_unused_settings
 from shoal.training.inputs import TrainerInputs
 from shoal.training.settings import Training
 from shoal.training.trainer import Trained
+from shoal.traits import Traits
 from shoal.types import Bounds, NodeId, Params
 
 
@@ -30,6 +31,8 @@ class ScikitBackend:
     penalty: Literal["l2", "l1", "elasticnet"] = "l2"
     alpha: Annotated[float, Bounds(at_least=0)] = 0.0001
     l1_ratio: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.15
+
+    traits: ClassVar[Traits] = Traits(augments=True, fine_tunes=True)
 
     def create_factory(self, inputs: TrainerInputs) -> ScikitTrainerFactory:
         if inputs.data.task != "classification" or inputs.data.sizes:
@@ -103,4 +106,4 @@ class ScikitTrainer(BatchTrainer):
         return Trained(params, float(np.mean(losses)))
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        return self._factory.evaluate(params, self.node)
+        return self._factory.evaluate(self.fine_tuned(params), self.node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from shoal.errors import ExperimentError
 from shoal.models.flat import FlatModule, initial_module, module_for
@@ -13,6 +13,7 @@ from shoal.training.learner import Learner
 from shoal.training.normalisation import example_inputs
 from shoal.training.settings import Training
 from shoal.training.torch_trainer import TorchTrainer
+from shoal.traits import Traits
 from shoal.types import NodeId, Params
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class TorchBackend:
     """The experiment's model as a torch module, trained with the optimizer and the loss of `training`."""
+
+    traits: ClassVar[Traits] = Traits(augments=True, fine_tunes=True)
 
     def create_factory(self, inputs: TrainerInputs) -> TorchTrainerFactory:
         return TorchTrainerFactory(inputs)
@@ -56,7 +59,9 @@ class TorchTrainerFactory:
                     ]
                 )
             flat = self.flat if training.device == "cpu" else self._module(training.device)
-            self._learners[key] = Learner(flat, training, inputs.data, inputs.test, inputs.metrics)
+            self._learners[key] = Learner(
+                flat, training, inputs.data, inputs.test, inputs.metrics, inputs.augmentations
+            )
         return self._learners[key]
 
     def trainer(self, node: NodeId, training: Training, step_seconds: float) -> TorchTrainer:
@@ -69,6 +74,7 @@ class TorchTrainerFactory:
             step_seconds,
             inputs.test_parts[node] if has_data and inputs.test_parts is not None else None,
             inputs.shifts[node] if has_data and inputs.shifts is not None else None,
+            inputs.fine_tuning(node),
         )
 
     def evaluate(self, params: Params) -> dict[str, float]:

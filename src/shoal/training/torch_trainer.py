@@ -11,7 +11,7 @@ import numpy as np
 from shoal.data.dataset import Indices, Shift
 from shoal.data.local import NodeData
 from shoal.state import State
-from shoal.training.batches import Batches
+from shoal.training.batches import Batches, FineTuning
 from shoal.training.learner import Learner
 from shoal.training.optimizers import OptimizerState, arrays_to_tensors, state_signature, tensors_to_arrays
 from shoal.training.trainer import Trained, require_samples
@@ -32,8 +32,10 @@ class TorchTrainer:
         step_seconds: float,
         tests: Indices | None = None,
         shift: Shift | None = None,
+        fine_tuning: FineTuning | None = None,
     ) -> None:
         """`tests` are the node's own test samples; None evaluates on all. `shift` transforms the node's inputs."""
+        self._fine_tuning = fine_tuning
         self.learner = learner
         self.step_seconds = step_seconds
         self.cpu_seconds = 0.0
@@ -64,7 +66,8 @@ class TorchTrainer:
         return trained
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        return self.learner.evaluate(params, self._tests, self._shift, self._buffers)
+        params, buffers = self._fine_tuned(params)
+        return self.learner.evaluate(params, self._tests, self._shift, buffers)
 
     # Batching: see `BatchableTrainer`
 
@@ -76,7 +79,9 @@ class TorchTrainer:
 
     def evaluate_key(self) -> Hashable | None:
         """Nodes are stacked if they are evaluated on the same, unchanged samples."""
-        if self._tests is not None or self._shift is not None or not self.learner.vectorized:
+        if self._tests is not None or self._shift is not None or self._fine_tuning is not None:
+            return None
+        if not self.learner.vectorized:
             return None
         return id(self.learner)
 
@@ -92,6 +97,7 @@ class TorchTrainer:
             [trainer._state for trainer in trainers],
             np.stack([batches for batches, _ in drawn]),
             drawn[0][1],
+            [seed for _, seed in drawn],
         )
         share = (time.thread_time() - started) / len(trainers)
         for trainer, state in zip(trainers, states, strict=True):
@@ -125,6 +131,15 @@ class TorchTrainer:
         require_samples(len(self.data))
         self._batches.samples = self.data.held
         return self._batches.take(steps), int(self._rng.integers(2**63))
+
+    def _fine_tuned(self, params: Params) -> tuple[Params, dict[str, torch.Tensor] | None]:
+        """Return the model to evaluate and its buffers: after fine-tuning, copies that the node does not keep."""
+        if self._fine_tuning is None:
+            return params, self._buffers
+        learner = self.learner
+        batches, seed = self._fine_tuning.draw(self.data.held, learner.training.batch_size)
+        trained, _ = learner.train(params, {}, batches, seed, self.data.added, self._shift, self._buffers)
+        return trained.params, learner.flat.read_local()
 
     def _keep(self, state: OptimizerState) -> None:
         if self.learner.training.keep_state is not False:

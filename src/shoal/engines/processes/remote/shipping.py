@@ -37,9 +37,9 @@ class Shipment:
         """The experiment, with paths relative to the folder of the files."""
 
     def _dataset(self, table: dict[str, Any]) -> dict[str, Any]:
-        """Only plug-ins of the data set and its partition are sent."""
-        renamed = {"name": self._renamed(table["name"]), "partition": self._renamed(table.get("partition", {}))}
-        return {**table, **renamed}
+        """Only plug-ins of the data set, its partition and its augmentation are sent."""
+        sent = ("name", "partition", "augmentation")
+        return {key: self._renamed(value) if key in sent else value for key, value in table.items()}
 
     def _renamed(self, value: Any) -> Any:
         if isinstance(value, dict):
