@@ -122,7 +122,7 @@ def _wrong_for_ray(experiment: Experiment) -> Iterator[str]:
 
 def _classes_of_the_script(experiment: Experiment, instead: str) -> Iterator[str]:
     """List the components that other processes cannot import."""
-    for kind, value in vars(experiment).items():
+    for kind, value in {**vars(experiment), "training.schedule": experiment.training.schedule}.items():
         if isinstance(value, Component) and value.name.startswith("__main__:"):
             yield (
                 f"{kind} = {value.name!r}: other processes cannot import a class from the running script; move it to a "

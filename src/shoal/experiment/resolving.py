@@ -40,6 +40,8 @@ class Resolver:
                 value = _available_dataset(value)
             if key in REGISTRIES:
                 resolved[key] = self.component(key, value, location(key))
+            elif key == "training":
+                resolved[key] = self.training(value, location(key))
             else:
                 resolved[key] = schema.convert(value, parameters[key].hint, location(key), self.problems)
         if isinstance(plan := resolved.get("processes"), ProcessesPlan) and plan.keys is not None:
@@ -84,6 +86,18 @@ class Resolver:
             return None
         defaults = {p.name: p.default for p in schema.parameters(cls).values() if not p.required}
         return Component(kind, name, {**defaults, **arguments, **nested})
+
+    def training(self, value: Any, place: str) -> Any:
+        """Return the settings of a table or an instance; a schedule is a component, paths of plug-ins are absolute."""
+        given = value if isinstance(value, Mapping) else vars(value) if isinstance(value, Training) else {}
+        changed: dict[str, Any] = dict(self._nested_components(Training, given, place))
+        for key in ("optimizer", "loss"):
+            if isinstance(name := given.get(key), str) and ":" in name:
+                changed[key] = absolute_name(name, self.base)
+        if isinstance(value, Training):
+            return dataclasses.replace(value, **changed)
+        table = {**value, **changed} if isinstance(value, Mapping) else value
+        return schema.convert(table, Training, place, self.problems)
 
     def _table(self, kind: str, value: Any, place: str) -> Mapping[str, Any] | None:
         """Return the table of a component that is given as a table, an instance or a networkx graph."""
@@ -132,8 +146,11 @@ class Resolver:
         if isinstance(value, Component):
             replaced = override.get("name", value.name) != value.name
             return self.component(key, override if replaced else {**value.to_table(), **override}, place)
-        merged = {**dataclasses.asdict(value), **override}
-        converted = schema.convert(merged, type(value), place, self.problems)
+        if value.schedule is not None and isinstance(override.get("schedule"), Mapping):
+            place_of_schedule = f"{place}.schedule"
+            schedule = self._overridden("schedule", value.schedule, override["schedule"], place_of_schedule)
+            override = {**override, "schedule": schedule}
+        converted = self.training({**vars(value), **override}, place)
         return None if converted is schema.INVALID else converted
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from shoal.data.dataset import Samples
 from shoal.randomness import generator
 from shoal.state import State
 from shoal.training.batches import Batches
 from shoal.training.inputs import TrainerInputs
+from shoal.training.schedules import LearningRate
 from shoal.training.settings import Training
 from shoal.training.trainer import Trained, require_samples
 from shoal.types import NodeId, Params
@@ -22,6 +23,9 @@ class BatchTrainer(ABC):
     def __init__(self, inputs: TrainerInputs, node: NodeId, training: Training, step_seconds: float) -> None:
         self.inputs, self.node, self.training = inputs, node, training
         self.step_seconds, self.cpu_seconds = step_seconds, 0.0
+        self.rates: Sequence[float] = ()
+        """The learning rate of each step of the current training, for `learn`."""
+        self._rate, self._progress = LearningRate(training), (0, 0)
         self._part = inputs.part(node)
         self._batches = Batches(self._part, training.batch_size, generator(inputs.seed, "training", node))
 
@@ -40,9 +44,16 @@ class BatchTrainer(ABC):
         require_samples(len(self._part))
         started = time.thread_time()
         drawn = self._batches.take(self.steps(steps))
+        self.rates = self._rate.of_steps(*self._progress, len(drawn))
         trained = self.learn(params, (self.inputs.batch(self.node, numbers) for numbers in drawn))
         self.cpu_seconds += time.thread_time() - started
         return trained
+
+    def set_progress(self, round: int, step: int) -> None:
+        self._progress = round, step
+
+    def learning_rate(self, round: int, step: int) -> float:
+        return self._rate.at(round, step)
 
     def state(self) -> State:
         return self._batches.state()
