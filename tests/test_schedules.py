@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Setup
 from shoal.node import Node
 from shoal.testing import Faults
 from shoal.training.schedules import Constant, Cosine, Linear, MultiStep, Step
@@ -132,6 +133,24 @@ def test_clients_have_the_rate_of_the_server_s_round(tmp_path: Path) -> None:
     assert half.summary["digest"] != other.run(tmp_path).summary["digest"]
 
 
+FIXED = """
+import numpy as np
+from shoal.training import Trained
+
+
+class Fixed:
+    initial, shapes = np.zeros(3, np.float32), ((3,),)
+    samples, step_seconds, cpu_seconds = 1, 0.0, 0.0
+
+    def create_factory(self, inputs): return self
+    def trainer(self, node, training, step_seconds): return self
+    def steps(self, steps): return 1
+    def train(self, params, steps=None): return Trained(params, 0.0)
+    def evaluate(self, params): return {}
+    def warm_up(self, node, training): ...
+"""
+
+
 @pytest.mark.parametrize(
     ("schedule", "expected_error"),
     [
@@ -145,6 +164,14 @@ def test_clients_have_the_rate_of_the_server_s_round(tmp_path: Path) -> None:
 def test_wrong_schedules_are_errors_that_name_the_key(schedule: Any, expected_error: str) -> None:
     with pytest.raises(ExperimentError, match=expected_error):
         experiment(schedule)
+
+
+@pytest.mark.parametrize("trainer", ["scikit", "mine.py:Fixed"])
+def test_a_trainer_that_does_not_follow_schedules_rejects_them(trainer: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FIXED)
+    described = experiment("constant", trainer={"name": trainer}, base=tmp_path)
+    with pytest.raises(ExperimentError, match=r"training.schedule = 'constant': trainer .*does not"):
+        Setup(described).trainer(0)
 
 
 def test_a_schedule_is_an_instance_a_name_or_a_plug_in_and_is_written_to_the_table(tmp_path: Path) -> None:
