@@ -65,7 +65,7 @@ class Shoal:
         self._rngs = [generator(described.seed, "training", node) for node in range(self.nodes)]
         self._streams = [Batches(p, BATCH, rng) for p, rng in zip(self.setup.parts, self._rngs, strict=True)]
 
-    def steps(self, models: Any, offset: Callable[[int], Any] | None = None) -> Any:
+    def steps(self, models: Any, offset: Callable[[int], Any] | None = None, rate: float = RATE) -> Any:
         """Return u = train(x) − x of every node.
 
         With `offset`, nodes train one step at a time and add `offset(node)` after each step.
@@ -74,7 +74,7 @@ class Shoal:
         for node, stream in enumerate(self._streams):
             for count in [STEPS] if offset is None else [1] * STEPS:
                 for batch in stream.take(count):
-                    trained[node] -= RATE * gradient(trained[node], data.x[batch].astype(np.float64), data.y[batch])
+                    trained[node] -= rate * gradient(trained[node], data.x[batch].astype(np.float64), data.y[batch])
                 self._rngs[node].integers(2**63)  # the seed of dropout, which this model does not use
                 trained[node] += 0.0 if offset is None else offset(node)
         return trained - models

@@ -246,7 +246,7 @@ def test_frozen_parameters_do_not_change_under_weight_decay_in_single_or_stacked
     alone, _ = learner.train(start, {}, batches)
     assert np.array_equal(alone.params[fixed], start[fixed])
     assert not np.array_equal(alone.params, start)
-    if learner.stackable:
+    if learner.trains_stacked:
         together, states = learner.train_stacked([start, start], [{}, {}], np.stack([batches, batches]))
         assert np.array_equal(together[0].params[fixed], start[fixed])
         np.testing.assert_allclose(together[1].params, alone.params, atol=1e-5)
@@ -305,9 +305,9 @@ class LstmModule(nn.Module):
 def test_modules_that_vmap_does_not_support_are_detected(make: Any, vectorized: bool) -> None:
     learner = Learner(FlatModule(make()), SGD, DATA)
     before = torch.get_rng_state()
-    assert learner.vectorized is vectorized
+    assert learner.evaluates_stacked is vectorized
     assert torch.equal(torch.get_rng_state(), before)
-    assert learner.stackable is vectorized
+    assert learner.trains_stacked is vectorized
     assert learner.flat.module.training
     nodes = [TorchTrainer(learner, PART, np.random.default_rng(n), step_seconds=0.0) for n in range(2)]
     params = learner.flat.read()
@@ -317,8 +317,8 @@ def test_modules_that_vmap_does_not_support_are_detected(make: Any, vectorized: 
 
 def test_a_vectorized_module_with_an_unstackable_optimizer_is_not_stackable() -> None:
     learner = Learner(FlatModule(Frozen()), Training("adafactor"), DATA)
-    assert learner.vectorized
-    assert not learner.stackable
+    assert learner.evaluates_stacked
+    assert not learner.trains_stacked
 
 
 # Complete runs

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from oracle import (
+    BATCH,
     RATE,
     STEPS,
     Shoal,
@@ -102,6 +103,55 @@ def qg_dsgdm(shoal: Shoal, w: Any, beta: float = 0.8, mu: float = 0.7, rate: flo
 )
 def test_models_follow_the_matrices(algorithm: Any, oracle: Any, topology: Any, tmp_path: Path) -> None:
     described = experiment(algorithm, topology=topology)
+    shoal = Shoal(described)
+    agrees(described, oracle(shoal, shoal.metropolis()), tmp_path)
+
+
+RATES = [RATE, RATE, RATE / 2, RATE / 2, RATE / 4, RATE / 4]
+
+
+def scheduled_gradient_tracking(shoal: Shoal, w: Any) -> Any:
+    """With y in units of gradients, as in the paper."""
+    x = shoal.start
+    g = y = -shoal.steps(x, rate=RATES[0]) / RATES[0]
+    for r in range(ROUNDS):
+        x = w @ x - RATES[r] * y
+        if r < ROUNDS - 1:
+            g, g_before = -shoal.steps(x, rate=RATES[r + 1]) / RATES[r + 1], g
+            y = w @ y + g - g_before
+    return x
+
+
+def scheduled_k_gt(shoal: Shoal, w: Any) -> Any:
+    x, c = shoal.start, np.zeros_like(shoal.start)
+    for rate in RATES:
+        half = x + shoal.steps(x, offset=lambda node, c=c, rate=rate: -rate * c[node], rate=rate)  # type: ignore[misc]
+        z = (x - half) / (STEPS * rate)
+        x, c = w @ half, c - z + w @ z
+    return x
+
+
+def scheduled_qg_dsgdm(shoal: Shoal, w: Any) -> Any:
+    x, m = shoal.start, np.zeros_like(shoal.start)
+    for rate in RATES:
+        x_new = w @ (x + shoal.steps(x, rate=rate) - rate * 0.8 * m)
+        x, m = x_new, 0.7 * m + 0.3 * (x - x_new) / rate
+    return x
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "oracle"),
+    [
+        (GradientTracking(ROUNDS), scheduled_gradient_tracking),
+        (KGT(ROUNDS), scheduled_k_gt),
+        (QGDSGDm(ROUNDS, beta=0.8, mu=0.7), scheduled_qg_dsgdm),
+    ],
+    ids=["gradient tracking", "k-gt", "qg-dsgdm"],
+)
+def test_models_follow_the_matrices_when_the_rate_changes(algorithm: Any, oracle: Any, tmp_path: Path) -> None:
+    schedule = {"name": "step", "every": 2, "factor": 0.5}
+    training = {"lr": RATE, "batch_size": BATCH, "local_steps": STEPS, "schedule": schedule}
+    described = experiment(algorithm, training=training)
     shoal = Shoal(described)
     agrees(described, oracle(shoal, shoal.metropolis()), tmp_path)
 

@@ -22,13 +22,14 @@ from shoal.node_protocols import (
     Received,
     ServiceProvider,
 )
+from shoal.node_training import NodeTraining
 from shoal.peer_timeouts import PeerTimeouts
-from shoal.results.records import Evaluation, Event, Round
+from shoal.results.records import DIVERGED, Evaluation, Event, Round
 from shoal.runtime import Runtime
 from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, Sharing, payload_for
 from shoal.state import Generators, State, Stateful
 from shoal.topologies.graph import Peers, Topology, WeightScheme
-from shoal.training.trainer import DataHolder, Evaluate, Train, Trainer
+from shoal.training.trainer import DataHolder, Evaluate, Trainer
 from shoal.traits import traits_of
 from shoal.types import NodeId, Params
 
@@ -97,7 +98,7 @@ class Node:
         self.discovery: PeerDiscovery = discovery or GraphPeers(context.mixing)
         self._observer = observer
         self.checkpoints = NodeCheckpoints(saver)
-        self._loss: float | None = None
+        self._training = NodeTraining(trainer, context.learning_rate)
         self._generators = Generators(context.seed, context.id)
         self._check = sharing.check if isinstance(sharing, PayloadChecker) else None
         self.interactive_sharing: InteractiveSharing | None = None
@@ -151,8 +152,8 @@ class Node:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of this node's training."""
-        return self.context.learning_rate
+        """The learning rate of this node's next local step; it changes if the training has a schedule."""
+        return self._training.learning_rate
 
     @property
     def params(self) -> Params:
@@ -187,8 +188,9 @@ class Node:
 
     async def train(self, params: Params, steps: int | None = None) -> Params:
         """Return a new vector: `params` after local training. `steps` None uses the experiment's number of steps."""
-        trained = await self.runtime.compute(Train(self.trainer, params, steps))
-        self._loss = trained.loss
+        trained = await self._training.train(self.runtime, params, steps)
+        if self._training.newly_diverged(trained):
+            self.record_event(DIVERGED, f"round {self._training.round}: the training loss is {trained.loss}")
         return trained.params
 
     # Peers
@@ -257,8 +259,7 @@ class Node:
         self.messages_sent += 1
 
     def receive_available(self, *, kind: str = MODEL, check: Check | None = None, finite: bool = True) -> list[Message]:
-        """Return all messages of this kind received so far, in order, except the rejected ones; `finite` as in
-        `receive`."""
+        """Return the messages of this kind received so far, without rejected ones; `finite` as in `receive`."""
         return [message for message in self.runtime.receive_available(kind) if self._accepts(message, check, finite)]
 
     async def receive_each(
@@ -301,7 +302,7 @@ class Node:
         elif adaptive and not slow:
             self._peer_timeouts.complete(waited)
         received = Received(peers if isinstance(peers, Peers) else None)
-        messages.sort(key=_sender)
+        messages.sort(key=attrgetter("sender"))
         for message in messages:
             if self._accepts(message, check):
                 received[message.sender] = message.payload
@@ -403,6 +404,7 @@ class Node:
         """
         for round in range(self._next_round, count):
             await self._observer.before_round(round)
+            self._training.round = round
             yield round
             self._next_round = round + 1
             self._record(round)
@@ -415,6 +417,7 @@ class Node:
         """Context manager for one round that another node, such as a server, requested: recorded, not evaluated."""
         self.checkpoints.begin_requested_round(round)
         await self._observer.before_round(round)
+        self._training.round = round
         yield
         self._record(round)
         self.checkpoints.end_requested_round()
@@ -436,7 +439,7 @@ class Node:
         self._observer.record(Event(what, self.now(), detail))
 
     def _record(self, round: int) -> None:
-        self._observer.record(Round(round, self.now(), self._loss, self.bytes_sent, self.messages_sent))
+        self._observer.record(Round(round, self.now(), self._training.loss, self.bytes_sent, self.messages_sent))
 
     async def _evaluate(self, round: int) -> None:
         await self.evaluate(round)
@@ -454,7 +457,7 @@ class Node:
             "round": self._next_round,
             "params": self._params,
             "sent": [self.bytes_sent, self.messages_sent, self.rejected_count],
-            "loss": self._loss,
+            **self._training.state(),
             "timeouts": self._peer_timeouts.state(),
             "algorithm": dict(self.algorithm_state),
             "generators": self._generators.state(),
@@ -467,7 +470,7 @@ class Node:
         self._next_round = state["round"]
         self.params = np.array(state["params"], np.float32)
         self.bytes_sent, self.messages_sent, self.rejected_count = state["sent"]
-        self._loss = state["loss"]
+        self._training.restore(state)
         self._peer_timeouts.restore(state["timeouts"])
         self.algorithm_state = dict(state["algorithm"])
         self._generators.restore(state["generators"])
@@ -489,9 +492,6 @@ class Node:
             return {"topology": self.context.mixing_factory.to_table(topology), "weights": weights}
         except ValueError as error:
             raise NodeError(f"node {self.id}: its rewired topology cannot be saved: {error}") from error
-
-
-_sender = attrgetter("sender")
 
 
 def _frozen(params: Params) -> Params:

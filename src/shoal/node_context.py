@@ -102,7 +102,7 @@ class NodeContext:
     non_finite: NonFinite = "reject"
     """Whether received payloads with infinities or NaN are rejected or kept."""
     learning_rate: float = 0.1
-    """The learning rate of the node's training."""
+    """The base learning rate of the node's training. `Node.learning_rate` is the current one."""
     incarnation: int = 0
     """How often the node was restarted."""
     late: bool = False

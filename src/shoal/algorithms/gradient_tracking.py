@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from shoal.algorithms.support.rate_changes import rate_change, rescaled
 from shoal.algorithms.support.requirements import requires_plain_sgd, warn_of_local_steps
 from shoal.algorithms.support.restart_epochs import RestartEpochs, epoch_of
 from shoal.algorithms.support.vectors import average, check_vectors, lazy_weights
@@ -36,6 +37,9 @@ class GradientTracking:
     If W has negative eigenvalues, steps have to be small: with one near −0.6, as on a torus, ηL below 0.08 for
     gradients with Lipschitz constant L. With `lazy`, (W + I)/2 replaces W; it has none, and the limit is 0.5.
 
+    If η follows a schedule, y and d(x^t) are scaled to the rate of the next round: then y/η tracks the average
+    gradient, as with a constant η.
+
     A failure removes a part of Σy. So nodes that learn of one, or whose peer times out, restart with y = d(x), in a new
     epoch (see `support.restart_epochs`). y is mixed only within an epoch, and a node that receives a later epoch enters
     it. The weights of missing peers stay with the node. Once all nodes have received the epoch, which takes as many
@@ -52,7 +56,8 @@ class GradientTracking:
         mixed, before = node.algorithm_state.get("mixed", zero), node.algorithm_state.get("before", zero)
         check = partial(_check, size=node.params.size)
         async for r in node.rounds(self.rounds):
-            x = node.params
+            x, change = node.params, rate_change(node)
+            mixed, before = rescaled(mixed, change), rescaled(before, change)
             d = x - await node.train(x)
             if epochs.restart_needed():
                 mixed, before = zero, zero

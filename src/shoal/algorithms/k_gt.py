@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from shoal.algorithms.support.rate_changes import rate_change, rescaled
 from shoal.algorithms.support.requirements import requires_plain_sgd
 from shoal.algorithms.support.restart_epochs import RestartEpochs, epoch_of
 from shoal.algorithms.support.vectors import average, check_vectors, lazy_weights
@@ -32,7 +33,7 @@ class KGT:
     paper starts with the mean of all gradients minus the node's own, which would need an average over all nodes. Once
     the models agree, each local step follows the average gradient of all nodes, however many local steps there are.
     `eta_s` is η_s, the step size of an exchange: with 1, nodes average x½. The code keeps −ηc in double precision,
-    because it adds up over all rounds.
+    because it adds up over all rounds, and scales it if η follows a schedule.
 
     With `lazy`, (W + I)/2 replaces W. After a failure or a timeout nodes restart with c = 0, in a new epoch, as in
     `gradient-tracking`: z is mixed only within an epoch.
@@ -51,6 +52,7 @@ class KGT:
         async for r in node.rounds(self.rounds):
             if epochs.restart_needed():
                 correction = zero
+            correction = rescaled(correction, rate_change(node))
             half, steps = node.params, node.trainer.steps(None)
             for _ in range(steps):
                 half = (await node.train(half, 1) + correction).astype(np.float32)

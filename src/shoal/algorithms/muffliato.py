@@ -66,8 +66,9 @@ class Muffliato:
         rng, size = node.rng("muffliato noise"), node.params.size
         if self.noise == "model":
             return await node.train(node.params) + np.float32(self.sigma) * rng.standard_normal(size, np.float32)
-        x, scale = node.params, np.float32(node.learning_rate * self.sigma)
+        x = node.params
         for _ in range(node.trainer.steps(None)):
+            scale = np.float32(node.learning_rate * self.sigma)
             x = await node.train(x, 1) - scale * rng.standard_normal(size, np.float32)
         return x
 

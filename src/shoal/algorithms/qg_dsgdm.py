@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from shoal.algorithms.support.rate_changes import rate_change, rescaled
 from shoal.algorithms.support.requirements import requires_plain_sgd
 from shoal.node import Node
 from shoal.traits import ExperimentView, Traits
@@ -22,8 +23,9 @@ class QGDSGDm:
     """Lin et al. 2021, quasi-global momentum: D-PSGD with momentum from the movement of the averaged models.
 
     With gradients g, x½ = x − η(βm + g), x⁺ = Wx½, m ← μm + (1 − μ)(x − x⁺)/η. The code keeps ηm in place of m, and
-    train(x) is x − ηg for one step of SGD. The momentum is never sent. `beta` is its share in a step, `mu` the share
-    that is kept from round to round; the paper sets both to the same value.
+    train(x) is x − ηg for one step of SGD. If η follows a schedule, ηm is scaled to the new η. The momentum is never
+    sent. `beta` is its share in a step, `mu` the share that is kept from round to round; the paper sets both to the
+    same value.
     """
 
     traits: ClassVar[Traits] = Traits(needs_only_sum=True)
@@ -35,7 +37,7 @@ class QGDSGDm:
     async def run(self, node: Node) -> None:
         m = node.algorithm_state.get("m", np.zeros_like(node.params))
         async for r in node.rounds(self.rounds):
-            x = node.params
+            x, m = node.params, rescaled(m, rate_change(node))
             half = await node.train(x) - self.beta * m
             peers = await node.peers(r)
             await node.send(peers, node.sharing.outgoing(half, r), round=r)

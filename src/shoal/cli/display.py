@@ -19,6 +19,7 @@ from rich.text import Text
 
 from shoal.results.progress import Progress, main_metric
 from shoal.results.timing import higher_is_better
+from shoal.types import format_node_ids
 
 LINE_INTERVAL = 2.0
 """Seconds between lines of progress when the output is not a terminal."""
@@ -146,15 +147,21 @@ def summary_table(summary: Mapping[str, Any], title: str) -> Table:
     table = Table(title=Text(title), title_justify="left", show_header=False, box=None, padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
+    batching = f", batching {summary['batching']!r}" if summary.get("batching") else ""
     rows = [
         ("status", _status(summary)),
-        ("engine", f"{summary['engine']}, {summary['nodes']} nodes, seed {summary['seed']}"),
+        ("engine", f"{summary['engine']}{batching}, {summary['nodes']} nodes, seed {summary['seed']}"),
         ("rounds", str(summary["rounds"])),
         *_scores(summary),
         (f"{summary.get('split', 'test')} loss", _statistics(summary["loss"])),
         *_best_and_target(summary),
         *_averaged_model(summary),
         *_resources(summary),
+        *(
+            [("diverged", f"nodes {format_node_ids(diverged, most=10)}")]
+            if (diverged := summary.get("diverged"))
+            else []
+        ),
         *((name.replace("_", " "), f"{summary[name]:,}") for name in COUNTS if summary.get(name)),
         ("digest", summary["digest"][:16] if summary["digest"] else "no final models"),
     ]

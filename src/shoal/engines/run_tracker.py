@@ -58,6 +58,7 @@ class RunTracker:
         """Nodes that will still send models to be averaged."""
         self._averages = ModelAverages()
         self._score = MeanScore()
+        self._diverged = False
         self._training_began = time.monotonic()
         self._progress_shown = 0.0
 
@@ -105,6 +106,14 @@ class RunTracker:
 
     def add_score(self, round: int, score: Score | None) -> None:
         self._score.add(round, score)
+
+    def node_diverged(self, node: NodeId, detail: str) -> None:
+        """Warn of the first node whose training diverged. The summary has all of them."""
+        if not self._diverged:
+            self._diverged = True
+            self.listener.notice(
+                f"node {node} diverged in {detail}; try a smaller training.lr, or set training.clip_norm"
+            )
 
     # Progress
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shoal.results.state_files import join, split
 from shoal.state import State, Stateful
-from shoal.training.trainer import Trainer
+from shoal.training.trainer import Train, Trainer
 from shoal.types import NodeId, Params
 
 MAX_COMMANDS = 32
@@ -36,6 +36,9 @@ class Command(msgspec.Struct, frozen=True, array_like=True, gc=False):
     steps: int = 0
     state: bytes = b""
     """The state of the trainer to restore, from `encode_state`."""
+    round: int = 0
+    step: int = 0
+    """The node's round and the number of its local steps so far."""
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -109,7 +112,7 @@ def _compute_one(trainer: Trainer, command: Command, row: Params) -> Reply:
         return Reply(0.0)
     started = time.thread_time()
     if command.kind == "train":
-        trained = trainer.train(row, command.steps)
+        trained = Train(trainer, row, command.steps, command.round, command.step).run()
         row[:] = trained.params
         return Reply(time.thread_time() - started, loss=trained.loss)
     scores = trainer.evaluate(row)

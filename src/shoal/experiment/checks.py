@@ -145,6 +145,8 @@ def _classes_of_the_script(experiment: Experiment, instead: str) -> Iterator[str
     """List the components that other processes cannot import."""
     named = [(kind, value) for kind, value in vars(experiment).items() if isinstance(value, Component)]
     named += [("dataset.augmentation", value) for value in experiment.augmentation]
+    if isinstance(schedule := experiment.training.schedule, Component):
+        named.append(("training.schedule", schedule))
     for kind, value in named:
         if value.name.startswith("__main__:"):
             yield (

@@ -26,6 +26,7 @@ REGISTRIES = {
     "device": "shoal.environment.devices:DEVICES",
     "availability": "shoal.environment.availability:AVAILABILITIES",
     "trainer": "shoal.training:TRAINERS",
+    "schedule": "shoal.training.schedules:SCHEDULES",
     "mapping": "shoal.experiment.mapping:MAPPINGS",
     "compressor": "shoal.compression:COMPRESSORS",
     "values": "shoal.compression:VALUES",
@@ -134,7 +135,7 @@ def plain(value: Any, *, keep_none: bool) -> Any:
     if isinstance(value, Component):
         value = value.to_table()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {k: plain(v, keep_none=keep_none) for k, v in value.items() if keep_none or v is not None}
     if isinstance(value, list | tuple):

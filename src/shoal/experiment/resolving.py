@@ -42,6 +42,8 @@ class Resolver:
                 resolved[key] = self.components(key, value, location(key))
             elif key in REGISTRIES:
                 resolved[key] = self.component(key, value, location(key))
+            elif key == "training":
+                resolved[key] = self.training(value, location(key))
             else:
                 resolved[key] = schema.convert(value, parameters[key].hint, location(key), self.problems)
         if isinstance(plan := resolved.get("processes"), ProcessesPlan) and plan.keys is not None:
@@ -95,6 +97,18 @@ class Resolver:
         tables = [{"name": value} if isinstance(value, str) else value for value in values]
         return tuple(self.component(kind, table, f"{place}[{i}]") for i, table in enumerate(tables))
 
+    def training(self, value: Any, place: str) -> Any:
+        """Return the settings of a table or an instance; a schedule is a component, paths of plug-ins are absolute."""
+        given = value if isinstance(value, Mapping) else vars(value) if isinstance(value, Training) else {}
+        changed: dict[str, Any] = dict(self._nested_components(Training, given, place))
+        for key in ("optimizer", "loss"):
+            if isinstance(name := given.get(key), str) and ":" in name:
+                changed[key] = absolute_name(name, self.base)
+        if isinstance(value, Training):
+            return dataclasses.replace(value, **changed)
+        table = {**value, **changed} if isinstance(value, Mapping) else value
+        return schema.convert(table, Training, place, self.problems)
+
     def _table(self, kind: str, value: Any, place: str) -> Mapping[str, Any] | None:
         """Return the table of a component that is given as a table, an instance or a networkx graph."""
         if type(value).__module__.startswith("networkx"):
@@ -142,8 +156,11 @@ class Resolver:
         if isinstance(value, Component):
             replaced = override.get("name", value.name) != value.name
             return self.component(key, override if replaced else {**value.to_table(), **override}, place)
-        merged = {**dataclasses.asdict(value), **override}
-        converted = schema.convert(merged, type(value), place, self.problems)
+        if value.schedule is not None and isinstance(override.get("schedule"), Mapping):
+            place_of_schedule = f"{place}.schedule"
+            schedule = self._overridden("schedule", value.schedule, override["schedule"], place_of_schedule)
+            override = {**override, "schedule": schedule}
+        converted = self.training({**vars(value), **override}, place)
         return None if converted is schema.INVALID else converted
 
 

@@ -20,6 +20,7 @@ from shoal.results.record_writer import write_finally
 from shoal.results.records import RunFolder
 from shoal.results.run_lock import lock
 from shoal.results.summary import summarize, write_metrics
+from shoal.types import format_node_ids
 
 if TYPE_CHECKING:
     from shoal.engines.processes.remote.agents_plan import AgentsPlan
@@ -118,6 +119,10 @@ def finish_run(
         write()
     else:
         write_finally(write, (listener or NullProgressListener()).notice)
+    if diverged := summary["diverged"]:
+        (listener or NullProgressListener()).notice(
+            f"{len(diverged)} of {experiment.nodes} nodes diverged: {format_node_ids(diverged, most=10)}"
+        )
     return Run(folder, summary)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.algorithms import Algorithm
+from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.experiment.checks import check_labelled_graph, graph_needs_labels
 from shoal.experiment.environment_builder import build_environment, device_speeds
@@ -27,6 +28,7 @@ from shoal.runtime import Runtime
 from shoal.topologies.graph import Mixing, Topology, TopologyWarning
 from shoal.training import Trainer, TrainerBackend, TrainerFactory, TrainerInputs
 from shoal.training.metrics import TRAINERS, Metrics
+from shoal.training.trainer import ScheduledTrainer
 from shoal.types import NodeId, Params
 
 
@@ -117,7 +119,15 @@ class Setup:
 
     def trainer(self, id: NodeId) -> Trainer:
         """Create the trainer of node `id`, as it is before its first step."""
-        return self.trainer_factory.trainer(id, self.experiment.settings(id).training, self.speeds[id].simulated_step)
+        training = self.experiment.settings(id).training
+        trainer = self.trainer_factory.trainer(id, training, self.speeds[id].simulated_step)
+        if training.schedule is not None and not isinstance(trainer, ScheduledTrainer):
+            name, schedule = self.experiment.trainer.name, training.schedule.name
+            raise ExperimentError(
+                [f"training.schedule = {schedule!r}: trainer {name!r} does not follow schedules; remove the schedule"],
+                self.experiment.name,
+            )
+        return trainer
 
     def _discovery(self) -> PeerDiscovery | None:
         if self.experiment.topology.traits.discovers_peers:

@@ -111,6 +111,8 @@ NOT_JOINED = "has not joined the run"
 The text is part of the format of checkpoints and of coordinator files: a run that is resumed or continued knows by it
 which nodes still join. To change the text, change the format.
 """
+DIVERGED = "diverged"
+"""The event of a node whose training loss is not finite for the first time."""
 REJOINED = "rejoined"
 """The event of a restarted node that continues where its peers are."""
 

@@ -13,7 +13,7 @@ import msgspec
 
 from shoal.errors import DataError
 from shoal.results.progress import Outcome
-from shoal.results.records import Average, End, Evaluation, Event, Record, Round, RunFolder, replacing
+from shoal.results.records import DIVERGED, Average, End, Evaluation, Event, Record, Round, RunFolder, replacing
 from shoal.results.statistics import fairness, statistics
 from shoal.results.timing import Evaluations, SentTraffic, split_of, target_and_best, target_of
 from shoal.types import NodeId
@@ -115,6 +115,7 @@ def _summary(
         "digest": _digest(records.ends),
         "events": dict(records.events),
         "lost": {str(node): why for node, why in outcome.lost.items()},
+        "diverged": records.diverged_nodes(),
     }
     for key, value in outcome.facts.items():
         table = next((summary[name] for name in ("time", "memory") if key in summary[name]), summary)
@@ -132,6 +133,7 @@ class _Records:
         self.sent: dict[NodeId, SentTraffic] = {}
         self.ends: dict[NodeId, End] = {}
         self.events: Counter[str] = Counter()
+        self._diverged: set[NodeId] = set()
 
     def add(self, node: NodeId, record: Record) -> None:
         self.curve.add(node, record)
@@ -144,6 +146,13 @@ class _Records:
             self.ends[node] = record
         elif isinstance(record, Event):
             self.events[record.what] += record.count
+            if record.what == DIVERGED:
+                self._diverged.add(node)
+
+    def diverged_nodes(self) -> list[NodeId]:
+        """Return the nodes whose training loss, or whose latest evaluation, was not finite."""
+        evaluated = {n for n, e in self.latest.items() if not all(math.isfinite(s) for s in e.scores.values())}
+        return sorted(self._diverged | evaluated)
 
     def finished_rounds(self, nodes: range) -> int:
         """Return the minimum number of finished rounds over `nodes`.

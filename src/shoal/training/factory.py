@@ -56,6 +56,7 @@ def reject_unused_settings(training: Training, used: Collection[str], trainer: s
         if field.name == "keep_state" and value is False:
             continue  # such a trainer has no optimizer state
         if field.name not in used and value != default:
-            problems.append(f"training.{field.name} = {value!r}: trainer {trainer!r} does not use it; {advice}")
+            shown = getattr(value, "name", value)  # that of a component
+            problems.append(f"training.{field.name} = {shown!r}: trainer {trainer!r} does not use it; {advice}")
     if problems:
         raise ExperimentError(problems)

@@ -21,19 +21,25 @@ import numpy as np
 from shoal.data.augmentations import augment
 from shoal.data.dataset import Augmentation, Data, Indices, Samples, Shift
 from shoal.data.local import select_rows
+from shoal.errors import ExperimentError
 from shoal.randomness import generator
+from shoal.training.gradients import Precision, clip
 from shoal.training.losses import Loss
 from shoal.training.metrics import Metrics, add_sums
+from shoal.training.module_draws import ModuleDraws, global_states
 from shoal.training.normalisation import normalise, scaling_tensors
 from shoal.training.optimizers import (
     OptimizerFactory,
     OptimizerState,
     load_state,
     read_state,
+    set_rate,
     stack_states,
     take_step,
     unstack_state,
 )
+from shoal.training.overrides import knows_overrides
+from shoal.training.schedules import LearningRate
 from shoal.training.settings import Training
 from shoal.training.trainer import Trained
 from shoal.types import Params
@@ -80,13 +86,23 @@ class Learner:
         )
         """Test samples that are evaluated at once."""
         self._scaling = scaling_tensors(data, self.device)
-        self._loss = Loss(training.loss, data)
+        self._loss = Loss(training.loss, data, training.label_smoothing or 0.0)
+        self._test_loss = Loss(training.loss, data) if training.label_smoothing else self._loss
         self._optimizers = OptimizerFactory(training)
+        self.learning_rate = LearningRate(training)
+        self._draws = ModuleDraws(self.device)
         trained = flat.values[: flat.trained_size]
         trained.grad = flat.gradient[: flat.trained_size]
         self._optimizer = self._optimizers.create(
             [trained] if self._optimizers.elementwise else list(flat.module.parameters())
         )
+        if self.learning_rate.changes and "lr" not in self._optimizer.defaults:
+            raise ExperimentError(
+                [f"training.schedule: {type(self._optimizer).__name__} has no learning rate 'lr' in its defaults"]
+            )
+        self._precision = Precision(training, self.device)
+        if self._precision.reduced:
+            self._check_precision()
 
     # One node
 
@@ -99,41 +115,49 @@ class Learner:
         added: Samples | None = None,
         shift: Shift | None = None,
         buffers: dict[str, torch.Tensor] | None = None,
+        rates: Sequence[float] | None = None,
     ) -> tuple[Trained, OptimizerState]:
         """Take one optimizer step on each batch. Return the result and the optimizer's new state.
 
         `batches` holds indices of samples. Indices beyond the data set are samples of `added`. `seed` is for random
         draws in the module (dropout) and in augmentations. `shift` transforms the inputs for this node. `buffers` are
         the node's own buffers; None takes the initial ones. After the call, `flat.read_local()` returns the new ones.
+        `rates` are the learning rates of the steps; None takes that of the settings.
         """
         import torch
 
         flat, optimizer, module = self.flat, self._optimizer, self.flat.module
         proximal = self.training.proximal
         added_tensors = None if added is None else _tensors(added, self.device)
-        torch.default_generator.manual_seed(seed)
+        self._draws.seed(seed)
         flat.load(params)
         flat.load_local(buffers)
         values, gradient = flat.values[: flat.trained_size], flat.gradient[: flat.trained_size]
         start = values.clone() if proximal else None
-        load_state(optimizer, state)
+        scaling = self._precision.scaling(state)
+        load_state(optimizer, scaling.remove_from(state))
         total = torch.zeros((), device=self.device)
         rng = generator(seed, "augmentation") if self._augmentations else None
-        for batch in torch.from_numpy(batches):
+        for i, batch in enumerate(torch.from_numpy(batches)):
             flat.gradient.zero_()
             inputs, targets = self.gather(batch, added_tensors)
             if shift is not None:
                 inputs = shift.apply(inputs, batch)
             if rng is not None:
                 inputs = augment(inputs, self._augmentations, rng)
-            loss = self._loss(module(inputs), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self._precision.autocast():
+                loss = self._loss(module(inputs), targets)
+            total += loss.detach()
+            if not scaling.backward(loss, gradient):
+                continue
             if start is not None:
                 gradient.add_(values - start, alpha=proximal)
+            clip(gradient, self.training)
+            set_rate(optimizer, rates, i)
             take_step(optimizer)
-            total += loss.detach()
+        self._draws.restore()
         flat.sync_statistics()
-        return Trained(flat.read(), float(total) / len(batches)), read_state(optimizer)
+        return Trained(flat.read(), float(total) / len(batches)), scaling.add_to(read_state(optimizer))
 
     def evaluate(
         self,
@@ -155,7 +179,7 @@ class Learner:
         with torch.inference_mode(), self._evaluation_mode():
             for numbers, x, y in self._test_batches(tests):
                 outputs = self.flat.module(x if shift is None else shift.apply(x, -1 - numbers))
-                add_sums(totals, self.metrics.batch_sums(outputs, y, self._loss(outputs, y)))
+                add_sums(totals, self.metrics.batch_sums(outputs, y, self._test_loss(outputs, y)))
         return self.metrics.scores(totals)
 
     def warm_up(self, samples: Indices) -> None:
@@ -168,21 +192,31 @@ class Learner:
 
     # Many nodes
 
-    @property
-    def stackable(self) -> bool:
+    @cached_property
+    def trains_stacked(self) -> bool:
         """Whether `train_stacked` gives the same results as `train`.
 
-        torch must be able to compute many of these models at once (`vectorized`), and the optimizer must be
-        elementwise.
+        torch must be able to compute many of these models at once, in float32, the optimizer must be elementwise, and
+        the module must draw no random numbers, because each node draws its own.
         """
-        return self._optimizers.elementwise and self.vectorized
+        return (
+            self._optimizers.elementwise
+            and not self._precision.reduced
+            and knows_overrides(self, "train_stacked", frozenset(["evaluate", "evaluate_stacked"]))
+            and self._works_stacked(training=True)
+        )
 
     @cached_property
-    def vectorized(self) -> bool:
-        """Whether torch can compute many models of this kind at once. Tried once, on one sample.
+    def evaluates_stacked(self) -> bool:
+        """Whether `evaluate_stacked` gives the same results as `evaluate`."""
+        unrelated = frozenset(["train", "train_stacked"])
+        return knows_overrides(self, "evaluate_stacked", unrelated) and self._works_stacked(training=False)
 
-        It cannot if the module changes its buffers, branches on values, or has layers that `torch.func.vmap` computes
-        in a loop. That loop would be slower than ours.
+    def _works_stacked(self, training: bool) -> bool:
+        """Return whether torch can compute many models of this kind at once. Tried on one sample.
+
+        It cannot if the module changes its buffers, branches on values, draws random numbers, or has layers that
+        `torch.func.vmap` computes in a loop. That loop would be slower than ours.
         """
         import torch
 
@@ -190,22 +224,26 @@ class Learner:
             return False
         views = self.flat.stacked(self.flat.values.expand(2, -1).clone())
         x, y = (tensor[:1].expand(2, 1, *tensor.shape[1:]) for tensor in self._train)
+        x = normalise(x, self._scaling)
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("error", message="There is a performance drop")
+            before = global_states()
             try:
-                self._stacked_gradients(views, normalise(x, self._scaling), y)
-                with torch.inference_mode(), self._evaluation_mode():
-                    self._stacked_sums(views, normalise(x[0], self._scaling), y[0])
+                if training:
+                    self._stacked_gradients(views, x, y)
+                else:
+                    with torch.inference_mode(), self._evaluation_mode():
+                        self._stacked_sums(views, x[0], y[0])
             except Exception:  # a user's module may raise anything; training it alone reports the error
                 return False
-        return True
+            return global_states() == before
 
     def train_stacked(
         self,
         params: Sequence[Params],
         states: Sequence[OptimizerState],
         batches: Indices,
-        seed: int = 0,
+        rates: Sequence[float] | None = None,
         augmentation_seeds: Sequence[int] = (),
     ) -> tuple[list[Trained], list[OptimizerState]]:
         """Do what `train` does, for many nodes at once. `batches` has one more axis in front: the node.
@@ -214,7 +252,6 @@ class Learner:
         """
         import torch
 
-        torch.default_generator.manual_seed(seed)
         stack = torch.from_numpy(np.stack(params)).to(self.device)
         gradient_stack = torch.zeros_like(stack)
         values, gradient = stack[:, : self.flat.trained_size], gradient_stack[:, : self.flat.trained_size]
@@ -226,7 +263,7 @@ class Learner:
             load_state(optimizer, stack_states(states))
         total = torch.zeros(len(params), device=self.device)
         rngs = [generator(seed, "augmentation") for seed in augmentation_seeds if self._augmentations]
-        for step in torch.from_numpy(batches).unbind(1):
+        for i, step in enumerate(torch.from_numpy(batches).unbind(1)):
             inputs, targets = self.gather(step)
             if self._augmentations:  # node by node, as `train` does it
                 augmented = [augment(x, self._augmentations, rng) for x, rng in zip(inputs, rngs, strict=True)]
@@ -236,6 +273,8 @@ class Learner:
                 gradient_views[name].copy_(gradient_of)
             if start is not None:
                 gradient.add_(values - start, alpha=self.training.proximal)
+            clip(gradient, self.training)
+            set_rate(optimizer, rates, i)
             take_step(optimizer)
             total += losses
         rows = stack.detach().cpu().numpy()
@@ -264,7 +303,7 @@ class Learner:
 
         trained = {slot.name: views[slot.name] for slot in self.flat.layout if slot.trained}
         rest = {slot.name: views[slot.name] for slot in self.flat.layout if not slot.trained}
-        return vmap(grad_and_value(loss), randomness="different")(trained, rest, x, y)
+        return vmap(grad_and_value(loss), randomness="error")(trained, rest, x, y)
 
     def _stacked_sums(self, views: Any, x: Any, y: Any) -> Any:
         """Return the metric sums of every model on one common batch."""
@@ -272,9 +311,21 @@ class Learner:
 
         def sums(parameters: Any) -> Any:
             outputs = functional_call(self.flat.module, parameters, (x,))
-            return self.metrics.batch_sums(outputs, y, self._loss(outputs, y))
+            return self.metrics.batch_sums(outputs, y, self._test_loss(outputs, y))
 
         return vmap(sums)(views)
+
+    def _check_precision(self) -> None:
+        """Raise ExperimentError if the module cannot be trained in the format of the settings. Tried on two samples."""
+        import torch
+
+        params = self.flat.read()
+        x, y = self.gather(torch.arange(2) % len(self.data.train))
+        with torch.random.fork_rng(devices=[]):
+            self._precision.check(lambda: self._loss(self.flat.module(x), y))
+        self.flat.gradient.zero_()
+        self.flat.load(params)
+        self.flat.load_local(None)
 
     # Samples
 

@@ -1,4 +1,4 @@
-"""Losses: any of torch.nn by name, and the root mean squared error."""
+"""Losses: any of torch.nn by name, the root mean squared error, and plug-ins."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.dataset import Data, Task
 from shoal.errors import ExperimentError
+from shoal.plugins import load_class
 from shoal.schema import nearest
 
 if TYPE_CHECKING:
@@ -21,11 +22,14 @@ CLASS_INDEX_LOSSES = frozenset({"CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"
 class Loss:
     """The loss that training minimises: the mean over a batch of one data set."""
 
-    def __init__(self, name: str, data: Data) -> None:
-        """`name` is the experiment's `training.loss`. Raises ExperimentError if it is unknown."""
+    def __init__(self, name: str, data: Data, smoothing: float = 0.0) -> None:
+        """`name` is the experiment's `training.loss`, `smoothing` its `training.label_smoothing`.
+
+        Raises ExperimentError if the loss is unknown, or has no label smoothing.
+        """
         self._task: Task = data.task
         self._classes = data.classes
-        self._function, self._takes_indices = _find(name, data)
+        self._function, self._takes_indices = _find(name, data, smoothing)
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         import torch
@@ -39,10 +43,14 @@ class Loss:
         return self._function(outputs, targets)
 
 
-def _find(name: str, data: Data) -> tuple[Callable[..., torch.Tensor], bool]:
+def _find(name: str, data: Data, smoothing: float) -> tuple[Callable[..., torch.Tensor], bool]:
     """Return the loss of this name, and whether its target is the index of the class."""
     import torch
 
+    if smoothing and (name == "rmse" or ":" in name):
+        raise _no_smoothing(name, smoothing)
+    if ":" in name:
+        return _load(name, data), True
     if name == "rmse":
         return _root_mean_square, False
     if name == "auto":
@@ -55,10 +63,36 @@ def _find(name: str, data: Data) -> tuple[Callable[..., torch.Tensor], bool]:
     if key not in by_key:
         raise ExperimentError([f"training.loss = {name!r}: unknown{nearest(key, by_key)}"])
     found = by_key[key]
-    if data.padding is not None and "ignore_index" in inspect.signature(classes[found]).parameters:
-        total = classes[found](ignore_index=data.padding, reduction="sum")
+    known = inspect.signature(classes[found]).parameters
+    if smoothing and "label_smoothing" not in known:
+        raise _no_smoothing(name, smoothing)
+    options = {"label_smoothing": smoothing} if smoothing else {}
+    if data.padding is not None and "ignore_index" in known:
+        total = classes[found](ignore_index=data.padding, reduction="sum", **options)
         return partial(_mean_without_padding, total, data.padding), found in CLASS_INDEX_LOSSES
-    return classes[found](), found in CLASS_INDEX_LOSSES
+    return classes[found](**options), found in CLASS_INDEX_LOSSES
+
+
+def _load(name: str, data: Data) -> Callable[..., torch.Tensor]:
+    """Return an instance of a plug-in. A class with a parameter `ignore_index` gets the padding of the data."""
+    try:
+        cls = load_class(name)
+        padded = data.padding is not None and "ignore_index" in inspect.signature(cls).parameters
+        loss: Callable[..., torch.Tensor] = cls(**{"ignore_index": data.padding} if padded else {})
+    except (ValueError, TypeError) as error:
+        raise ExperimentError([f"training.loss = {name!r}: {error}"]) from error
+    if not callable(loss):
+        raise ExperimentError([f"training.loss = {name!r}: expected a class with a method __call__(outputs, targets)"])
+    return loss
+
+
+def _no_smoothing(name: str, smoothing: float) -> ExperimentError:
+    return ExperimentError(
+        [
+            f"training.label_smoothing = {smoothing:g}: loss {name!r} has none; use training.loss = 'cross-entropy' "
+            "with class labels, or remove it"
+        ]
+    )
 
 
 def _root_mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,10 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from shoal.errors import ExperimentError
+from shoal.plugins import load_class
 from shoal.schema import nearest
 from shoal.state import State
 from shoal.training.settings import Training
@@ -33,7 +36,8 @@ class OptimizerFactory:
     def __init__(self, training: Training) -> None:
         """Raises ExperimentError that names the key of an unknown optimizer or option."""
         self._class, self._options = _find(training)
-        self.elementwise = self._class.__name__ in ELEMENTWISE
+        declared = getattr(self._class, "elementwise", False) is True
+        self.elementwise = declared if ":" in training.optimizer else self._class.__name__ in ELEMENTWISE
         """Whether it may work on the flat vector in place of the module's tensors, and on a stack of vectors."""
 
     def create(self, tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
@@ -42,32 +46,52 @@ class OptimizerFactory:
 
 
 def _find(training: Training) -> tuple[Any, dict[str, Any]]:
-    """Return the class of torch.optim and its arguments."""
-    import torch
-
-    classes = {
-        name.lower(): found
-        for name, found in vars(torch.optim).items()
-        if isinstance(found, type) and issubclass(found, torch.optim.Optimizer) and name not in UNSUPPORTED
-    }
-    name = training.optimizer.lower()
-    if name not in classes:
-        raise ExperimentError([f"training.optimizer = {training.optimizer!r}: unknown{nearest(name, classes)}"])
-    known = inspect.signature(classes[name]).parameters
+    """Return the class of the optimizer and its arguments."""
+    cls = _find_class(training.optimizer)
+    known = inspect.signature(cls).parameters
     wanted = {"momentum": training.momentum, "nesterov": training.nesterov, "weight_decay": training.weight_decay}
     options: dict[str, Any] = {"lr": training.lr, **{k: v for k, v in wanted.items() if v}}
     if training.weight_decay == 0.0 and "weight_decay" in known:
         options["weight_decay"] = 0.0  # given explicitly, and the optimizer's default may differ
     if "foreach" in known:
         options["foreach"] = False  # no gain for one tensor, and it would import more of torch
-    problems = [f"training.{key}: {classes[name].__name__} has no such option" for key in options if key not in known]
+    problems = [f"training.{key}: {cls.__name__} has no such option" for key in options if key not in known]
     for key, value in training.options.items():
         if key not in known:
-            problems.append(f"training.options.{key}: {classes[name].__name__} has no such option{nearest(key, known)}")
+            problems.append(f"training.options.{key}: {cls.__name__} has no such option{nearest(key, known)}")
         options[key] = tuple(value) if isinstance(value, list) else value
     if problems:
         raise ExperimentError(problems)
-    return classes[name], options
+    return cls, options
+
+
+def _find_class(name: str) -> Any:
+    """Return the class of torch.optim of this name, or the class of a plug-in."""
+    import torch
+
+    if ":" in name:
+        try:
+            found = load_class(name)
+        except ValueError as error:
+            raise ExperimentError([f"training.optimizer = {name!r}: {error}"]) from error
+        if not issubclass(found, torch.optim.Optimizer):
+            raise ExperimentError([f"training.optimizer = {name!r}: expected a subclass of torch.optim.Optimizer"])
+        return found
+    classes = {
+        n.lower(): found
+        for n, found in vars(torch.optim).items()
+        if isinstance(found, type) and issubclass(found, torch.optim.Optimizer) and n not in UNSUPPORTED
+    }
+    if name.lower() not in classes:
+        raise ExperimentError([f"training.optimizer = {name!r}: unknown{nearest(name.lower(), classes)}"])
+    return classes[name.lower()]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rates: Sequence[float] | None, step: int) -> None:
+    """Set the learning rate of this step; None leaves it as it is."""
+    if rates is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = rates[step]
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:
@@ -113,7 +137,7 @@ def stack_states(states: Sequence[OptimizerState]) -> OptimizerState:
     import torch
 
     return {
-        key: value.clone() if _is_step_count(value) else torch.stack([state[key] for state in states])
+        key: _copy(value) if _is_step_count(value) else torch.stack([state[key] for state in states])
         for key, value in states[0].items()
     }
 
@@ -123,20 +147,27 @@ def unstack_state(state: OptimizerState, count: int) -> list[OptimizerState]:
     if not state:
         return [{} for _ in range(count)]
     return [
-        {key: value.clone() if _is_step_count(value) else value[i] for key, value in state.items()}
-        for i in range(count)
+        {key: _copy(value) if _is_step_count(value) else value[i] for key, value in state.items()} for i in range(count)
     ]
 
 
 def _is_step_count(value: Any) -> bool:
-    """Whether an entry of a state is the step counter, which all elements share."""
-    return value.ndim == 0  # type: ignore[no-any-return]
+    """Whether an entry of a state is a number that all elements share, such as the step counter.
+
+    The optimizers of torch have tensors; plug-ins may have plain numbers.
+    """
+    return getattr(value, "ndim", 0) == 0
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if hasattr(value, "clone") else value
 
 
 def tensors_to_arrays(state: OptimizerState) -> State:
     """Return a state with NumPy arrays in place of tensors. They are copies: the optimizer writes into its own."""
     return {
-        k: tensors_to_arrays(v) if isinstance(v, dict) else v.detach().cpu().numpy().copy() for k, v in state.items()
+        k: tensors_to_arrays(v) if isinstance(v, dict) else v.detach().cpu().numpy().copy() if hasattr(v, "cpu") else v
+        for k, v in state.items()
     }
 
 
@@ -148,5 +179,7 @@ def arrays_to_tensors(state: State, device: torch.device) -> OptimizerState:
         k: arrays_to_tensors(v, device)
         if isinstance(v, dict)
         else torch.tensor(v, device=torch.device("cpu") if k == "step" else device)
+        if isinstance(v, np.ndarray)
+        else v
         for k, v in state.items()
     }

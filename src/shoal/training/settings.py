@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from shoal.types import Bounds
+from shoal.types import Bounds, Nested
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Training:
     """The `training` table of an experiment."""
 
     optimizer: str = "sgd"
+    """An optimizer of torch.optim, or a plug-in, "file.py:Class"."""
     lr: Annotated[float, Bounds(above=0)] = 0.1
     momentum: Annotated[float, Bounds(at_least=0, below=1)] = 0.0
     nesterov: bool = False
@@ -25,7 +26,8 @@ class Training:
     """Whether the optimizer's state (momentum, moments) is kept from round to round. None: it is kept, except by
     algorithms whose nodes are stateless by convention, such as the clients of FedAvg (`Traits.stateless_nodes`)."""
     loss: str = "auto"
-    """A loss of torch.nn, or "rmse". "auto" is cross-entropy for classes and tokens, and MSE for numbers."""
+    """A loss of torch.nn, "rmse", or a plug-in, "file.py:Class". "auto" is cross-entropy for classes and tokens, and
+    MSE for numbers."""
     batch_size: Annotated[int, Bounds(at_least=1)] = 16
     local_steps: Annotated[int, Bounds(at_least=1)] = 1
     """Batches that a node trains on in a round."""
@@ -37,6 +39,18 @@ class Training:
     """Where the statistics live that a model updates in training (batch normalisation). "shared": nodes send and
     average them like parameters. "local": every node keeps its own. Integer counters are always local."""
     device: str = "cpu"
+    schedule: Annotated[Any, Nested("schedule")] = None
+    """How the learning rate changes (see `shoal.training.schedules`): a component of an experiment, or an instance.
+    None keeps it constant."""
+    clip_norm: Annotated[float, Bounds(above=0)] | None = None
+    """The largest Euclidean norm of a gradient. A larger gradient is scaled to this norm before the optimizer step."""
+    clip_value: Annotated[float, Bounds(above=0)] | None = None
+    """The largest magnitude of each value of a gradient. Values are clipped before the norm."""
+    label_smoothing: Annotated[float, Bounds(at_least=0, at_most=1)] | None = None
+    """The share of the target that cross-entropy distributes over all classes. Evaluations do not use it."""
+    precision: Literal["float32", "bfloat16", "float16"] | None = None
+    """The number format of training steps: torch's autocast, with loss scaling for float16. None is float32.
+    Evaluations are always in float32."""
 
     def __post_init__(self) -> None:
         if self.nesterov and self.momentum == 0.0:

@@ -46,6 +46,7 @@ class TorchTrainer:
         self._batches = Batches(samples, learner.training.batch_size, rng)
         self._state: OptimizerState = {}
         self._buffers: dict[str, torch.Tensor] | None = None
+        self._progress = (0, 0)
 
     @property
     def samples(self) -> int:
@@ -58,7 +59,10 @@ class TorchTrainer:
         started = time.thread_time()
         batches, seed = self.draw(self.steps(steps))
         learner = self.learner
-        trained, state = learner.train(params, self._state, batches, seed, self.data.added, self._shift, self._buffers)
+        rates = self._rates(len(batches))
+        trained, state = learner.train(
+            params, self._state, batches, seed, self.data.added, self._shift, self._buffers, rates
+        )
         self._keep(state)
         if learner.flat.local_buffers:
             self._buffers = learner.flat.read_local()
@@ -69,19 +73,33 @@ class TorchTrainer:
         params, buffers = self._fine_tuned(params)
         return self.learner.evaluate(params, self._tests, self._shift, buffers)
 
+    # The learning rate: see `ScheduledTrainer`
+
+    def set_progress(self, round: int, step: int) -> None:
+        self._progress = round, step
+
+    def learning_rate(self, round: int, step: int) -> float:
+        return self.learner.learning_rate.at(round, step)
+
+    def _rates(self, steps: int) -> tuple[float, ...] | None:
+        """Return the learning rates of the next steps; None if the rate is constant."""
+        rate = self.learner.learning_rate
+        return tuple(rate.of_steps(*self._progress, steps)) if rate.changes else None
+
     # Batching: see `BatchableTrainer`
 
     def train_key(self, steps: int | None) -> Hashable | None:
-        """Nodes are stacked if they train on unchanged samples of the data set, and their optimizers are in step."""
-        if not self.learner.stackable or self.data.added is not None or self._shift is not None:
+        """Nodes are stacked if they train on unchanged samples, with equal rates, and their optimizers are in step."""
+        if not self.learner.trains_stacked or self.data.added is not None or self._shift is not None:
             return None
-        return (id(self.learner), self.steps(steps), state_signature(self._state))
+        count = self.steps(steps)
+        return (id(self.learner), count, state_signature(self._state), self._rates(count))
 
     def evaluate_key(self) -> Hashable | None:
         """Nodes are stacked if they are evaluated on the same, unchanged samples."""
         if self._tests is not None or self._shift is not None or self._fine_tuning is not None:
             return None
-        if not self.learner.vectorized:
+        if not self.learner.evaluates_stacked:
             return None
         return id(self.learner)
 
@@ -96,7 +114,7 @@ class TorchTrainer:
             params,
             [trainer._state for trainer in trainers],
             np.stack([batches for batches, _ in drawn]),
-            drawn[0][1],
+            trainers[0]._rates(count),
             [seed for _, seed in drawn],
         )
         share = (time.thread_time() - started) / len(trainers)
@@ -138,7 +156,8 @@ class TorchTrainer:
             return params, self._buffers
         learner = self.learner
         batches, seed = self._fine_tuning.draw(self.data.held, learner.training.batch_size)
-        trained, _ = learner.train(params, {}, batches, seed, self.data.added, self._shift, self._buffers)
+        rates = [learner.learning_rate.at(*self._progress)] * len(batches)
+        trained, _ = learner.train(params, {}, batches, seed, self.data.added, self._shift, self._buffers, rates)
         return trained.params, learner.flat.read_local()
 
     def _keep(self, state: OptimizerState) -> None:

@@ -7,12 +7,14 @@ example with their parameters stacked in a matrix. The simulation uses that to s
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from functools import cache
+from typing import Any, Protocol, cast, runtime_checkable
 
 import msgspec
 
 from shoal.data.dataset import LocalData
 from shoal.errors import NodeError
+from shoal.training.overrides import knows_overrides
 from shoal.types import Params
 
 
@@ -61,11 +63,27 @@ class DataHolder(Protocol):
 
 
 @runtime_checkable
+class ScheduledTrainer(Protocol):
+    """A trainer whose learning rate depends on the round, or on the number of local steps so far."""
+
+    def set_progress(self, round: int, step: int) -> None:
+        """Set the node's round and the number of its local steps so far. Called before each training."""
+        ...
+
+    def learning_rate(self, round: int, step: int) -> float:
+        """Return the learning rate of a step in `round`, after `step` local steps."""
+        ...
+
+
+@runtime_checkable
 class BatchableTrainer(Protocol):
     """A trainer that can compute for many nodes in one call.
 
     The trainers in one call are of one class and have equal keys. Results must equal those of `train` and `evaluate`
     within float tolerance.
+
+    A class that inherits `train_batch` and defines anything that may change training, such as another `train` or
+    `draw`, is trained one by one, because `train_batch` does not know of it; the same holds for `evaluate_batch`.
     """
 
     def train_key(self, steps: int | None) -> Hashable | None:
@@ -87,12 +105,21 @@ class BatchableTrainer(Protocol):
         ...
 
 
+UNRELATED_TO_TRAINING = frozenset(["train_key", "evaluate", "evaluate_key", "evaluate_batch"])
+UNRELATED_TO_EVALUATION = frozenset(["evaluate_key", "train", "train_key", "train_batch"])
+"""Methods that a class may define although it inherits `train_batch`, or `evaluate_batch`."""
+
+
 class Train(msgspec.Struct, frozen=True, gc=False):
     """The work of local training of one node."""
 
     trainer: Trainer
     params: Params
     steps: int | None = None
+    round: int = 0
+    """The node's round."""
+    step: int = 0
+    """The number of the node's local steps so far."""
 
     @property
     def seconds(self) -> float:
@@ -100,17 +127,25 @@ class Train(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def batch_key(self) -> Hashable:
-        trainer = self.trainer
-        key = trainer.train_key(self.steps) if isinstance(trainer, BatchableTrainer) else None
+        trainer = self._prepared()
+        key = None
+        if isinstance(trainer, BatchableTrainer) and knows_overrides(trainer, "train_batch", UNRELATED_TO_TRAINING):
+            key = trainer.train_key(self.steps)
         return id(trainer) if key is None else (Train, type(trainer), key)
 
     def run(self) -> Trained:
-        return self.trainer.train(self.params, self.steps)
+        return self._prepared().train(self.params, self.steps)
 
     @staticmethod
     def run_batch(works: Sequence[Train]) -> list[Trained]:
-        first = _batchable(works[0].trainer)
-        return first.train_batch([w.trainer for w in works], [w.params for w in works], works[0].steps)
+        trainers = [work._prepared() for work in works]
+        return _batchable(trainers[0]).train_batch(trainers, [w.params for w in works], works[0].steps)
+
+    def _prepared(self) -> Trainer:
+        """Return the trainer, at the node's progress."""
+        if _is_scheduled(type(self.trainer)):
+            cast(ScheduledTrainer, self.trainer).set_progress(self.round, self.step)
+        return self.trainer
 
 
 class Evaluate(msgspec.Struct, frozen=True, gc=False):
@@ -126,7 +161,11 @@ class Evaluate(msgspec.Struct, frozen=True, gc=False):
     @property
     def batch_key(self) -> Hashable:
         trainer = self.trainer
-        key = trainer.evaluate_key() if isinstance(trainer, BatchableTrainer) else None
+        key = None
+        if isinstance(trainer, BatchableTrainer) and knows_overrides(
+            trainer, "evaluate_batch", UNRELATED_TO_EVALUATION
+        ):
+            key = trainer.evaluate_key()
         return id(trainer) if key is None else (Evaluate, type(trainer), key)
 
     def run(self) -> dict[str, float]:
@@ -142,6 +181,11 @@ def require_samples(count: int) -> None:
     """Raise NodeError when a node without training samples is asked to train."""
     if not count:
         raise NodeError("this node holds no data to train on: it is a service node")
+
+
+@cache
+def _is_scheduled(cls: type) -> bool:
+    return issubclass(cls, ScheduledTrainer)
 
 
 def _batchable(trainer: Trainer) -> BatchableTrainer:

@@ -230,6 +230,8 @@ class ProgressReport(msgspec.Struct, frozen=True, tag=True):
     """The round of the latest evaluation."""
     score: Score | None = None
     """The main score of that evaluation."""
+    diverged: str | None = None
+    """When the node's training diverged, and its loss; None if it did not."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

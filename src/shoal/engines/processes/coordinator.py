@@ -306,6 +306,8 @@ class Coordinator:
                 self._events.round_begins(message.rounds)
             if message.evaluated is not None and message.score is not None:
                 self._tracker.add_score(message.evaluated, message.score)
+            if message.diverged is not None:
+                self._tracker.node_diverged(message.node, message.diverged)
             if message.rounds >= 1 and self._times.first_round_ended(message.node):
                 self._file.write()
         elif isinstance(message, control.FirstRoundStarted):

@@ -15,7 +15,7 @@ from shoal.engines.round_faults import RoundFaults
 from shoal.errors import NodeError
 from shoal.results.progress import main_score
 from shoal.results.record_writer import RecordWriter
-from shoal.results.records import Evaluation, Event, Record, Round
+from shoal.results.records import DIVERGED, Evaluation, Event, Record, Round
 from shoal.types import Params
 
 REPORT_INTERVAL = 0.5
@@ -46,6 +46,7 @@ class NodeObserver:
         """Rounds completed, and bytes sent by then."""
         self._evaluation: Evaluation | None = None
         """The latest evaluation that is not reported yet."""
+        self._diverged: str | None = None
 
     def record(self, record: Record) -> None:
         self._records.write(self._id, record)
@@ -56,17 +57,18 @@ class NodeObserver:
         elif isinstance(record, Evaluation):
             self._evaluation = record
             self.report()
+        elif isinstance(record, Event) and record.what == DIVERGED:
+            self._diverged = record.detail
+            self.report()
 
     def report(self) -> None:
         """Send the node's progress to the coordinator."""
         self._reported_at = time.monotonic()
         evaluation, self._evaluation = self._evaluation, None
         rounds, sent = self._latest
-        if evaluation is None:
-            self._link.send(control.ProgressReport(self._id, rounds, sent))
-        else:
-            score = main_score(evaluation.scores)
-            self._link.send(control.ProgressReport(self._id, rounds, sent, evaluation.round, score))
+        round = None if evaluation is None else evaluation.round
+        score = None if evaluation is None else main_score(evaluation.scores)
+        self._link.send(control.ProgressReport(self._id, rounds, sent, round, score, self._diverged))
 
     def submit_for_average(self, round: int, params: Params, tick: int | None = None) -> None:
         self._link.send(control.ModelSnapshot(self._id, round, self._runtime.now(), tick), params)

@@ -1,77 +1,137 @@
-"""The fastest way to compute for a model: benchmarked once and cached.
+"""The way in which a simulation computes its nodes: benchmarked once per model and machine, and cached.
 
-Stacking changes the last bits of the results, so a replay needs the same choice. The choice is written into the run's
-experiment.toml, and cached per model and machine, so that a second run chooses the same.
+Stacking changes the last bits of the results; the other ways do not. So whether nodes are stacked depends only on the
+trainer, the model, the shape of the data and the machine: two runs that a user compares never differ in it, whatever
+else differs between them. The choice is written into the run's experiment.toml, so that a replay makes the same.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 import platformdirs
 
-from shoal.engines.simulation.compute import STACK_SIZE
 from shoal.errors import ExperimentError
 from shoal.experiment import Batching, Experiment
 from shoal.experiment.setup import Setup
+from shoal.training.settings import Training
 from shoal.training.trainer import BatchableTrainer, Train
+from shoal.types import NodeId
 
 SECONDS = 0.3
 """Seconds for which each way is timed."""
+NODES = 32
+"""Nodes that are stacked in the benchmark, whatever the number of nodes of the experiment."""
+POOL_SECONDS = 1e-3
+"""Trainings that take less are not worth the overhead of a pool."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """The outcome of the benchmark."""
+
+    stacked: bool
+    """Whether stacking is faster than all cores of the machine."""
+    step_seconds: float
+    """The time of one step of one node."""
 
 
 def choose_batching(experiment: Experiment, setup: Setup) -> Batching:
     """Return the way that the experiment names, or the fastest one."""
     asked = experiment.simulation.batching
-    if experiment.adds_data:
-        if asked in ("pool", "ray"):
-            raise ExperimentError(
-                [
-                    f"simulation.batching = {asked!r}: its workers would not see the samples that nodes are sent with "
-                    "this sharing; use 'off' or 'vmap'"
-                ],
-                experiment.name,
-            )
-        return "off" if asked == "auto" else asked  # nodes with samples of their own are not stacked
+    if asked in ("pool", "ray") and experiment.adds_data:
+        raise ExperimentError(
+            [
+                f"simulation.batching = {asked!r}: its workers would not see the samples that nodes are sent with "
+                "this sharing; use 'off' or 'vmap'"
+            ],
+            experiment.name,
+        )
     if asked != "auto":
         return asked
     if not isinstance(setup.trainer_factory.trainer(0, experiment.training, 0.0), BatchableTrainer):
         return "off"
-    key = _key(experiment, setup)
-    known = _read_cache()
-    if key not in known:
-        known[key] = _measure(experiment, setup)
-        _write_cache(known)
-    return known[key]
-
-
-def _measure(experiment: Experiment, setup: Setup) -> Batching:
+    stackable = _stackable(experiment, setup)
+    measured = _measured(experiment, setup, stackable)
+    if stackable is not None and measured.stacked:
+        return "vmap"
     cores = min(experiment.simulation.workers or os.cpu_count() or 1, experiment.nodes)
-    alone = _seconds(_works(experiment, setup, 1)[0].run)
-    best = alone
-    fastest: Batching = "off"
-    if cores > 1 and alone > 1e-3:  # below 1 ms, the overhead of the pool matters
-        best, fastest = alone / cores, "pool"
-    works = _works(experiment, setup, min(experiment.nodes, STACK_SIZE))
-    if len(works) > 1 and len({work.batch_key for work in works}) == 1:
-        batched = _seconds(lambda: Train.run_batch(works)) / len(works)
-        if batched < best:
-            fastest = "vmap"
-    return fastest
+    steps = experiment.training.steps(len(setup.parts[0]))
+    pays = cores > 1 and measured.step_seconds * steps > POOL_SECONDS
+    return "pool" if pays and not experiment.adds_data else "off"
 
 
-def _works(experiment: Experiment, setup: Setup, count: int) -> list[Train]:
-    """Return the first training of `count` nodes, with trainers that only the measurement uses."""
-    training = experiment.training
-    trainers = [setup.trainer_factory.trainer(node, training, 0.0) for node in range(count)]
-    return [Train(trainer, setup.initial, training.local_steps) for trainer in trainers]
+def _stackable(experiment: Experiment, setup: Setup) -> NodeId | None:
+    """Return a node whose training can be stacked. If there is none, all ways give the same bits."""
+    nodes = range(experiment.nodes) if experiment.group else range(1)
+    by_settings = {repr(experiment.settings(node).training): node for node in nodes}
+    return next((n for n in by_settings.values() if _have_one_key(_works(experiment, setup, n, 2))), None)
+
+
+def _measured(experiment: Experiment, setup: Setup, stackable: NodeId | None) -> Measured:
+    """Return the cached benchmark of the experiment's model, after measuring it if it is not in the cache.
+
+    Only one process at a time measures, so that runs that start together agree. Without a cache they would not, so
+    stacking is not chosen then.
+    """
+    key = _key(experiment, setup, stackable is not None)
+    if (found := _read_cache().get(key)) is not None:
+        return found
+    try:
+        with _lock():
+            known = _read_cache()
+            if key not in known:
+                known[key] = _measure(experiment, setup, stackable)
+                _write_cache(known)
+            return known[key]
+    except OSError as error:
+        if stackable is not None:
+            warnings.warn(
+                f"simulation.batching = 'auto': {_file()} cannot be written ({error.strerror}); nodes are not "
+                "stacked, because another run could choose otherwise and give slightly different models; set "
+                "simulation.batching = 'vmap' to stack them",
+                stacklevel=2,
+            )
+        return _measure(experiment, setup, None)
+
+
+def _measure(experiment: Experiment, setup: Setup, stackable: NodeId | None) -> Measured:
+    node = stackable or 0
+    training = _reference(experiment.settings(node).training)
+    alone = _seconds(_works(experiment, setup, node, 1, training)[0].run)
+    works = _works(experiment, setup, node, NODES, training)
+    if stackable is None or not _have_one_key(works):
+        return Measured(False, alone)
+    together = _seconds(lambda: Train.run_batch(works)) / NODES
+    return Measured(together < alone / (os.cpu_count() or 1), alone)
+
+
+def _reference(training: Training) -> Training:
+    """Return the settings of the benchmark: the default ones, except for those that the model may need."""
+    return Training(loss=training.loss, buffers=training.buffers, device=training.device)
+
+
+def _works(
+    experiment: Experiment, setup: Setup, node: NodeId, count: int, training: Training | None = None
+) -> list[Train]:
+    """Return the first training of `count` nodes like `node`, with trainers that only the benchmark uses."""
+    training = training or experiment.settings(node).training
+    trainers = [setup.trainer_factory.trainer(node, training, 0.0) for _ in range(count)]
+    return [Train(trainer, setup.initial) for trainer in trainers]
+
+
+def _have_one_key(works: list[Train]) -> bool:
+    return len({work.batch_key for work in works}) == 1
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -85,15 +145,18 @@ def _seconds(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def _key(experiment: Experiment, setup: Setup) -> str:
-    """A hash of everything that the outcome depends on."""
+def _key(experiment: Experiment, setup: Setup, stackable: bool) -> str:
+    """A hash of everything that the outcome may depend on."""
+    data = setup.data
     facts = [
+        stackable,
         experiment.trainer.to_table(),
         experiment.model.to_table(),
-        setup.data.shape,
-        repr(experiment.training),
-        min(experiment.nodes, STACK_SIZE),
-        experiment.simulation.workers,
+        experiment.training.device,
+        data.shape,
+        data.task,
+        data.classes,
+        data.sizes,
         os.cpu_count(),
         platform.processor() or platform.machine(),
         version("torch"),
@@ -101,24 +164,30 @@ def _key(experiment: Experiment, setup: Setup) -> str:
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
 
 
+# The cache
+
+
 def _file() -> Path:
     return Path(platformdirs.user_cache_dir("shoal")) / "batching.json"
 
 
-def _read_cache() -> dict[str, Batching]:
+@contextmanager
+def _lock() -> Iterator[None]:
+    """Wait until no other process measures. Raises OSError if the folder of the cache cannot be written."""
+    _file().parent.mkdir(parents=True, exist_ok=True)
+    with _file().with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _read_cache() -> dict[str, Measured]:
     try:
-        known = json.loads(_file().read_text())
-    except (OSError, ValueError):
+        return msgspec.json.decode(_file().read_bytes(), type=dict[str, Measured])
+    except (OSError, msgspec.DecodeError):  # missing, damaged, or of an earlier version
         return {}
-    return {k: v for k, v in known.items() if v in ("vmap", "pool", "off")} if isinstance(known, dict) else {}
 
 
-def _write_cache(known: dict[str, Batching]) -> None:
-    """Write the cache. If its folder cannot be written, the next run measures again."""
-    try:
-        _file().parent.mkdir(parents=True, exist_ok=True)
-        scratch = _file().with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(known))
-        scratch.replace(_file())
-    except OSError:
-        return
+def _write_cache(known: dict[str, Measured]) -> None:
+    scratch = _file().with_suffix(f".{os.getpid()}")
+    scratch.write_bytes(msgspec.json.encode(known))
+    scratch.replace(_file())

@@ -128,7 +128,7 @@ class WorkerExecutor:
     def _command(self, work: Any) -> Command:
         node = self._nodes[id(work.trainer)]
         if isinstance(work, Train):
-            return Command("train", node, work.trainer.steps(work.steps))
+            return Command("train", node, work.trainer.steps(work.steps), round=work.round, step=work.step)
         return Command("evaluate", node)
 
     def _collect(self, worker: Worker, members: list[int], works: Sequence[Any], results: list[Any]) -> None:

@@ -17,7 +17,7 @@ from shoal.node import Node
 from shoal.results.checkpoints import Manifest, SavedNode
 from shoal.results.progress import main_score
 from shoal.results.record_writer import PauseReport, RecordWriter, write_finally
-from shoal.results.records import Average, Evaluation, Event, Record, RunFolder
+from shoal.results.records import DIVERGED, Average, Evaluation, Event, Record, RunFolder
 from shoal.types import NodeId, Params
 
 FLUSH_SECONDS = 5.0
@@ -66,6 +66,8 @@ class Recorder:
         self._records.write(node, record)
         if isinstance(record, Evaluation):
             self._tracker.add_score(record.tick or record.round, main_score(record.scores))
+        elif isinstance(record, Event) and record.what == DIVERGED:
+            self._tracker.node_diverged(node, record.detail)
 
     def write_fault(self, node: NodeId, fault: FaultEvent) -> None:
         self.write(node, Event("fault", self._kernel.now, str(fault)))

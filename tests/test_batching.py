@@ -1,0 +1,277 @@
+"""When nodes are stacked: never if a trainer or a model does anything that stacking does not repeat, and by a choice
+that depends on the model and the machine alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from random_data import CLASSES, DATA, PART
+from shoal.engines.simulation import batching
+from shoal.engines.simulation.batching import choose_batching
+from shoal.experiment import Experiment
+from shoal.experiment.setup import Setup
+from shoal.models.flat import FlatModule
+from shoal.training.learner import Learner
+from shoal.training.overrides import METADATA
+from shoal.training.settings import Training
+from shoal.training.torch_trainer import TorchTrainer
+from shoal.training.trainer import UNRELATED_TO_EVALUATION, UNRELATED_TO_TRAINING, Evaluate, Train
+
+PLUGIN = '''
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from shoal.training import Trained
+from shoal.training.learner import Learner
+from shoal.training.torch_factory import TorchBackend, TorchTrainerFactory
+from shoal.training.torch_trainer import TorchTrainer
+
+
+class Halved(TorchTrainer):
+    """Goes half of the way."""
+
+    def train(self, params, steps=None):
+        trained = super().train(params, steps)
+        return Trained((params + trained.params) / 2, trained.loss)
+
+
+class OneSample(TorchTrainer):
+    """Uses the first sample of each batch alone."""
+
+    def draw(self, steps):
+        batches, seed = super().draw(steps)
+        return np.repeat(batches[:, :1], batches.shape[1], 1), seed
+
+
+class Backwards(Learner):
+    """Takes the batches in the reverse order."""
+
+    def train(self, params, state, batches, *rest):
+        return super().train(params, state, batches[::-1].copy(), *rest)
+
+
+class Factory(TorchTrainerFactory):
+    def __init__(self, inputs, override):
+        super().__init__(inputs)
+        self.override = override
+
+    def learner(self, training):
+        learner = super().learner(training)
+        if self.override == "learner":
+            learner.__class__ = Backwards
+        return learner
+
+    def trainer(self, node, training, step_seconds):
+        made = super().trainer(node, training, step_seconds)
+        made.__class__ = {"train": Halved, "draw": OneSample, "learner": TorchTrainer}[self.override]
+        return made
+
+
+@dataclass(frozen=True)
+class Backend:
+    override: str
+
+    def create_factory(self, inputs):
+        return Factory(inputs, self.override)
+
+
+class Masked(nn.Module):
+    def __init__(self, shape, classes, draws):
+        super().__init__()
+        self.inside, self.out = nn.Linear(shape[0], 12), nn.Linear(12, classes)
+        self.draws = {
+            "torch": lambda: torch.rand(12),
+            "numpy": lambda: torch.tensor(np.random.random(12), dtype=torch.float32),
+            "python": lambda: torch.tensor([random.random() for _ in range(12)]),
+        }[draws]
+
+    def forward(self, x):
+        hidden = self.inside(x).relu()
+        return self.out(hidden * (self.draws() > 0.5) if self.training else hidden)
+
+
+@dataclass(frozen=True)
+class Model:
+    draws: str
+
+    def build(self, shape, classes):
+        return Masked(shape, classes, self.draws)
+'''
+WAYS = ("off", "vmap", "pool")
+
+
+def experiment(folder: Path, **changed: Any) -> Experiment:
+    (folder / "mine.py").write_text(PLUGIN)
+    settings: dict[str, Any] = {
+        "nodes": 4,
+        "seed": 1,
+        "algorithm": {"name": "dpsgd", "rounds": 2},
+        "model": {"name": "mlp", "hidden": (6,)},
+        "training": {"batch_size": 4, "local_steps": 2},
+        "evaluation": {"every": 0, "average": False, "samples": 20},
+        "simulation": {"batching": "off"},
+        "base": folder,
+    }
+    return Experiment(**{**settings, **changed})
+
+
+def digests(described: Experiment, folder: Path, processes: bool) -> dict[str, str]:
+    """The digest of each way to compute the nodes."""
+    runs = {way: dataclasses.replace(described, simulation={"batching": way, "workers": 2}) for way in WAYS}  # type: ignore[arg-type]
+    if processes:
+        runs["processes"] = dataclasses.replace(described, engine="processes")
+    return {way: str(each.run(folder).summary["digest"]) for way, each in runs.items()}
+
+
+# What stacking repeats
+
+
+@pytest.mark.parametrize("override", ["train", "draw", "learner"])
+def test_what_a_subclass_changes_has_its_effect_in_every_way(override: str, tmp_path: Path) -> None:
+    changed = experiment(tmp_path, trainer={"name": "mine.py:Backend", "override": override})
+    found = digests(changed, tmp_path, processes=override == "train")
+    assert len(set(found.values())) == 1, found
+    assert experiment(tmp_path).run(tmp_path).summary["digest"] != found["off"]
+
+
+@pytest.mark.parametrize("draws", ["torch", "numpy", "python"])
+def test_random_draws_in_a_module_are_the_same_in_every_way(draws: str, tmp_path: Path) -> None:
+    described = experiment(tmp_path, model={"name": "mine.py:Model", "draws": draws})
+    found = digests(described, tmp_path, processes=draws == "numpy")
+    assert len(set(found.values())) == 1, found
+
+
+def trainers(cls: type[TorchTrainer]) -> list[TorchTrainer]:
+    learner = Learner(FlatModule(nn.Linear(6, CLASSES)), Training(), DATA)
+    return [cls(learner, PART, np.random.default_rng(node), 0.0) for node in range(2)]
+
+
+ATTRIBUTES = sorted({*vars(TorchTrainer), *vars(trainers(TorchTrainer)[0])} - METADATA)
+
+
+def is_batched(cls: type[TorchTrainer]) -> tuple[bool, bool]:
+    """Whether two trainers of this class are trained in one call, and evaluated in one call."""
+    params = np.zeros(6 * CLASSES + CLASSES, np.float32)
+    made = trainers(cls)
+    works: list[list[Any]] = [[work(one, params) for one in made] for work in (Train, Evaluate)]
+    trained, evaluated = (len({work.batch_key for work in some}) == 1 for some in works)
+    return trained, evaluated
+
+
+@given(st.sampled_from(ATTRIBUTES), st.booleans())
+def test_a_class_is_stacked_only_as_far_as_it_overrides_nothing_below(name: str, mixed_in: bool) -> None:
+    if name in vars(TorchTrainer):
+        override: Any = vars(TorchTrainer)[name]
+    else:
+        override = property(lambda self: vars(self)[name], lambda self, value: vars(self).update({name: value}))
+    bases = (type("Mixin", (), {name: override}), TorchTrainer) if mixed_in else (TorchTrainer,)
+    changed = type("Changed", bases, {} if mixed_in else {name: override})
+    trained, evaluated = is_batched(changed)
+    assert trained == (name in UNRELATED_TO_TRAINING or name == "train_batch")
+    assert evaluated == (name in UNRELATED_TO_EVALUATION or name == "evaluate_batch")
+
+
+def test_a_class_that_defines_nothing_is_stacked_and_a_method_of_an_instance_is_not() -> None:
+    assert is_batched(type("Same", (TorchTrainer,), {})) == (True, True)
+    params = np.zeros(6 * CLASSES + CLASSES, np.float32)
+    one, other = trainers(TorchTrainer)
+    assert Train(one, params).batch_key == Train(other, params).batch_key
+    one.train = lambda params, steps=None: None  # type: ignore[assignment,method-assign,misc,return-value]
+    assert Train(one, params).batch_key != Train(other, params).batch_key
+
+
+# The choice
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for the cache, and a machine whose times vary without end."""
+    times = itertools.cycle([1.0, 0.001, 5.0, 100.0, 2.0])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(batching, "_seconds", lambda work: next(times))
+    return tmp_path / "cache"
+
+
+SWEEPS = st.fixed_dictionaries(
+    {},
+    optional={
+        "nodes": st.integers(1, 9),
+        "seed": st.integers(0, 5),
+        "topology": st.sampled_from([{"name": "full"}, {"name": "star"}]),
+        "sharing": st.sampled_from([{"name": "topk"}, {"name": "data", "samples": 3}]),
+        "training": st.fixed_dictionaries(
+            {},
+            optional={
+                "lr": st.floats(0.01, 1),
+                "momentum": st.just(0.9),
+                "batch_size": st.integers(1, 20),
+                "local_steps": st.integers(1, 4),
+            },
+        ),
+        "group": st.just([{"nodes": "0", "training": {"optimizer": "adam", "momentum": 0}}]),
+    },
+)
+
+
+@settings(max_examples=4)
+@given(st.lists(SWEEPS, min_size=3, max_size=3))
+def test_runs_of_one_sweep_never_differ_in_their_arithmetic(tmp_path_factory: Any, sweep: list[dict[str, Any]]) -> None:
+    folder = tmp_path_factory.mktemp("sweep")
+    times = itertools.cycle([1.0, 0.001, 5.0, 100.0, 2.0])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(folder))
+        patched.setattr(batching, "_seconds", lambda work: next(times))
+        chosen = set()
+        for changed in sweep:
+            described = experiment(folder, simulation={"batching": "auto"}, **changed)
+            chosen.add(choose_batching(described, Setup(described)) == "vmap")
+    assert len(chosen) == 1
+
+
+def test_runs_that_start_together_measure_once_and_agree(cache: Path, tmp_path: Path) -> None:
+    described = experiment(tmp_path, simulation={"batching": "auto"})
+    setups, chosen = [Setup(described) for _ in range(4)], []
+    threads = [
+        threading.Thread(target=lambda s=setup: chosen.append(choose_batching(described, s)))  # type: ignore[misc]
+        for setup in setups
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert chosen == ["vmap"] * 4
+
+
+def test_without_a_cache_nodes_are_not_stacked(tmp_path: Path, cache: Path) -> None:
+    cache.write_text("a file in place of the folder")
+    described = experiment(tmp_path, simulation={"batching": "auto"})
+    with pytest.warns(UserWarning, match=r"simulation.batching = 'auto': .*batching.json cannot be written"):
+        assert choose_batching(described, Setup(described)) != "vmap"
+
+
+def test_what_cannot_be_stacked_does_not_change_the_choice_for_the_model(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "_seconds", lambda work: 1.0)  # for a stack of nodes as for one
+    for optimizer, expected in [("adafactor", ("off", "pool")), ("sgd", ("vmap",)), ("adafactor", ("off", "pool"))]:
+        described = experiment(tmp_path, simulation={"batching": "auto"}, training={"optimizer": optimizer})
+        assert choose_batching(described, Setup(described)) in expected
+
+
+def test_the_summary_and_its_display_name_the_method(shoal: Any, small: Path) -> None:
+    shown = shoal("run", small).out
+    assert "batching 'off'" in shown
