@@ -243,6 +243,7 @@ def test_an_agent_rejects_code_and_unknown_machines_and_serves_the_next_run(
         failed = shoal("run", "small.toml", "--engine", "processes", "--agents", address, *given, folder=tmp_path)
         assert failed.returncode == 2, failed.stdout + failed.stderr
         assert problem in " ".join(failed.stderr.split())
+        assert not list((tmp_path / "runs").iterdir())
 
 
 def test_an_agent_that_is_killed_and_started_again_is_used_and_nothing_stays_behind(

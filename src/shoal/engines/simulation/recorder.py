@@ -66,6 +66,8 @@ class Recorder:
         self._records.write(node, record)
         if isinstance(record, Evaluation):
             self._tracker.add_score(record.tick or record.round, main_score(record.scores))
+        if self._tracker.listener.wants_records:
+            self._tracker.listener.add_records([(node, record)])
 
     def write_fault(self, node: NodeId, fault: FaultEvent) -> None:
         self.write(node, Event("fault", self._kernel.now, str(fault)))
