@@ -288,3 +288,24 @@ def test_a_script_that_starts_its_run_on_import_is_rejected(tmp_path: Path) -> N
     assert "starts a run while other processes import it for its classes" in done.stderr
     assert "if __name__ == '__main__':" in done.stderr
     assert not list((tmp_path / "runs").iterdir())
+
+
+SESSION = (
+    SCRIPT.partition("{guard}")[0]
+    + """
+quick = {"nodes": 2, "algorithm": {"name": "dpsgd", "rounds": 1}, "model": Net}
+run = shoal.Experiment(**quick).run("runs")
+print(run.folder.experiment)
+shoal.Experiment(**quick, engine="processes")
+"""
+)
+
+
+def test_a_class_of_a_notebook_works_in_a_simulation_alone(tmp_path: Path) -> None:
+    """In a notebook and in a session, `__main__` has no file."""
+    command = [sys.executable, "-c", SESSION]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert "model = '__main__:Net': it exists only in this process" in done.stderr
+    assert "model = { name = 'file.py:Net' }" in done.stderr
+    with pytest.raises(ExperimentError, match=r"of the notebook or session .* name it as 'file\.py:Net'"):
+        shoal.Experiment.from_file(tmp_path / done.stdout.strip())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.errors import DataError, ExperimentError, LaunchError, NodeError
+from shoal.errors import DataError, ExperimentError, LaunchError, NodeError, SetupError
 from shoal.experiment import Experiment
 
 ENGINES = ("simulation", "processes")
@@ -69,6 +69,11 @@ class Penalised(nn.Module):
         return outputs
 
 
+class Missing:
+    def load(self, seed):
+        return open("missing.csv")
+
+
 class Unbuildable:
     def build(self, shape, outputs):
         raise KeyError("no such layer")
@@ -121,6 +126,15 @@ def test_earlier_runs_of_the_same_name_stay(small: Callable[..., Experiment], tm
     with pytest.raises(DataError):
         small(nodes=2000).run(tmp_path / "runs")
     assert list((tmp_path / "runs").glob("*/*")) == [done.folder.path]
+
+
+@pytest.mark.parametrize(("engine", "error"), [("simulation", FileNotFoundError), ("processes", SetupError)])
+def test_an_exception_of_a_plug_in_leaves_no_folder(
+    engine: str, error: type[Exception], small: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=r"missing\.csv"):
+        small(engine=engine, dataset={"name": "modules.py:Missing"}).run(tmp_path / "runs")
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_settings_that_do_not_suit_the_machine_leave_no_folder(

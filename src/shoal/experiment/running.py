@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shoal.errors import ExperimentError, LaunchError, NotContinuedError, RunError, ShoalError, StorageError
+from shoal.errors import ExperimentError, LaunchError, NotContinuedError, RunError, SetupError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.run_results import Run
 from shoal.experiment.writing import write_experiment, write_mapping
@@ -105,7 +105,7 @@ def finish_run(
     except BaseException as error:
         if left is not None and isinstance(error, NotContinuedError | LaunchError):
             raise  # nothing has changed: the user can try again, or resume the run from a checkpoint
-        if resumed is None and left is None and not monitor.started and _is_wrong_input(error):
+        if resumed is None and left is None and not monitor.started and _explains_itself(error):
             folder.remove()
             raise
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -128,9 +128,11 @@ def finish_run(
     return Run(folder, summary, experiment)
 
 
-def _is_wrong_input(error: BaseException) -> bool:
-    """Whether an error from before the start of nodes explains itself. Other errors refer to files of the run."""
-    return isinstance(error, ShoalError) and (not isinstance(error, RunError) or isinstance(error, LaunchError))
+def _explains_itself(error: BaseException) -> bool:
+    """Whether an error from before the start of nodes needs no file of the run. Other errors refer to its log."""
+    return isinstance(error, Exception) and (
+        not isinstance(error, RunError) or isinstance(error, LaunchError | SetupError)
+    )
 
 
 def _run_engine(
