@@ -218,6 +218,16 @@ def test_a_final_model_is_loaded_without_shoal_and_has_the_accuracy_of_the_summa
     assert "modules.py:Everything" in metadata["model"]
 
 
+def test_statistics_that_a_node_keeps_for_itself_come_from_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "modules.py").write_text(MODULES)
+    settings = {"model": {"name": "modules.py:Everything"}, "training": {"buffers": "local"}, "base": tmp_path}
+    run = shoal.Experiment(**QUICK, **settings, checkpoint={"every": 2}).run(tmp_path)
+    for node in range(4):
+        last = list(run.folder.read(node))[-2]
+        assert isinstance(last, Evaluation)
+        assert accuracy(run.model(node)) == pytest.approx(last.scores["accuracy"])
+
+
 def test_a_model_can_be_trained_further(run: shoal.Run) -> None:
     module = run.model(0).train()
     loss = nn.functional.cross_entropy(module(torch.zeros(2, 64)), torch.tensor([1, 2]))
@@ -235,7 +245,7 @@ def test_a_model_can_be_trained_further(run: shoal.Run) -> None:
         (
             {"model": {"name": "modules.py:Everything"}, "training": {"buffers": "local"}},
             0,
-            "node 0 has statistics of its own (norm.running_mean, …), which a run does not store",
+            "node 0 has statistics of its own (norm.running_mean, …), and a run stores them in checkpoints only",
         ),
     ],
     ids=["unknown", "not written", "failed", "no module", "local statistics"],

@@ -15,10 +15,13 @@ from shoal.errors import DataError
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.partitioned_data import load_data
 from shoal.experiment.registry import plain
+from shoal.results.checkpoints import Checkpoints
 from shoal.results.records import RunFolder
+from shoal.results.state_files import read_state
 from shoal.types import NodeId, Params
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 Which: TypeAlias = NodeId | Literal["average"]
@@ -80,17 +83,35 @@ def final_module(experiment: Experiment, folder: RunFolder, summary: Mapping[str
             f"{folder.model(0).parent}/<i>.npy"
         )
     flat = factory.flat
-    local = [name for name, buffer in flat.read_local().items() if buffer.is_floating_point()]
-    if local and node != "average":
-        raise DataError(
-            f"node {node} has statistics of its own ({local[0]}, …), which a run does not store: use model('average'), "
-            "which has the initial statistics, or run again with training.buffers = 'shared'"
-        )
     flat.load(params)
+    flat.load_local(None if node == "average" else _local_buffers(flat.read_local(), folder, node, params))
     for tensor in (*flat.module.parameters(), *flat.module.buffers()):
         tensor.data = tensor.data.clone()  # a tensor of its own, not a part of the vector
         tensor.grad = None
     return flat.module.eval()
+
+
+def _local_buffers(
+    initial: dict[str, torch.Tensor], folder: RunFolder, node: NodeId, params: Params
+) -> dict[str, torch.Tensor] | None:
+    """Return the buffers that a node keeps for itself, from a checkpoint of its final model; None if it has none.
+
+    Counters alone have no effect on outputs, and keep their initial values without a checkpoint. Raises `DataError` if
+    statistics are not stored.
+    """
+    import torch
+
+    path = Checkpoints(folder).latest_of(node) if initial else None
+    state = None if path is None else read_state(path)["node"]
+    if state is not None and np.array_equal(state["params"], params):
+        return {name: torch.from_numpy(value) for name, value in state["trainer"]["buffers"].items()}
+    statistics = [name for name, buffer in initial.items() if buffer.is_floating_point()]
+    if statistics:
+        raise DataError(
+            f"node {node} has statistics of its own ({statistics[0]}, …), and a run stores them in checkpoints only: "
+            "run again with training.buffers = 'shared', or with a checkpoint of the last round (checkpoint.every)"
+        )
+    return None
 
 
 def save_final_model(
