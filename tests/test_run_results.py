@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -17,6 +19,7 @@ from torch import nn
 import shoal
 from shoal.data.digits import Digits
 from shoal.errors import DataError
+from shoal.results.monitor import RunMonitor
 from shoal.results.records import Evaluation, Round
 
 ENGINES = ("simulation", "processes")
@@ -65,12 +68,28 @@ def test_rounds_and_evaluations_are_reported_in_this_process(
         assert report.nodes == len(own)
         assert report.loss == pytest.approx(np.mean([r.loss for r in own if r.loss is not None]))
         assert report.time == max(r.time for r in own)
-    assert rounds[-1].bytes_sent == done.summary["bytes_sent"]["total"]
+        assert report.bytes_sent == sum(r.bytes_sent for r in own)
     assert [report.round for report in evaluations] == [1, 3]
     for evaluation in evaluations:
         scores = {n: r.scores for n, r in records if isinstance(r, Evaluation) and r.round == evaluation.round}
         assert evaluation.by_node == scores
         assert evaluation.scores["accuracy"] == pytest.approx(np.mean([own["accuracy"] for own in scores.values()]))
+
+
+@given(st.permutations([node for node in range(3) for _ in range(4)]), st.integers(1, 12))
+def test_a_round_is_reported_once_when_the_last_node_has_finished_it(order: list[int], batch: int) -> None:
+    """`order` is the node of each record; `batch` records are read at once."""
+    finished, reports = [0, 0, 0], list[shoal.RoundReport]()
+    monitor = RunMonitor(on_round=reports.append)
+    monitor.expect(range(3), (), ())
+    for start in range(0, len(order), batch):
+        records = []
+        for node in order[start : start + batch]:
+            records.append((node, Round(finished[node], float(finished[node]), float(node), 10, 1)))
+            finished[node] += 1
+        monitor.add_records(records)
+        assert [report.round for report in reports] == list(range(min(finished)))
+    assert all((report.nodes, report.loss, report.bytes_sent) == (3, 1.0, 30) for report in reports)
 
 
 def test_with_a_server_its_model_is_reported(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def finish_run(
         outcome = _run_engine(experiment, folder, monitor, command_time, resumed, machines or Machines(), left)
         if outcome.status != "interrupted":
             monitor.finish()
+        if monitor.error is not None:
+            raise monitor.error  # an algorithm has handled it
     except BaseException as error:
         if left is not None and isinstance(error, NotContinuedError | LaunchError):
             raise  # nothing has changed: the user can try again, or resume the run from a checkpoint

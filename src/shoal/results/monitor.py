@@ -26,7 +26,7 @@ class RoundReport:
     nodes: int
     """The number of nodes that finished it."""
     bytes_sent: int
-    """The bytes that all nodes have sent so far."""
+    """The bytes that these nodes had sent when they finished it, since the start of the run."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class EvaluationReport:
 
 
 R = TypeVar("R")
-T = TypeVar("T")
 OnRound: TypeAlias = Callable[[RoundReport], object]
 OnEvaluation: TypeAlias = Callable[[EvaluationReport], object]
 
@@ -62,13 +61,14 @@ class RunMonitor:
         on_evaluation: OnEvaluation | None = None,
     ) -> None:
         self._listener = listener or NullProgressListener()
-        self._on_round = on_round
-        self._on_evaluation = on_evaluation
+        self._on_round = on_round or _ignore
+        self._on_evaluation = on_evaluation or _ignore
+        self._has_callbacks = on_round is not None or on_evaluation is not None
         self.started = False
         """Whether nodes have started. Before that, a run has no results, and an error leaves no folder."""
         self.error: Exception | None = None
         """The exception of a callback."""
-        self._rounds: _Awaited[Round] = _Awaited()
+        self._rounds: _Awaited[tuple[Round, int]] = _Awaited()
         self._evaluations: _Awaited[Evaluation] = _Awaited()
         self._sent: dict[NodeId, SentTraffic] = {}
         self.evaluates_after_end = False
@@ -90,7 +90,7 @@ class RunMonitor:
     @property
     def wants_records(self) -> bool:
         """Whether `add_records` has any effect."""
-        return (self._on_round is not None or self._on_evaluation is not None) and self.error is None
+        return self._has_callbacks and self.error is None
 
     def expect(self, rounds: Collection[NodeId], evaluations: Collection[NodeId], absent: Collection[NodeId]) -> None:
         """Set the nodes that a round, and an evaluation, waits for. `absent` nodes have not joined yet."""
@@ -99,14 +99,15 @@ class RunMonitor:
 
     def add_records(self, records: Iterable[tuple[NodeId, Record]]) -> None:
         """Take new records of nodes, and report what is complete. The records of a node must come in order."""
-        for node, record in records if self.wants_records else ():
+        for node, record in records:
             self._add(node, record)
         self._report()
 
     def _add(self, node: NodeId, record: Record) -> None:
-        self._sent.setdefault(node, SentTraffic()).add(record)
+        sent = self._sent.setdefault(node, SentTraffic())
+        sent.add(record)
         if isinstance(record, Round):
-            self._rounds.add(node, record.round, record)
+            self._rounds.add(node, record.round, (record, sent.bytes))
         elif isinstance(record, Evaluation):
             self._evaluations.add(node, record.round if record.tick is None else record.tick, record)
         elif isinstance(record, End):
@@ -131,27 +132,47 @@ class RunMonitor:
         self._report()
 
     def _report(self) -> None:
-        """Call the callbacks for every round and evaluation that is complete."""
-        for round, finished in self._rounds.complete():
-            losses = [record.loss for record in finished.values() if record.loss is not None]
-            loss = math.fsum(losses) / len(losses) if losses else None
-            time = max(record.time for record in finished.values())
-            sent = sum(traffic.bytes for traffic in self._sent.values())
-            self._call(self._on_round, RoundReport(round, time, loss, len(finished), sent))
-        for _, evaluated in self._evaluations.complete():
-            latest = max(record.round for record in evaluated.values())
-            time = max(record.time for record in evaluated.values())
-            by_node = {node: dict(record.scores) for node, record in sorted(evaluated.items())}
-            self._call(self._on_evaluation, EvaluationReport(latest, time, _mean(by_node.values()), by_node))
-
-    def _call(self, callback: Callable[[T], object] | None, report: T) -> None:
-        if callback is None:
+        """Call the callbacks for every round and evaluation that is complete, in the order of time."""
+        if not self.wants_records:
             return
-        try:
-            callback(report)
-        except Exception as error:
-            self.error = error
-            raise
+        reports: list[RoundReport | EvaluationReport] = [
+            _round_report(round, finished) for round, finished in self._rounds.complete()
+        ]
+        reports += [_evaluation_report(evaluated) for _, evaluated in self._evaluations.complete()]
+        for report in sorted(reports, key=lambda report: report.time):
+            try:
+                if isinstance(report, EvaluationReport):
+                    self._on_evaluation(report)
+                else:
+                    self._on_round(report)
+            except Exception as error:
+                self.error = error
+                raise
+
+
+def _ignore(report: object) -> None:
+    """The callback of a run without one."""
+
+
+def _round_report(round: int, finished: Mapping[NodeId, tuple[Round, int]]) -> RoundReport:
+    losses = [record.loss for record, _ in finished.values() if record.loss is not None]
+    return RoundReport(
+        round,
+        time=max(record.time for record, _ in finished.values()),
+        loss=math.fsum(losses) / len(losses) if losses else None,
+        nodes=len(finished),
+        bytes_sent=sum(sent for _, sent in finished.values()),
+    )
+
+
+def _evaluation_report(evaluated: Mapping[NodeId, Evaluation]) -> EvaluationReport:
+    by_node = {node: dict(record.scores) for node, record in sorted(evaluated.items())}
+    return EvaluationReport(
+        round=max(record.round for record in evaluated.values()),
+        time=max(record.time for record in evaluated.values()),
+        scores=_mean(by_node.values()),
+        by_node=by_node,
+    )
 
 
 class _Awaited(Generic[R]):
