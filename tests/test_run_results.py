@@ -47,7 +47,6 @@ CRASH = {"fault": [{"nodes": "3", "kind": "crash", "round": 1}]}
     ("engine", "settings"),
     [
         ("simulation", {}),
-        ("processes", {}),
         ("simulation", CRASH),
         ("processes", CRASH),
         ("simulation", {"evaluation": {"every": 2, "nodes": 2}}),
@@ -208,14 +207,13 @@ def accuracy(module: nn.Module) -> float:
         return float((module(torch.tensor(test.x)).argmax(1).numpy() == test.y).mean())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_final_model_is_loaded_without_shoal_and_has_the_accuracy_of_the_summary(
-    engine: str, tmp_path: Path, shoal: Callable[..., Any]
+    tmp_path: Path, shoal: Callable[..., Any]
 ) -> None:
     import shoal as package
 
     (tmp_path / "modules.py").write_text(MODULES)
-    settings = {**QUICK, "model": {"name": "modules.py:Everything"}, "engine": engine, "base": tmp_path}
+    settings = {**QUICK, "model": {"name": "modules.py:Everything"}, "base": tmp_path}
     run = package.Experiment(**settings).run("runs")
     by_node = [list(run.folder.read(node))[-2] for node in range(4)]
     built: dict[str, Any] = {}
