@@ -243,6 +243,7 @@ def test_an_agent_rejects_code_and_unknown_machines_and_serves_the_next_run(
         failed = shoal("run", "small.toml", "--engine", "processes", "--agents", address, *given, folder=tmp_path)
         assert failed.returncode == 2, failed.stdout + failed.stderr
         assert problem in " ".join(failed.stderr.split())
+        assert not list((tmp_path / "runs").iterdir())
 
 
 def _nodes_of(agent: subprocess.Popen[bytes]) -> list[psutil.Process]:

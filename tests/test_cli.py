@@ -74,7 +74,7 @@ def test_graphs_data_and_models_that_cannot_be_built_are_rejected_by_both_engine
 ) -> None:
     given = [part for setting in settings for part in ("--set", setting)]
     assert_rejected(shoal("run", small, "--engine", engine, *given), *texts)
-    assert latest(Path("runs")).read_summary()["status"] == "failed"
+    assert not list(Path("runs").iterdir())
 
 
 def test_a_disconnected_graph_warns_and_runs(shoal: Callable, small: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal.cli.display import describe, time_left
 from shoal.results.progress import Progress
+from shoal.results.progress_text import describe, time_left
 
 
 def running(**given: Any) -> Progress:

@@ -57,7 +57,7 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.toml"))
         ({"seed": 2**64}, f"seed = {2**64}: expected integer at least 0 and below 9.22337e+18"),
         ({"engine": "xyz"}, "engine = 'xyz': expected one of 'simulation', 'processes'"),
         ({"training": 5}, "training = 5: expected a table"),
-        ({"topology": "ring"}, "topology = 'ring': expected a table with a name, such as { name = … }"),
+        ({"topology": ["ring"]}, "topology = ['ring']: expected a table with a name, such as { name = … }"),
         ({"model": {"hidden": [1]}}, "model = {'hidden': [1]}: expected a table with a name, such as { name = … }"),
         ({"model": {"name": "mlp", "hidden": [8, 0]}}, "model.hidden[1] = 0: expected integer at least 1"),
         (
@@ -187,8 +187,8 @@ def test_dicts_and_instances_give_the_same_experiment_as_toml() -> None:
 def test_a_wrong_value_in_python_is_rejected_in_the_same_way() -> None:
     with pytest.raises(ExperimentError, match="nodes = 0: expected integer at least 1"):
         Experiment(nodes=0)
-    with pytest.raises(ExperimentError, match="sharing = 'full': expected a table with a name"):
-        Experiment(sharing="full")
+    with pytest.raises(ExperimentError, match="sharing = 3: expected a table with a name"):
+        Experiment(sharing=3)
 
 
 def test_a_networkx_graph_is_a_topology() -> None:

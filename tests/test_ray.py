@@ -248,6 +248,7 @@ def test_more_workers_than_cpus_are_an_error(cluster: Any, tmp_path: Path) -> No
     with pytest.raises(LaunchError, match=r"workers = 5 needs 5 CPUs: the Ray cluster has 3 CPUs"):
         many.run(tmp_path, ray=cluster.address)
     assert time.monotonic() - started < 30
+    assert not list(tmp_path.iterdir())
 
 
 def test_cpus_that_others_use_are_an_error(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

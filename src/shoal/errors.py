@@ -13,6 +13,7 @@
         ├── StorageError       the files of the run cannot be written
         │   └── DiskFullError  the disk or the quota is full; it may have space again later
         ├── NotContinuedError  the nodes of a run whose coordinator was killed have ended too
+        ├── SetupError         the code of a component raised an exception before nodes started
         └── LaunchError        nodes or workers could not be started
 
 Every error text has the key or field, its value, what was expected and what to do.
@@ -79,6 +80,10 @@ class NotContinuedError(RunError):
 
 class DiskFullError(StorageError):
     """The disk or the quota is full. It may have space again later."""
+
+
+class SetupError(RunError):
+    """The code of a component raised an exception before nodes started; the error text contains its traceback."""
 
 
 class LaunchError(RunError):

@@ -12,6 +12,10 @@ from typing import Any
 
 from shoal import schema
 
+PREFIX = "shoal_plugin_"
+"""How the names of modules begin that are loaded from a file."""
+_importing: list[Path] = []
+
 
 def load(name: str) -> Any:
     """Return the object at `module:name` or `file.py:name`. Raises ValueError with the reason."""
@@ -30,6 +34,31 @@ def load_class(name: str) -> type:
         hint = schema.nearest(attribute, classes) if classes else "; it defines no class"
         raise ValueError(f"{where} has no class {attribute!r}{hint}")
     return found
+
+
+def main_script() -> Path | None:
+    """Return the file of the running script; None in a notebook or an interactive session."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(file).resolve() if file is not None and file.endswith(".py") and Path(file).is_file() else None
+
+
+def import_path(cls: type) -> str | None:
+    """Return the path of a class, `module:Class` or `file.py:Class`; None if no path leads to it.
+
+    There is none for a class inside a function or another class, or if another class has its name by now.
+    """
+    module = sys.modules.get(cls.__module__)
+    if module is None or getattr(module, cls.__qualname__, None) is not cls:
+        return None
+    if cls.__module__.startswith(PREFIX):
+        return f"{module.__file__}:{cls.__qualname__}"
+    script = main_script() if cls.__module__ == "__main__" else None
+    return f"{cls.__module__ if script is None else script}:{cls.__qualname__}"
+
+
+def file_being_imported() -> Path | None:
+    """Return the file that is being loaded as a plug-in; None if none is."""
+    return _importing[-1] if _importing else None
 
 
 def _load_named(name: str) -> tuple[ModuleType, str, str]:
@@ -52,7 +81,9 @@ def _load_module(name: str) -> ModuleType:
 
 def _load_file(path: Path) -> ModuleType:
     path = path.resolve()
-    name = f"shoal_plugin_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    if path == main_script():
+        return sys.modules["__main__"]  # to run the script again would start its run again
+    name = f"{PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
@@ -62,9 +93,12 @@ def _load_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs, because dataclasses look up their module
+    _importing.append(path)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ValueError(f"{str(path)!r} raised on import: {type(error).__name__}: {error}") from error
+    finally:
+        _importing.pop()
     return module

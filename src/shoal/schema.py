@@ -20,7 +20,7 @@ import math
 import types
 import typing
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -254,9 +254,8 @@ def describe(hint: Any) -> str:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the advice for an unknown name: the closest valid name, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean '{close[0]}'?"
+    if (close := closest(word, names)) is not None:
+        return f"; did you mean '{close}'?"
     return f"; expected one of {', '.join(names)}" if names else "; nothing is expected here"
 
 
@@ -264,8 +263,17 @@ def _nearest_choice(value: Any, hint: Any) -> str:
     choices = [a for a in typing.get_args(hint) if isinstance(a, str)]
     if not isinstance(value, str) or typing.get_origin(hint) is not Literal:
         return ""
-    close = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    close = closest(value, choices)
+    return f"; did you mean '{close}'?" if close else ""
+
+
+def closest(word: str, names: Sequence[str]) -> str | None:
+    """Return the name that is closest to `word`, in upper or lower case; None if none is close."""
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if close:
+        return close[0]
+    folded = {name.lower(): name for name in names}
+    return next((folded[name] for name in difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)), None)
 
 
 def join(place: str, key: str) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -18,11 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.results.progress import Progress, main_metric
+from shoal.results.progress_text import ProgressLines, describe, format_bytes, format_seconds
 from shoal.results.timing import higher_is_better
 from shoal.types import format_node_ids
-
-LINE_INTERVAL = 2.0
-"""Seconds between lines of progress when the output is not a terminal."""
 
 COUNTS = (
     "messages_rejected",
@@ -61,9 +57,7 @@ class Display:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        self._printed = -LINE_INTERVAL
-        self._line = ""
-        self._phase = ""
+        self._lines = ProgressLines(lambda line: console.print(line, highlight=False, soft_wrap=True))
 
     def __enter__(self) -> Display:
         if self._live is not None:
@@ -77,11 +71,8 @@ class Display:
     def progress(self, progress: Progress) -> None:
         if self._live is not None:
             self._live.update(_bar(progress), refresh=True)
-        elif progress.phase != self._phase or time.monotonic() - self._printed >= LINE_INTERVAL:
-            line = describe(progress)
-            if line != self._line:
-                self._console.print(line, highlight=False, soft_wrap=True)
-            self._printed, self._line, self._phase = time.monotonic(), line, progress.phase
+        else:
+            self._lines.progress(progress)
 
     def notice(self, text: str) -> None:
         self._console.print(f"[yellow]![/yellow] {escape(text)}", highlight=False, soft_wrap=True)
@@ -92,50 +83,6 @@ def _bar(progress: Progress) -> Table:
     done = progress.done if progress.phase == "running" else None
     grid.add_row(ProgressBar(total=1, completed=done or 0, width=30, pulse=done is None), describe(progress))
     return grid
-
-
-def describe(progress: Progress) -> str:
-    """Return the progress of a run as one line of plain text."""
-    if progress.phase != "running":
-        return f"{progress.phase} {progress.nodes} nodes"
-    of = f"/{progress.rounds}" if progress.rounds else ""
-    parts = [f"round {int(progress.round)}{of}"]
-    if progress.score is not None:
-        parts.append("{} {:.3f}".format(*progress.score))
-    parts.append(f"{format_bytes(progress.bytes_sent)} sent")
-    parts.append(f"{progress.alive}/{progress.nodes} nodes")
-    if progress.virtual_seconds is not None:
-        parts.append(f"virtual {format_seconds(progress.virtual_seconds)}")
-    parts.append(f"{format_seconds(progress.seconds)} elapsed")
-    left = time_left(progress)
-    if left is not None:
-        parts.append(f"{format_seconds(left)} left")
-    return " · ".join(parts)
-
-
-def time_left(progress: Progress) -> float | None:
-    """Estimate the seconds until the run ends from its speed so far; None while that is unknown.
-
-    Before the first round ends, only the clock of a run with a duration shows a speed.
-    """
-    done = progress.done if progress.round >= 1 else replace(progress, rounds=None).done
-    return progress.seconds * (1 - done) / done if done else None
-
-
-def format_bytes(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def format_seconds(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
 STATUS_COLOURS = {"completed": "green", "failed": "red"}

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import signal
 import sys
@@ -68,6 +69,7 @@ def _print_error(error: Exception, code: int) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="shoal", description="Decentralized learning, simulated and real.")
+    parser.add_argument("--version", action="version", version=f"shoal {importlib.metadata.version('shoal')}")
     commands = parser.add_subparsers(required=True, metavar="command")
     for module in COMMANDS:
         module.add_parser(commands)

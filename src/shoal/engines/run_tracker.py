@@ -10,10 +10,10 @@ from typing import Literal, TypeAlias
 from shoal.engines.averaging import ModelAverage, ModelAverages
 from shoal.experiment import Experiment
 from shoal.results.checkpoints import Manifest
+from shoal.results.monitor import RunMonitor
 from shoal.results.progress import (
     PROGRESS_INTERVAL,
     MeanScore,
-    NullProgressListener,
     Progress,
     ProgressListener,
     Score,
@@ -44,7 +44,7 @@ class RunTracker:
     ) -> None:
         """`resumed` is the checkpoint that the run continues from."""
         self.experiment = experiment
-        self.listener: ProgressListener = listener or NullProgressListener()
+        self.listener = RunMonitor.of(listener)
         self.phase: Phase = "starting"
         self.training_nodes = frozenset(range(experiment.nodes))
         """The nodes that train. The others provide services to them."""
@@ -52,6 +52,8 @@ class RunTracker:
         """The nodes whose rounds count as the progress of the run."""
         self.lost = _absent_nodes(experiment, resumed)
         """Nodes that failed or have not joined, with the reason."""
+        self.listener.expect(self.round_nodes, experiment.scored_nodes, self.lost)
+        self.listener.evaluates_after_end = experiment.evaluation.seconds is not None
         self.incarnations = Counter(_incarnations(resumed))
         """How often each node was restarted."""
         self._awaited = set(self.training_nodes.difference(self.lost))
@@ -66,6 +68,7 @@ class RunTracker:
 
     def node_lost(self, node: NodeId, reason: str) -> None:
         self.lost[node] = reason
+        self.listener.node_left(node)
         self._awaited.discard(node)
 
     @property
@@ -77,6 +80,7 @@ class RunTracker:
         """A node that failed starts again, or a late node joins."""
         if self.lost.pop(node) != NOT_JOINED:
             self.incarnations[node] += 1
+        self.listener.node_joined(node)
         if node in self.training_nodes:
             self._awaited.add(node)
 

@@ -12,7 +12,7 @@ from shoal import schema
 from shoal.environment import faults
 from shoal.environment.faults.table import affects_pairs
 from shoal.errors import ExperimentError, TopologyError
-from shoal.experiment.registry import Component, registry
+from shoal.experiment.registry import ONLY_HERE, Component, registry
 from shoal.experiment.resolving import Resolver
 from shoal.experiment.tables import NodeSettings, ProcessesPlan
 from shoal.topologies.graph import Graph, Mixing, TopologyWarning, TopologyWrapper, WeightScheme
@@ -143,16 +143,26 @@ def _wrong_for_ray(experiment: Experiment) -> Iterator[str]:
 
 def _classes_of_the_script(experiment: Experiment, instead: str) -> Iterator[str]:
     """List the components that other processes cannot import."""
-    named = [(kind, value) for kind, value in vars(experiment).items() if isinstance(value, Component)]
-    named += [("dataset.augmentation", value) for value in experiment.augmentation]
-    if isinstance(schedule := experiment.training.schedule, Component):
-        named.append(("training.schedule", schedule))
-    for kind, value in named:
-        if value.name.startswith("__main__:"):
+    for key, value in {**vars(experiment), "training.schedule": experiment.training.schedule}.items():
+        kind = location(key)
+        for name in _names_only_here(value):
+            written = f"{kind} = {{ name = 'file.py:{name.partition(':')[2]}' }}"
             yield (
-                f"{kind} = {value.name!r}: other processes cannot import a class from the running script; move it to a "
-                f"module or a file of its own, or {instead}"
+                f"{kind} = {name!r}: it exists only in this process, and other processes cannot import it; write its "
+                f"class to a file of its own, and {written}, or {instead}"
             )
+
+
+def _names_only_here(value: object) -> Iterator[str]:
+    """The names of a component, and of components in it, that other processes cannot import."""
+    if isinstance(value, Component):
+        if value.name.startswith(ONLY_HERE):
+            yield value.name
+        for inner in value.options.values():
+            yield from _names_only_here(inner)
+    elif isinstance(value, tuple):
+        for inner in value:
+            yield from _names_only_here(inner)
 
 
 def _wrong_for_kernel_shaping(experiment: Experiment, plan: ProcessesPlan) -> Iterator[str]:

@@ -26,7 +26,7 @@ from shoal.environment.faults import Fault
 from shoal.errors import ExperimentError
 from shoal.experiment import checks
 from shoal.experiment.mapping import THIS_MACHINE, Machine, MachineInfo, NodeMapping, by_machine
-from shoal.experiment.overrides import apply_overrides, lift_nested_keys, remove_misplaced
+from shoal.experiment.overrides import apply_overrides, lift_nested_keys, lift_nested_values, remove_misplaced
 from shoal.experiment.resolving import Resolver
 from shoal.experiment.tables import (
     CheckpointPlan,
@@ -39,12 +39,15 @@ from shoal.experiment.tables import (
 )
 from shoal.experiment.writing import experiment_to_table
 from shoal.node_context import NonFinite
+from shoal.randomness import generator
+from shoal.results.monitor import OnEvaluation, OnRound, RunMonitor
+from shoal.results.progress_text import ProgressLines
 from shoal.topologies.graph import WeightScheme
 from shoal.training.settings import Training
 from shoal.types import Bounds, NodeId
 
 if TYPE_CHECKING:
-    from shoal.experiment.running import Run
+    from shoal.experiment.run_results import Run
 
 
 def _named(name: str) -> Any:
@@ -54,7 +57,10 @@ def _named(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that a run depends on. Tables may be given as dicts, components also as instances."""
+    """Everything that a run depends on.
+
+    Tables may be given as dicts. A component may also be its name, its class or an instance, and the data set arrays.
+    """
 
     name: str = "experiment"
     nodes: Annotated[int, Bounds(at_least=1)] = 16
@@ -93,7 +99,9 @@ class Experiment:
     def __post_init__(self) -> None:
         name = self.name if isinstance(self.name, str) else "experiment"
         resolver = Resolver(self.base)
-        resolved = resolver.values({f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, _parameters())
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        lift_nested_values(values, _parameters(), resolver.problems)
+        resolved = resolver.values(values, _parameters())
         if resolver.problems:
             raise ExperimentError(resolver.problems, name)
         for key, value in resolved.items():
@@ -204,6 +212,23 @@ class Experiment:
         server = self.services.get("algorithm")
         return range(self.nodes) if server is None else range(server, server + 1)
 
+    @functools.cached_property
+    def evaluated_nodes(self) -> frozenset[NodeId]:
+        """The training nodes whose models are evaluated."""
+        wanted = self.evaluation.nodes
+        if wanted is None or wanted >= self.nodes:
+            return frozenset(range(self.nodes))
+        drawn = generator(self.seed, "evaluated nodes").choice(self.nodes, wanted, replace=False)
+        return frozenset(int(n) for n in drawn)
+
+    @property
+    def scored_nodes(self) -> frozenset[NodeId]:
+        """The nodes that every evaluation during a run has scores of: the server, if rounds are evaluated."""
+        server = self.services.get("algorithm")
+        if server is None or self.evaluation.seconds is not None or not self.evaluated_nodes:
+            return self.evaluated_nodes
+        return frozenset([server])
+
     @property
     def adds_data(self) -> bool:
         """Whether nodes send samples, which become part of the receivers' training data."""
@@ -244,15 +269,31 @@ class Experiment:
                 return f"node {node}, the service node of {kind} = {getattr(self, kind).name!r}, {failure}"
         return f"node {node} {failure}; its neighbours continue without it"
 
-    def run(self, out: str | Path = "runs", ray: str | None = None) -> Run:
-        """Run the experiment without a display, and return when it has ended.
+    def run(
+        self,
+        out: str | Path = "runs",
+        ray: str | None = None,
+        *,
+        progress: bool = False,
+        on_round: OnRound | None = None,
+        on_evaluation: OnEvaluation | None = None,
+    ) -> Run:
+        """Run the experiment, and return when it has ended.
 
         `ray` is the address of a Ray cluster, or "local" to start Ray for this run. Its machines run the nodes of the
         process engine, or the training of a simulation with simulation.batching = "ray" (there "local" is the default).
+
+        With `progress`, lines of progress are printed. `on_round` is called with a `RoundReport` when all nodes have
+        finished a round, `on_evaluation` with an `EvaluationReport` when all nodes have been evaluated, both in this
+        process. An exception that they raise ends the run, and is raised here.
         """
         from shoal.experiment.running import run
 
-        return run(self, Path(out), ray=ray)
+        monitor = RunMonitor(ProgressLines() if progress else None, on_round, on_evaluation)
+        done = run(self, Path(out), monitor, ray=ray)
+        if progress:
+            print(done)
+        return done
 
 
 @functools.cache

@@ -12,9 +12,9 @@ from typing import Any
 
 from shoal import schema
 from shoal.errors import ExperimentError
-from shoal.experiment.registry import REGISTRIES, find
+from shoal.experiment.registry import REGISTRIES, Component, find
 from shoal.experiment.resolving import absolute_name
-from shoal.experiment.tables import DEFAULT_NAMES, PARENT_TABLES
+from shoal.experiment.tables import DEFAULT_NAMES, PARENT_TABLES, location
 
 TOP_LEVEL = "the top of the file, above every [table]"
 
@@ -39,19 +39,21 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def apply_overrides(table: Mapping[str, Any], overrides: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Return a copy of `table` with dotted keys set."""
+    """Return a copy of `table` with dotted keys set. A component that is given by its name becomes a table."""
     result: dict[str, Any] = _copy_tables(table)
     for dotted, value in overrides.items():
         *parents, last = dotted.split(".")
         inner: Any = result
         for parent in parents:
+            if parent in REGISTRIES and isinstance(name := inner.get(parent), str):
+                inner[parent] = {"name": name}
             if not isinstance(inner.setdefault(parent, {}), dict):
                 problems.append(f"{dotted}: {parent!r} is not a table")
                 break
             inner = inner[parent]
         else:
             inner[last] = value
-    return result
+    return {key: {"name": v} if key in REGISTRIES and isinstance(v, str) else v for key, v in result.items()}
 
 
 def _copy_tables(value: Any) -> Any:
@@ -108,3 +110,15 @@ def lift_nested_keys(table: dict[str, Any]) -> None:
     for key, parent in PARENT_TABLES.items():
         if isinstance(table.get(parent), dict) and key in table[parent]:
             table[key] = table[parent].pop(key)
+
+
+def lift_nested_values(values: dict[str, Any], parameters: Mapping[str, schema.Parameter], problems: list[str]) -> None:
+    """Do the same for an experiment that is written in Python, where these are parameters of their own too."""
+    for key, parent in PARENT_TABLES.items():
+        table = values[parent]
+        if not isinstance(table, Mapping) or key not in table:
+            continue
+        values[parent] = {k: v for k, v in table.items() if k != key}
+        if not isinstance(values[key], Component) and values[key] != parameters[key].default:
+            problems.append(f"{location(key)}: given here, and as {key} = {values[key]!r} too; remove one of them")
+        values[key] = table[key]

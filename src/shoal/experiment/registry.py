@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import schema
-from shoal.plugins import load_class
+from shoal.plugins import import_path, load_class
 from shoal.traits import Traits, traits_of
 
 REGISTRIES = {
@@ -65,6 +66,29 @@ class Component:
         return {"name": self.name, **options}
 
 
+IN_MEMORY = "memory:"
+"""How the names of components begin that exist only in the process that created the experiment."""
+ONLY_HERE = (IN_MEMORY, "__main__:")
+"""How the names of components begin that other processes cannot import. A class of a notebook is in `__main__`."""
+
+
+@dataclass(frozen=True)
+class MemoryComponent(Component):
+    """A component without an import path: a module that was given as an instance, or a class inside a function."""
+
+    source: Any = None
+    """The instance, of which every `build` returns a copy, or the class."""
+
+    @property
+    def traits(self) -> Traits:
+        return traits_of(self.source, self.kind)
+
+    def build(self) -> Any:
+        if not isinstance(self.source, type):
+            return copy.deepcopy(self.source)
+        return self.source(**{k: v.build() if isinstance(v, Component) else v for k, v in self.options.items()})
+
+
 def registry(kind: str) -> Mapping[str, str]:
     """Return the built-in names of `kind`, and the import path of each class."""
     module, name = REGISTRIES[kind].split(":")
@@ -81,16 +105,51 @@ def find(kind: str, name: str) -> Any:
     if name in known:
         module, attribute = known[name].split(":")
         return getattr(importlib.import_module(module), attribute)
+    if name.startswith(IN_MEMORY):
+        raise ValueError(
+            f"this {kind} existed only in the process that created the experiment; write its class to a file, and name "
+            f"it as 'file.py:{name.removeprefix(IN_MEMORY)}'"
+        )
     if ":" not in name:
-        raise ValueError(f"unknown {kind} {name!r}{schema.nearest(name, known)}")
-    return load_class(name)
+        raise ValueError(f"unknown {kind} {name!r}{_advice(kind, name)}")
+    try:
+        return load_class(name)
+    except ValueError as error:
+        if not name.startswith("__main__:"):
+            raise
+        file = f"'file.py:{name.removeprefix('__main__:')}'"
+        raise ValueError(
+            f"{error}: the class is of the notebook or session that created the experiment; write it to a file, and "
+            f"name it as {file}"
+        ) from error
+
+
+def _advice(kind: str, name: str) -> str:
+    """Return the advice for an unknown name. A built-in component may have this name in another project."""
+    known = registry(kind)
+    elsewhere = [own for own in known if f"`{name.lower()}`" in _first_line(find(kind, own)).lower()]
+    if not elsewhere:
+        return schema.nearest(name, known)
+    closest = schema.closest(name, sorted(known))
+    found = dict.fromkeys([*([] if closest is None else [closest]), *elsewhere])
+    described = (f"'{own}' ({_first_line(find(kind, own))})" for own in found)
+    return f"; did you mean {' or '.join(described)}?"
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or "").strip().splitlines()[0].rstrip(".")
 
 
 def component_name(kind: str, instance: Any) -> str:
     """Return the name of an instance's class in an experiment: a built-in name, or its import path."""
     cls = type(instance)
+    return class_name(kind, cls) or f"{cls.__module__}:{cls.__qualname__}"
+
+
+def class_name(kind: str, cls: type) -> str | None:
+    """Return the name of a class in an experiment: a built-in name, or its import path; None if it has none."""
     path = f"{cls.__module__}:{cls.__qualname__}"
-    return next((name for name, where in registry(kind).items() if where == path), path)
+    return next((name for name, where in registry(kind).items() if where == path), import_path(cls))
 
 
 def shallow_table(kind: str, instance: Any) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal import schema
-from shoal.experiment.registry import REGISTRIES, Component, find, shallow_table
+from shoal.experiment.given import Given, read_given
+from shoal.experiment.registry import REGISTRIES, Component, MemoryComponent, find, plain
 from shoal.experiment.tables import DEFAULT_NAMES, Group, NodeSettings, ProcessesPlan, location
 from shoal.training.settings import Training
 from shoal.traits import traits_of
@@ -46,6 +47,8 @@ class Resolver:
                 resolved[key] = self.training(value, location(key))
             else:
                 resolved[key] = schema.convert(value, parameters[key].hint, location(key), self.problems)
+        if isinstance(groups := resolved.get("group"), tuple):
+            resolved["group"] = tuple(self._group(group, i) for i, group in enumerate(groups))
         if isinstance(plan := resolved.get("processes"), ProcessesPlan) and plan.keys is not None:
             resolved["processes"] = dataclasses.replace(plan, keys=locate(plan.keys, self.base))
         if isinstance(name := resolved.get("name"), str) and not re.fullmatch(r"\w[\w.+-]*", name):
@@ -56,16 +59,17 @@ class Resolver:
         return resolved
 
     def component(self, kind: str, value: Any, place: str) -> Component | None:
-        """Return a component from its table or from an instance of its class, or None after a problem."""
+        """Return a component from its name, its table, its class or an instance, or None after a problem."""
         if isinstance(value, Component):
             return value
-        table = self._table(kind, value, place)
-        if table is None:
-            return None
+        given = self._given(kind, value, place)
+        if given is None or isinstance(given, MemoryComponent):
+            return given
+        table = given.table
         options = {k: v for k, v in table.items() if k != "name"}
         name = absolute_name(table["name"], self.base)
         try:
-            cls = find(kind, name)
+            cls = given.cls or find(kind, name)
             traits_of(cls, kind)
         except ValueError as error:
             self.problems.append(f"{place}.name = {table['name']!r}: {error}")
@@ -87,15 +91,21 @@ class Resolver:
         if len(self.problems) > before:
             return None
         defaults = {p.name: p.default for p in schema.parameters(cls).values() if not p.required}
-        return Component(kind, name, {**defaults, **arguments, **nested})
+        options = {**defaults, **arguments, **nested}
+        self.problems.extend(
+            f"{schema.join(place, key)} = {option!r}: an experiment cannot hold a {type(option).__name__}; "
+            "use numbers, strings, lists or tables"
+            for key, option in options.items()
+            if key not in nested and not _is_plain(option)
+        )
+        return Component(kind, name, options) if given.cls is None else MemoryComponent(kind, name, options, cls)
 
     def components(self, kind: str, values: Any, place: str) -> tuple[Component | None, ...]:
-        """Return a list of components; a string in place of a table is a name."""
+        """Return a list of components."""
         if not isinstance(values, list | tuple):
             self.problems.append(f"{place} = {values!r}: expected a list of names or tables, such as ['crop', 'flip']")
             return ()
-        tables = [{"name": value} if isinstance(value, str) else value for value in values]
-        return tuple(self.component(kind, table, f"{place}[{i}]") for i, table in enumerate(tables))
+        return tuple(self.component(kind, value, f"{place}[{i}]") for i, value in enumerate(values))
 
     def training(self, value: Any, place: str) -> Any:
         """Return the settings of a table or an instance; a schedule is a component, paths of plug-ins are absolute."""
@@ -109,20 +119,33 @@ class Resolver:
         table = {**value, **changed} if isinstance(value, Mapping) else value
         return schema.convert(table, Training, place, self.problems)
 
-    def _table(self, kind: str, value: Any, place: str) -> Mapping[str, Any] | None:
-        """Return the table of a component that is given as a table, an instance or a networkx graph."""
-        if type(value).__module__.startswith("networkx"):
-            from shoal.topologies.given import from_networkx
-
-            value = from_networkx(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return shallow_table(kind, value)
-        if isinstance(value, Mapping) and kind in DEFAULT_NAMES:
-            value = {"name": DEFAULT_NAMES[kind], **value}
-        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+    def _given(self, kind: str, value: Any, place: str) -> Given | MemoryComponent | None:
+        """Return a component as a table with a name or, if it is in memory, as it is; None after a problem."""
+        try:
+            given = read_given(kind, value)
+        except ValueError as error:
+            self.problems.append(f"{place}: {error}")
+            return None
+        if isinstance(given, MemoryComponent):
+            return given
+        if given is not None and kind in DEFAULT_NAMES:
+            given = given._replace(table={"name": DEFAULT_NAMES[kind], **given.table})
+        if given is None or not isinstance(given.table.get("name"), str):
             self.problems.append(f"{place} = {value!r}: expected a table with a name, such as {{ name = … }}")
             return None
-        return value
+        return given
+
+    def _group(self, group: Group, number: int) -> Group:
+        """Return a group whose components are tables. A table need not have a name: it changes some keys."""
+        tables: dict[str, Any] = {}
+        for key in (f.name for f in dataclasses.fields(group) if f.name in REGISTRIES):
+            value = getattr(group, key)
+            if isinstance(value, str):
+                tables[key] = {"name": value}
+            elif value is not None and not isinstance(value, Mapping):
+                component = self.component(key, value, f"group[{number}].{key}")
+                tables[key] = None if component is None else component.to_table()
+        return dataclasses.replace(group, **tables)
 
     def _nested_components(self, cls: type, options: Mapping[str, Any], place: str) -> dict[str, Component | None]:
         """Return the parameters of `cls` that are components themselves; a string in place of a table is a name."""
@@ -162,6 +185,16 @@ class Resolver:
             override = {**override, "schedule": schedule}
         converted = self.training({**vars(value), **override}, place)
         return None if converted is schema.INVALID else converted
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether the file of an experiment can hold a value."""
+    value = plain(value, keep_none=False)
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(inner) for key, inner in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def absolute_name(name: str, base: Path) -> str:

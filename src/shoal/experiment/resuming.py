@@ -8,7 +8,8 @@ from pathlib import Path
 
 from shoal.errors import CheckpointError, DataError, ExperimentError, NotContinuedError
 from shoal.experiment.experiment import Experiment
-from shoal.experiment.running import Machines, Run, finish_run, for_agents
+from shoal.experiment.run_results import Run
+from shoal.experiment.running import Machines, finish_run, for_agents
 from shoal.experiment.writing import experiment_hash, software_versions, write_experiment
 from shoal.results.checkpoints import Checkpoints, Manifest
 from shoal.results.coordinator_file import read_coordinator_file, remove_coordinator_file

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shoal.errors import ExperimentError, LaunchError, NotContinuedError, StorageError
+from shoal.errors import ExperimentError, LaunchError, NotContinuedError, RunError, SetupError, StorageError
 from shoal.experiment import Experiment
+from shoal.experiment.run_results import Run
 from shoal.experiment.writing import write_experiment, write_mapping
+from shoal.plugins import file_being_imported
 from shoal.results.checkpoints import Manifest
-from shoal.results.progress import NullProgressListener, Outcome, ProgressListener, Status
+from shoal.results.monitor import RunMonitor
+from shoal.results.progress import Outcome, ProgressListener, Status
 from shoal.results.record_writer import write_finally
 from shoal.results.records import RunFolder
 from shoal.results.run_lock import lock
@@ -29,18 +32,6 @@ if TYPE_CHECKING:
     from shoal.results.coordinator_file import CoordinatorFile
 
 WorkerStarter: TypeAlias = "Callable[[Setup], Sequence[Worker]]"
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that has ended."""
-
-    folder: RunFolder
-    summary: dict[str, Any]
-
-    @property
-    def status(self) -> str:
-        return str(self.summary["status"])
 
 
 @dataclass(frozen=True)
@@ -69,11 +60,19 @@ def run(
 ) -> Run:
     """Run `experiment` in a new folder below `out`. If the run fails, its summary is written and the error is raised.
 
+    If the input is wrong, or the nodes cannot be started on this machine, the error leaves no folder.
+
     `command_time` is the time of `time.time` at which the user started the command; default: now. `agents` are the
     machines that run the nodes; default: this one. `ray` is the address of a Ray cluster, or "local" to start Ray on
     this machine for this run only. Its machines run the nodes of the process engine, or the training of a simulation
     with simulation.batching = "ray" (there "local" is the default).
     """
+    if (file := file_being_imported()) is not None:
+        problem = (
+            f"{file} starts a run while other processes import it for its classes; write the run below a line "
+            "if __name__ == '__main__':"
+        )
+        raise ExperimentError([problem], experiment.name)
     machines = Machines(agents, ray)
     if agents is not None:
         experiment = for_agents(experiment, agents)
@@ -99,16 +98,26 @@ def finish_run(
     `left` is what a killed coordinator has left of a run that its nodes continue. Raises `NotContinuedError` if they do
     not.
     """
+    monitor = RunMonitor.of(listener)
     try:
-        outcome = _run_engine(experiment, folder, listener, command_time, resumed, machines or Machines(), left)
+        outcome = _run_engine(experiment, folder, monitor, command_time, resumed, machines or Machines(), left)
+        if outcome.status != "interrupted":
+            monitor.finish()
+        if monitor.error is not None:
+            raise monitor.error  # an algorithm has handled it
     except BaseException as error:
         if left is not None and isinstance(error, NotContinuedError | LaunchError):
             raise  # nothing has changed: the user can try again, or resume the run from a checkpoint
+        if resumed is None and left is None and not monitor.started and _explains_itself(error):
+            folder.remove()
+            raise
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         try:
             _write_results(folder, experiment, Outcome(status, wall_s=time.time() - command_time, startup_s=None))
         except StorageError as unwritten:
             error.add_note(f"Its results are incomplete: {unwritten}")
+        if monitor.error is not None:
+            raise monitor.error from None
         raise
     summary: dict[str, Any] = {}
 
@@ -118,18 +127,23 @@ def finish_run(
     if outcome.status == "interrupted":
         write()
     else:
-        write_finally(write, (listener or NullProgressListener()).notice)
+        write_finally(write, monitor.notice)
     if diverged := summary["diverged"]:
-        (listener or NullProgressListener()).notice(
-            f"{len(diverged)} of {experiment.nodes} nodes diverged: {format_node_ids(diverged, most=10)}"
-        )
-    return Run(folder, summary)
+        monitor.notice(f"{len(diverged)} of {experiment.nodes} nodes diverged: {format_node_ids(diverged, most=10)}")
+    return Run(folder, summary, experiment)
+
+
+def _explains_itself(error: BaseException) -> bool:
+    """Whether an error from before the start of nodes needs no file of the run. Other errors refer to its log."""
+    return isinstance(error, Exception) and (
+        not isinstance(error, RunError) or isinstance(error, LaunchError | SetupError)
+    )
 
 
 def _run_engine(
     experiment: Experiment,
     folder: RunFolder,
-    listener: ProgressListener | None,
+    monitor: RunMonitor,
     command_time: float,
     resumed: Manifest | None,
     machines: Machines,
@@ -137,21 +151,21 @@ def _run_engine(
 ) -> Outcome:
     if experiment.engine == "simulation":
         with _worker_starter(experiment, machines.ray) as start_workers:
-            return _simulate(experiment, folder, listener, command_time, start_workers, resumed)
+            return _simulate(experiment, folder, monitor, command_time, start_workers, resumed)
     if machines.ray is None:
-        return _run_processes(experiment, folder, listener, command_time, machines.agents, resumed, left)
+        return _run_processes(experiment, folder, monitor, command_time, machines.agents, resumed, left)
     from shoal.engines.ray.agents import ray_agents
 
-    with ray_agents(machines.ray, experiment, (listener or NullProgressListener()).notice) as plan:
+    with ray_agents(machines.ray, experiment, monitor.notice) as plan:
         experiment = for_agents(experiment, plan)
         write_experiment(folder.experiment, experiment.to_table())
-        return _run_processes(experiment, folder, listener, command_time, plan, resumed)
+        return _run_processes(experiment, folder, monitor, command_time, plan, resumed)
 
 
 def _run_processes(
     experiment: Experiment,
     folder: RunFolder,
-    listener: ProgressListener | None,
+    monitor: RunMonitor,
     command_time: float,
     agents: AgentsPlan | None,
     resumed: Manifest | None,
@@ -159,7 +173,7 @@ def _run_processes(
 ) -> Outcome:
     from shoal.engines.processes.launch import run_processes
 
-    return run_processes(experiment, folder, listener, command_time, agents, resumed, left)
+    return run_processes(experiment, folder, monitor, command_time, agents, resumed, left)
 
 
 def for_agents(experiment: Experiment, agents: AgentsPlan) -> Experiment:
@@ -190,14 +204,14 @@ def _worker_starter(experiment: Experiment, ray: str | None) -> Iterator[WorkerS
 def _simulate(
     experiment: Experiment,
     folder: RunFolder,
-    listener: ProgressListener | None,
+    monitor: RunMonitor,
     command_time: float,
     start_workers: WorkerStarter | None,
     resumed: Manifest | None,
 ) -> Outcome:
     from shoal.engines.simulation.engine import Simulation
 
-    simulation = Simulation(experiment, folder, listener, command_time, start_workers, resumed)
+    simulation = Simulation(experiment, folder, monitor, command_time, start_workers, resumed)
     table = experiment.to_table()
     table["simulation"]["batching"] = simulation.batching  # a replay of the run must not choose again
     write_experiment(folder.experiment, table)

@@ -23,7 +23,6 @@ from shoal.experiment.partitioned_data import PartitionedData, load_data
 from shoal.experiment.sharing_checks import check_sharings
 from shoal.node import DiscoveryTopology, InteractiveSharing, Node, PeerDiscovery, ServiceProvider
 from shoal.node_context import CheckpointSaver, EvaluationSchedule, NodeContext, Observer
-from shoal.randomness import generator
 from shoal.runtime import Runtime
 from shoal.topologies.graph import Mixing, Topology, TopologyWarning
 from shoal.training import Trainer, TrainerBackend, TrainerFactory, TrainerInputs
@@ -47,13 +46,13 @@ class Setup:
         self.topology: Topology = experiment.topology.build()
         self.mixing_factory = CachedMixingFactory(experiment, self.label_counts)
         self.mixing = self._build_mixing()
-        self.trainer_factory = _create_trainer_factory(experiment, self._partitioned)
+        self.trainer_factory = create_trainer_factory(experiment, self._partitioned)
         self.initial: Params = self.trainer_factory.initial
         """The model that all nodes start from."""
         self.speeds = device_speeds(experiment)
         """The speed of each node's device; service nodes are last."""
         self.environment = build_environment(experiment, self.speeds)
-        self._evaluated = _evaluated_nodes(experiment)
+        self._evaluated = experiment.evaluated_nodes
         check_sharings(experiment, self.initial, self.trainer_factory.shapes)
 
     def _build_mixing(self) -> Mixing:
@@ -168,7 +167,8 @@ async def run_interactively(program: Coroutine[Any, Any, None], node: Node, shar
     await sharing.drain(node)
 
 
-def _create_trainer_factory(experiment: Experiment, partitioned: PartitionedData) -> TrainerFactory:
+def create_trainer_factory(experiment: Experiment, partitioned: PartitionedData) -> TrainerFactory:
+    """Build the model, and what its trainers share."""
     plan = experiment.evaluation
     metrics = Metrics(partitioned.data, plan.metrics)
     if plan.metric is not None and experiment.trainer.name in TRAINERS:
@@ -188,11 +188,3 @@ def _create_trainer_factory(experiment: Experiment, partitioned: PartitionedData
     )
     backend: TrainerBackend = experiment.trainer.build()
     return backend.create_factory(inputs)
-
-
-def _evaluated_nodes(experiment: Experiment) -> frozenset[NodeId]:
-    wanted = experiment.evaluation.nodes
-    if wanted is None or wanted >= experiment.nodes:
-        return frozenset(range(experiment.nodes))
-    drawn = generator(experiment.seed, "evaluated nodes").choice(experiment.nodes, wanted, replace=False)
-    return frozenset(int(n) for n in drawn)

@@ -167,14 +167,17 @@ class CheckpointPlan:
 
 @dataclass(frozen=True)
 class Group:
-    """A `[[group]]` table: settings for some of the nodes, which override the settings of the experiment."""
+    """A `[[group]]` table: settings for some of the nodes, which override the settings of the experiment.
+
+    A component is a table, a name, a class or an instance; in an experiment, it is a table.
+    """
 
     nodes: str
-    algorithm: Mapping[str, Any] | None = None
-    sharing: Mapping[str, Any] | None = None
+    algorithm: Any = None
+    sharing: Any = None
     training: Mapping[str, Any] | None = None
-    device: Mapping[str, Any] | None = None
-    network: Mapping[str, Any] | None = None
+    device: Any = None
+    network: Any = None
     """The connections of these nodes; the network of the other nodes must be "uniform"."""
     machine: str | None = None
     """The machine that these nodes run on, for mapping = "by-group"."""

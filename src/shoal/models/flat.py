@@ -6,8 +6,8 @@ adds to the flat gradient, so a training step flattens and copies nothing.
 
 from __future__ import annotations
 
-import contextlib
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -174,27 +174,34 @@ def initial_module(
     device: torch.device | None = None,
     buffers: Buffers = "shared",
     inputs: torch.Tensor | None = None,
+    check: Callable[[object], None] | None = None,
 ) -> FlatModule:
     """Return the module that `make` builds from this seed, as one vector, in training mode.
 
     Equal arguments give equal values in every process. With `inputs`, a small batch, a forward pass on it finds the
-    buffers that training changes.
+    buffers that training changes; `check` is called with its outputs. Raises ValueError if the forward pass does.
     """
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: it also seeds the generators of the other devices.
         torch.default_generator.manual_seed(derived_seed(seed, "initial parameters"))
         module = make().to(device or "cpu").train()
-        return FlatModule(module, buffers, () if inputs is None else find_changing_buffers(module, inputs))
+        _check_parameters(module, dict(module.named_parameters()))
+        return FlatModule(module, buffers, () if inputs is None else find_changing_buffers(module, inputs, check))
 
 
-def find_changing_buffers(module: nn.Module, inputs: torch.Tensor) -> frozenset[str]:
-    """Return the names of the buffers that a forward pass in training mode changes, and restore their values."""
+def find_changing_buffers(
+    module: nn.Module, inputs: torch.Tensor, check: Callable[[object], None] | None = None
+) -> frozenset[str]:
+    """Return the names of the buffers that a forward pass in training mode changes, and restore their values.
+
+    `check` is called with the outputs. Raises ValueError if the module raises an exception.
+    """
     before = {name: (buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()}
-    if not before:
-        return frozenset()
-    # Training reports inputs that the module cannot process, with a better error message.
-    with torch.no_grad(), contextlib.suppress(Exception):
-        module(inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # training shows them
+        outputs = _forward(module, inputs)
+        if check is not None:
+            check(outputs)
     after, owners, changed = dict(module.named_buffers()), _buffer_owners(module), set()
     for name, (buffer, value) in before.items():
         current = after.get(name)
@@ -204,6 +211,21 @@ def find_changing_buffers(module: nn.Module, inputs: torch.Tensor) -> frozenset[
             for owner, attribute in owners.get(name, ()):
                 owner._buffers[attribute] = buffer
     return frozenset(changed)
+
+
+def _forward(module: nn.Module, inputs: torch.Tensor) -> object:
+    """Return the outputs, computed without gradients or, if the module needs them, with gradients."""
+    try:
+        with torch.no_grad():
+            return module(inputs)
+    except Exception:  # the code of a module may raise anything
+        try:
+            return module(inputs)
+        except Exception as error:
+            raise ValueError(
+                f"{type(module).__name__} raised {type(error).__name__} for a batch of inputs of shape "
+                f"{tuple(inputs.shape)}: {error}"
+            ) from error
 
 
 def _buffer_owners(module: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:

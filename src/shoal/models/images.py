@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lenet:
-    """LeNet-5 with ReLU and max-pooling: two convolutions, three linear layers (LeCun et al. 1998).
+    """LeNet-5 without normalisation: two convolutions, ReLU, max-pooling, three linear layers (LeCun et al. 1998).
 
     62,006 parameters for images of 3×32×32 and 10 classes: the network of PyTorch's CIFAR-10 tutorial. Images smaller
     than 32 pixels are padded by two pixels on each side, like LeCun's 28×28 digits: 61,706 parameters for 1×28×28.

@@ -40,7 +40,7 @@ class Mlp:
 
 @dataclass(frozen=True)
 class GnLenet:
-    """LeNet with group normalisation (Hsieh et al. 2020).
+    """LeNet with group normalisation (Hsieh et al. 2020): the `LeNet` of DecentralizePy.
 
     Group normalisation keeps no statistics of the data, so it suits non-IID nodes: "The Non-IID Data Quagmire of
     Decentralized Machine Learning". 89,834 parameters for images of 3×32×32 and 10 classes.

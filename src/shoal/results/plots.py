@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -13,6 +14,7 @@ from shoal.results.timing import Curve, bytes_sent, clock, curve_or_none
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Axis: TypeAlias = Literal["rounds", "time", "bytes"]
 """The horizontal axis."""
@@ -44,18 +46,30 @@ def choose_axis(folders: Sequence[RunFolder]) -> Axis:
 
 
 def metric_plot(folders: Sequence[RunFolder], path: Path, metric: str, x: Axis = "rounds") -> None:
+    """Draw `metric_figure` to a file."""
+    figure = metric_figure(folders, metric, x)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def metric_figure(folders: Sequence[RunFolder], metric: str, x: Axis = "rounds") -> Figure:
     """Plot a metric over rounds, time or bytes sent: mean, minimum and maximum of the nodes, and the averaged model.
 
-    Runs without this metric, such as a run that failed before its first evaluation, are left out.
+    Runs without this metric, such as a run that failed before its first evaluation, are left out. The figure does not
+    belong to `pyplot`: it changes no backend and need not be closed. Notebooks display it.
     """
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png", dpi=100)
+            return picture.getvalue()
 
     curves = {folder: found for folder in folders if (found := curve_or_none(folder, metric)) is not None}
     alone = len(curves) == 1
-    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    figure = NotebookFigure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.subplots()
     for number, (folder, label) in enumerate(zip(curves, labels(list(curves)), strict=True)):
         _draw_run(axes, folder, curves[folder], x, f"C{number}", label, alone)
     _format_axes(axes, metric, x, _axis_title(x, curves))
@@ -63,9 +77,7 @@ def metric_plot(folders: Sequence[RunFolder], path: Path, metric: str, x: Axis =
         frameon=False, loc="lower right" if metric.startswith(FRACTIONS) else "upper right",
         title=None if alone else "mean over nodes; dashed: averaged model",
     )  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
 def _draw_run(axes: Axes, folder: RunFolder, curve: Curve, x: Axis, colour: str, label: str, alone: bool) -> None:

@@ -19,11 +19,12 @@ import errno
 import math
 import os
 import secrets
+import shutil
 import time
 import tomllib
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,6 +34,9 @@ import numpy as np
 
 from shoal.errors import DataError, DiskFullError, LaunchError, StorageError
 from shoal.types import NodeId, Params
+
+ROOT = Path("runs")
+"""The folder of all runs, unless a command names another."""
 
 
 class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True):
@@ -276,6 +280,12 @@ class RunFolder:
     def model(self, node: NodeId) -> Path:
         return self.path / "checkpoints" / f"{node}.npy"
 
+    def remove(self) -> None:
+        """Remove the folder, and the folder of all runs of this name if it has no other run."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # it has other runs
+            self.path.parent.rmdir()
+
     def check(self) -> None:
         """Raise `StorageError` if the folder does not exist any longer."""
         with writing_to(self.summary):
@@ -289,9 +299,13 @@ class RunFolder:
         """Read the records of one node."""
         return _read(self.node(node))
 
+    def recorded_nodes(self) -> list[NodeId]:
+        """Return the nodes that have a file of records."""
+        return sorted(int(file.stem) for file in (self.path / "nodes").glob("*.jsonl"))
+
     def read_all(self) -> Iterator[tuple[NodeId, Record]]:
         """Read the records of all nodes, node by node."""
-        for node in sorted(int(file.stem) for file in (self.path / "nodes").glob("*.jsonl")):
+        for node in self.recorded_nodes():
             for record in self.read(node):
                 yield node, record
 
@@ -319,7 +333,12 @@ class RunFolder:
 
 
 def latest_run(path: Path) -> RunFolder | None:
-    """Return the run at `path`, or the latest run below it; None if there is none. It may be in progress."""
+    """Return the run at `path`, or the latest run below it; None if there is none. It may be in progress.
+
+    A path that does not exist may be the name of an experiment, whose runs are in `runs`.
+    """
+    if not path.exists() and len(path.parts) == 1:
+        path = ROOT / path
     files = [*path.rglob("summary.json"), *path.rglob("experiment.toml")] if path.is_dir() else []
     folders = {file.parent for file in files if file.name == "summary.json" or (file.parent / "nodes").is_dir()}
     return max((RunFolder(folder) for folder in folders), key=_last_change, default=None)

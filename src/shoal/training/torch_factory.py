@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from shoal.errors import ExperimentError
+from shoal.errors import ExperimentError, ShoalError
 from shoal.models.flat import FlatModule, initial_module, module_for
 from shoal.randomness import generator
 from shoal.training.inputs import TrainerInputs
 from shoal.training.learner import Learner
 from shoal.training.normalisation import example_inputs
+from shoal.training.outputs import check_outputs
 from shoal.training.settings import Training
 from shoal.training.torch_trainer import TorchTrainer
 from shoal.traits import Traits
@@ -94,9 +95,15 @@ class TorchTrainerFactory:
                 device,
                 inputs.training.buffers,
                 example_inputs(inputs.data, device),
+                lambda outputs: check_outputs(outputs, inputs.data, inputs.training.loss),
             )
         except ValueError as error:
             raise ExperimentError([f"model = {inputs.model.name!r}: {error}"]) from error
+        except ShoalError:
+            raise
+        except Exception as error:  # the code of a model may raise anything
+            problem = f"model = {inputs.model.name!r}: it cannot be built: {type(error).__name__}: {error}"
+            raise ExperimentError([problem]) from error
 
 
 def _find_device(name: str) -> torch.device:

@@ -4,7 +4,20 @@ The package may import every other package except `testing`. Commands import eng
 them.
 """
 
-from shoal.cli.commands import agent, components, data, deploy, doctor, keys, new, results, resume, run, topology
+from shoal.cli.commands import (
+    agent,
+    components,
+    data,
+    deploy,
+    doctor,
+    export_model,
+    keys,
+    new,
+    results,
+    resume,
+    run,
+    topology,
+)
 
-COMMANDS = (run, resume, results, components, topology, data, agent, deploy, keys, new, doctor)
+COMMANDS = (run, resume, results, export_model, components, topology, data, agent, deploy, keys, new, doctor)
 """The modules with commands, in the order of `shoal --help`."""

@@ -10,13 +10,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from shoal.cli.arguments import Commands, add_set_option, picture_path, writing
-from shoal.cli.display import console, format_bytes, print_line, show_warnings
+from shoal.cli.display import console, print_line, show_warnings
 from shoal.data import store
 from shoal.data.decoded import is_decoded
 from shoal.data.downloads import download
 from shoal.data.plots import draw_partition
 from shoal.data.publishers import PUBLISHERS, PublishedFile, publisher
 from shoal.errors import DataError
+from shoal.results.progress_text import format_bytes
 
 INVALID = 1
 """The exit code of `verify` when a file differs from the published one."""

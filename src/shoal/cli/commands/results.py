@@ -18,8 +18,9 @@ from shoal.results.timing import curve, target_and_best
 def add_parser(commands: Commands) -> None:
     show = commands.add_parser("show", help="show the summary of a run")
     show.add_argument(
-        "run", nargs="?", type=Path, help="the folder of a run, or a folder above it (default: the latest in runs)"
-    )
+        "run", nargs="?", type=Path,
+        help="the folder of a run, a folder above it, or the name of an experiment (default: the latest in runs)",
+    )  # fmt: skip
     show.add_argument(
         "--target", type=finite_number,
         help="show the time until the mean score reached this value (default: the target of the experiment)",
@@ -28,7 +29,7 @@ def add_parser(commands: Commands) -> None:
     show.set_defaults(command=show_run)
 
     plot = commands.add_parser("plot", help="plot accuracy or another metric of runs over rounds, time or bytes")
-    plot.add_argument("runs", nargs="+", type=Path, help="the folders of runs")
+    plot.add_argument("runs", nargs="+", type=Path, help="the folders of runs, or names of experiments")
     plot.add_argument("--metric", help="the metric to plot (default: accuracy, or the main metric of the task)")
     plot.add_argument(
         "--x", choices=["rounds", "time", "bytes"],

@@ -18,7 +18,7 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "run", nargs="?", type=Path, default=Path("runs"),
-        help="the folder of a run, or a folder above it (default: the latest in runs)",
+        help="the folder of a run, a folder above it, or the name of an experiment (default: the latest in runs)",
     )  # fmt: skip
     parser.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS",
                         help="run on the Ray cluster at ADDRESS ('auto', HOST:PORT); without ADDRESS, start Ray on "

@@ -11,7 +11,7 @@ from shoal.cli.commands.results import plot_runs
 from shoal.cli.display import console, show_warnings, summary_table
 
 if TYPE_CHECKING:
-    from shoal.experiment.running import Run
+    from shoal.experiment.run_results import Run
 
 EXIT_CODES = {"completed": 0, "failed": 1, "incomplete": 3, "interrupted": 130}
 """By the status of the run."""

@@ -34,6 +34,7 @@ from shoal.experiment.mapping import LOCALHOST
 from shoal.message import MAX_HEADER_BYTES
 from shoal.results.checkpoints import Manifest
 from shoal.results.progress import PROGRESS_INTERVAL, Outcome, Status
+from shoal.results.record_reader import RecordReader
 from shoal.results.record_writer import END_SECONDS
 from shoal.results.records import RunFolder
 from shoal.types import NodeId
@@ -92,6 +93,8 @@ class Coordinator:
             str(run.folder.log),
         )
         self._disks = DiskReports(tracker.listener.notice)
+        self._records = RecordReader(run.folder) if tracker.listener.wants_records else None
+        tracker.listener.evaluates_after_end |= environment.timing_matters
         self._network_reported = self._network_exited = False
         self._file = CoordinatorFileWriter(run.folder, agents, tracker, times)
         self._prepared: dict[str, control.Prepared] = {}
@@ -115,6 +118,7 @@ class Coordinator:
             complete = self._collect()
             self._agents.count_remaining()
             self._file.remove()
+        self._report_records()
         if status == "completed" and not complete:
             status = "incomplete"
         return Outcome(
@@ -175,10 +179,16 @@ class Coordinator:
             self._handle_report(agent, report)
         if self._tracker.progress_due():
             self._run.folder.check()
+            self._report_records()
             self._file.write_again()
             pace = self._tracker.round_nodes
             rounds = sum(self._registry[node].rounds for node in pace) / len(pace)
             self._tracker.report_progress(rounds, sum(entry.bytes_sent for entry in self._registry))
+
+    def _report_records(self) -> None:
+        """Report the new records of nodes to the callbacks of the user."""
+        if self._records is not None:
+            self._tracker.listener.add_records(self._records.new_records())
 
     # Reports of agents
 
@@ -241,6 +251,8 @@ class Coordinator:
             return
         reason = (entry.failure or self._explain_exit(code)).strip()
         if phase not in ("running", "finishing"):
+            # The reason of an unexplained exit may be in nodes.log, so that the folder of the run must stay.
+            self._tracker.listener.started = entry.failure is None and code != control.EXIT_NO_FREE_PORT
             raise LaunchError(f"node {node} could not start: {reason}")
         self._tracker.node_lost(node, reason.splitlines()[-1])
         description = self._run.experiment.describe_failure(node, "was lost")
@@ -341,6 +353,7 @@ class Coordinator:
         if self._run.environment.needs_network_model and self._starter.network_endpoint is None:
             return
         self._tracker.phase = "running"
+        self._tracker.listener.started = True
         self._times.start(self._checkpoints.start_time)
         if self._run.environment.needs_network_model:
             self._liveness.network_last_message = self._clock.seconds
@@ -354,6 +367,7 @@ class Coordinator:
         run.restore_times(self._times, self._tracker)
         to_end = run.restore_nodes(self._registry, self._tracker, self._clock.seconds)
         self._tracker.phase = "running"
+        self._tracker.listener.started = True
         self._file.write()
         self._averages.skip(run.last_average)
         self._checkpoints.restore(run.nodes())

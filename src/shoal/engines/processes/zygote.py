@@ -99,7 +99,7 @@ class Zygote:
         except ShoalError as error:
             self._report(control.StartFailed(type(error).__name__, str(error), []))
         except Exception:
-            self._report(control.StartFailed("RunError", traceback.format_exc(), []))
+            self._report(control.StartFailed("SetupError", traceback.format_exc(), []))
         else:
             # What exists now is never garbage. Without this the collector would write to it, and unshare its memory.
             gc.collect()

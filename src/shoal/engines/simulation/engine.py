@@ -95,6 +95,7 @@ class Simulation:
         """Run to the end, or to the error that ends the run. Records are on disk in both cases."""
         cpu = processor_seconds()
         self._world.executor = self._create_executor()
+        self._tracker.listener.started = True
         startup = time.time() - self._command_time
         self._tracker.phase = "running"
         self._tracker.start_training_clock(self._checkpoints.wall_s)

@@ -68,6 +68,8 @@ class Recorder:
             self._tracker.add_score(record.tick or record.round, main_score(record.scores))
         elif isinstance(record, Event) and record.what == DIVERGED:
             self._tracker.node_diverged(node, record.detail)
+        if self._tracker.listener.wants_records:
+            self._tracker.listener.add_records([(node, record)])
 
     def write_fault(self, node: NodeId, fault: FaultEvent) -> None:
         self.write(node, Event("fault", self._kernel.now, str(fault)))

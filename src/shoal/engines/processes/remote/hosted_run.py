@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,9 +183,7 @@ class HostedRun:
         if self._relay is not None:
             self._relay.close()
         self._context.destroy(linger=0)
-        shutil.rmtree(self.folder.path, ignore_errors=True)
-        with suppress(OSError):  # it has other runs of this name
-            self.folder.path.parent.rmdir()
+        self.folder.remove()
 
     @property
     def _local(self) -> LocalAgent:
