@@ -14,7 +14,7 @@ from shoal.environment.faults.table import affects_pairs
 from shoal.errors import ExperimentError, TopologyError
 from shoal.experiment.registry import ONLY_HERE, Component, registry
 from shoal.experiment.resolving import Resolver
-from shoal.experiment.tables import NodeSettings, ProcessesPlan
+from shoal.experiment.tables import NodeSettings, ProcessesPlan, location
 from shoal.topologies.graph import Graph, Mixing, TopologyWarning, TopologyWrapper, WeightScheme
 from shoal.topologies.inspection import is_directed, is_doubly_stochastic, mixing_graph
 from shoal.training import metrics
