@@ -12,6 +12,47 @@ from typing import Any
 
 from shoal import schema
 
+MODULE_PREFIX = "shoal_plugin_"
+SOURCE = "__plugin_source__"
+"""The attribute of a loaded plug-in file that has the bytes of the file."""
+
+
+def split_file(name: str) -> tuple[Path, str] | None:
+    """Return the file and the attribute of `file.py:attribute`; None for another name."""
+    file, separator, attribute = name.rpartition(":")
+    return (Path(file), attribute) if separator and file.endswith(".py") else None
+
+
+def import_path(cls: type) -> str:
+    """Return the name with which `load_class` finds a class: `module:Class`, or `file.py:Class` for a plug-in file."""
+    is_file = cls.__module__.startswith(MODULE_PREFIX) and cls.__module__ in sys.modules
+    return f"{sys.modules[cls.__module__].__file__ if is_file else cls.__module__}:{cls.__qualname__}"
+
+
+def is_loaded(path: Path) -> bool:
+    """Whether this process has loaded the plug-in file. The file may have changed since, or be gone."""
+    return _module_name(path.resolve()) in sys.modules
+
+
+def source_of(path: Path) -> bytes:
+    """Return the bytes of a plug-in file as this process has loaded it; if it has not, as it is on disk."""
+    if not is_loaded(path):
+        return path.read_bytes()
+    source: bytes = vars(sys.modules[_module_name(path.resolve())])[SOURCE]
+    return source
+
+
+def forget_changed(name: str) -> None:
+    """Forget a plug-in file that has changed since this process loaded it, so that the next `load` reads it again."""
+    found = split_file(name)
+    if (
+        found is not None
+        and is_loaded(found[0])
+        and found[0].is_file()
+        and found[0].read_bytes() != source_of(found[0])
+    ):
+        del sys.modules[_module_name(found[0].resolve())]
+
 
 def load(name: str) -> Any:
     """Return the object at `module:name` or `file.py:name`. Raises ValueError with the reason."""
@@ -35,7 +76,7 @@ def load_class(name: str) -> type:
 def _load_named(name: str) -> tuple[ModuleType, str, str]:
     """Return the module of an import path, the module's name or file as in the path, and the attribute."""
     where, _, attribute = name.rpartition(":")
-    return (_load_file(Path(where)) if where.endswith(".py") else _load_module(where)), where, attribute
+    return (_load_file(Path(where)) if split_file(name) else _load_module(where)), where, attribute
 
 
 def _defined_in(module: ModuleType) -> dict[str, Any]:
@@ -50,20 +91,25 @@ def _load_module(name: str) -> ModuleType:
         raise ValueError(f"importing {name!r} failed: {type(error).__name__}: {error}") from error
 
 
+def _module_name(path: Path) -> str:
+    return f"{MODULE_PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+
+
 def _load_file(path: Path) -> ModuleType:
     path = path.resolve()
-    name = f"shoal_plugin_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs, because dataclasses look up their module
     try:
-        spec.loader.exec_module(module)
+        source = path.read_bytes()
+        vars(module)[SOURCE] = source
+        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ValueError(f"{str(path)!r} raised on import: {type(error).__name__}: {error}") from error

@@ -26,6 +26,7 @@ from shoal.errors import ExperimentError
 from shoal.experiment import checks
 from shoal.experiment.mapping import THIS_MACHINE, Machine, MachineInfo, NodeMapping, by_machine
 from shoal.experiment.overrides import apply_overrides, lift_nested_keys, remove_misplaced
+from shoal.experiment.plugin_files import PLUGINS, changed_plugin_files
 from shoal.experiment.resolving import Resolver
 from shoal.experiment.tables import (
     CheckpointPlan,
@@ -127,6 +128,8 @@ class Experiment:
         problems: list[str] = []
         table = apply_overrides(table, overrides or {}, problems)
         table.pop("versions", None)  # a run writes them beside its resolved experiment
+        if changed := changed_plugin_files(table.pop(PLUGINS, {}), base):
+            raise ExperimentError(changed, source)  # before any of them is imported
         remove_misplaced(table, _parameters(), base, problems)
         lift_nested_keys(table)
         values = Resolver(base, problems).values(table, _parameters())

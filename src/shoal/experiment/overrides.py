@@ -16,6 +16,7 @@ from shoal.experiment.registry import REGISTRIES, find
 from shoal.experiment.resolving import absolute_name
 from shoal.experiment.tables import DEFAULT_NAMES, PARENT_TABLES
 
+from shoal.plugins import forget_changed
 TOP_LEVEL = "the top of the file, above every [table]"
 
 
@@ -98,7 +99,9 @@ def _keys_by_table(
         given = table.get(kind, parameters[kind].default)
         name = given.get("name", DEFAULT_NAMES.get(kind)) if isinstance(given, Mapping) else None
         with contextlib.suppress(ValueError):  # no such component: the resolver reports it
-            keys[kind] = set(schema.parameters(find(kind, absolute_name(str(name), base))))
+            component = absolute_name(str(name), base)
+            forget_changed(component)
+            keys[kind] = set(schema.parameters(find(kind, component)))
             keys[kind].update(key for key, parent in PARENT_TABLES.items() if parent == kind)
     return keys
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import schema
-from shoal.plugins import load_class
+from shoal.plugins import import_path, load_class
 from shoal.traits import Traits, traits_of
 
 REGISTRIES = {
@@ -86,8 +86,7 @@ def find(kind: str, name: str) -> Any:
 
 def component_name(kind: str, instance: Any) -> str:
     """Return the name of an instance's class in an experiment: a built-in name, or its import path."""
-    cls = type(instance)
-    path = f"{cls.__module__}:{cls.__qualname__}"
+    path = import_path(type(instance))
     return next((name for name, where in registry(kind).items() if where == path), path)
 
 

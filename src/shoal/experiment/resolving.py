@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shoal import schema
 from shoal.experiment.registry import REGISTRIES, Component, find, shallow_table
 from shoal.experiment.tables import DEFAULT_NAMES, Group, NodeSettings, ProcessesPlan, location
+from shoal.plugins import forget_changed, split_file
 from shoal.training.settings import Training
 from shoal.traits import traits_of
 
@@ -61,6 +62,7 @@ class Resolver:
         options = {k: v for k, v in table.items() if k != "name"}
         name = absolute_name(table["name"], self.base)
         try:
+            forget_changed(name)
             cls = find(kind, name)
             traits_of(cls, kind)
         except ValueError as error:
@@ -139,10 +141,8 @@ class Resolver:
 
 def absolute_name(name: str, base: Path) -> str:
     """Make the path of a plug-in file absolute: nodes may start in another folder."""
-    file, separator, attribute = name.rpartition(":")
-    if separator and file.endswith(".py"):
-        return f"{locate(Path(file), base)}:{attribute}"
-    return name
+    found = split_file(name)
+    return name if found is None else f"{locate(found[0], base)}:{found[1]}"
 
 
 def locate(path: Path, base: Path) -> Path:
