@@ -202,7 +202,7 @@ def test_the_topology_of_the_docs_passes_its_suite() -> None:
 
 def test_the_device_of_the_docs_runs(tmp_path: Path) -> None:
     (tmp_path / "ageing.py").write_text(block_with("docs/devices.md", "class Ageing"))
-    device = {"name": "ageing.py:Ageing"}
+    speed = {"name": "ageing.py:Ageing"}
     algorithm = {"name": "dpsgd", "rounds": 2}
-    run = shoal.Experiment(nodes=4, device=device, algorithm=algorithm, base=tmp_path).run(tmp_path)
+    run = shoal.Experiment(nodes=4, speed=speed, algorithm=algorithm, base=tmp_path).run(tmp_path)
     assert run.status == "completed"

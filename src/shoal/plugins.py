@@ -6,8 +6,9 @@ import importlib
 import importlib.util
 import sys
 import zlib
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from shoal import schema
@@ -30,7 +31,7 @@ def import_path(cls: type) -> str:
 
 
 def is_loaded(path: Path) -> bool:
-    """Whether this process has loaded the plug-in file. The file may have changed since, or be gone."""
+    """Whether this process has loaded the plug-in file. The file may have changed or been removed since."""
     return _module_name(path.resolve()) in sys.modules
 
 
@@ -95,6 +96,18 @@ def _module_name(path: Path) -> str:
     return f"{MODULE_PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
 
 
+class _SourceLoader(SourceFileLoader):
+    """Runs the bytes that it has read, and no compiled file of an earlier version."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(name, str(path))
+        self.source = path.read_bytes()
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.source, self.path)
+        return code
+
+
 def _load_file(path: Path) -> ModuleType:
     path = path.resolve()
     name = _module_name(path)
@@ -102,14 +115,14 @@ def _load_file(path: Path) -> ModuleType:
         return sys.modules[name]
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = _SourceLoader(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    vars(module)[SOURCE] = loader.source
     sys.modules[name] = module  # before it runs, because dataclasses look up their module
     try:
-        source = path.read_bytes()
-        vars(module)[SOURCE] = source
-        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
+        loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ValueError(f"{str(path)!r} raised on import: {type(error).__name__}: {error}") from error

@@ -22,7 +22,7 @@ REGISTRIES = {
     "partition": "shoal.data:PARTITIONS",
     "model": "shoal.models:MODELS",
     "network": "shoal.environment.network:NETWORKS",
-    "device": "shoal.environment.devices:DEVICES",
+    "speed": "shoal.environment.devices:DEVICES",
     "availability": "shoal.environment.availability:AVAILABILITIES",
     "trainer": "shoal.training:TRAINERS",
     "mapping": "shoal.experiment.mapping:MAPPINGS",

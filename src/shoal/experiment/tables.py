@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from shoal.experiment.registry import Component
 from shoal.training.settings import Training
-from shoal.types import Bounds, NodeId, parse_node_ids
+from shoal.types import Bounds, FormerOption, NodeId, parse_node_ids
 
 Engine: TypeAlias = Literal["simulation", "processes"]
 Batching: TypeAlias = Literal["auto", "off", "vmap", "pool", "ray"]
@@ -156,7 +156,7 @@ class Group:
     algorithm: Mapping[str, Any] | None = None
     sharing: Mapping[str, Any] | None = None
     training: Mapping[str, Any] | None = None
-    device: Mapping[str, Any] | None = None
+    speed: Annotated[Mapping[str, Any] | None, FormerOption("device")] = None
     network: Mapping[str, Any] | None = None
     """The connections of these nodes; the network of the other nodes must be "uniform"."""
     machine: str | None = None
@@ -174,13 +174,13 @@ class NodeSettings:
     algorithm: Component
     sharing: Component
     training: Training
-    device: Component
+    speed: Component
     network: Component
 
 
 PARENT_TABLES = {"partition": "dataset", "weights": "topology"}
 """Fields of `Experiment` that are written inside another table, and that table."""
-DEFAULT_NAMES = {"device": "constant"}
+DEFAULT_NAMES = {"speed": "constant"}
 """Components whose name may be omitted, and the name that they have then."""
 
 

@@ -20,6 +20,7 @@ import platformdirs
 from shoal.engines.simulation.compute import STACK_SIZE
 from shoal.errors import ExperimentError
 from shoal.experiment import Batching, Experiment
+from shoal.experiment.checks import uses_accelerator
 from shoal.experiment.setup import Setup
 from shoal.training.trainer import BatchableTrainer, Train
 
@@ -57,7 +58,8 @@ def _measure(experiment: Experiment, setup: Setup) -> Batching:
     alone = _seconds(_works(experiment, setup, 1)[0].run)
     best = alone
     fastest: Batching = "off"
-    if cores > 1 and alone > 1e-3:  # below 1 ms, the overhead of the pool matters
+    # Below 1 ms, the overhead of the pool matters. An accelerator does not work in its forked workers.
+    if cores > 1 and alone > 1e-3 and not uses_accelerator(experiment):
         best, fastest = alone / cores, "pool"
     works = _works(experiment, setup, min(experiment.nodes, STACK_SIZE))
     if len(works) > 1 and len({work.batch_key for work in works}) == 1:
