@@ -267,3 +267,14 @@ def test_an_app_without_a_handler_fails_with_the_message_of_flower(folder: Path)
     setup = Setup(flower(folder, "handlers.py:unfinished", "handlers.py:Net"))
     with pytest.raises(ValueError, match="No train function registered"):
         setup.trainer_factory.trainer(1, setup.experiment.training, 0.0).train(setup.initial)
+
+
+def test_a_run_keeps_a_copy_of_its_client(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    first = run(folder, "clients.py:app", "clients.py:start", name="first")
+    text = (folder / "clients.py").read_text()
+    (folder / "clients.py").write_text(text.replace("[1.0, -2.0, 3.0]", "[9.0, 9.0, 9.0]"))
+    edited = run(folder, "clients.py:app", "clients.py:start", engine="processes")
+    assert edited.summary["digest"] != first.summary["digest"]
+    moved = first.folder.path.rename(tmp_path_factory.mktemp("elsewhere") / "run")
+    again = Experiment.from_file(moved / "experiment.toml").run(folder)
+    assert again.summary["digest"] == first.summary["digest"]

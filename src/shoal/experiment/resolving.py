@@ -81,6 +81,8 @@ class Resolver:
             return None
         # Nodes may start in another folder.
         arguments = {k: locate(v, self.base) if isinstance(v, Path) else v for k, v in arguments.items()}
+        for path in (v for v in arguments.values() if isinstance(v, Path)):
+            forget_changed(str(path))  # it may name code, such as a Flower client
         schema.build(cls, arguments, place, self.problems)
         if len(self.problems) > before:
             return None
