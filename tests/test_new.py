@@ -22,7 +22,7 @@ from shoal.experiment.registry import find
 from shoal.testing import check_sharing
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
-NOBODY = 65534
+OTHER_USER = 65534
 
 
 def assert_rejected(result: Any, *texts: str) -> None:
@@ -244,7 +244,7 @@ def not_as_root() -> Iterator[None]:
     """Act as another user: root may write anywhere."""
     user = os.geteuid()
     if user == 0:
-        os.seteuid(NOBODY)
+        os.seteuid(OTHER_USER)
     try:
         yield
     finally:
