@@ -21,7 +21,7 @@ COMMON: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [512]},
     "partition": {"name": "shards", "per_node": 2},
     "training": {"lr": 0.1, "batch_size": 16, "local_steps": 4},
-    "device": {"step_seconds": 0.1},
+    "speed": {"step_seconds": 0.1},
     "evaluation": {"every": 0},
     "simulation": {"batching": "off"},
 }
@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "D-PSGD, one slow node": {
         "algorithm": {"name": "dpsgd", "rounds": 20},
         "topology": {"name": "regular", "degree": 3},
-        "group": [{"nodes": "0", "network": {"upload": 2.0, "download": 2.0}, "device": {"slowdown": 1.5}}],
+        "group": [{"nodes": "0", "network": {"upload": 2.0, "download": 2.0}, "speed": {"slowdown": 1.5}}],
     },
     "DivShare": {"algorithm": {"name": "divshare", "rounds": 20}},
     "AD-PSGD": {"algorithm": {"name": "adpsgd", "rounds": 20}, "topology": {"name": "ring"}},

@@ -67,7 +67,7 @@ def experiment(engine: str, seed: int, rounds: int) -> dict[str, Any]:
         "checkpoint": {"final": False},
     }
     if engine == "simulation":  # in processes, the speeds differ by themselves
-        table["device"] = {"name": "lognormal", "sample_seconds": 0.001, "mu": 0.0, "sigma": 0.3}
+        table["speed"] = {"name": "lognormal", "sample_seconds": 0.001, "mu": 0.0, "sigma": 0.3}
         table["network"] = {"name": "uniform", "latency": 0.01}
     return table
 

@@ -89,7 +89,7 @@ def described(task: Task, algorithm: str, stragglers: bool, seed: int) -> Experi
         network={"name": "divshare-stragglers", "stragglers": stragglers},
         partition={"name": "shards", "per_node": 5},
         training={"lr": task.lr, "batch_size": 8, "local_steps": task.local_steps},
-        device={"step_seconds": task.training_seconds / task.local_steps},
+        speed={"step_seconds": task.training_seconds / task.local_steps},
         evaluation={"seconds": task.duration / 60, "samples": 1000, "target": task.target},
         checkpoint={"final": False},
         **task.settings,

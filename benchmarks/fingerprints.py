@@ -170,7 +170,7 @@ def runs() -> Iterator[tuple[str, Callable[[], Experiment]]]:
             "network": {"name": "uniform", "upload": 20.0, "loss": 0.1},
             "simulation.receive_timeout": 1.0,
         },
-        "lognormal devices": {"device": {"name": "lognormal"}},
+        "lognormal devices": {"speed": {"name": "lognormal"}},
         "day and night": {
             "availability": {"name": "day-night", "period": 0.2},
             "simulation.receive_timeout": 1.0,

@@ -482,7 +482,7 @@ def test_survivors_of_a_hang_learn(tmp_path: Path) -> None:
 
 
 def test_last_evaluation_is_that_of_the_final_model(tmp_path: Path) -> None:
-    described = experiment(ADPSGD(5), Tree(), nodes=5, group=({"nodes": "0", "device": {"step_seconds": 9.0}},))
+    described = experiment(ADPSGD(5), Tree(), nodes=5, group=({"nodes": "0", "speed": {"step_seconds": 9.0}},))
     run = described.run(tmp_path)
     scores = [Setup(described).evaluate(np.load(run.folder.model(node)))["accuracy"] for node in range(5)]
     assert run.summary["accuracy"]["mean"] == pytest.approx(np.mean(scores), abs=1e-6)

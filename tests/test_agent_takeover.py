@@ -166,7 +166,7 @@ class Place:
 
 
 def left_file(*shares: AgentShare) -> CoordinatorFile:
-    digest = experiment_hash(EXPERIMENT.to_table())
+    digest = experiment_hash(EXPERIMENT)
     return CoordinatorFile(list(shares), str(Path.cwd()), digest, boot_id(), 0.0, 0.0, None, None, 0.0)
 
 

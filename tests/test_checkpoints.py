@@ -47,10 +47,10 @@ SYNCHRONOUS: dict[str, dict[str, Any]] = {
     "adam, vmap": {"simulation": {"batching": "vmap"}, "training": {"optimizer": "adam", "lr": 0.01}},
     "slow network": {"network": {"name": "uniform", "latency": 0.01, "upload": 1.0, "download": 1.0}},
     "devices of different speeds": {
-        "device": {"step_seconds": 0.1},
-        "group": [{"nodes": "0-1", "device": {"step_seconds": 0.35}}],
+        "speed": {"step_seconds": 0.1},
+        "group": [{"nodes": "0-1", "speed": {"step_seconds": 0.35}}],
     },
-    "evaluated by time": {"device": {"step_seconds": 0.1}, "evaluation": {"seconds": 0.15}},
+    "evaluated by time": {"speed": {"step_seconds": 0.1}, "evaluation": {"seconds": 0.15}},
 }
 ROUNDS = 6
 
@@ -103,8 +103,8 @@ ASYNCHRONOUS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_asynchronous_nodes_go_on_without_the_messages_in_transit(name: str, tmp_path: Path) -> None:
     settings = {
-        "device": {"step_seconds": 0.1},
-        "group": [{"nodes": "0-1", "device": {"step_seconds": 0.35}}],
+        "speed": {"step_seconds": 0.1},
+        "group": [{"nodes": "0-1", "speed": {"step_seconds": 0.35}}],
         "network": {"name": "uniform", "latency": 0.02, "upload": 10.0, "download": 10.0},
         "evaluation": {"seconds": 0.2},
         **ASYNCHRONOUS[name],

@@ -159,7 +159,7 @@ algorithm  = { name = "dpsgd", rounds = 40 }
 topology   = { name = "regular", degree = 3 }
 model      = { name = "logistic" }
 training   = { batch_size = 8, local_steps = 1 }
-device     = { step_seconds = 0.1 }
+speed      = { step_seconds = 0.1 }
 evaluation = { every = 0, samples = 20 }
 processes  = { receive_timeout = 120 }
 

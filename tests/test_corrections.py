@@ -197,7 +197,7 @@ def test_survivors_of_a_hang_learn(algorithm: Any, tmp_path: Path) -> None:
 # Invariants after a fault
 
 
-UNEVEN = [{"nodes": "0", "device": {"step_seconds": 0.05}}, {"nodes": "3", "device": {"step_seconds": 0.003}}]
+UNEVEN = [{"nodes": "0", "speed": {"step_seconds": 0.05}}, {"nodes": "3", "speed": {"step_seconds": 0.003}}]
 """With these devices, nodes on a ring are in different rounds when they learn of a fault."""
 
 

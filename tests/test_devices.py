@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import pickle
@@ -10,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.engines.simulation.batching import choose_batching
 from shoal.environment.devices import SIMULATED_STEP, Constant, Device, FedScaleDevices, Lognormal, Speed
 from shoal.errors import DataError, ExperimentError
 from shoal.experiment import Experiment
@@ -146,14 +149,14 @@ def test_a_pickle_that_would_run_code_is_rejected_without_running_it(tmp_path: P
 
 
 def test_the_name_of_a_device_may_be_left_out() -> None:
-    tables: list[dict[str, Any]] = [{}, {"device": {}}, {"device": {"name": "constant"}}]
+    tables: list[dict[str, Any]] = [{}, {"speed": {}}, {"speed": {"name": "constant"}}]
     for table in tables:
-        assert experiment(table).device.build() == Constant()
+        assert experiment(table).speed.build() == Constant()
     for device in ({"step_seconds": 0.02}, {"name": "constant", "step_seconds": 0.02}, Constant(0.02)):
-        found = experiment({"device": device})
-        assert found.device.build() == Constant(0.02)
+        found = experiment({"speed": device})
+        assert found.speed.build() == Constant(0.02)
         assert Experiment.from_table(found.to_table()) == found
-    assert experiment({"device": {"slowdown": 2}}).to_table()["device"] == {
+    assert experiment({"speed": {"slowdown": 2}}).to_table()["speed"] == {
         "name": "constant", "slowdown": 2.0, "network_slowdown": 1.0,
     }  # fmt: skip
 
@@ -162,13 +165,13 @@ def test_groups_change_single_keys_or_the_whole_device(capacities: Path) -> None
     found = experiment(
         {
             "algorithm": {"name": "fedavg"},
-            "device": {"step_seconds": 0.02, "network_slowdown": 2},
+            "speed": {"step_seconds": 0.02, "network_slowdown": 2},
             "network": {"name": "uniform", "upload": 10},
             "group": [
-                {"nodes": "0-1", "device": {"slowdown": 5}},
-                {"nodes": "1", "device": {"step_seconds": 0.1}},
-                {"nodes": "2", "device": {"name": "lognormal"}, "training": {"batch_size": 20}},
-                {"nodes": "3", "device": {"name": "fedscale", "path": capacities.name}},
+                {"nodes": "0-1", "speed": {"slowdown": 5}},
+                {"nodes": "1", "speed": {"step_seconds": 0.1}},
+                {"nodes": "2", "speed": {"name": "lognormal"}, "training": {"batch_size": 20}},
+                {"nodes": "3", "speed": {"name": "fedscale", "path": capacities.name}},
             ],
         },
         capacities.parent,
@@ -187,7 +190,7 @@ def test_groups_change_single_keys_or_the_whole_device(capacities: Path) -> None
 def test_the_device_in_the_documentation_works(tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "devices.md").read_text()
     (tmp_path / "ageing.py").write_text(page.partition("```python\n")[2].partition("```")[0])
-    speeds = Setup(experiment({"device": {"name": "ageing.py:Ageing", "step_seconds": 2}}, tmp_path)).speeds
+    speeds = Setup(experiment({"speed": {"name": "ageing.py:Ageing", "step_seconds": 2}}, tmp_path)).speeds
     assert [speed.simulated_step for speed in speeds] == pytest.approx([2, 2.2, 2.42, 2.662])
 
 
@@ -200,27 +203,27 @@ def test_a_file_is_read_once_for_all_nodes(capacities: Path, monkeypatch: pytest
 
     monkeypatch.setattr("shoal.environment.fedscale.read_pickle", record_read)
     groups = [{"nodes": "0-1", "training": {"lr": 0.5}}]
-    Setup(experiment({"device": {"name": "fedscale", "path": str(capacities)}, "group": groups}))
+    Setup(experiment({"speed": {"name": "fedscale", "path": str(capacities)}, "group": groups}))
     assert read_files == [str(capacities)]
 
 
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        ({"device": {"step_secs": 1}}, "device.step_secs: unknown key; did you mean 'step_seconds'?"),
-        ({"step_seconds": 1}, "step_seconds: unknown key; it belongs to device.step_seconds"),
-        ({"device": {"step_seconds": -1}}, "device.step_seconds = -1: expected number at least 0"),
-        ({"device": {"slowdown": 0}}, "device.slowdown = 0: expected number above 0"),
-        ({"device": {"name": "lognormal", "step_seconds": 1}}, "device.step_seconds: unknown key; "),
+        ({"speed": {"step_secs": 1}}, "speed.step_secs: unknown key; did you mean 'step_seconds'?"),
+        ({"step_seconds": 1}, "step_seconds: unknown key; it belongs to speed.step_seconds"),
+        ({"speed": {"step_seconds": -1}}, "speed.step_seconds = -1: expected number at least 0"),
+        ({"speed": {"slowdown": 0}}, "speed.slowdown = 0: expected number above 0"),
+        ({"speed": {"name": "lognormal", "step_seconds": 1}}, "speed.step_seconds: unknown key; "),
         (
-            {"device": {"name": "log-normal"}},
-            "device.name = 'log-normal': unknown device 'log-normal'; did you mean 'l",
+            {"speed": {"name": "log-normal"}},
+            "speed.name = 'log-normal': unknown speed 'log-normal'; did you mean 'l",
         ),
-        ({"device": {"name": "fedscale"}}, "device.path: missing; expected path of a file"),
-        ({"device": 3}, "device = 3: expected a table with a name, such as { name = … }"),
+        ({"speed": {"name": "fedscale"}}, "speed.path: missing; expected path of a file"),
+        ({"speed": 3}, "speed = 3: expected a table with a name, such as { name = … }"),
         (
-            {"device": {"name": "lognormal"}, "group": [{"nodes": "0", "device": {"step_seconds": 1}}]},
-            "group[0].device.step_seconds: unknown key; ",
+            {"speed": {"name": "lognormal"}, "group": [{"nodes": "0", "speed": {"step_seconds": 1}}]},
+            "group[0].speed.step_seconds: unknown key; ",
         ),
     ],
 )
@@ -233,7 +236,87 @@ def test_the_slowest_device_determines_the_virtual_time(tmp_path: Path) -> None:
     found = experiment({
         "algorithm": {"name": "dpsgd", "rounds": 5}, "topology": {"name": "full"}, "training": {"local_steps": 2},
         "evaluation": {"every": 0}, "simulation": {"batching": "off"}, "checkpoint": {"final": False},
-        "group": [{"nodes": "1", "device": {"slowdown": 7}}],
+        "group": [{"nodes": "1", "speed": {"slowdown": 7}}],
     })  # fmt: skip
     run = found.run(tmp_path)
     assert run.summary["time"]["virtual_s"] == pytest.approx(5 * 2 * 7 * SIMULATED_STEP)
+
+
+# The earlier name, and the torch device
+
+
+def test_the_earlier_name_of_the_table_is_accepted_with_a_warning() -> None:
+    new = experiment({"speed": {"step_seconds": 0.02}, "group": [{"nodes": "0", "speed": {"slowdown": 5}}]})
+    with pytest.warns(FutureWarning, match=r"device: this table has a new name; write speed") as caught:
+        old = experiment({"device": {"step_seconds": 0.02}, "group": [{"nodes": "0", "device": {"slowdown": 5}}]})
+    assert any("group[0].device" in str(warning.message) for warning in caught)
+    assert old == new
+    assert old.to_table() == new.to_table()
+    assert "device" not in {*old.to_table(), *old.to_table()["group"][0]}
+
+
+def test_the_earlier_name_is_accepted_in_overrides_and_in_python() -> None:
+    with pytest.warns(FutureWarning, match=r"device\.sigma: this table has a new name; write speed\.sigma"):
+        found = Experiment.from_table({"speed": {"name": "lognormal", "mu": 0.5}}, {"device.sigma": 0.1})
+    assert found.speed.build() == Lognormal(mu=0.5, sigma=0.1)
+    with pytest.warns(FutureWarning, match="write speed = "):
+        assert Experiment(device=Constant(0.5)).speed.build() == Constant(0.5)  # type: ignore[call-arg]
+    with pytest.warns(FutureWarning, match="write speed = "):
+        assert dataclasses.replace(found, device=Constant(0.5)).speed.build() == Constant(0.5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="devise"):
+        Experiment(devise=Constant(0.5))  # type: ignore[call-arg]
+
+
+def test_the_torch_device_at_the_top_of_a_file_is_not_the_earlier_name() -> None:
+    with pytest.raises(ExperimentError, match=r"device: unknown key; it belongs to training\.device"):
+        experiment({"device": "cuda"})
+
+
+@pytest.mark.parametrize(
+    "table", [{"training": {"device": "cuda"}}, {"group": [{"nodes": "1", "training": {"device": "cuda"}}]}]
+)
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"engine": "processes"}, "node processes are forks, in which an accelerator does not work; use engine = "),
+        ({"simulation": {"batching": "pool"}}, "'pool' are forks, .*; use 'auto', 'vmap' or 'off'"),
+        ({"simulation": {"batching": "ray"}}, "workers on Ray train on CPUs"),
+    ],
+    ids=["processes", "pool", "ray"],
+)
+def test_accelerators_are_rejected_where_processes_are_forked(
+    table: dict[str, Any], settings: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ExperimentError, match=rf"(group\[0\]\.)?training\.device = 'cuda': .*{error}"):
+        experiment({**table, **settings})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ExperimentError, match=r"training\.device = 'cuda': not available on this machine .*; try 'cpu'"
+    ):
+        experiment({"training": {"device": "cuda"}}).run(tmp_path)
+
+
+@pytest.mark.parametrize("batching", ["off", "vmap"])
+def test_nodes_on_another_device_train_as_on_the_default_one(batching: str, tmp_path: Path) -> None:
+    settings = {"simulation": {"batching": batching}, "algorithm": {"name": "dpsgd", "rounds": 3}}
+    runs = [
+        experiment({**settings, "training": {"momentum": 0.9, "device": device}}).run(tmp_path)
+        for device in ("cpu", "cpu:0")
+    ]
+    assert runs[0].summary["digest"] == runs[1].summary["digest"]
+
+
+def test_the_pool_is_never_chosen_for_an_accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for hidden in ([512, 512], [1024, 1024]):
+        described = experiment(
+            {
+                "model": {"name": "mlp", "hidden": hidden},
+                "training": {"device": "cpu:0", "batch_size": 64, "local_steps": 4},
+                "nodes": 2,
+            }
+        )
+        assert choose_batching(described, Setup(described)) != "pool"

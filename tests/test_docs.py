@@ -160,6 +160,32 @@ def load(source: str) -> dict[str, type]:
     return found
 
 
+def signatures(tree: ast.Module) -> dict[str, str]:
+    """Return the signature of each function and method, and the annotated fields of each class, by dotted name."""
+    found = {}
+    for statement in tree.body:
+        members = [(f"{statement.name}.", m) for m in statement.body] if isinstance(statement, ast.ClassDef) else []
+        for prefix, member in members or [("", statement)]:
+            if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
+                kind = type(member).__name__
+                decorators = [ast.unparse(decorator) for decorator in member.decorator_list]
+                returned = ast.unparse(member.returns) if member.returns else None
+                found[prefix + member.name] = f"{decorators} {kind} {ast.unparse(member.args)} -> {returned}"
+            elif isinstance(member, ast.AnnAssign):
+                found[prefix + ast.unparse(member.target)] = ast.unparse(member)
+    return found
+
+
+def test_signatures_of_the_plugin_page_are_those_of_the_code() -> None:
+    shown = [block for block in blocks(ROOT / "docs" / "plugins.md", "python") if block.startswith("# shoal.")]
+    assert len(shown) > 4
+    for block in shown:
+        module = importlib.import_module(block.splitlines()[0].removeprefix("# "))
+        actual = signatures(ast.parse(Path(str(module.__file__)).read_text()))
+        for name, signature in signatures(ast.parse(block)).items():
+            assert signature == actual.get(name), name
+
+
 def test_the_sharing_of_the_readme_passes_its_suite() -> None:
     check_sharing(load(block_with("README.md", "class Half"))["Half"], averages=False)
 
@@ -176,9 +202,9 @@ def test_the_topology_of_the_docs_passes_its_suite() -> None:
 
 def test_the_device_of_the_docs_runs(tmp_path: Path) -> None:
     (tmp_path / "ageing.py").write_text(block_with("docs/devices.md", "class Ageing"))
-    device = {"name": "ageing.py:Ageing"}
+    speed = {"name": "ageing.py:Ageing"}
     algorithm = {"name": "dpsgd", "rounds": 2}
-    run = shoal.Experiment(nodes=4, device=device, algorithm=algorithm, base=tmp_path).run(tmp_path)
+    run = shoal.Experiment(nodes=4, speed=speed, algorithm=algorithm, base=tmp_path).run(tmp_path)
     assert run.status == "completed"
 
 

@@ -35,7 +35,7 @@ def experiment(**changed: Any) -> Experiment:
         "topology": {"name": "ring"},
         "model": {"name": "mlp", "hidden": (4,)},
         "training": {"batch_size": 8, "local_steps": 1},
-        "device": {"step_seconds": STEP},
+        "speed": {"step_seconds": STEP},
         "evaluation": {"every": 0, "average": False, "samples": 20},
         "simulation": {"batching": "off"},
     }
@@ -228,7 +228,7 @@ def test_a_slow_network_delays_messages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"device": {"network_slowdown": 2.0}}, "device: network_slowdown has no effect on nodes 0-3: in network = "),
+        ({"speed": {"network_slowdown": 2.0}}, "speed: network_slowdown has no effect on nodes 0-3: in network = "),
         (
             {"fault": Faults().slow("1, 3", factor=2.0, what="network").at(1.0).schedule},
             r"fault\[0\]: what = 'network' has no effect on nodes 1, 3: in network = ",
@@ -254,7 +254,7 @@ def test_unlimited_links_are_allowed_if_the_fault_slows_down_computing_too(tmp_p
 def test_the_error_names_only_nodes_with_unlimited_links(tmp_path: Path) -> None:
     wide = {"upload": 0.0, "download": 0.0}
     with pytest.raises(ExperimentError, match="no effect on node 2: "):
-        experiment(network=LINKS, device={"network_slowdown": 2.0}, group=[{"nodes": "2", "network": wide}]).run(
+        experiment(network=LINKS, speed={"network_slowdown": 2.0}, group=[{"nodes": "2", "network": wide}]).run(
             tmp_path
         )
 
@@ -359,7 +359,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
             seed=seed,
             network={"name": "uniform", "latency": 0.1, "jitter": 0.05, "upload": 1, "loss": 0.1},
             availability={"name": "day-night", "period": 5.0},
-            device={"name": "lognormal", "sample_seconds": 0.05},
+            speed={"name": "lognormal", "sample_seconds": 0.05},
             fault=faults.schedule,
             simulation={"receive_timeout": 2.0},
         ).run(tmp_path)

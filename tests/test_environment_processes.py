@@ -55,7 +55,7 @@ def experiment(**changed: Any) -> Experiment:
         "topology": {"name": "regular", "degree": 3},
         "model": {"name": "mlp", "hidden": (32,)},
         "training": {"batch_size": 8, "local_steps": 2},
-        "device": {"step_seconds": STEP},
+        "speed": {"step_seconds": STEP},
         "network": LINKS,
         "evaluation": {"every": 0, "average": False, "samples": 20},
         "simulation": {"batching": "off"},

@@ -141,7 +141,7 @@ def test_the_examples_of_stragglers_use_digits_without_cifar10(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
-    less = {"duration": 1.0, "training.local_steps": 2, "device.step_seconds": 0.16, "evaluation.nodes": 1}
+    less = {"duration": 1.0, "training.local_steps": 2, "speed.step_seconds": 0.16, "evaluation.nodes": 1}
     described = Experiment.from_file(FOLDER / f"{name}.toml", {**less, "nodes": 12, "simulation.batching": "off"})
     run = described.run(tmp_path)
     assert run.summary["status"] == "completed"

@@ -32,7 +32,8 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.toml"))
         ({"nodez": 3}, "nodez: unknown key; did you mean 'nodes'?"),
         (
             {"engine": "processes", "training": {"device": "cuda"}},
-            "training.device = 'cuda': forked processes cannot share it; use 'cpu' or engine = 'simulation'",
+            "training.device = 'cuda': node processes are forks, in which an accelerator does not work; use engine = "
+            "'simulation', in which all nodes share the device, or 'cpu'",
         ),
         (
             {"engine": "processes", "processes": {"host": "0.0.0.0", "sealed": True}},

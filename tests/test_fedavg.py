@@ -293,8 +293,8 @@ def test_client_that_is_too_slow_for_a_round_takes_part_in_a_later_one(tmp_path:
     """The client trains for as long as the others in five rounds, and two and a half times as long as the timeout."""
     described = experiment(
         FedAvg(20),
-        device={"step_seconds": 0.2},
-        group=[{"nodes": "0", "device": {"step_seconds": 1.0}}],
+        speed={"step_seconds": 0.2},
+        group=[{"nodes": "0", "speed": {"step_seconds": 1.0}}],
         simulation={"batching": "off", "receive_timeout": 0.8 * STEPS / 2},
     )
     run = described.run(tmp_path)

@@ -136,7 +136,7 @@ def test_default_period_is_twice_the_time_for_a_model() -> None:
 
 
 def test_devices_that_take_no_time_still_receive_models(tmp_path: Path) -> None:
-    described = experiment(Gossip(60), "full", partition={"name": "iid"}, device={"step_seconds": 0.0})
+    described = experiment(Gossip(60), "full", partition={"name": "iid"}, speed={"step_seconds": 0.0})
     run = described.run(tmp_path)
     assert run.summary["status"] == "completed"
     assert run.summary["accuracy"]["mean"] > 0.7

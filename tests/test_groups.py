@@ -28,7 +28,7 @@ def test_a_group_overrides_single_keys_and_another_name_replaces_the_table(tmp_p
             "training": {"lr": 0.1, "batch_size": 3},
             "group": [
                 {"nodes": "0, 2-3", "training": {"lr": 0.5}, "sharing": {"values": "float16"}},
-                {"nodes": "1", "algorithm": {"name": "mine.py:Mine"}, "device": {"step_seconds": 2}},
+                {"nodes": "1", "algorithm": {"name": "mine.py:Mine"}, "speed": {"step_seconds": 2}},
             ],
         },
         base=tmp_path,
@@ -41,7 +41,7 @@ def test_a_group_overrides_single_keys_and_another_name_replaces_the_table(tmp_p
     other = experiment.settings(1)
     assert (other.training, other.sharing) == (experiment.training, experiment.sharing)
     assert other.algorithm.options == {"alpha": 0.5}
-    assert (other.device.name, other.device.options["step_seconds"]) == ("constant", 2.0)
+    assert (other.speed.name, other.speed.options["step_seconds"]) == ("constant", 2.0)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_images_with_named_classes(tmp_path: Path) -> None:
     assert HuggingFace(path=path, size=(8, 8)).load(seed=0).shape == (3, 8, 8)
     mixed = saved(tmp_path / "mixed", {"image": [Image.new("L", (2, 2)), Image.new("L", (3, 3))], "label": [0, 1]},
                   {"image": pictures[:1], "label": [0]}, features)  # fmt: skip
-    with pytest.raises(DataError, match=r"images differ in size or channels; give dataset\.size"):
+    with pytest.raises(DataError, match=r"images differ in size or channels; set dataset\.size = "):
         HuggingFace(path=mixed).load(seed=0)
 
 
@@ -122,7 +122,7 @@ def test_invalid_options_and_columns_are_rejected(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=expected_error):
             HuggingFace(path=path, test_fraction=0.5, **options).load(seed=0)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"cannot be loaded: .*; without a network, give dataset\.path"):
+    with pytest.raises(DataError, match=r"cannot be loaded: .*; without a network, set dataset\.path to a folder"):
         HuggingFace(dataset="missing/missing").load(seed=0)
 
 

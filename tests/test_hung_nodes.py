@@ -45,7 +45,7 @@ def _virtual_seconds(folder: Path, name: str, *, hangs: bool, **table: Any) -> f
         "model": {"name": "logistic"},
         "training": {"batch_size": 4, "local_steps": 1},
         "evaluation": {"every": 0, "average": False},
-        "device": {"name": "constant", "step_seconds": 1.0},
+        "speed": {"name": "constant", "step_seconds": 1.0},
         "network": {"name": "uniform", "latency": 0.01},
         "simulation": {"batching": "off", "receive_timeout": TIMEOUT},
         "fault": [{"kind": "hang", "node": HUNG, "round": HANGS_IN}] if hangs else [],

@@ -36,7 +36,7 @@ def experiment(**changed: Any) -> Experiment:
         "topology": {"name": "regular", "degree": 3},
         "model": {"name": "mlp", "hidden": (8,)},
         "training": {"batch_size": 8, "local_steps": 1},
-        "device": {"step_seconds": 0.2},
+        "speed": {"step_seconds": 0.2},
         "evaluation": {"every": 0, "samples": 20},
         "simulation": {"batching": "off"},
     }

@@ -27,7 +27,7 @@ from shoal.training.batches import Batches
 
 NODES, ROUNDS, BATCH, RATE = 4, 5, 16, 0.2
 SERVER = NODES
-SLOW = [{"nodes": "0", "device": {"step_seconds": 0.1}}]
+SLOW = [{"nodes": "0", "speed": {"step_seconds": 0.1}}]
 """Node 0 takes ten times as long as the others."""
 
 

@@ -114,7 +114,7 @@ def test_client_that_is_not_sampled_for_long_keeps_its_server(tmp_path: Path) ->
     run = experiment(
         algorithm={"name": "fedavg", "rounds": 60, "fraction": 0.1},
         simulation={"batching": "off", "receive_timeout": 0.05},
-        device={"step_seconds": 0.04},
+        speed={"step_seconds": 0.04},
     ).run(tmp_path)
     assert run.status == "completed"
     assert "server unreachable" not in run.summary["events"]

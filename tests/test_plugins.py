@@ -1,7 +1,9 @@
-"""Plug-ins: where they are found, and which ones are rejected."""
+"""Plug-ins: where they are found, which ones are rejected, and the copies that a run keeps."""
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,12 @@ from typing import Any
 import pytest
 
 from experiment_tables import PLUGIN, problems
+from shoal import resume
+from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
+from shoal.experiment.running import Run
+from shoal.plugins import load_class
+from shoal.results.records import RunFolder
 
 
 def test_a_plugin_file_is_found_beside_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,3 +63,158 @@ def test_a_plugin_that_cannot_be_used_is_rejected(
     (tmp_path / "syntax.py").write_text("def (:")
     (found,) = problems({"algorithm": {"name": name, **options}}, base=tmp_path)
     assert problem.format(base=tmp_path) in found
+
+
+# The copies that a run keeps
+
+ALGORITHM = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Mine:
+    rounds: int = 2
+
+    async def run(self, node):
+        async for r in node.rounds(self.rounds):
+            node.params = {factor} * await node.train(node.params)
+            peers = await node.peers(r)
+            await node.send(peers, node.sharing.outgoing(node.params, r), round=r)
+            received = await node.receive_each(peers, round=r)
+            node.params = node.sharing.merge(node.params, received, node.weights(received))
+"""
+
+COMPRESSOR = """
+from dataclasses import dataclass
+from shoal.compression.compressors import QuantizedCompressor
+
+class Inner(QuantizedCompressor):
+    pass
+
+@dataclass(frozen=True)
+class Coarse(QuantizedCompressor):
+    pass
+"""
+
+TOML = """
+name       = "kept"
+nodes      = 4
+engine     = "{engine}"
+algorithm  = {{ name = "code/mine.py:Mine" }}
+sharing    = {{ name = "choco", compressor = {{ name = "code/coarse.py:Coarse" }} }}
+training   = {{ batch_size = 8, local_steps = 1 }}
+simulation = {{ batching = "off" }}
+checkpoint = {{ every = 1 }}
+
+[[group]]
+nodes     = "0"
+algorithm = {{ name = "other/mine.py:Mine", rounds = 2 }}
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """The folder of an experiment with plug-ins: in a component, and in a group in a file of the same name."""
+    folder = tmp_path / "sources"
+    for file, text in {
+        "code/mine.py": ALGORITHM.format(factor="0.5"),
+        "other/mine.py": ALGORITHM.format(factor="0.25"),
+        "code/coarse.py": COMPRESSOR,
+        "e.toml": TOML.format(engine="simulation"),
+    }.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+    return folder
+
+
+def kept(run: Run) -> dict[str, str]:
+    return {
+        str(path.relative_to(run.folder.path)): path.read_text() for path in run.folder.path.glob("plugins/**/*.py")
+    }
+
+
+@pytest.mark.parametrize("engine", ["simulation", "processes"])
+def test_a_run_can_be_repeated_elsewhere_without_the_original_plugins(
+    engine: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Experiment.from_file(sources / "e.toml", {"engine": engine}).run(tmp_path / "runs")
+    assert kept(first) == {
+        "plugins/mine.py": ALGORITHM.format(factor="0.5"),
+        "plugins/2/mine.py": ALGORITHM.format(factor="0.25"),
+        "plugins/coarse.py": COMPRESSOR,
+    }
+    assert str(sources) not in first.folder.experiment.read_text()
+    moved = tmp_path / "elsewhere"
+    first.folder.path.rename(moved)
+    shutil.rmtree(sources)
+    monkeypatch.chdir("/")
+    second = Experiment.from_file(moved / "experiment.toml").run(tmp_path / "runs")
+    assert second.summary["digest"] == first.summary["digest"]
+    assert kept(second) == kept(Run(RunFolder(moved), first.summary))
+
+
+def test_a_copy_that_was_changed_is_rejected_before_it_is_imported(sources: Path, tmp_path: Path) -> None:
+    run = Experiment.from_file(sources / "e.toml").run(tmp_path / "runs")
+    copy = run.folder.path / "plugins" / "coarse.py"
+    copy.write_text("raise AssertionError('imported')")
+    with pytest.raises(ExperimentError, match=r"'plugins/coarse.py' has changed .* SHA-256 is [0-9a-f]{64}, expected"):
+        Experiment.from_file(run.folder.experiment)
+    text = run.folder.experiment.read_text()
+    copy.write_text(COMPRESSOR + "\n# changed")
+    run.folder.experiment.write_text(re.sub(r'"plugins/coarse.py" = .*\n', "", text))
+    assert Experiment.from_file(run.folder.experiment).nodes == 4
+
+
+@pytest.mark.parametrize("hashes", [3, ["a"], {"a.py": 1}])
+def test_a_table_of_hashes_that_no_run_has_written_is_rejected(hashes: Any) -> None:
+    (found,) = problems({"plugins": hashes})
+    assert "expected a table of files and their SHA-256" in found
+
+
+def test_a_resumed_run_uses_its_copies(sources: Path, tmp_path: Path) -> None:
+    settings = {"algorithm.rounds": 4, "group": []}
+    undisturbed = Experiment.from_file(sources / "e.toml", settings).run(tmp_path / "runs")
+    stopped = Experiment.from_file(sources / "e.toml", settings).run(tmp_path / "runs")
+    stopped.folder.summary.unlink()
+    shutil.rmtree(stopped.folder.path / "checkpoints" / "round-3")
+    (sources / "code" / "mine.py").write_text("raise AssertionError('the original')")
+    assert resume(stopped.folder.path).summary["digest"] == undisturbed.summary["digest"]
+
+
+def test_an_edited_plugin_is_loaded_again_and_the_copy_is_what_ran(sources: Path, tmp_path: Path) -> None:
+    first = Experiment.from_file(sources / "e.toml").run(tmp_path / "runs")
+    (sources / "code" / "mine.py").write_text(ALGORITHM.format(factor="0.7"))
+    second = Experiment.from_file(sources / "e.toml").run(tmp_path / "runs")
+    assert second.summary["digest"] != first.summary["digest"]
+    assert "0.7" in kept(second)["plugins/mine.py"]
+
+
+def test_node_processes_do_not_start_with_a_plugin_that_has_changed(sources: Path, tmp_path: Path) -> None:
+    experiment = Experiment.from_file(sources / "e.toml", {"engine": "processes"})
+    (sources / "code" / "mine.py").write_text(ALGORITHM.format(factor="0.7"))
+    with pytest.raises(ExperimentError, match=r"mine.py' has changed since the run began"):
+        experiment.run(tmp_path / "runs")
+
+
+def test_a_module_beside_a_plugin_is_named_in_a_warning(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sources / "code" / "my_helper.py").write_text("HALF = 0.5")
+    file = sources / "code" / "mine.py"
+    file.write_text("import my_helper\n" + ALGORITHM.format(factor="my_helper.HALF"))
+    monkeypatch.syspath_prepend(str(sources / "code"))
+    with pytest.warns(UserWarning, match=r"'mine.py' imports my_helper.py from its own folder") as caught:
+        Experiment.from_file(sources / "e.toml").run(tmp_path / "runs")
+    assert len([w for w in caught if "my_helper" in str(w.message)]) == 1
+
+
+def test_a_class_of_a_plugin_file_is_named_by_the_file(sources: Path) -> None:
+    coarse = sources / "code" / "coarse.py"
+    inner = load_class(f"{coarse}:Inner")()
+    experiment = Experiment(sharing={"name": "choco", "compressor": inner})
+    assert experiment.sharing.to_table()["compressor"]["name"] == f"{coarse}:Inner"
+
+
+def test_runs_of_components_of_shoal_keep_no_plugins(tmp_path: Path) -> None:
+    run = Experiment(nodes=2, algorithm={"name": "dpsgd", "rounds": 1}).run(tmp_path)
+    assert not (run.folder.path / "plugins").exists()
+    assert "plugins" not in run.folder.read_experiment()

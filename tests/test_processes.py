@@ -350,7 +350,7 @@ def test_a_restarted_node_that_never_reports_that_it_listens_is_lost(tmp_path: P
     (tmp_path / "slow_start.py").write_text(SLOW_START)
     crash = "fault=[{kind='crash', node=2, time=1.0}, {kind='restart', node=2, time=1.5}]"
     code, out, done = run(
-        tmp_path, "algorithm={name='slow_start.py:SlowStart', rounds=20}", "device={step_seconds=0.1}", crash
+        tmp_path, "algorithm={name='slow_start.py:SlowStart', rounds=20}", "speed={step_seconds=0.1}", crash
     )
     assert code == 3, out
     assert "did not report within 0.5 s that it listens" in out

@@ -38,7 +38,7 @@ def experiment(**changed: Any) -> Experiment:
         "topology": REGULAR,
         "model": {"name": "mlp", "hidden": (4,)},
         "training": {"batch_size": 8, "local_steps": 1},
-        "device": {"step_seconds": STEP},
+        "speed": {"step_seconds": STEP},
         "evaluation": {"every": 0, "average": False, "samples": 20},
         "simulation": {"batching": "off"},
         "fault": STRUCK.schedule,
@@ -131,7 +131,7 @@ def test_with_every_algorithm_and_peer_discovery_no_node_times_out(
         algorithm={"name": name, **settings.get("algorithm", {}), "rounds": 12},
         topology=settings.get("topology", FULL),
         model={"name": "logistic"},
-        device={"step_seconds": 0.05},
+        speed={"step_seconds": 0.05},
         network={"name": "uniform", "latency": 0.005},
         fault=faults.schedule,
         checkpoint={"final": False},
@@ -307,8 +307,8 @@ def test_no_node_merges_a_message_that_a_peer_sent_before_its_restart(engine: st
         nodes=4,
         topology={"name": "ring"},
         algorithm={"name": f"{TRACED}:TracedDPSGD", "rounds": 6, "watched": "0"},
-        device={"step_seconds": 0.1},
-        group=[{"nodes": "2", "device": {"step_seconds": 1.0}}],
+        speed={"step_seconds": 0.1},
+        group=[{"nodes": "2", "speed": {"step_seconds": 1.0}}],
         fault=Faults().crash(0).at(2.5).until(2.55).schedule,
     ).run(tmp_path)
     assert run.summary["status"] == "completed"

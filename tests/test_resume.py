@@ -242,7 +242,7 @@ def test_what_a_killed_coordinator_has_left_is_not_used_after_a_resume(whole: An
 
 @pytest.mark.parametrize("name", TIMED)
 def test_what_happened_before_the_checkpoint_is_in_force_and_not_repeated(name: str, tmp_path: Path) -> None:
-    settings = {"device": {"step_seconds": 0.1}, "algorithm": {"name": "dpsgd", "rounds": 8}, **TIMED[name]}
+    settings = {"speed": {"step_seconds": 0.1}, "algorithm": {"name": "dpsgd", "rounds": 8}, **TIMED[name]}
     (tmp_path / "intervals.csv").write_text("node,on,off\n1,0,0.25\n1,0.42,inf\n2,0.05,0.45\n2,0.5,inf\n")
     whole = experiment(**settings, base=tmp_path).run(tmp_path / "whole")
     resumed = resume(stopped_after(whole.folder, 2, tmp_path / "stopped").path)
@@ -256,7 +256,7 @@ def test_what_happened_before_the_checkpoint_is_in_force_and_not_repeated(name: 
 def test_restarted_nodes_that_no_peer_answers_continue_from_their_own_checkpoint(tmp_path: Path) -> None:
     """All nodes but one crash at once, and the last one hangs: no node that answers has a model in memory."""
     run = experiment(
-        device={"step_seconds": 0.1},
+        speed={"step_seconds": 0.1},
         algorithm={"name": "dpsgd", "rounds": 10},
         fault=Faults().hang(5).at(0.52).crash("0-4").at(0.55).until(0.6).schedule,
         simulation={"batching": "off", "receive_timeout": 0.5},

@@ -31,7 +31,7 @@ def test_a_node_that_crashed_in_a_round_crashes_once_and_rejoins(engine: Any, tm
         topology={"name": "full"},
         model={"name": "logistic"},
         training={"batch_size": 8, "local_steps": 1},
-        device={"step_seconds": 0.5},
+        speed={"step_seconds": 0.5},
         evaluation={"every": 0, "average": False},
         simulation={"batching": "off"},
         fault=Faults().crash(RESTARTED, round=1).restart(RESTARTED).at(2.6).schedule,
@@ -53,7 +53,7 @@ def test_a_resumed_run_applies_no_faults_by_round_to_a_node_that_was_restarted_b
     run = experiment(
         algorithm={"name": "dpsgd", "rounds": 10},
         topology={"name": "full"},
-        device={"step_seconds": 0.2},
+        speed={"step_seconds": 0.2},
         fault=RESTARTED_BEFORE,
     ).run(tmp_path / "whole")
     assert (run.status, run.summary["lost"]) == ("completed", {})

@@ -309,7 +309,7 @@ def test_a_neighbour_that_recovers_is_awaited_until_it_has_caught_up(tmp_path: P
         "topology": {"name": "ring"},
         "training": {"local_steps": 5},
         "evaluation": {"every": 0, "average": False},
-        "device": {"name": "constant", "step_seconds": 0.2},
+        "speed": {"name": "constant", "step_seconds": 0.2},
         "network": {"name": "uniform", "latency": 0.01},
         "simulation": {"batching": "off", "receive_timeout": 10.0},
     }

@@ -51,7 +51,7 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Run]:
     def make(**changed: Any) -> Run:
-        experiment = Experiment(nodes=NODES, engine="processes", device={"step_seconds": 0.1}, **changed)
+        experiment = Experiment(nodes=NODES, engine="processes", speed={"step_seconds": 0.1}, **changed)
         environment = build_environment(experiment, device_speeds(experiment))
         tracker, times, registry = RunTracker(experiment), RunTimes(None, range(NODES)), NodeRegistry(NODES)
         agents = FakeAgents()

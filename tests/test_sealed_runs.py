@@ -73,7 +73,7 @@ def restarting(**processes: Any) -> Experiment:
         topology={"name": "full"},
         model={"name": "mlp", "hidden": (8,)},
         training={"batch_size": 8, "local_steps": 1},
-        device={"step_seconds": 0.3},
+        speed={"step_seconds": 0.3},
         evaluation={"every": 0, "average": False, "samples": 20},
         processes={"sealed": True, **processes},
         fault=Faults().crash(2).at(2.0).restart(2).at(2.5).schedule,

@@ -188,7 +188,7 @@ def test_sums_are_unmasked_although_a_node_fails_between_its_messages(time: floa
     run = experiment(
         topology={"name": "full"},
         network={"name": "uniform", "latency": 0.02, "upload": 0.5},
-        device={"step_seconds": 1.0},
+        speed={"step_seconds": 1.0},
         fault=Faults().crash(2).at(time).schedule,
         evaluation={"every": 0, "average": False, "samples": 10},
     ).run(tmp_path)

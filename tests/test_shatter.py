@@ -125,7 +125,7 @@ def test_survivors_of_a_hang_learn(tmp_path: Path) -> None:
 
 def test_node_that_rejoins_takes_part_again_from_a_later_round(tmp_path: Path) -> None:
     faults = Faults().crash(3).at(2.5).until(4.25).schedule
-    described = experiment(Shatter(8, 4, 3), device={"step_seconds": 1 / STEPS}, fault=faults)
+    described = experiment(Shatter(8, 4, 3), speed={"step_seconds": 1 / STEPS}, fault=faults)
     run = described.run(tmp_path)
     assert run.summary["status"] == "completed"
     last = {node: [r for r in run.folder.read(node) if isinstance(r, Round)][-1] for node in range(8)}

@@ -125,7 +125,7 @@ def test_a_message_takes_its_bytes_over_the_bandwidth_and_the_latency() -> None:
 
 def test_a_run_lasts_as_long_as_its_training_and_its_messages(tmp_path: Path) -> None:
     network = {"name": "uniform", "latency": 0.25, "upload": 1.0}
-    described = experiment(nodes=3, device={"step_seconds": 0.5}, network=network, topology={"name": "full"})
+    described = experiment(nodes=3, speed={"step_seconds": 0.5}, network=network, topology={"name": "full"})
     run = described.run(tmp_path)
     size = models_of(run)[0].size
     message = Message(0, "model", 0, Payload({"params": np.zeros(size, np.float32)})).wire_size
@@ -308,7 +308,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 GROUPS = (
     {"nodes": "0-1", "training": {"optimizer": "adam", "lr": 0.01}},
     {"nodes": "3", "training": {"momentum": 0.9, "local_steps": 5}},
-    {"nodes": "4", "training": {"batch_size": 3}, "device": {"step_seconds": 0.03}},
+    {"nodes": "4", "training": {"batch_size": 3}, "speed": {"step_seconds": 0.03}},
 )
 
 

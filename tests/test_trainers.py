@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
+import sys
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -256,7 +258,7 @@ def test_flower_with_a_server(folder: Path) -> None:
         ("client.py", "expected file.py:name or module:name"),
         ("nowhere.py:Client", "there is no file"),
         ("client.py:Clent", "has no 'Clent'; did you mean 'Client'?"),
-        ("client.py:number", "expected a class or a function"),
+        ("client.py:number", "it is an instance of int; expected a ClientApp, a class of NumPyClient, or a function"),
         ("client.py:wants_too_much", "unknown parameter 'model'; available are context, cid"),
         ("client.py:raises", "creating client 0 failed: RuntimeError: no data here"),
         ("client.py:no_client", "it returned int without get_parameters; expected a NumPyClient"),
@@ -283,10 +285,22 @@ def test_training_options_are_rejected_because_the_client_defines_training(folde
         flower(folder, training={"lr": 0.5}).run(folder)
 
 
-@pytest.mark.skipif(HAS_FLOWER, reason="Flower is installed")
-def test_without_flower_the_error_names_the_package_to_install(tmp_path: Path) -> None:
+class NoFlower:
+    """An importer for a machine on which Flower is not installed."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name.partition(".")[0] == "flwr":
+            raise ModuleNotFoundError("No module named 'flwr'", name=name)
+
+
+def test_without_flower_the_error_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flwr"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [NoFlower(), *sys.meta_path])
+    for file in ("flower.toml", "flower_client.py"):
+        shutil.copy(ROOT / "examples" / file, tmp_path)
     with pytest.raises(ExperimentError, match=re.escape("pip install 'shoal[flower]'")):
-        Experiment.from_file(ROOT / "examples" / "flower.toml").run(tmp_path)
+        Experiment.from_file(tmp_path / "flower.toml").run(tmp_path)
 
 
 @pytest.mark.skipif(not HAS_FLOWER, reason="flwr is not installed: pip install 'shoal[flower]'")

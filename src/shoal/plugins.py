@@ -6,15 +6,49 @@ import importlib
 import importlib.util
 import sys
 import zlib
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from shoal import schema
 
-PREFIX = "shoal_plugin_"
+MODULE_PREFIX = "shoal_plugin_"
 """How the names of modules begin that are loaded from a file."""
+SOURCE = "__plugin_source__"
+"""The attribute of a loaded plug-in file that has the bytes of the file."""
 _importing: list[Path] = []
+
+
+def split_file(name: str) -> tuple[Path, str] | None:
+    """Return the file and the attribute of `file.py:attribute`; None for another name."""
+    file, separator, attribute = name.rpartition(":")
+    return (Path(file), attribute) if separator and file.endswith(".py") else None
+
+
+def is_loaded(path: Path) -> bool:
+    """Whether this process has loaded the plug-in file. The file may have changed or been removed since."""
+    return _module_name(path.resolve()) in sys.modules
+
+
+def source_of(path: Path) -> bytes:
+    """Return the bytes of a plug-in file as this process has loaded it; if it has not, as it is on disk."""
+    if not is_loaded(path):
+        return path.read_bytes()
+    source: bytes = vars(sys.modules[_module_name(path.resolve())])[SOURCE]
+    return source
+
+
+def forget_changed(name: str) -> None:
+    """Forget a plug-in file that has changed since this process loaded it, so that the next `load` reads it again."""
+    found = split_file(name)
+    if (
+        found is not None
+        and is_loaded(found[0])
+        and found[0].is_file()
+        and found[0].read_bytes() != source_of(found[0])
+    ):
+        del sys.modules[_module_name(found[0].resolve())]
 
 
 def load(name: str) -> Any:
@@ -50,7 +84,7 @@ def import_path(cls: type) -> str | None:
     module = sys.modules.get(cls.__module__)
     if module is None or getattr(module, cls.__qualname__, None) is not cls:
         return None
-    if cls.__module__.startswith(PREFIX):
+    if cls.__module__.startswith(MODULE_PREFIX):
         return f"{module.__file__}:{cls.__qualname__}"
     script = main_script() if cls.__module__ == "__main__" else None
     return f"{cls.__module__ if script is None else script}:{cls.__qualname__}"
@@ -64,7 +98,7 @@ def file_being_imported() -> Path | None:
 def _load_named(name: str) -> tuple[ModuleType, str, str]:
     """Return the module of an import path, the module's name or file as in the path, and the attribute."""
     where, _, attribute = name.rpartition(":")
-    return (_load_file(Path(where)) if where.endswith(".py") else _load_module(where)), where, attribute
+    return (_load_file(Path(where)) if split_file(name) else _load_module(where)), where, attribute
 
 
 def _defined_in(module: ModuleType) -> dict[str, Any]:
@@ -79,23 +113,40 @@ def _load_module(name: str) -> ModuleType:
         raise ValueError(f"importing {name!r} failed: {type(error).__name__}: {error}") from error
 
 
+def _module_name(path: Path) -> str:
+    return f"{MODULE_PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+
+
+class _SourceLoader(SourceFileLoader):
+    """Runs the bytes that it has read, and no compiled file of an earlier version."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(name, str(path))
+        self.source = path.read_bytes()
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.source, self.path)
+        return code
+
+
 def _load_file(path: Path) -> ModuleType:
     path = path.resolve()
     if path == main_script():
         return sys.modules["__main__"]  # to run the script again would start its run again
-    name = f"{PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = _SourceLoader(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    vars(module)[SOURCE] = loader.source
     sys.modules[name] = module  # before it runs, because dataclasses look up their module
     _importing.append(path)
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ValueError(f"{str(path)!r} raised on import: {type(error).__name__}: {error}") from error

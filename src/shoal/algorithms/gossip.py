@@ -40,8 +40,8 @@ class Gossip:
 
     A round is one period. Each node sends one model per period, the first after a random part of it, because clocks are
     not synchronised. `period` is in seconds. By default it is twice the time that a node needs for a received model:
-    the larger of `device.step_seconds` times the steps and the time that the last one took, which is real time if
-    nodes are processes. It is at least a millisecond, because with `device.step_seconds = 0` all rounds would end
+    the larger of `speed.step_seconds` times the steps and the time that the last one took, which is real time if
+    nodes are processes. It is at least a millisecond, because with `speed.step_seconds = 0` all rounds would end
     before any model arrives.
     """
 

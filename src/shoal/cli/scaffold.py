@@ -18,7 +18,7 @@ from shoal import schema
 from shoal.errors import ExperimentError
 
 TEMPLATES = Path(__file__).with_name("templates")
-KINDS = ("sharing", "algorithm", "topology", "dataset")
+KINDS = ("sharing", "algorithm", "topology", "dataset", "model", "partition", "trainer", "compressor", "network")
 FILES = ("plugin_name.py", "test_plugin_name.py", "plugin_name.toml")
 LONGEST_NAME = 40
 """Characters: with a longer name, lines of the templates would exceed 120 characters."""

@@ -49,7 +49,7 @@ class CheckpointTracker:
         self._position = position
         self._before_manifest = before_manifest
         self._files = Checkpoints(folder)
-        self._hash = experiment_hash(experiment.to_table())
+        self._hash = experiment_hash(experiment)
         self._versions = software_versions()  # it reads the files of packages, which takes milliseconds
         self._by_time = cut_by_time(experiment)
         self._saved: dict[int, dict[NodeId, SavedNode]] = {}

@@ -43,6 +43,8 @@ def contradictions(experiment: Experiment) -> list[str]:
         problems += _wrong_for_processes(experiment)
     elif experiment.simulation.batching == "ray":
         problems += _wrong_for_ray(experiment)
+    elif experiment.simulation.batching == "pool":
+        problems += _wrong_for_pool(experiment)
     problems += _wrong_metric(experiment)
     problems += _wrong_data_settings(experiment)
     problems += _wrong_checkpoints(experiment)
@@ -115,9 +117,12 @@ def _plain_links(plan: ProcessesPlan, sharings: Sequence[Component]) -> Iterator
 
 def _wrong_for_processes(experiment: Experiment) -> Iterator[str]:
     """List what the simulation can do and processes cannot."""
-    device, plan = experiment.training.device, experiment.processes
-    if device != "cpu":
-        yield f"training.device = {device!r}: forked processes cannot share it; use 'cpu' or engine = 'simulation'"
+    plan = experiment.processes
+    for key, device in _accelerators(experiment):
+        yield (
+            f"{key} = {device!r}: node processes are forks, in which an accelerator does not work; use engine = "
+            "'simulation', in which all nodes share the device, or 'cpu'"
+        )
     if plan.host in ("0.0.0.0", "*") and plan.announce is None:
         yield (
             f"processes.host = {plan.host!r}: nodes cannot connect to a wildcard; set processes.announce to the "
@@ -136,9 +141,33 @@ def _wrong_for_processes(experiment: Experiment) -> Iterator[str]:
 def _wrong_for_ray(experiment: Experiment) -> Iterator[str]:
     """List what other ways to compute can do and workers on Ray cannot."""
     instead = "use another simulation.batching"
-    if (device := experiment.training.device) != "cpu":
-        yield f"training.device = {device!r}: workers on Ray train on CPUs; use 'cpu', or {instead}"
+    for key, device in _accelerators(experiment):
+        yield f"{key} = {device!r}: workers on Ray train on CPUs; use 'cpu', or {instead}"
     yield from _classes_of_the_script(experiment, instead)
+
+
+def _wrong_for_pool(experiment: Experiment) -> Iterator[str]:
+    """List what other ways to compute can do and forked workers of the simulation cannot."""
+    for key, device in _accelerators(experiment):
+        yield (
+            f"{key} = {device!r}: the workers of simulation.batching = 'pool' are forks, in which an accelerator does "
+            "not work; use 'auto', 'vmap' or 'off'"
+        )
+
+
+def _accelerators(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """Yield the keys that name another torch device than the CPU, and the device."""
+    if experiment.training.device != "cpu":
+        yield "training.device", experiment.training.device
+    for i, group in enumerate(experiment.group):
+        device = (group.training or {}).get("device", "cpu")
+        if device != "cpu":
+            yield f"group[{i}].training.device", device
+
+
+def uses_accelerator(experiment: Experiment) -> bool:
+    """Whether a node trains on another torch device than the CPU."""
+    return any(True for _ in _accelerators(experiment))
 
 
 def _classes_of_the_script(experiment: Experiment, instead: str) -> Iterator[str]:

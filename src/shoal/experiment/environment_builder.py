@@ -67,9 +67,9 @@ def device_speeds(experiment: Experiment) -> list[Speed]:
     speeds = []
     for node in range(experiment.size):
         settings = experiment.settings(node)
-        key = id(settings.device)
+        key = id(settings.speed)
         if key not in devices:
-            devices[key] = settings.device.build()
+            devices[key] = settings.speed.build()
         speeds.append(devices[key].speed(node, experiment.seed, settings.training.batch_size))
     return speeds
 
@@ -93,7 +93,7 @@ def _slowdowns_without_effect(
 ) -> list[str]:
     """The network slowdowns of nodes whose access links have no bandwidth limit: there is nothing to divide."""
     size = experiment.size
-    slowed = {"device: network_slowdown": [i for i in range(size) if limits[i].slowdown != 1.0]}
+    slowed = {"speed: network_slowdown": [i for i in range(size) if limits[i].slowdown != 1.0]}
     for number, fault in enumerate(experiment.fault):
         if fault.kind == "slow" and fault.what == "network":
             slowed[f"fault[{number}]: what = 'network'"] = list(fault.ids(size) or range(experiment.nodes))

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +26,14 @@ from shoal.environment.faults import Fault
 from shoal.errors import ExperimentError
 from shoal.experiment import checks
 from shoal.experiment.mapping import THIS_MACHINE, Machine, MachineInfo, NodeMapping, by_machine
-from shoal.experiment.overrides import apply_overrides, lift_nested_keys, lift_nested_values, remove_misplaced
+from shoal.experiment.overrides import (
+    apply_overrides,
+    current_tables,
+    lift_nested_keys,
+    lift_nested_values,
+    remove_misplaced,
+)
+from shoal.experiment.plugin_files import PLUGINS, changed_plugin_files
 from shoal.experiment.resolving import Resolver
 from shoal.experiment.tables import (
     CheckpointPlan,
@@ -44,7 +51,7 @@ from shoal.results.monitor import OnEvaluation, OnRound, RunMonitor
 from shoal.results.progress_text import ProgressLines
 from shoal.topologies.graph import WeightScheme
 from shoal.training.settings import Training
-from shoal.types import Bounds, NodeId
+from shoal.types import Bounds, FormerOption, NodeId
 
 if TYPE_CHECKING:
     from shoal.experiment.run_results import Run
@@ -82,7 +89,8 @@ class Experiment:
     """Training samples that nodes do not train on: a fraction of all of them, or a table."""
     model: Any = _named("mlp")
     network: Any = _named("ideal")
-    device: Any = _named("constant")
+    speed: Annotated[Any, FormerOption("device")] = _named("constant")
+    """How fast nodes compute. `training.device` is the torch device that computes."""
     availability: Any = _named("always")
     mapping: Any = _named("cores")
     trainer: Any = _named("torch")
@@ -138,11 +146,14 @@ class Experiment:
     ) -> Experiment:
         """Read an experiment from a table, as a TOML file holds it. `source` names it in error messages."""
         problems: list[str] = []
-        table = apply_overrides(table, overrides or {}, problems)
+        known = _parameters()
+        table = apply_overrides(current_tables(table, known), current_tables(overrides or {}, known), problems)
         table.pop("versions", None)  # a run writes them beside its resolved experiment
-        remove_misplaced(table, _parameters(), base, problems)
+        if changed := changed_plugin_files(table.pop(PLUGINS, {}), base):
+            raise ExperimentError(changed, source)  # before any of them is imported
+        remove_misplaced(table, known, base, problems)
         lift_nested_keys(table)
-        values = Resolver(base, problems).values(table, _parameters())
+        values = Resolver(base, problems).values(table, known)
         if problems:
             raise ExperimentError(problems, source)
         try:
@@ -296,7 +307,23 @@ class Experiment:
         return done
 
 
+def _accept_former_names(init: Callable[..., None]) -> Callable[..., None]:
+    """Let the constructor accept earlier names of its parameters, with a warning."""
+
+    @functools.wraps(init)
+    def accepting(self: Experiment, *positional: Any, **named: Any) -> None:
+        known = _parameters()
+        earlier = {key: value for key, value in named.items() if key not in known and key != "base"}
+        current = {key: value for key, value in named.items() if key not in earlier}
+        init(self, *positional, **{**current, **schema.current_names(earlier, known, "")})
+
+    return accepting
+
+
 @functools.cache
 def _parameters() -> dict[str, schema.Parameter]:
     """The fields of `Experiment` that a table may have, with their types and defaults."""
     return {name: parameter for name, parameter in schema.parameters(Experiment).items() if name != "base"}
+
+
+Experiment.__init__ = _accept_former_names(Experiment.__init__)  # type: ignore[method-assign]

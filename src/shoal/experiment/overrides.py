@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import re
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from shoal.errors import ExperimentError
 from shoal.experiment.registry import REGISTRIES, Component, find
 from shoal.experiment.resolving import absolute_name
 from shoal.experiment.tables import DEFAULT_NAMES, PARENT_TABLES, location
+from shoal.plugins import forget_changed
 
 TOP_LEVEL = "the top of the file, above every [table]"
 
@@ -36,6 +38,23 @@ def parse_override(text: str) -> tuple[str, Any]:
 def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
     """Parse several `key=value` of the command line; the last value of a key counts."""
     return dict(parse_override(text) for text in texts)
+
+
+def current_tables(table: Mapping[str, Any], parameters: Mapping[str, schema.Parameter]) -> dict[str, Any]:
+    """Replace earlier names of tables in a table or in dotted keys, with a warning.
+
+    A text is no table: `device = "cuda"` is not the earlier name of `speed`, but meant for `training`.
+    """
+    names = {p.former.name: p.name for p in parameters.values() if p.former is not None}
+    current: dict[str, Any] = {}
+    for key, value in table.items():
+        first, separator, rest = key.partition(".")
+        name = key
+        if first in names and (separator or not isinstance(value, str)):
+            name = f"{names[first]}{separator}{rest}"
+            warnings.warn(f"{key}: this table has a new name; write {name}", FutureWarning, stacklevel=3)
+        current[name] = value
+    return current
 
 
 def apply_overrides(table: Mapping[str, Any], overrides: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -100,7 +119,9 @@ def _keys_by_table(
         given = table.get(kind, parameters[kind].default)
         name = given.get("name", DEFAULT_NAMES.get(kind)) if isinstance(given, Mapping) else None
         with contextlib.suppress(ValueError):  # no such component: the resolver reports it
-            keys[kind] = set(schema.parameters(find(kind, absolute_name(str(name), base))))
+            component = absolute_name(str(name), base)
+            forget_changed(component)
+            keys[kind] = set(schema.parameters(find(kind, component)))
             keys[kind].update(key for key, parent in PARENT_TABLES.items() if parent == kind)
     return keys
 

@@ -24,7 +24,7 @@ REGISTRIES = {
     "augmentation": "shoal.data:AUGMENTATIONS",
     "model": "shoal.models:MODELS",
     "network": "shoal.environment.network:NETWORKS",
-    "device": "shoal.environment.devices:DEVICES",
+    "speed": "shoal.environment.devices:DEVICES",
     "availability": "shoal.environment.availability:AVAILABILITIES",
     "trainer": "shoal.training:TRAINERS",
     "schedule": "shoal.training.schedules:SCHEDULES",

@@ -17,6 +17,7 @@ from shoal import schema
 from shoal.experiment.given import Given, read_given
 from shoal.experiment.registry import REGISTRIES, Component, MemoryComponent, find, plain
 from shoal.experiment.tables import DEFAULT_NAMES, Group, NodeSettings, ProcessesPlan, location
+from shoal.plugins import forget_changed, split_file
 from shoal.training.settings import Training
 from shoal.traits import traits_of
 
@@ -69,6 +70,7 @@ class Resolver:
         options = {k: v for k, v in table.items() if k != "name"}
         name = absolute_name(table["name"], self.base)
         try:
+            forget_changed(name)
             cls = given.cls or find(kind, name)
             traits_of(cls, kind)
         except ValueError as error:
@@ -87,6 +89,8 @@ class Resolver:
             return None
         # Nodes may start in another folder.
         arguments = {k: locate(v, self.base) if isinstance(v, Path) else v for k, v in arguments.items()}
+        for path in (v for v in arguments.values() if isinstance(v, Path)):
+            forget_changed(str(path))  # it may name code, such as a Flower client
         schema.build(cls, arguments, place, self.problems)
         if len(self.problems) > before:
             return None
@@ -199,10 +203,8 @@ def _is_plain(value: Any) -> bool:
 
 def absolute_name(name: str, base: Path) -> str:
     """Make the path of a plug-in file absolute: nodes may start in another folder."""
-    file, separator, attribute = name.rpartition(":")
-    if separator and file.endswith(".py"):
-        return f"{locate(Path(file), base)}:{attribute}"
-    return name
+    found = split_file(name)
+    return name if found is None else f"{locate(found[0], base)}:{found[1]}"
 
 
 def locate(path: Path, base: Path) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoal.errors import CheckpointError, DataError, ExperimentError, NotContinuedError
 from shoal.experiment.experiment import Experiment
+from shoal.experiment.plugin_files import keep_plugin_files, locate_kept_files
 from shoal.experiment.run_results import Run
 from shoal.experiment.running import Machines, finish_run, for_agents
 from shoal.experiment.writing import experiment_hash, software_versions, write_experiment
@@ -58,7 +59,7 @@ def resume(
         experiment = _read_experiment(folder, manifest, listener)
         if machines is not None and machines.agents is not None:
             experiment = for_agents(experiment, machines.agents)
-            write_experiment(folder.experiment, experiment.to_table())
+            write_experiment(folder.experiment, keep_plugin_files(experiment, folder.path))
         _prepare(folder, manifest, listener)
         return finish_run(experiment, folder, listener, command_time, manifest, machines)
 
@@ -70,10 +71,9 @@ def _continue_nodes(
     left = read_coordinator_file(folder)
     if left is None:
         return None
-    table = folder.read_experiment()
-    table.pop("versions", None)
+    table = locate_kept_files(folder.read_experiment(), folder.path)
     experiment = Experiment.from_table(table, base=Path(left.base), source=str(folder.experiment))
-    if experiment_hash(experiment.to_table()) != left.experiment:
+    if experiment_hash(experiment) != left.experiment:
         raise CheckpointError(f"{folder.experiment} was changed since the run began; restore the file")
     try:
         return finish_run(experiment, folder, listener, command_time, None, machines, left)
@@ -99,11 +99,10 @@ def _check_status(folder: RunFolder) -> None:
 
 def _read_experiment(folder: RunFolder, manifest: Manifest, listener: ProgressListener) -> Experiment:
     """Read the experiment of a run, and check that the checkpoint belongs to it and to this software."""
-    table = folder.read_experiment()
-    table.pop("versions", None)
+    table = locate_kept_files(folder.read_experiment(), folder.path)
     try:
         experiment = Experiment.from_table(table, base=Path(manifest.base), source=str(folder.experiment))
-        same = experiment_hash(experiment.to_table()) == manifest.experiment
+        same = experiment_hash(experiment) == manifest.experiment
     except ExperimentError as error:
         raise CheckpointError(f"{folder.experiment} is not the experiment of the checkpoint: {error}") from error
     if not same:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.errors import ExperimentError, LaunchError, NotContinuedError, RunError, SetupError, StorageError
 from shoal.experiment import Experiment
+from shoal.experiment.plugin_files import keep_plugin_files
 from shoal.experiment.run_results import Run
 from shoal.experiment.writing import write_experiment, write_mapping
 from shoal.plugins import file_being_imported
@@ -78,7 +79,7 @@ def run(
         experiment = for_agents(experiment, agents)
     command_time = time.time() if command_time is None else command_time
     folder = RunFolder.create(out, experiment.name)
-    write_experiment(folder.experiment, experiment.to_table())
+    write_experiment(folder.experiment, keep_plugin_files(experiment, folder.path))
     write_mapping(folder.mapping, experiment.placement)
     with lock(folder):
         return finish_run(experiment, folder, listener, command_time, machines=machines)
@@ -158,7 +159,7 @@ def _run_engine(
 
     with ray_agents(machines.ray, experiment, monitor.notice) as plan:
         experiment = for_agents(experiment, plan)
-        write_experiment(folder.experiment, experiment.to_table())
+        write_experiment(folder.experiment, keep_plugin_files(experiment, folder.path))
         return _run_processes(experiment, folder, monitor, command_time, plan, resumed)
 
 
@@ -212,7 +213,7 @@ def _simulate(
     from shoal.engines.simulation.engine import Simulation
 
     simulation = Simulation(experiment, folder, monitor, command_time, start_workers, resumed)
-    table = experiment.to_table()
+    table = keep_plugin_files(experiment, folder.path)
     table["simulation"]["batching"] = simulation.batching  # a replay of the run must not choose again
     write_experiment(folder.experiment, table)
     return simulation.run()

@@ -12,7 +12,7 @@ from shoal import schema
 from shoal.errors import ExperimentError
 from shoal.experiment.registry import Component
 from shoal.training.settings import Training
-from shoal.types import Bounds, NodeId, parse_node_ids
+from shoal.types import Bounds, FormerOption, NodeId, parse_node_ids
 
 Engine: TypeAlias = Literal["simulation", "processes"]
 Batching: TypeAlias = Literal["auto", "off", "vmap", "pool", "ray"]
@@ -176,7 +176,7 @@ class Group:
     algorithm: Any = None
     sharing: Any = None
     training: Mapping[str, Any] | None = None
-    device: Any = None
+    speed: Annotated[Any, FormerOption("device")] = None
     network: Any = None
     """The connections of these nodes; the network of the other nodes must be "uniform"."""
     machine: str | None = None
@@ -194,13 +194,13 @@ class NodeSettings:
     algorithm: Component
     sharing: Component
     training: Training
-    device: Component
+    speed: Component
     network: Component
 
 
 PARENT_TABLES = {"partition": "dataset", "augmentation": "dataset", "validation": "dataset", "weights": "topology"}
 """Fields of `Experiment` that are written inside another table, and that table."""
-DEFAULT_NAMES = {"device": "constant"}
+DEFAULT_NAMES = {"speed": "constant"}
 """Components whose name may be omitted, and the name that they have then."""
 
 

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import tomli_w
 
+from shoal.experiment.plugin_files import rename_plugin_files
 from shoal.experiment.registry import plain
 from shoal.experiment.tables import PARENT_TABLES
+from shoal.plugins import source_of
 from shoal.results.records import replacing
 from shoal.types import format_node_ids
 
@@ -52,12 +54,16 @@ def software_versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in VERSIONED}
 
 
-def experiment_hash(table: Mapping[str, Any]) -> str:
-    """Return a hash of the table of an experiment, without keys that may change when a run is resumed.
+def experiment_hash(experiment: Experiment) -> str:
+    """Return a hash of an experiment, without keys that may change when a run is resumed.
 
     The simulation chooses how to batch nodes after the experiment is known, and writes it into the run's
-    experiment.toml. A run that is resumed on several machines has sealed links.
+    experiment.toml. A run that is resumed on several machines has sealed links. Of a plug-in file the content counts,
+    not the path: a run that is resumed uses its own copies.
     """
+    table = rename_plugin_files(
+        experiment.to_table(), experiment.base, lambda path: hashlib.sha256(source_of(path)).hexdigest()
+    )
     simulation = {k: v for k, v in table["simulation"].items() if k != "batching"}
     processes = {k: v for k, v in table["processes"].items() if k != "sealed"}
     hashed = {**table, "simulation": simulation, "processes": processes}

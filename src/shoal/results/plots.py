@@ -21,7 +21,7 @@ Axis: TypeAlias = Literal["rounds", "time", "bytes"]
 
 FRACTIONS = ("accuracy", "top5", "class ")
 """Metrics between 0 and 1, by how their names begin."""
-IGNORED_TABLES = ("versions", "simulation", "processes", "checkpoint", "mapping")
+IGNORED_TABLES = ("versions", "plugins", "simulation", "processes", "checkpoint", "mapping")
 """Tables of an experiment that do not name a run in a plot: they describe how it is computed, not what."""
 
 

@@ -1,9 +1,10 @@
 """Flower clients, unchanged and without a server: a node is a client, and `fit` is its local training.
 
     trainer = { name = "flower", client = "client.py:client_fn" }
+    trainer = { name = "flower", client = "client_app.py:app", initial = "task.py:Net" }
 
-`client` names a class or a function that returns a `NumPyClient`. It is called with the arguments that its parameters
-name:
+`client` names a `ClientApp` (`shoal.training.flower_app`), or a class or a function that returns a `NumPyClient`. The
+class or function is called with the arguments that its parameters name:
 
     context                              as in Flower's client_fn(context): node_config has "partition-id" and
                                          "num-partitions", run_config is the trainer's `config`
@@ -17,10 +18,11 @@ choose a small one.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -35,6 +37,7 @@ from shoal.plugins import load
 from shoal.randomness import derived_seed, generator
 from shoal.state import State, generator_state, restore_generator
 from shoal.training.factory import reject_unused_settings
+from shoal.training.flower_app import AppClients, has_client_fn, is_client_app, is_of_flower, named_arrays
 from shoal.training.inputs import TrainerInputs
 from shoal.training.settings import Training
 from shoal.training.trainer import Trained, require_samples
@@ -43,37 +46,46 @@ from shoal.types import NodeId, Params
 
 @dataclass(frozen=True)
 class FlowerBackend:
-    """Your own Flower NumPyClient, unchanged: `fit` trains a node, `evaluate` evaluates it.
+    """Your own Flower ClientApp or NumPyClient, unchanged: `fit` trains a node, `evaluate` evaluates it.
 
-    `client` is file.py:name or module:name of a class or a function (client_fn) that returns a client. `config` is
-    passed to `fit` and `evaluate`. A step is one `fit`.
+    `client` is file.py:name or module:name of a ClientApp, or of a class or a function (client_fn) that returns a
+    client. `config` is passed to `fit` and `evaluate`. `initial` names what nodes start from; default: the
+    `get_parameters` of client 0. A step is one `fit`.
     """
 
     client: Path
     """A path, so that it is resolved relative to the experiment file."""
     config: dict[str, Any] = field(default_factory=dict)
+    initial: Path | None = None
 
     def __post_init__(self) -> None:
-        where, separator, name = self.component_name.rpartition(":")
-        if not separator or not name or not where:
-            raise ValueError(f"client = {str(self.client)!r}: expected file.py:name or module:name")
-        if where.endswith(".py") and not Path(where).is_file():
-            raise ValueError(f"client = {str(self.client)!r}: there is no file {where!r}")
-
-    @property
-    def component_name(self) -> str:
-        """`client` as the plug-in loader takes it: a file with its folder, a module without."""
-        return str(self.client) if ".py:" in self.client.name else self.client.name
+        for key, path in (("client", self.client), ("initial", self.initial)):
+            if path is None:
+                continue
+            where, separator, name = _import_path(path).rpartition(":")
+            if not separator or not name or not where:
+                raise ValueError(f"{key} = {str(path)!r}: expected file.py:name or module:name")
+            if where.endswith(".py") and not Path(where).is_file():
+                raise ValueError(f"{key} = {str(path)!r}: there is no file {where!r}")
 
     def create_factory(self, inputs: TrainerInputs) -> FlowerTrainerFactory:
+        make = self._load("client", self.client)
+        if not callable(make) or (is_of_flower(make) and not is_client_app(make)):
+            raise ExperimentError(
+                [
+                    f"trainer.client = {_import_path(self.client)!r}: it is an instance of {type(make).__name__}; "
+                    "expected a ClientApp, a class of NumPyClient, or a function (client_fn) that returns a client"
+                ]
+            )
+        initial = None if self.initial is None else self._load("initial", self.initial)
+        return FlowerTrainerFactory(make, dict(self.config), inputs, initial)
+
+    def _load(self, key: str, path: Path) -> Any:
         try:
-            make = load(self.component_name)
+            return load(_import_path(path))
         except ValueError as error:
             advice = "; pip install 'shoal[flower]'" if "No module named 'flwr'" in str(error) else ""
-            raise ExperimentError([f"trainer.client: {error}{advice}"]) from error
-        if not callable(make):
-            raise ExperimentError([f"trainer.client = {self.component_name!r}: expected a class or a function"])
-        return FlowerTrainerFactory(make, dict(self.config), inputs)
+            raise ExperimentError([f"trainer.{key}: {error}{advice}"]) from error
 
 
 class FlowerTrainerFactory:
@@ -82,19 +94,33 @@ class FlowerTrainerFactory:
     Arrays of other types than float32 are cast to float32 and back; integers are rounded.
     """
 
-    def __init__(self, make: Callable[..., Any], config: dict[str, Any], inputs: TrainerInputs) -> None:
+    def __init__(
+        self, make: Callable[..., Any], config: dict[str, Any], inputs: TrainerInputs, initial: Any = None
+    ) -> None:
+        """`initial` is what nodes start from, as in `named_arrays`; None: the `get_parameters` of client 0."""
         import torch
 
         torch.set_num_threads(1)  # a node is one thread
         self.inputs, self.config = inputs, config
         self._make = make
+        self._needs_parameters = initial is None
         self._clients: dict[NodeId, Any] = {}
-        arrays = [np.asarray(array) for array in self.client(0).get_parameters(config=dict(config))]
+        named = None if initial is None else self._named(initial)
+        if is_client_app(make):
+            if named is None and not has_client_fn(make):
+                raise self._error(
+                    "a ClientApp with message handlers does not know the initial model; set trainer.initial to "
+                    "file.py:name of the class of the torch module, or of a function that returns its state_dict"
+                )
+            self._make = AppClients(make, None if named is None else list(named))
+        arrays = self._parameters_of_client() if named is None else list(named.values())
+        source = "get_parameters" if named is None else "trainer.initial"
         if not arrays:
-            raise self._error("get_parameters returns no arrays; all nodes start from those of client 0")
+            advice = "; all nodes start from those of client 0, or from those of trainer.initial"
+            raise self._error(f"{source} returns no arrays{advice}")
         for i, array in enumerate(arrays):
             if array.dtype.kind not in "fiu":
-                raise self._error(f"array {i} of get_parameters is {array.dtype}; expected numbers to average")
+                raise self._error(f"array {i} of {source} is {array.dtype}; expected numbers to average")
         self._types = [array.dtype for array in arrays]
         self.shapes: tuple[tuple[int, ...], ...] = tuple(array.shape for array in arrays)
         self.initial: Params = self.flat(arrays)
@@ -132,8 +158,10 @@ class FlowerTrainerFactory:
         loss, samples, metrics = self.client(node).evaluate(self.arrays(params), dict(self.config))
         if not samples:
             return ClientEvaluation({}, 0)
-        numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float | np.number)}
-        return ClientEvaluation({**numbers, "loss": float(loss)}, int(samples))
+        scores = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float | np.number)}
+        if loss is not None:  # an app need not return one
+            scores["loss"] = float(loss)
+        return ClientEvaluation(scores, int(samples))
 
     def flat(self, arrays: list[NDArray[Any]]) -> Params:
         return np.concatenate([np.asarray(array).ravel().astype(np.float32) for array in arrays])
@@ -145,17 +173,36 @@ class FlowerTrainerFactory:
             for piece, shape, kind in zip(np.split(params, ends), self.shapes, self._types, strict=True)
         ]
 
-    def _create_client(self, node: NodeId) -> Any:
+    def _named(self, initial: Any) -> dict[str, NDArray[Any]]:
+        with self._seeded():
+            try:
+                return named_arrays(initial)
+            except Exception as error:
+                raise ExperimentError([f"trainer.initial: {type(error).__name__}: {error}"]) from error
+
+    def _parameters_of_client(self) -> list[NDArray[Any]]:
+        client = self.client(0)
+        with self._seeded():  # an app creates its client now
+            return [np.asarray(array) for array in client.get_parameters(config=dict(self.config))]
+
+    @contextlib.contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """Seed torch's generator, from which initial parameters come; restore it at the end."""
         import torch
 
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derived_seed(self.inputs.seed, "initial parameters"))
+            yield
+
+    def _create_client(self, node: NodeId) -> Any:
+        with self._seeded():
             try:
                 made = self._make(**self._arguments(node))
             except Exception as error:
                 raise self._error(f"creating client {node} failed: {type(error).__name__}: {error}") from error
         client = getattr(made, "numpy_client", made)  # to_client() wraps the client
-        for method in ("get_parameters", "fit", "evaluate"):
+        methods = (*(("get_parameters",) if self._needs_parameters else ()), "fit", "evaluate")
+        for method in methods:
             if not callable(getattr(client, method, None)):
                 raise self._error(f"it returned {type(made).__name__} without {method}; expected a NumPyClient")
         return client
@@ -191,7 +238,9 @@ class FlowerTrainerFactory:
         return arguments
 
     def _error(self, reason: str) -> ExperimentError:
-        return ExperimentError([f"trainer.client = {getattr(self._make, '__name__', self._make)!r}: {reason}"])
+        return ExperimentError(
+            [f"trainer.client = {getattr(self._make, '__name__', type(self._make).__name__)!r}: {reason}"]
+        )
 
 
 class FlowerTrainer:
@@ -258,6 +307,11 @@ class ClientEvaluation(NamedTuple):
 
     scores: dict[str, float]
     samples: int
+
+
+def _import_path(path: Path) -> str:
+    """A path as the plug-in loader takes it: a file with its folder, a module without."""
+    return str(path) if ".py:" in path.name else path.name
 
 
 def _context(node: NodeId, nodes: int, config: dict[str, Any]) -> SimpleNamespace:

@@ -14,6 +14,9 @@ from shoal.cli.display import console
 from shoal.errors import ExperimentError
 from shoal.experiment.registry import REGISTRIES, component_name, components
 
+FORMER_KINDS = {"device": "speed"}
+"""Earlier names of kinds."""
+
 
 def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("list", help="list every name that an experiment may use, with its parameters")
@@ -22,10 +25,11 @@ def add_parser(commands: Commands) -> None:
 
 
 def list_components(parsed: argparse.Namespace) -> int:
-    if parsed.kind is not None and parsed.kind not in REGISTRIES:
-        raise ExperimentError([f"unknown kind {parsed.kind!r}{schema.nearest(parsed.kind, REGISTRIES)}"], "list")
+    asked = FORMER_KINDS.get(parsed.kind, parsed.kind)
+    if asked is not None and asked not in REGISTRIES:
+        raise ExperimentError([f"unknown kind {asked!r}{schema.nearest(asked, REGISTRIES)}"], "list")
     screen = console()
-    for kind in REGISTRIES if parsed.kind is None else [parsed.kind]:
+    for kind in REGISTRIES if asked is None else [asked]:
         table = Table(title=kind, title_justify="left", title_style="bold", box=None, padding=(0, 2), show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shoal.cli.arguments import Commands
 from shoal.cli.display import print_line
-from shoal.cli.scaffold import write_plugin
+from shoal.cli.scaffold import KINDS, write_plugin
 
 
 def add_parser(commands: Commands) -> None:
@@ -16,7 +16,7 @@ def add_parser(commands: Commands) -> None:
         "new", help="write a plug-in to start from, with its test and an experiment",
         description="Write a working plug-in, its test and an experiment that uses it: shoal new sharing my-sharing",
     )  # fmt: skip
-    parser.add_argument("kind", help="sharing, algorithm, topology or dataset")
+    parser.add_argument("kind", help=f"one of {', '.join(KINDS)}")
     parser.add_argument("name", help="its name: letters, digits, - and _")
     parser.add_argument("--out", type=Path, default=Path("."),
                         help="the folder to write to (default: the working folder)")  # fmt: skip

@@ -32,6 +32,7 @@ from shoal.errors import LaunchError, RunError
 from shoal.experiment import Experiment
 from shoal.experiment.environment_builder import build_environment, device_speeds
 from shoal.experiment.mapping import LOCALHOST
+from shoal.experiment.plugin_files import with_plugin_hashes
 from shoal.message import RUN_LENGTH
 from shoal.results.checkpoints import Manifest
 from shoal.results.coordinator_file import CoordinatorFile
@@ -98,7 +99,7 @@ def _start_local_agent(
     agents = AgentGroup([LocalAgent(context, run.folder, settings)], dict.fromkeys(range(experiment.size), 0))
     resources.callback(agents.close)  # called first: whatever happens to the sockets, no process stays behind
     interrupts.on_repeat(agents.kill_all)
-    agents.prepare(control.Prepare(experiment.to_table(), str(experiment.base.resolve())))
+    agents.prepare(control.Prepare(with_plugin_hashes(experiment), str(experiment.base.resolve())))
     return agents
 
 

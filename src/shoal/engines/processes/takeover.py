@@ -59,7 +59,7 @@ class CoordinatorFileWriter:
         return CoordinatorFile(
             shares,
             str(experiment.base.resolve()),
-            experiment_hash(experiment.to_table()),
+            experiment_hash(experiment),
             boot_id(),
             times.epoch,
             time.time() - self._tracker.training_seconds(),

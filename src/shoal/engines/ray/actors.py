@@ -15,6 +15,7 @@ from shoal.engines.setup_fingerprint import SetupFingerprint, check_equal, finge
 from shoal.engines.worker import Command, Replies, Rows, compute
 from shoal.errors import LaunchError, RunError, ShoalError
 from shoal.experiment import Experiment
+from shoal.experiment.plugin_files import with_plugin_hashes
 from shoal.experiment.setup import Setup
 from shoal.types import NodeId, Params
 
@@ -74,7 +75,7 @@ class ActorWorker:
         placement = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(cluster.group, index)
         options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": placement}
         actor_class = self._ray.remote(TrainingActor).options(**options)
-        self._actor = actor_class.remote(experiment.to_table(), str(experiment.base.resolve()), nodes)
+        self._actor = actor_class.remote(with_plugin_hashes(experiment), str(experiment.base.resolve()), nodes)
         self._pending = self._actor.prepare.remote()
         self._sent: Rows = np.empty((0, 0), np.float32)
 

@@ -24,6 +24,7 @@ import platformdirs
 
 from shoal.errors import ExperimentError
 from shoal.experiment import Batching, Experiment
+from shoal.experiment.checks import uses_accelerator
 from shoal.experiment.setup import Setup
 from shoal.training.settings import Training
 from shoal.training.trainer import BatchableTrainer, Train
@@ -68,7 +69,8 @@ def choose_batching(experiment: Experiment, setup: Setup) -> Batching:
     cores = min(experiment.simulation.workers or os.cpu_count() or 1, experiment.nodes)
     steps = experiment.training.steps(len(setup.parts[0]))
     pays = cores > 1 and measured.step_seconds * steps > POOL_SECONDS
-    return "pool" if pays and not experiment.adds_data else "off"
+    forks = not experiment.adds_data and not uses_accelerator(experiment)
+    return "pool" if pays and forks else "off"
 
 
 def _stackable(experiment: Experiment, setup: Setup) -> NodeId | None:

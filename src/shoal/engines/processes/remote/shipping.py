@@ -12,7 +12,9 @@ from typing import Any
 from shoal.engines.processes.remote.protocol import SourceFile
 from shoal.errors import LaunchError
 from shoal.experiment import Experiment
+from shoal.experiment.plugin_files import map_strings
 from shoal.experiment.resolving import locate
+from shoal.plugins import source_of, split_file
 
 MAX_BYTES = 64 * 2**20
 """The most bytes of all files of an experiment."""
@@ -42,21 +44,19 @@ class Shipment:
         return {key: self._renamed(value) if key in sent else value for key, value in table.items()}
 
     def _renamed(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: self._renamed(inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [self._renamed(inner) for inner in value]
-        if not isinstance(value, str) or not ("." in value or "/" in value):
-            return value
-        file, separator, attribute = value.rpartition(":")
-        if separator and file.endswith(".py"):
-            return f"{self._add(locate(Path(file), self._base))}:{attribute}"
-        path = locate(Path(value), self._base)
-        return self._add(path) if _is_file(path) else value
+        return map_strings(value, self._renamed_text)
 
-    def _add(self, path: Path) -> str:
+    def _renamed_text(self, value: str) -> str:
+        if not ("." in value or "/" in value):
+            return value
+        if plugin := split_file(value):
+            path = locate(plugin[0], self._base)
+            return f"{self._add(path, source_of(path))}:{plugin[1]}"
+        path = locate(Path(value), self._base)
+        return self._add(path, path.read_bytes()) if _is_file(path) else value
+
+    def _add(self, path: Path, content: bytes) -> str:
         if path not in self._names:
-            content = path.read_bytes()
             self._bytes += len(content)
             if self._bytes > MAX_BYTES:
                 raise LaunchError(
