@@ -277,7 +277,7 @@ def test_processes_import_the_classes_of_a_script_and_its_run_can_be_replayed(tm
     done = script(tmp_path, 'if __name__ == "__main__":')
     assert done.returncode == 0, done.stderr
     (written,) = (tmp_path / "runs").glob("*/*/experiment.toml")
-    assert tomllib.loads(written.read_text())["model"]["name"] == f"{tmp_path / 'script.py'}:Net"
+    assert tomllib.loads(written.read_text())["model"]["name"] == "plugins/script.py:Net"
     replay = shoal.Experiment.from_file(written, {"engine": "simulation", "simulation.batching": "off"})
     assert replay.run(tmp_path / "again").summary["digest"] == done.stdout.strip()
 
