@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -300,3 +302,13 @@ def test_the_alternative_data_set_is_validated_too(tmp_path: Path, monkeypatch: 
     rejected = pytest.raises(ExperimentError, match=r"unknown dataset 'digit'.*'digits'")
     with pytest.warns(UserWarning, match="using 'digit' instead"), rejected:
         Experiment.from_table({"dataset": {"name": "cifar10", "otherwise": "digit"}})
+
+
+def test_an_experiment_is_validated_without_torch() -> None:
+    """The coordinator and agents validate it, and torch takes seconds to import."""
+    program = (
+        "import sys; from shoal.experiment import Experiment; "
+        f"Experiment.from_file({str(EXAMPLES[0].parent / 'thousand-processes.toml')!r}); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from shoal.errors import ExperimentError, ShoalError
-from shoal.models.flat import FlatModule, initial_module, module_for
 from shoal.randomness import generator
 from shoal.training.inputs import TrainerInputs
 from shoal.training.learner import Learner
@@ -19,6 +18,8 @@ from shoal.types import NodeId, Params
 
 if TYPE_CHECKING:
     import torch
+
+    from shoal.models.flat import FlatModule
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class TorchTrainerFactory:
             self.learner(training).warm_up(self.inputs.parts[node])
 
     def _module(self, device_name: str) -> FlatModule:
+        from shoal.models.flat import initial_module, module_for
+
         inputs, device = self.inputs, _find_device(device_name)
         try:
             return initial_module(
