@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import msgspec
@@ -18,7 +17,7 @@ from conftest import CommandResult
 from shoal.errors import DataError, ExperimentError
 from shoal.experiment import Experiment
 from shoal.results.comparison import TimesToTarget, compare_times
-from shoal.results.plots import choose_axis, labels, metric_figure
+from shoal.results.plots import choose_axis, labels
 from shoal.results.progress import Outcome
 from shoal.results.records import Average, End, Evaluation, Event, Record, RecordFile, Round, RunFolder, decode, encode
 from shoal.results.summary import summarize
@@ -479,25 +478,3 @@ def test_runs_are_labelled_by_their_differences_or_by_their_folders(tmp_path: Pa
         "seed = 1, topology = ring", "seed = 1, topology = complete", "seed = 2, topology = ring",
     ]  # fmt: skip
     assert labels([one, four]) == [f"many {one.path.name}", f"many {four.path.name}"]
-
-
-def test_labels_name_keys_that_only_some_runs_have(tmp_path: Path) -> None:
-    def run(sharing: dict[str, Any], **dataset: Any) -> RunFolder:
-        return written(tmp_path, {}, {"dataset": {"name": "digits", **dataset}, "sharing": sharing}, name="some")
-
-    full, choco = {"name": "full"}, {"name": "choco", "gamma": 0.5}
-    plain, validated = run(full), run(full, validation=0.1)
-    assert labels([plain, validated]) == ["dataset.validation = none", "dataset.validation = 0.1"]
-    images = run(full, name="cifar10", path="x", augmentation=[{"name": "flip"}])
-    assert labels([plain, images])[0] == "dataset = digits, dataset.augmentation = none", "without cifar10's own keys"
-    assert labels([plain, run(choco)]) == ["sharing = full", "sharing = choco"], "without the options of choco"
-    assert labels([run(choco), run({**choco, "every": 2})]) == ["sharing.every = none", "sharing.every = 2"]
-
-
-def test_a_figure_names_the_split_and_shows_one_only(tmp_path: Path) -> None:
-    scores = {0: [Evaluation(0, 1.0, {"accuracy": 0.5})]}
-    test, validated = (written(tmp_path, scores, {"evaluation": {"split": s}}) for s in ("test", "validation"))
-    assert metric_figure([test], "accuracy").axes[0].get_ylabel() == "test accuracy"
-    assert metric_figure([validated], "accuracy").axes[0].get_ylabel() == "validation accuracy"
-    with pytest.raises(DataError, match="different splits, test and validation: plot those of each split"):
-        metric_figure([test, validated], "accuracy")
