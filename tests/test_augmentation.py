@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from checkpoint_runs import stopped_after
 from conftest import models_of
 from shoal import resume
+from shoal.data import Data, Indices, Samples, Scaling
 from shoal.data.augmentations import Crop, Cutout, Flip, Normalize
 from shoal.engines.processes.remote.shipping import Shipment
 from shoal.errors import ExperimentError
@@ -139,7 +141,7 @@ def test_inputs_are_normalised_by_the_training_samples_of_all_nodes(tmp_path: Pa
 
 def test_given_numbers_refer_to_the_inputs_as_the_data_set_scales_them(tmp_path: Path) -> None:
     (tmp_path / "given.py").write_text(BYTES)
-    table = {"name": "normalize", "mean": [0.5, 0.25], "std": [0.2]}
+    table = {"name": "normalize", "mean": [0.5, 0.25], "std": 0.2}
     own = {"dataset": {"name": "given.py:Bytes"}, "base": tmp_path}
     inputs = inputs_of(experiment(**own, augmentation=[table]))
     expected = (inputs.data.train.x[:5] / 255 - np.array([0.5, 0.25])[:, None, None]) / 0.2
@@ -173,15 +175,41 @@ def test_a_resumed_run_ends_with_the_same_models(tmp_path: Path) -> None:
     assert resume(folder.path).summary["digest"] == whole.summary["digest"]
 
 
-def test_nodes_and_steps_have_different_draws_and_evaluations_none() -> None:
-    factory = Setup(experiment(augmentation=ALL[:3])).trainer_factory
-    training = experiment().training
-    first, second = (factory.trainer(node, training, 0.0) for node in (0, 1))
-    assert isinstance(factory, TorchTrainerFactory)
-    seeds = [one.draw(1)[1] for one in (first, first, second)]  # type: ignore[attr-defined]
-    assert len(set(seeds)) == 3
-    scores = [Setup(experiment(augmentation=some)).evaluate(factory.initial) for some in ((), ALL[:3])]
-    assert scores[0] == scores[1]
+SEEN: list[tuple[bytes, float]] = []
+
+
+@dataclass(frozen=True)
+class Noting:
+    """Notes the inputs that it gets, and a draw."""
+
+    def apply(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        SEEN.append((x.numpy().tobytes(), rng.random()))
+        return x
+
+
+@dataclass(frozen=True)
+class OneImage:
+    """All samples are the same image, so that different inputs are different draws."""
+
+    def load(self, seed: int) -> Data:
+        x = np.tile(np.arange(1.0, 37.0, dtype=np.float32).reshape(1, 1, 6, 6), (40, 1, 1, 1))
+        samples = Samples(x, np.arange(40) % 2)
+        return Data(samples, samples[:4], 2)
+
+
+@pytest.mark.parametrize("trainer", ["torch", "scikit"])
+def test_nodes_and_steps_have_different_draws_and_evaluations_none(trainer: str) -> None:
+    own = {"dataset": OneImage(), "augmentation": [*ALL[:3], Noting()], "training": {"batch_size": 4}}
+    setup = Setup(experiment(**own, trainer=trainer, nodes=2))
+    SEEN.clear()
+    for one in (setup.trainer(0), setup.trainer(1)):
+        for _ in range(2):
+            one.train(setup.initial, 2)
+    assert len(SEEN) == 8, "two nodes, two trainings, two steps"
+    assert len({x for x, _ in SEEN}) == len({draw for _, draw in SEEN}) == 8
+    setup.evaluate(setup.initial)
+    setup.trainer(0).evaluate(setup.initial)
+    assert len(SEEN) == 8
 
 
 def test_scikit_trains_on_augmented_batches_and_continues_from_its_state() -> None:
@@ -194,6 +222,32 @@ def test_scikit_trains_on_augmented_batches_and_continues_from_its_state() -> No
     assert isinstance(other, Stateful)
     other.restore(one.state())
     assert np.array_equal(one.train(params).params, other.train(params).params)
+
+
+@dataclass(frozen=True)
+class HalvedAndAdded:
+    """Halves all inputs, and adds 1 to those of training batches."""
+
+    def input_scaling(self, data: Data, samples: Indices) -> Scaling:
+        return Scaling((0.0,), (2.0,))
+
+    def apply(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        return x + 1
+
+
+def test_an_entry_can_rescale_inputs_and_transform_batches() -> None:
+    inputs = inputs_of(experiment(augmentation=[HalvedAndAdded()]))
+    rows, rng = np.arange(3), np.random.default_rng(0)
+    assert np.array_equal(inputs.batch(0, rows, rng).x, inputs.data.train.x[rows] / 2 + 1)
+    assert np.array_equal(inputs.test_batch(0, rows).x, inputs.test.x[rows] / 2)
+
+
+def test_every_trainer_has_rescaled_inputs(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("class Own:\n    def create_factory(self, inputs): ...\n")
+    own = {"trainer": {"name": "own.py:Own"}, "base": tmp_path}
+    assert experiment(**own, augmentation=["normalize"]).augmentation
+    with pytest.raises(ExperimentError, match="does not transform its batches"):
+        experiment(**own, augmentation=["normalize", HalvedAndAdded()])
 
 
 # Tables and errors
@@ -221,7 +275,9 @@ def test_agents_get_the_files_of_plug_ins(tmp_path: Path) -> None:
         ({"augmentation": "crop"}, r"dataset\.augmentation = 'crop': expected a list of names or tables"),
         ({"augmentation": ["flip", "corp"]}, r"augmentation\[1\].* unknown augmentation 'corp'; did you mean 'crop'"),
         ({"augmentation": [{"name": "crop", "padding": 0}]}, r"augmentation\[0\]\.padding = 0: expected integer"),
-        ({"augmentation": [{"name": "normalize", "mean": [0.5]}]}, "must both be 'auto', or both lists"),
+        ({"augmentation": [{"name": "normalize", "mean": [0.5]}]}, "must both be 'auto', or both numbers or lists"),
+        ({"augmentation": [{"name": "normalize", "mean": [], "std": []}]}, r"augmentation\[0\]: mean = \[\]: expected"),
+        ({"augmentation": [{"name": "normalize", "mean": 0, "std": 0}]}, r"augmentation\[0\]\.std = 0: expected"),
         ({"trainer": {"name": "own.py:Own"}}, r"dataset\.augmentation: trainer = .* does not transform its batches"),
     ],
 )
@@ -241,6 +297,11 @@ def test_wrong_augmentations_are_rejected(changed: dict[str, Any], problem: str,
         (IMAGES, "own.py:Smaller", r"apply returned torch.float32 of shape \[2, 2, 6, 5\] for .*; expected the same"),
         (IMAGES, "own.py:Fails", "apply raised KeyError: 'no'"),
         (IMAGES, "own.py:Nothing", r"it has no method apply\(x, rng\)"),
+        (IMAGES, "own.py:ScalesBadly", r"\[0\] = '.*own.py:ScalesBadly': input_scaling raised KeyError: 'no'"),
+        (IMAGES, {"name": "own.py:Scales", "std": "5"}, r"input_scaling returned '5'; expected a shoal\.data\.Scaling"),
+        (IMAGES, {"name": "own.py:Scales", "std": (1.0, 0.0)}, r"for inputs of shape \[2, 6, 6\]; expected two tuples"),
+        (IMAGES, {"name": "own.py:Scales", "std": (1.0,) * 3}, "expected two tuples of finite numbers"),
+        ({"name": "own.py:Ids"}, {"name": "own.py:Scales"}, "ids, which cannot be scaled"),
         ({"name": "own.py:Ids"}, "own.py:Smaller", "the inputs of this data set are ids"),
         ({"name": "own.py:Ids"}, "normalize", "the inputs of this data set are ids"),
     ],
@@ -249,7 +310,11 @@ def test_data_that_cannot_be_augmented_are_rejected_before_the_run(
     dataset: dict[str, Any], augmentation: Any, problem: str, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(
-        "import numpy as np\nfrom shoal.data import Data, Samples\n"
+        "import numpy as np\nfrom shoal.data import Data, Samples, Scaling\n"
+        "class ScalesBadly:\n    def input_scaling(self, data, samples):\n        raise KeyError('no')\n"
+        "class Scales:\n    def __init__(self, std=(1.0,)):\n        self.std = std\n"
+        "    def input_scaling(self, data, samples):\n"
+        "        return self.std if isinstance(self.std, str) else Scaling((0.0,) * len(self.std), tuple(self.std))\n"
         "class Smaller:\n    def apply(self, x, rng):\n        return x[..., 1:]\n"
         "class Fails:\n    def apply(self, x, rng):\n        raise KeyError('no')\n"
         "class Nothing:\n    pass\n"

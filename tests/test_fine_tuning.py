@@ -11,14 +11,16 @@ import torch
 from torch import nn
 
 from conftest import models_of
+from shoal.data.dataset import Indices
 from shoal.data.digits import Digits
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.models.flat import FlatModule
+from shoal.randomness import derived_seed, generator
 from shoal.results.records import Evaluation
 from shoal.training import Training
-from shoal.training.batches import FineTuning
+from shoal.training.batches import Batches, FineTuning
 from shoal.training.learner import Learner
 from shoal.training.torch_trainer import TorchTrainer
 
@@ -76,6 +78,45 @@ def test_a_copy_takes_the_steps_on_the_samples_of_the_node() -> None:
         test = nn.functional.cross_entropy(module(torch.tensor(data.test.x)), torch.tensor(data.test.y))
     assert trainer.evaluate(setup.initial)["loss"] == pytest.approx(float(test), rel=1e-3)
     assert trainer.cpu_seconds == 0.0, "the processor time of training"
+
+
+def small_network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+
+def test_rotated_images_are_flipped_and_a_copy_with_its_buffers_takes_fresh_steps() -> None:
+    """A hand-written loop: rotation comes before augmentation, and fine-tuning has no optimizer state of training."""
+    training = {"batch_size": 8, "lr": 0.02, "optimizer": "adam", "buffers": "local"}
+    data = {"dataset": {"name": "digits", "images": True}, "augmentation": ["flip"], "model": small_network()}
+    rotation = {"name": "rotation", "angles": [90]}
+    setup = Setup(experiment(**data, partition=rotation, training=training))
+    samples, part = setup.data, setup.parts[1]
+    module, trainer = small_network(), setup.trainer(1)
+    nn.utils.vector_to_parameters(torch.tensor(setup.initial), module.parameters())
+
+    def take_steps(batches: Indices, seed: int) -> None:
+        optimizer, rng = torch.optim.Adam(module.parameters(), lr=0.02), generator(seed, "augmentation")
+        for batch in batches:
+            x = torch.rot90(torch.tensor(samples.train.x[batch]), 1, (2, 3))
+            flipped = torch.tensor(rng.random(len(batch)) < 0.5)
+            x[flipped] = x[flipped].flip(3)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x), torch.tensor(samples.train.y[batch])).backward()
+            optimizer.step()
+
+    rng = generator(setup.experiment.seed, "training", 1)
+    take_steps(Batches(part, 8, rng).take(4), int(rng.integers(2**63)))
+    params = trainer.train(setup.initial, 4).params
+    expected = nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+    assert params == pytest.approx(expected, abs=1e-5)
+    take_steps(*FineTuning(3, derived_seed(setup.experiment.seed, "fine-tuning", 1)).draw(part, 8))
+    module.eval()
+    with torch.no_grad():
+        outputs = module(torch.rot90(torch.tensor(samples.test.x), 1, (2, 3)))
+        loss = nn.functional.cross_entropy(outputs, torch.tensor(samples.test.y))
+    assert trainer.evaluate(params)["loss"] == pytest.approx(float(loss), abs=1e-4)
 
 
 def test_evaluation_leaves_optimizer_buffers_and_batches_as_they_are() -> None:

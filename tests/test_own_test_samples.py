@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.experiment.partitioned_data import load_data, proportional_samples
 from shoal.experiment.setup import Setup
@@ -43,10 +44,10 @@ def test_the_distribution_differs_by_rounding_only(classes: list[tuple[int, int]
     labels = rng.permutation(np.repeat(np.arange(len(classes)), available))
     drawn = proportional_samples(labels, held, rng)
     assert len(set(drawn.tolist())) == len(drawn)
-    assert len(drawn) or not len(labels), "never empty"
     known = np.where(available > 0, held, 0)
+    assert len(drawn) or not known.any(), "empty only if no class of the node has a test sample"
     if not known.any():
-        assert len(drawn) == len(labels), "no class of the node has a test sample"
+        assert not len(drawn)
         return
     counts = np.bincount(labels[drawn], minlength=len(classes))
     assert not counts[known == 0].any(), "only classes that the node holds"
@@ -62,9 +63,8 @@ def test_the_distribution_differs_by_rounding_only(classes: list[tuple[int, int]
         {"partition": {"name": "dirichlet", "alpha": 0.1}},
         {"partition": {"name": "quantity"}},
         {"validation": 0.2, "evaluation": {"data": "own", "split": "validation"}},
-        {"evaluation": {"data": "own", "samples": 40}},
     ],
-    ids=["shards", "dirichlet", "quantity", "validation", "samples"],
+    ids=["shards", "dirichlet", "quantity", "validation"],
 )
 def test_nodes_are_evaluated_on_the_classes_that_they_hold(changed: dict[str, Any]) -> None:
     found = load_data(experiment(**changed))
@@ -76,6 +76,54 @@ def test_nodes_are_evaluated_on_the_classes_that_they_hold(changed: dict[str, An
         shares = counts / counts.sum()
         assert np.abs(drawn / drawn.sum() - shares).sum() / 2 <= 5 / (2 * drawn.sum())
         assert (drawn == available)[counts > 0].any()
+
+
+@pytest.mark.parametrize("samples", [1, 5, 12])
+def test_samples_limits_the_own_samples_of_each_node_and_keeps_their_proportions(samples: int) -> None:
+    own = {"partition": {"name": "dirichlet", "alpha": 0.5}}
+    whole = load_data(experiment(**own))
+    found = load_data(experiment(**own, evaluation={"data": "own", "samples": samples}))
+    assert whole.test_parts is not None
+    assert found.test_parts is not None
+    for every, part in zip(whole.test_parts, found.test_parts, strict=True):
+        assert len(part) == min(samples, len(every))
+        limited, all_own = (np.bincount(y, minlength=5) for y in (found.test.y[part], whole.test.y[every]))
+        assert (np.abs(limited - len(part) * all_own / len(every)) < 1).all()
+        assert {tuple(x) for x in found.test.x[part].reshape(len(part), -1)} <= {
+            tuple(x) for x in whole.test.x[every].reshape(len(every), -1)
+        }
+    assert sorted(set(np.concatenate(found.test_parts))) == list(range(len(found.test))), "no others are evaluated"
+
+
+TWO_CLASSES = """
+import numpy as np
+from shoal.data import Data, Samples
+
+class Missing:
+    # Four classes, of which the test samples have 0 and `also` only; with also = 0, none.
+    def __init__(self, also: int = 1):
+        self.also = also
+
+    def load(self, seed):
+        x = np.arange(80, dtype=np.float32)[:, None]
+        test = np.array([0, self.also] * 5) if self.also else np.full(10, 9)
+        return Data(Samples(x, np.arange(80) % 4), Samples(x[:10], test), 10)
+"""
+
+
+def test_a_node_without_test_samples_of_its_classes_has_no_score(tmp_path: Path) -> None:
+    (tmp_path / "missing.py").write_text(TWO_CLASSES)
+    own = {"base": tmp_path, "partition": {"name": "classes", "per_node": 1}, "evaluation": {"data": "own"}}
+    changed = experiment(**own, dataset={"name": "missing.py:Missing"})
+    with pytest.warns(UserWarning, match="2 of 4 nodes have no test samples of their own"):
+        run = changed.run(tmp_path)
+    counts = load_data(changed).label_counts()
+    for node in range(4):
+        scores = [record.scores for record in run.folder.read(node) if isinstance(record, Evaluation)]
+        assert all(map(bool, scores)) == bool(counts[node][:2].any())
+    assert run.summary["accuracy"]["mean"] is not None
+    with pytest.raises(ExperimentError, match="no test samples of the classes that the nodes hold"):
+        Setup(experiment(**own, dataset={"name": "missing.py:Missing", "also": 0}))
 
 
 def test_the_scores_of_a_node_are_those_of_its_classes(tmp_path: Path) -> None:

@@ -218,3 +218,17 @@ def test_runs_of_components_of_shoal_keep_no_plugins(tmp_path: Path) -> None:
     run = Experiment(nodes=2, algorithm={"name": "dpsgd", "rounds": 1}).run(tmp_path)
     assert not (run.folder.path / "plugins").exists()
     assert "plugins" not in run.folder.read_experiment()
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [("dataset", "validation"), ("dataset", "partition"), ("topology", "weights")]
+)
+def test_a_parameter_with_the_name_of_a_key_of_every_experiment_is_rejected(
+    kind: str, key: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        f"class Own:\n    def __init__(self, {key}: float = 0.5):\n        self.{key} = {key}\n"
+    )
+    table = {kind: {"name": "own.py:Own"}}
+    with pytest.raises(ExperimentError, match=rf"Own has a parameter '{key}', but {kind}\.{key} is a key of every"):
+        Experiment.from_table(table, base=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,39 @@ def test_each_node_holds_out_its_own_samples(partition: dict[str, Any], fraction
     assert sorted(numbers(found.test)) == sorted(n for node in range(5) for n in evaluated(found, node))
 
 
+@pytest.mark.parametrize("partition", [{"name": "quantity", "law": "power", "exponent": 3}, {"name": "natural"}])
+def test_samples_limits_the_validation_samples_of_each_node(partition: dict[str, Any]) -> None:
+    own = {"partition": partition, "validation": {"fraction": 0.5, "per": "node"}}
+    whole = load_data(experiment(**own))
+    found = load_data(experiment(**own, evaluation={"split": "validation", "samples": 2}))
+    for node in range(5):
+        every = evaluated(whole, node)
+        assert len(evaluated(found, node)) == min(2, len(every))
+        assert set(evaluated(found, node)) <= set(every)
+    assert sorted(numbers(found.test)) == sorted(n for node in range(5) for n in evaluated(found, node))
+
+
+@dataclass(frozen=True)
+class Wide:
+    """Samples with large inputs that take no memory unless they are copied."""
+
+    def load(self, seed: int) -> Data:
+        x, y, owner = np.broadcast_to(np.float32(1), (100, 100_000)), np.arange(100) % 2, np.arange(100) % 10
+        return Data(Samples(x, y, owner), Samples(x[:5], y[:5], owner[:5]), 2)
+
+
+def test_training_inputs_are_not_copied_to_partition_them_by_user() -> None:
+    own = experiment(dataset=Wide(), partition={"name": "natural"}, validation=0.1, evaluation={})
+    tracemalloc.start()
+    try:
+        found = load_data(own)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(map(len, found.parts)) == 90
+    assert peak < found.data.train.x.nbytes / 4, f"{peak} bytes"
+
+
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=6),
     fraction=st.floats(0.001, 0.999),
@@ -205,16 +239,21 @@ def test_a_number_and_a_table_are_written_and_read() -> None:
         assert Experiment.from_table(found.to_table()) == found
         assert found.to_table()["dataset"]["validation"] == validation
     assert "validation" not in Experiment().to_table()["dataset"]
+    assert Experiment.from_table({"dataset": {"name": "digits", "validation": 0}}) == Experiment(validation=0)
+    assert Experiment(validation=0) == Experiment()
 
 
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
         (
-            {"evaluation": {"split": "validation"}},
+            {"evaluation": {"split": "validation"}, "dataset": {"name": "digits", "validation": 0}},
             r"evaluation\.split = 'validation': .* dataset\.validation = 0\.1",
         ),
-        ({"dataset": {"name": "digits", "validation": 1.5}}, r"dataset\.validation = 1\.5: expected number above 0"),
+        (
+            {"dataset": {"name": "digits", "validation": 1.5}},
+            r"dataset\.validation = 1\.5: expected number at least 0",
+        ),
         ({"dataset": {"name": "digits", "validation": {"per": "user"}}}, r"dataset\.validation\.per = 'user'"),
     ],
 )

@@ -108,28 +108,30 @@ class Normalize:
     scales them, for example from 0 to 1. Normalisation comes before all augmentations, at any place in the list.
     """
 
-    mean: Literal["auto"] | tuple[float, ...] = "auto"
-    std: Literal["auto"] | tuple[Annotated[float, Bounds(above=0)], ...] = "auto"
+    mean: Literal["auto"] | float | tuple[float, ...] = "auto"
+    std: Literal["auto"] | Annotated[float, Bounds(above=0)] | tuple[Annotated[float, Bounds(above=0)], ...] = "auto"
 
     def __post_init__(self) -> None:
         if (self.mean == "auto") != (self.std == "auto"):
-            raise ValueError("mean and std must both be 'auto', or both lists of numbers")
+            raise ValueError("mean and std must both be 'auto', or both numbers or lists of numbers")
+        for key in ("mean", "std"):
+            if getattr(self, key) == ():
+                raise ValueError(f"{key} = []: expected a number, or a list with one number for each channel")
 
     def input_scaling(self, data: Data, samples: Indices) -> Scaling:
-        if data.sizes:
-            raise ValueError("the inputs of this data set are ids, which cannot be scaled")
         if self.mean == "auto" or self.std == "auto":
             return measure_scaling(data, samples)
         channels = data.shape[0] if len(data.shape) == 3 else 1
-        for key, numbers in (("mean", self.mean), ("std", self.std)):
+        given = {"mean": np.atleast_1d(self.mean), "std": np.atleast_1d(self.std)}
+        for key, numbers in given.items():
             if len(numbers) not in (1, channels):
                 raise ValueError(
                     f"{key} has {len(numbers)} numbers for inputs of shape {list(data.shape)}; expected "
                     + ("one" if channels == 1 else f"one, or one for each of {channels} channels")
                 )
         before = data.scaling or Scaling((0.0,), (1.0,))
-        mean = np.add(before.mean, np.multiply(before.std, self.mean))
-        std = np.multiply(before.std, self.std)
+        mean = np.add(before.mean, np.multiply(before.std, given["mean"]))
+        std = np.multiply(before.std, given["std"])
         mean, std = np.broadcast_arrays(mean, std)
         return Scaling(tuple(mean.tolist()), tuple(std.tolist()))
 

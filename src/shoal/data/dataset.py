@@ -153,7 +153,10 @@ class OwnerPartition(Protocol):
     def split_owned(
         self, train: Samples, test: Samples, nodes: int, rng: np.random.Generator
     ) -> tuple[list[Indices], list[Indices]]:
-        """Return the training samples of each node, as `split` does, and its test samples (possibly none)."""
+        """Return the training samples of each node, as `split` does, and its test samples (possibly none).
+
+        Use owners and targets only: if samples are held out for validation, `train` has no values in its inputs.
+        """
         ...
 
 
@@ -190,11 +193,19 @@ class Augmentation(Protocol):
 
 @runtime_checkable
 class Rescaling(Protocol):
-    """An entry of `dataset.augmentation` that replaces the scaling of all inputs: of training and of evaluation."""
+    """An entry of `dataset.augmentation` that replaces the scaling of all inputs: of training and of evaluation.
+
+    If it has a method `apply` too, it is also an `Augmentation`.
+    """
 
     def input_scaling(self, data: Data, samples: Indices) -> Scaling:
-        """Return the new scaling. `samples` are the training samples of all nodes.
+        """Return the new scaling. `samples` are the training samples of all nodes. Inputs are not ids.
 
         Raises ValueError if these inputs cannot be scaled.
         """
         ...
+
+
+def transforms_batches(entry: object) -> bool:
+    """Whether an entry of `dataset.augmentation` transforms training batches: it may only rescale all inputs."""
+    return not isinstance(entry, Rescaling) or hasattr(entry, "apply")

@@ -22,15 +22,19 @@ class Validation:
 
 
 def draw_stratified(labels: NDArray[np.int64], fraction: float, rng: np.random.Generator) -> Indices:
-    """Return the sorted indices of ⌊fraction · samples + ½⌋ samples; at least one, but never all.
+    """Return the sorted indices of ⌊fraction · samples + ½⌋ samples, as `take_stratified`; at least one, never all."""
+    samples = len(labels)
+    count = min(max(1, int(fraction * samples + 0.5)), samples - 1)
+    return take_stratified(labels, count, rng) if count > 0 else np.arange(0)
+
+
+def take_stratified(labels: NDArray[np.int64], count: int, rng: np.random.Generator) -> Indices:
+    """Return the sorted indices of `count` samples: from one to all of them.
 
     The number of samples of each class differs from its share by less than one. Every sample is drawn with the same
     probability: the samples, in random order within each class, are taken at equal distances from a random start.
     """
     samples = len(labels)
-    count = min(max(1, int(fraction * samples + 0.5)), samples - 1)
-    if count < 1:
-        return np.arange(0)
     shuffled = rng.permutation(samples)
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     places = ((np.arange(count) + rng.random()) * samples / count).astype(np.int64)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal import schema
+from shoal.data.dataset import transforms_batches
 from shoal.environment import faults
 from shoal.environment.faults.table import affects_pairs
 from shoal.errors import ExperimentError, TopologyError
@@ -68,7 +69,7 @@ def _wrong_data_settings(experiment: Experiment) -> Iterator[str]:
             "evaluation.split = 'validation': no samples are held out for it; add dataset.validation = 0.1, a tenth of "
             "the training samples"
         )
-    if experiment.augmentation and not trainer.traits.augments:
+    if not trainer.traits.augments and any(transforms_batches(entry.build()) for entry in experiment.augmentation):
         yield (
             f"dataset.augmentation: trainer = {trainer.name!r} does not transform its batches; use 'torch' or "
             "'scikit', or, if this trainer gets them from TrainerInputs.batch, declare Traits(augments=True)"

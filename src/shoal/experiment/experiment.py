@@ -85,8 +85,8 @@ class Experiment:
     partition: Any = _named("iid")
     augmentation: tuple[Any, ...] = ()
     """Transformations of training inputs, in order; a string is the name of one without options."""
-    validation: Annotated[float, Bounds(above=0, below=1)] | Validation | None = None
-    """Training samples that nodes do not train on: a fraction of all of them, or a table."""
+    validation: Annotated[float, Bounds(at_least=0, below=1)] | Validation | None = None
+    """Training samples that nodes do not train on: a fraction of all of them, or a table; 0 means None."""
     model: Any = _named("mlp")
     network: Any = _named("ideal")
     speed: Annotated[Any, FormerOption("device")] = _named("constant")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shoal import schema
 from shoal.experiment.given import Given, read_given
 from shoal.experiment.registry import REGISTRIES, Component, MemoryComponent, find, plain
-from shoal.experiment.tables import DEFAULT_NAMES, Group, NodeSettings, ProcessesPlan, location
+from shoal.experiment.tables import DEFAULT_NAMES, PARENT_TABLES, Group, NodeSettings, ProcessesPlan, location
 from shoal.plugins import forget_changed, split_file
 from shoal.training.settings import Training
 from shoal.traits import traits_of
@@ -48,6 +48,8 @@ class Resolver:
                 resolved[key] = self.training(value, location(key))
             else:
                 resolved[key] = schema.convert(value, parameters[key].hint, location(key), self.problems)
+        if resolved.get("validation") == 0:
+            resolved["validation"] = None
         if isinstance(groups := resolved.get("group"), tuple):
             resolved["group"] = tuple(self._group(group, i) for i, group in enumerate(groups))
         if isinstance(plan := resolved.get("processes"), ProcessesPlan) and plan.keys is not None:
@@ -78,10 +80,17 @@ class Resolver:
             return None
         before = len(self.problems)
         try:
-            options = schema.current_names(options, schema.parameters(cls), place)
+            known = schema.parameters(cls)
+            options = schema.current_names(options, known, place)
         except ValueError as error:
             self.problems.append(f"{place}: {error}")
             return None
+        self.problems.extend(
+            f"{place}.name = {table['name']!r}: {cls.__name__} has a parameter {key!r}, but {place}.{key} is a key of "
+            "every experiment, which the class would not get; rename the parameter"
+            for key, parent in PARENT_TABLES.items()
+            if parent == kind and key in known
+        )
         nested = self._nested_components(cls, options, place)
         options.update({k: None if c is None else c.build() for k, c in nested.items()})
         arguments = schema.arguments(cls, options, place, self.problems)

@@ -32,7 +32,7 @@ class EvaluationPlan:
     nodes: Annotated[int, Bounds(at_least=0)] | None = None
     """Number of nodes that are evaluated, drawn once from the seed; default: all."""
     samples: Annotated[int, Bounds(at_least=1)] | None = None
-    """Number of test samples, drawn once from the seed; default: all."""
+    """Number of test samples, drawn once from the seed; default: all. If nodes have their own, the number per node."""
     split: Literal["test", "validation"] = "test"
     """The samples that models are evaluated on: the test samples, or those that `dataset.validation` holds out."""
     data: Literal["all", "own"] = "all"

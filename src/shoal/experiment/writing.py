@@ -29,7 +29,10 @@ VERSIONED = ("shoal", "torch", "numpy", "pyzmq", "msgspec")
 
 
 def experiment_to_table(experiment: Experiment) -> dict[str, Any]:
-    """Return every field of an experiment, with defaults, as TOML can hold it."""
+    """Return the fields of an experiment, with defaults, as TOML can hold them.
+
+    Keys without a value are left out: None, and an empty list of augmentations.
+    """
     table: dict[str, Any] = {}
     for field in dataclasses.fields(experiment):
         value = plain(getattr(experiment, field.name), keep_none=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from shoal.errors import DataError
 from shoal.results.progress import main_metric
 from shoal.results.records import Average, Evaluation, RunFolder
-from shoal.results.timing import Curve, bytes_sent, clock, curve_or_none
+from shoal.results.timing import Curve, bytes_sent, clock, curve_or_none, split_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +24,10 @@ FRACTIONS = ("accuracy", "top5", "class ")
 """Metrics between 0 and 1, by how their names begin."""
 IGNORED_TABLES = ("versions", "plugins", "simulation", "processes", "checkpoint", "mapping")
 """Tables of an experiment that do not name a run in a plot: they describe how it is computed, not what."""
+DATASET_KEYS = ("dataset.augmentation", "dataset.validation")
+"""Keys that every data set may have. A run without them does not write them."""
+MISSING = "none"
+"""The value, in a label, of a key that a run does not have."""
 
 
 def choose_metric(folders: Sequence[RunFolder], wanted: str | None = None) -> str:
@@ -57,6 +62,8 @@ def metric_figure(folders: Sequence[RunFolder], metric: str, x: Axis = "rounds")
 
     Runs without this metric, such as a run that failed before its first evaluation, are left out. The figure does not
     belong to `pyplot`: it changes no backend and need not be closed. Notebooks display it.
+
+    Raises `DataError` if runs have different splits (`evaluation.split`): one axis cannot show both.
     """
     from matplotlib.figure import Figure
 
@@ -67,12 +74,17 @@ def metric_figure(folders: Sequence[RunFolder], metric: str, x: Axis = "rounds")
             return picture.getvalue()
 
     curves = {folder: found for folder in folders if (found := curve_or_none(folder, metric)) is not None}
+    splits = sorted({split_of(folder) for folder in curves})
+    if len(splits) > 1:
+        raise DataError(f"runs have different splits, {' and '.join(splits)}: plot those of each split by themselves")
     alone = len(curves) == 1
     figure = NotebookFigure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     for number, (folder, label) in enumerate(zip(curves, labels(list(curves)), strict=True)):
         _draw_run(axes, folder, curves[folder], x, f"C{number}", label, alone)
-    _format_axes(axes, metric, x, _axis_title(x, curves))
+    _format_axes(axes, " ".join([*splits, metric]), x, _axis_title(x, curves))
+    if metric.startswith(FRACTIONS):
+        axes.set_ylim(0, 1)
     axes.legend(
         frameon=False, loc="lower right" if metric.startswith(FRACTIONS) else "upper right",
         title=None if alone else "mean over nodes; dashed: averaged model",
@@ -97,31 +109,41 @@ def _draw_run(axes: Axes, folder: RunFolder, curve: Curve, x: Axis, colour: str,
         )  # fmt: skip
 
 
-def _format_axes(axes: Axes, metric: str, x: Axis, title: str) -> None:
+def _format_axes(axes: Axes, score: str, x: Axis, title: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     if x == "bytes":
         axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
     if x != "rounds":
         axes.set_xlim(left=0)
-    axes.set(xlabel=title, ylabel=f"test {metric}")
-    if metric.startswith(FRACTIONS):
-        axes.set_ylim(0, 1)
+    axes.set(xlabel=title, ylabel=score)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def labels(folders: Sequence[RunFolder]) -> list[str]:
-    """Return a label for each run: the keys in which their experiments differ or, if these are equal, its folder."""
+    """Return a label for each run: the keys in which their experiments differ or, if these are equal, its folder.
+
+    A key that a run does not have is "none", except an option of components with different names.
+    """
     if len(folders) < 2:
         return [folder.path.parent.name for folder in folders]
     tables = [dict(_flatten(folder.read_experiment())) for folder in folders]
-    shared = [key for key in tables[0] if all(key in table for table in tables)]
-    differing = [key for key in shared if any(table[key] != tables[0][key] for table in tables)]
-    found = [", ".join(f"{key.removesuffix('.name')} = {table[key]}" for key in differing) for table in tables]
+    compared = [key for key in dict.fromkeys(itertools.chain(*tables)) if _is_compared(key, tables)]
+    rows = [{key: table.get(key, MISSING) for key in compared} for table in tables]
+    differing = [key for key in compared if len({row[key] for row in rows}) > 1]
+    found = [", ".join(f"{key.removesuffix('.name')} = {row[key]}" for key in differing) for row in rows]
     if len(set(found)) == len(found):
         return found
     return [f"{folder.path.parent.name} {folder.path.name}" for folder in folders]
+
+
+def _is_compared(key: str, tables: Sequence[Mapping[str, str]]) -> bool:
+    """Whether a key means the same in all runs: also those that lack it could have it."""
+    if key in DATASET_KEYS or all(key in table for table in tables):
+        return True
+    component = key.removesuffix(".name").rpartition(".")[0]
+    return len({table.get(f"{component}.name") for table in tables}) == 1
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

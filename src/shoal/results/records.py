@@ -50,7 +50,7 @@ class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True):
 
 
 class Evaluation(msgspec.Struct, tag="evaluation", tag_field="kind", frozen=True, omit_defaults=True):
-    """The scores of a node's model on the test data."""
+    """The scores of a node's model on its test samples or, with `evaluation.split`, validation samples."""
 
     round: int
     time: float

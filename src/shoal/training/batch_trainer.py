@@ -18,7 +18,12 @@ from shoal.types import NodeId, Params
 
 
 class BatchTrainer(ABC):
-    """A trainer that lacks only `learn` and `evaluate`. It draws the batches that the torch trainer would draw."""
+    """A trainer that lacks only `learn` and `evaluate`. It draws its batches as the torch trainer draws them.
+
+    Both draw from one generator of the node. The torch trainer draws a seed from it after the batches of each training,
+    this one only if batches are augmented. So augmentation changes which batches are drawn after the first pass over
+    the samples: with it, they are those of the torch trainer; without it, only the first pass is.
+    """
 
     def __init__(self, inputs: TrainerInputs, node: NodeId, training: Training, step_seconds: float) -> None:
         self.inputs, self.node, self.training = inputs, node, training
