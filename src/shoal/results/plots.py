@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from shoal.errors import DataError
 from shoal.results.progress import main_metric
 from shoal.results.records import Average, Evaluation, RunFolder
-from shoal.results.timing import Curve, bytes_sent, clock, curve_or_none
+from shoal.results.timing import Curve, bytes_sent, clock, curve_or_none, split_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ def choose_metric(folders: Sequence[RunFolder], wanted: str | None = None) -> st
     if metric is None:
         raise DataError("nothing to plot: no scores were recorded; see evaluation.every and evaluation.nodes")
     if metric not in known:
-        raise DataError(f"--metric {metric!r} was not measured; use one of {', '.join(sorted(known)) or 'none'}")
+        raise DataError(f"metric {metric!r} was not measured; use one of {', '.join(sorted(known)) or 'none'}")
     return metric
 
 
@@ -56,9 +56,13 @@ def metric_figure(folders: Sequence[RunFolder], metric: str, x: Axis = "rounds")
     """Plot a metric over rounds, time or bytes sent: mean, minimum and maximum of the nodes, and the averaged model.
 
     Runs without this metric, such as a run that failed before its first evaluation, are left out. The figure does not
-    belong to `pyplot`: it changes no backend and need not be closed. Notebooks display it.
+    belong to `pyplot`: it changes no backend and need not be closed. Notebooks display it. Raises `DataError` for an
+    unknown axis.
     """
     from matplotlib.figure import Figure
+
+    if x not in get_args(Axis):
+        raise DataError(f"x = {x!r}; expected one of {', '.join(map(repr, get_args(Axis)))}")
 
     class NotebookFigure(Figure):
         def _repr_png_(self) -> bytes:
@@ -72,7 +76,10 @@ def metric_figure(folders: Sequence[RunFolder], metric: str, x: Axis = "rounds")
     axes = figure.subplots()
     for number, (folder, label) in enumerate(zip(curves, labels(list(curves)), strict=True)):
         _draw_run(axes, folder, curves[folder], x, f"C{number}", label, alone)
-    _format_axes(axes, metric, x, _axis_title(x, curves))
+    splits = sorted({split_of(folder) for folder in curves})
+    _format_axes(axes, f"{' or '.join(splits)} {metric}", x, _axis_title(x, curves))
+    if metric.startswith(FRACTIONS):
+        axes.set_ylim(0, 1)
     axes.legend(
         frameon=False, loc="lower right" if metric.startswith(FRACTIONS) else "upper right",
         title=None if alone else "mean over nodes; dashed: averaged model",
@@ -97,16 +104,14 @@ def _draw_run(axes: Axes, folder: RunFolder, curve: Curve, x: Axis, colour: str,
         )  # fmt: skip
 
 
-def _format_axes(axes: Axes, metric: str, x: Axis, title: str) -> None:
+def _format_axes(axes: Axes, score: str, x: Axis, title: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     if x == "bytes":
         axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
     if x != "rounds":
         axes.set_xlim(left=0)
-    axes.set(xlabel=title, ylabel=f"test {metric}")
-    if metric.startswith(FRACTIONS):
-        axes.set_ylim(0, 1)
+    axes.set(xlabel=title, ylabel=score)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
