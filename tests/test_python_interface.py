@@ -238,6 +238,7 @@ def test_targets_that_are_not_integers_are_those_of_a_regression(tmp_path: Path)
         (samples()[:3], r"expected \(x_train, y_train, x_test, y_test\), or \(x, y\)"),
         ((samples()[0], samples()[3]), "x has 40 samples and y has 20"),
         ((samples()[0], np.array(["a"] * 40)), "an array of <U1"),
+        (np.zeros((40, 64)), r"an array of shape \(40, 64\): expected a table with a name"),
     ],
 )
 def test_wrong_arrays_are_rejected(dataset: Any, text: str) -> None:
@@ -280,6 +281,30 @@ def test_processes_import_the_classes_of_a_script_and_its_run_can_be_replayed(tm
     assert tomllib.loads(written.read_text())["model"]["name"] == "plugins/script.py:Net"
     replay = shoal.Experiment.from_file(written, {"engine": "simulation", "simulation.batching": "off"})
     assert replay.run(tmp_path / "again").summary["digest"] == done.stdout.strip()
+
+
+MODULES = """
+import shoal
+from net import Net
+
+if __name__ == "__main__":
+    rounds = {{"name": "dpsgd", "rounds": 1}}
+    run = shoal.Experiment(nodes=2, engine="processes", algorithm=rounds, model=Net).run({out!r})
+    print(type(run.model(0)) is Net, run.summary["digest"])
+"""
+
+
+def test_processes_import_the_modules_in_the_folder_of_a_script(tmp_path: Path) -> None:
+    (folder := tmp_path / "code").mkdir()
+    (folder / "net.py").write_text(SCRIPT.partition("{guard}")[0])
+    (folder / "script.py").write_text(MODULES.format(out=str(tmp_path / "runs")))
+    command = [sys.executable, str(folder / "script.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (written,) = (tmp_path / "runs").glob("*/*/experiment.toml")
+    assert tomllib.loads(written.read_text())["model"]["name"] == "plugins/net.py:Net"
+    replay = shoal.Experiment.from_file(written, {"engine": "simulation", "simulation.batching": "off"})
+    assert done.stdout.split() == ["True", replay.run(tmp_path / "again").summary["digest"]]
 
 
 def test_a_script_that_starts_its_run_on_import_is_rejected(tmp_path: Path) -> None:

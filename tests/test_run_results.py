@@ -149,6 +149,13 @@ def test_a_run_has_records_a_figure_and_a_short_text(run: shoal.Run) -> None:
     assert run.plot("loss", x="bytes").axes[0].get_xlabel() == "sent by all nodes"
 
 
+def test_a_plot_of_an_unknown_metric_or_axis_is_rejected(run: shoal.Run) -> None:
+    with pytest.raises(DataError, match=r"^metric 'acuracy' was not measured; use one of accuracy, loss"):
+        run.plot("acuracy")
+    with pytest.raises(DataError, match=r"^x = 'byte'; expected one of 'rounds', 'time', 'bytes'"):
+        run.plot(x="byte")  # type: ignore[arg-type]
+
+
 def test_metrics_are_a_data_frame_or_an_error_that_names_the_extra(run: shoal.Run) -> None:
     try:
         import pandas
@@ -215,6 +222,7 @@ def test_a_final_model_is_loaded_without_shoal_and_has_the_accuracy_of_the_summa
     (tmp_path / "modules.py").write_text(MODULES)
     settings = {**QUICK, "model": {"name": "modules.py:Everything"}, "base": tmp_path}
     run = package.Experiment(**settings).run("runs")
+    (tmp_path / "modules.py").unlink()  # the run has a copy
     by_node = [list(run.folder.read(node))[-2] for node in range(4)]
     built: dict[str, Any] = {}
     exec(MODULES, built)

@@ -86,13 +86,23 @@ def import_path(cls: type) -> str | None:
         return None
     if cls.__module__.startswith(MODULE_PREFIX):
         return f"{module.__file__}:{cls.__qualname__}"
-    script = main_script() if cls.__module__ == "__main__" else None
-    return f"{cls.__module__ if script is None else script}:{cls.__qualname__}"
+    file = _file_beside_script(module)
+    return f"{cls.__module__ if file is None else file}:{cls.__qualname__}"
 
 
 def file_being_imported() -> Path | None:
     """Return the file that is being loaded as a plug-in; None if none is."""
     return _importing[-1] if _importing else None
+
+
+def _file_beside_script(module: ModuleType) -> Path | None:
+    """Return the file of the running script, or of a module in its folder: other processes cannot import it by name."""
+    script = main_script()
+    if script is None or module.__name__ == "__main__":
+        return script
+    path = script.parent / f"{module.__name__}.py"
+    file = getattr(module, "__file__", None)
+    return path if file is not None and Path(file).resolve() == path else None
 
 
 def _load_named(name: str) -> tuple[ModuleType, str, str]:
@@ -133,6 +143,9 @@ def _load_file(path: Path) -> ModuleType:
     path = path.resolve()
     if path == main_script():
         return sys.modules["__main__"]  # to run the script again would start its run again
+    imported = sys.modules.get(path.stem)
+    if imported is not None and _file_beside_script(imported) == path:
+        return imported  # the script has imported it: a second copy would have other classes
     name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]

@@ -28,7 +28,8 @@ def store_arrays(given: object) -> dict[str, Any]:
     Targets that are no integers are those of a regression. Raises ValueError if these are not arrays.
     """
     if not isinstance(given, tuple | list):
-        raise ValueError(f"{given!r}: expected a table with a name, such as {{ name = … }}; for arrays, {EXPECTED}")
+        text = f"an array of shape {tuple(given.shape)}" if hasattr(given, "shape") else repr(given)
+        raise ValueError(f"{text}: expected a table with a name, such as {{ name = … }}; for arrays, {EXPECTED}")
     names = NAMES.get(len(given))
     if names is None or not all(hasattr(array, "shape") for array in given):
         raise ValueError(EXPECTED)

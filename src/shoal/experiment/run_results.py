@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import DataError
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.final_models import Which, final_module, save_final_model
+from shoal.experiment.plugin_files import locate_kept_files
 from shoal.results.progress import main_metric
 from shoal.results.records import RunFolder, latest_run
 from shoal.results.summary import read_or_summarize, write_metrics
@@ -40,7 +41,8 @@ class Run:
         """The experiment of the run. Raises `ExperimentError` if a component does not exist any longer."""
         if self._experiment is not None:
             return self._experiment
-        return Experiment.from_table(self.folder.read_experiment(), source=str(self.folder.experiment))
+        table = locate_kept_files(self.folder.read_experiment(), self.folder.path)
+        return Experiment.from_table(table, source=str(self.folder.experiment))
 
     @property
     def table(self) -> Any:

@@ -6,7 +6,7 @@ import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from shoal.errors import DataError
 from shoal.results.progress import main_metric
@@ -40,7 +40,7 @@ def choose_metric(folders: Sequence[RunFolder], wanted: str | None = None) -> st
     if metric is None:
         raise DataError("nothing to plot: no scores were recorded; see evaluation.every and evaluation.nodes")
     if metric not in known:
-        raise DataError(f"--metric {metric!r} was not measured; use one of {', '.join(sorted(known)) or 'none'}")
+        raise DataError(f"metric {metric!r} was not measured; use one of {', '.join(sorted(known)) or 'none'}")
     return metric
 
 
@@ -63,9 +63,13 @@ def metric_figure(folders: Sequence[RunFolder], metric: str, x: Axis = "rounds")
     Runs without this metric, such as a run that failed before its first evaluation, are left out. The figure does not
     belong to `pyplot`: it changes no backend and need not be closed. Notebooks display it.
 
-    Raises `DataError` if runs have different splits (`evaluation.split`): one axis cannot show both.
+    Raises `DataError` if runs have different splits (`evaluation.split`), because one axis cannot show both, or for an
+    unknown `x`.
     """
     from matplotlib.figure import Figure
+
+    if x not in get_args(Axis):
+        raise DataError(f"x = {x!r}; expected one of {', '.join(map(repr, get_args(Axis)))}")
 
     class NotebookFigure(Figure):
         def _repr_png_(self) -> bytes:

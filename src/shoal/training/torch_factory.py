@@ -35,6 +35,9 @@ class TorchBackend:
 class TorchTrainerFactory:
     """Holds one module for all nodes of a process, and one learner for each set of training settings."""
 
+    trainer_class: ClassVar[type[TorchTrainer]] = TorchTrainer
+    """The class of the trainers; a subclass of the factory may set another."""
+
     def __init__(self, inputs: TrainerInputs) -> None:
         import torch
 
@@ -69,7 +72,7 @@ class TorchTrainerFactory:
     def trainer(self, node: NodeId, training: Training, step_seconds: float) -> TorchTrainer:
         inputs = self.inputs
         has_data = node < len(inputs.parts)
-        return TorchTrainer(
+        return self.trainer_class(
             self.learner(training),
             inputs.part(node),
             generator(inputs.seed, "training", node),
