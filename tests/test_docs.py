@@ -9,12 +9,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import shoal
 from shoal.testing import check_sharing, check_topology
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES += sorted((ROOT / "examples").rglob("*.md"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"\b(?:src/shoal|tests|benchmarks|examples)/[\w./-]*\w/?")
 MODULE = re.compile(r"(?<![\w./'\[-])shoal(?:\.[A-Za-z_]\w*)+")
@@ -218,3 +220,16 @@ def test_the_augmentation_of_the_docs_runs(tmp_path: Path) -> None:
         base=tmp_path,
     ).run(tmp_path)
     assert run.status == "completed"
+
+
+def test_the_changed_torch_trainer_of_the_docs_takes_half_steps(tmp_path: Path) -> None:
+    (tmp_path / "half_way.py").write_text(block_with("docs/trainers.md", "class HalfWay"))
+
+    def final(trainer: str, lr: float) -> torch.Tensor:
+        plan = {"name": "dpsgd", "rounds": 1}
+        given = {"nodes": 2, "algorithm": plan, "trainer": trainer, "training": {"lr": lr}, "base": tmp_path}
+        model = shoal.Experiment(**given, simulation={"batching": "vmap"}).run(tmp_path).model(0)
+        return torch.nn.utils.parameters_to_vector(model.parameters())
+
+    assert torch.allclose(final("half_way.py:HalfWay", 0.2), final("torch", 0.1), atol=1e-6)
+    assert not torch.allclose(final("torch", 0.2), final("torch", 0.1), atol=1e-4)
