@@ -149,12 +149,6 @@ def test_a_run_has_records_a_figure_and_a_short_text(run: shoal.Run) -> None:
     assert run.plot("loss", x="bytes").axes[0].get_xlabel() == "sent by all nodes"
 
 
-def test_a_plot_names_the_validation_samples(tmp_path: Path) -> None:
-    plan = {"every": 1, "split": "validation"}
-    run = shoal.Experiment(**{**QUICK, "validation": 0.2, "evaluation": plan}).run(tmp_path)
-    assert run.plot().axes[0].get_ylabel() == "validation accuracy"
-
-
 def test_a_plot_of_an_unknown_metric_or_axis_is_rejected(run: shoal.Run) -> None:
     with pytest.raises(DataError, match=r"^metric 'acuracy' was not measured; use one of accuracy, loss"):
         run.plot("acuracy")
