@@ -327,6 +327,25 @@ def test_without_a_cache_nodes_are_not_stacked(tmp_path: Path, cache: Path) -> N
         assert choose_batching(described, Setup(described)) != "vmap"
 
 
+def test_each_module_in_memory_has_its_own_measurement(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choice(module: nn.Module, seconds: float) -> str:
+        """The choice, if a stack takes as long as `seconds` nodes."""
+        times = itertools.cycle([1.0, seconds])
+        monkeypatch.setattr(batching, "_seconds", lambda work: next(times))
+        described = experiment(tmp_path, simulation={"batching": "auto"}, model=module)
+        return choose_batching(described, Setup(described))
+
+    def layers(width: int, between: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), between, nn.Linear(width, 10))
+
+    assert choice(layers(4, nn.ReLU()), 0.1) == "vmap"
+    assert choice(layers(5, nn.ReLU()), 1e6) != "vmap"
+    assert choice(layers(4, nn.Tanh()), 1e6) != "vmap"
+    assert choice(layers(4, nn.ReLU()), 1e6) == "vmap"
+
+
 def test_what_cannot_be_stacked_does_not_change_the_choice_for_the_model(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
