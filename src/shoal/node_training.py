@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.runtime import Runtime
 from shoal.state import State
-from shoal.training.trainer import ScheduledTrainer, Train, Trained, Trainer
+from shoal.training.trainer import Evaluate, ScheduledTrainer, Train, Trained, Trainer
 from shoal.types import Params
 
 
@@ -39,6 +39,10 @@ class NodeTraining:
         self._steps += self._trainer.steps(steps)
         self.loss = trained.loss
         return trained
+
+    def evaluation(self, params: Params) -> Evaluate:
+        """Return the work of evaluating `params` at this point of the training."""
+        return Evaluate(self._trainer, params, self.round, self._steps)
 
     def newly_diverged(self, trained: Trained) -> bool:
         """Return whether this is the node's first training that diverged.

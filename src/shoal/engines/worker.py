@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shoal.results.state_files import join, split
 from shoal.state import State, Stateful
-from shoal.training.trainer import Train, Trainer
+from shoal.training.trainer import Evaluate, Train, Trainer
 from shoal.types import NodeId, Params
 
 MAX_COMMANDS = 32
@@ -115,5 +115,5 @@ def _compute_one(trainer: Trainer, command: Command, row: Params) -> Reply:
         trained = Train(trainer, row, command.steps, command.round, command.step).run()
         row[:] = trained.params
         return Reply(time.thread_time() - started, loss=trained.loss)
-    scores = trainer.evaluate(row)
+    scores = Evaluate(trainer, row, command.round, command.step).run()
     return Reply(time.thread_time() - started, scores=scores)
