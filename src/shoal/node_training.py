@@ -55,9 +55,9 @@ class NodeTraining:
         return self.diverged
 
     def state(self) -> State:
-        return {"loss": self.loss, "steps": self._steps}
+        return {"loss": self.loss, "steps": self._steps, "diverged": self.diverged}
 
     def restore(self, state: State) -> None:
         self.loss = state["loss"]
-        self._steps = state.get("steps", 0)  # states of earlier versions have none
-        self.diverged = self.loss is not None and not math.isfinite(self.loss)
+        self._steps = state.get("steps", 0)  # states of earlier versions have neither this nor the next entry
+        self.diverged = state.get("diverged", self.loss is not None and math.isinf(self.loss))
