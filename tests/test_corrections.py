@@ -179,7 +179,7 @@ def test_schedules_that_differ_between_nodes_are_rejected(algorithm: Any) -> Non
     with pytest.raises(ExperimentError, match=r"schedule\.by = 'steps': .*use by = 'rounds'"):
         described({**halved, "by": "steps"})
     for other in ({"every": 3}, "constant"):
-        with pytest.raises(ExperimentError, match="group.training.schedule: .*use one schedule for all nodes"):
+        with pytest.raises(ExperimentError, match=r"group\.training\.schedule: .*use one schedule for all nodes"):
             described(halved, schedule=other)
     assert described(halved, lr=RATE / 3).settings(1).training.lr == RATE / 3
 

@@ -244,6 +244,23 @@ def test_a_model_that_a_format_does_not_suit_is_an_error(precision: Any) -> None
         trainers(Training(precision=precision), OnlyFloat32())
 
 
+@pytest.mark.parametrize("batching", ["off", "pool"])
+def test_nodes_without_optimizer_state_keep_the_scale_of_the_loss(batching: str, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)
+    described = Experiment(
+        nodes=2,
+        algorithm={"name": "fedavg", "rounds": 12},
+        dataset=(x, (100 * x.sum(1)).astype(np.float32)),
+        model="logistic",
+        training={"lr": 0.05, "precision": "float16"},
+        evaluation={"every": 0},
+        simulation={"batching": batching, "workers": 2},
+    )
+    run = described.run(tmp_path)
+    assert 0 < run.summary["events"]["not trained"] < 24
+    assert np.abs(np.load(run.folder.model(0)) - Setup(described).initial).max() > 1
+
+
 def test_an_overflow_in_float16_leaves_out_the_step_and_halves_the_scale() -> None:
     steep = Data(train=dataclasses.replace(DATA.train, x=DATA.train.x * 5000), test=DATA.test, classes=CLASSES)
     learner = Learner(FlatModule(nn.Linear(6, CLASSES)), Training(precision="float16"), steep)

@@ -24,7 +24,7 @@ from shoal.node_protocols import (
 )
 from shoal.node_training import NodeTraining
 from shoal.peer_timeouts import PeerTimeouts
-from shoal.results.records import DIVERGED, Evaluation, Event, Round
+from shoal.results.records import Evaluation, Event, Round
 from shoal.runtime import Runtime
 from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, Sharing, payload_for
 from shoal.state import Generators, State, Stateful
@@ -190,8 +190,8 @@ class Node:
     async def train(self, params: Params, steps: int | None = None) -> Params:
         """Return a new vector: `params` after local training. `steps` None uses the experiment's number of steps."""
         trained = await self.training.train(self.runtime, params, steps)
-        if self.training.newly_diverged(trained):
-            self.record_event(DIVERGED, f"round {self.training.round}: the training loss is {trained.loss}")
+        for what, detail in self.training.events(trained, steps):
+            self.record_event(what, detail)
         return trained.params
 
     # Peers

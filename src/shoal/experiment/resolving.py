@@ -114,7 +114,7 @@ class Resolver:
     def training(self, value: Any, place: str) -> Any:
         """Return the settings of a table or an instance; a schedule is a component, paths of plug-ins are absolute."""
         given = value if isinstance(value, Mapping) else vars(value) if isinstance(value, Training) else {}
-        changed = {**self._nested_components(Training, given, place), **self._absolute_plugins(given)}
+        changed: dict[str, Any] = {**self._nested_components(Training, given, place), **self._absolute_plugins(given)}
         if isinstance(value, Training):
             return dataclasses.replace(value, **changed)
         table = {**value, **changed} if isinstance(value, Mapping) else value

@@ -156,7 +156,8 @@ class Learner:
                 set_rate(optimizer, rates, i)
                 take_step(optimizer)
         flat.sync_statistics()
-        return Trained(flat.read(), float(total) / len(batches)), scaling.add_to(read_state(optimizer))
+        trained = Trained(flat.read(), float(total) / len(batches), scaling.left_out)
+        return trained, scaling.add_to(read_state(optimizer))
 
     def evaluate(
         self,

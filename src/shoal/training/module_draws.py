@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
 if TYPE_CHECKING:
     import torch
@@ -33,14 +34,14 @@ class ModuleDraws:
             torch.default_generator.manual_seed(seed)
         else:
             torch.manual_seed(seed)  # all devices
-        kept_numpy, kept_python = np.random.get_bit_generator(), random.getstate()
-        np.random.set_bit_generator(self._numpy)
+        kept_numpy, kept_python = get_bit_generator(), random.getstate()
+        set_bit_generator(self._numpy)
         try:
             np.random.seed(seed % 2**32)
             random.seed(seed)
             yield
         finally:
-            np.random.set_bit_generator(kept_numpy)
+            set_bit_generator(kept_numpy)
             random.setstate(kept_python)
 
 

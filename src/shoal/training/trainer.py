@@ -23,6 +23,8 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
 
     params: Params
     loss: float
+    steps_left_out: int = 0
+    """Steps that did not change the parameters, because their gradients overflowed (`training.precision`)."""
 
 
 class Trainer(Protocol):

@@ -73,10 +73,10 @@ class DeferredEvaluations:
 
     def restore(self, state: list[list[Any]], model_bytes: int) -> None:
         """Continue with the models that the file had when `state` was saved."""
-        self._kept = [  # states of earlier versions have no progress
-            (round, time, tick, tuple(progress[0]) if progress else (round, 0))
-            for round, time, tick, *progress in state
-        ]
+        self._kept = []
+        for round, time, tick, *rest in state:
+            training_round, step = rest[0] if rest else (round, 0)  # states of earlier versions have no progress
+            self._kept.append((round, time, tick, (training_round, step)))
         size = len(self._kept) * model_bytes
         if os.fstat(self._file.fileno()).st_size < size:
             raise CheckpointError(

@@ -148,7 +148,7 @@ def _result(work: Any, reply: Reply, row: Params) -> Any:
     work.trainer.cpu_seconds += reply.cpu_seconds
     params = row.copy()
     params.flags.writeable = False
-    return Trained(params, reply.loss)
+    return Trained(params, reply.loss, reply.steps_left_out)
 
 
 def _params(work: Any) -> Params:
