@@ -57,6 +57,23 @@ class PerTensor(SignSGD):
     elementwise = False
 
 
+class Slowing(torch.optim.Optimizer):
+    """Keeps its number of steps, and the latest rate, in the parameter group."""
+
+    elementwise = True
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr, "steps": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        (group,) = self.param_groups
+        group["steps"] += 1
+        group["latest"] = 0.5 * group.get("latest", group["lr"]) + 0.5 * group["lr"] / group["steps"]
+        for p in group["params"]:
+            p.sub_(p.grad, alpha=group["latest"])
+
+
 class NoOptimizer: ...
 
 
@@ -91,6 +108,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"optimizer": "mine.py:SignSGD", "loss": "mine.py:Squared", "lr": 0.01, "options": {"decay": 0.5}},
     {"optimizer": "mine.py:SignSGD", "loss": "mine.py:Squared", "lr": 0.01, "options": {"decay": 0.5}},
     {"optimizer": "mine.py:PerTensor", "lr": 0.01},
+    {"optimizer": "mine.py:Slowing", "lr": 0.5},
+    {"optimizer": "mine.py:Slowing", "lr": 0.5},
     {"precision": "bfloat16"},
     {"precision": "float16", "momentum": 0.9},
 ]
