@@ -181,6 +181,37 @@ def test_wrong_schedules_are_errors_that_name_the_key(schedule: Any, expected_er
         experiment(schedule)
 
 
+IGNORANT = """
+import numpy as np
+from shoal.training import BatchTrainer, Trained
+
+
+class Ignorant:
+    initial, shapes = np.zeros(3, np.float32), ((3,),)
+
+    def create_factory(self, inputs):
+        self.inputs = inputs
+        return self
+
+    def trainer(self, node, training, step_seconds): return OneNode(self.inputs, node, training, step_seconds)
+
+
+class OneNode(BatchTrainer):
+    def learn(self, params, batches): return Trained(params, 0.0)
+    def evaluate(self, params): return {}
+"""
+
+
+@pytest.mark.parametrize(
+    "option", [{"schedule": "constant"}, {"clip_norm": 1.0}, {"label_smoothing": 0.1}, {"precision": "bfloat16"}]
+)
+def test_options_that_a_batch_trainer_does_not_declare_are_rejected(option: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(IGNORANT)
+    described = experiment(None, training=option, trainer={"name": "mine.py:Ignorant"}, base=tmp_path)
+    with pytest.raises(ExperimentError, match=rf"training\.{next(iter(option))} = .*declare Traits\(training_options="):
+        Setup(described).trainer(0)
+
+
 @pytest.mark.parametrize("trainer", ["scikit", "mine.py:Fixed"])
 def test_a_trainer_that_does_not_follow_schedules_rejects_them(trainer: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FIXED)
