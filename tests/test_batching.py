@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -97,6 +99,7 @@ class Masked(nn.Module):
             "torch": lambda: torch.rand(12),
             "numpy": lambda: torch.tensor(np.random.random(12), dtype=torch.float32),
             "python": lambda: torch.tensor([random.random() for _ in range(12)]),
+            "rarely": lambda: torch.tensor(np.random.random(12) if torch.rand(()) < 0.3 else np.ones(12)),
         }[draws]
 
     def forward(self, x):
@@ -110,6 +113,22 @@ class Model:
 
     def build(self, shape, classes):
         return Masked(shape, classes, self.draws)
+
+
+class Noise:
+    """Augmentation that draws from a global generator."""
+
+    def apply(self, x, rng):
+        return x + torch.randn_like(x)
+
+
+class Langevin(torch.optim.SGD):
+    elementwise = True
+
+    def step(self, closure=None):
+        super().step()
+        for tensor in self.param_groups[0]["params"]:
+            tensor.data.add_(torch.randn_like(tensor), alpha=0.01)
 '''
 WAYS = ("off", "vmap", "pool")
 
@@ -148,11 +167,56 @@ def test_what_a_subclass_changes_has_its_effect_in_every_way(override: str, tmp_
     assert experiment(tmp_path).run(tmp_path).summary["digest"] != found["off"]
 
 
-@pytest.mark.parametrize("draws", ["torch", "numpy", "python"])
+@pytest.mark.parametrize("draws", ["torch", "numpy", "python", "rarely"])
 def test_random_draws_in_a_module_are_the_same_in_every_way(draws: str, tmp_path: Path) -> None:
     described = experiment(tmp_path, model={"name": "mine.py:Model", "draws": draws})
     found = digests(described, tmp_path, processes=draws == "numpy")
     assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize(
+    "drawing",
+    [
+        {"augmentation": [{"name": "mine.py:Noise"}]},
+        {"training": {"batch_size": 4, "optimizer": "mine.py:Langevin"}},
+    ],
+    ids=["augmentation", "optimizer"],
+)
+def test_draws_from_global_generators_are_the_same_in_every_way(drawing: Any, tmp_path: Path) -> None:
+    found = digests(experiment(tmp_path, **drawing), tmp_path, processes=False)
+    assert len(set(found.values())) == 1, found
+
+
+class Noisy(nn.Module):
+    """Draws from all global generators, also in evaluations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.fails = nn.Linear(6, CLASSES), False
+
+    def forward(self, x: torch.Tensor) -> Any:
+        noise = torch.randn(len(x), CLASSES) + random.random() + np.random.random()
+        if self.fails:
+            raise ArithmeticError
+        return self.out(x) * noise
+
+
+def test_evaluations_repeat_their_draws_and_leave_the_generators_of_the_caller_alone() -> None:
+    module = Noisy()
+    learner = Learner(FlatModule(module), Training(), DATA)
+    params = learner.flat.read()
+    random.seed(3)
+    np.random.seed(3)
+    expected = random.random(), np.random.random()
+    random.seed(3)
+    np.random.seed(3)
+    assert learner.evaluate(params) == learner.evaluate(params)
+    learner.train(params, {}, PART[None, :4])
+    module.fails = True
+    for use in (lambda: learner.evaluate(params), lambda: learner.train(params, {}, PART[None, :4])):
+        with pytest.raises(ArithmeticError):
+            use()
+    assert (random.random(), np.random.random()) == expected
 
 
 def trainers(cls: type[TorchTrainer]) -> list[TorchTrainer]:
@@ -261,6 +325,25 @@ def test_without_a_cache_nodes_are_not_stacked(tmp_path: Path, cache: Path) -> N
     described = experiment(tmp_path, simulation={"batching": "auto"})
     with pytest.warns(UserWarning, match=r"simulation.batching = 'auto': .*batching.json cannot be written"):
         assert choose_batching(described, Setup(described)) != "vmap"
+
+
+def test_each_module_in_memory_has_its_own_measurement(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choice(module: nn.Module, seconds: float) -> str:
+        """The choice, if a stack takes as long as `seconds` nodes."""
+        times = itertools.cycle([1.0, seconds])
+        monkeypatch.setattr(batching, "_seconds", lambda work: next(times))
+        described = experiment(tmp_path, simulation={"batching": "auto"}, model=module)
+        return choose_batching(described, Setup(described))
+
+    def layers(width: int, between: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), between, nn.Linear(width, 10))
+
+    assert choice(layers(4, nn.ReLU()), 0.1) == "vmap"
+    assert choice(layers(5, nn.ReLU()), 1e6) != "vmap"
+    assert choice(layers(4, nn.Tanh()), 1e6) != "vmap"
+    assert choice(layers(4, nn.ReLU()), 1e6) == "vmap"
 
 
 def test_what_cannot_be_stacked_does_not_change_the_choice_for_the_model(

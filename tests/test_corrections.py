@@ -122,6 +122,16 @@ def scheduled_gradient_tracking(shoal: Shoal, w: Any) -> Any:
     return x
 
 
+def scheduled_d2(shoal: Shoal, w: Any) -> Any:
+    """With c in units of gradients."""
+    w = (w + np.eye(len(w))) / 2
+    x, c = shoal.start, np.zeros_like(shoal.start)
+    for rate in RATES:
+        half = x + shoal.steps(x, rate=rate) + rate * c
+        x, c = w @ half, c + (w @ half - half) / rate
+    return x
+
+
 def scheduled_k_gt(shoal: Shoal, w: Any) -> Any:
     x, c = shoal.start, np.zeros_like(shoal.start)
     for rate in RATES:
@@ -142,11 +152,12 @@ def scheduled_qg_dsgdm(shoal: Shoal, w: Any) -> Any:
 @pytest.mark.parametrize(
     ("algorithm", "oracle"),
     [
+        (D2(ROUNDS), scheduled_d2),
         (GradientTracking(ROUNDS), scheduled_gradient_tracking),
         (KGT(ROUNDS), scheduled_k_gt),
         (QGDSGDm(ROUNDS, beta=0.8, mu=0.7), scheduled_qg_dsgdm),
     ],
-    ids=["gradient tracking", "k-gt", "qg-dsgdm"],
+    ids=["d2", "gradient tracking", "k-gt", "qg-dsgdm"],
 )
 def test_models_follow_the_matrices_when_the_rate_changes(algorithm: Any, oracle: Any, tmp_path: Path) -> None:
     schedule = {"name": "step", "every": 2, "factor": 0.5}
@@ -154,6 +165,23 @@ def test_models_follow_the_matrices_when_the_rate_changes(algorithm: Any, oracle
     described = experiment(algorithm, training=training)
     shoal = Shoal(described)
     agrees(described, oracle(shoal, shoal.metropolis()), tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", [D2(2), GradientTracking(2), KGT(2)], ids=lambda a: type(a).__name__)
+def test_schedules_that_differ_between_nodes_are_rejected(algorithm: Any) -> None:
+    """They would break Σy = Σd, or Σc = 0, for good."""
+
+    def described(common: Any, **of_group: Any) -> Experiment:
+        training = {"lr": RATE, "batch_size": BATCH, "schedule": common}
+        return experiment(algorithm, training=training, group=[{"nodes": "1", "training": of_group}])
+
+    halved = {"name": "step", "every": 2, "factor": 0.5}
+    with pytest.raises(ExperimentError, match=r"schedule\.by = 'steps': .*use by = 'rounds'"):
+        described({**halved, "by": "steps"})
+    for other in ({"every": 3}, "constant"):
+        with pytest.raises(ExperimentError, match=r"group\.training\.schedule: .*use one schedule for all nodes"):
+            described(halved, schedule=other)
+    assert described(halved, lr=RATE / 3).settings(1).training.lr == RATE / 3
 
 
 def test_d2_follows_the_plain_matrix_if_eigenvalues_allow_it(tmp_path: Path) -> None:

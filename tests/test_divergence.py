@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from shoal.experiment import Experiment, running
+from shoal.node_training import NodeTraining
 from shoal.results.progress import NullProgressListener
+from shoal.training.trainer import Trained
 
 
 class Notices(NullProgressListener):
@@ -58,3 +62,15 @@ def test_the_display_names_diverged_nodes(shoal: Any, small: Path) -> None:
     shown = shoal("run", small, "--set", "training.lr=1e30")
     assert "nodes 0-5" in shown.out
     assert "6 of 6 nodes diverged" in shown.out + shown.err
+
+
+def test_a_restored_node_has_diverged_only_if_it_had_before() -> None:
+    """The loss does not tell: a trainer that does not know its loss reports NaN."""
+    finite, wrong = np.zeros(2, np.float32), np.full(2, np.nan, np.float32)
+    for params, expected in ((finite, False), (wrong, True)):
+        before, after = (NodeTraining(cast(Any, None), 0.1) for _ in range(2))
+        trained = Trained(params, math.nan)
+        before.loss = trained.loss
+        assert before.newly_diverged(trained) is expected
+        after.restore(before.state())
+        assert after.diverged is expected

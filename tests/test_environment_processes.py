@@ -265,6 +265,7 @@ EVALUATED_NODE = SimpleNamespace(
     next_round=1,
     params=np.zeros(3, np.float32),
     context=SimpleNamespace(schedule=SimpleNamespace(evaluated=True, averaged=False)),
+    training=SimpleNamespace(evaluation=lambda params: SimpleNamespace(params=params, round=0, step=0)),
     trainer=SimpleNamespace(evaluate=lambda params: {"sum": float(params.sum())}),
 )
 """A node whose model is evaluated by the clock."""
@@ -312,7 +313,7 @@ def kept_snapshots() -> tuple[list[tuple[int, float]], Any]:
     """A place that keeps snapshots, and the tick and time of each of them."""
     kept: list[tuple[int, float]] = []
 
-    def keep(_round: int, time: float, _params: object, tick: int) -> bool:
+    def keep(_round: int, time: float, _params: object, tick: int, _progress: object) -> bool:
         kept.append((tick, time))
         return True
 

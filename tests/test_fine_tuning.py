@@ -59,6 +59,17 @@ def test_training_and_the_average_do_not_change(tmp_path: Path) -> None:
     assert losses(stacked) == pytest.approx(losses(tuned), abs=1e-4)
 
 
+@pytest.mark.parametrize("by", ["rounds", "steps"])
+def test_fine_tuning_has_the_learning_rate_of_the_node_at_the_evaluation(by: str, tmp_path: Path) -> None:
+    """Also if models are kept, and evaluated after the run."""
+    schedule = {"name": "step", "every": 2, "factor": 0.1, "by": by}
+    scheduled = {"training": {"batch_size": 8, "lr": 0.5, "schedule": schedule}}
+    expected = losses(experiment(**scheduled).run(tmp_path))
+    assert losses(experiment(**scheduled, engine="processes", duration=60.0).run(tmp_path)) == expected
+    pool = {"batching": "pool", "workers": 2}
+    assert losses(experiment(**scheduled, simulation=pool).run(tmp_path)) == expected
+
+
 def test_a_copy_takes_the_steps_on_the_samples_of_the_node() -> None:
     own = {"model": {"name": "logistic"}, "evaluation": {"fine_tune": 2}}
     setup = Setup(experiment(**own, training={"batch_size": 360, "lr": 0.5, "optimizer": "adam"}, nodes=4))

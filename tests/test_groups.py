@@ -12,6 +12,7 @@ from shoal.algorithms.dpsgd import DPSGD
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
+from shoal.training.schedules import Cosine
 from shoal.training.settings import Training
 from shoal.traits import Traits
 
@@ -42,6 +43,19 @@ def test_a_group_overrides_single_keys_and_another_name_replaces_the_table(tmp_p
     assert (other.training, other.sharing) == (experiment.training, experiment.sharing)
     assert other.algorithm.options == {"alpha": 0.5}
     assert (other.speed.name, other.speed.options["step_seconds"]) == ("constant", 2.0)
+
+
+def test_the_training_of_a_group_is_written_as_a_table_that_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import torch\nclass Loss(torch.nn.CrossEntropyLoss): ...\n")
+    training = {"schedule": Cosine(length=3), "loss": "mine.py:Loss"}
+    written = Experiment(nodes=2, group=[{"nodes": "1", "training": training}], base=tmp_path)  # type: ignore[arg-type]
+    (tmp_path / "elsewhere").mkdir()
+    path = tmp_path / "elsewhere" / "experiment.toml"
+    path.write_text(written.toml())
+    read = Experiment.from_file(path).settings(1).training
+    assert read == written.settings(1).training
+    assert read.schedule.options["length"] == 3
+    assert read.loss == f"{tmp_path / 'mine.py'}:Loss"
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,14 @@ def test_a_module_of_this_process_is_the_initial_model_in_a_simulation(batching:
         shoal.Experiment.from_file(run.folder.experiment)
 
 
+def test_later_changes_to_a_module_do_not_change_the_experiment() -> None:
+    net = Net(width=5)
+    described = shoal.Experiment(**{**QUICK, "model": net})
+    with torch.no_grad():
+        net.layers[0].weight.zero_()
+    assert described.model.build().layers[0].weight.abs().sum() > 0
+
+
 def test_what_exists_only_in_this_process_is_rejected_by_processes() -> None:
     class Local(Net):
         """A class without an import path."""

@@ -241,6 +241,31 @@ def test_a_final_model_is_loaded_without_shoal_and_has_the_accuracy_of_the_summa
         metadata = file.metadata()
     assert metadata["shape"] == "[64]"
     assert "modules.py:Everything" in metadata["model"]
+    assert metadata["averaged_nodes"] == "4"
+    assert "4 of 4 nodes, averaged" in result.out
+
+
+def test_an_average_over_no_training_node_is_an_error(tmp_path: Path) -> None:
+    run = shoal.Experiment(**{**QUICK, "algorithm": {"name": "fedavg", "rounds": 1}}).run(tmp_path)
+    for node in range(4):
+        run.folder.model(node).unlink()
+    with pytest.raises(DataError, match=r"no final model of a training node to average.*of the nodes \[4\]"):
+        run.model()
+
+
+def test_a_model_that_has_changed_since_the_run_is_an_error_with_both_sizes(run: shoal.Run) -> None:
+    changed = shoal.Experiment(**QUICK, model={"name": "logistic"})
+    with pytest.raises(DataError, match=r"'logistic' has 650 parameters, and the final models of the run have 4810"):
+        shoal.Run(run.folder, run.summary, changed).model()
+
+
+def test_a_file_that_cannot_be_written_is_an_error_and_nothing_is_left(run: shoal.Run, tmp_path: Path) -> None:
+    (tmp_path / "taken.safetensors").mkdir()
+    with pytest.raises(DataError, match=r"cannot write '.*taken.safetensors': Is a directory; choose another file"):
+        run.save_model(tmp_path / "taken.safetensors")
+    with pytest.raises(DataError, match=r"cannot write '/proc/.*'"):
+        run.save_model("/proc/model.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.safetensors"]
 
 
 def test_statistics_that_a_node_keeps_for_itself_come_from_a_checkpoint(tmp_path: Path) -> None:

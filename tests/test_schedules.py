@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.algorithms.dpsgd import DPSGD
+from shoal.algorithms.fedavg import FedAvg
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.node import Node
+from shoal.results.records import Round
 from shoal.testing import Faults
 from shoal.training.schedules import Constant, Cosine, Linear, MultiStep, Step
 from shoal.types import Params
@@ -67,18 +69,28 @@ def test_rates_rise_in_the_warm_up_and_fall_afterwards(warmup: int, length: int,
 # In a run
 
 
+def record_rates(node: Node) -> None:
+    """Record the learning rate of every training as an event."""
+    train = node.train
+
+    async def recorded(params: Params, steps: int | None = None) -> Params:
+        node.record_event("rate", f"{node.learning_rate:.6g}")
+        return await train(params, steps)
+
+    node.train = recorded  # type: ignore[method-assign]
+
+
 @dataclass(frozen=True)
 class Rates(DPSGD):
-    """D-PSGD whose records have the learning rate of every round as an event."""
-
     async def run(self, node: Node) -> None:
-        train = node.train
+        record_rates(node)
+        await super().run(node)
 
-        async def recorded(params: Params, steps: int | None = None) -> Params:
-            node.record_event("rate", f"{node.learning_rate:.6g}")
-            return await train(params, steps)
 
-        node.train = recorded  # type: ignore[method-assign]
+@dataclass(frozen=True)
+class SampledRates(FedAvg):
+    async def run(self, node: Node) -> None:
+        record_rates(node)
         await super().run(node)
 
 
@@ -127,10 +139,13 @@ def test_a_node_that_restarts_has_the_rate_of_its_round(tmp_path: Path) -> None:
 
 
 def test_clients_have_the_rate_of_the_server_s_round(tmp_path: Path) -> None:
-    half = experiment(HALVED, algorithm={"name": "fedavg", "rounds": 6, "fraction": 0.5}).run(tmp_path)
-    other = experiment({**HALVED, "factor": 0.4}, algorithm={"name": "fedavg", "rounds": 6, "fraction": 0.5})
-    assert half.summary["status"] == "completed"
-    assert half.summary["digest"] != other.run(tmp_path).summary["digest"]
+    """Not that of the client's own number of trainings: half of the clients train in each round."""
+    sampled = {"name": f"{__name__}:SampledRates", "rounds": 6, "fraction": 0.5}
+    run = experiment(HALVED, algorithm=sampled).run(tmp_path)
+    for node in range(4):
+        rounds = [r.round for r in run.folder.read(node) if isinstance(r, Round)]
+        assert rates(run, node) == [0.8 * 0.5 ** (round // 2) for round in rounds]
+    assert sum(len(rates(run, node)) for node in range(4)) == 12
 
 
 FIXED = """
@@ -164,6 +179,37 @@ class Fixed:
 def test_wrong_schedules_are_errors_that_name_the_key(schedule: Any, expected_error: str) -> None:
     with pytest.raises(ExperimentError, match=expected_error):
         experiment(schedule)
+
+
+IGNORANT = """
+import numpy as np
+from shoal.training import BatchTrainer, Trained
+
+
+class Ignorant:
+    initial, shapes = np.zeros(3, np.float32), ((3,),)
+
+    def create_factory(self, inputs):
+        self.inputs = inputs
+        return self
+
+    def trainer(self, node, training, step_seconds): return OneNode(self.inputs, node, training, step_seconds)
+
+
+class OneNode(BatchTrainer):
+    def learn(self, params, batches): return Trained(params, 0.0)
+    def evaluate(self, params): return {}
+"""
+
+
+@pytest.mark.parametrize(
+    "option", [{"schedule": "constant"}, {"clip_norm": 1.0}, {"label_smoothing": 0.1}, {"precision": "bfloat16"}]
+)
+def test_options_that_a_batch_trainer_does_not_declare_are_rejected(option: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(IGNORANT)
+    described = experiment(None, training=option, trainer={"name": "mine.py:Ignorant"}, base=tmp_path)
+    with pytest.raises(ExperimentError, match=rf"training\.{next(iter(option))} = .*declare Traits\(training_options="):
+        Setup(described).trainer(0)
 
 
 @pytest.mark.parametrize("trainer", ["scikit", "mine.py:Fixed"])

@@ -57,6 +57,23 @@ class PerTensor(SignSGD):
     elementwise = False
 
 
+class Slowing(torch.optim.Optimizer):
+    """Keeps its number of steps, and the latest rate, in the parameter group."""
+
+    elementwise = True
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr, "steps": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        (group,) = self.param_groups
+        group["steps"] += 1
+        group["latest"] = 0.5 * group.get("latest", group["lr"]) + 0.5 * group["lr"] / group["steps"]
+        for p in group["params"]:
+            p.sub_(p.grad, alpha=group["latest"])
+
+
 class NoOptimizer: ...
 
 
@@ -91,6 +108,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"optimizer": "mine.py:SignSGD", "loss": "mine.py:Squared", "lr": 0.01, "options": {"decay": 0.5}},
     {"optimizer": "mine.py:SignSGD", "loss": "mine.py:Squared", "lr": 0.01, "options": {"decay": 0.5}},
     {"optimizer": "mine.py:PerTensor", "lr": 0.01},
+    {"optimizer": "mine.py:Slowing", "lr": 0.5},
+    {"optimizer": "mine.py:Slowing", "lr": 0.5},
     {"precision": "bfloat16"},
     {"precision": "float16", "momentum": 0.9},
 ]
@@ -242,6 +261,23 @@ class OnlyFloat32(nn.Module):
 def test_a_model_that_a_format_does_not_suit_is_an_error(precision: Any) -> None:
     with pytest.raises(ExperimentError, match=rf"training.precision = '{precision}': .*not implemented for this type"):
         trainers(Training(precision=precision), OnlyFloat32())
+
+
+@pytest.mark.parametrize("batching", ["off", "pool"])
+def test_nodes_without_optimizer_state_keep_the_scale_of_the_loss(batching: str, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)
+    described = Experiment(
+        nodes=2,
+        algorithm={"name": "fedavg", "rounds": 12},
+        dataset=(x, (100 * x.sum(1)).astype(np.float32)),
+        model="logistic",
+        training={"lr": 0.05, "precision": "float16"},
+        evaluation={"every": 0},
+        simulation={"batching": batching, "workers": 2},
+    )
+    run = described.run(tmp_path)
+    assert 0 < run.summary["events"]["not trained"] < 24
+    assert np.abs(np.load(run.folder.model(0)) - Setup(described).initial).max() > 1
 
 
 def test_an_overflow_in_float16_leaves_out_the_step_and_halves_the_scale() -> None:

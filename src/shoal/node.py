@@ -24,12 +24,12 @@ from shoal.node_protocols import (
 )
 from shoal.node_training import NodeTraining
 from shoal.peer_timeouts import PeerTimeouts
-from shoal.results.records import DIVERGED, Evaluation, Event, Round
+from shoal.results.records import Evaluation, Event, Round
 from shoal.runtime import Runtime
 from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, Sharing, payload_for
 from shoal.state import Generators, State, Stateful
 from shoal.topologies.graph import Peers, Topology, WeightScheme
-from shoal.training.trainer import DataHolder, Evaluate, Trainer
+from shoal.training.trainer import DataHolder, Trainer
 from shoal.traits import traits_of
 from shoal.types import NodeId, Params
 
@@ -98,7 +98,8 @@ class Node:
         self.discovery: PeerDiscovery = discovery or GraphPeers(context.mixing)
         self._observer = observer
         self.checkpoints = NodeCheckpoints(saver)
-        self._training = NodeTraining(trainer, context.learning_rate)
+        self.training = NodeTraining(trainer, context.learning_rate)
+        """Where this node is in its local training."""
         self._generators = Generators(context.seed, context.id)
         self._check = sharing.check if isinstance(sharing, PayloadChecker) else None
         self.interactive_sharing: InteractiveSharing | None = None
@@ -153,7 +154,7 @@ class Node:
     @property
     def learning_rate(self) -> float:
         """The learning rate of this node's next local step; it changes if the training has a schedule."""
-        return self._training.learning_rate
+        return self.training.learning_rate
 
     @property
     def params(self) -> Params:
@@ -188,9 +189,9 @@ class Node:
 
     async def train(self, params: Params, steps: int | None = None) -> Params:
         """Return a new vector: `params` after local training. `steps` None uses the experiment's number of steps."""
-        trained = await self._training.train(self.runtime, params, steps)
-        if self._training.newly_diverged(trained):
-            self.record_event(DIVERGED, f"round {self._training.round}: the training loss is {trained.loss}")
+        trained = await self.training.train(self.runtime, params, steps)
+        for what, detail in self.training.events(trained, steps):
+            self.record_event(what, detail)
         return trained.params
 
     # Peers
@@ -404,12 +405,14 @@ class Node:
         """
         for round in range(self._next_round, count):
             await self._observer.before_round(round)
-            self._training.round = round
+            self.training.round = round
             yield round
             self._next_round = round + 1
             self._record(round)
             if self.context.schedule.due(round, last=round == count - 1):
-                await self._evaluate(round)
+                await self.evaluate(round)
+                if self.context.schedule.averaged:
+                    self._observer.submit_for_average(round, self.params)
             self.checkpoints.after_round(round)
 
     @asynccontextmanager
@@ -417,15 +420,16 @@ class Node:
         """Context manager for one round that another node, such as a server, requested: recorded, not evaluated."""
         self.checkpoints.begin_requested_round(round)
         await self._observer.before_round(round)
-        self._training.round = round
+        self.training.round = round
         yield
         self._record(round)
         self.checkpoints.end_requested_round()
 
     async def evaluate(self, round: int) -> None:
         """Evaluate the model now, or save it for evaluation after the run; nothing if this node is not evaluated."""
-        if self.context.schedule.evaluated and not self._observer.defer_evaluation(round, self.params):
-            scores = await self.runtime.compute(Evaluate(self.trainer, self.params))
+        work = self.training.evaluation(self.params)
+        if self.context.schedule.evaluated and not self._observer.defer_evaluation(round, work):
+            scores = await self.runtime.compute(work)
             self._observer.record(Evaluation(round, self.now(), scores))
 
     def reject(self, sender: NodeId, reason: str) -> None:
@@ -439,12 +443,7 @@ class Node:
         self._observer.record(Event(what, self.now(), detail))
 
     def _record(self, round: int) -> None:
-        self._observer.record(Round(round, self.now(), self._training.loss, self.bytes_sent, self.messages_sent))
-
-    async def _evaluate(self, round: int) -> None:
-        await self.evaluate(round)
-        if self.context.schedule.averaged:
-            self._observer.submit_for_average(round, self.params)
+        self._observer.record(Round(round, self.now(), self.training.loss, self.bytes_sent, self.messages_sent))
 
     # State
 
@@ -457,7 +456,7 @@ class Node:
             "round": self._next_round,
             "params": self._params,
             "sent": [self.bytes_sent, self.messages_sent, self.rejected_count],
-            **self._training.state(),
+            **self.training.state(),
             "timeouts": self._peer_timeouts.state(),
             "algorithm": dict(self.algorithm_state),
             "generators": self._generators.state(),
@@ -470,7 +469,7 @@ class Node:
         self._next_round = state["round"]
         self.params = np.array(state["params"], np.float32)
         self.bytes_sent, self.messages_sent, self.rejected_count = state["sent"]
-        self._training.restore(state)
+        self.training.restore(state)
         self._peer_timeouts.restore(state["timeouts"])
         self.algorithm_state = dict(state["algorithm"])
         self._generators.restore(state["generators"])

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from shoal.results.records import Record
 from shoal.topologies.graph import Mixing, Topology, WeightScheme
+from shoal.training.trainer import Evaluate
 from shoal.types import NodeId, Params
 
 NonFinite: TypeAlias = Literal["reject", "keep"]
@@ -26,7 +27,7 @@ class Observer(Protocol):
         """Run at the start of every round; scheduled faults happen here."""
         ...
 
-    def defer_evaluation(self, round: int, params: Params) -> bool:
+    def defer_evaluation(self, round: int, work: Evaluate) -> bool:
         """Keep a model to evaluate it after the run. Returns False if the node must evaluate it now."""
         ...
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
+from shoal.results.records import DIVERGED
 from shoal.runtime import Runtime
 from shoal.state import State
-from shoal.training.trainer import ScheduledTrainer, Train, Trained, Trainer
+from shoal.training.trainer import Evaluate, ScheduledTrainer, Train, Trained, Trainer
 from shoal.types import Params
+
+NOT_TRAINED = "not trained"
+"""The event of a training that did not change the model, because all its steps were left out."""
 
 
 class NodeTraining:
@@ -40,6 +45,17 @@ class NodeTraining:
         self.loss = trained.loss
         return trained
 
+    def evaluation(self, params: Params) -> Evaluate:
+        """Return the work of evaluating `params` at this point of the training."""
+        return Evaluate(self._trainer, params, self.round, self._steps)
+
+    def events(self, trained: Trained, steps: int | None) -> Iterator[tuple[str, str]]:
+        """Yield the unusual events of a training, and their details."""
+        if self.newly_diverged(trained):
+            yield DIVERGED, f"round {self.round}: the training loss is {trained.loss}"
+        if trained.steps_left_out and trained.steps_left_out == self._trainer.steps(steps):
+            yield NOT_TRAINED, f"round {self.round}: the gradients of all steps overflowed, see training.precision"
+
     def newly_diverged(self, trained: Trained) -> bool:
         """Return whether this is the node's first training that diverged.
 
@@ -51,9 +67,9 @@ class NodeTraining:
         return self.diverged
 
     def state(self) -> State:
-        return {"loss": self.loss, "steps": self._steps}
+        return {"loss": self.loss, "steps": self._steps, "diverged": self.diverged}
 
     def restore(self, state: State) -> None:
         self.loss = state["loss"]
-        self._steps = state.get("steps", 0)  # states of earlier versions have none
-        self.diverged = self.loss is not None and not math.isfinite(self.loss)
+        self._steps = state.get("steps", 0)  # states of earlier versions have neither this nor the next entry
+        self.diverged = state.get("diverged", self.loss is not None and math.isinf(self.loss))

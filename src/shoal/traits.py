@@ -32,6 +32,8 @@ class Traits:
     """Whether its payloads are not models of the sharing: it builds them itself, or they are steps."""
     needs_only_sum: bool = False
     """Whether it uses nothing of the models received in a round but their weighted sum."""
+    common_schedule: bool = False
+    """Whether the learning rates of all nodes must change in the same rounds, by the same factors."""
     stateless_nodes: bool = False
     """Whether nodes keep no optimizer state from round to round unless `training.keep_state` is true."""
     per_node_options: frozenset[str] = frozenset()
@@ -71,6 +73,9 @@ class Traits:
     """Whether it transforms training batches as `dataset.augmentation` sets it, for example as `BatchTrainer` does."""
     fine_tunes: bool = False
     """Whether it trains a copy of the model before an evaluation, as `evaluation.fine_tune` sets it."""
+    training_options: frozenset[str] = frozenset()
+    """Which of these keys of `training` it follows: "schedule", "clip_norm", "clip_value", "label_smoothing" and
+    "precision". The others are rejected."""
 
 
 METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

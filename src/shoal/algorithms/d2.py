@@ -6,17 +6,18 @@ Tang, Lian, Yan, Zhang, Liu: D²: Decentralized Training over Decentralized Data
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from shoal.algorithms.support.rate_changes import rate_change, rescaled
 from shoal.algorithms.support.requirements import requires_plain_sgd, requires_whole_models, warn_of_local_steps
 from shoal.algorithms.support.restart_epochs import RestartEpochs, epoch_of
 from shoal.algorithms.support.vectors import lazy_weights
 from shoal.node import Node
 from shoal.topologies.graph import Graph, Mixing
 from shoal.topologies.inspection import graph_of, is_directed, is_dynamic, requires_doubly_stochastic
-from shoal.traits import ExperimentView
+from shoal.traits import ExperimentView, Traits
 from shoal.types import Bounds
 
 EIGENVALUE_LIMIT = -1 / 3
@@ -38,6 +39,10 @@ class D2:
     eigenvalues are positive. Without `lazy`, a graph with a smaller eigenvalue is rejected. Sharings that omit parts of
     a model are always rejected, because they change W in every round.
 
+    Once the models agree, c is η times the difference between a node's gradient and the average one. So if η follows a
+    schedule, c is scaled to the rate of the next round; in the first form, x^t − x^{t−1} − u^{t−1} is. As in
+    `gradient-tracking`, all nodes must have the same schedule, by rounds.
+
     The correction holds only while all nodes that took part in it remain: only then does the mean of all models move
     by the mean of u. So nodes that learn of a failure, or whose peer times out, restart: their next step is a first
     step, in a new epoch (see `support.restart_epochs`). Models are mixed only within an epoch, and a node that receives
@@ -48,10 +53,13 @@ class D2:
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     lazy: bool = True
 
+    traits: ClassVar[Traits] = Traits(common_schedule=True)
+
     async def run(self, node: Node) -> None:
         zero, epochs = np.zeros(node.params.size), RestartEpochs(node)
         correction = node.algorithm_state.get("correction", zero)
         async for r in node.rounds(self.rounds):
+            correction = rescaled(correction, rate_change(node))
             trained = await node.train(node.params)
             if epochs.restart_needed():
                 correction = zero

@@ -38,7 +38,8 @@ class GradientTracking:
     gradients with Lipschitz constant L. With `lazy`, (W + I)/2 replaces W; it has none, and the limit is 0.5.
 
     If η follows a schedule, y and d(x^t) are scaled to the rate of the next round: then y/η tracks the average
-    gradient, as with a constant η.
+    gradient, as with a constant η. Σy = Σd remains only if all nodes scale by the same factor in the same round, so
+    schedules that differ between nodes, or that count steps, are rejected.
 
     A failure removes a part of Σy. So nodes that learn of one, or whose peer times out, restart with y = d(x), in a new
     epoch (see `support.restart_epochs`). y is mixed only within an epoch, and a node that receives a later epoch enters
@@ -49,7 +50,7 @@ class GradientTracking:
     rounds: Annotated[int, Bounds(at_least=1)] = 100
     lazy: bool = False
 
-    traits: ClassVar[Traits] = Traits(own_payloads=True)
+    traits: ClassVar[Traits] = Traits(own_payloads=True, common_schedule=True)
 
     async def run(self, node: Node) -> None:
         zero, epochs = np.zeros_like(node.params), RestartEpochs(node)

@@ -33,7 +33,8 @@ class KGT:
     paper starts with the mean of all gradients minus the node's own, which would need an average over all nodes. Once
     the models agree, each local step follows the average gradient of all nodes, however many local steps there are.
     `eta_s` is η_s, the step size of an exchange: with 1, nodes average x½. The code keeps −ηc in double precision,
-    because it adds up over all rounds, and scales it if η follows a schedule.
+    because it adds up over all rounds, and scales it if η follows a schedule. As in `gradient-tracking`, all nodes must
+    have the same schedule, by rounds.
 
     With `lazy`, (W + I)/2 replaces W. After a failure or a timeout nodes restart with c = 0, in a new epoch, as in
     `gradient-tracking`: z is mixed only within an epoch.
@@ -43,7 +44,7 @@ class KGT:
     lazy: bool = False
     eta_s: Annotated[float, Bounds(above=0)] = 1.0
 
-    traits: ClassVar[Traits] = Traits(own_payloads=True)
+    traits: ClassVar[Traits] = Traits(own_payloads=True, common_schedule=True)
 
     async def run(self, node: Node) -> None:
         zero, epochs = np.zeros(node.params.size), RestartEpochs(node)

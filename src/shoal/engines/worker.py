@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shoal.results.state_files import join, split
 from shoal.state import State, Stateful
-from shoal.training.trainer import Train, Trainer
+from shoal.training.trainer import Evaluate, Train, Trainer
 from shoal.types import NodeId, Params
 
 MAX_COMMANDS = 32
@@ -49,6 +49,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     scores: dict[str, float] = {}
     state: bytes = b""
     """The state of the trainer, from `encode_state`."""
+    steps_left_out: int = 0
 
 
 Replies: TypeAlias = list[Reply] | str
@@ -114,6 +115,6 @@ def _compute_one(trainer: Trainer, command: Command, row: Params) -> Reply:
     if command.kind == "train":
         trained = Train(trainer, row, command.steps, command.round, command.step).run()
         row[:] = trained.params
-        return Reply(time.thread_time() - started, loss=trained.loss)
-    scores = trainer.evaluate(row)
+        return Reply(time.thread_time() - started, trained.loss, steps_left_out=trained.steps_left_out)
+    scores = Evaluate(trainer, row, command.round, command.step).run()
     return Reply(time.thread_time() - started, scores=scores)

@@ -303,7 +303,9 @@ def incompatibilities(experiment: Experiment, graph: Graph | None = None) -> lis
     graph = _build_graph(experiment) if graph is None else graph
     nodes = range(experiment.nodes) if experiment.group else range(1)
     problems: dict[str, None] = dict.fromkeys(_mixed_algorithms(experiment))
-    for settings in {id(s): s for s in map(experiment.settings, nodes)}.values():
+    all_settings = list({id(s): s for s in map(experiment.settings, nodes)}.values())
+    problems.update(dict.fromkeys(_different_schedules(all_settings)))
+    for settings in all_settings:
         view = _NodeView.of(experiment, settings, graph)
         if view.sharing.name != "full" and view.algorithm.traits.own_payloads:
             problems[
@@ -317,6 +319,19 @@ def incompatibilities(experiment: Experiment, graph: Graph | None = None) -> lis
         if not problems:
             _warn_of_weights(view)
     return list(problems)
+
+
+def _different_schedules(all_settings: Sequence[NodeSettings]) -> Iterator[str]:
+    """List schedules by which learning rates do not change in the same rounds, if the algorithm needs that."""
+    algorithm = all_settings[0].algorithm
+    if not algorithm.traits.common_schedule:
+        return
+    schedules = [settings.training.schedule for settings in all_settings]
+    needs = f"algorithm = {algorithm.name!r} needs learning rates that change at all nodes in the same rounds"
+    if any(schedule is not None and getattr(schedule.build(), "by", "rounds") == "steps" for schedule in schedules):
+        yield f"training.schedule.by = 'steps': {needs}; use by = 'rounds'"
+    if any(schedule != schedules[0] for schedule in schedules):
+        yield f"group.training.schedule: {needs}; use one schedule for all nodes (training.lr may differ in a group)"
 
 
 def _warn_of_weights(view: _NodeView) -> None:

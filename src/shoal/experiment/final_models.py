@@ -28,9 +28,18 @@ Which: TypeAlias = NodeId | Literal["average"]
 """A node, or the average of the final models of all training nodes."""
 
 
+def averaged_nodes(folder: RunFolder, summary: Mapping[str, Any]) -> list[NodeId]:
+    """Return the training nodes that have a final model."""
+    return [node for node in _saved(folder) if node < summary["nodes"]]
+
+
+def _saved(folder: RunFolder) -> list[NodeId]:
+    return sorted(int(file.stem) for file in folder.model(0).parent.glob("*.npy"))
+
+
 def final_params(folder: RunFolder, summary: Mapping[str, Any], node: Which) -> Params:
     """Return the final parameters of a node or of the average. Raises `DataError` if there are none."""
-    saved = sorted(int(file.stem) for file in folder.model(0).parent.glob("*.npy"))
+    saved = _saved(folder)
     if not saved:
         plan = folder.read_experiment().get("checkpoint", {})
         reason = (
@@ -40,8 +49,13 @@ def final_params(folder: RunFolder, summary: Mapping[str, Any], node: Which) -> 
         )
         raise DataError(f"{folder.path} has no final models: {reason}")
     if node == "average":
-        trained = [own for own in saved if own < summary["nodes"]]
-        total = np.zeros_like(_load(folder, saved[0]), np.float64)
+        trained = averaged_nodes(folder, summary)
+        if not trained:
+            raise DataError(
+                f"{folder.path} has no final model of a training node to average: no such node has reached its end; "
+                f"there are models of the nodes {saved}"
+            )
+        total = np.zeros_like(_load(folder, trained[0]), np.float64)
         for own in trained:
             total += _load(folder, own)
         return (total / len(trained)).astype(np.float32)
@@ -83,6 +97,11 @@ def final_module(experiment: Experiment, folder: RunFolder, summary: Mapping[str
             f"{folder.model(0).parent}/<i>.npy"
         )
     flat = factory.flat
+    if factory.initial.size != params.size:
+        raise DataError(
+            f"model = {experiment.model.name!r} has {factory.initial.size} parameters, and the final models of the run "
+            f"have {params.size}: the model or the data set has changed since the run; restore its files"
+        )
     flat.load(params)
     flat.load_local(None if node == "average" else _local_buffers(flat.read_local(), folder, node, params))
     for tensor in (*flat.module.parameters(), *flat.module.buffers()):
@@ -117,8 +136,11 @@ def _local_buffers(
 def save_final_model(
     experiment: Experiment, folder: RunFolder, summary: Mapping[str, Any], node: Which, path: Path
 ) -> None:
-    """Write the state dict of `final_module` as safetensors. The metadata describes the model and its origin."""
-    from safetensors.torch import save_file
+    """Write the state dict of `final_module` as safetensors. The metadata describes the model and its origin.
+
+    The file is replaced at once. Raises `DataError` if it cannot be written.
+    """
+    from safetensors.torch import save
 
     module = final_module(experiment, folder, summary, node)
     params = final_params(folder, summary, node)
@@ -129,11 +151,19 @@ def save_final_model(
         "classes": str(data.classes),
         "task": data.task,
         "node": str(node),
+        **({"averaged_nodes": str(len(averaged_nodes(folder, summary)))} if node == "average" else {}),
         "digest": hashlib.sha256(params.tobytes()).hexdigest(),
         "run": folder.path.name,
         "shoal": importlib.metadata.version("shoal"),
     }
     # Tied parameters are in the file once for each name, so that `load_state_dict` finds all of them.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in module.state_dict().items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata)
+    unfinished = path.with_name(f"{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(save(tensors, metadata))
+        unfinished.replace(path)
+    except OSError as error:
+        if unfinished.is_file():
+            unfinished.unlink()
+        raise DataError(f"cannot write {str(path)!r}: {error.strerror}; choose another file") from error

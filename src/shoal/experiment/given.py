@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import keyword
@@ -42,7 +43,8 @@ def read_given(kind: str, value: Any) -> Given | MemoryComponent | None:
         options = {k: v for k, v in shallow_table(kind, value).items() if k != "name"}
         return _of_class(kind, type(value), options)
     if kind == "model" and _is_module(value):
-        return MemoryComponent(kind, f"{IN_MEMORY}{type(value).__name__}", {}, value)
+        own = copy.deepcopy(value)  # the caller may train or change the module
+        return MemoryComponent(kind, f"{IN_MEMORY}{type(value).__name__}", {}, own)
     if type(value).__module__ == "builtins":
         return None
     return _of_class(kind, type(value), _attributes(value))

@@ -123,14 +123,16 @@ class Resolver:
     def training(self, value: Any, place: str) -> Any:
         """Return the settings of a table or an instance; a schedule is a component, paths of plug-ins are absolute."""
         given = value if isinstance(value, Mapping) else vars(value) if isinstance(value, Training) else {}
-        changed: dict[str, Any] = dict(self._nested_components(Training, given, place))
-        for key in ("optimizer", "loss"):
-            if isinstance(name := given.get(key), str) and ":" in name:
-                changed[key] = absolute_name(name, self.base)
+        changed: dict[str, Any] = {**self._nested_components(Training, given, place), **self._absolute_plugins(given)}
         if isinstance(value, Training):
             return dataclasses.replace(value, **changed)
         table = {**value, **changed} if isinstance(value, Mapping) else value
         return schema.convert(table, Training, place, self.problems)
+
+    def _absolute_plugins(self, training: Mapping[str, Any]) -> dict[str, str]:
+        """Return the plug-ins that settings name, with absolute paths."""
+        names = {key: training.get(key) for key in ("optimizer", "loss")}
+        return {k: absolute_name(v, self.base) for k, v in names.items() if isinstance(v, str) and ":" in v}
 
     def _given(self, kind: str, value: Any, place: str) -> Given | MemoryComponent | None:
         """Return a component as a table with a name or, if it is in memory, as it is; None after a problem."""
@@ -158,7 +160,18 @@ class Resolver:
             elif value is not None and not isinstance(value, Mapping):
                 component = self.component(key, value, f"group[{number}].{key}")
                 tables[key] = None if component is None else component.to_table()
+        if group.training is not None:
+            tables["training"] = self._training_of_group(group.training, f"group[{number}].training")
         return dataclasses.replace(group, **tables)
+
+    def _training_of_group(self, given: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """Return the settings of a group as a table: a schedule is a table or a name, paths are absolute."""
+        table = {**given, **self._absolute_plugins(given)}
+        schedule = table.get("schedule")
+        if schedule is not None and not isinstance(schedule, str | Mapping):
+            component = self.component("schedule", schedule, f"{place}.schedule")
+            table["schedule"] = None if component is None else component.to_table()
+        return table
 
     def _nested_components(self, cls: type, options: Mapping[str, Any], place: str) -> dict[str, Component | None]:
         """Return the parameters of `cls` that are components themselves; a string in place of a table is a name."""

@@ -7,7 +7,7 @@ memory. `Setup.node` creates a node of either engine from it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -27,6 +27,7 @@ from shoal.runtime import Runtime
 from shoal.topologies.graph import Mixing, Topology, TopologyWarning
 from shoal.training import Trainer, TrainerBackend, TrainerFactory, TrainerInputs
 from shoal.training.metrics import TRAINERS, Metrics
+from shoal.training.settings import OPTIONAL_SETTINGS, Training
 from shoal.training.trainer import ScheduledTrainer
 from shoal.types import NodeId, Params
 
@@ -120,13 +121,23 @@ class Setup:
         """Create the trainer of node `id`, as it is before its first step."""
         training = self.experiment.settings(id).training
         trainer = self.trainer_factory.trainer(id, training, self.speeds[id].simulated_step)
-        if training.schedule is not None and not isinstance(trainer, ScheduledTrainer):
-            name, schedule = self.experiment.trainer.name, training.schedule.name
-            raise ExperimentError(
-                [f"training.schedule = {schedule!r}: trainer {name!r} does not follow schedules; remove the schedule"],
-                self.experiment.name,
-            )
+        if problems := list(self._options_not_followed(training, trainer)):
+            raise ExperimentError(problems, self.experiment.name)
         return trainer
+
+    def _options_not_followed(self, training: Training, trainer: Trainer) -> Iterator[str]:
+        """List the settings that would have no effect with this trainer."""
+        backend = self.experiment.trainer
+        for key in OPTIONAL_SETTINGS:
+            value = getattr(training, key)
+            followed = key in backend.traits.training_options
+            if key == "schedule":
+                followed = followed and isinstance(trainer, ScheduledTrainer)
+            if not followed and value not in (None, 0.0, "float32"):
+                yield (
+                    f"training.{key} = {getattr(value, 'name', value)!r}: trainer {backend.name!r} does not follow it; "
+                    f"remove it or, if the trainer does, declare Traits(training_options=frozenset(['{key}']))"
+                )
 
     def _discovery(self) -> PeerDiscovery | None:
         if self.experiment.topology.traits.discovers_peers:

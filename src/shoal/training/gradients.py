@@ -73,6 +73,8 @@ class LossScaling:
 
     def __init__(self, enabled: bool, state: OptimizerState) -> None:
         self._enabled = enabled
+        self.left_out = 0
+        """Steps whose gradients overflowed."""
         kept = state.get(LOSS_SCALE) if enabled else None
         self._scale: float = INITIAL_SCALE if kept is None else float(kept[0])
         self._steps: float = 0.0 if kept is None else float(kept[1])
@@ -86,6 +88,7 @@ class LossScaling:
         gradient.div_(self._scale)
         if not gradient.isfinite().all():
             self._scale, self._steps = self._scale / 2, 0.0
+            self.left_out += 1
             return False
         self._steps += 1
         if self._steps == STEPS_BEFORE_GROWTH:

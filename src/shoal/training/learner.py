@@ -120,16 +120,15 @@ class Learner:
         """Take one optimizer step on each batch. Return the result and the optimizer's new state.
 
         `batches` holds indices of samples. Indices beyond the data set are samples of `added`. `seed` is for random
-        draws in the module (dropout) and in augmentations. `shift` transforms the inputs for this node. `buffers` are
-        the node's own buffers; None takes the initial ones. After the call, `flat.read_local()` returns the new ones.
-        `rates` are the learning rates of the steps; None takes that of the settings.
+        draws in the module (dropout), in augmentations and in the optimizer. `shift` transforms the inputs for this
+        node. `buffers` are the node's own buffers; None takes the initial ones. After the call, `flat.read_local()`
+        returns the new ones. `rates` are the learning rates of the steps; None takes that of the settings.
         """
         import torch
 
         flat, optimizer, module = self.flat, self._optimizer, self.flat.module
         proximal = self.training.proximal
         added_tensors = None if added is None else _tensors(added, self.device)
-        self._draws.seed(seed)
         flat.load(params)
         flat.load_local(buffers)
         values, gradient = flat.values[: flat.trained_size], flat.gradient[: flat.trained_size]
@@ -138,26 +137,27 @@ class Learner:
         load_state(optimizer, scaling.remove_from(state))
         total = torch.zeros((), device=self.device)
         rng = generator(seed, "augmentation") if self._augmentations else None
-        for i, batch in enumerate(torch.from_numpy(batches)):
-            flat.gradient.zero_()
-            inputs, targets = self.gather(batch, added_tensors)
-            if shift is not None:
-                inputs = shift.apply(inputs, batch)
-            if rng is not None:
-                inputs = augment(inputs, self._augmentations, rng)
-            with self._precision.autocast():
-                loss = self._loss(module(inputs), targets)
-            total += loss.detach()
-            if not scaling.backward(loss, gradient):
-                continue
-            if start is not None:
-                gradient.add_(values - start, alpha=proximal)
-            clip(gradient, self.training)
-            set_rate(optimizer, rates, i)
-            take_step(optimizer)
-        self._draws.restore()
+        with self._draws.seeded(seed):
+            for i, batch in enumerate(torch.from_numpy(batches)):
+                flat.gradient.zero_()
+                inputs, targets = self.gather(batch, added_tensors)
+                if shift is not None:
+                    inputs = shift.apply(inputs, batch)
+                if rng is not None:
+                    inputs = augment(inputs, self._augmentations, rng)
+                with self._precision.autocast():
+                    loss = self._loss(module(inputs), targets)
+                total += loss.detach()
+                if not scaling.backward(loss, gradient):
+                    continue
+                if start is not None:
+                    gradient.add_(values - start, alpha=proximal)
+                clip(gradient, self.training)
+                set_rate(optimizer, rates, i)
+                take_step(optimizer)
         flat.sync_statistics()
-        return Trained(flat.read(), float(total) / len(batches)), scaling.add_to(read_state(optimizer))
+        trained = Trained(flat.read(), float(total) / len(batches), scaling.left_out)
+        return trained, scaling.add_to(read_state(optimizer))
 
     def evaluate(
         self,
@@ -169,14 +169,15 @@ class Learner:
         """Return the scores on all test samples, or on those with the indices `tests`.
 
         `shift` transforms the inputs for this node. `buffers` are the node's own buffers; None takes the initial
-        ones, for example for the average of many models.
+        ones, for example for the average of many models. A module that draws random numbers in evaluations draws the
+        same ones in each.
         """
         import torch
 
         self.flat.load(params)
         self.flat.load_local(buffers)
         totals: dict[str, Any] = {}
-        with torch.inference_mode(), self._evaluation_mode():
+        with torch.inference_mode(), self._evaluation_mode(), self._draws.seeded(0):
             for numbers, x, y in self._test_batches(tests):
                 outputs = self.flat.module(x if shift is None else shift.apply(x, -1 - numbers))
                 add_sums(totals, self.metrics.batch_sums(outputs, y, self._test_loss(outputs, y)))
@@ -196,8 +197,8 @@ class Learner:
     def trains_stacked(self) -> bool:
         """Whether `train_stacked` gives the same results as `train`.
 
-        torch must be able to compute many of these models at once, in float32, the optimizer must be elementwise, and
-        the module must draw no random numbers, because each node draws its own.
+        torch must be able to compute many of these models at once, in float32, and the optimizer must be elementwise.
+        Module, augmentations and optimizer must not draw from global generators, because each node draws its own.
         """
         return (
             self._optimizers.elementwise
@@ -225,18 +226,29 @@ class Learner:
         views = self.flat.stacked(self.flat.values.expand(2, -1).clone())
         x, y = (tensor[:1].expand(2, 1, *tensor.shape[1:]) for tensor in self._train)
         x = normalise(x, self._scaling)
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with torch.random.fork_rng(devices=[]), self._draws.seeded(0), warnings.catch_warnings():
             warnings.filterwarnings("error", message="There is a performance drop")
             before = global_states()
             try:
                 if training:
-                    self._stacked_gradients(views, x, y)
+                    rng = generator(0, "augmentation")
+                    inputs = torch.stack([augment(one, self._augmentations, rng) for one in x])
+                    self._stacked_gradients(views, inputs, y)
+                    self._try_step()
                 else:
                     with torch.inference_mode(), self._evaluation_mode():
                         self._stacked_sums(views, x[0], y[0])
             except Exception:  # a user's module may raise anything; training it alone reports the error
                 return False
             return global_states() == before
+
+    def _try_step(self) -> None:
+        """Take a step with an optimizer of its own on a copy of the parameters."""
+        import torch
+
+        values = self.flat.values[: self.flat.trained_size].expand(2, -1).clone()
+        values.grad = torch.zeros_like(values)
+        take_step(self._optimizers.create([values]))
 
     def train_stacked(
         self,

@@ -26,6 +26,9 @@ ELEMENTWISE = frozenset(
 UNSUPPORTED = frozenset({"Optimizer", "LBFGS", "SparseAdam", "Muon"})
 """Classes of torch.optim that need a closure, sparse gradients, or matrices only."""
 
+IN_GROUP = "group."
+"""The prefix of entries of a state that belong to the parameter group of the optimizer."""
+
 OptimizerState: TypeAlias = dict[str, Any]
 """The state of an optimizer for one node. With one tensor: its entries. With several: the entries of each by index."""
 
@@ -115,21 +118,40 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
 
 def load_state(optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
     """Make `optimizer` continue from `state`, as `read_state` returned it."""
-    tensors = optimizer.param_groups[0]["params"]
+    group = optimizer.param_groups[0]
+    tensors = group["params"]
+    for key in _changed_in_group(optimizer):  # by another node
+        del group[key]
+    own = {key.removeprefix(IN_GROUP): value for key, value in state.items() if key.startswith(IN_GROUP)}
+    group.update({**{key: value for key, value in optimizer.defaults.items() if key not in group}, **own})
+    state = {key: value for key, value in state.items() if not key.startswith(IN_GROUP)} if own else state
     per_tensor = [state] if len(tensors) == 1 else [state.get(str(i), {}) for i in range(len(tensors))]
     optimizer.state = defaultdict(dict, zip(tensors, (dict(s) for s in per_tensor), strict=True))
 
 
 def read_state(optimizer: torch.optim.Optimizer) -> OptimizerState:
-    tensors = optimizer.param_groups[0]["params"]
+    group = optimizer.param_groups[0]
+    tensors = group["params"]
+    changed = {f"{IN_GROUP}{key}": group[key] for key in _changed_in_group(optimizer)}
     if len(tensors) == 1:
-        return dict(optimizer.state[tensors[0]])
-    return {str(i): dict(optimizer.state[t]) for i, t in enumerate(tensors)}
+        return {**optimizer.state[tensors[0]], **changed}
+    return {**{str(i): dict(optimizer.state[t]) for i, t in enumerate(tensors)}, **changed}
+
+
+def _changed_in_group(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the entries of the parameter group that a plug-in has set in its steps, other than the learning rate."""
+    defaults = optimizer.defaults
+    group = optimizer.param_groups[0]
+    return [k for k, v in group.items() if k not in ("params", "lr") and (k not in defaults or v is not defaults[k])]
 
 
 def state_signature(state: OptimizerState) -> Hashable:
     """Return a value that is equal for states that can be stacked: the same entries after equally many steps."""
-    return tuple((key, float(value) if _is_step_count(value) else None) for key, value in state.items())
+    return tuple((key, _number_or_text(value) if _is_step_count(value) else None) for key, value in state.items())
+
+
+def _number_or_text(value: Any) -> float | str:
+    return float(value) if hasattr(value, "ndim") or isinstance(value, int | float) else repr(value)
 
 
 def stack_states(states: Sequence[OptimizerState]) -> OptimizerState:

@@ -8,6 +8,9 @@ from typing import Annotated, Any, Literal
 
 from shoal.types import Bounds, Nested
 
+OPTIONAL_SETTINGS = ("schedule", "clip_norm", "clip_value", "label_smoothing", "precision")
+"""Settings that a trainer follows only if its backend declares it (`Traits.training_options`)."""
+
 
 @dataclass(frozen=True)
 class Training:

@@ -11,7 +11,7 @@ from shoal.training.inputs import TrainerInputs
 from shoal.training.learner import Learner
 from shoal.training.normalisation import example_inputs
 from shoal.training.outputs import check_outputs
-from shoal.training.settings import Training
+from shoal.training.settings import OPTIONAL_SETTINGS, Training
 from shoal.training.torch_trainer import TorchTrainer
 from shoal.traits import Traits
 from shoal.types import NodeId, Params
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class TorchBackend:
     """The experiment's model as a torch module, trained with the optimizer and the loss of `training`."""
 
-    traits: ClassVar[Traits] = Traits(augments=True, fine_tunes=True)
+    traits: ClassVar[Traits] = Traits(augments=True, fine_tunes=True, training_options=frozenset(OPTIONAL_SETTINGS))
 
     def create_factory(self, inputs: TrainerInputs) -> TorchTrainerFactory:
         return TorchTrainerFactory(inputs)

@@ -12,6 +12,7 @@ from shoal.data.dataset import Indices, Shift
 from shoal.data.local import NodeData
 from shoal.state import State
 from shoal.training.batches import Batches, FineTuning
+from shoal.training.gradients import LOSS_SCALE
 from shoal.training.learner import Learner
 from shoal.training.optimizers import OptimizerState, arrays_to_tensors, state_signature, tensors_to_arrays
 from shoal.training.trainer import Trained, require_samples
@@ -163,3 +164,5 @@ class TorchTrainer:
     def _keep(self, state: OptimizerState) -> None:
         if self.learner.training.keep_state is not False:
             self._state = state
+        elif LOSS_SCALE in state:  # it belongs to the number format, not to the optimizer
+            self._state = {LOSS_SCALE: state[LOSS_SCALE]}

@@ -23,6 +23,8 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
 
     params: Params
     loss: float
+    steps_left_out: int = 0
+    """Steps that did not change the parameters, because their gradients overflowed (`training.precision`)."""
 
 
 class Trainer(Protocol):
@@ -67,7 +69,10 @@ class ScheduledTrainer(Protocol):
     """A trainer whose learning rate depends on the round, or on the number of local steps so far."""
 
     def set_progress(self, round: int, step: int) -> None:
-        """Set the node's round and the number of its local steps so far. Called before each training."""
+        """Set the node's round and the number of its local steps so far.
+
+        Called before each training and each evaluation.
+        """
         ...
 
     def learning_rate(self, round: int, step: int) -> float:
@@ -127,25 +132,19 @@ class Train(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def batch_key(self) -> Hashable:
-        trainer = self._prepared()
+        trainer = _prepared(self)
         key = None
         if isinstance(trainer, BatchableTrainer) and knows_overrides(trainer, "train_batch", UNRELATED_TO_TRAINING):
             key = trainer.train_key(self.steps)
         return id(trainer) if key is None else (Train, type(trainer), key)
 
     def run(self) -> Trained:
-        return self._prepared().train(self.params, self.steps)
+        return _prepared(self).train(self.params, self.steps)
 
     @staticmethod
     def run_batch(works: Sequence[Train]) -> list[Trained]:
-        trainers = [work._prepared() for work in works]
+        trainers = [_prepared(work) for work in works]
         return _batchable(trainers[0]).train_batch(trainers, [w.params for w in works], works[0].steps)
-
-    def _prepared(self) -> Trainer:
-        """Return the trainer, at the node's progress."""
-        if _is_scheduled(type(self.trainer)):
-            cast(ScheduledTrainer, self.trainer).set_progress(self.round, self.step)
-        return self.trainer
 
 
 class Evaluate(msgspec.Struct, frozen=True, gc=False):
@@ -153,6 +152,9 @@ class Evaluate(msgspec.Struct, frozen=True, gc=False):
 
     trainer: Trainer
     params: Params
+    round: int = 0
+    step: int = 0
+    """The node's round and the number of its local steps so far, for fine-tuning before the evaluation."""
 
     @property
     def seconds(self) -> float:
@@ -169,18 +171,25 @@ class Evaluate(msgspec.Struct, frozen=True, gc=False):
         return id(trainer) if key is None else (Evaluate, type(trainer), key)
 
     def run(self) -> dict[str, float]:
-        return self.trainer.evaluate(self.params)
+        return _prepared(self).evaluate(self.params)
 
     @staticmethod
     def run_batch(works: Sequence[Evaluate]) -> list[dict[str, float]]:
-        first = _batchable(works[0].trainer)
-        return first.evaluate_batch([w.trainer for w in works], [w.params for w in works])
+        trainers = [_prepared(work) for work in works]
+        return _batchable(trainers[0]).evaluate_batch(trainers, [w.params for w in works])
 
 
 def require_samples(count: int) -> None:
     """Raise NodeError when a node without training samples is asked to train."""
     if not count:
         raise NodeError("this node holds no data to train on: it is a service node")
+
+
+def _prepared(work: Train | Evaluate) -> Trainer:
+    """Return the trainer of `work`, at the node's progress."""
+    if _is_scheduled(type(work.trainer)):
+        cast(ScheduledTrainer, work.trainer).set_progress(work.round, work.step)
+    return work.trainer
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shoal.cli.arguments import Commands, writing
+from shoal.cli.arguments import Commands
 from shoal.cli.display import console, print_line, show_warnings
 from shoal.errors import ExperimentError
 
@@ -26,16 +26,19 @@ def add_parser(commands: Commands) -> None:
 
 
 def export_model(parsed: argparse.Namespace) -> int:
+    from shoal.experiment.final_models import averaged_nodes
     from shoal.experiment.run_results import open_run
 
-    with show_warnings(console()), writing(parsed.out, "export-model"):
+    with show_warnings(console()):
         run = open_run(parsed.run)
         try:
             run.save_model(parsed.out, parsed.node)
         except ExperimentError as error:
             error.add_note(f"The model is built from {run.folder.experiment}: its files and classes must still exist.")
             raise
-    whose = "all nodes, averaged" if parsed.node == "average" else f"node {parsed.node}"
+    whose = f"node {parsed.node}"
+    if parsed.node == "average":
+        whose = f"{len(averaged_nodes(run.folder, run.summary))} of {run.summary['nodes']} nodes, averaged,"
     print_line(f"the final model of {whose} in {run.folder.path}: {parsed.out}")
     return 0
 

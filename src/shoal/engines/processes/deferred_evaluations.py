@@ -19,6 +19,7 @@ from shoal.engines.processes.slots import Slots
 from shoal.errors import CheckpointError, DiskFullError
 from shoal.node import Node
 from shoal.results.records import Evaluation, RunFolder, writing_to
+from shoal.training.trainer import Evaluate
 from shoal.types import Params
 
 NOT_EVALUATED = "not evaluated"
@@ -41,15 +42,20 @@ class DeferredEvaluations:
                 path.parent.mkdir(exist_ok=True)
                 path.touch()
                 self._file = path.open("r+b", buffering=0)
-        self._kept: list[tuple[int, float, int | None]] = []
-        """Round, time and tick of each model in the file."""
+        self._kept: list[tuple[int, float, int | None, tuple[int, int]]] = []
+        """Round, time, tick and progress of each model in the file."""
         self.latest_first = False
         """Whether the latest of the remaining models is evaluated next. It may change between two evaluations."""
         self.latest_evaluated = False
         """Whether the latest of all models has been evaluated."""
 
-    def keep(self, round: int, time: float, params: Params, tick: int | None = None) -> bool:
-        """Keep a model. Returns False if the disk is full: the model is not evaluated."""
+    def keep(
+        self, round: int, time: float, params: Params, tick: int | None = None, progress: tuple[int, int] = (0, 0)
+    ) -> bool:
+        """Keep a model. Returns False if the disk is full: the model is not evaluated.
+
+        `progress` is the node's round and the number of its local steps, for fine-tuning before the evaluation.
+        """
         left = params.data.cast("B")
         try:
             with writing_to(self._folder.path):
@@ -58,16 +64,19 @@ class DeferredEvaluations:
                     left = left[self._file.write(left) :]
         except DiskFullError:
             return False
-        self._kept.append((round, time, tick))
+        self._kept.append((round, time, tick, progress))
         return True
 
     def state(self) -> list[list[Any]]:
-        """The round, time and tick of each model in the file."""
+        """The round, time, tick and progress of each model in the file."""
         return [list(kept) for kept in self._kept]
 
     def restore(self, state: list[list[Any]], model_bytes: int) -> None:
         """Continue with the models that the file had when `state` was saved."""
-        self._kept = [(round, time, tick) for round, time, tick in state]
+        self._kept = []
+        for round, time, tick, *rest in state:
+            training_round, step = rest[0] if rest else (round, 0)  # states of earlier versions have no progress
+            self._kept.append((round, time, tick, (training_round, step)))
         size = len(self._kept) * model_bytes
         if os.fstat(self._file.fileno()).st_size < size:
             raise CheckpointError(
@@ -90,9 +99,10 @@ class DeferredEvaluations:
         """Evaluate all models, each of them once: the earliest first, or the latest first while `latest_first`."""
         size, remaining = node.params.nbytes, deque(enumerate(self._kept))
         while remaining:
-            place, (round, time, tick) = remaining.pop() if self.latest_first else remaining.popleft()
+            place, (round, time, tick, progress) = remaining.pop() if self.latest_first else remaining.popleft()
             self._file.seek(place * size)
-            scores = node.trainer.evaluate(np.frombuffer(self._file.read(size), np.float32))
+            params = np.frombuffer(self._file.read(size), np.float32)
+            scores = Evaluate(node.trainer, params, *progress).run()
             self.latest_evaluated |= place == len(self._kept) - 1
             yield Evaluation(round, time, scores, tick)
 
@@ -174,7 +184,8 @@ class SnapshotTimer:
         node = self._node
         round = max(0, node.next_round - 1)
         deferred = self._deferred if node.context.schedule.evaluated else None
-        if deferred is not None and not deferred.keep(round, time, node.params, tick):
+        work = node.training.evaluation(node.params)
+        if deferred is not None and not deferred.keep(round, time, work.params, tick, (work.round, work.step)):
             node.record_event(NOT_EVALUATED, f"tick {tick}: the disk is full")
         if node.context.schedule.averaged:
             self._receiver.submit_for_average(round, node.params, tick)

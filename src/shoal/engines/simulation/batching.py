@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from shoal.experiment import Batching, Experiment
 from shoal.experiment.checks import uses_accelerator
 from shoal.experiment.setup import Setup
 from shoal.training.settings import Training
+from shoal.training.torch_factory import TorchTrainerFactory
 from shoal.training.trainer import BatchableTrainer, Train
 from shoal.types import NodeId
 
@@ -154,6 +156,7 @@ def _key(experiment: Experiment, setup: Setup, stackable: bool) -> str:
         stackable,
         experiment.trainer.to_table(),
         experiment.model.to_table(),
+        _module_text(setup),
         experiment.training.device,
         data.shape,
         data.task,
@@ -164,6 +167,13 @@ def _key(experiment: Experiment, setup: Setup, stackable: bool) -> str:
         version("torch"),
     ]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
+
+
+def _module_text(setup: Setup) -> list[object]:
+    """The shapes of the parameters and the layers: two models may have one name, and a plug-in may be edited."""
+    factory = setup.trainer_factory
+    layers = repr(factory.flat.module) if isinstance(factory, TorchTrainerFactory) else ""
+    return [factory.shapes, re.sub(r" at 0x[0-9a-f]+", "", layers)]  # addresses differ in each process
 
 
 # The cache

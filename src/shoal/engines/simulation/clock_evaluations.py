@@ -10,7 +10,6 @@ from shoal.engines.simulation.scheduled_events import SimulatedEvents
 from shoal.engines.simulation.world import World
 from shoal.experiment import Experiment
 from shoal.results.records import Evaluation
-from shoal.training.trainer import Evaluate
 
 
 class ClockEvaluations:
@@ -52,7 +51,7 @@ class ClockEvaluations:
         tick = self._checkpoints.ticks
         present = self._nodes.present_training_nodes
         evaluated = [node for node in present if node.context.schedule.evaluated]
-        works = [Evaluate(node.trainer, node.params) for node in evaluated]
+        works = [node.training.evaluation(node.params) for node in evaluated]
         executor = self._world.executor
         size = executor.max_batch
         scores = [s for i in range(0, len(works), size) for s in executor.run(works[i : i + size])]

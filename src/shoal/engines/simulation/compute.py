@@ -129,7 +129,7 @@ class WorkerExecutor:
         node = self._nodes[id(work.trainer)]
         if isinstance(work, Train):
             return Command("train", node, work.trainer.steps(work.steps), round=work.round, step=work.step)
-        return Command("evaluate", node)
+        return Command("evaluate", node, round=work.round, step=work.step)
 
     def _collect(self, worker: Worker, members: list[int], works: Sequence[Any], results: list[Any]) -> None:
         """Put the results of a worker into the places `members` of `results`."""
@@ -148,7 +148,7 @@ def _result(work: Any, reply: Reply, row: Params) -> Any:
     work.trainer.cpu_seconds += reply.cpu_seconds
     params = row.copy()
     params.flags.writeable = False
-    return Trained(params, reply.loss)
+    return Trained(params, reply.loss, reply.steps_left_out)
 
 
 def _params(work: Any) -> Params:

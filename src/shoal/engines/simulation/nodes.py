@@ -19,6 +19,7 @@ from shoal.experiment.setup import Setup
 from shoal.message import RUN_LENGTH
 from shoal.node import Node
 from shoal.results.records import JOINED, NOT_JOINED, REJOINED, Event, Record
+from shoal.training.trainer import Evaluate
 from shoal.types import NodeId, Params
 
 ROUNDS_PER_PROGRESS_CHECK = 64
@@ -51,7 +52,7 @@ class _NodeObserver:
             world.runtimes[self._id].hang()
             await park()  # never resumed
 
-    def defer_evaluation(self, round: int, params: Params) -> bool:
+    def defer_evaluation(self, round: int, work: Evaluate) -> bool:
         return False  # an evaluation takes no virtual time
 
 
