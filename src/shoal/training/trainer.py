@@ -134,8 +134,8 @@ class Train(msgspec.Struct, frozen=True, gc=False):
     def batch_key(self) -> Hashable:
         trainer = _prepared(self)
         key = None
-        if isinstance(trainer, BatchableTrainer) and knows_overrides(trainer, "train_batch", UNRELATED_TO_TRAINING):
-            key = trainer.train_key(self.steps)
+        if _is_batchable(type(trainer)) and knows_overrides(trainer, "train_batch", UNRELATED_TO_TRAINING):
+            key = cast(BatchableTrainer, trainer).train_key(self.steps)
         return id(trainer) if key is None else (Train, type(trainer), key)
 
     def run(self) -> Trained:
@@ -164,10 +164,8 @@ class Evaluate(msgspec.Struct, frozen=True, gc=False):
     def batch_key(self) -> Hashable:
         trainer = self.trainer
         key = None
-        if isinstance(trainer, BatchableTrainer) and knows_overrides(
-            trainer, "evaluate_batch", UNRELATED_TO_EVALUATION
-        ):
-            key = trainer.evaluate_key()
+        if _is_batchable(type(trainer)) and knows_overrides(trainer, "evaluate_batch", UNRELATED_TO_EVALUATION):
+            key = cast(BatchableTrainer, trainer).evaluate_key()
         return id(trainer) if key is None else (Evaluate, type(trainer), key)
 
     def run(self) -> dict[str, float]:
@@ -195,6 +193,12 @@ def _prepared(work: Train | Evaluate) -> Trainer:
 @cache
 def _is_scheduled(cls: type) -> bool:
     return issubclass(cls, ScheduledTrainer)
+
+
+@cache
+def _is_batchable(cls: type) -> bool:
+    """Cached: the check of a protocol is slow."""
+    return issubclass(cls, BatchableTrainer)
 
 
 def _batchable(trainer: Trainer) -> BatchableTrainer:
