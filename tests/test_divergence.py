@@ -65,7 +65,7 @@ def test_the_display_names_diverged_nodes(shoal: Any, small: Path) -> None:
 
 
 def test_a_restored_node_has_diverged_only_if_it_had_before() -> None:
-    """The loss does not tell: a trainer that does not know its loss reports NaN."""
+    """The loss does not show it: a trainer that does not know its loss reports NaN."""
     finite, wrong = np.zeros(2, np.float32), np.full(2, np.nan, np.float32)
     for params, expected in ((finite, False), (wrong, True)):
         before, after = (NodeTraining(cast(Any, None), 0.1) for _ in range(2))

@@ -35,6 +35,7 @@ from shoal.environment.devices import Speed
 from shoal.experiment import Experiment
 from shoal.mailbox import Mailbox
 from shoal.message import Message, Payload
+from shoal.node_training import NodeTraining
 from shoal.results.records import Average, End, Evaluation, Event, Round, RunFolder
 from shoal.testing import Faults
 
@@ -265,8 +266,7 @@ EVALUATED_NODE = SimpleNamespace(
     next_round=1,
     params=np.zeros(3, np.float32),
     context=SimpleNamespace(schedule=SimpleNamespace(evaluated=True, averaged=False)),
-    training=SimpleNamespace(evaluation=lambda params: SimpleNamespace(params=params, round=0, step=0)),
-    trainer=SimpleNamespace(evaluate=lambda params: {"sum": float(params.sum())}),
+    training=NodeTraining(cast(Any, SimpleNamespace(evaluate=lambda params: {"sum": float(params.sum())})), 0.1),
 )
 """A node whose model is evaluated by the clock."""
 

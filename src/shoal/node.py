@@ -24,7 +24,7 @@ from shoal.node_protocols import (
 )
 from shoal.node_training import NodeTraining
 from shoal.peer_timeouts import PeerTimeouts
-from shoal.results.records import Evaluation, Event, Round
+from shoal.results.records import DIVERGED, NOT_TRAINED, Evaluation, Event, Round
 from shoal.runtime import Runtime
 from shoal.sharing.sharing import NodeAware, NodeInfo, Outgoing, PayloadChecker, Sharing, payload_for
 from shoal.state import Generators, State, Stateful
@@ -99,7 +99,6 @@ class Node:
         self._observer = observer
         self.checkpoints = NodeCheckpoints(saver)
         self.training = NodeTraining(trainer, context.learning_rate)
-        """Where this node is in its local training."""
         self._generators = Generators(context.seed, context.id)
         self._check = sharing.check if isinstance(sharing, PayloadChecker) else None
         self.interactive_sharing: InteractiveSharing | None = None
@@ -190,8 +189,10 @@ class Node:
     async def train(self, params: Params, steps: int | None = None) -> Params:
         """Return a new vector: `params` after local training. `steps` None uses the experiment's number of steps."""
         trained = await self.training.train(self.runtime, params, steps)
-        for what, detail in self.training.events(trained, steps):
-            self.record_event(what, detail)
+        if self.training.newly_diverged(trained):
+            self.record_event(DIVERGED, f"round {self.training.round}: the training loss is {trained.loss}")
+        if trained.steps_left_out and trained.steps_left_out == self.trainer.steps(steps):
+            self.record_event(NOT_TRAINED, f"round {self.training.round}: the gradients of all steps overflowed")
         return trained.params
 
     # Peers
@@ -427,9 +428,9 @@ class Node:
 
     async def evaluate(self, round: int) -> None:
         """Evaluate the model now, or save it for evaluation after the run; nothing if this node is not evaluated."""
-        work = self.training.evaluation(self.params)
-        if self.context.schedule.evaluated and not self._observer.defer_evaluation(round, work):
-            scores = await self.runtime.compute(work)
+        progress = self.training.progress
+        if self.context.schedule.evaluated and not self._observer.defer_evaluation(round, self.params, progress):
+            scores = await self.runtime.compute(self.training.evaluation(self.params, progress))
             self._observer.record(Evaluation(round, self.now(), scores))
 
     def reject(self, sender: NodeId, reason: str) -> None:

@@ -8,7 +8,6 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from shoal.results.records import Record
 from shoal.topologies.graph import Mixing, Topology, WeightScheme
-from shoal.training.trainer import Evaluate
 from shoal.types import NodeId, Params
 
 NonFinite: TypeAlias = Literal["reject", "keep"]
@@ -27,8 +26,11 @@ class Observer(Protocol):
         """Run at the start of every round; scheduled faults happen here."""
         ...
 
-    def defer_evaluation(self, round: int, work: Evaluate) -> bool:
-        """Keep a model to evaluate it after the run. Returns False if the node must evaluate it now."""
+    def defer_evaluation(self, round: int, params: Params, progress: tuple[int, int]) -> bool:
+        """Keep a model to evaluate it after the run. Returns False if the node must evaluate it now.
+
+        `progress` is that of the node's training: its round and the number of its local steps.
+        """
         ...
 
 

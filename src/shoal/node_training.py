@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
-from shoal.results.records import DIVERGED
 from shoal.runtime import Runtime
 from shoal.state import State
 from shoal.training.trainer import Evaluate, ScheduledTrainer, Train, Trained, Trainer
 from shoal.types import Params
-
-NOT_TRAINED = "not trained"
-"""The event of a training that did not change the model, because all its steps were left out."""
 
 
 class NodeTraining:
@@ -45,16 +40,14 @@ class NodeTraining:
         self.loss = trained.loss
         return trained
 
-    def evaluation(self, params: Params) -> Evaluate:
-        """Return the work of evaluating `params` at this point of the training."""
-        return Evaluate(self._trainer, params, self.round, self._steps)
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The round, and the number of local steps so far."""
+        return self.round, self._steps
 
-    def events(self, trained: Trained, steps: int | None) -> Iterator[tuple[str, str]]:
-        """Yield the unusual events of a training, and their details."""
-        if self.newly_diverged(trained):
-            yield DIVERGED, f"round {self.round}: the training loss is {trained.loss}"
-        if trained.steps_left_out and trained.steps_left_out == self._trainer.steps(steps):
-            yield NOT_TRAINED, f"round {self.round}: the gradients of all steps overflowed, see training.precision"
+    def evaluation(self, params: Params, progress: tuple[int, int]) -> Evaluate:
+        """Return the work of evaluating `params`, a model of the node at this `progress`."""
+        return Evaluate(self._trainer, params, *progress)
 
     def newly_diverged(self, trained: Trained) -> bool:
         """Return whether this is the node's first training that diverged.

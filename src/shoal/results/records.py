@@ -117,6 +117,8 @@ which nodes still join. To change the text, change the format.
 """
 DIVERGED = "diverged"
 """The event of a node whose training loss is not finite for the first time."""
+NOT_TRAINED = "not trained"
+"""The event of a training that did not change the model: all its steps were left out (`training.precision`)."""
 REJOINED = "rejoined"
 """The event of a restarted node that continues where its peers are."""
 

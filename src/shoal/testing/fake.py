@@ -33,7 +33,7 @@ from shoal.sharing.full import FullSharing
 from shoal.sharing.sharing import Sharing
 from shoal.topologies.graph import FromLabels, Mixing, Topology, WeightScheme
 from shoal.topologies.static import Ring
-from shoal.training.trainer import Evaluate, Trained
+from shoal.training.trainer import Trained
 from shoal.traits import traits_of
 from shoal.types import NodeId, Params
 
@@ -258,5 +258,5 @@ class _RecordingObserver:
     async def before_round(self, round: int) -> None:
         """There are no faults."""
 
-    def defer_evaluation(self, round: int, work: Evaluate) -> bool:
+    def defer_evaluation(self, round: int, params: Params, progress: tuple[int, int]) -> bool:
         return False

@@ -19,7 +19,6 @@ from shoal.engines.processes.slots import Slots
 from shoal.errors import CheckpointError, DiskFullError
 from shoal.node import Node
 from shoal.results.records import Evaluation, RunFolder, writing_to
-from shoal.training.trainer import Evaluate
 from shoal.types import Params
 
 NOT_EVALUATED = "not evaluated"
@@ -102,7 +101,7 @@ class DeferredEvaluations:
             place, (round, time, tick, progress) = remaining.pop() if self.latest_first else remaining.popleft()
             self._file.seek(place * size)
             params = np.frombuffer(self._file.read(size), np.float32)
-            scores = Evaluate(node.trainer, params, *progress).run()
+            scores = node.training.evaluation(params, progress).run()
             self.latest_evaluated |= place == len(self._kept) - 1
             yield Evaluation(round, time, scores, tick)
 
@@ -184,8 +183,7 @@ class SnapshotTimer:
         node = self._node
         round = max(0, node.next_round - 1)
         deferred = self._deferred if node.context.schedule.evaluated else None
-        work = node.training.evaluation(node.params)
-        if deferred is not None and not deferred.keep(round, time, work.params, tick, (work.round, work.step)):
+        if deferred is not None and not deferred.keep(round, time, node.params, tick, node.training.progress):
             node.record_event(NOT_EVALUATED, f"tick {tick}: the disk is full")
         if node.context.schedule.averaged:
             self._receiver.submit_for_average(round, node.params, tick)

@@ -16,7 +16,6 @@ from shoal.errors import NodeError
 from shoal.results.progress import main_score
 from shoal.results.record_writer import RecordWriter
 from shoal.results.records import DIVERGED, Evaluation, Event, Record, Round
-from shoal.training.trainer import Evaluate
 from shoal.types import Params
 
 REPORT_INTERVAL = 0.5
@@ -74,11 +73,10 @@ class NodeObserver:
     def submit_for_average(self, round: int, params: Params, tick: int | None = None) -> None:
         self._link.send(control.ModelSnapshot(self._id, round, self._runtime.now(), tick), params)
 
-    def defer_evaluation(self, round: int, work: Evaluate) -> bool:
+    def defer_evaluation(self, round: int, params: Params, progress: tuple[int, int]) -> bool:
         if self._deferred is None:
             return False
-        progress = work.round, work.step
-        if not self._deferred.keep(round, self._runtime.now(), work.params, progress=progress):
+        if not self._deferred.keep(round, self._runtime.now(), params, progress=progress):
             self.record(Event(NOT_EVALUATED, self._runtime.now(), f"round {round}: the disk is full"))
         return True
 

@@ -51,7 +51,7 @@ class ClockEvaluations:
         tick = self._checkpoints.ticks
         present = self._nodes.present_training_nodes
         evaluated = [node for node in present if node.context.schedule.evaluated]
-        works = [node.training.evaluation(node.params) for node in evaluated]
+        works = [node.training.evaluation(node.params, node.training.progress) for node in evaluated]
         executor = self._world.executor
         size = executor.max_batch
         scores = [s for i in range(0, len(works), size) for s in executor.run(works[i : i + size])]

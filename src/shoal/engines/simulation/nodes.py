@@ -19,7 +19,6 @@ from shoal.experiment.setup import Setup
 from shoal.message import RUN_LENGTH
 from shoal.node import Node
 from shoal.results.records import JOINED, NOT_JOINED, REJOINED, Event, Record
-from shoal.training.trainer import Evaluate
 from shoal.types import NodeId, Params
 
 ROUNDS_PER_PROGRESS_CHECK = 64
@@ -52,7 +51,7 @@ class _NodeObserver:
             world.runtimes[self._id].hang()
             await park()  # never resumed
 
-    def defer_evaluation(self, round: int, work: Evaluate) -> bool:
+    def defer_evaluation(self, round: int, params: Params, progress: tuple[int, int]) -> bool:
         return False  # an evaluation takes no virtual time
 
 
