@@ -6,7 +6,7 @@
 # make setup    only install; make clean removes the installation and caches
 
 PYTHON ?= python3
-JOBS   ?= 2
+JOBS   ?= 3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
