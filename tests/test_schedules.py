@@ -97,7 +97,7 @@ class SampledRates(FedAvg):
 def experiment(schedule: Any, **changed: Any) -> Experiment:
     settings: dict[str, Any] = {
         "nodes": 4,
-        "algorithm": {"name": f"{__name__}:Rates", "rounds": 6},
+        "algorithm": {"name": f"{__file__}:Rates", "rounds": 6},
         "model": {"name": "logistic"},
         "training": {"lr": 0.8, "local_steps": 2, "schedule": schedule},
         "evaluation": {"every": 0, "average": False, "samples": 20},
@@ -140,7 +140,7 @@ def test_a_node_that_restarts_has_the_rate_of_its_round(tmp_path: Path) -> None:
 
 def test_clients_have_the_rate_of_the_server_s_round(tmp_path: Path) -> None:
     """Not that of the client's own number of trainings: half of the clients train in each round."""
-    sampled = {"name": f"{__name__}:SampledRates", "rounds": 6, "fraction": 0.5}
+    sampled = {"name": f"{__file__}:SampledRates", "rounds": 6, "fraction": 0.5}
     run = experiment(HALVED, algorithm=sampled).run(tmp_path)
     for node in range(4):
         rounds = [r.round for r in run.folder.read(node) if isinstance(r, Round)]
