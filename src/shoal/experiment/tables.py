@@ -34,7 +34,7 @@ class EvaluationPlan:
     samples: Annotated[int, Bounds(at_least=1)] | None = None
     """Number of test samples, drawn once from the seed; default: all. If nodes have their own, the number per node."""
     split: Literal["test", "validation"] = "test"
-    """The samples that models are evaluated on: the test samples, or those that `dataset.validation` holds out."""
+    """The samples that models are evaluated on: the test samples, or the samples in `dataset.validation`."""
     data: Literal["all", "own"] = "all"
     """The samples that a node is evaluated on: all of them, or its own. Its own are the samples of the users whose data
     the node holds or, without users, samples in the proportions of the classes that the node holds."""

@@ -143,7 +143,7 @@ def labels(folders: Sequence[RunFolder]) -> list[str]:
 
 
 def _is_compared(key: str, tables: Sequence[Mapping[str, str]]) -> bool:
-    """Whether a key means the same in all runs: also those that lack it could have it."""
+    """Whether a key means the same in all runs: a run that lacks it could have it."""
     if key in DATASET_KEYS or all(key in table for table in tables):
         return True
     component = key.removesuffix(".name").rpartition(".")[0]

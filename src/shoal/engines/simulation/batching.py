@@ -121,7 +121,7 @@ def _measure(experiment: Experiment, setup: Setup, stackable: NodeId | None) -> 
 
 
 def _reference(training: Training) -> Training:
-    """Return the settings of the benchmark: the default ones, except for those that the model may need."""
+    """Return the settings of the benchmark: the default ones, except where the model needs others."""
     return Training(loss=training.loss, buffers=training.buffers, device=training.device)
 
 
