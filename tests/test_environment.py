@@ -209,6 +209,14 @@ def test_a_slow_fault_changes_the_speed_of_a_training_step_in_progress(tmp_path:
     assert [what for what, _ in events_of(run, 1)] == ["fault", "fault"]
 
 
+def test_slow_faults_that_overlap_multiply_and_end_one_by_one(tmp_path: Path) -> None:
+    faults = Faults().slow(1, factor=2.0, what="compute").at(0.5).until(2.5)
+    faults = faults.slow(1, factor=4.0, what="compute").at(1.0).until(2.0)
+    run = experiment(algorithm=LocalTraining(), fault=faults.schedule, network=LINKS).run(tmp_path)
+    # 1/2 until 0.5, 1/4 until 1.0, 1/8 until 2.0, 1/8 at half the speed. Of the next step, 1/8 until 2.5.
+    assert rounds_of(run, 1) == {0: 2.25, 1: 3.375}
+
+
 def test_a_slow_network_delays_messages(tmp_path: Path) -> None:
     def ends(*faults: Fault) -> float:
         run = experiment(network={"name": "uniform", "latency": 0.0, "upload": 0.1}, algorithm=DPSGD(1), fault=faults)

@@ -21,6 +21,7 @@ from conftest import is_zygote, until
 from leaping import LeapingLoop
 from process_runs import NODES, Started, started
 from shoal.engines.processes import control
+from shoal.engines.processes.capacity import KeptMemory
 from shoal.engines.processes.deferred_evaluations import DeferredEvaluations, SnapshotTimer
 from shoal.engines.processes.runtime import ProcessRuntime, RuntimeSettings
 from shoal.engines.processes.shaper import (
@@ -33,8 +34,10 @@ from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.transport import Transport
 from shoal.environment.devices import Speed
 from shoal.experiment import Experiment
+from shoal.experiment.setup import Setup
 from shoal.mailbox import Mailbox
-from shoal.message import Message, Payload
+from shoal.message import RUN_LENGTH, Message, Payload
+from shoal.node import Node
 from shoal.node_training import NodeTraining
 from shoal.results.records import Average, End, Evaluation, Event, Round, RunFolder
 from shoal.testing import Faults
@@ -141,6 +144,33 @@ def test_a_change_of_speed_applies_to_the_rest_of_a_computation_under_way() -> N
     assert leaping.run(body(slower)) == (12.0, 11.0)
     offline = {at: partial(ProcessRuntime.set_online, online=online) for at, online in ((2.0, False), (12.0, True))}
     assert leaping.run(body(offline)) == (18.0, 7.0)
+
+
+def test_a_node_that_hangs_completes_the_send_that_has_begun_and_nothing_after_it() -> None:
+    sent: list[int] = []
+
+    class Slow:
+        """A transport that takes a second for each message."""
+
+        async def send(self, to: int, message: Message) -> bool:
+            await asyncio.sleep(1.0)
+            sent.append(to)
+            return True
+
+    async def algorithm(runtime: ProcessRuntime, node: Node) -> None:
+        await node.send([1, 2, 3], Payload({"params": np.zeros(1)}), round=0)
+        await runtime.sleep(0.0)
+        await node.send([1], Payload({"params": np.zeros(1)}), round=1)
+
+    async def body() -> None:
+        async with ProcessRuntime(0, cast(Transport, Slow()), Mailbox(), Slots()) as runtime:
+            node = Setup(Experiment(nodes=4)).node(0, runtime, cast(Any, None), "0" * RUN_LENGTH, None)
+            asyncio.get_running_loop().call_later(1.5, runtime.hang)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(algorithm(runtime, node), 60.0)
+
+    leaping.run(body())
+    assert sent == [1, 2, 3]
 
 
 def test_peers_are_waited_for_longer_the_longer_a_training_takes_and_the_more_nodes_share_a_slot() -> None:
@@ -433,3 +463,28 @@ def test_a_node_that_has_sent_nothing_receives_in_time() -> None:
 
     asyncio.run(listen())
     assert delivered == [message]
+
+
+@pytest.mark.parametrize(
+    ("kept", "released"),
+    [
+        (KeptMemory(), 2),
+        (KeptMemory(2**60, min_free=0.0), 0),
+        (KeptMemory(2**60, min_free=2.0**60), 2),
+        (KeptMemory(1, min_free=0.0), 2),
+    ],
+)
+def test_a_node_keeps_the_memory_of_trainings_while_enough_is_free(
+    kept: KeptMemory, released: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr("shoal.engines.processes.runtime.release_memory", lambda: calls.append(None))
+
+    async def compute() -> None:
+        settings = RuntimeSettings(kept_memory=kept)
+        async with ProcessRuntime(0, cast(Transport, None), Mailbox(), Slots(), settings) as runtime:
+            for _ in range(2):
+                await runtime.compute(cast(Any, SimpleNamespace(seconds=0.0, run=lambda: None)))
+
+    asyncio.run(compute())
+    assert len(calls) == released

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tracemalloc
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from fault_schedules import AT, CRASH, CUT, DRAWN, NODES, RESTART, SCHEDULES, SERVED, expanded, tables
 from shoal.environment.faults import Fault, FaultEvent, PairFaults, fault_events, incompatibilities
+from shoal.types import format_node_ids
 
 # Expansion to events
 
@@ -149,11 +151,67 @@ def test_random_faults_are_exponential_in_time_and_uniform_over_nodes() -> None:
 def test_random_faults_have_random_durations() -> None:
     random_fault = {"kind": "slow", "factor": 3.0, "nodes": "0", "every": 1000.0, "lasting": 2.0, "count": 3000}
     table = list(expanded(random_fault, seed=3))
-    begun = np.array([h.time for h in table if h.value == 3.0])
-    ended = np.array([h.time for h in table if h.value == 1.0])
+    begun = np.array([h.time for h in table if h.has_end])
+    ended = np.array([h.time for h in table if h.ended is not None])
     assert len(begun) == len(ended) == 3000
     assert (ended - begun).mean() == pytest.approx(2.0, rel=0.08)
     assert (ended - begun).std() == pytest.approx(2.0, rel=0.15)
+
+
+WINDOWS = st.lists(
+    st.tuples(
+        st.sampled_from([0.25, 0.5, 0.75]), st.frozensets(st.integers(0, NODES - 2), min_size=1),
+        st.integers(0, 9), st.integers(1, 9), st.sampled_from(["compute", "network", "both"]),
+    ),
+    max_size=6,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(WINDOWS, st.integers(0, 20))
+def test_slow_and_drop_faults_that_overlap_combine_and_end_one_by_one(windows: list[Any], now: int) -> None:
+    slow = [
+        {
+            "kind": "slow",
+            "factor": 4 * value,
+            "nodes": format_node_ids(nodes),
+            "time": start,
+            "lasting": long,
+            "what": what,
+        }
+        for value, nodes, start, long, what in windows
+    ]
+    drops = [
+        {"kind": "drop", "probability": value, "nodes": format_node_ids(nodes), "time": start, "lasting": long}
+        for value, nodes, start, long, _ in windows
+    ]
+    factors = {(node, target): 1.0 for node in range(NODES) for target in ("compute", "network")}
+    pair_faults = PairFaults(NODES)
+    lasting = {"kind": "slow", "factor": 2.0, "node": 0, "time": 0}
+    faults = [Fault(**table) for table in (lasting, *slow, *drops)]
+    for event in fault_events(faults, NODES, NODES, 0):
+        if event.time <= now:
+            pair_faults.apply(event)
+            for node in event.nodes if event.kind == "slow" else ():
+                for target in ("compute", "network") if event.what == "both" else (event.what,):
+                    factors[node, target] = event.value
+    active = [window for window in windows if window[2] <= now < window[2] + window[3]]
+    for node in range(NODES):
+        for target in ("compute", "network"):
+            expected = math.prod(4 * v for v, nodes, _, _, what in active if node in nodes and what in (target, "both"))
+            assert factors[node, target] == pytest.approx(expected * (2.0 if node == 0 else 1.0))
+    for a, b in itertools.permutations(range(NODES), 2):
+        passes = math.prod(1 - value for value, nodes, *_ in active if (a in nodes) != (b in nodes))
+        assert pair_faults.drop(a, b) == pytest.approx(1 - passes)
+
+
+def test_of_slow_and_drop_faults_without_an_end_the_latest_counts() -> None:
+    slow = [{"kind": "slow", "factor": factor, "node": 3, "time": time} for time, factor in enumerate((4.0, 2.0, 1.0))]
+    assert [event.value for event in expanded(*slow)] == [4.0, 2.0, 1.0]
+    pair_faults = PairFaults(NODES)
+    for probability in (0.5, 0.25):
+        pair_faults.apply(FaultEvent(0.0, "drop", (3,), (4,), probability))
+        assert pair_faults.drop(3, 4) == probability
 
 
 def test_random_faults_respect_their_limits() -> None:

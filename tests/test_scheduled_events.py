@@ -90,6 +90,14 @@ def test_a_node_that_is_being_killed_gets_no_more_faults(run: Callable[..., Run]
     assert {entry.id for entry in late.registry if entry.slowdown is not None} == {1, 2}, "it is slow if it restarts"
 
 
+def test_slow_faults_that_overlap_multiply_and_end_one_by_one(run: Callable[..., Run]) -> None:
+    faults = Faults().slow("1-2", factor=2.0, what="compute").at(1.0).until(3.0)
+    late = run(fault=faults.slow(2, factor=3.0, what="compute").at(2.0).until(4.0).schedule)
+    late.apply_late(5.0)
+    for node, factors in ((1, [2.0, 1.0]), (2, [2.0, 6.0, 3.0, 1.0])):
+        assert [m.factor for m in late.sent[node] if isinstance(m, control.InjectFault)] == factors
+
+
 def test_a_fault_of_many_nodes_is_one_request_to_the_agent(run: Callable[..., Run]) -> None:
     late = run(fault=Faults().crash("1-4").at(1.0).until(1.5).schedule)
     late.apply_late(1.1)

@@ -7,8 +7,9 @@ import heapq
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from shoal.environment.faults.slowdowns import Slowdowns
 from shoal.environment.faults.table import OPPOSITES, Fault, Kind, SlowTarget, affects_pairs, candidates, other_side
 from shoal.randomness import generator
 from shoal.types import NodeId, format_node_ids
@@ -24,11 +25,16 @@ class FaultEvent:
     others: tuple[NodeId, ...] = ()
     """The other side of a fault between nodes. Equal to `nodes` for a fault between all nodes."""
     value: float = 0.0
-    """The factor by which nodes are slow, 1 at the end; or the probability of a drop, 0 at the end."""
+    """The factor by which nodes are slow, 1 at the end; or the probability of a drop, 0 at the end. In the events of a
+    run (`fault_events`), the factor of all active slow faults of the nodes."""
     what: SlowTarget = "both"
     """What is slow."""
     oneway: bool = False
     """Whether the fault affects only messages from `nodes` to `others`."""
+    has_end: bool = field(default=False, compare=False, repr=False)
+    """Whether another event ends the fault."""
+    ended: float | None = field(default=None, compare=False, repr=False)
+    """The value of the slow or drop fault that this event ends; None if it ends none."""
 
     def __str__(self) -> str:
         """The event as a sentence: "node 3 crashes"."""
@@ -70,13 +76,15 @@ def fault_events(
     """Expand timed faults to events, in order of time and, for equal times, of the file. There may be no last event.
 
     `size` is the number of nodes including servers, which have the last `size - nodes` ids. The faults must be
-    validated; faults with a `round` are skipped. A node that a timed fault has crashed does not crash again. The end of
-    a crash restarts the nodes that are still down. A fault of kind "restart" may name nodes that are up: the engines
-    ignore these. A node that joins at a time neither crashes nor restarts before. It is not known when the
-    nodes in `join_by_round` join: they may crash and restart at any time, and the engines ignore impossible events.
+    validated; faults with a `round` are skipped. An event of kind "slow" has the factor of all active slow faults. A
+    node that a timed fault has crashed does not crash again. The end of a crash restarts the nodes that are still down.
+    A fault of kind "restart" may name nodes that are up: the engines ignore these. A node that joins at a time neither
+    crashes nor restarts before. It is not known when the nodes in `join_by_round` join: they may crash and restart at
+    any time, and the engines ignore impossible events.
     """
     timed = [fault for fault in faults if fault.round is None]
     not_joined = {node for fault in timed if fault.kind == "join" for node in fault.ids(size)}
+    slowdowns = Slowdowns()
     down: set[NodeId] = set()
     down_for_good = () if any(fault.restarts_nodes for fault in timed) else down
     for i, fault_event in numbered_events(dict(enumerate(timed)), nodes, size, seed, down_for_good):
@@ -92,7 +100,9 @@ def fault_events(
             if timed[i].kind == "crash":
                 affected = tuple(node for node in affected if node in down or node in join_by_round)
             down.difference_update(affected)
-        if affected:
+        if fault_event.kind == "slow":
+            yield from slowdowns.combined(fault_event)
+        elif affected:
             yield dataclasses.replace(fault_event, nodes=affected)
 
 
@@ -123,11 +133,13 @@ def _events_of(
             fault.factor or fault.probability or 0.0,
             fault.what or "both",
             fault.oneway or False,
+            has_end=end is not None,
         )
         yield event
         if end is not None:
             kind, value = OPPOSITES[fault.kind]
-            heapq.heappush(ends, (end, order, dataclasses.replace(event, time=end, kind=kind, value=value)))
+            ended = dataclasses.replace(event, time=end, kind=kind, value=value, has_end=False, ended=event.value)
+            heapq.heappush(ends, (end, order, ended))
     while ends:
         yield heapq.heappop(ends)[-1]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import copy
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ class PairFaults:
 
     Each pair of nodes, in each direction, is either cut or not. A second partition of a pair changes nothing. A repair
     of some nodes and others ends every cut between them, also one of a partition that named more nodes, and no other
-    cut. Releases end holds in the same way, and a drop replaces an earlier one. A node always reaches itself.
+    cut. Releases end holds in the same way. A message passes if none of the active drops of its pair drops it: drops
+    are independent of each other. Of the drops without an end, only the latest counts. A node always reaches itself.
     """
 
     def __init__(self, size: int) -> None:
@@ -25,6 +28,10 @@ class PairFaults:
         self._cuts: _PairValues | None = None
         self._holds: _PairValues | None = None
         self._drops: _PairValues | None = None
+        self._lasting_drops: _PairValues | None = None
+        """The drops without an end."""
+        self._ending_drops: list[FaultEvent] = []
+        """The active drops with an end."""
 
     def apply(self, fault_event: FaultEvent) -> None:
         """Apply an event. Events that are not between nodes, such as crashes, change nothing.
@@ -36,7 +43,7 @@ class PairFaults:
         elif fault_event.kind in ("hold", "release"):
             self._holds = self._changed(self._holds, fault_event, fault_event.kind == "hold", np.bool_)
         elif fault_event.kind == "drop":
-            self._drops = self._changed(self._drops, fault_event, fault_event.value, np.float64)
+            self._change_drops(fault_event)
 
     def cut(self, sender: NodeId, receiver: NodeId) -> bool:
         """Whether a partition blocks all messages."""
@@ -54,6 +61,20 @@ class PairFaults:
         """Whether a repair or a release ends any fault."""
         pairs = self._cuts if fault_event.kind == "repair" else self._holds
         return pairs is not None and any(pairs.any_of(*sides) for sides in self._sides(fault_event))
+
+    def _change_drops(self, fault_event: FaultEvent) -> None:
+        if fault_event.ended is not None:
+            self._ending_drops.remove(dataclasses.replace(fault_event, time=0.0, value=fault_event.ended))
+        elif fault_event.has_end:
+            self._ending_drops.append(dataclasses.replace(fault_event, time=0.0))
+        else:
+            self._lasting_drops = self._changed(self._lasting_drops, fault_event, fault_event.value, np.float64)
+        self._drops = self._lasting_drops
+        if self._ending_drops:
+            self._drops = _PairValues(self._size, np.float64) if self._drops is None else copy.deepcopy(self._drops)
+            # Sorted: the last bit must not depend on the order in which drops started.
+            for active in sorted(self._ending_drops, key=lambda drop: drop.value):
+                self._drops.add_probability([*self._sides(active)], active.value)
 
     def _changed(
         self, pairs: _PairValues | None, fault_event: FaultEvent, value: float, kind: DTypeLike
@@ -98,6 +119,16 @@ class _PairValues:
         self._separate(senders)
         self._separate(receivers)
         self._values[np.ix_([*self._named(senders)], [*self._named(receivers)])] = value
+
+    def add_probability(self, sides: Sequence[tuple[Collection[NodeId], Collection[NodeId]]], value: float) -> None:
+        """Combine the numbers of these pairs, which are probabilities, with that of an independent event."""
+        for nodes in {id(nodes): nodes for side in sides for nodes in side}.values():
+            self._separate(nodes)
+        chosen = np.zeros(self._values.shape, np.bool_)  # a pair can be on both sides, and counts once
+        for senders, receivers in sides:
+            chosen[np.ix_([*self._named(senders)], [*self._named(receivers)])] = True
+        before = self._values[chosen]
+        self._values[chosen] = np.where(before == 0, value, 1 - (1 - before) * (1 - value))
 
     def any_of(self, senders: Collection[NodeId], receivers: Collection[NodeId]) -> bool:
         """Whether any of these pairs has a number other than 0."""

@@ -88,11 +88,13 @@ class Fault:
     lasting: Annotated[float, Bounds(above=0)] | None = None
     """The duration of the fault in seconds; for random faults, the mean of an exponential distribution."""
     factor: Annotated[float, Bounds(above=0)] | None = None
-    """How many times as long a slow node takes. The next factor for the node replaces it."""
+    """How many times as long a slow node takes. The factors of faults that overlap multiply; of faults without an end,
+    only the latest counts."""
     what: SlowTarget | None = None
     """What is slow: computation, messages, or both (the default)."""
     probability: Annotated[float, Bounds(above=0, at_most=1)] | None = None
-    """The probability that a message is dropped. The next probability for the pair of nodes replaces it."""
+    """The probability that a message is dropped. Faults that overlap drop messages independently of each other; of
+    faults without an end, only the latest counts."""
 
     def __post_init__(self) -> None:
         defaults = self.kind != "join" and "round" in KEYS.get(self.kind, ())
