@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.engines.processes.capacity import check_capacity
+from shoal.engines.operating_system import MIB, available_memory
+from shoal.engines.processes.capacity import KeptMemory, check_capacity, kept_memory
 from shoal.errors import LaunchError
 
 TOO_LARGE = 10**12
@@ -21,3 +22,11 @@ def test_an_error_names_training_nodes_and_service_nodes(services: int, shown: s
 
 def test_one_node_with_a_small_model_fits() -> None:
     check_capacity(1, 0, 1000)
+
+
+def test_nodes_keep_the_memory_of_trainings_only_where_it_is_plentiful() -> None:
+    kept = kept_memory(1, 1000, MIB)
+    assert kept.most > MIB
+    assert 0 < kept.min_free < available_memory()
+    assert kept_memory(1, 1000, available_memory()) == KeptMemory()
+    assert kept_memory(10**6, 1000, MIB) == KeptMemory()

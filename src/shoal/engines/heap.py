@@ -39,6 +39,11 @@ def free_bytes() -> int:
     return int(found.fordblks - found.keepcost)  # without the free memory at the end of the heap
 
 
+def heap_free_bytes() -> int:
+    """Bytes that are free in the heap, at its end too; 0 if the C library does not report it."""
+    return 0 if _mallinfo is None else int(_malloc_info(_mallinfo).fordblks)
+
+
 def occupy_free_chunks() -> None:
     """Allocate all free chunks between allocated ones, and never free them."""
     if _mallinfo is None:

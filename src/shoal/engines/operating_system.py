@@ -61,6 +61,14 @@ def process_memory() -> Memory | None:
     return Memory(uss=(kib["Private_Clean"] + kib["Private_Dirty"]) / 1024, pss=kib["Pss"] / 1024)
 
 
+def resident_memory() -> int:
+    """Bytes of this process that are in the machine's memory; 0 if the system does not report it."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
 def release_memory() -> None:
     """Return freed memory to the system, if the C library can (glibc)."""
     if _malloc_trim is not None:

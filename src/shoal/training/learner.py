@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -25,9 +25,10 @@ from shoal.errors import ExperimentError
 from shoal.randomness import generator
 from shoal.training.gradients import Precision, clip
 from shoal.training.losses import Loss
+from shoal.training.memory_format import channels_last, prefers_channels_last
 from shoal.training.metrics import Metrics, add_sums
-from shoal.training.module_draws import ModuleDraws, global_states
-from shoal.training.normalisation import normalise, scaling_tensors
+from shoal.training.module_draws import ModuleDraws, global_states, without_draws
+from shoal.training.normalisation import example_inputs, normalise, scaling_tensors
 from shoal.training.optimizers import (
     OptimizerFactory,
     OptimizerState,
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     import torch
 
     from shoal.models.flat import FlatModule
+
+Result = TypeVar("Result")
 
 
 class Learner:
@@ -91,6 +94,7 @@ class Learner:
         self._optimizers = OptimizerFactory(training)
         self.learning_rate = LearningRate(training)
         self._draws = ModuleDraws(self.device)
+        self._channels_last = self._takes_channels_last()
         trained = flat.values[: flat.trained_size]
         trained.grad = flat.gradient[: flat.trained_size]
         self._optimizer = self._optimizers.create(
@@ -146,7 +150,7 @@ class Learner:
                 if rng is not None:
                     inputs = augment(inputs, self._augmentations, rng)
                 with self._precision.autocast():
-                    loss = self._loss(module(inputs), targets)
+                    loss = self._loss(module(self._arranged(inputs)), targets)
                 total += loss.detach()
                 if not scaling.backward(loss, gradient):
                     continue
@@ -179,7 +183,8 @@ class Learner:
         totals: dict[str, Any] = {}
         with torch.inference_mode(), self._evaluation_mode(), self._draws.seeded(0):
             for numbers, x, y in self._test_batches(tests):
-                outputs = self.flat.module(x if shift is None else shift.apply(x, -1 - numbers))
+                inputs = x if shift is None else shift.apply(x, -1 - numbers)
+                outputs = self.flat.module(self._arranged(inputs))
                 add_sums(totals, self.metrics.batch_sums(outputs, y, self._test_loss(outputs, y)))
         return self.metrics.scores(totals)
 
@@ -212,6 +217,20 @@ class Learner:
         """Whether `evaluate_stacked` gives the same results as `evaluate`."""
         unrelated = frozenset(["train", "train_stacked"])
         return knows_overrides(self, "evaluate_stacked", unrelated) and self._works_stacked(training=False)
+
+    def stacked(self, compute: Callable[[], Result]) -> Result | None:
+        """Return the result of `compute`, which computes a stack of nodes; None if each node must be computed alone.
+
+        The code of users may draw from global generators now and then, which no trial finds.
+        """
+        return without_draws(compute) if self._has_code_of_users else compute()
+
+    @cached_property
+    def _has_code_of_users(self) -> bool:
+        """Whether optimizer, loss, module or augmentations have code that is neither Shoal's nor torch's."""
+        parts: list[object] = [*self.flat.module.modules(), *self._augmentations]
+        packages = {type(part).__module__.partition(".")[0] for part in parts}
+        return ":" in self.training.optimizer + self.training.loss or not packages <= {"shoal", "torch"}
 
     def _works_stacked(self, training: bool) -> bool:
         """Return whether torch can compute many models of this kind at once. Tried on one sample.
@@ -340,6 +359,19 @@ class Learner:
         self.flat.load_local(None)
 
     # Samples
+
+    def _takes_channels_last(self) -> bool:
+        """Whether a module that computes alone takes images with adjacent channels. Draws no random number."""
+        import torch
+
+        if self.device.type != "cpu":
+            return False
+        with torch.random.fork_rng(devices=[]), self._draws.seeded(0):
+            return prefers_channels_last(self.flat.module, example_inputs(self.data, self.device))
+
+    def _arranged(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the inputs in the memory format that suits the module."""
+        return channels_last(inputs) if self._channels_last else inputs
 
     def gather(
         self, numbers: torch.Tensor, added: tuple[torch.Tensor, torch.Tensor] | None = None

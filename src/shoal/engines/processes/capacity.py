@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from shoal.engines.operating_system import MIB, available_memory, process_limit, raise_file_limit
@@ -15,6 +16,10 @@ SHARED_MIB = 600.0
 """Memory of the zygote and the coordinator."""
 THREADS_PER_NODE = 4
 """The event loop, the training thread, and ZeroMQ's two."""
+KEPT_SHARE = 0.5
+"""The share of free memory that nodes use at most if they keep the memory of their trainings."""
+FREE_SHARE = 0.25
+"""Nodes stop keeping it when less than this share of the memory that was free at their start is left."""
 RESERVED_FILES = 64
 """Open files that the coordinator needs in addition to one connection per node."""
 
@@ -43,12 +48,34 @@ class Capacity:
 
 def capacity(parameters: int) -> Capacity:
     """The limits for nodes whose model has this many parameters."""
-    per_node = NODE_MIB + MODELS_PER_NODE * parameters * 4 / MIB
     return Capacity(
-        by_memory=int((available_memory() / MIB - SHARED_MIB) / per_node),
+        by_memory=int((available_memory() / MIB - SHARED_MIB) / _node_mib(parameters)),
         by_files=raise_file_limit() - RESERVED_FILES,
         by_processes=process_limit() // THREADS_PER_NODE,
     )
+
+
+def _node_mib(parameters: int) -> float:
+    return NODE_MIB + MODELS_PER_NODE * parameters * 4 / MIB
+
+
+@dataclass(frozen=True)
+class KeptMemory:
+    """How much freed memory a node keeps for its next training, instead of returning it to the system."""
+
+    most: int = 0
+    """Bytes; with more, the node returns everything, for example after it has dropped many messages."""
+    min_free: float = math.inf
+    """Bytes of the machine that must be free; with less, the node keeps nothing."""
+
+
+def kept_memory(nodes: int, parameters: int, training_bytes: int) -> KeptMemory:
+    """What each of so many nodes may keep, if a training needs `training_bytes`."""
+    free = available_memory()
+    needed = nodes * (_node_mib(parameters) * MIB + training_bytes)
+    if needed > KEPT_SHARE * free:
+        return KeptMemory()
+    return KeptMemory(2 * training_bytes + MODELS_PER_NODE * parameters * 4, FREE_SHARE * free)
 
 
 def check_capacity(nodes: int, services: int, parameters: int) -> None:

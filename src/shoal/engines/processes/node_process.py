@@ -20,20 +20,18 @@ from shoal.engines.processes.node_network import NodeNetwork
 from shoal.engines.processes.node_run import NodeLaunch, NodeRun, RejectionLog
 from shoal.engines.processes.runtime import RunClock
 from shoal.engines.processes.sealing import Seal
-from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.task_scope import TaskScope
 from shoal.errors import LaunchError, NoFreePortError, StorageError
-from shoal.experiment.setup import Setup
 from shoal.results.record_writer import PauseReport, RecordWriter
 from shoal.results.records import Record
-from shoal.types import NodeId
 
 MAX_ERROR_CHARACTERS = 2**13
 """The most characters of an error that a node sends to the coordinator: the last ones, which name the error."""
 
 
-def run_node(setup: Setup, id: NodeId, slots: Slots, start: control.StartNodes, pair: KeyPair | None = None) -> int:
-    """Run node `id`, and return the exit code. `pair` is the node's key pair, unless it is in a folder of keys."""
+def run_node(launch: NodeLaunch, pair: KeyPair | None = None) -> int:
+    """Run a node, and return the exit code. `pair` is the node's key pair, unless it is in a folder of keys."""
+    id, start = launch.id, launch.start
     try:
         if start.key_folder is not None:
             pair = read_pair(Path(start.key_folder), id, start.public_keys[id])
@@ -45,7 +43,7 @@ def run_node(setup: Setup, id: NodeId, slots: Slots, start: control.StartNodes, 
         if start.namespaces:
             enter(start.namespaces[id])  # before any socket, and before any thread that opens one
         with asyncio.Runner(loop_factory=lambda: RunEventLoop(start.clock_offset)) as runner:
-            return runner.run(_run(NodeLaunch(setup, id, slots, start), pair))
+            return runner.run(_run(launch, pair))
     except Exception:
         traceback.print_exc()  # to the run's nodes.log; the coordinator sees the exit code
         return 1

@@ -18,8 +18,9 @@ import msgspec
 
 from shoal.engines.end_record import end_record
 from shoal.engines.node_states import capture, restore, restore_own
-from shoal.engines.operating_system import Memory, process_memory, release_memory
+from shoal.engines.operating_system import Memory, process_memory
 from shoal.engines.processes import control
+from shoal.engines.processes.capacity import KeptMemory
 from shoal.engines.processes.checkpoints import ProcessSaver
 from shoal.engines.processes.coordinator_link import CoordinatorLink
 from shoal.engines.processes.deferred_evaluations import DeferredEvaluations, SnapshotTimer, in_training_slot
@@ -53,6 +54,8 @@ class NodeLaunch:
     id: NodeId
     slots: Slots
     start: control.StartNodes
+    kept_memory: KeptMemory = KeptMemory()
+    """What the node keeps of the memory of a training for the next one."""
 
     @property
     def experiment(self) -> Experiment:
@@ -305,7 +308,7 @@ class NodeRun:
             detail = f"by {self.runtime.overrun:.3f} s: this machine could not keep up with the device"
             node.record_event("slower than its device", detail)
         await self._save_model()
-        release_memory()
+        self.runtime.release_memory_if_short()
         if not launch.is_service or not self._link.finished.done():
             self._link.send(control.NodeDone(launch.id))
         self._memory = process_memory()  # while all other nodes still run
@@ -385,5 +388,6 @@ def _settings(launch: NodeLaunch) -> RuntimeSettings:
         trainings_per_slot=launch.experiment.nodes / launch.slots.count,
         min_peer_timeout=launch.experiment.processes.hang_timeout,
         is_service=launch.is_service,
+        kept_memory=launch.kept_memory,
         speed=launch.setup.speeds[launch.id],
     )

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from shoal.engines.operating_system import release_memory
+from shoal.engines.heap import heap_free_bytes
+from shoal.engines.operating_system import available_memory, release_memory
+from shoal.engines.processes.capacity import KeptMemory
 from shoal.engines.processes.shaper import Shaper
 from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.task_scope import TaskScope
@@ -27,6 +29,8 @@ from shoal.types import NodeId
 R = TypeVar("R")
 MANY_TRAININGS_PER_SLOT = 32
 """From so many on, nodes release memory before they wait for a training slot, not only after training."""
+MEMORY_CHECK_SECONDS = 1.0
+"""How often a node that may keep memory checks how much is free."""
 TIMEOUT_FACTOR = 5.0
 """A peer times out after this many times the longest time that a round's trainings, or an answer, took so far."""
 
@@ -56,6 +60,8 @@ class RuntimeSettings:
     """Seconds that a node waits for a peer at the least."""
     is_service: bool = False
     """Whether the node serves the others instead of training."""
+    kept_memory: KeptMemory = KeptMemory()
+    """What the node keeps of the memory of a training for the next one."""
     speed: Speed = Speed()
     """The speed of the node's device."""
 
@@ -105,6 +111,8 @@ class ProcessRuntime:
         self._longest_answer: float | None = None
         """Seconds between two answers to a server; None before the first answer."""
         self._ended = False
+        self._memory_is_short = True
+        self._checks_memory_at = 0.0
         self._timed_operations = 0
         """Operations under way that end by themselves."""
 
@@ -228,6 +236,15 @@ class ProcessRuntime:
         settings = self._settings
         return settings.min_peer_timeout + TIMEOUT_FACTOR * self._longest_work * settings.trainings_per_slot
 
+    def release_memory_if_short(self) -> None:
+        """Return freed memory to the system, unless the machine has plenty. Called after computations."""
+        kept = self._settings.kept_memory
+        if kept.most and time.monotonic() > self._checks_memory_at:
+            self._checks_memory_at = time.monotonic() + MEMORY_CHECK_SECONDS
+            self._memory_is_short = available_memory() < kept.min_free
+        if self._memory_is_short or heap_free_bytes() > kept.most:
+            release_memory()
+
     async def stop_computing(self) -> None:
         """Compute nothing more after the computation under way, if any, and go offline."""
         self._background.cancel()
@@ -296,15 +313,18 @@ class ProcessRuntime:
             self._timed_operations -= 1
 
     def _compute(self, work: Work[R]) -> R:
-        """Compute in the training thread, then release the memory of training, which is most of a node's memory."""
+        """Compute in the training thread, then release the memory of training, which is most of a node's memory.
+
+        Where memory is plentiful, the node keeps it, and its next training need not get it again.
+        """
         if self._settings.trainings_per_slot > MANY_TRAININGS_PER_SLOT:
-            release_memory()  # the models of the last round
+            self.release_memory_if_short()  # of the models of the last round
         with self._slots.taken():
             if self._ended:
                 raise RuntimeError("the node's algorithm has ended, and needs no result")
             started = time.monotonic()
             result = work.run()
-            release_memory()
+            self.release_memory_if_short()
             self._longest_work = max(self._longest_work, time.monotonic() - started)
         return result
 

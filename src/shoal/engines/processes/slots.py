@@ -1,8 +1,9 @@
 """Training slots: how many nodes of a machine compute at the same time.
 
-A machine with c cores trains c nodes as fast as a thousand at once, but a thousand trainings under way hold their
-activations in memory, and evict each other from the caches. So a node takes a slot to train, and waits if all slots are
-taken.
+A machine with c cores trains few more than c nodes as fast as a thousand at once, but a thousand trainings under way
+hold their activations in memory, and evict each other from the caches. So a node takes a slot to train, and waits if
+all slots are taken. There are a few more slots than cores: between the training of one node and that of the next, a
+core has another training to go on with.
 
 The free slots are numbers in a pipe: a node reads one, and writes it back after training. So a node that waits gets
 whichever slot is free first, and a stopped node occupies no more than its own slot. While a node holds a slot, it also
@@ -13,6 +14,7 @@ killed, its slot is neither in the pipe nor locked: the zygote puts it back (`re
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import struct
 import tempfile
@@ -28,8 +30,8 @@ class Slots:
     """`count` slots that this process shares with all processes that it forks."""
 
     def __init__(self, count: int | None = None) -> None:
-        """`count` None: one per core."""
-        self.count = min(count or usable_cores(), MAX_SLOTS)
+        """`count` None: `slots_for` the cores of this machine."""
+        self.count = min(count or slots_for(usable_cores()), MAX_SLOTS)
         self._locks = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "slots")
@@ -93,6 +95,11 @@ class Slots:
 
     def _put_back(self, slot: int) -> None:
         os.write(self._returned, _NUMBER.pack(slot))
+
+
+def slots_for(cores: int) -> int:
+    """The number of slots that keeps so many cores busy: a quarter more, at least one more."""
+    return cores + math.ceil(cores / 4)
 
 
 def usable_cores() -> int:

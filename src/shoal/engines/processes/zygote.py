@@ -18,11 +18,19 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from shoal.engines.heap import occupy_free_chunks
-from shoal.engines.operating_system import exit_with_parent, is_stopped_child, raise_file_limit
+from shoal.engines.operating_system import (
+    exit_with_parent,
+    is_stopped_child,
+    raise_file_limit,
+    release_memory,
+    resident_memory,
+)
 from shoal.engines.processes import control
+from shoal.engines.processes.capacity import KeptMemory, kept_memory
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.network_process import NetworkProcess
 from shoal.engines.processes.node_process import run_node
+from shoal.engines.processes.node_run import NodeLaunch
 from shoal.engines.processes.slots import Slots
 from shoal.engines.processes.zygote_process import PRELOAD
 from shoal.engines.setup_fingerprint import content_hash, data_hash
@@ -43,6 +51,10 @@ class Zygote:
         self._pid = os.getpid()
         self._setup: Setup | None = None
         self._slots: Slots | None = None
+        self._training_memory = 0
+        """Bytes that a training needs and then frees."""
+        self._kept_memory: KeptMemory | None = None
+        """What nodes keep of it for their next training; None before the first node is started."""
         self._nodes: dict[int, NodeId] = {}
         """Node by process id."""
         self._started: set[NodeId] = set()
@@ -93,7 +105,11 @@ class Zygote:
             self._slots = Slots(experiment.processes.training_slots or request.cores)
             with warnings.catch_warnings(record=True) as caught:
                 self._setup = Setup(experiment, shared=True)
+            release_memory()  # of the setup, so that what is freed next is the memory of the training
             self._setup.warm_up()
+            used = resident_memory()
+            release_memory()
+            self._training_memory = max(0, used - resident_memory())
         except ExperimentError as error:
             self._report(control.StartFailed("ExperimentError", str(error), list(error.problems)))
         except ShoalError as error:
@@ -112,6 +128,10 @@ class Zygote:
     def _start_nodes(self, request: control.StartNodes) -> None:
         if request.with_network:
             self._fork_network(request)
+        if self._kept_memory is None:
+            assert self._setup is not None
+            parameters = self._setup.initial.size
+            self._kept_memory = kept_memory(len(request.nodes), parameters, self._training_memory)
         running = set(self._nodes.values())  # a coordinator that continues a run may not know of the latest
         for node in (node for node in request.nodes if node not in running):
             try:
@@ -126,14 +146,15 @@ class Zygote:
     def _fork_node(self, node: NodeId, request: control.StartNodes) -> None:
         assert self._setup is not None
         assert self._slots is not None
-        setup, slots = self._setup, self._slots
+        assert self._kept_memory is not None
+        launch = NodeLaunch(self._setup, node, self._slots, request, self._kept_memory)
         pair = self._new_pair(node, request) if request.key_folder is None else None
         pid = os.fork()
         if pid:
             self._nodes[pid] = node
             self._started.add(node)
         else:
-            self._run_child(lambda: run_node(setup, node, slots, request, pair))
+            self._run_child(lambda: run_node(launch, pair))
 
     def _fork_network(self, request: control.StartNodes) -> None:
         assert self._setup is not None
