@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from measuring import EXAMPLES, ROOT, Figure, median, show, step
@@ -31,6 +32,7 @@ from measuring import EXAMPLES, ROOT, Figure, median, show, step
 sys.path.append(str(ROOT / "tests"))  # the tests use these machines too
 from machines import Machines, end, machines
 
+NODE_BYTES = 16 * 2**20
 PORT = 7700
 EXAMPLE = str(EXAMPLES / "thousand-processes.toml")
 SETTINGS = ["--set", "evaluation.nodes=0", "--set", "evaluation.average=false"]
@@ -125,12 +127,22 @@ def shoal(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "shoal", *arguments], stdout=output, stderr=output)
 
 
+def use_memory(nodes: int) -> None:
+    """Write to as much memory as a run needs, and free it.
+
+    In a virtual machine, the host assigns memory at the first write, and takes it back some time after it was freed.
+    Without this, the first run would be slower than the second.
+    """
+    np.ones(min(nodes * NODE_BYTES, int(0.8 * psutil.virtual_memory().available)), np.uint8)
+
+
 def measure_start(repetitions: int, nodes: int) -> list[Figure]:
     ratios = []
     for repetition in range(repetitions):
         found = {}
         for agents in (1, 4) if repetition % 2 else (4, 1):
             with step(f"start of {nodes} nodes under {agents} agents"):
+                use_memory(nodes)
                 found[agents] = start_on_loopback(agents, nodes)
         ratios.append(found[4] / found[1])
         print(f"  seconds: one agent {found[1]:.1f}, four {found[4]:.1f}: {ratios[-1]:.3f}", flush=True)

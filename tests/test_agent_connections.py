@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from conftest import until
+from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.remote import protocol
 from shoal.engines.processes.remote.agent_folder import agent_folder
+from shoal.engines.processes.remote.agent_server import AgentServer
 from shoal.engines.processes.remote.agents_plan import AgentsPlan, ListedAgent
 from shoal.engines.processes.remote.channel import Address, Channel, Trust
 from shoal.engines.processes.remote.connections import AgentConnections
+from shoal.engines.processes.remote.hosted_run import AgentOptions
 from shoal.engines.processes.remote.link import Beat
 from shoal.errors import LaunchError
 
@@ -32,8 +37,8 @@ class StandIn:
     def listen(self, port: int = 0) -> int:
         return self.channel.listen(Address("127.0.0.1", port))
 
-    def join(self, port: int) -> None:
-        self.channel.dial(Address("127.0.0.1", port), None, self.info.name.encode())
+    def join(self, port: int, route: bytes | None = None) -> None:
+        self.channel.dial(Address("127.0.0.1", port), None, route or self.info.name.encode())
 
     def serve(self) -> None:
         """Handle what has arrived, as an agent does."""
@@ -134,6 +139,20 @@ def test_an_agent_that_ends_after_it_has_joined_is_replaced(opened: list[Coordin
     assert made.connect(other, later) == ["later", "other"], "the first has ended"
 
 
+def test_agents_with_one_name_are_numbered_in_all_messages(opened: list[Coordinator | StandIn]) -> None:
+    made = coordinator(opened, AgentsPlan(listen=Address("127.0.0.1", 0), expect=3))
+    agents = [stand_in(opened, "a") for _ in range(3)]
+    for number, agent in enumerate(agents):
+        agent.join(joining_port(made), f"route {number}".encode())
+    assert made.connect(*agents) == ["a", "a-2", "a-3"]
+    connected = [notice for notice in made.notices if "is connected" in notice]
+    assert [notice.partition(" is connected")[0] for notice in connected] == [
+        "agent 'a'",
+        "agent 'a-2' (another agent has the name 'a'; --name sets the name)",
+        "agent 'a-3' (another agent has the name 'a'; --name sets the name)",
+    ]
+
+
 def test_a_restarted_agent_is_used_and_the_run_begins(opened: list[Coordinator | StandIn]) -> None:
     killed = StandIn("a")
     port = killed.listen()
@@ -172,3 +191,42 @@ def test_folders_of_dead_agents_are_removed_and_no_others(tmp_path: Path) -> Non
         assert not two.exists()
         assert one.exists()
     assert list(tmp_path.iterdir()) == [tmp_path / "other"]
+
+
+@pytest.mark.parametrize(
+    ("key", "trust", "advice"),
+    [
+        ("other", "coordinator", "the coordinator does not accept the key of this agent"),
+        ("agent", "other", "its key is not the one of this agent's --trust"),
+        (None, None, "one of the two has no keys"),
+    ],
+)
+def test_an_agent_shows_that_keys_do_not_match_and_the_coordinator_shows_it_once(
+    opened: list[Coordinator | StandIn], key: str | None, trust: str | None, advice: str, tmp_path: Path
+) -> None:
+    pairs = {name: KeyPair.fresh() for name in ("coordinator", "agent", "other")}
+    trusting = Trust(pairs["coordinator"], {"agent": pairs["agent"].public})
+    made = coordinator(opened, AgentsPlan(trust=trusting, listen=Address("127.0.0.1", 0), expect=1))
+    own = Trust() if key is None or trust is None else Trust(pairs[key], {"coordinator": pairs[trust].public})
+    shown: list[str] = []
+    channel = Channel(own, shown.append)
+    channel.dial(
+        Address("127.0.0.1", joining_port(made)), next(iter(own.trusted.values()), None), secrets.token_bytes(8)
+    )
+    options = AgentOptions("a", "127.0.0.1", "127.0.0.1", tmp_path)
+    agent = AgentServer(options, channel, joins=True, notify=shown.append)
+    try:
+        began = time.monotonic()
+        until(lambda: agent.turn() or shown, 20)
+        while time.monotonic() - began < 3.5:  # one more check of the agent
+            agent.turn()
+    finally:
+        agent.close()
+    (text,) = shown
+    assert advice in text
+    first = [notice for notice in made.notices if "rejected an unauthenticated connection" in notice]
+    assert len(first) == 1
+    opened.remove(made)
+    made.close()
+    counts = [notice for notice in made.notices if re.search(r"rejected \d+ unauthenticated connections", notice)]
+    assert len(counts) == 1

@@ -368,7 +368,10 @@ def test_versions_that_differ_are_named() -> None:
     "table",
     [
         {"sharing": {"name": "subprocess:Popen"}}, {"sharing": {"name": "0/.py:1"}}, {"sharing": {"name": "x.py:Ä"}},
-        {"sharing": {"name": "secure", "inner": "os:system"}}, {"group": [{"sharing": {"name": "a.b:C"}}]},
+        {"sharing": {"name": "secure", "inner": "os:system"}}, {"group": [{"sharing": {"name": "os.path:C"}}]},
+        {"sharing": {"name": "__main__:X"}}, {"sharing": {"name": "no_such_module:X"}},
+        {"trainer": {"name": "flower", "client": "x/os:system"}},
+        {"trainer": {"name": "flower", "initial": "http://os:getcwd"}},
         {"trainer": {"name": "flower", "client": "0/client.py"}}, {"trainer": {"name": "flower", "client": "x.py\n"}},
     ],
     ids=str,

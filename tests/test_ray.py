@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ BASE: dict[str, Any] = {
 PLUGIN = '''
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +74,7 @@ HELD = '''
 import os
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from shoal.algorithms.dpsgd import DPSGD
@@ -244,9 +247,13 @@ def test_different_data_on_a_machine_is_an_error(observed: dict[str, Any], clust
 
 def test_more_workers_than_cpus_are_an_error(cluster: Any, tmp_path: Path) -> None:
     started = time.monotonic()
-    many = experiment(workers=5)
-    with pytest.raises(LaunchError, match=r"workers = 5 needs 5 CPUs: the Ray cluster has 3 CPUs"):
-        many.run(tmp_path, ray=cluster.address)
+    for workers, needs in (
+        (5, "needs 5 CPUs, one for each worker"),
+        (9, "needs 6 CPUs, one for each worker, because 6 nodes use at most 6 workers"),
+    ):
+        problem = f"workers = {workers} {needs}: the Ray cluster has 3 CPUs.*; set simulation.workers to 3 or less"
+        with pytest.raises(LaunchError, match=problem):
+            experiment(workers=workers).run(tmp_path, ray=cluster.address)
     assert time.monotonic() - started < 30
     assert not list(tmp_path.iterdir())
 
@@ -386,6 +393,40 @@ def test_auto_connects_to_the_address_in_the_environment(
     result = shoal("run", small, "--ray", "auto", "--set", "simulation.workers=4")
     assert result.code == 2
     assert "the Ray cluster has 3 CPUs" in result.err
+
+
+def test_auto_does_not_wait_for_a_cluster_that_has_ended(
+    ray_environment: None, shoal: Callable[..., CommandResult], small: Path, unused_port: int, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Ray was killed, and the file with its address remains."""
+    from ray._private import services
+
+    monkeypatch.setattr(services, "find_gcs_addresses", cache(set[str]))  # other tests may run Ray on this machine
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{unused_port}")
+    started = time.monotonic()
+    result = shoal("run", small, "--ray", "auto")
+    assert result.code == 2
+    assert f"cannot connect to Ray at '127.0.0.1:{unused_port}'" in result.err
+    assert "or give its address" in result.err
+    assert time.monotonic() - started < 15
+
+
+def test_auto_without_a_cluster_is_an_error(
+    ray_environment: None, shoal: Callable[..., CommandResult], small: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from ray._private import services
+
+    monkeypatch.setattr(services, "find_gcs_addresses", cache(set[str]))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    result = shoal("run", small, "--ray", "auto")
+    assert result.code == 2
+    assert "no Ray cluster runs on this machine; start it with 'ray start --head'" in result.err
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,18 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
 from local_transports import LONG, RUN, eventually, new_message, open_transport
+from shoal.engines.processes import control
 from shoal.engines.processes import transport as transport_module
+from shoal.engines.processes.node_network import NodeNetwork
 from shoal.engines.processes.transport import Transport
 from shoal.errors import NodeError
-from shoal.experiment import ProcessesPlan
+from shoal.experiment import Experiment, ProcessesPlan
+from shoal.experiment.setup import Setup
 from shoal.message import Message, Payload, address
 
 ME, PEER, OTHER = range(3)
@@ -325,3 +329,29 @@ def test_a_stalled_peer_that_reads_again_counts_as_any_other() -> None:
             assert not transport.stalled_peers
 
     on_a_transport(body, send_timeout=0.05)
+
+
+def test_a_restarted_peer_that_is_announced_again_loses_no_message() -> None:
+    """A new coordinator announces it: messages to the process that the node knows stay in the queue."""
+    peer = control.PeerRestarted(PEER, "tcp://127.0.0.1:1", incarnation=1)
+
+    async def waiting_after(*announced: control.PeerRestarted, **start: Any) -> int:
+        setup = Setup(Experiment(nodes=3, engine="processes"))
+        with zmq.Context() as context:
+            network = NodeNetwork(context, setup, ME, control.StartNodes([ME], RUN), lambda why: None, None)
+            endpoints = ["tcp://127.0.0.1:2", peer.endpoint if start else "tcp://127.0.0.1:3", "tcp://127.0.0.1:4"]
+            network.start(control.Start(endpoints, **start))
+            if not start:
+                network.mark_restarted(peer)
+            await network.transport.send(PEER, new_message())
+            for message in announced:
+                network.mark_restarted(message)
+            connections = network.transport.open_connections
+            network.close()
+            return connections
+
+    again = msgspec.structs.replace(peer, incarnation=2)
+    assert asyncio.run(waiting_after(peer)) == 1
+    assert asyncio.run(waiting_after(peer, incarnations={PEER: 1})) == 1, "it has learned of the peer with its start"
+    assert asyncio.run(waiting_after(again)) == 0, "another process at the same endpoint"
+    assert asyncio.run(waiting_after(msgspec.structs.replace(peer, endpoint="tcp://127.0.0.1:5"))) == 0

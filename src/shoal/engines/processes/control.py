@@ -309,6 +309,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """The nodes' public keys, where links are sealed."""
     network_key: bytes | None = None
     """The public key of the network process."""
+    incarnations: dict[NodeId, int] = {}
+    """How often nodes have been restarted, if they have."""
 
 
 class PeerFailed(msgspec.Struct, frozen=True, tag=True):
@@ -326,6 +328,8 @@ class PeerRestarted(msgspec.Struct, frozen=True, tag=True):
     endpoint: str
     key: bytes | None = None
     """Its public key, where links are sealed."""
+    incarnation: int = 0
+    """How often it has been restarted. A new coordinator may send the message again."""
 
 
 class SetOnline(msgspec.Struct, frozen=True, tag=True):

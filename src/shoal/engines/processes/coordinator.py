@@ -245,8 +245,8 @@ class Coordinator:
         was_starting = entry.state in (NodeState.STARTING, NodeState.LISTENING)
         entry.state = NodeState.EXITED
         self._starter.monitor.settle(node)
-        self._disks.forget(self._agents.agent_of(node).name, node)
         exited_well = code == 0 and entry.failure is None
+        self._disks.exited(self._agents.agent_of(node).name, node, exited_well)
         if phase == "finishing" and (exited_well or self._interrupts.signal is not None):
             return
         reason = (entry.failure or self._explain_exit(code)).strip()

@@ -36,15 +36,25 @@ class DiskReports:
                 self._notice(f"{machine}: {report.text}")
             paused.add(process)
             return
+        if process not in paused:
+            return  # the node has exited, which was the end of its pause
         paused.discard(process)
         if isinstance(report, control.DiskReport):
             self._dropped[machine] = self._dropped.get(machine, 0) + report.dropped
         if not paused:
-            dropped = self._dropped.pop(machine, 0)
-            self._ending.discard(machine)
-            extra = f"; {dropped} records of rounds were dropped" if dropped else ""
-            self._notice(f"{machine}: {report.text}{extra}")
+            self._show_end(machine, report.text)
 
-    def forget(self, machine: str, node: int) -> None:
-        """A node has exited: it writes nothing more."""
-        self._paused.get(machine, set()).discard(node)
+    def exited(self, machine: str, node: int, well: bool) -> None:
+        """A node has exited. If it did `well`, it has written everything; its last report may not have arrived."""
+        paused = self._paused.get(machine, set())
+        if node not in paused:
+            return
+        paused.discard(node)
+        if well and not paused:
+            self._show_end(machine, "records are written again")
+
+    def _show_end(self, machine: str, text: str) -> None:
+        dropped = self._dropped.pop(machine, 0)
+        self._ending.discard(machine)
+        extra = f"; {dropped} records of rounds were dropped" if dropped else ""
+        self._notice(f"{machine}: {text}{extra}")

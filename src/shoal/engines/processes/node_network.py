@@ -44,6 +44,8 @@ class NodeNetwork:
         self._expects_new_keys = start.key_folder is None and setup.environment.restarts
         self.mailbox = Mailbox(self._budget())
         self.shaper: Shaper | None = None
+        self._restarted: dict[NodeId, tuple[int, str]] = {}
+        """The incarnation and the endpoint of each node that has been restarted."""
         self._delay = self._kernel_delay()
         settings = TransportSettings(
             run=start.run,
@@ -74,6 +76,7 @@ class NodeNetwork:
                 self._seal,
             )
             self.transport.require_tickets(self.shaper.receive)
+        self._restarted = {node: (count, message.endpoints[node]) for node, count in message.incarnations.items()}
         self.transport.start(message.endpoints)
 
     def mark_failed(self, node: NodeId, at: float) -> None:
@@ -86,7 +89,14 @@ class NodeNetwork:
             self._delay.mark_failed(node)
 
     def mark_restarted(self, message: control.PeerRestarted) -> None:
-        """Connect to the new process of a node that failed."""
+        """Connect to the new process of a node that failed.
+
+        A new coordinator announces nodes again. A connection to the same process stays: it may have messages to send.
+        """
+        process = message.incarnation, message.endpoint
+        if self._restarted.get(message.node) == process:
+            return
+        self._restarted[message.node] = process
         if self._seal is not None and message.key is not None:
             self._seal.allow(str(message.node), message.key)
         self.transport.move(message.node, message.endpoint)

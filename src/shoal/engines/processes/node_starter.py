@@ -139,7 +139,7 @@ class NodeStarter:
 
     def _announce(self, node: NodeId, receivers: Collection[NodeId]) -> None:
         entry = self._registry[node]
-        update = control.PeerRestarted(node, entry.endpoint, entry.public_key)
+        update = control.PeerRestarted(node, entry.endpoint, entry.public_key, self._tracker.incarnations[node])
         self._agents.send_network(update)
         self._agents.send(receivers, update)
 
@@ -151,4 +151,5 @@ class NodeStarter:
             sorted(self._tracker.lost),
             public_keys=self._registry.public_keys() if self._sealed else [],
             network_key=self._network_key,
+            incarnations={node: count for node, count in self._tracker.incarnations.items() if count},
         )

@@ -115,7 +115,7 @@ def load_ray() -> Any:
 
 def _connect(ray: Any, address: str, cpus: int) -> None:
     options: dict[str, Any] = {"include_dashboard": False, "num_cpus": cpus} if address == LOCAL else {}
-    _check_reachable(address)
+    _check_reachable(ray, address)
     try:
         with _signal_handlers_kept():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", **options)
@@ -137,10 +137,18 @@ def _signal_handlers_kept() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _check_reachable(address: str) -> None:
+def _check_reachable(ray: Any, address: str) -> None:
     """Raise an error if `address` is malformed, or does not accept connections."""
+    hint = "start it with 'ray start --head'"
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS", address)
+        hint = f"{hint}, or give its address, --ray HOST:PORT"
+        try:
+            # From RAY_ADDRESS, from a Ray process of this machine, or from a file, which remains if Ray was killed.
+            address = ray._private.services.get_ray_address_from_environment(address, None) or address
+        except ConnectionError as error:
+            raise LaunchError(f"no Ray cluster runs on this machine; {hint}") from error
+        except AttributeError:  # another version of Ray, which looks for the cluster itself, and takes longer
+            return
     if address in (LOCAL, "auto"):
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -149,7 +157,7 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise LaunchError(f"cannot connect to Ray at {address!r}: {error}; start it with 'ray start --head'") from error
+        raise LaunchError(f"cannot connect to Ray at {address!r}: {error}; {hint}") from error
 
 
 def _count_cpus() -> tuple[int, int]:
@@ -164,6 +172,12 @@ def _count_workers(workers: int | None, nodes: int) -> int:
     total, free = _count_cpus()
     count = min(free if workers is None else workers, nodes)
     if not 1 <= count <= total:
-        wanted = "no worker can be started" if workers is None else f"simulation.workers = {workers} needs {count} CPUs"
-        raise LaunchError(f"{wanted}: {describe_cpus()}; set fewer workers, or add machines to the cluster")
+        wanted = "no worker can be started"
+        if workers is not None:
+            limit = "" if workers <= nodes else f", because {nodes} nodes use at most {nodes} workers"
+            wanted = f"simulation.workers = {workers} needs {count} CPUs, one for each worker{limit}"
+        fewer = f"set simulation.workers to {total} or less" if total else "start Ray with CPUs (--num-cpus)"
+        if workers is None and total:
+            fewer = "wait until other jobs have ended"
+        raise LaunchError(f"{wanted}: {describe_cpus()}; {fewer}, or add machines to the cluster")
     return count

@@ -14,6 +14,7 @@ import zmq
 from shoal.engines.processes import control
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.remote import protocol
+from shoal.engines.processes.remote.handshakes import DialledConnection, KeyProblem, RejectedConnections
 from shoal.engines.processes.sealing import Seal, authenticated_sender
 from shoal.errors import LaunchError, MessageError
 
@@ -99,12 +100,15 @@ class Received:
 class Channel:
     """One socket, to one peer that was dialled or to all that dial in."""
 
-    def __init__(self, trust: Trust, reject: Callable[[str], None]) -> None:
-        """`reject` is called with a description of every unauthenticated connection."""
+    def __init__(self, trust: Trust, notify: Callable[[str], None]) -> None:
+        """`notify` shows unauthenticated connections to the user."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._seal = None if trust.pair is None else Seal(self._context, trust.pair, reject, time.monotonic)
+        self._rejected = RejectedConnections(notify)
+        self._seal = None if trust.pair is None else Seal(self._context, trust.pair, self._rejected, time.monotonic)
         self._trust = trust
         self._socket: zmq.Socket[bytes] | None = None
+        self._dialled: DialledConnection | None = None
+        self._endpoint = ""
         self._listens = False
 
     def listen(self, address: Address) -> int:
@@ -132,7 +136,17 @@ class Channel:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         if self._seal is not None:
             self._seal.secure_client(socket, key)
-        socket.connect(address.endpoint)
+        self._dialled = DialledConnection(self._context, socket)
+        self._endpoint = address.endpoint
+        socket.connect(self._endpoint)
+
+    def key_problem(self) -> KeyProblem | None:
+        """Why the peer that was dialled makes no connection, if it has shown since the last call. Connects again."""
+        problem = None if self._dialled is None else self._dialled.latest_problem()
+        if problem is not None:
+            self._opened.disconnect(self._endpoint)  # else ZeroMQ would not connect a second time
+            self._opened.connect(self._endpoint)
+        return problem
 
     def register(self, poller: zmq.Poller) -> None:
         poller.register(self._opened, zmq.POLLIN)
@@ -169,11 +183,14 @@ class Channel:
 
     def close(self, linger: float = 0.0) -> None:
         """Close the socket; wait at most `linger` seconds until what was sent has left."""
+        if self._dialled is not None:
+            self._dialled.close()
         if self._socket is not None:
             self._socket.close(linger=int(linger * 1000))
         if self._seal is not None:
             self._seal.close()
         self._context.term()
+        self._rejected.show_counts()
 
     @property
     def _opened(self) -> zmq.Socket[bytes]:

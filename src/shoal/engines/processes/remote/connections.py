@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Collection
@@ -96,7 +97,7 @@ class AgentConnections:
             self._receive_states(is_interrupted)
             self._measure_clocks(is_interrupted)
         else:
-            self._name_uniquely()
+            self.agents.sort(key=lambda agent: agent.name)
             self._relay_unreachable_nodes()
 
     def _has_all(self, seconds: float) -> bool:
@@ -157,7 +158,7 @@ class AgentConnections:
         return self._new_channel(Trust(own, {"agent": pair.public})), pair.public
 
     def _new_channel(self, trust: Trust) -> Channel:
-        channel = Channel(trust, lambda reason: self._notify(f"rejected an unauthenticated connection: {reason}"))
+        channel = Channel(trust, self._notify)
         self._channels.append(channel)
         return channel
 
@@ -229,6 +230,7 @@ class AgentConnections:
             self._joined.discard(key[1])
             self._notify(f"agent {info.name!r} does not have this run: it is not used")
             return
+        given, info = info.name, msgspec.structs.replace(info, name=self._unique_name(info.name))
         channel, route = pending.channel, pending.route
         agent = RemoteAgent(info, pending.session, lambda header, frames: channel.send(route, header, frames))
         agent.continues = continues
@@ -236,7 +238,8 @@ class AgentConnections:
         agent.ends_with_coordinator = ssh is not None or self._plan.starter is not None
         self.agents.append(agent)
         self._open[key] = agent
-        self._notify(f"agent {info.name!r} is connected: {info.cores} cores, {info.memory / 2**30:.1f} GiB")
+        renamed = "" if info.name == given else f" (another agent has the name {given!r}; --name sets the name)"
+        self._notify(f"agent {info.name!r}{renamed} is connected: {info.cores} cores, {info.memory / 2**30:.1f} GiB")
 
     def _open_again(self, key: tuple[int, bytes], session: str) -> None:
         """Open a new session with an agent that was restarted."""
@@ -278,17 +281,11 @@ class AgentConnections:
                 f"agent --join', or expect fewer"
             )
 
-    def _name_uniquely(self) -> None:
-        """Number the agents that have the same name."""
-        self.agents.sort(key=lambda agent: agent.name)
-        names: set[str] = set()
-        for agent in self.agents:
-            name, number = agent.name, 1
-            while name in names:
-                number += 1
-                name = f"{agent.name}-{number}"
-            names.add(name)
-            agent.info = msgspec.structs.replace(agent.info, name=name)
+    def _unique_name(self, name: str) -> str:
+        """`name`, with a number at its end if another agent has this name."""
+        names = {agent.name for agent in self.agents}
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in names)
 
     def _relay_unreachable_nodes(self) -> None:
         relayed = [agent for agent in self.agents if agent.info.relayed]

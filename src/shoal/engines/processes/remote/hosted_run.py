@@ -235,7 +235,11 @@ def _check_code(table: dict[str, object], allows_code: bool) -> None:
 
 
 def names_of_code(value: object) -> Iterator[str]:
-    """Strings in a table, at any depth, that can name a class outside of Shoal's registries, or a source file."""
+    """Strings in a table, at any depth, that can name a class outside of Shoal's registries, or a source file.
+
+    Every text with a colon counts. Which of them name a module depends on where another process looks for modules, and
+    on the component that reads the text, so a narrower rule could miss one.
+    """
     if isinstance(value, str):
         if CODE.search(value):
             yield value

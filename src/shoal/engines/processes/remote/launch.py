@@ -128,7 +128,9 @@ def check_runs_on_agents(experiment: Experiment) -> None:
     if experiment.checkpoint.every and build_environment(experiment, device_speeds(experiment)).timing_matters:
         raise LaunchError(
             "checkpoint.every: on several machines, a timed run (see docs/engines.md) cannot be resumed, because its "
-            "models are evaluated at the end, on the machines of their nodes; remove the key"
+            "models are evaluated at the end, on the machines of their nodes, where another run does not find them; "
+            "set checkpoint.every = 0, run without agents, or remove what makes the run timed: network, speed, "
+            "availability, duration, evaluation.seconds, and faults with time or every"
         )
     if plan.keys is not None:
         raise LaunchError(
