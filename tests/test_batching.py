@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from conftest import models_of
 from random_data import CLASSES, DATA, PART
 from shoal.engines.simulation import batching
 from shoal.engines.simulation.batching import choose_batching
@@ -122,6 +123,27 @@ class Noise:
         return x + torch.randn_like(x)
 
 
+class Sometimes:
+    """Augmentation that draws from a global generator for some batches, and never for a single sample."""
+
+    def apply(self, x, rng):
+        return x + torch.randn_like(x) if len(x) > 1 and rng.random() < 0.3 else x
+
+
+class Late(torch.optim.SGD):
+    """Draws from a global generator in its third step."""
+
+    elementwise = True
+
+    def step(self, closure=None):
+        super().step()
+        for tensor in self.param_groups[0]["params"]:
+            state = self.state[tensor]
+            state["steps"] = state.get("steps", 0) + 1
+            if state["steps"] == 3:
+                tensor.data.add_(torch.randn_like(tensor))
+
+
 class Langevin(torch.optim.SGD):
     elementwise = True
 
@@ -185,6 +207,22 @@ def test_random_draws_in_a_module_are_the_same_in_every_way(draws: str, tmp_path
 def test_draws_from_global_generators_are_the_same_in_every_way(drawing: Any, tmp_path: Path) -> None:
     found = digests(experiment(tmp_path, **drawing), tmp_path, processes=False)
     assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize(
+    "drawing",
+    [
+        {"augmentation": [{"name": "mine.py:Sometimes"}]},
+        {"training": {"batch_size": 4, "local_steps": 2, "optimizer": "mine.py:Late"}},
+    ],
+    ids=["augmentation", "optimizer"],
+)
+def test_rare_draws_from_global_generators_are_the_same_in_every_way(drawing: Any, tmp_path: Path) -> None:
+    alone, stacked = (
+        models_of(experiment(tmp_path, simulation={"batching": way}, **drawing).run(tmp_path))
+        for way in ("off", "vmap")
+    )
+    np.testing.assert_allclose(stacked, alone, atol=1e-5)
 
 
 class Noisy(nn.Module):
@@ -353,6 +391,17 @@ def test_what_cannot_be_stacked_does_not_change_the_choice_for_the_model(
     for optimizer, expected in [("adafactor", ("off", "pool")), ("sgd", ("vmap",)), ("adafactor", ("off", "pool"))]:
         described = experiment(tmp_path, simulation={"batching": "auto"}, training={"optimizer": optimizer})
         assert choose_batching(described, Setup(described)) in expected
+
+
+def test_the_summary_names_the_method_that_trained_the_nodes(tmp_path: Path) -> None:
+    described = experiment(tmp_path, simulation={"batching": "vmap"})
+    assert described.run(tmp_path).summary["batching"] == "vmap"
+    dropout = dataclasses.replace(described, model={"name": "mine.py:Model", "draws": "torch"})
+    overridden = dataclasses.replace(described, trainer={"name": "mine.py:Backend", "override": "train"})
+    for trained_alone in (dropout, overridden):
+        run = trained_alone.run(tmp_path)
+        assert run.summary["batching"] == "off"
+        assert run.folder.read_experiment()["simulation"]["batching"] == "vmap", "a replay makes the same choice"
 
 
 def test_the_summary_and_its_display_name_the_method(shoal: Any, small: Path) -> None:

@@ -263,7 +263,7 @@ def test_the_earlier_name_is_accepted_in_overrides_and_in_python() -> None:
         assert Experiment(device=Constant(0.5)).speed.build() == Constant(0.5)  # type: ignore[call-arg]
     with pytest.warns(FutureWarning, match="write speed = "):
         assert dataclasses.replace(found, device=Constant(0.5)).speed.build() == Constant(0.5)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="devise"):
+    with pytest.raises(ExperimentError, match="devise: unknown key"):
         Experiment(devise=Constant(0.5))  # type: ignore[call-arg]
 
 

@@ -244,7 +244,7 @@ tables = st.fixed_dictionaries(
         ),
         "model": st.fixed_dictionaries({"name": st.just("mlp"), "hidden": st.lists(st.integers(1, 64), max_size=3)}),
         "training": st.fixed_dictionaries(
-            {}, optional={"lr": rates, "batch_size": st.integers(1, 512), "options": st.just({"eps": 1e-8})}
+            {}, optional={"lr": rates, "batch_size": st.integers(1, 512), "options": st.just({"dampening": 1e-8})}
         ),
         "evaluation": st.fixed_dictionaries({}, optional={"every": st.integers(0, 9), "nodes": st.integers(0, 9)}),
         "processes": st.fixed_dictionaries({}, optional={"base_port": st.integers(1, 65535)}),

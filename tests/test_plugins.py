@@ -14,6 +14,8 @@ from experiment_tables import PLUGIN, problems
 from shoal import resume
 from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
+from shoal.experiment.interfaces import INTERFACES
+from shoal.experiment.registry import REGISTRIES
 from shoal.experiment.running import Run
 from shoal.plugins import load_class
 from shoal.results.records import RunFolder
@@ -63,6 +65,102 @@ def test_a_plugin_that_cannot_be_used_is_rejected(
     (tmp_path / "syntax.py").write_text("def (:")
     (found,) = problems({"algorithm": {"name": name, **options}}, base=tmp_path)
     assert problem.format(base=tmp_path) in found
+
+
+# The members that a plug-in must have
+
+EMPTY = """
+from dataclasses import dataclass
+from shoal.sharing.sharing import Sharing
+
+@dataclass(frozen=True)
+class Empty:
+    pass
+
+class Inherits(Sharing):
+    def start(self, params):
+        pass
+
+    def outgoing(self, params, round):
+        return None
+"""
+NAME = {"name": "empty.py:Empty"}
+MISSING: dict[str, tuple[dict[str, Any], str]] = {
+    "algorithm": ({"algorithm": NAME}, "'async def run(self, node: Node) -> None' (shoal.algorithms.Algorithm)"),
+    "server-optimizer": ({"algorithm": {"name": "fedavg", "server": NAME}}, "'def step(self, params: Params, "),
+    "sharing": ({"sharing": NAME}, "'def start(self, params: Params) -> None' and method 'def outgoing("),
+    "inherited": ({"sharing": {"name": "empty.py:Inherits"}}, "Inherits has no method 'def merge(self, params: Params"),
+    "topology": ({"topology": NAME}, "'def build(self, nodes: int, seed: int) -> Graph'"),
+    "dataset": ({"dataset": NAME}, "'def load(self, seed: int) -> Data' (shoal.data.dataset.Dataset)"),
+    "partition": ({"dataset": {"name": "digits", "partition": NAME}}, "'def split(self, labels"),
+    "augmentation": ({"dataset": {"name": "digits", "augmentation": [NAME]}}, "'def apply(self, x: torch.Tensor"),
+    "model": ({"model": NAME}, "'def build(self, shape: tuple[int, ...], outputs: int) -> torch.nn.Module'"),
+    "network": ({"network": NAME}, "'def build(self, nodes: int, seed: int) -> NetworkTimeline | None'"),
+    "speed": ({"speed": NAME}, "'def speed(self, node: NodeId, seed: int, batch_size: int) -> Speed'"),
+    "availability": ({"availability": NAME}, "'def build(self, nodes: int, seed: int) -> AvailabilitySchedule"),
+    "trainer": ({"trainer": NAME}, "'def create_factory(self, inputs: TrainerInputs) -> TrainerFactory'"),
+    "schedule": ({"training": {"schedule": NAME}}, "'def scale(self, t: int) -> float'"),
+    "mapping": ({"mapping": NAME}, "'def place(self, nodes: int, "),
+    "compressor": ({"sharing": {"name": "choco", "compressor": NAME}}, "attribute 'stochastic' and method 'def fit("),
+    "values": ({"sharing": {"name": "topk", "values": NAME}}, "attribute 'lossless' and attribute 'stochastic'"),
+    "indices": ({"sharing": {"name": "topk", "indices": NAME}}, "'def encode(self, positions: Positions, size: int)"),
+}
+
+
+@pytest.mark.parametrize("kind", MISSING)
+def test_a_plugin_without_a_required_member_is_rejected(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text(EMPTY)
+    table, problem = MISSING[kind]
+    (found,) = problems(table, base=tmp_path)
+    assert "name = 'empty.py:" in found
+    assert problem in found
+
+
+def test_every_kind_of_component_has_an_interface() -> None:
+    assert INTERFACES.keys() == REGISTRIES.keys() == MISSING.keys() - {"inherited"}
+
+
+TRAINER = """
+import numpy as np
+
+class Trainer:
+    step_seconds = cpu_seconds = 0.0
+    samples = 3
+
+    def train(self, params, steps=None): ...
+    def evaluate(self, params): ...
+    {trainer_steps}
+
+class Factory:
+    initial, shapes = np.zeros(2, np.float32), ((2,),)
+
+    def trainer(self, node, training, step_seconds):
+        return Trainer()
+    def warm_up(self, node, training): ...
+    {factory_evaluate}
+
+class Backend:
+    def create_factory(self, inputs):
+        return Factory()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ({"factory_evaluate": ""}, "Factory has no method 'def evaluate(self, params: Params) -> dict[str, float]'"),
+        ({"trainer_steps": ""}, "Trainer has no method 'def steps(self, steps: int | None) -> int'"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["simulation", "processes"])
+def test_what_a_trainer_creates_must_have_its_members(
+    engine: str, code: dict[str, str], problem: str, tmp_path: Path
+) -> None:
+    methods = {"trainer_steps": "def steps(self, steps): ...", "factory_evaluate": "def evaluate(self, params): ..."}
+    (tmp_path / "own.py").write_text(TRAINER.format(**{**methods, **code}))
+    described = Experiment(nodes=2, engine=engine, trainer={"name": "own.py:Backend"}, base=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ExperimentError, match=re.escape(f"own.py:Backend': {problem}")):
+        described.run(tmp_path / "runs")
 
 
 # The copies that a run keeps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
 import shoal
@@ -23,6 +25,7 @@ from shoal.models.networks import Logistic
 from shoal.schema import parameters
 from shoal.topologies import Graph
 from shoal.topologies.static import Ring
+from shoal.training.module_draws import global_states
 
 QUICK: dict[str, Any] = {
     "nodes": 3,
@@ -138,6 +141,43 @@ def test_near_misses_in_any_case(given_settings: dict[str, Any], text: str) -> N
     with pytest.raises(ExperimentError) as raised:
         shoal.Experiment(**given_settings)
     assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        ({"lr": 0.1}, "lr: unknown key; it belongs to training.lr: write training={'lr': 0.1}"),
+        ({"rounds": 5}, "belongs to algorithm.rounds: write algorithm={'name': 'dpsgd', 'rounds': 5}"),
+        ({"topology": "regular", "degree": 3}, "write topology={'name': 'regular', 'degree': 3}"),
+        ({"topolgy": "ring"}, "topolgy: unknown key; did you mean 'topology'?"),
+    ],
+)
+def test_an_unknown_parameter_is_an_error_with_its_place(parameters: dict[str, Any], problem: str) -> None:
+    for create in (shoal.Experiment, functools.partial(dataclasses.replace, shoal.Experiment())):
+        with pytest.raises(ExperimentError) as raised:
+            create(**parameters)
+        assert problem in str(raised.value)
+
+
+def threads_by_library() -> dict[str, int]:
+    return {library["filepath"]: library["num_threads"] for library in threadpool_info()}
+
+
+@pytest.mark.parametrize("trainer", ["torch", "scikit"])
+def test_a_run_leaves_the_generators_and_threads_of_the_caller_alone(trainer: str, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    with threadpool_limits(2):
+        torch.set_num_threads(2)
+        np.random.seed(3)
+        np.random.normal()  # it draws two numbers, and keeps one for the next call
+        before = global_states()
+        limits = threads_by_library()
+        shoal.Experiment(nodes=2, algorithm={"name": "dpsgd", "rounds": 1}, trainer=trainer).run(tmp_path)
+        after = global_states(), torch.get_num_threads()
+        limits_after = threads_by_library()
+    torch.set_num_threads(threads)
+    assert after == (before, 2)
+    assert limits_after | limits == limits_after, "the run may load more libraries"
 
 
 # Classes and instances

@@ -78,6 +78,21 @@ def test_a_folder_of_runs_stands_for_its_latest_run(whole: Any, tmp_path: Path, 
     assert folder.read_summary()["digest"] == whole.summary["digest"]
 
 
+def test_the_latest_run_with_a_checkpoint_is_resumed_not_a_later_one_that_failed(
+    whole: Any, tmp_path: Path, shoal: Any
+) -> None:
+    resumable = stopped_after(whole.folder, 3, tmp_path / "runs" / "name" / "1")
+    failed = stopped_after(whole.folder, -1, tmp_path / "runs" / "name" / "2")
+    failed.summary.write_text(json.dumps({"status": "failed"}))
+    result = shoal("resume", tmp_path / "runs")
+    assert result.code == 0, result
+    shown = "".join(result.out.split())
+    assert "".join(f"resuming the run in {resumable.path}".split()) in shown
+    assert "lateroneshavenocheckpoint" in shown
+    assert resumable.read_summary()["digest"] == whole.summary["digest"]
+    assert failed.read_summary() == {"status": "failed"}
+
+
 def rejected(result: Any, *texts: str) -> None:
     assert result.code == 2, result
     assert "Traceback" not in result.err + result.out

@@ -194,6 +194,8 @@ class Ignorant:
         return self
 
     def trainer(self, node, training, step_seconds): return OneNode(self.inputs, node, training, step_seconds)
+    def evaluate(self, params): return {}
+    def warm_up(self, node, training): ...
 
 
 class OneNode(BatchTrainer):

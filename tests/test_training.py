@@ -15,6 +15,8 @@ from torch import nn
 from random_data import CLASSES, DATA, PART
 from shoal.data.dataset import Data, Samples
 from shoal.errors import ExperimentError, NodeError
+from shoal.experiment import Experiment
+from shoal.experiment.setup import Setup
 from shoal.models.flat import FlatModule
 from shoal.training.batches import Batches
 from shoal.training.learner import Learner
@@ -461,3 +463,21 @@ def test_a_node_without_data_raises_an_error_on_training() -> None:
     bystander = TorchTrainer(learner, PART[:0], np.random.default_rng(0), step_seconds=0.0)
     with pytest.raises(NodeError, match="holds no data to train on"):
         bystander.train(learner.flat.read())
+
+
+def test_warm_up_trains_once_with_each_group_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forked processes inherit what a first step sets up, and the zygote measures the memory of a training."""
+    trained: list[float] = []
+    train = Learner.train
+
+    def counted(self: Learner, *args: Any, **options: Any) -> Any:
+        trained.append(self.training.lr)
+        return train(self, *args, **options)
+
+    monkeypatch.setattr(Learner, "train", counted)
+    described = Experiment(nodes=4, training={"lr": 0.1}, group=[{"nodes": "3", "training": {"lr": 0.5}}])
+    setup = Setup(described)
+    setup.trainer(0)
+    setup.warm_up()
+    setup.warm_up()
+    assert sorted(trained) == [0.1, 0.5]

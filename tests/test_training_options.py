@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,10 @@ from shoal.models.flat import FlatModule
 from shoal.randomness import generator
 from shoal.training.batches import Batches
 from shoal.training.learner import Learner
+from shoal.training.losses import loss_key
 from shoal.training.schedules import Cosine, Step
 from shoal.training.settings import Training
+from shoal.training.torch_names import LOSSES, OPTIMIZER_OPTIONS, SMOOTHED_LOSSES
 from shoal.training.torch_trainer import TorchTrainer
 from shoal.training.trainer import Train
 
@@ -75,6 +80,14 @@ class Slowing(torch.optim.Optimizer):
 
 
 class NoOptimizer: ...
+
+
+class NoStep(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+
+class NoForward(torch.nn.Module): ...
 
 
 class Squared:
@@ -236,13 +249,43 @@ def test_label_smoothing_is_that_of_torch_and_not_part_of_evaluations() -> None:
         ({"optimizer": "mine.py:NoOptimizer"}, "training.optimizer = .*expected a subclass of torch.optim.Optimizer"),
         ({"optimizer": "none.py:SignSGD"}, "training.optimizer = .*there is no file"),
         ({"optimizer": "mine.py:SignSGD", "options": {"deca": 1.0}}, "options.deca: .*did you mean 'decay'"),
+        ({"optimizer": "mine.py:NoStep"}, r"NoStep has no method 'def step\(self, closure=None\)'"),
+        ({"loss": "mine.py:NoForward"}, r"NoForward has no method 'def forward\(self, outputs, targets\)'"),
+        ({"loss": "mine.py:NoOptimizer"}, r"NoOptimizer has no method 'def __call__\(self, outputs, targets\)'"),
+        ({"optimizer": "adm"}, "training.optimizer = 'adm': unknown; did you mean 'adam'"),
+        ({"optimizer": "adam", "momentum": 0.5}, "training.momentum: Adam has no such option"),
+        ({"options": {"dampning": 0.5}}, "training.options.dampning: SGD has no such option; did you mean 'dampening'"),
+        ({"loss": "mes"}, "training.loss = 'mes': unknown"),
+        ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
         ({"clip_norm": 0}, "training.clip_norm = 0: expected number above 0"),
         ({"precision": "float64"}, "training.precision = 'float64': expected one of 'float32'"),
     ],
 )
-def test_wrong_options_are_errors_that_name_the_key(training: Any, expected_error: str, tmp_path: Path) -> None:
+def test_wrong_options_are_found_when_an_experiment_is_validated(
+    training: Any, expected_error: str, tmp_path: Path
+) -> None:
     with pytest.raises(ExperimentError, match=expected_error):
-        Setup(experiment(tmp_path, training)).trainer(0)
+        experiment(tmp_path, training)
+
+
+def test_names_and_options_that_are_known_without_torch_are_those_of_torch() -> None:
+    by_name = {name.lower(): cls for name, cls in vars(torch.optim).items()}
+    for name, options in OPTIMIZER_OPTIONS.items():
+        assert options <= inspect.signature(by_name[name]).parameters.keys()
+    losses = {loss_key(name): cls for name, cls in vars(nn).items() if name.endswith("Loss")}
+    assert losses.keys() >= LOSSES
+    smoothed = {key for key in LOSSES if "label_smoothing" in inspect.signature(losses[key]).parameters}
+    assert smoothed == SMOOTHED_LOSSES
+
+
+def test_common_options_are_validated_without_torch() -> None:
+    program = (
+        "import sys; from shoal import Experiment; "
+        "Experiment(training={'momentum': 0.9, 'nesterov': True, 'weight_decay': 0.1, 'label_smoothing': 0.1, "
+        "'loss': 'cross-entropy'}); Experiment(training={'optimizer': 'AdamW', 'options': {'betas': [0.9, 0.99]}}); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 class OnlyFloat32(nn.Module):

@@ -113,6 +113,17 @@ def test_a_model_that_does_not_fit_the_data_leaves_no_folder(
     assert not list(out.iterdir())
 
 
+@pytest.mark.parametrize("engine", ["simulation", "processes"])
+def test_an_error_that_is_found_later_names_the_file_too(
+    engine: str, small: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(small(engine=engine, model={"name": "modules.py:Narrow"}).toml())
+    with pytest.raises(ExperimentError) as raised:
+        Experiment.from_file(file).run(tmp_path / "runs")
+    assert str(raised.value).startswith(f"{file}: 1 problem\n  - model = ")
+
+
 def test_earlier_runs_of_the_same_name_stay(small: Callable[..., Experiment], tmp_path: Path) -> None:
     done = small().run(tmp_path / "runs")
     with pytest.raises(DataError):

@@ -29,10 +29,10 @@ class ShoalError(Exception):
 
 
 class ExperimentError(ShoalError):
-    """The experiment is invalid. `problems` lists all problems, each with its location."""
+    """The experiment is invalid. `problems` lists all problems, each with its location; `source` names the file."""
 
     def __init__(self, problems: Sequence[str], source: str = "experiment") -> None:
-        self.problems = tuple(problems)
+        self.problems, self.source = tuple(problems), source
         count = len(self.problems)
         head = f"{source}: {count} problem{'s' if count != 1 else ''}"
         super().__init__("\n".join([head, *(f"  - {p}" for p in self.problems)]))

@@ -17,6 +17,8 @@ MODULE_PREFIX = "shoal_plugin_"
 """How the names of modules begin that are loaded from a file."""
 SOURCE = "__plugin_source__"
 """The attribute of a loaded plug-in file that has the bytes of the file."""
+TORCH_MODULE = "torch.nn.modules.module"
+"""The module of Python that defines `torch.nn.Module`."""
 _importing: list[Path] = []
 
 
@@ -68,6 +70,11 @@ def load_class(name: str) -> type:
         hint = schema.nearest(attribute, classes) if classes else "; it defines no class"
         raise ValueError(f"{where} has no class {attribute!r}{hint}")
     return found
+
+
+def is_module_class(cls: type) -> bool:
+    """Whether a class is one of `torch.nn.Module`. This does not import torch."""
+    return any((base.__module__, base.__name__) == (TORCH_MODULE, "Module") for base in cls.__mro__)
 
 
 def main_script() -> Path | None:

@@ -312,7 +312,7 @@ def incompatibilities(experiment: Experiment, graph: Graph | None = None) -> lis
                 f"sharing = {view.sharing.name!r}: {view.algorithm.name!r} builds its own payloads; "
                 "use sharing = 'full' or another algorithm"
             ] = None
-        for component in (view.algorithm, view.sharing, view.topology):
+        for component in (view.algorithm, view.sharing, view.topology, view.trainer):
             instance = component.build()
             if isinstance(instance, Constrained):
                 problems.update(dict.fromkeys(instance.incompatibilities(view)))

@@ -32,10 +32,12 @@ from shoal.experiment.overrides import (
     lift_nested_keys,
     lift_nested_values,
     remove_misplaced,
+    unknown_parameters,
 )
 from shoal.experiment.plugin_files import PLUGINS, changed_plugin_files
 from shoal.experiment.resolving import Resolver
 from shoal.experiment.tables import (
+    NOT_IN_TABLES,
     CheckpointPlan,
     Engine,
     EvaluationPlan,
@@ -103,6 +105,8 @@ class Experiment:
     fault: tuple[Fault, ...] = ()
     base: Path = field(default=Path("."), compare=False)
     """The folder that relative paths of plug-ins and other files start from."""
+    source: str = field(default="", compare=False)
+    """The file that the experiment was read from; it begins error messages. Empty if there is none."""
 
     def __post_init__(self) -> None:
         name = self.name if isinstance(self.name, str) else "experiment"
@@ -142,24 +146,25 @@ class Experiment:
         overrides: Mapping[str, Any] | None = None,
         *,
         base: Path = Path("."),
-        source: str = "experiment",
+        source: str = "",
     ) -> Experiment:
-        """Read an experiment from a table, as a TOML file holds it. `source` names it in error messages."""
+        """Read an experiment from a table, as a TOML file holds it. `source` is the file, for error messages."""
+        title = source or "experiment"
         problems: list[str] = []
         known = _parameters()
         table = apply_overrides(current_tables(table, known), current_tables(overrides or {}, known), problems)
         table.pop("versions", None)  # a run writes them beside its resolved experiment
         if changed := changed_plugin_files(table.pop(PLUGINS, {}), base):
-            raise ExperimentError(changed, source)  # before any of them is imported
+            raise ExperimentError(changed, title)  # before any of them is imported
         remove_misplaced(table, known, base, problems)
         lift_nested_keys(table)
         values = Resolver(base, problems).values(table, known)
         if problems:
-            raise ExperimentError(problems, source)
+            raise ExperimentError(problems, title)
         try:
-            return cls(**values, base=base)
+            return cls(**values, base=base, source=source)
         except ExperimentError as error:
-            raise ExperimentError(list(error.problems), source) from None
+            raise ExperimentError(list(error.problems), title) from None
 
     def to_table(self) -> dict[str, Any]:
         """Return the experiment as plain data, which `from_table` reads."""
@@ -176,9 +181,14 @@ class Experiment:
             resolver = Resolver(self.base)
             settings = resolver.node_settings(self, {i: self.group[i] for i in groups})
             if settings is None:
-                raise ExperimentError(resolver.problems, self.name)
+                raise ExperimentError(resolver.problems, self.title)
             self._settings_by_groups[groups] = settings
         return self._settings_by_groups[groups]
+
+    @property
+    def title(self) -> str:
+        """How error messages name the experiment: its file, or its name."""
+        return self.source or self.name
 
     @functools.cached_property
     def _members(self) -> list[frozenset[NodeId]]:
@@ -308,14 +318,18 @@ class Experiment:
 
 
 def _accept_former_names(init: Callable[..., None]) -> Callable[..., None]:
-    """Let the constructor accept earlier names of its parameters, with a warning."""
+    """Let the constructor accept earlier names of its parameters, with a warning, and explain unknown ones."""
 
     @functools.wraps(init)
     def accepting(self: Experiment, *positional: Any, **named: Any) -> None:
         known = _parameters()
-        earlier = {key: value for key, value in named.items() if key not in known and key != "base"}
+        earlier = {key: value for key, value in named.items() if key not in (*known, *NOT_IN_TABLES)}
         current = {key: value for key, value in named.items() if key not in earlier}
-        init(self, *positional, **{**current, **schema.current_names(earlier, known, "")})
+        renamed = schema.current_names(earlier, known, "")
+        if not renamed.keys() <= known.keys():
+            name, base = current.get("name", "experiment"), current.get("base", Path("."))
+            raise ExperimentError(unknown_parameters({**current, **renamed}, known, Path(base)), str(name))
+        init(self, *positional, **{**current, **renamed})
 
     return accepting
 
@@ -323,7 +337,7 @@ def _accept_former_names(init: Callable[..., None]) -> Callable[..., None]:
 @functools.cache
 def _parameters() -> dict[str, schema.Parameter]:
     """The fields of `Experiment` that a table may have, with their types and defaults."""
-    return {name: parameter for name, parameter in schema.parameters(Experiment).items() if name != "base"}
+    return {name: parameter for name, parameter in schema.parameters(Experiment).items() if name not in NOT_IN_TABLES}
 
 
 Experiment.__init__ = _accept_former_names(Experiment.__init__)  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from shoal import schema
 from shoal.experiment.registry import IN_MEMORY, MemoryComponent, class_name, shallow_table
+from shoal.plugins import is_module_class
 
 
 class Given(NamedTuple):
@@ -42,7 +43,7 @@ def read_given(kind: str, value: Any) -> Given | MemoryComponent | None:
     if dataclasses.is_dataclass(value):
         options = {k: v for k, v in shallow_table(kind, value).items() if k != "name"}
         return _of_class(kind, type(value), options)
-    if kind == "model" and _is_module(value):
+    if kind == "model" and is_module_class(type(value)):
         own = copy.deepcopy(value)  # the caller may train or change the module
         return MemoryComponent(kind, f"{IN_MEMORY}{type(value).__name__}", {}, own)
     if type(value).__module__ == "builtins":
@@ -55,11 +56,6 @@ def _of_class(kind: str, cls: type, options: dict[str, Any]) -> Given:
     if name is None:
         return Given({"name": f"{IN_MEMORY}{cls.__name__}", **options}, cls)
     return Given({"name": name, **options})
-
-
-def _is_module(value: object) -> bool:
-    """Whether the value is a `torch.nn.Module`. This does not import torch."""
-    return any((cls.__module__, cls.__name__) == ("torch.nn.modules.module", "Module") for cls in type(value).__mro__)
 
 
 def _attributes(value: object) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from shoal import schema
 from shoal.errors import ExperimentError
 from shoal.experiment.registry import REGISTRIES, Component, find
 from shoal.experiment.resolving import absolute_name
-from shoal.experiment.tables import DEFAULT_NAMES, PARENT_TABLES, location
+from shoal.experiment.tables import DEFAULT_NAMES, NOT_IN_TABLES, PARENT_TABLES, location
 from shoal.plugins import forget_changed
 
 TOP_LEVEL = "the top of the file, above every [table]"
@@ -87,10 +87,7 @@ def remove_misplaced(
     """Remove and report the keys that belong to another table, and the unknown keys at the top level."""
     known = parameters.keys() - PARENT_TABLES.keys()
     keys_by_table = _keys_by_table(table, parameters, base)
-    owners: dict[str, list[str]] = {}
-    for name, keys in keys_by_table.items():
-        for key in keys:
-            owners.setdefault(key, []).append(f"{name}.{key}")
+    owners = _owners(keys_by_table)
     for key in [k for k in table if k not in known]:
         belongs = f"; it belongs to {' or '.join(owners[key])}" if key in owners else schema.nearest(key, known)
         problems.append(f"{key}: unknown key{belongs}")
@@ -103,6 +100,34 @@ def remove_misplaced(
         for key in [k for k in given if k != "name" and k not in keys and k in owners]:
             problems.append(f"{name}.{key}: unknown key; it belongs to {' or '.join(owners[key])}")
             del given[key]
+
+
+def unknown_parameters(given: Mapping[str, Any], parameters: Mapping[str, schema.Parameter], base: Path) -> list[str]:
+    """List the parameters of `Experiment(…)` in `given` that do not exist, and what to write in their place."""
+    names = {k: getattr(v, "name", v) for k, v in given.items() if k in REGISTRIES and isinstance(v, str | Component)}
+    table = {**given, **{kind: {"name": name} for kind, name in names.items()}}
+    owners = _owners(_keys_by_table(table, parameters, base))
+    problems = []
+    for key in (k for k in given if k not in parameters and k not in NOT_IN_TABLES):
+        if key not in owners:
+            problems.append(f"{key}: unknown key{schema.nearest(key, parameters)}")
+            continue
+        written = []
+        for owner in (place.partition(".")[0] for place in owners[key]):
+            known = table.get(owner, parameters[owner].default)
+            name = {"name": known["name"]} if isinstance(known, Mapping) and "name" in known else {}
+            written.append(f"{owner}={ {**name, key: given[key]}!r}")
+        problems.append(f"{key}: unknown key; it belongs to {' or '.join(owners[key])}: write {' or '.join(written)}")
+    return problems
+
+
+def _owners(keys_by_table: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    """Return the places of each key, such as `training.lr`."""
+    owners: dict[str, list[str]] = {}
+    for name, keys in keys_by_table.items():
+        for key in keys:
+            owners.setdefault(key, []).append(f"{name}.{key}")
+    return owners
 
 
 def _keys_by_table(

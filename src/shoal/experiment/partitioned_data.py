@@ -303,8 +303,6 @@ def _augmentation_problem(augmentation: Augmentation, data: Data) -> str | None:
     """Apply an augmentation to two inputs, and describe what is wrong with the result."""
     import torch
 
-    if not callable(getattr(augmentation, "apply", None)):
-        return "it has no method apply(x, rng); see shoal.data.Augmentation"
     if data.sizes:
         return "the inputs of this data set are ids, which cannot be transformed"
     torch.set_num_threads(1)  # a pool of threads must not exist when nodes are forked

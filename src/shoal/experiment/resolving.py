@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal import schema
 from shoal.experiment.given import Given, read_given
+from shoal.experiment.interfaces import INTERFACES, missing_members
 from shoal.experiment.registry import REGISTRIES, Component, MemoryComponent, find, plain
 from shoal.experiment.tables import DEFAULT_NAMES, PARENT_TABLES, Group, NodeSettings, ProcessesPlan, location
 from shoal.plugins import forget_changed, split_file
@@ -100,8 +101,11 @@ class Resolver:
         arguments = {k: locate(v, self.base) if isinstance(v, Path) else v for k, v in arguments.items()}
         for path in (v for v in arguments.values() if isinstance(v, Path)):
             forget_changed(str(path))  # it may name code, such as a Flower client
-        schema.build(cls, arguments, place, self.problems)
+        instance = schema.build(cls, arguments, place, self.problems)
         if len(self.problems) > before:
+            return None
+        if (missing := missing_members(instance, INTERFACES[kind])) is not None:
+            self.problems.append(f"{place}.name = {table['name']!r}: {missing}")
             return None
         defaults = {p.name: p.default for p in schema.parameters(cls).values() if not p.required}
         options = {**defaults, **arguments, **nested}
@@ -132,7 +136,10 @@ class Resolver:
     def _absolute_plugins(self, training: Mapping[str, Any]) -> dict[str, str]:
         """Return the plug-ins that settings name, with absolute paths."""
         names = {key: training.get(key) for key in ("optimizer", "loss")}
-        return {k: absolute_name(v, self.base) for k, v in names.items() if isinstance(v, str) and ":" in v}
+        found = {k: absolute_name(v, self.base) for k, v in names.items() if isinstance(v, str) and ":" in v}
+        for name in found.values():
+            forget_changed(name)
+        return found
 
     def _given(self, kind: str, value: Any, place: str) -> Given | MemoryComponent | None:
         """Return a component as a table with a name or, if it is in memory, as it is; None after a problem."""

@@ -16,7 +16,7 @@ from shoal.results.checkpoints import Checkpoints, Manifest
 from shoal.results.coordinator_file import read_coordinator_file, remove_coordinator_file
 from shoal.results.cutting import Discarded, cut_records
 from shoal.results.progress import NullProgressListener, ProgressListener
-from shoal.results.records import RESUMED, Event, RecordFile, RunFolder, latest_run
+from shoal.results.records import RESUMED, Event, RecordFile, RunFolder, runs_below
 from shoal.results.run_lock import lock
 from shoal.types import NodeId
 
@@ -32,7 +32,8 @@ def resume(
     command_time: float | None = None,
     machines: Machines | None = None,
 ) -> Run:
-    """Continue the run in the folder `path`, or the latest run below it, from its latest valid checkpoint.
+    """Continue the run in the folder `path`, or the latest run below it that has a checkpoint, from its latest valid
+    checkpoint.
 
     If its coordinator was killed, and agents of `machines` still run its nodes, the run continues where it is, and
     needs no checkpoint. `machines` are the agents that run the nodes, or the address of a Ray cluster; default: this
@@ -41,9 +42,7 @@ def resume(
     """
     command_time = time.time() if command_time is None else command_time
     listener = listener or NullProgressListener()
-    folder = latest_run(Path(path))
-    if folder is None:
-        raise CheckpointError(f"there is no run in {str(path)!r}; start one with 'shoal run FILE'")
+    folder = _choose_run(Path(path), listener)
     with lock(folder):
         _check_status(folder)
         if machines is not None and machines.agents is not None:
@@ -62,6 +61,26 @@ def resume(
             write_experiment(folder.experiment, keep_plugin_files(experiment, folder.path))
         _prepare(folder, manifest, listener)
         return finish_run(experiment, folder, listener, command_time, manifest, machines)
+
+
+def _choose_run(path: Path, listener: ProgressListener) -> RunFolder:
+    """The run at `path`, or the latest run below it that can be continued. Raises `CheckpointError`."""
+    runs = runs_below(path)
+    if not runs:
+        raise CheckpointError(f"there is no run in {str(path)!r}; start one with 'shoal run FILE'")
+    # The other runs of the latest one's experiment, and of no other: runs/NAME/RUN.
+    candidates = [run for run in runs if run.path.parent == runs[0].path.parent]
+    chosen = next((run for run in candidates if _can_continue(run)), runs[0])
+    if chosen.path != path:
+        skipped = "" if chosen is runs[0] else "; it is not the latest run, but later ones have no checkpoint"
+        listener.notice(f"resuming the run in {chosen.path}{skipped}")
+    return chosen
+
+
+def _can_continue(run: RunFolder) -> bool:
+    """Whether a run has a complete checkpoint, or a coordinator whose nodes may still run."""
+    checkpoints = Checkpoints(run)
+    return any(map(checkpoints.is_complete, checkpoints.rounds())) or read_coordinator_file(run) is not None
 
 
 def _continue_nodes(

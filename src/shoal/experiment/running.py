@@ -24,6 +24,7 @@ from shoal.results.record_writer import write_finally
 from shoal.results.records import RunFolder
 from shoal.results.run_lock import lock
 from shoal.results.summary import summarize, write_metrics
+from shoal.training.module_draws import global_state_kept
 from shoal.types import format_node_ids
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from shoal.results.coordinator_file import CoordinatorFile
 
 WorkerStarter: TypeAlias = "Callable[[Setup], Sequence[Worker]]"
+
+TORCH_TRAINERS = ("torch", "flower")
+"""The trainers of Shoal that import torch."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def run(
             f"{file} starts a run while other processes import it for its classes; write the run below a line "
             "if __name__ == '__main__':"
         )
-        raise ExperimentError([problem], experiment.name)
+        raise ExperimentError([problem], experiment.title)
     machines = Machines(agents, ray)
     if agents is not None:
         experiment = for_agents(experiment, agents)
@@ -101,7 +105,8 @@ def finish_run(
     """
     monitor = RunMonitor.of(listener)
     try:
-        outcome = _run_engine(experiment, folder, monitor, command_time, resumed, machines or Machines(), left)
+        with _errors_named(experiment):
+            outcome = _run_engine(experiment, folder, monitor, command_time, resumed, machines or Machines(), left)
         if outcome.status != "interrupted":
             monitor.finish()
         if monitor.error is not None:
@@ -132,6 +137,17 @@ def finish_run(
     if diverged := summary["diverged"]:
         monitor.notice(f"{len(diverged)} of {experiment.nodes} nodes diverged: {format_node_ids(diverged, most=10)}")
     return Run(folder, summary, experiment)
+
+
+@contextlib.contextmanager
+def _errors_named(experiment: Experiment) -> Iterator[None]:
+    """Let errors about the experiment begin with its file. Most components do not know it."""
+    try:
+        yield
+    except ExperimentError as error:
+        if not experiment.source or error.source not in ("experiment", experiment.name):
+            raise  # it has no file, or the error is in another file or in an option of the command
+        raise ExperimentError(error.problems, experiment.source) from error
 
 
 def _explains_itself(error: BaseException) -> bool:
@@ -181,7 +197,7 @@ def for_agents(experiment: Experiment, agents: AgentsPlan) -> Experiment:
     """The experiment as it runs on agents: links between machines are sealed, unless the user allows plain ones."""
     if experiment.engine != "processes":
         raise ExperimentError(
-            ["agents run processes: add engine = 'processes', or --engine processes"], experiment.name
+            ["agents run processes: add engine = 'processes', or --engine processes"], experiment.title
         )
     plan = experiment.processes
     if agents.stays_on_loopback or plan.sealed or plan.allow_unsealed:
@@ -212,11 +228,25 @@ def _simulate(
 ) -> Outcome:
     from shoal.engines.simulation.engine import Simulation
 
-    simulation = Simulation(experiment, folder, monitor, command_time, start_workers, resumed)
-    table = keep_plugin_files(experiment, folder.path)
-    table["simulation"]["batching"] = simulation.batching  # a replay of the run must not choose again
-    write_experiment(folder.experiment, table)
-    return simulation.run()
+    with _process_state_kept(experiment):
+        simulation = Simulation(experiment, folder, monitor, command_time, start_workers, resumed)
+        table = keep_plugin_files(experiment, folder.path)
+        table["simulation"]["batching"] = simulation.batching  # a replay of the run must not choose again
+        write_experiment(folder.experiment, table)
+        return simulation.run()
+
+
+@contextlib.contextmanager
+def _process_state_kept(experiment: Experiment) -> Iterator[None]:
+    """Restore afterwards what a simulation changes in this process: global generators, and numbers of threads."""
+    imports_torch = experiment.trainer.name in TORCH_TRAINERS or bool(experiment.augmentation)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(global_state_kept(imports_torch))
+        if experiment.trainer.name == "scikit":
+            from threadpoolctl import threadpool_limits
+
+            stack.enter_context(threadpool_limits())  # without limits: it restores the limits that the trainer replaces
+        yield
 
 
 def _write_results(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:

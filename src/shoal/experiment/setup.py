@@ -7,7 +7,7 @@ memory. `Setup.node` creates a node of either engine from it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +18,7 @@ from shoal.errors import ExperimentError
 from shoal.experiment import Experiment
 from shoal.experiment.checks import check_labelled_graph, graph_needs_labels
 from shoal.experiment.environment_builder import build_environment, device_speeds
+from shoal.experiment.interfaces import TRAINER, TRAINER_FACTORY, missing_members
 from shoal.experiment.mixing_factory import CachedMixingFactory
 from shoal.experiment.partitioned_data import PartitionedData, load_data
 from shoal.experiment.sharing_checks import check_sharings
@@ -75,6 +76,7 @@ class Setup:
         """Initialise what training needs, such as libraries and caches, once and not in every node."""
         for node in range(self.experiment.nodes):
             self.trainer_factory.warm_up(node, self.experiment.settings(node).training)
+        self.trainer(0)  # an error about the trainer is the error of the run, and not of each node
 
     def node(
         self,
@@ -121,6 +123,7 @@ class Setup:
         """Create the trainer of node `id`, as it is before its first step."""
         training = self.experiment.settings(id).training
         trainer = self.trainer_factory.trainer(id, training, self.speeds[id].simulated_step)
+        _check_members(trainer, TRAINER, self.experiment)
         if problems := list(self._options_not_followed(training, trainer)):
             raise ExperimentError(problems, self.experiment.name)
         return trainer
@@ -198,4 +201,12 @@ def create_trainer_factory(experiment: Experiment, partitioned: PartitionedData)
         fine_tune=plan.fine_tune,
     )
     backend: TrainerBackend = experiment.trainer.build()
-    return backend.create_factory(inputs)
+    factory = backend.create_factory(inputs)
+    _check_members(factory, TRAINER_FACTORY, experiment)
+    return factory
+
+
+def _check_members(created: object, protocols: Sequence[str], experiment: Experiment) -> None:
+    """Raise `ExperimentError` if an object that the trainer's backend has created lacks members."""
+    if (missing := missing_members(created, protocols)) is not None:
+        raise ExperimentError([f"trainer = {experiment.trainer.name!r}: {missing}"], experiment.name)

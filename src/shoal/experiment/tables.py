@@ -90,7 +90,7 @@ class ProcessesPlan:
     announce: str | None = None
     """The address at which other nodes reach this machine; default: `host`. Required when `host` is a wildcard."""
     training_slots: Annotated[int, Bounds(at_least=1)] | None = None
-    """Number of nodes that train at the same time; default: one per core."""
+    """Number of nodes that train at the same time; default: the number of cores and a quarter more."""
     max_message_mib: Annotated[float, Bounds(above=0)] | None = None
     """A larger message is rejected before it is read, and its sender is disconnected. Default: sixteen times the size
     of the model, and at least 1; 256 if nodes send samples."""
@@ -200,6 +200,8 @@ class NodeSettings:
 
 PARENT_TABLES = {"partition": "dataset", "augmentation": "dataset", "validation": "dataset", "weights": "topology"}
 """Fields of `Experiment` that are written inside another table, and that table."""
+NOT_IN_TABLES = ("base", "source")
+"""Fields of `Experiment` that no table has: the folder and the file of the table."""
 DEFAULT_NAMES = {"speed": "constant"}
 """Components whose name may be omitted, and the name that they have then."""
 

@@ -16,7 +16,7 @@ import tomli_w
 
 from shoal.experiment.plugin_files import rename_plugin_files
 from shoal.experiment.registry import plain
-from shoal.experiment.tables import PARENT_TABLES
+from shoal.experiment.tables import NOT_IN_TABLES, PARENT_TABLES
 from shoal.plugins import source_of
 from shoal.results.records import replacing
 from shoal.types import format_node_ids
@@ -40,7 +40,7 @@ def experiment_to_table(experiment: Experiment) -> dict[str, Any]:
             if value is None or value == []:
                 continue
             table[PARENT_TABLES[field.name]][field.name] = value
-        elif value is not None and field.name != "base":
+        elif value is not None and field.name not in NOT_IN_TABLES:
             table[field.name] = value
     return table
 

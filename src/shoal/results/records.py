@@ -339,11 +339,16 @@ def latest_run(path: Path) -> RunFolder | None:
 
     A path that does not exist may be the name of an experiment, whose runs are in `runs`.
     """
+    return next(iter(runs_below(path)), None)
+
+
+def runs_below(path: Path) -> list[RunFolder]:
+    """Return the run at `path`, and the runs below it, the latest first. `path` is that of `latest_run`."""
     if not path.exists() and len(path.parts) == 1:
         path = ROOT / path
     files = [*path.rglob("summary.json"), *path.rglob("experiment.toml")] if path.is_dir() else []
     folders = {file.parent for file in files if file.name == "summary.json" or (file.parent / "nodes").is_dir()}
-    return max((RunFolder(folder) for folder in folders), key=_last_change, default=None)
+    return sorted((RunFolder(folder) for folder in folders), key=_last_change, reverse=True)
 
 
 def _last_change(run: RunFolder) -> float:

@@ -6,7 +6,7 @@ May import the foundations, `data` and `models`; knows nothing of engines. Impor
 from __future__ import annotations
 
 from shoal.training.batch_trainer import BatchTrainer
-from shoal.training.factory import TrainerBackend, TrainerFactory
+from shoal.training.factory import TrainerBackend, TrainerFactory, reject_unused_settings
 from shoal.training.inputs import TrainerInputs
 from shoal.training.settings import Training
 from shoal.training.trainer import BatchableTrainer, Trained, Trainer
@@ -27,4 +27,5 @@ __all__ = [
     "TrainerFactory",
     "TrainerInputs",
     "Training",
+    "reject_unused_settings",
 ]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.dataset import Data, Task
 from shoal.errors import ExperimentError
-from shoal.plugins import load_class
+from shoal.plugins import TORCH_MODULE, is_module_class, load_class
 from shoal.schema import nearest
+from shoal.training.torch_names import LOSSES, SMOOTHED_LOSSES
+from shoal.traits import TrainingView
 
 if TYPE_CHECKING:
     import torch
@@ -43,46 +45,87 @@ class Loss:
         return self._function(outputs, targets)
 
 
-def _find(name: str, data: Data, smoothing: float) -> tuple[Callable[..., torch.Tensor], bool]:
-    """Return the loss of this name, and whether its target is the index of the class."""
-    import torch
+def check_loss(training: TrainingView) -> None:
+    """Raise ExperimentError if the loss is unknown, or has no label smoothing, as far as that is known without data.
 
+    torch is imported only for plug-ins, and for names that are not known without it.
+    """
+    _check(training.loss, training.label_smoothing or 0.0)
+
+
+def _check(name: str, smoothing: float) -> None:
     if smoothing and (name == "rmse" or ":" in name):
         raise _no_smoothing(name, smoothing)
+    if ":" in name:
+        _load_class(name)
+    elif name not in ("auto", "rmse") and loss_key(name) not in (SMOOTHED_LOSSES if smoothing else LOSSES):
+        _find_class(name, smoothing)
+
+
+def loss_key(name: str) -> str:
+    """Return the name of a loss of torch.nn without case, hyphens and its ending."""
+    return name.removesuffix("Loss").replace("-", "").replace("_", "").lower()
+
+
+def _find(name: str, data: Data, smoothing: float) -> tuple[Callable[..., torch.Tensor], bool]:
+    """Return the loss of this name, and whether its target is the index of the class."""
+    _check(name, smoothing)
     if ":" in name:
         return _load(name, data), True
     if name == "rmse":
         return _root_mean_square, False
     if name == "auto":
         name = "mse" if data.task == "regression" else "cross-entropy"
-    classes: dict[str, Any] = {
-        n: found for n, found in vars(torch.nn).items() if n.endswith("Loss") and isinstance(found, type)
-    }
-    by_key = {n.removesuffix("Loss").lower(): n for n in classes}
-    key = name.removesuffix("Loss").replace("-", "").replace("_", "").lower()
-    if key not in by_key:
-        raise ExperimentError([f"training.loss = {name!r}: unknown{nearest(key, by_key)}"])
-    found = by_key[key]
-    known = inspect.signature(classes[found]).parameters
-    if smoothing and "label_smoothing" not in known:
-        raise _no_smoothing(name, smoothing)
+    found = _find_class(name, smoothing)
     options = {"label_smoothing": smoothing} if smoothing else {}
-    if data.padding is not None and "ignore_index" in known:
-        total = classes[found](ignore_index=data.padding, reduction="sum", **options)
-        return partial(_mean_without_padding, total, data.padding), found in CLASS_INDEX_LOSSES
-    return classes[found](**options), found in CLASS_INDEX_LOSSES
+    takes_indices = found.__name__ in CLASS_INDEX_LOSSES
+    if data.padding is not None and "ignore_index" in inspect.signature(found).parameters:
+        total = found(ignore_index=data.padding, reduction="sum", **options)
+        return partial(_mean_without_padding, total, data.padding), takes_indices
+    return found(**options), takes_indices
+
+
+def _find_class(name: str, smoothing: float) -> Any:
+    """Return the class of torch.nn of this name."""
+    import torch
+
+    classes = {
+        loss_key(n): found for n, found in vars(torch.nn).items() if n.endswith("Loss") and isinstance(found, type)
+    }
+    key = loss_key(name)
+    if key not in classes:
+        raise ExperimentError([f"training.loss = {name!r}: unknown{nearest(key, classes)}"])
+    if smoothing and "label_smoothing" not in inspect.signature(classes[key]).parameters:
+        raise _no_smoothing(name, smoothing)
+    return classes[key]
+
+
+def _load_class(name: str) -> type:
+    """Return the class of a plug-in that can be called with outputs and targets."""
+    try:
+        cls = load_class(name)
+    except ValueError as error:
+        raise ExperimentError([f"training.loss = {name!r}: {error}"]) from error
+    names = ["forward", "__call__"] if is_module_class(cls) else ["__call__"]
+    own = [base for base in cls.__mro__ if base.__module__ != TORCH_MODULE]  # its methods only raise an error
+    if not any(name in vars(base) for base in own for name in names):
+        raise ExperimentError(
+            [
+                f"training.loss = {name!r}: {cls.__name__} has no method 'def {names[0]}(self, outputs, targets)', "
+                "which returns the loss; add it"
+            ]
+        )
+    return cls
 
 
 def _load(name: str, data: Data) -> Callable[..., torch.Tensor]:
     """Return an instance of a plug-in. A class with a parameter `ignore_index` gets the padding of the data."""
+    cls = _load_class(name)
     try:
-        cls = load_class(name)
         padded = data.padding is not None and "ignore_index" in inspect.signature(cls).parameters
         loss: Callable[..., torch.Tensor] = cls(**{"ignore_index": data.padding} if padded else {})
     except (ValueError, TypeError) as error:
         raise ExperimentError([f"training.loss = {name!r}: {error}"]) from error
-    if not callable(loss):
-        raise ExperimentError([f"training.loss = {name!r}: expected a class with a method __call__(outputs, targets)"])
     return loss
 
 

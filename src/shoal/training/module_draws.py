@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
 if TYPE_CHECKING:
     import torch
+
+Result = TypeVar("Result")
 
 
 class ModuleDraws:
@@ -43,6 +46,38 @@ class ModuleDraws:
         finally:
             set_bit_generator(kept_numpy)
             random.setstate(kept_python)
+
+
+@contextmanager
+def global_state_kept(imports_torch: bool) -> Iterator[None]:
+    """Restore afterwards what training changes in this process: the global generators, and the threads of torch.
+
+    `imports_torch` is whether the block imports torch. It is imported here then, to know its state before.
+    """
+    if imports_torch:
+        import torch  # noqa: F401
+    numpy_state, python_state = np.random.get_state(legacy=False), random.getstate()
+    with ExitStack() as stack:
+        if (imported := sys.modules.get("torch")) is not None:
+            accelerators = range(imported.cuda.device_count()) if imported.cuda.is_initialized() else ()
+            stack.enter_context(imported.random.fork_rng(devices=accelerators))
+            stack.callback(imported.set_num_threads, imported.get_num_threads())
+        stack.callback(random.setstate, python_state)
+        stack.callback(np.random.set_state, numpy_state)
+        yield
+
+
+def without_draws(compute: Callable[[], Result]) -> Result | None:
+    """Return the result of `compute`; None if it drew from a global generator, or raised an exception.
+
+    Nodes that are computed together would draw other numbers than each node alone.
+    """
+    before = global_states()
+    try:
+        result = compute()
+    except Exception:  # a user's code may raise anything; computing each node alone reports the error
+        return None
+    return result if global_states() == before else None
 
 
 def global_states() -> object:

@@ -14,6 +14,8 @@ from shoal.plugins import load_class
 from shoal.schema import nearest
 from shoal.state import State
 from shoal.training.settings import Training
+from shoal.training.torch_names import OPTIMIZER_OPTIONS
+from shoal.traits import TrainingView
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +50,18 @@ class OptimizerFactory:
         return optimizer
 
 
-def _find(training: Training) -> tuple[Any, dict[str, Any]]:
+def check_optimizer(training: TrainingView) -> None:
+    """Raise ExperimentError that names the key of an unknown optimizer or option.
+
+    torch is imported only for plug-ins, and for names that are not known without it.
+    """
+    known = OPTIMIZER_OPTIONS.get(training.optimizer.lower(), frozenset())
+    given = {key for key in ("momentum", "nesterov", "weight_decay") if getattr(training, key)}
+    if not known or not known >= given | training.options.keys():
+        _find(training)
+
+
+def _find(training: TrainingView) -> tuple[Any, dict[str, Any]]:
     """Return the class of the optimizer and its arguments."""
     cls = _find_class(training.optimizer)
     known = inspect.signature(cls).parameters
@@ -79,6 +92,13 @@ def _find_class(name: str) -> Any:
             raise ExperimentError([f"training.optimizer = {name!r}: {error}"]) from error
         if not issubclass(found, torch.optim.Optimizer):
             raise ExperimentError([f"training.optimizer = {name!r}: expected a subclass of torch.optim.Optimizer"])
+        if found.step is torch.optim.Optimizer.step:
+            raise ExperimentError(
+                [
+                    f"training.optimizer = {name!r}: {found.__name__} has no method 'def step(self, closure=None)' "
+                    "(torch.optim.Optimizer); add it"
+                ]
+            )
         return found
     classes = {
         n.lower(): found

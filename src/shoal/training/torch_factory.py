@@ -9,11 +9,13 @@ from shoal.errors import ExperimentError, ShoalError
 from shoal.randomness import generator
 from shoal.training.inputs import TrainerInputs
 from shoal.training.learner import Learner
+from shoal.training.losses import check_loss
 from shoal.training.normalisation import example_inputs
+from shoal.training.optimizers import check_optimizer
 from shoal.training.outputs import check_outputs
 from shoal.training.settings import OPTIONAL_SETTINGS, Training
 from shoal.training.torch_trainer import TorchTrainer
-from shoal.traits import Traits
+from shoal.traits import ExperimentView, Traits
 from shoal.types import NodeId, Params
 
 if TYPE_CHECKING:
@@ -31,6 +33,16 @@ class TorchBackend:
     def create_factory(self, inputs: TrainerInputs) -> TorchTrainerFactory:
         return TorchTrainerFactory(inputs)
 
+    def incompatibilities(self, experiment: ExperimentView) -> list[str]:
+        """List wrong names and options of the optimizer and the loss. Does not import torch unless it has to decide."""
+        problems: list[str] = []
+        for check in (check_optimizer, check_loss):
+            try:
+                check(experiment.training)
+            except ExperimentError as error:
+                problems += error.problems
+        return problems
+
 
 class TorchTrainerFactory:
     """Holds one module for all nodes of a process, and one learner for each set of training settings."""
@@ -46,6 +58,7 @@ class TorchTrainerFactory:
         self.flat = self._module("cpu")
         self.initial: Params = self.flat.read()
         self._learners: dict[str, Learner] = {}
+        self._warm: set[Learner] = set()
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -87,8 +100,10 @@ class TorchTrainerFactory:
 
     def warm_up(self, node: NodeId, training: Training) -> None:
         """Take a step with every learner, so that a fork inherits everything that torch sets up lazily."""
-        if repr(training) not in self._learners:
-            self.learner(training).warm_up(self.inputs.parts[node])
+        learner = self.learner(training)
+        if learner not in self._warm:
+            self._warm.add(learner)
+            learner.warm_up(self.inputs.parts[node])
 
     def _module(self, device_name: str) -> FlatModule:
         from shoal.models.flat import initial_module, module_for

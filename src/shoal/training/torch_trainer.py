@@ -58,7 +58,11 @@ class TorchTrainer:
 
     def train(self, params: Params, steps: int | None = None) -> Trained:
         started = time.thread_time()
-        batches, seed = self.draw(self.steps(steps))
+        trained = self._train_on(params, *self.draw(self.steps(steps)))
+        self.cpu_seconds += time.thread_time() - started
+        return trained
+
+    def _train_on(self, params: Params, batches: Indices, seed: int) -> Trained:
         learner = self.learner
         rates = self._rates(len(batches))
         trained, state = learner.train(
@@ -67,7 +71,6 @@ class TorchTrainer:
         self._keep(state)
         if learner.flat.local_buffers:
             self._buffers = learner.flat.read_local()
-        self.cpu_seconds += time.thread_time() - started
         return trained
 
     def evaluate(self, params: Params) -> dict[str, float]:
@@ -111,22 +114,32 @@ class TorchTrainer:
         started = time.thread_time()
         count = trainers[0].steps(steps)
         drawn = [trainer.draw(count) for trainer in trainers]
-        results, states = trainers[0].learner.train_stacked(
-            params,
-            [trainer._state for trainer in trainers],
-            np.stack([batches for batches, _ in drawn]),
-            trainers[0]._rates(count),
-            [seed for _, seed in drawn],
+        learner = trainers[0].learner
+        stacked = learner.stacked(
+            lambda: learner.train_stacked(
+                params,
+                [trainer._state for trainer in trainers],
+                np.stack([batches for batches, _ in drawn]),
+                trainers[0]._rates(count),
+                [seed for _, seed in drawn],
+            )
         )
+        if stacked is None:
+            results = [t._train_on(own, *batches) for t, own, batches in zip(trainers, params, drawn, strict=True)]
+        else:
+            results, states = stacked
+            for trainer, state in zip(trainers, states, strict=True):
+                trainer._keep(state)
         share = (time.thread_time() - started) / len(trainers)
-        for trainer, state in zip(trainers, states, strict=True):
-            trainer._keep(state)
+        for trainer in trainers:
             trainer.cpu_seconds += share
         return results
 
     @staticmethod
     def evaluate_batch(trainers: Sequence[TorchTrainer], params: Sequence[Params]) -> list[dict[str, float]]:
-        return trainers[0].learner.evaluate_stacked(params)
+        learner = trainers[0].learner
+        scores = learner.stacked(lambda: learner.evaluate_stacked(params))
+        return [t.evaluate(p) for t, p in zip(trainers, params, strict=True)] if scores is None else scores
 
     # State
 

@@ -53,6 +53,10 @@ class StackedExecutor:
     max_batch = STACK_SIZE
     external_cpu_seconds = 0.0
 
+    def __init__(self) -> None:
+        self.trained_together = False
+        """Whether some nodes were trained in one call."""
+
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         groups: dict[Hashable, list[int]] = {}
         for i, work in enumerate(works):
@@ -60,6 +64,7 @@ class StackedExecutor:
         results: list[Any] = [None] * len(works)
         for members in groups.values():
             group = [works[i] for i in members]
+            self.trained_together |= len(group) > 1 and isinstance(group[0], Train)
             done = group[0].run_batch(group) if len(group) > 1 else [group[0].run()]
             for i, result in zip(members, done, strict=True):
                 results[i] = result

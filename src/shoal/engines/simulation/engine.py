@@ -22,7 +22,7 @@ from shoal.engines.simulation.scheduled_events import SimulatedEvents
 from shoal.engines.simulation.world import World
 from shoal.engines.worker import Worker
 from shoal.errors import NodeError, ShoalError
-from shoal.experiment import Experiment
+from shoal.experiment import Batching, Experiment
 from shoal.experiment.setup import Setup
 from shoal.node import Node
 from shoal.results.checkpoints import Manifest
@@ -129,7 +129,7 @@ class Simulation:
             virtual_s=self._world.kernel.now if status == "interrupted" else self._population.last_end,
             lost=dict(sorted(self._tracker.lost.items())),
             facts={
-                "batching": self.batching,
+                "batching": self._batching_used(),
                 "signal": stopped_by,
                 "train_cpu_s": sum(node.trainer.cpu_seconds for node in self.nodes),
                 "total_cpu_s": processor_seconds() - cpu + self._world.executor.external_cpu_seconds,
@@ -154,6 +154,12 @@ class Simulation:
         population.finish_services()
         population.last_end = ended
         population.lose_hung_nodes()
+
+    def _batching_used(self) -> Batching:
+        """The way in which nodes were trained: all one by one, if none could be stacked."""
+        executor = self._world.executor
+        one_by_one = isinstance(executor, StackedExecutor) and not executor.trained_together
+        return "off" if one_by_one else self.batching
 
     def _create_executor(self) -> Executor:
         trainers = [node.trainer for node in self.nodes]

@@ -3,18 +3,24 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from shoal import Bounds, NodeId, Params
+from shoal import Bounds, NodeId, Params, Traits
 from shoal.data import Samples
-from shoal.training import BatchTrainer, Trained, TrainerInputs, Training
+from shoal.training import BatchTrainer, Trained, TrainerInputs, Training, reject_unused_settings
+
+USED = ("lr", "schedule", "batch_size", "local_steps", "local_epochs")  # keys of the table `training`
 
 
 @dataclass(frozen=True)
 class PluginName:
-    """Softmax regression with stochastic gradient descent: `training.lr` is the step size."""
+    """Softmax regression with stochastic gradient descent: `training.lr` and `training.schedule` set the step size."""
+
+    # What it does of the options that not every trainer has: see the docs of trainers.
+    traits: ClassVar[Traits] = Traits(augments=True, fine_tunes=True, training_options=frozenset(["schedule"]))
 
     decay: Annotated[float, Bounds(at_least=0)] = 0.0  # an experiment sets it: trainer = { name = …, decay = 0.01 }
 
@@ -31,6 +37,7 @@ class Factory:
         self.initial: Params = np.zeros(math.prod(self.shapes[0]), np.float32)  # every node starts from it
 
     def trainer(self, node: NodeId, training: Training, step_seconds: float) -> "OneNode":
+        reject_unused_settings(training, USED, Path(__file__).name, "remove it")
         return OneNode(self, node, training, step_seconds)
 
     def evaluate(self, params: Params, node: NodeId | None = None) -> dict[str, float]:
@@ -55,18 +62,18 @@ class OneNode(BatchTrainer):
 
     def learn(self, params: Params, batches: Iterator[Samples]) -> Trained:
         losses = []
-        for batch in batches:
+        for batch, rate in zip(batches, self.rates, strict=True):
             outputs = self.factory.outputs(params, batch.x)
             losses.append(mean_loss(outputs, batch.y))
             slope = softmax(outputs)
             slope[np.arange(len(batch)), batch.y] -= 1
             x = np.hstack([batch.x.reshape(len(batch), -1), np.ones((len(batch), 1), np.float32)])
             gradient = (slope.T @ x / len(batch)).ravel() + self.factory.decay * params
-            params = (params - self.training.lr * gradient).astype(np.float32)
+            params = (params - rate * gradient).astype(np.float32)
         return Trained(params, float(np.mean(losses)))
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        return self.factory.evaluate(params, self.node)
+        return self.factory.evaluate(self.fine_tuned(params), self.node)
 
 
 def softmax(outputs: NDArray[np.float32]) -> NDArray[np.float32]:

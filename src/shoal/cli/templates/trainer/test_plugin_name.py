@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from shoal import Experiment
+from shoal.errors import ExperimentError
 from shoal.experiment.setup import Setup
 from shoal.training import Trainer
 
@@ -35,6 +37,18 @@ def test_decay_pulls_the_weights_to_zero() -> None:
     (setup, free), (_, decayed) = first_node(), first_node(**{"trainer.decay": 1.0})
     norms = [float(np.linalg.norm(trainer.train(setup.initial, 20).params)) for trainer in (decayed, free)]
     assert norms[0] < norms[1]
+
+
+def test_the_schedule_sets_the_step_size() -> None:
+    schedule = {"name": "step", "every": 1, "factor": 0.5, "by": "steps"}
+    (setup, constant), (_, halved) = first_node(), first_node(**{"training.schedule": schedule})
+    norms = [float(np.linalg.norm(trainer.train(setup.initial, 2).params)) for trainer in (halved, constant)]
+    assert norms[0] < norms[1]
+
+
+def test_settings_that_have_no_effect_are_rejected() -> None:
+    with pytest.raises(ExperimentError, match=r"training\.momentum = 0\.9"):
+        first_node(**{"training.momentum": 0.9})
 
 
 def test_softmax_and_loss() -> None:
