@@ -12,8 +12,8 @@ until it writes to it. This increases the private memory of the node, but not it
 The figures compare the first tenth of the samples, from round 300 on, with the last tenth. A node that trains while it
 is sampled needs more memory than one that waits, so the figures are medians of the samples. The queue of a connection
 in ZeroMQ has places for 256 messages, and takes more pages until each place has been written once. On the static graph
-this has happened by round 256. With `--dynamic`, a node sends to 31 peers in turn, and it takes 1,587 rounds; so private
-memory is also compared in the second half of the run.
+this has happened by round 256. With `--dynamic`, a node sends to 31 peers in turn, and it takes 1,587 rounds: so
+private memory is also compared in the second half of the run.
 """
 
 from __future__ import annotations
