@@ -179,6 +179,8 @@ class AverageEvaluated(msgspec.Struct, frozen=True, tag=True):
 
 # Node to coordinator.
 
+EXIT_ERROR = 1
+"""The exit code of a node that failed. It has sent the reason to the coordinator if it could."""
 EXIT_NO_FREE_PORT = 4
 """The exit code of a node that found no free port, and so cannot report to the coordinator."""
 EXIT_UNUSABLE_KEYS = 3

@@ -172,6 +172,10 @@ class ControlServer:
 
     # Receiving
 
+    def wait(self, seconds: float) -> None:
+        """Wait until a message has arrived, or the time is over."""
+        self._socket.poll(max(1, round(1000 * seconds)))
+
     def receive(self, limit: int = MESSAGES_PER_TURN) -> Iterator[ControlMessage]:
         """Messages that have arrived, without waiting. Reads at most `limit` messages, valid or not."""
         for _ in range(limit):

@@ -46,7 +46,7 @@ def run_node(launch: NodeLaunch, pair: KeyPair | None = None) -> int:
             return runner.run(_run(launch, pair))
     except Exception:
         traceback.print_exc()  # to the run's nodes.log; the coordinator sees the exit code
-        return 1
+        return control.EXIT_ERROR
 
 
 class RunEventLoop(asyncio.SelectorEventLoop):
@@ -99,7 +99,7 @@ class NodeProcess:
             with contextlib.suppress(StorageError):  # the coordinator reports the first error
                 self._records.finish()
             self._report(error)
-            return 1
+            return control.EXIT_ERROR
         return 0
 
     async def _take_part(self) -> None:
