@@ -21,14 +21,13 @@ from shoal.engines.processes.capacity import check_capacity
 from shoal.engines.processes.control_server import (
     FINAL_MESSAGES,
     LOOPBACK,
-    MESSAGES_PER_TURN,
     ControlMessage,
     ControlServer,
     ServerSettings,
 )
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.namespaces import Namespaces, address
-from shoal.engines.processes.transport import bind_to_any_port
+from shoal.engines.processes.transport import MESSAGES_PER_TURN, bind_to_any_port
 from shoal.engines.processes.zygote_process import ZygoteProcess
 from shoal.environment.network.access import AccessLink
 from shoal.experiment import ProcessesPlan
