@@ -401,3 +401,43 @@ def test_messages_of_an_earlier_incarnation_are_dropped() -> None:
     mailbox.put(new)
     assert mailbox.start_receive(Filter("model", 5, (1,)), lambda: None).messages == [new]
     assert (mailbox.dropped, mailbox.repeated, mailbox.late) == (2, 0, 0)
+
+
+def test_a_message_is_repeated_while_its_receive_still_waits_for_others() -> None:
+    mailbox = Mailbox()
+    waiter, woken = start_receive(mailbox, "model", 0, 1, 2)
+    first = message(1)
+    mailbox.put(first)
+    mailbox.put(message(1))
+    assert (mailbox.repeated, waiter.messages, woken.times) == (1, [first], 0)
+    mailbox.put(message(2))
+    mailbox.put(message(2))
+    assert (mailbox.repeated, woken.times) == (2, 1)
+
+
+def test_a_message_of_a_node_that_rejoined_during_a_receive_repeats_nothing() -> None:
+    mailbox = Mailbox()
+    waiter, _ = start_receive(mailbox, "model", 0, 1, 2)
+    mailbox.put(message(1))
+    mailbox.mark_failed(1)
+    mailbox.mark_rejoined(1, 0)
+    again = Message(1, "model", 0, Payload({}), incarnation=1)
+    mailbox.put(again)
+    assert mailbox.repeated == 0
+    mailbox.put(message(2))
+    assert waiter.done
+    later, _ = start_receive(mailbox, "model", 0, 1)
+    assert later.messages == [again]
+
+
+def test_a_sender_that_a_receive_gave_up_on_may_still_send() -> None:
+    mailbox = Mailbox()
+    waiter, _ = start_receive(mailbox, "model", 0, 1, 2)
+    mailbox.put(message(1))
+    mailbox.end_receive(waiter)
+    late = message(2)
+    mailbox.put(late)
+    mailbox.put(message(1))
+    assert mailbox.repeated == 1
+    again, _ = start_receive(mailbox, "model", 0, 2)
+    assert again.messages == [late]

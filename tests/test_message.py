@@ -302,3 +302,19 @@ def test_only_the_header_of_a_restarted_sender_has_an_incarnation() -> None:
     first, second = (Message(1, "model", 3, payload, incarnation=incarnation) for incarnation in (0, 2))
     assert [decode(message.frames()).incarnation for message in (first, second)] == [0, 2]
     assert second.wire_size == first.wire_size + 1
+
+
+@given(
+    st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=20),
+    st.sampled_from([np.float16, np.float32, np.float64]),
+)
+def test_a_message_is_finite_if_every_value_is(values: list[float], dtype: type) -> None:
+    with np.errstate(over="ignore"):
+        array = np.array(values, dtype)
+    sent = Message(0, "model", 0, Payload({"params": array, "count": np.arange(3)}))
+    assert sent.is_finite == bool(np.isfinite(array).all())
+
+
+def test_finite_values_whose_sum_overflows_are_finite() -> None:
+    largest = np.full(4, np.finfo(np.float32).max, np.float32)
+    assert Message(0, "model", 0, Payload({"params": largest})).is_finite

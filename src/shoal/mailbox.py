@@ -55,7 +55,7 @@ class Filter(msgspec.Struct, frozen=True, gc=False):
 class Waiter:
     """A receive in progress."""
 
-    __slots__ = ("_missing", "kind", "messages", "one_per_sender", "round", "wake", "wanted")
+    __slots__ = ("_missing", "_not_taken", "kind", "messages", "one_per_sender", "round", "wake", "wanted")
 
     def __init__(self, wanted: Filter, wake: Callable[[], None]) -> None:
         self.wanted = wanted
@@ -65,6 +65,8 @@ class Waiter:
         self.messages: list[Message] = []
         self.wake = wake
         self._missing = None if wanted.senders is None else set(wanted.senders)
+        self._not_taken: set[NodeId] | None = None
+        """Wanted senders that are not missing, although no message of theirs was taken, or an outdated one."""
 
     def offer(self, message: Message) -> bool:
         """Take `message` if the receive wants it. Returns whether it did."""
@@ -88,7 +90,32 @@ class Waiter:
         given_up = self._missing.intersection(nodes) if self._missing else set()
         if self._missing is not None:
             self._missing -= given_up
+        if given_up:
+            self._not_taken = given_up.union(self._not_taken or ())
         return given_up
+
+    def forget(self, node: NodeId) -> None:
+        """`node` has rejoined: its next message does not repeat one that was taken."""
+        if self._missing is not None and node not in self._missing:
+            self._not_taken = {node, *(self._not_taken or ())}
+
+    def has_taken(self, message: Message) -> bool:
+        """Whether the receive took the one message of this kind and round from the same sender."""
+        return (
+            self.one_per_sender
+            and message.kind == self.kind
+            and message.round == self.round
+            and message.sender in (self.wanted.senders or ())
+            and message.sender not in (self._missing or ())
+            and message.sender not in (self._not_taken or ())
+        )
+
+    @property
+    def taken_senders(self) -> tuple[NodeId, ...]:
+        """The senders of the messages that were taken, in a receive of one message per sender."""
+        senders = self.wanted.senders or ()
+        left_out = (self._missing or set()) | (self._not_taken or set())
+        return tuple(sender for sender in senders if sender not in left_out) if left_out else senders
 
     @property
     def missing(self) -> list[NodeId]:
@@ -128,7 +155,7 @@ class Mailbox:
     def put(self, message: Message) -> None:
         """Deliver a message. Wakes the receive that it completes."""
         history = self._history
-        if message.incarnation != self._incarnations.get(message.sender, 0) and not self._is_latest(message):
+        if (message.incarnation or self._incarnations) and not self._is_latest(message):
             self.dropped += 1
             return
         if history.is_repeated(message):
@@ -136,11 +163,12 @@ class Mailbox:
             return
         for waiter in self._waiters:
             if waiter.offer(message):
-                if waiter.one_per_sender:
-                    history.take(message)
                 if waiter.done:
                     self._end(waiter)
                     waiter.wake()
+                return
+            if waiter.has_taken(message):
+                self.repeated += 1
                 return
         if history.is_forgotten(message) or history.is_late(message):
             self._count_late(message)
@@ -163,8 +191,8 @@ class Mailbox:
             self._drop_late()
         if self._unclaimed:
             self._unclaimed = [m for m in self._unclaimed if waiter.done or not waiter.offer(m)]
-            if waiter.one_per_sender and waiter.messages:
-                self._drop_repetitions(waiter.messages)
+            if self._unclaimed and waiter.messages:
+                self._drop_repetitions(waiter)
         if self.failed:
             self._give_up(waiter, self.failed)
         if self._rejoined and wanted.round is not None:
@@ -208,18 +236,21 @@ class Mailbox:
         self.failed.discard(node)
         self._rejoined[node] = round
         self._history.remove(node)
+        for waiter in self._waiters:
+            waiter.forget(node)
 
     @property
     def waiting(self) -> list[Waiter]:
         return list(self._waiters)
 
     def _is_latest(self, message: Message) -> bool:
-        """Whether a message is of a new incarnation of its sender. Drops the messages of earlier incarnations.
+        """Whether a message is of the latest incarnation of its sender. Drops the messages of earlier incarnations.
 
         A restarted node has lost its state, so its earlier messages must not be merged with its new ones.
         """
-        if message.incarnation < self._incarnations.get(message.sender, 0):
-            return False
+        latest = self._incarnations.get(message.sender, 0)
+        if message.incarnation <= latest:
+            return message.incarnation == latest
         self._incarnations[message.sender] = message.incarnation
         kept = [m for m in self._unclaimed if m.sender != message.sender]
         self.dropped += len(self._unclaimed) - len(kept)
@@ -239,11 +270,9 @@ class Mailbox:
         self.late += 1
         self.late_from[message.sender] += 1
 
-    def _drop_repetitions(self, messages: list[Message]) -> None:
-        """Record that `messages`, of one kind and round, have been received, and drop unclaimed repetitions."""
-        for message in messages:
-            self._history.take(message)
-        kept = [m for m in self._unclaimed if not self._history.is_repeated(m)]
+    def _drop_repetitions(self, waiter: Waiter) -> None:
+        """Drop unclaimed repetitions of messages that a receive has taken."""
+        kept = [m for m in self._unclaimed if not waiter.has_taken(m)]
         self.repeated += len(self._unclaimed) - len(kept)
         self._unclaimed = kept
 
@@ -253,7 +282,7 @@ class Mailbox:
 
     def _compact(self, waiter: Waiter) -> None:
         if waiter.one_per_sender and waiter.round is not None:
-            self._history.end(waiter.kind, waiter.round)
+            self._history.end(waiter.kind, waiter.round, waiter.taken_senders)
 
     def _give_up(self, waiter: Waiter, nodes: Collection[NodeId]) -> None:
         given_up = waiter.give_up_on(nodes)

@@ -137,8 +137,7 @@ class Message:
     def is_finite(self) -> bool:
         """Whether its arrays of numbers hold neither infinities nor NaN. Computed once for all receivers."""
         if self._is_finite is None:
-            arrays = (array for array in self.payload.arrays.values() if array.dtype.kind == "f")
-            self._is_finite = all(bool(np.isfinite(array).all()) for array in arrays)
+            self._is_finite = all(_is_finite(array) for array in self.payload.arrays.values())
         return self._is_finite
 
     def frames(self) -> list[bytes | memoryview]:
@@ -233,6 +232,14 @@ def _array(spec: _Array, frame: bytes | memoryview) -> NDArray[Any]:
         raise MessageError(f"array {spec.name!r} of shape {spec.shape}: {error}") from error
     array.flags.writeable = False
     return array
+
+
+def _is_finite(array: NDArray[Any]) -> bool:
+    if array.dtype.kind != "f":
+        return True
+    # The sum is faster. If a value is not finite, the sum is not finite either; finite values may overflow.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(np.add.reduce(array, axis=None)) or bool(np.isfinite(array).all())
 
 
 def _snapshot(array: NDArray[Any]) -> NDArray[Any]:

@@ -231,12 +231,14 @@ class Node:
             receivers = await self.interactive_sharing.before_send(self, tuple(receivers), round)
         failed = self.failed_peers
         shared = self.make_message(kind, outgoing, round) if isinstance(outgoing, Payload) else None
+        send = self.runtime.send
         for peer in receivers:
             if peer in failed:
                 continue
             message = shared or self.make_message(kind, outgoing(peer), round)  # type: ignore[operator]
-            if await self.runtime.send(peer, message):
-                self._count_sent(message)
+            if await send(peer, message):
+                self.bytes_sent += message.wire_size
+                self.messages_sent += 1
 
     def make_message(self, kind: str, payload: Payload, round: int = 0) -> Message:
         """Return a message from this node, ready for `Runtime.send`."""
@@ -253,12 +255,9 @@ class Node:
         message = self.make_message(kind, payload_for(outgoing, to), round)
         if not await self.runtime.send_and_wait(to, message):
             return False
-        self._count_sent(message)
-        return True
-
-    def _count_sent(self, message: Message) -> None:
         self.bytes_sent += message.wire_size
         self.messages_sent += 1
+        return True
 
     def receive_available(self, *, kind: str = MODEL, check: Check | None = None, finite: bool = True) -> list[Message]:
         """Return the messages of this kind received so far, without rejected ones; `finite` as in `receive`."""
@@ -362,7 +361,7 @@ class Node:
 
     def _accepts(self, message: Message, check: Check | None = None, finite: bool = True) -> bool:
         try:
-            if finite:
+            if finite and not message.is_finite:
                 self.check_finite(message)
             if self._check is not None and message.kind == MODEL:
                 self._check(message.payload, self._params)

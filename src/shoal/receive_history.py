@@ -20,10 +20,9 @@ class ReceiveHistory:
         self.any_round: set[str] = set()
         """The kinds that receives have asked for without a round."""
         self._limit = limit
-        self._senders: dict[tuple[str, int], set[NodeId] | tuple[NodeId, ...]] = {}
-        """By kind and round: the senders whose one message was taken. A set while the receive is in progress.
-        Afterwards a tuple, to save memory: it needs a tenth of the memory, and receives with equal senders share one
-        tuple. This matters with many nodes."""
+        self._senders: dict[tuple[str, int], tuple[NodeId, ...]] = {}
+        """By kind and round: the senders whose one message was taken. Receives with equal senders share one tuple,
+        which saves memory with many nodes."""
         self._last_senders: tuple[NodeId, ...] = ()
         """The senders of the receive that ended last."""
         self._forgotten: dict[str, int] = {}
@@ -41,31 +40,25 @@ class ReceiveHistory:
         self.latest_round[kind] = round
         return bool(self._given_up)
 
-    def take(self, message: Message) -> None:
-        """Note that a receive took the one message of its sender."""
-        known = self._senders.get((message.kind, message.round))
-        if isinstance(known, set):
-            known.add(message.sender)
-            return
-        self._senders[message.kind, message.round] = {message.sender, *(known or ())}
-        if len(self._senders) > self._limit:
-            kind, round = next(iter(self._senders))
-            del self._senders[kind, round]
-            self._forgotten[kind] = max(round, self._forgotten.get(kind, -1))
-
     def give_up(self, kind: str, round: int, senders: Collection[NodeId]) -> None:
         """Note that a receive ends without messages from `senders`."""
         for node in senders:
             self._given_up[kind, node] = max(round, self._given_up.get((kind, node), -1))
 
-    def end(self, kind: str, round: int) -> None:
-        """Note that a receive of one message per sender has ended."""
-        known = self._senders.get((kind, round))
-        if isinstance(known, set):
-            senders = tuple(sorted(known))
-            if senders != self._last_senders:
-                self._last_senders = senders
-            self._senders[kind, round] = self._last_senders
+    def end(self, kind: str, round: int, senders: tuple[NodeId, ...]) -> None:
+        """Note that a receive of one message per sender has ended, and took the messages of `senders`."""
+        if not senders:
+            return
+        key = kind, round
+        if (known := self._senders.get(key)) is not None:
+            senders = tuple(sorted({*known, *senders}))
+        if senders != self._last_senders:
+            self._last_senders = senders
+        self._senders[key] = self._last_senders
+        if len(self._senders) > self._limit:
+            kind, round = first = next(iter(self._senders))
+            del self._senders[first]
+            self._forgotten[kind] = max(round, self._forgotten.get(kind, -1))
 
     def remove(self, node: NodeId) -> None:
         """Forget what was received from a node that has lost its state: its new messages do not repeat the old ones."""
@@ -74,7 +67,7 @@ class ReceiveHistory:
                 self._senders[key] = tuple(sender for sender in known if sender != node)
 
     def is_repeated(self, message: Message) -> bool:
-        """Whether a receive already took the one message of this kind and round from the same sender."""
+        """Whether a receive that has ended took the one message of this kind and round from the same sender."""
         return bool(self._senders) and message.sender in self._senders.get((message.kind, message.round), ())
 
     def is_late(self, message: Message) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.errors import MessageError
 from shoal.message import Payload
@@ -41,12 +42,23 @@ class FullSharing:
         would scale the model in every round.
         """
         merged = params.copy()
-        terms = [(payload.arrays["params"], merged.dtype.type(weights[peer])) for peer, payload in received.items()]
+        terms = [(payload.arrays["params"], weights[peer]) for peer, payload in received.items()]
         buffer = np.empty(min(BLOCK, merged.size), merged.dtype)
+        if merged.size <= BLOCK:
+            _add_differences(merged, params, terms, buffer)
+            return merged
         for start in range(0, merged.size, BLOCK):
-            own, part = params[start : start + BLOCK], merged[start : start + BLOCK]
-            difference = buffer[: part.size]
-            for vector, weight in terms:
-                np.subtract(vector[start : start + BLOCK], own, out=difference)
-                part += np.multiply(difference, weight, out=difference)
+            block = slice(start, start + BLOCK)
+            parts = [(vector[block], weight) for vector, weight in terms]
+            _add_differences(merged[block], params[block], parts, buffer[: merged.size - start])
         return merged
+
+
+def _add_differences(
+    merged: Params, params: Params, terms: Iterable[tuple[NDArray[Any], float]], buffer: Params
+) -> None:
+    """Add w_j (x_j − x) of each term (x_j, w_j) to `merged`; x is `params`. Weights are rounded to their precision."""
+    for vector, weight in terms:
+        np.subtract(vector, params, buffer)
+        np.multiply(buffer, weight, buffer)
+        np.add(merged, buffer, merged)
