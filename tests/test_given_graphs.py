@@ -69,6 +69,36 @@ def test_format_of_a_matrix_of_two_nodes_may_be_given(tmp_path: Path) -> None:
         assert File(str(path), format).build(2, 0).links(0, 0).receivers == (1,)
 
 
+def test_lists_of_neighbours_have_the_format_adjacency(tmp_path: Path) -> None:
+    path = tmp_path / "graph"
+    path.write_text("4\n1 3\n0 2\n1 3\n0 2\n")
+    graph = File(path, "adjacency").build(4, 0)
+    assert [graph.links(node, 0).receivers for node in range(4)] == SQUARE
+    with pytest.raises(TopologyError, match="an edge, or the two neighbours of a node; set format = 'edges' or 'adj"):
+        File(path).build(4, 0)
+    path.write_text("4\n1 2 3\n0\n0\n0\n")
+    assert File(path, "adjacency").build(4, 0).links(0, 0).receivers == (1, 2, 3)
+    with pytest.raises(TopologyError, match=r"graph:2: .* found 3 values; for lists of neighbours, set format = 'adj"):
+        File(path).build(4, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("5\n1\n0\n3\n2\n", r"graph:1: it has 5 nodes and the experiment has 4"),
+        ("4\n1\n0\n3\n", r"graph: 3 lines with neighbours for 4 nodes; expected one line for each node"),
+        ("4\n1 2\n0\n3\n2\n", r"graph:2: node 0 lists 2, and line 4 does not list 0"),
+        ("4\n1\n1\n3\n2\n", r"graph:3: node 1 is linked to itself"),
+        ("4\n1\n0\n3\n3: 2\n", r"graph:5: expected the ids of neighbours, without a colon"),
+    ],
+)
+def test_invalid_lists_of_neighbours_are_rejected(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "graph"
+    path.write_text(text)
+    with pytest.raises(TopologyError, match=message):
+        File(path, "adjacency").build(4, 0)
+
+
 def test_file_may_have_nodes_without_links(tmp_path: Path) -> None:
     path = tmp_path / "graph"
     for text in ("3\n0 1\n", "0: 1\n2:\n", "0 1 0\n1 0 0\n0 0 0\n"):

@@ -20,8 +20,10 @@ class File:
     Numbers are separated by blanks or commas, and `#` starts a comment. Nodes are 0 to n - 1.
 
         edges       two ids per line; a first line with one number may state the number of nodes
-        adjacency   a matrix of 0 and 1, one row per line; or a list, "0: 1 2 3" per line
+        adjacency   a matrix of 0 and 1, one row per line; or a list, "0: 1 2 3" per line; or the number of nodes on
+                    the first line, then one line for each node with the ids of its neighbours
 
+    DecentralizePy writes edges with the number of nodes, and reads the last kind of adjacency list as `adjacency`.
     An edge list without the number of nodes must contain the last node; otherwise it describes a smaller graph.
     """
 
@@ -52,6 +54,8 @@ class _Reader:
         first = lines[0]
         if format == "auto":
             pairs = first.head is None and (len(first.tokens) == 2 or (len(first.tokens) == 1 and self.nodes > 1))
+            if pairs:
+                self._reject_ambiguous(lines)
             return self._edge_list(lines) if pairs else self._adjacency(lines)
         return self._edge_list(lines) if format == "edges" else self._adjacency(lines)
 
@@ -77,7 +81,8 @@ class _Reader:
         found: set[Edge] = set()
         for line in lines:
             if len(line.tokens) != 2 or line.head is not None:
-                self._fail(f"expected an edge, two node ids; found {len(line.tokens)} values", line)
+                advice = "; for lists of neighbours, set format = 'adjacency'" if counted else ""
+                self._fail(f"expected an edge, two node ids; found {len(line.tokens)} values{advice}", line)
             found.add(self._edge(self._node(line.tokens[0], line), self._node(line.tokens[1], line), line))
         largest = max((b for _, b in found), default=0)
         if not counted and largest != self.nodes - 1:
@@ -88,7 +93,44 @@ class _Reader:
         return found
 
     def _adjacency(self, lines: list[_Line]) -> set[Edge]:
-        return self._matrix(lines) if lines[0].head is None else self._adjacency_list(lines)
+        if lines[0].head is not None:
+            return self._adjacency_list(lines)
+        return self._neighbours(lines) if self._counts(lines) else self._matrix(lines)
+
+    def _counts(self, lines: list[_Line]) -> bool:
+        """Whether the first line is the number of nodes. A single row `0` is the matrix of one node."""
+        return lines[0].head is None and len(lines[0].tokens) == 1 and len(lines) > 1
+
+    def _reject_ambiguous(self, lines: list[_Line]) -> None:
+        """Reject pairs of ids that can be read as edges, and as the two neighbours of each node."""
+        rows = [line.tokens for line in lines[1:]]
+        if not self._counts(lines) or len(rows) != self.nodes or any(len(row) != 2 for row in rows):
+            return
+        linked = {(str(node), other) for node, row in enumerate(rows) for other in row}
+        if all((b, a) in linked for a, b in linked):
+            self._fail("each line can be an edge, or the two neighbours of a node; set format = 'edges' or 'adjacency'")
+
+    def _neighbours(self, lines: list[_Line]) -> set[Edge]:
+        """Read the number of nodes, then the neighbours of node 0, of node 1, …"""
+        self._check_count(self._integer(lines[0].tokens[0], lines[0]), lines[0])
+        rows = lines[1:]
+        if len(rows) != self.nodes:
+            self._fail(
+                f"{len(rows)} lines with neighbours for {self.nodes} nodes; expected one line for each node"
+                " (or 'node: neighbours' per line, if a node has no neighbours)"
+            )
+        found: set[Edge] = set()
+        linked: list[set[int]] = []
+        for node, line in enumerate(rows):
+            if line.head is not None:
+                self._fail("expected the ids of neighbours, without a colon", line)
+            linked.append({self._node(token, line) for token in line.tokens})
+            found |= {self._edge(node, other, line) for other in linked[node]}
+        for node, line in enumerate(rows):
+            for other in sorted(linked[node]):
+                if node not in linked[other]:
+                    self._fail(f"node {node} lists {other}, and line {rows[other].number} does not list {node}", line)
+        return found
 
     def _adjacency_list(self, lines: list[_Line]) -> set[Edge]:
         found: set[Edge] = set()
