@@ -49,6 +49,12 @@ def test_a_plugin_in_a_module_is_found_by_its_import_path(tmp_path: Path, monkey
         ("raises.py:Mine", {}, "'{base}/raises.py' raised on import: KeyError: 'a key'"),
         ("leaves.py:Mine", {}, "'{base}/leaves.py' raised on import: SystemExit: 4"),
         ("syntax.py:Mine", {}, "'{base}/syntax.py' raised on import: SyntaxError: "),
+        ("line.py:Mine", {}, "raised on import: NameError: name 'b' is not defined (line 2)"),
+        (
+            "beside.py:Mine",
+            {},
+            "No module named 'mine' (line 1); mine is in the folder of this file, which",
+        ),
         ("mine.py:Mime", {}, "{base}/mine.py has no class 'Mime'; did you mean 'Mine'?"),
         ("mine.py:function", {}, "{base}/mine.py has no class 'function'; expected one of Mine"),
         ("nowhere.at_all:Mine", {}, "importing 'nowhere.at_all' failed: ModuleNotFoundError"),
@@ -63,8 +69,17 @@ def test_a_plugin_that_cannot_be_used_is_rejected(
     (tmp_path / "raises.py").write_text("raise KeyError('a key')")
     (tmp_path / "leaves.py").write_text("raise SystemExit(4)")
     (tmp_path / "syntax.py").write_text("def (:")
+    (tmp_path / "line.py").write_text("a = 1\na = b\n")
+    (tmp_path / "beside.py").write_text("from mine import Mine")
     (found,) = problems({"algorithm": {"name": name, **options}}, base=tmp_path)
     assert problem.format(base=tmp_path) in found
+
+
+def test_a_module_name_that_is_a_file_gets_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_file_here.py").write_text(PLUGIN)
+    monkeypatch.chdir(tmp_path)
+    (found,) = problems({"algorithm": {"name": "my_file_here:Mine"}})
+    assert "No module named 'my_file_here'; for the file my_file_here.py, write my_file_here.py:…" in found
 
 
 # The members that a plug-in must have

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 import zlib
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -127,7 +128,8 @@ def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"importing {name!r} failed: {type(error).__name__}: {error}") from error
+        advice = f"; for the file {name}.py, write {name}.py:…" if Path(f"{name}.py").is_file() else ""
+        raise ValueError(f"importing {name!r} failed: {type(error).__name__}: {error}{advice}") from error
 
 
 def _module_name(path: Path) -> str:
@@ -169,7 +171,28 @@ def _load_file(path: Path) -> ModuleType:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ValueError(f"{str(path)!r} raised on import: {type(error).__name__}: {error}") from error
+        text = f"{str(path)!r} raised on import: {type(error).__name__}: {error}"
+        raise ValueError(f"{text}{_line(error, path)}{_advice(error, path)}") from error
     finally:
         _importing.pop()
     return module
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """Return the line of a plug-in file that raised an error, as text; empty if the error already contains it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return f" (line {lines[-1]})" if lines else ""
+
+
+def _advice(error: BaseException, path: Path) -> str:
+    """Return what to do about a module that is missing, but is in the folder of the plug-in."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return ""
+    name = error.name.partition(".")[0]
+    if not (path.parent / f"{name}.py").is_file() and not (path.parent / name).is_dir():
+        return ""
+    return (
+        f"; {name} is in the folder of this file, which Python does not search: put the code into one file, "
+        f"install {name} as a package, or set the environment variable PYTHONPATH={path.parent}"
+    )
