@@ -162,6 +162,8 @@ class Node:
 
     @params.setter
     def params(self, params: Params) -> None:
+        if hasattr(params, "__await__"):
+            raise NodeError(f"node {self.id}: params is a {type(params).__name__}; write 'await' before the call")
         if params.shape != self._params.shape or params.dtype != np.float32:
             raise NodeError(
                 f"node {self.id}: params must be a float32 vector of {self._params.size} values, "
