@@ -137,6 +137,12 @@ def test_progress_is_printed_as_lines(tmp_path: Path, capsys: pytest.CaptureFixt
 # Results
 
 
+def test_the_short_text_counts_diverged_nodes(tmp_path: Path) -> None:
+    run = shoal.Experiment(**{**QUICK, "training": {"lr": 1e30}}).run(tmp_path)
+    assert len(run.summary["diverged"]) > 1
+    assert repr(run).endswith(f", {len(run.summary['diverged'])} nodes diverged>")
+
+
 def test_a_run_has_records_a_figure_and_a_short_text(run: shoal.Run) -> None:
     assert "\n" not in repr(run)
     assert f"{run.folder.path}: completed, 4 rounds, accuracy {run.summary['accuracy']['mean']:.4f}" in repr(run)
@@ -288,6 +294,7 @@ def test_a_model_can_be_trained_further(run: shoal.Run) -> None:
 @pytest.mark.parametrize(
     ("settings", "node", "text"),
     [
+        ({}, "3", "no final model of node '3': there is no such node; expected 'average' or a number from 0 to 3"),
         ({}, 9, "no final model of node 9: there is no such node; expected 'average' or a number from 0 to 3"),
         ({"checkpoint": {"final": False}}, 0, "has no final models: checkpoint.final = false; set it to true"),
         (CRASH, 3, "of node 3: it failed: crashed on schedule"),
@@ -298,9 +305,9 @@ def test_a_model_can_be_trained_further(run: shoal.Run) -> None:
             "node 0 has statistics of its own (norm.running_mean, …), and a run stores them in checkpoints only",
         ),
     ],
-    ids=["unknown", "not written", "failed", "no module", "local statistics"],
+    ids=["text", "unknown", "not written", "failed", "no module", "local statistics"],
 )
-def test_models_that_a_run_does_not_have(settings: dict[str, Any], node: int, text: str, tmp_path: Path) -> None:
+def test_models_that_a_run_does_not_have(settings: dict[str, Any], node: Any, text: str, tmp_path: Path) -> None:
     (tmp_path / "modules.py").write_text(MODULES)
     quick = {**QUICK, "algorithm": {"name": "dpsgd", "rounds": 2}, "base": tmp_path}
     run = shoal.Experiment(**{**quick, **settings}).run(tmp_path)

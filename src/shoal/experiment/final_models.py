@@ -60,7 +60,7 @@ def final_params(folder: RunFolder, summary: Mapping[str, Any], node: Which) -> 
             total += _load(folder, own)
         return (total / len(trained)).astype(np.float32)
     if node not in saved:
-        raise DataError(f"{folder.path} has no final model of node {node}: {_reason(folder, summary, node, saved)}")
+        raise DataError(f"{folder.path} has no final model of node {node!r}: {_reason(folder, summary, node, saved)}")
     return _load(folder, node)
 
 

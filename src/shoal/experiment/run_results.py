@@ -88,7 +88,9 @@ class Run:
         name = main_metric(metrics)
         mean = None if name is None or metrics[name] is None else metrics[name]["mean"]
         score = "" if mean is None else f", {name} {mean:.4f}"
-        return f"<Run {self.folder.path}: {self.status}, {self.summary['rounds']} rounds{score}>"
+        count = len(self.summary.get("diverged") or ())
+        diverged = f", {count} {'node' if count == 1 else 'nodes'} diverged" if count else ""
+        return f"<Run {self.folder.path}: {self.status}, {self.summary['rounds']} rounds{score}{diverged}>"
 
 
 def open_run(path: str | Path = "runs") -> Run:
