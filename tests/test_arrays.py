@@ -107,7 +107,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "label matrix": (
         {"x": X, "y": np.stack([Y, Y], 1)},
         {},
-        r"shape \(20, 2\); expected 1 axes for a classification task",
+        r"shape \(20, 2\); expected 1 axes for a classification task; for one-hot targets, .* y\.argmax\(1\)",
     ),
     "objects": ({"x": np.array([None] * 20), "y": Y}, {}, "holds Python objects"),
     "words": ({"x": np.array(["a"] * 20), "y": Y}, {}, "<U1; expected numbers"),

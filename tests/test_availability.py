@@ -435,7 +435,7 @@ def test_a_server_is_always_online() -> None:
             {"name": "fedscale", "path": "x", "order": "first"},
             "availability.order = 'first': expected one of 'drawn', 'file'",
         ),
-        ({"period": 3}, "availability = {'period': 3}: expected a table with a name, such as { name = … }"),
+        ({"period": 3}, "availability = {'period': 3}: expected a table with a name, such as { name = 'always' }"),
     ],
 )
 def test_an_invalid_availability_is_rejected_with_its_problem(availability: dict[str, Any], problem: str) -> None:

@@ -220,7 +220,7 @@ def test_a_file_is_read_once_for_all_nodes(capacities: Path, monkeypatch: pytest
             "speed.name = 'log-normal': unknown speed 'log-normal'; did you mean 'l",
         ),
         ({"speed": {"name": "fedscale"}}, "speed.path: missing; expected path of a file"),
-        ({"speed": 3}, "speed = 3: expected a table with a name, such as { name = … }"),
+        ({"speed": 3}, "speed = 3: expected a table with a name, such as { name = 'constant' }"),
         (
             {"speed": {"name": "lognormal"}, "group": [{"nodes": "0", "speed": {"step_seconds": 1}}]},
             "group[0].speed.step_seconds: unknown key; ",

@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 import tomllib
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,26 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.toml"))
         ({"seed": 2**64}, f"seed = {2**64}: expected integer at least 0 and below 9.22337e+18"),
         ({"engine": "xyz"}, "engine = 'xyz': expected one of 'simulation', 'processes'"),
         ({"training": 5}, "training = 5: expected a table"),
-        ({"topology": ["ring"]}, "topology = ['ring']: expected a table with a name, such as { name = … }"),
-        ({"model": {"hidden": [1]}}, "model = {'hidden': [1]}: expected a table with a name, such as { name = … }"),
+        ({"topology": ["ring"]}, "topology = ['ring']: expected a table with a name, such as { name = 'ring' }"),
+        ({"model": {"hidden": [1]}}, "model = {'hidden': [1]}: expected a table with a name, such as { name = 'mlp' }"),
+        (
+            {"sharing": {"name": "choco", "compressor": 3}},
+            "sharing.compressor = 3: expected a table with a name, such as { name = … }",
+        ),
+        (
+            {"model": len},
+            "model = <built-in function len>: expected a table with a name, such as { name = 'mlp' }, "
+            "or a torch.nn.Module",
+        ),
+        (
+            {"training": {"optimizer": Fraction}},
+            "training.optimizer = <class 'fractions.Fraction'>: expected string; write the name of the class, "
+            "'file.py:Fraction' or 'module:Fraction'",
+        ),
+        (
+            {"training": {"loss": list(range(99))}},
+            f"training.loss = {str(list(range(99)))[:199]}…: expected string",
+        ),
         ({"model": {"name": "mlp", "hidden": [8, 0]}}, "model.hidden[1] = 0: expected integer at least 1"),
         (
             {"processes": {"base_port": 70000}},

@@ -424,7 +424,7 @@ def test_connected_graph_does_not_warn() -> None:
         (Grid(rows=5), 12, "5 rows on 12 nodes: the rows must divide .*; try rows = 4"),
         (Torus(rows=13), 12, "13 rows on 12 nodes: .*; try rows = 12"),
         (Edges(((0, 1), (2, 2))), 3, r"edges\[1\] = \[2, 2\]: node 2 is linked to itself"),
-        (Edges(((0, 3),)), 3, r"edges\[0\] = \[0, 3\]: with 3 nodes, ids are 0 to 2"),
+        (Edges(((0, 3),)), 3, r"edges\[0\] = \[0, 3\]: with 3 nodes, ids are 0 to 2; set nodes = 4"),
         (Edges(((0, -1),)), 3, r"edges\[0\] = \[0, -1\]: with 3 nodes"),
         (NetworkX("barabasi_graph"), 9, "'barabasi_graph' is not a generator of networkx; did you mean"),
         (NetworkX("to_numpy_array"), 9, "is not a generator of networkx"),

@@ -30,6 +30,7 @@ from shoal.types import Bounds, FormerOption, Nested
 
 REQUIRED: Any = inspect.Parameter.empty
 INVALID: Any = object()  # the result of `convert` after it has added a problem
+SHOWN_CHARACTERS = 200  # of a value in an error
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ def convert(value: Any, hint: Any, place: str, problems: list[str]) -> Any:
     before = len(problems)
     converted = _convert(value, hint, place, problems)
     if converted is INVALID and len(problems) == before:
-        problems.append(f"{place} = {value!r}: expected {describe(hint)}{_nearest_choice(value, hint)}")
+        advice = _class_name(value, hint) or _nearest_choice(value, hint)
+        problems.append(f"{place} = {shown(value)}: expected {describe(hint)}{advice}")
     return converted
 
 
@@ -257,6 +259,20 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if (close := closest(word, names)) is not None:
         return f"; did you mean '{close}'?"
     return f"; expected one of {', '.join(names)}" if names else "; nothing is expected here"
+
+
+def shown(value: Any) -> str:
+    """Return a value as text in an error. The text of a large value, such as an array, is cut."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+
+
+def _class_name(value: Any, hint: Any) -> str:
+    """Return the advice for a class, or an instance of one, where the name of the class is expected."""
+    cls = value if isinstance(value, type) else type(value)
+    if hint is not str or cls.__module__ == "builtins":
+        return ""
+    return f"; write the name of the class, 'file.py:{cls.__name__}' or 'module:{cls.__name__}'"
 
 
 def _nearest_choice(value: Any, hint: Any) -> str:

@@ -139,7 +139,9 @@ class ArrayFiles:
         if y.ndim == dimensions + 1 and y.shape[-1] == 1:
             y = y[..., 0]
         if y.ndim != dimensions:
-            raise DataError(f"{location}: shape {y.shape}; expected {dimensions} axes for a {self.task} task")
+            one_hot = y.ndim == dimensions + 1 and self.task != "sequence"
+            advice = "; for one-hot targets, write the classes: y.argmax(1)" if one_hot else ""
+            raise DataError(f"{location}: shape {y.shape}; expected {dimensions} axes for a {self.task} task{advice}")
         if self.task == "regression":
             if y.dtype.kind not in "fiub" or not np.isfinite(y).all():
                 raise DataError(f"{location}: {y.dtype}; expected finite numbers")

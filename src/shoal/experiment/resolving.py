@@ -153,7 +153,9 @@ class Resolver:
         if given is not None and kind in DEFAULT_NAMES:
             given = given._replace(table={"name": DEFAULT_NAMES[kind], **given.table})
         if given is None or not isinstance(given.table.get("name"), str):
-            self.problems.append(f"{place} = {value!r}: expected a table with a name, such as {{ name = … }}")
+            name = _default_name(kind)
+            text = f"{place} = {schema.shown(value)}: expected a table with a name, such as {{ name = {name} }}"
+            self.problems.append(f"{text}, or a torch.nn.Module" if kind == "model" and callable(value) else text)
             return None
         return given
 
@@ -228,6 +230,16 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _default_name(kind: str) -> str:
+    """Return the name of the component that an experiment has by default, quoted; … if there is none."""
+    from shoal.experiment.experiment import Experiment
+
+    field = next((f for f in dataclasses.fields(Experiment) if f.name == kind), None)
+    if field is None or not callable(field.default_factory):
+        return "…"
+    return repr(field.default_factory()["name"])
 
 
 def absolute_name(name: str, base: Path) -> str:

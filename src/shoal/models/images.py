@@ -104,6 +104,6 @@ def _check_image(shape: tuple[int, ...], min_side: int) -> tuple[int, int, int]:
     if len(shape) != 3 or min(shape[1:]) < min_side or shape[0] < 1:
         raise ValueError(
             f"inputs have shape {shape}; expected images, (channels, height, width), of at least {min_side}×{min_side} "
-            f"pixels; 'mlp' and 'logistic' accept any shape"
+            f"pixels ('digits' has images with dataset.images = true); 'mlp' and 'logistic' accept any shape"
         )
     return shape

@@ -52,7 +52,8 @@ class GnLenet:
         if len(shape) != 3 or min(shape[1:]) < 8 or shape[0] < 1:
             raise ValueError(
                 f"inputs have shape {shape}; expected images, (channels, height, width), "
-                f"of at least 8×8 pixels; 'mlp' and 'logistic' accept any shape"
+                f"of at least 8×8 pixels ('digits' has images with dataset.images = true); 'mlp' and 'logistic' "
+                f"accept any shape"
             )
         channels, height, width = shape
         return nn.Sequential(

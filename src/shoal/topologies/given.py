@@ -28,7 +28,11 @@ class Edges:
             if edge[0] == edge[1]:
                 raise TopologyError(f"edges[{index}] = {list(edge)}: node {edge[0]} is linked to itself; remove it")
             if not all(0 <= node < nodes for node in edge):
-                raise TopologyError(f"edges[{index}] = {list(edge)}: with {nodes} nodes, ids are 0 to {nodes - 1}")
+                largest = max(max(pair) for pair in self.edges)
+                advice = f"; set nodes = {largest + 1}" if largest >= nodes else ""
+                raise TopologyError(
+                    f"edges[{index}] = {list(edge)}: with {nodes} nodes, ids are 0 to {nodes - 1}{advice}"
+                )
         return undirected(nodes, self.edges)
 
 
