@@ -56,6 +56,11 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.toml"))
             {"training": {"seed": 5}},
             "training.seed: unknown key; it belongs to the top of the file, above every [table]",
         ),
+        (
+            {"group": [{"nodes": "0", "model": "mlp"}]},
+            "group[0].model: a group cannot change it; expected one of algorithm, machine, network, nodes, sharing, "
+            "speed, training",
+        ),
         ({"nodes": "many"}, "nodes = 'many': expected integer at least 1"),
         ({"nodes": 0}, "nodes = 0: expected integer at least 1"),
         ({"seed": 2**64}, f"seed = {2**64}: expected integer at least 0 and below 9.22337e+18"),

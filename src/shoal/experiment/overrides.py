@@ -7,7 +7,7 @@ import dataclasses
 import re
 import tomllib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from shoal import schema
 from shoal.errors import ExperimentError
 from shoal.experiment.registry import REGISTRIES, Component, find
 from shoal.experiment.resolving import absolute_name
-from shoal.experiment.tables import DEFAULT_NAMES, NOT_IN_TABLES, PARENT_TABLES, location
+from shoal.experiment.tables import DEFAULT_NAMES, NOT_IN_TABLES, PARENT_TABLES, Group, location
 from shoal.plugins import forget_changed
 
 TOP_LEVEL = "the top of the file, above every [table]"
@@ -100,6 +100,21 @@ def remove_misplaced(
         for key in [k for k in given if k != "name" and k not in keys and k in owners]:
             problems.append(f"{name}.{key}: unknown key; it belongs to {' or '.join(owners[key])}")
             del given[key]
+    groups = table.get("group")
+    if isinstance(groups, list | tuple):
+        table["group"] = [_allowed_in_group(group, number, known, problems) for number, group in enumerate(groups)]
+
+
+def _allowed_in_group(group: Any, number: int, known: Set[str], problems: list[str]) -> Any:
+    """Return a group without the keys of the experiment that a group cannot change, and report these."""
+    if not isinstance(group, dict):
+        return group
+    allowed = schema.parameters(Group)
+    former = {p.former.name for p in allowed.values() if p.former is not None}
+    wrong = [key for key in group if key in known and key not in allowed and key not in former]
+    expected = ", ".join(sorted(allowed))
+    problems += [f"group[{number}].{key}: a group cannot change it; expected one of {expected}" for key in wrong]
+    return {key: value for key, value in group.items() if key not in wrong}
 
 
 def unknown_parameters(given: Mapping[str, Any], parameters: Mapping[str, schema.Parameter], base: Path) -> list[str]:
