@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -28,6 +32,10 @@ ELEMENTWISE = frozenset(
 UNSUPPORTED = frozenset({"Optimizer", "LBFGS", "SparseAdam", "Muon"})
 """Classes of torch.optim that need a closure, sparse gradients, or matrices only."""
 
+COMPILER = "torch._dynamo"
+EXCLUDED = "__dynamo_disable"
+"""The attribute with which torch marks a function that it has excluded from compilation."""
+
 IN_GROUP = "group."
 """The prefix of entries of a state that belong to the parameter group of the optimizer."""
 
@@ -46,7 +54,8 @@ class OptimizerFactory:
         """Whether it may work on the flat vector in place of the module's tensors, and on a stack of vectors."""
 
     def create(self, tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = self._class(tensors, **self._options)
+        with _compiler_not_imported():
+            optimizer: torch.optim.Optimizer = self._class(tensors, **self._options)
         return optimizer
 
 
@@ -121,8 +130,10 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     """Call `optimizer.step()`, without the profiling and the hooks that torch adds to it, unless there are hooks.
 
     For its profiler, torch registers an object in a hash table in each step, at a place that depends on the object's
-    address. In a forked process, each of these writes may make another page of memory private.
+    address. In a forked process, each of these writes may make another page of memory private. Around the step, torch
+    imports its compiler to end a compiled graph, and there is none: see `_compiler_not_imported`.
     """
+    import torch
     from torch.optim import optimizer as module
 
     hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
@@ -130,7 +141,39 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     step = type(optimizer).step
     if getattr(step, "hooked", False) and not any(hooks) and not any(every):
         step = step.__wrapped__  # type: ignore[attr-defined]
-    step(optimizer)
+    if getattr(step, "__code__", None) is _grad_mode_wrapper() and COMPILER not in sys.modules:
+        with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
+            step.__wrapped__(optimizer)  # type: ignore[attr-defined]
+    else:
+        step(optimizer)
+
+
+@functools.cache
+def _grad_mode_wrapper() -> CodeType:
+    """The code of the function that torch wraps around the steps of its optimizers, to set the gradient mode."""
+    from torch.optim import optimizer as module
+
+    return module._use_grad_for_differentiable(lambda optimizer: None).__code__
+
+
+@contextmanager
+def _compiler_not_imported() -> Iterator[None]:
+    """Let optimizers be created without torch's compiler, which takes longer to import than the rest of torch.
+
+    torch imports it at the first use of a function that it excludes from compilation, and stores the result in an
+    attribute of the function. Here the attribute is the function itself, for the time in which nothing is compiled.
+    """
+    import torch
+
+    function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+    if function is None or COMPILER in sys.modules or hasattr(function, EXCLUDED):
+        yield
+        return
+    setattr(function, EXCLUDED, function)
+    try:
+        yield
+    finally:
+        delattr(function, EXCLUDED)
 
 
 # State
