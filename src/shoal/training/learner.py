@@ -367,7 +367,10 @@ class Learner:
         if self.device.type != "cpu":
             return False
         with torch.random.fork_rng(devices=[]), self._draws.seeded(0):
-            return prefers_channels_last(self.flat.module, example_inputs(self.data, self.device))
+            targets = self._train[1][torch.arange(2) % len(self.data.train)]
+            return prefers_channels_last(
+                self.flat.module, example_inputs(self.data, self.device), lambda outputs: self._loss(outputs, targets)
+            )
 
     def _arranged(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the inputs in the memory format that suits the module."""
