@@ -144,6 +144,33 @@ class Late(torch.optim.SGD):
                 tensor.data.add_(torch.randn_like(tensor))
 
 
+class Listing(torch.optim.SGD):
+    """Keeps a list in its state, and draws from a global generator in its third step."""
+
+    elementwise = True
+
+    def step(self, closure=None):
+        super().step()
+        for tensor in self.param_groups[0]["params"]:
+            seen = self.state[tensor].setdefault("seen", [])
+            seen.append(1)
+            if len(seen) == 3:
+                tensor.data.add_(torch.randn_like(tensor), alpha=0.01)
+
+
+class Remembering(torch.optim.SGD):
+    """Keeps its gradients in a list, and adds all of them."""
+
+    elementwise = True
+
+    def step(self, closure=None):
+        for tensor in self.param_groups[0]["params"]:
+            past = self.state[tensor].setdefault("past", [])
+            past.append(tensor.grad.clone())
+            for gradient in past:
+                tensor.data.add_(gradient, alpha=-0.01)
+
+
 class Langevin(torch.optim.SGD):
     elementwise = True
 
@@ -214,12 +241,27 @@ def test_draws_from_global_generators_are_the_same_in_every_way(drawing: Any, tm
     [
         {"augmentation": [{"name": "mine.py:Sometimes"}]},
         {"training": {"batch_size": 4, "local_steps": 2, "optimizer": "mine.py:Late"}},
+        {
+            "training": {"batch_size": 4, "local_steps": 2, "optimizer": "mine.py:Listing"},
+            "algorithm": {"name": "dpsgd", "rounds": 3},
+        },
     ],
-    ids=["augmentation", "optimizer"],
+    ids=["augmentation", "optimizer", "optimizer with a list"],
 )
 def test_rare_draws_from_global_generators_are_the_same_in_every_way(drawing: Any, tmp_path: Path) -> None:
     alone, stacked = (
         models_of(experiment(tmp_path, simulation={"batching": way}, **drawing).run(tmp_path))
+        for way in ("off", "vmap")
+    )
+    np.testing.assert_allclose(stacked, alone, atol=1e-5)
+
+
+def test_lists_of_gradients_in_the_state_of_an_optimizer_belong_to_one_node(tmp_path: Path) -> None:
+    """Nodes are trained in changing groups, because their speeds differ."""
+    training = {"batch_size": 4, "optimizer": "mine.py:Remembering"}
+    asynchronous = {"algorithm": {"name": "gossip", "rounds": 4}, "speed": {"name": "lognormal"}, "nodes": 6}
+    alone, stacked = (
+        models_of(experiment(tmp_path, simulation={"batching": way}, training=training, **asynchronous).run(tmp_path))
         for way in ("off", "vmap")
     )
     np.testing.assert_allclose(stacked, alone, atol=1e-5)
