@@ -67,17 +67,34 @@ def global_state_kept(imports_torch: bool) -> Iterator[None]:
         yield
 
 
-def without_draws(compute: Callable[[], Result]) -> Result | None:
-    """Return the result of `compute`; None if it drew from a global generator, or raised an exception.
+class NotStackableError(Exception):
+    """Nodes must be computed one by one. The message is the reason."""
 
-    Nodes that are computed together would draw other numbers than each node alone.
+
+def without_draws(compute: Callable[[], Result]) -> Result:
+    """Return the result of `compute`, which computes a stack of nodes.
+
+    Raises `NotStackableError` if it drew from a global generator, because nodes that are computed together draw other
+    numbers than each node alone, or if it raised an exception, except when memory ran out.
     """
     before = global_states()
     try:
         result = compute()
-    except Exception:  # a user's code may raise anything; computing each node alone reports the error
-        return None
-    return result if global_states() == before else None
+    except Exception as error:  # a user's code may raise anything; computing each node alone reports the error
+        if _is_out_of_memory(error):
+            raise
+        text = str(error).partition("\n")[0]
+        raise NotStackableError(f"computing them together raised {type(error).__name__}: {text}") from error
+    if global_states() != before:
+        raise NotStackableError("the code of a plug-in drew from a global generator, and each node needs its own draws")
+    return result
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    import torch
+
+    kinds = MemoryError, torch.cuda.OutOfMemoryError
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)  # for a CPU, torch has no class
 
 
 def global_states() -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import sys
@@ -210,7 +211,12 @@ def _changed_in_group(optimizer: torch.optim.Optimizer) -> list[str]:
 
 def state_signature(state: OptimizerState) -> Hashable:
     """Return a value that is equal for states that can be stacked: the same entries after equally many steps."""
-    return tuple((key, _number_or_text(value) if _is_step_count(value) else None) for key, value in state.items())
+    from torch.utils._pytree import tree_flatten
+
+    if not state:
+        return ()
+    entries, structure = tree_flatten(state)
+    return repr(structure), tuple(_number_or_text(entry) if _is_step_count(entry) else None for entry in entries)
 
 
 def _number_or_text(value: Any) -> float | str:
@@ -218,22 +224,29 @@ def _number_or_text(value: Any) -> float | str:
 
 
 def stack_states(states: Sequence[OptimizerState]) -> OptimizerState:
-    """Return the state of one optimizer on stacked parameters; `states` have equal signatures."""
-    import torch
+    """Return the state of one optimizer on stacked parameters; `states` have equal signatures.
 
-    return {
-        key: _copy(value) if _is_step_count(value) else torch.stack([state[key] for state in states])
-        for key, value in states[0].items()
-    }
+    Tensors in lists and tables of a plug-in are stacked, too. The result shares nothing with `states`.
+    """
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def stack(*entries: Any) -> Any:
+        return _copy(entries[0]) if _is_step_count(entries[0]) else torch.stack(entries)
+
+    stacked: OptimizerState = tree_map(stack, *states)
+    return stacked
 
 
 def unstack_state(state: OptimizerState, count: int) -> list[OptimizerState]:
     """Return the states of the `count` nodes whose parameters were stacked."""
-    if not state:
-        return [{} for _ in range(count)]
-    return [
-        {key: _copy(value) if _is_step_count(value) else value[i] for key, value in state.items()} for i in range(count)
-    ]
+    from torch.utils._pytree import tree_map
+
+    def row(node: int) -> OptimizerState:
+        own: OptimizerState = tree_map(lambda entry: _copy(entry) if _is_step_count(entry) else entry[node], state)
+        return own
+
+    return [row(node) for node in range(count)] if state else [{} for _ in range(count)]
 
 
 def _is_step_count(value: Any) -> bool:
@@ -245,7 +258,7 @@ def _is_step_count(value: Any) -> bool:
 
 
 def _copy(value: Any) -> Any:
-    return value.clone() if hasattr(value, "clone") else value
+    return value.clone() if hasattr(value, "clone") else copy.deepcopy(value)
 
 
 def tensors_to_arrays(state: OptimizerState) -> State:
