@@ -80,7 +80,7 @@ print("torch._dynamo" in sys.modules, "sympy" in sys.modules)
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_the_processes_of_nodes_do_not_import_the_compiler_of_torch(name: str) -> None:
-    """Its import takes longer than that of the rest of torch, and a fork copies the page tables of its memory."""
+    """Its import takes as long as that of the rest of torch, and a fork copies the page tables of its memory."""
     found = subprocess.run([sys.executable, "-c", WARM_UP, name], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "False"]
 

@@ -142,7 +142,8 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     step = type(optimizer).step
     if getattr(step, "hooked", False) and not any(hooks) and not any(every):
         step = step.__wrapped__  # type: ignore[attr-defined]
-    if getattr(step, "__code__", None) is _grad_mode_wrapper() and COMPILER not in sys.modules:
+    wrapper = _grad_mode_wrapper()
+    if wrapper is not None and getattr(step, "__code__", None) is wrapper and COMPILER not in sys.modules:
         with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
             step.__wrapped__(optimizer)  # type: ignore[attr-defined]
     else:
@@ -150,16 +151,20 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 @functools.cache
-def _grad_mode_wrapper() -> CodeType:
-    """The code of the function that torch wraps around the steps of its optimizers, to set the gradient mode."""
+def _grad_mode_wrapper() -> CodeType | None:
+    """The code of the function that torch wraps around the steps of its optimizers, to set the gradient mode.
+
+    None if this version of torch has no such function.
+    """
     from torch.optim import optimizer as module
 
-    return module._use_grad_for_differentiable(lambda optimizer: None).__code__
+    wrap = getattr(module, "_use_grad_for_differentiable", None)
+    return None if wrap is None else wrap(lambda optimizer: None).__code__  # type: ignore[no-any-return]
 
 
 @contextmanager
 def _compiler_not_imported() -> Iterator[None]:
-    """Let optimizers be created without torch's compiler, which takes longer to import than the rest of torch.
+    """Let optimizers be created without torch's compiler, whose import takes as long as that of the rest of torch.
 
     torch imports it at the first use of a function that it excludes from compilation, and stores the result in an
     attribute of the function. Here the attribute is the function itself, for the time in which nothing is compiled.
