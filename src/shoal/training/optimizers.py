@@ -159,7 +159,7 @@ def _grad_mode_wrapper() -> CodeType | None:
     from torch.optim import optimizer as module
 
     wrap = getattr(module, "_use_grad_for_differentiable", None)
-    return None if wrap is None else wrap(lambda optimizer: None).__code__  # type: ignore[no-any-return]
+    return None if wrap is None else wrap(lambda optimizer: None).__code__
 
 
 @contextmanager
