@@ -40,7 +40,8 @@ def main() -> None:
         name = f"{type(model).__name__} {'×'.join(map(str, shape))}"
         with step(name):
             network = model.build(shape, 10)
-            used = "used" if prefers_channels_last(network, torch.randn(2, *shape)) else "not used"
+            prefers = prefers_channels_last(network, torch.randn(2, *shape), torch.Tensor.mean)
+            used = "used" if prefers else "not used"
             for batch in BATCHES:
                 figures.append(_compare(f"{name}, batch {batch}", network, shape, batch, used))
     show("A step with channels last / with the default format", figures)

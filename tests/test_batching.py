@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import random
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ from conftest import models_of
 from random_data import CLASSES, DATA, PART
 from shoal.engines.simulation import batching
 from shoal.engines.simulation.batching import choose_batching
+from shoal.engines.simulation.compute import StackedExecutor
+from shoal.errors import NodeError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.models.flat import FlatModule
 from shoal.training.learner import Learner
+from shoal.training.optimizers import stack_states, state_signature, unstack_state
 from shoal.training.overrides import METADATA
 from shoal.training.settings import Training
 from shoal.training.torch_trainer import TorchTrainer
@@ -124,10 +128,51 @@ class Noise:
 
 
 class Sometimes:
-    """Augmentation that draws from a global generator for some batches, and never for a single sample."""
+    """Augmentation that draws from a global generator for some batches, and never for few samples."""
 
     def apply(self, x, rng):
-        return x + torch.randn_like(x) if len(x) > 1 and rng.random() < 0.3 else x
+        return x + torch.randn_like(x) if len(x) > 2 and rng.random() < 0.3 else x
+
+
+class Several:
+    """Augmentation that draws from a global generator for every batch of more than two samples."""
+
+    def apply(self, x, rng):
+        return x + torch.randn_like(x) if len(x) > 2 else x
+
+
+class Two:
+    """Augmentation that draws from a global generator for every batch of more than one sample."""
+
+    def apply(self, x, rng):
+        return x + torch.randn_like(x) if len(x) > 1 else x
+
+
+class Failing(torch.optim.SGD):
+    """Fails in its second step if nodes are stacked."""
+
+    elementwise = True
+
+    def fail(self):
+        raise LookupError("no stacks\\nplease")
+
+    def step(self, closure=None):
+        super().step()
+        for tensor in self.param_groups[0]["params"]:
+            state = self.state[tensor]
+            state["steps"] = state.get("steps", 0) + 1
+            if state["steps"] == 2 and tensor.ndim == 2:
+                self.fail()
+
+
+class OutOfMemory(Failing):
+    def fail(self):
+        raise MemoryError("full")
+
+
+class OutOfTorchMemory(Failing):
+    def fail(self):
+        torch.empty(2**55)
 
 
 class Late(torch.optim.SGD):
@@ -142,6 +187,33 @@ class Late(torch.optim.SGD):
             state["steps"] = state.get("steps", 0) + 1
             if state["steps"] == 3:
                 tensor.data.add_(torch.randn_like(tensor))
+
+
+class Listing(torch.optim.SGD):
+    """Keeps a list in its state, and draws from a global generator in its third step."""
+
+    elementwise = True
+
+    def step(self, closure=None):
+        super().step()
+        for tensor in self.param_groups[0]["params"]:
+            seen = self.state[tensor].setdefault("seen", [])
+            seen.append(1)
+            if len(seen) == 3:
+                tensor.data.add_(torch.randn_like(tensor), alpha=0.01)
+
+
+class Remembering(torch.optim.SGD):
+    """Keeps its gradients in a list, and adds all of them."""
+
+    elementwise = True
+
+    def step(self, closure=None):
+        for tensor in self.param_groups[0]["params"]:
+            past = self.state[tensor].setdefault("past", [])
+            past.append(tensor.grad.clone())
+            for gradient in past:
+                tensor.data.add_(gradient, alpha=-0.01)
 
 
 class Langevin(torch.optim.SGD):
@@ -214,12 +286,103 @@ def test_draws_from_global_generators_are_the_same_in_every_way(drawing: Any, tm
     [
         {"augmentation": [{"name": "mine.py:Sometimes"}]},
         {"training": {"batch_size": 4, "local_steps": 2, "optimizer": "mine.py:Late"}},
+        {
+            "training": {"batch_size": 4, "local_steps": 2, "optimizer": "mine.py:Listing"},
+            "algorithm": {"name": "dpsgd", "rounds": 3},
+        },
     ],
-    ids=["augmentation", "optimizer"],
+    ids=["augmentation", "optimizer", "optimizer with a list"],
 )
+@pytest.mark.filterwarnings("ignore:simulation.batching = 'vmap'")
 def test_rare_draws_from_global_generators_are_the_same_in_every_way(drawing: Any, tmp_path: Path) -> None:
     alone, stacked = (
         models_of(experiment(tmp_path, simulation={"batching": way}, **drawing).run(tmp_path))
+        for way in ("off", "vmap")
+    )
+    np.testing.assert_allclose(stacked, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"augmentation": [{"name": "mine.py:Several"}]}, "the code of a plug-in drew from a global generator"),
+        (
+            {"training": {"batch_size": 4, "local_steps": 2, "optimizer": "mine.py:Failing"}},
+            "computing them together raised LookupError: no stacks$",
+        ),
+    ],
+    ids=["draws", "raises"],
+)
+def test_nodes_that_cannot_be_trained_together_are_reported(changed: Any, reason: str, tmp_path: Path) -> None:
+    alone = experiment(tmp_path, **changed).run(tmp_path)
+    with pytest.warns(UserWarning, match=f"4 nodes are trained one by one from now on: {reason}") as shown:
+        stacked = experiment(tmp_path, simulation={"batching": "vmap"}, **changed).run(tmp_path)
+    assert len(shown) == 1
+    assert stacked.summary["digest"] == alone.summary["digest"]
+    assert stacked.summary["batching"] == "off"
+
+
+def test_draws_for_every_batch_of_two_samples_are_found_before_the_run(tmp_path: Path) -> None:
+    described = experiment(tmp_path, augmentation=[{"name": "mine.py:Two"}], simulation={"batching": "vmap"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert described.run(tmp_path).summary["batching"] == "off"
+
+
+@pytest.mark.parametrize("optimizer", ["OutOfMemory", "OutOfTorchMemory"])
+def test_a_stack_for_which_memory_does_not_suffice_ends_the_run(optimizer: str, tmp_path: Path) -> None:
+    training = {"local_steps": 2, "optimizer": f"mine.py:{optimizer}"}
+    with pytest.raises(NodeError, match=r"MemoryError: full|can't allocate memory"):
+        experiment(tmp_path, simulation={"batching": "vmap"}, training=training).run(tmp_path)
+
+
+class Counted:
+    """An augmentation that counts its calls for batches, and draws from a global generator in them."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def apply(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        self.batches += len(x) > 2
+        return x + torch.randn_like(x) if len(x) > 2 else x
+
+
+def test_nodes_that_could_not_be_trained_together_are_trained_alone_from_then_on() -> None:
+    augmentation = Counted()
+    learner = Learner(FlatModule(nn.Linear(6, CLASSES)), Training(batch_size=4), DATA, augmentations=[augmentation])
+    made = [TorchTrainer(learner, PART, np.random.default_rng(node), 0.0) for node in range(4)]
+    start, executor = learner.flat.read(), StackedExecutor()
+    with pytest.warns(UserWarning, match="3 nodes are trained one by one"):
+        executor.run([Train(trainer, start) for trainer in made[:3]])
+    assert augmentation.batches == 2 * 3
+    restored = TorchTrainer(learner, PART, np.random.default_rng(9), 0.0)
+    restored.restore(made[0].state())
+    executor.run([Train(trainer, start) for trainer in [*made, restored]])
+    assert augmentation.batches == 2 * 3 + 5
+    assert not executor.trained_together
+
+
+def test_stacked_states_of_optimizers_share_nothing_with_those_of_nodes() -> None:
+    states = [{"seen": [1], "marks": {1}, "table": {"past": [torch.full((2,), float(i))]}} for i in range(2)]
+    assert len({state_signature(state) for state in states}) == 1
+    stacked = stack_states(states)
+    nodes = unstack_state(stacked, 2)
+    for changed in (stacked, nodes[0]):
+        changed["seen"].append(2)
+        changed["marks"].add(2)
+        changed["table"]["past"].append(torch.zeros(2))
+    for number, unchanged in [(0, states[0]), (1, states[1]), (1, nodes[1])]:
+        assert unchanged["seen"] == [1]
+        assert unchanged["marks"] == {1}
+        assert [past.tolist() for past in unchanged["table"]["past"]] == [[number, number]]
+
+
+def test_lists_of_gradients_in_the_state_of_an_optimizer_belong_to_one_node(tmp_path: Path) -> None:
+    """Nodes are trained in changing groups, because their speeds differ."""
+    training = {"batch_size": 4, "optimizer": "mine.py:Remembering"}
+    asynchronous = {"algorithm": {"name": "gossip", "rounds": 4}, "speed": {"name": "lognormal"}, "nodes": 6}
+    alone, stacked = (
+        models_of(experiment(tmp_path, simulation={"batching": way}, training=training, **asynchronous).run(tmp_path))
         for way in ("off", "vmap")
     )
     np.testing.assert_allclose(stacked, alone, atol=1e-5)
@@ -299,6 +462,12 @@ def test_a_class_that_defines_nothing_is_stacked_and_a_method_of_an_instance_is_
 # The choice
 
 
+def is_stackable(setup: Setup) -> bool:
+    """Whether the trial of the model succeeds, which is made once."""
+    trainers = [setup.trainer_factory.trainer(node, setup.experiment.training, 0.0) for node in range(2)]
+    return len({Train(trainer, setup.initial).batch_key for trainer in trainers}) == 1
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for the cache, and a machine whose times vary without end."""
@@ -347,6 +516,8 @@ def test_runs_of_one_sweep_never_differ_in_their_arithmetic(tmp_path_factory: An
 def test_runs_that_start_together_measure_once_and_agree(cache: Path, tmp_path: Path) -> None:
     described = experiment(tmp_path, simulation={"batching": "auto"})
     setups, chosen = [Setup(described) for _ in range(4)], []
+    for setup in setups:  # not in a thread, because all threads have the same global generators
+        assert is_stackable(setup)
     threads = [
         threading.Thread(target=lambda s=setup: chosen.append(choose_batching(described, s)))  # type: ignore[misc]
         for setup in setups

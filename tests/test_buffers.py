@@ -182,6 +182,23 @@ def test_find_changing_buffers_detects_changes_and_restores_values() -> None:
         find_changing_buffers(module, torch.ones(2, 5))
 
 
+def test_buffers_are_restored_if_a_forward_pass_or_the_check_of_its_outputs_fails() -> None:
+    def reject(outputs: object) -> None:
+        raise ArithmeticError
+
+    module = CustomBuffers()
+    seen, calls = module.seen, module.calls
+    with pytest.raises(ArithmeticError):
+        find_changing_buffers(module, torch.ones(2, 6), reject)
+    module.linear = nn.Linear(5, CLASSES)
+    with pytest.raises(ValueError, match="CustomBuffers raised RuntimeError"):
+        find_changing_buffers(module, torch.ones(2, 6))
+    assert module.seen is seen
+    assert not seen.any()
+    assert module.calls is calls
+    assert not calls
+
+
 @pytest.mark.parametrize(
     ("buffers", "shared", "local"), [("shared", ["seen"], ("calls",)), ("local", [], ("seen", "calls"))]
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -63,3 +65,45 @@ def test_the_profiler_is_not_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert entered == []
     optimizer.step()
     assert entered, "torch still enters its profiler in each step, and the function is needed"
+
+
+WARM_UP = """
+import sys
+from shoal.experiment import Experiment
+from shoal.experiment.setup import Setup
+experiment = Experiment(nodes=2, dataset="digits", model="mlp", training={"optimizer": sys.argv[1], "momentum": 0.0})
+Setup(experiment).warm_up()
+assert "torch" in sys.modules
+print("torch._dynamo" in sys.modules, "sympy" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_the_processes_of_nodes_do_not_import_the_compiler_of_torch(name: str) -> None:
+    """Its import takes as long as that of the rest of torch, and a fork copies the page tables of its memory."""
+    found = subprocess.run([sys.executable, "-c", WARM_UP, name], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "False"]
+
+
+COMPILED = """
+import torch
+from shoal.training.optimizers import OptimizerFactory, take_step
+from shoal.training.settings import Training
+values = torch.ones(4, requires_grad=True)
+optimizer = OptimizerFactory(Training(lr=0.5)).create([values])
+values.grad = torch.ones(4)
+take_step(optimizer)
+assert values.requires_grad and torch.is_grad_enabled()
+other = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.5)  # as a user's code would
+other.step()
+import torch._dynamo
+excluded = torch.optim.Optimizer.add_param_group.__wrapped__.__dynamo_disable
+assert excluded is not torch.optim.Optimizer.add_param_group.__wrapped__
+take_step(optimizer)
+print(values.tolist())
+"""
+
+
+def test_the_compiler_of_torch_can_be_imported_later() -> None:
+    found = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True)
+    assert found.stdout.split("\n")[0] == "[0.0, 0.0, 0.0, 0.0]"

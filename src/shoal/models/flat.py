@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -196,21 +197,33 @@ def find_changing_buffers(
 
     `check` is called with the outputs. Raises ValueError if the module raises an exception.
     """
-    before = {name: (buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()}
-    with warnings.catch_warnings():
+    with restored_buffers(module) as changed, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # training shows them
         outputs = _forward(module, inputs)
         if check is not None:
             check(outputs)
-    after, owners, changed = dict(module.named_buffers()), _buffer_owners(module), set()
-    for name, (buffer, value) in before.items():
-        current = after.get(name)
-        if current is None or current.shape != value.shape or not torch.equal(current, value):
-            changed.add(name)
-            buffer.detach().copy_(value)
-            for owner, attribute in owners.get(name, ()):
-                owner._buffers[attribute] = buffer
     return frozenset(changed)
+
+
+@contextmanager
+def restored_buffers(module: nn.Module) -> Iterator[set[str]]:
+    """Restore the buffers of `module` afterwards, also after an exception.
+
+    Yields a set. When the block has ended, it contains the names of the buffers that the block changed.
+    """
+    before = {name: (buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()}
+    owners, changed = _buffer_owners(module), set[str]()
+    try:
+        yield changed
+    finally:
+        after = dict(module.named_buffers())
+        for name, (buffer, value) in before.items():
+            current = after.get(name)
+            if current is None or current.shape != value.shape or not torch.equal(current, value):
+                changed.add(name)
+                buffer.detach().copy_(value)
+            for owner, attribute in owners[name]:
+                owner._buffers[attribute] = buffer
 
 
 def _forward(module: nn.Module, inputs: torch.Tensor) -> object:

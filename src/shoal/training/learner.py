@@ -218,10 +218,11 @@ class Learner:
         unrelated = frozenset(["train", "train_stacked"])
         return knows_overrides(self, "evaluate_stacked", unrelated) and self._works_stacked(training=False)
 
-    def stacked(self, compute: Callable[[], Result]) -> Result | None:
-        """Return the result of `compute`, which computes a stack of nodes; None if each node must be computed alone.
+    def stacked(self, compute: Callable[[], Result]) -> Result:
+        """Return the result of `compute`, which computes a stack of nodes.
 
-        The code of users may draw from global generators now and then, which no trial finds.
+        Raises `NotStackableError` if each node must be computed alone: the code of users may draw from global
+        generators now and then, which no trial finds.
         """
         return without_draws(compute) if self._has_code_of_users else compute()
 
@@ -233,7 +234,7 @@ class Learner:
         return ":" in self.training.optimizer + self.training.loss or not packages <= {"shoal", "torch"}
 
     def _works_stacked(self, training: bool) -> bool:
-        """Return whether torch can compute many models of this kind at once. Tried on one sample.
+        """Return whether torch can compute many models of this kind at once. Tried on two samples.
 
         It cannot if the module changes its buffers, branches on values, draws random numbers, or has layers that
         `torch.func.vmap` computes in a loop. That loop would be slower than ours.
@@ -243,8 +244,8 @@ class Learner:
         if self.flat.updates_buffers:
             return False
         views = self.flat.stacked(self.flat.values.expand(2, -1).clone())
-        x, y = (tensor[:1].expand(2, 1, *tensor.shape[1:]) for tensor in self._train)
-        x = normalise(x, self._scaling)
+        samples = torch.arange(min(2, self.training.batch_size)) % len(self.data.train)
+        x, y = (tensor.expand(2, *tensor.shape) for tensor in self.gather(samples))
         with torch.random.fork_rng(devices=[]), self._draws.seeded(0), warnings.catch_warnings():
             warnings.filterwarnings("error", message="There is a performance drop")
             before = global_states()
@@ -367,7 +368,10 @@ class Learner:
         if self.device.type != "cpu":
             return False
         with torch.random.fork_rng(devices=[]), self._draws.seeded(0):
-            return prefers_channels_last(self.flat.module, example_inputs(self.data, self.device))
+            targets = self._train[1][torch.arange(2) % len(self.data.train)]
+            return prefers_channels_last(
+                self.flat.module, example_inputs(self.data, self.device), lambda outputs: self._loss(outputs, targets)
+            )
 
     def _arranged(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the inputs in the memory format that suits the module."""

@@ -2,15 +2,19 @@
 
 With max-pooling, PyTorch's CPU kernels take less time if the channels of a pixel lie side by side ("channels last").
 Without it, there is no rule: some networks get faster and some slower (benchmarks/memory_format.py). The choice depends
-on the module and the device alone, not on measurements, so every engine and every machine makes the same one.
+on the module, its loss and the device alone, not on measurements, so every engine and machine makes the same one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import torch
+
+LossOfOutputs: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 
 def channels_last(images: torch.Tensor) -> torch.Tensor:
@@ -20,15 +24,16 @@ def channels_last(images: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(images, memory_format=torch.channels_last).copy_(images)
 
 
-def prefers_channels_last(module: torch.nn.Module, inputs: torch.Tensor) -> bool:
-    """Return whether to pass `channels_last(inputs)` to this module. `inputs` is a small batch.
+def prefers_channels_last(module: torch.nn.Module, inputs: torch.Tensor, loss: LossOfOutputs) -> bool:
+    """Return whether to pass `channels_last(inputs)` to this module.
 
-    Only layers for convolution and for max-pooling on a CPU. The module must accept such inputs, in training and in
-    evaluation: `Tensor.view`, for example, does not always work on them. The module may draw from global generators.
+    `inputs` is a small batch. `loss` returns the loss of the outputs for it.
+
+    Only layers for convolution and for max-pooling on a CPU. The module must accept such inputs, in training (forward
+    and backward) and in evaluation: `Tensor.view`, for example, does not always work on them. Parameters, gradients and
+    buffers stay as they are. The module may draw from global generators.
     """
     from torch import nn
-
-    from shoal.models.flat import find_changing_buffers
 
     if inputs.ndim != 4 or inputs.device.type != "cpu" or not inputs.is_floating_point():
         return False
@@ -37,11 +42,38 @@ def prefers_channels_last(module: torch.nn.Module, inputs: torch.Tensor) -> bool
         return False
     was_training = module.training
     try:
-        for mode in (False, True):
-            module.train(mode)
-            find_changing_buffers(module, channels_last(inputs))
-    except ValueError:
+        _try_evaluation(module.eval(), channels_last(inputs), loss)
+        _try_training(module.train(), channels_last(inputs), loss)
+    except Exception:  # the code of a module may raise anything
         return False
     finally:
         module.train(was_training)
     return True
+
+
+def _try_evaluation(module: torch.nn.Module, inputs: torch.Tensor, loss: LossOfOutputs) -> None:
+    import torch
+
+    from shoal.models.flat import restored_buffers
+
+    with restored_buffers(module), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # evaluations show them
+        loss(module(inputs))
+
+
+def _try_training(module: torch.nn.Module, inputs: torch.Tensor, loss: LossOfOutputs) -> None:
+    """Compute gradients, and restore the gradients of the parameters."""
+    import torch
+
+    from shoal.models.flat import restored_buffers
+
+    kept = [(parameter, parameter.grad) for parameter in module.parameters()]
+    with restored_buffers(module), warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")  # training shows them
+        try:
+            for parameter, _ in kept:
+                parameter.grad = None
+            loss(module(inputs)).backward()  # type: ignore[no-untyped-call]
+        finally:
+            for parameter, gradient in kept:
+                parameter.grad = gradient

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -48,36 +47,34 @@ class ModuleDraws:
             random.setstate(kept_python)
 
 
-@contextmanager
-def global_state_kept(imports_torch: bool) -> Iterator[None]:
-    """Restore afterwards what training changes in this process: the global generators, and the threads of torch.
-
-    `imports_torch` is whether the block imports torch. It is imported here then, to know its state before.
-    """
-    if imports_torch:
-        import torch  # noqa: F401
-    numpy_state, python_state = np.random.get_state(legacy=False), random.getstate()
-    with ExitStack() as stack:
-        if (imported := sys.modules.get("torch")) is not None:
-            accelerators = range(imported.cuda.device_count()) if imported.cuda.is_initialized() else ()
-            stack.enter_context(imported.random.fork_rng(devices=accelerators))
-            stack.callback(imported.set_num_threads, imported.get_num_threads())
-        stack.callback(random.setstate, python_state)
-        stack.callback(np.random.set_state, numpy_state)
-        yield
+class NotStackableError(Exception):
+    """Nodes must be computed one by one. The message is the reason."""
 
 
-def without_draws(compute: Callable[[], Result]) -> Result | None:
-    """Return the result of `compute`; None if it drew from a global generator, or raised an exception.
+def without_draws(compute: Callable[[], Result]) -> Result:
+    """Return the result of `compute`, which computes a stack of nodes.
 
-    Nodes that are computed together would draw other numbers than each node alone.
+    Raises `NotStackableError` if it drew from a global generator, because nodes that are computed together draw other
+    numbers than each node alone, or if it raised an exception, except when memory ran out.
     """
     before = global_states()
     try:
         result = compute()
-    except Exception:  # a user's code may raise anything; computing each node alone reports the error
-        return None
-    return result if global_states() == before else None
+    except Exception as error:  # a user's code may raise anything; computing each node alone reports the error
+        if _is_out_of_memory(error):
+            raise
+        text = str(error).partition("\n")[0]
+        raise NotStackableError(f"computing them together raised {type(error).__name__}: {text}") from error
+    if global_states() != before:
+        raise NotStackableError("the code of a plug-in drew from a global generator, and each node needs its own draws")
+    return result
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    import torch
+
+    kinds = MemoryError, torch.cuda.OutOfMemoryError
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)  # for a CPU, torch has no class
 
 
 def global_states() -> object:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
+import sys
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -28,6 +33,10 @@ ELEMENTWISE = frozenset(
 UNSUPPORTED = frozenset({"Optimizer", "LBFGS", "SparseAdam", "Muon"})
 """Classes of torch.optim that need a closure, sparse gradients, or matrices only."""
 
+COMPILER = "torch._dynamo"
+EXCLUDED = "__dynamo_disable"
+"""The attribute with which torch marks a function that it has excluded from compilation."""
+
 IN_GROUP = "group."
 """The prefix of entries of a state that belong to the parameter group of the optimizer."""
 
@@ -46,7 +55,8 @@ class OptimizerFactory:
         """Whether it may work on the flat vector in place of the module's tensors, and on a stack of vectors."""
 
     def create(self, tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = self._class(tensors, **self._options)
+        with _compiler_not_imported():
+            optimizer: torch.optim.Optimizer = self._class(tensors, **self._options)
         return optimizer
 
 
@@ -121,8 +131,10 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     """Call `optimizer.step()`, without the profiling and the hooks that torch adds to it, unless there are hooks.
 
     For its profiler, torch registers an object in a hash table in each step, at a place that depends on the object's
-    address. In a forked process, each of these writes may make another page of memory private.
+    address. In a forked process, each of these writes may make another page of memory private. Around the step, torch
+    imports its compiler to end a compiled graph, and there is none: see `_compiler_not_imported`.
     """
+    import torch
     from torch.optim import optimizer as module
 
     hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
@@ -130,7 +142,44 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     step = type(optimizer).step
     if getattr(step, "hooked", False) and not any(hooks) and not any(every):
         step = step.__wrapped__  # type: ignore[attr-defined]
-    step(optimizer)
+    wrapper = _grad_mode_wrapper()
+    if wrapper is not None and getattr(step, "__code__", None) is wrapper and COMPILER not in sys.modules:
+        with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
+            step.__wrapped__(optimizer)  # type: ignore[attr-defined]
+    else:
+        step(optimizer)
+
+
+@functools.cache
+def _grad_mode_wrapper() -> CodeType | None:
+    """The code of the function that torch wraps around the steps of its optimizers, to set the gradient mode.
+
+    None if this version of torch has no such function.
+    """
+    from torch.optim import optimizer as module
+
+    wrap = getattr(module, "_use_grad_for_differentiable", None)
+    return None if wrap is None else wrap(lambda optimizer: None).__code__
+
+
+@contextmanager
+def _compiler_not_imported() -> Iterator[None]:
+    """Let optimizers be created without torch's compiler, whose import takes as long as that of the rest of torch.
+
+    torch imports it at the first use of a function that it excludes from compilation, and stores the result in an
+    attribute of the function. Here the attribute is the function itself, for the time in which nothing is compiled.
+    """
+    import torch
+
+    function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+    if function is None or COMPILER in sys.modules or hasattr(function, EXCLUDED):
+        yield
+        return
+    setattr(function, EXCLUDED, function)
+    try:
+        yield
+    finally:
+        delattr(function, EXCLUDED)
 
 
 # State
@@ -167,7 +216,12 @@ def _changed_in_group(optimizer: torch.optim.Optimizer) -> list[str]:
 
 def state_signature(state: OptimizerState) -> Hashable:
     """Return a value that is equal for states that can be stacked: the same entries after equally many steps."""
-    return tuple((key, _number_or_text(value) if _is_step_count(value) else None) for key, value in state.items())
+    from torch.utils._pytree import tree_flatten
+
+    if not state:
+        return ()
+    entries, structure = tree_flatten(state)
+    return repr(structure), tuple(_number_or_text(entry) if _is_step_count(entry) else None for entry in entries)
 
 
 def _number_or_text(value: Any) -> float | str:
@@ -175,22 +229,29 @@ def _number_or_text(value: Any) -> float | str:
 
 
 def stack_states(states: Sequence[OptimizerState]) -> OptimizerState:
-    """Return the state of one optimizer on stacked parameters; `states` have equal signatures."""
-    import torch
+    """Return the state of one optimizer on stacked parameters; `states` have equal signatures.
 
-    return {
-        key: _copy(value) if _is_step_count(value) else torch.stack([state[key] for state in states])
-        for key, value in states[0].items()
-    }
+    Tensors in lists and tables of a plug-in are stacked, too. The result shares nothing with `states`.
+    """
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def stack(*entries: Any) -> Any:
+        return _copy(entries[0]) if _is_step_count(entries[0]) else torch.stack(entries)
+
+    stacked: OptimizerState = tree_map(stack, *states)
+    return stacked
 
 
 def unstack_state(state: OptimizerState, count: int) -> list[OptimizerState]:
     """Return the states of the `count` nodes whose parameters were stacked."""
-    if not state:
-        return [{} for _ in range(count)]
-    return [
-        {key: _copy(value) if _is_step_count(value) else value[i] for key, value in state.items()} for i in range(count)
-    ]
+    from torch.utils._pytree import tree_map
+
+    def row(node: int) -> OptimizerState:
+        own: OptimizerState = tree_map(lambda entry: _copy(entry) if _is_step_count(entry) else entry[node], state)
+        return own
+
+    return [row(node) for node in range(count)] if state else [{} for _ in range(count)]
 
 
 def _is_step_count(value: Any) -> bool:
@@ -202,7 +263,7 @@ def _is_step_count(value: Any) -> bool:
 
 
 def _copy(value: Any) -> Any:
-    return value.clone() if hasattr(value, "clone") else value
+    return value.clone() if hasattr(value, "clone") else copy.deepcopy(value)
 
 
 def tensors_to_arrays(state: OptimizerState) -> State:

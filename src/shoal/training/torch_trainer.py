@@ -6,6 +6,7 @@ import time
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from shoal.data.dataset import Indices, Shift
@@ -14,6 +15,7 @@ from shoal.state import State
 from shoal.training.batches import Batches, FineTuning
 from shoal.training.gradients import LOSS_SCALE
 from shoal.training.learner import Learner
+from shoal.training.module_draws import NotStackableError
 from shoal.training.optimizers import OptimizerState, arrays_to_tensors, state_signature, tensors_to_arrays
 from shoal.training.trainer import Trained, require_samples
 from shoal.types import Params
@@ -48,6 +50,7 @@ class TorchTrainer:
         self._state: OptimizerState = {}
         self._buffers: dict[str, torch.Tensor] | None = None
         self._progress = (0, 0)
+        self._alone = False
 
     @property
     def samples(self) -> int:
@@ -93,8 +96,11 @@ class TorchTrainer:
     # Batching: see `BatchableTrainer`
 
     def train_key(self, steps: int | None) -> Hashable | None:
-        """Nodes are stacked if they train on unchanged samples, with equal rates, and their optimizers are in step."""
-        if not self.learner.trains_stacked or self.data.added is not None or self._shift is not None:
+        """Nodes are stacked if they train on unchanged samples, with equal rates, and their optimizers are in step.
+
+        A node is never stacked again after a stack whose results had to be discarded.
+        """
+        if self._alone or not self.learner.trains_stacked or self.data.added is not None or self._shift is not None:
             return None
         count = self.steps(steps)
         return (id(self.learner), count, state_signature(self._state), self._rates(count))
@@ -115,21 +121,26 @@ class TorchTrainer:
         count = trainers[0].steps(steps)
         drawn = [trainer.draw(count) for trainer in trainers]
         learner = trainers[0].learner
-        stacked = learner.stacked(
-            lambda: learner.train_stacked(
-                params,
-                [trainer._state for trainer in trainers],
-                np.stack([batches for batches, _ in drawn]),
-                trainers[0]._rates(count),
-                [seed for _, seed in drawn],
+        reason = ""
+        try:
+            results, states = learner.stacked(
+                lambda: learner.train_stacked(
+                    params,
+                    [trainer._state for trainer in trainers],
+                    np.stack([batches for batches, _ in drawn]),
+                    trainers[0]._rates(count),
+                    [seed for _, seed in drawn],
+                )
             )
-        )
-        if stacked is None:
-            results = [t._train_on(own, *batches) for t, own, batches in zip(trainers, params, drawn, strict=True)]
-        else:
-            results, states = stacked
             for trainer, state in zip(trainers, states, strict=True):
                 trainer._keep(state)
+        except NotStackableError as error:
+            reason = str(error)
+        if reason:
+            results = [
+                trainer._train_alone(own, *batches, reason)
+                for trainer, own, batches in zip(trainers, params, drawn, strict=True)
+            ]
         share = (time.thread_time() - started) / len(trainers)
         for trainer in trainers:
             trainer.cpu_seconds += share
@@ -138,18 +149,24 @@ class TorchTrainer:
     @staticmethod
     def evaluate_batch(trainers: Sequence[TorchTrainer], params: Sequence[Params]) -> list[dict[str, float]]:
         learner = trainers[0].learner
-        scores = learner.stacked(lambda: learner.evaluate_stacked(params))
-        return [t.evaluate(p) for t, p in zip(trainers, params, strict=True)] if scores is None else scores
+        try:
+            return learner.stacked(lambda: learner.evaluate_stacked(params))
+        except NotStackableError:
+            return [trainer.evaluate(own) for trainer, own in zip(trainers, params, strict=True)]
 
     # State
 
     def state(self) -> State:
-        """Return the optimizer's state, the node's buffers, the position in the batches and samples received."""
+        """Return the optimizer's state, the node's buffers, the position in the batches and samples received.
+
+        `alone` is True for a node that is not stacked any more, so that a resumed run computes it in the same way.
+        """
         return {
             "optimizer": tensors_to_arrays(self._state),
             "buffers": tensors_to_arrays(self._buffers or {}),
             "batches": self._batches.state(),
             "data": self.data.state(),
+            "alone": self._alone,
         }
 
     def restore(self, state: State) -> None:
@@ -157,6 +174,7 @@ class TorchTrainer:
         self._batches.restore(state["batches"])
         self._state = arrays_to_tensors(state["optimizer"], self.learner.device)
         self._buffers = arrays_to_tensors(state["buffers"], self.learner.device) or None
+        self._alone = state.get("alone", False)  # earlier versions did not have it
 
     def draw(self, steps: int) -> tuple[Indices, int]:
         """Draw the next batches, and a seed for random draws in the module (dropout)."""
@@ -173,6 +191,11 @@ class TorchTrainer:
         rates = [learner.learning_rate.at(*self._progress)] * len(batches)
         trained, _ = learner.train(params, {}, batches, seed, self.data.added, self._shift, self._buffers, rates)
         return trained.params, learner.flat.read_local()
+
+    def _train_alone(self, params: Params, batches: Indices, seed: int, reason: str) -> Trained:
+        """Train after an attempt to train in a stack, which is not repeated."""
+        self._alone = True
+        return msgspec.structs.replace(self._train_on(params, batches, seed), not_batched=reason)
 
     def _keep(self, state: OptimizerState) -> None:
         if self.learner.training.keep_state is not False:

@@ -25,6 +25,8 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     loss: float
     steps_left_out: int = 0
     """Steps that did not change the parameters, because their gradients overflowed (`training.precision`)."""
+    not_batched: str = ""
+    """Why `train_batch` has trained this node alone; empty if it has not."""
 
 
 class Trainer(Protocol):

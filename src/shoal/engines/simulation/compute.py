@@ -7,6 +7,7 @@ gives the same results within float tolerance.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
@@ -55,7 +56,8 @@ class StackedExecutor:
 
     def __init__(self) -> None:
         self.trained_together = False
-        """Whether some nodes were trained in one call."""
+        """Whether some nodes were trained together."""
+        self._warned = False
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         groups: dict[Hashable, list[int]] = {}
@@ -64,11 +66,23 @@ class StackedExecutor:
         results: list[Any] = [None] * len(works)
         for members in groups.values():
             group = [works[i] for i in members]
-            self.trained_together |= len(group) > 1 and isinstance(group[0], Train)
             done = group[0].run_batch(group) if len(group) > 1 else [group[0].run()]
+            if len(group) > 1 and isinstance(group[0], Train):
+                self._note_training(done)
             for i, result in zip(members, done, strict=True):
                 results[i] = result
         return results
+
+    def _note_training(self, done: Sequence[Trained]) -> None:
+        """Note whether these nodes were trained together. Warn of the first ones that were not."""
+        reasons = [trained.not_batched for trained in done if trained.not_batched]
+        self.trained_together |= len(reasons) < len(done)
+        if reasons and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"simulation.batching = 'vmap': {len(reasons)} nodes are trained one by one from now on: {reasons[0]}",
+                stacklevel=2,
+            )
 
     def close(self) -> None:
         """Nothing to release."""
