@@ -137,7 +137,11 @@ def test_a_group_may_override_a_key_of_another_groups_component(tmp_path: Path) 
         ({"nodes": "0-99999999999999"}, "group[0].nodes = '0-99999999999999': there is no node 4; nodes = 4"),
         ({"nodes": 3}, "group[0].nodes = 3: expected string"),
         ({}, "group[0].nodes: missing; expected string"),
-        ({"nodes": "1", "model": {}}, "group[0].model: a group cannot change it; expected one of algorithm"),
+        (
+            {"nodes": "1", "model": {}},
+            "group[0].model: a group cannot change it; expected one of algorithm, machine, network, nodes, sharing, "
+            "speed, training",
+        ),
         ({"nodes": "1", "training": {"lrr": 1}}, "group[0].training.lrr: unknown key; did you mean 'lr'?"),
         (
             {"nodes": "1", "sharing": {"name": "fulll"}},
