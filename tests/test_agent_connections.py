@@ -153,6 +153,20 @@ def test_agents_with_one_name_are_numbered_in_all_messages(opened: list[Coordina
     ]
 
 
+def test_an_agent_that_is_restarted_while_others_join_keeps_its_name(opened: list[Coordinator | StandIn]) -> None:
+    made = coordinator(opened, AgentsPlan(listen=Address("127.0.0.1", 0), expect=2, answer_timeout=1.0))
+    port = joining_port(made)
+    killed, restarted, other = StandIn("gpu"), stand_in(opened, "gpu"), stand_in(opened, "cpu")
+    killed.join(port, b"route 1")
+    made.wait_for("agent 'gpu' is connected", killed)
+    killed.channel.close()
+    restarted.join(port, b"route 2")
+    made.wait_for("agent 'gpu-2' (another agent has the name 'gpu'; --name sets the name) is connected", restarted)
+    other.join(port)
+    assert made.connect(restarted, other) == ["cpu", "gpu"]
+    assert made.notices[-1] == "agent 'gpu-2' gets the name 'gpu': the agent that had it has ended"
+
+
 def test_a_restarted_agent_is_used_and_the_run_begins(opened: list[Coordinator | StandIn]) -> None:
     killed = StandIn("a")
     port = killed.listen()

@@ -147,7 +147,8 @@ class Place:
 
     def attempt(self, plan: AgentsPlan, left: CoordinatorFile) -> protocol.RunReport:
         """Connect to an agent to continue its run, and end before the run is continued. Returns what it reports."""
-        connections = AgentConnections(plan, self.notices.append, [share.session for share in left.agents])
+        names = {share.session: share.name for share in left.agents}
+        connections = AgentConnections(plan, self.notices.append, names)
         try:
             connections.connect(lambda: False)
         finally:
@@ -230,6 +231,17 @@ def test_an_agent_that_joins_without_the_run_does_not_replace_a_lost_one(
     assert list(taken_over.reports) == ["a"]
     assert "agent 'b' does not have this run: it is not used" in place.notices
     assert not new.has_run
+
+
+def test_an_agent_keeps_the_number_that_its_name_has_in_the_run(place: Place) -> None:
+    agent = place.agent("a")
+    left = place.begin(listed(agent), agent)
+    second = left_file(AgentShare("a-2", left.agents[0].session, [0, 1]))
+    place.notices.clear()
+    group, _ = place.take_over(listed(agent), second)
+    assert [one.name for one in group.agents] == ["a-2"]
+    (connected,) = place.notices
+    assert connected.startswith("agent 'a-2' is connected")
 
 
 # Agents that have no run any more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -45,10 +45,12 @@ class _Pending:
 class AgentConnections:
     """Opens a session with every agent of a plan, and passes on what arrives."""
 
-    def __init__(self, plan: AgentsPlan, notify: Callable[[str], None], takes_over: Collection[str] = ()) -> None:
-        """`notify` shows a text to the user. `takes_over` are the sessions of a coordinator whose run this one
-        continues."""
-        self._takes_over = list(takes_over)
+    def __init__(
+        self, plan: AgentsPlan, notify: Callable[[str], None], takes_over: Mapping[str, str] | None = None
+    ) -> None:
+        """`notify` shows a text to the user. `takes_over` has the sessions of a coordinator whose run this one
+        continues, with the names of their agents."""
+        self._takes_over = takes_over or {}
         self.ends_sessions = not takes_over
         """Whether `close` ends the sessions, and with them the nodes of agents. While this coordinator only tries to
         continue a run, it must not end it."""
@@ -97,6 +99,7 @@ class AgentConnections:
             self._receive_states(is_interrupted)
             self._measure_clocks(is_interrupted)
         else:
+            self._reassign_names()
             self.agents.sort(key=lambda agent: agent.name)
             self._relay_unreachable_nodes()
 
@@ -230,16 +233,18 @@ class AgentConnections:
             self._joined.discard(key[1])
             self._notify(f"agent {info.name!r} does not have this run: it is not used")
             return
-        given, info = info.name, msgspec.structs.replace(info, name=self._unique_name(info.name))
         channel, route = pending.channel, pending.route
         agent = RemoteAgent(info, pending.session, lambda header, frames: channel.send(route, header, frames))
+        agent.name = self._takes_over.get(continues) or self._free_name(agent)
         agent.continues = continues
         ssh = None if pending.listed is None else pending.listed.ssh
         agent.ends_with_coordinator = ssh is not None or self._plan.starter is not None
         self.agents.append(agent)
         self._open[key] = agent
-        renamed = "" if info.name == given else f" (another agent has the name {given!r}; --name sets the name)"
-        self._notify(f"agent {info.name!r}{renamed} is connected: {info.cores} cores, {info.memory / 2**30:.1f} GiB")
+        renamed = ""
+        if agent.name != info.name and not self._takes_over:
+            renamed = f" (another agent has the name {info.name!r}; --name sets the name)"
+        self._notify(f"agent {agent.name!r}{renamed} is connected: {info.cores} cores, {info.memory / 2**30:.1f} GiB")
 
     def _open_again(self, key: tuple[int, bytes], session: str) -> None:
         """Open a new session with an agent that was restarted."""
@@ -281,11 +286,19 @@ class AgentConnections:
                 f"agent --join', or expect fewer"
             )
 
-    def _unique_name(self, name: str) -> str:
-        """`name`, with a number at its end if another agent has this name."""
-        names = {agent.name for agent in self.agents}
-        numbered = (f"{name}-{number}" for number in itertools.count(2))
-        return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in names)
+    def _free_name(self, agent: RemoteAgent) -> str:
+        """The agent's own name, with a number at its end if another agent has this name."""
+        names = {other.name for other in self.agents if other is not agent}
+        numbered = (f"{agent.info.name}-{number}" for number in itertools.count(2))
+        return next(name for name in itertools.chain([agent.info.name], numbered) if name not in names)
+
+    def _reassign_names(self) -> None:
+        """Give the names of agents that have ended to the agents that replace them."""
+        for agent in self.agents:
+            name = self._free_name(agent)
+            if name != agent.name:
+                self._notify(f"agent {agent.name!r} gets the name {name!r}: the agent that had it has ended")
+                agent.name = name
 
     def _relay_unreachable_nodes(self) -> None:
         relayed = [agent for agent in self.agents if agent.info.relayed]

@@ -84,7 +84,7 @@ def take_over_agents(
 
     Raises `NotContinuedError` if no agent of `plan` has them.
     """
-    connections = AgentConnections(plan, notify, [share.session for share in left.agents])
+    connections = AgentConnections(plan, notify, {share.session: share.name for share in left.agents})
     resources.callback(connections.close)
     connections.connect(lambda: interrupts.signal is not None)
     if interrupts.signal is not None:

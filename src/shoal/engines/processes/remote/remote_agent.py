@@ -50,6 +50,8 @@ class RemoteAgent:
     ) -> None:
         """`transmit` sends to the agent, or loses what it cannot send."""
         self.info = info
+        self.name = info.name
+        """Its name in the run. It has a number at the end if another agent has the same name."""
         self.clock = ClockEstimate()
         self.relay: RelayServer | None = None
         """The relay through which other machines reach the nodes of this agent; None: they reach them directly."""
@@ -88,10 +90,6 @@ class RemoteAgent:
         self._longest_pause = 0.0
 
     @property
-    def name(self) -> str:
-        return self.info.name
-
-    @property
     def session(self) -> str:
         return self._link.session
 
@@ -107,7 +105,6 @@ class RemoteAgent:
 
     def take_over(self, share: AgentShare, folder: RunFolder, has_network: bool) -> None:
         """Continue the agent's share of the run of an earlier coordinator."""
-        self.info = msgspec.structs.replace(self.info, name=share.name)
         self._started = set(share.nodes)
         self._has_network = has_network
         self._records_before = {int(node): size for node, size in share.records.items()}
