@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +21,12 @@ from shoal.engines.processes.remote.agent_server import AgentServer
 from shoal.engines.processes.remote.agents_plan import AgentsPlan, ListedAgent
 from shoal.engines.processes.remote.channel import Address, Channel, Trust
 from shoal.engines.processes.remote.connections import AgentConnections
+from shoal.engines.processes.remote.handshakes import MAX_SHOWN, PERIOD_SECONDS, RejectionNotices
 from shoal.engines.processes.remote.hosted_run import AgentOptions
 from shoal.engines.processes.remote.link import Beat
 from shoal.errors import LaunchError
+from shoal.experiment import Experiment
+from shoal.results.records import RunFolder
 
 
 class StandIn:
@@ -207,6 +212,26 @@ def test_folders_of_dead_agents_are_removed_and_no_others(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [tmp_path / "other"]
 
 
+# Handshakes that fail
+
+
+def shown_by_joining_agent(trust: Trust, port: int, folder: Path) -> list[str]:
+    """What an agent shows that joins at a port where it gets no connection."""
+    shown: list[str] = []
+    channel = Channel(trust, shown.append)
+    key = next(iter(trust.trusted.values()), None)
+    channel.dial(Address("127.0.0.1", port), key, secrets.token_bytes(8), watched=True)
+    agent = AgentServer(AgentOptions("a", "127.0.0.1", "127.0.0.1", folder), channel, joins=True, notify=shown.append)
+    try:
+        began = time.monotonic()
+        until(lambda: agent.turn() or shown, 20)
+        while time.monotonic() - began < 3.5:  # one more check of the agent
+            agent.turn()
+    finally:
+        agent.close()
+    return shown
+
+
 @pytest.mark.parametrize(
     ("key", "trust", "advice"),
     [
@@ -222,21 +247,7 @@ def test_an_agent_shows_that_keys_do_not_match_and_the_coordinator_shows_it_once
     trusting = Trust(pairs["coordinator"], {"agent": pairs["agent"].public})
     made = coordinator(opened, AgentsPlan(trust=trusting, listen=Address("127.0.0.1", 0), expect=1))
     own = Trust() if key is None or trust is None else Trust(pairs[key], {"coordinator": pairs[trust].public})
-    shown: list[str] = []
-    channel = Channel(own, shown.append)
-    channel.dial(
-        Address("127.0.0.1", joining_port(made)), next(iter(own.trusted.values()), None), secrets.token_bytes(8)
-    )
-    options = AgentOptions("a", "127.0.0.1", "127.0.0.1", tmp_path)
-    agent = AgentServer(options, channel, joins=True, notify=shown.append)
-    try:
-        began = time.monotonic()
-        until(lambda: agent.turn() or shown, 20)
-        while time.monotonic() - began < 3.5:  # one more check of the agent
-            agent.turn()
-    finally:
-        agent.close()
-    (text,) = shown
+    (text,) = shown_by_joining_agent(own, joining_port(made), tmp_path)
     assert advice in text
     first = [notice for notice in made.notices if "rejected an unauthenticated connection" in notice]
     assert len(first) == 1
@@ -244,3 +255,65 @@ def test_an_agent_shows_that_keys_do_not_match_and_the_coordinator_shows_it_once
     made.close()
     counts = [notice for notice in made.notices if re.search(r"rejected \d+ unauthenticated connections", notice)]
     assert len(counts) == 1
+
+
+def test_an_agent_names_a_forwarded_port_without_a_coordinator_first(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as forwarder, ThreadPoolExecutor(1) as threads:
+
+        def close_connections() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    forwarder.accept()[0].close()
+
+        threads.submit(close_connections)
+        (text,) = shown_by_joining_agent(Trust(), forwarder.getsockname()[1], tmp_path)
+        forwarder.shutdown(socket.SHUT_RDWR)
+    causes = text.partition("before the keys are exchanged: ")[2]
+    assert causes.startswith("no coordinator listens yet behind a forwarded port")
+
+
+def test_the_number_of_notices_of_rejected_connections_is_limited_in_each_period() -> None:
+    shown: list[str] = []
+    now = 0.0
+    rejected = RejectionNotices(shown.append, lambda: now)
+    for key in range(2 * MAX_SHOWN):
+        rejected(f"key {key}")
+    assert len(shown) == MAX_SHOWN + 1
+    assert "other addresses or keys" in shown[-1]
+    shown.clear()
+    now = PERIOD_SECONDS
+    rejected("another key")
+    assert shown == [
+        f"rejected {MAX_SHOWN} unauthenticated connections: other addresses or keys",
+        "rejected an unauthenticated connection: another key (further ones are only counted)",
+    ]
+
+
+def test_an_agent_shows_the_number_of_rejected_connections_at_the_end_of_a_run(
+    opened: list[Coordinator | StandIn], tmp_path: Path
+) -> None:
+    pairs = {name: KeyPair.fresh() for name in ("coordinator", "agent", "other")}
+    shown: list[str] = []
+    channel = Channel(Trust(pairs["agent"], {"coordinator": pairs["coordinator"].public}), shown.append)
+    address = Address("127.0.0.1", channel.listen(Address("127.0.0.1", 0)))
+    options = AgentOptions("a", "127.0.0.1", "127.0.0.1", tmp_path / "agent")
+    agent = AgentServer(options, channel, joins=False, notify=shown.append)
+    unknown = Channel(Trust(pairs["other"], {"agent": pairs["agent"].public}), lambda reason: None)
+    trust = Trust(pairs["coordinator"], {"agent": pairs["agent"].public})
+    made = coordinator(opened, AgentsPlan((ListedAgent(address, key=pairs["agent"].public),), trust=trust))
+    try:
+        until(lambda: agent.turn() or made.connected.done())
+        table = Experiment(nodes=1, engine="processes").to_table()
+        begin = protocol.BeginRun("r", "secret", 1, False, False, table, [], 0.0)
+        made.connections.agents[0].begin(begin, RunFolder.create(tmp_path, "home"))
+        until(lambda: agent.turn() or made.connections.pump() or any(options.folder.glob("r/*")))
+        unknown.dial(address, pairs["agent"].public, b"other", watched=True)
+        for _ in range(3):
+            until(lambda: agent.turn() or unknown.handshake_problem() is not None)
+        opened.remove(made)
+        made.close()
+        until(lambda: agent.turn() or any("has ended" in text for text in shown))
+        assert re.search(r"rejected \d unauthenticated connections: .*: not on the list of keys", shown[-1])
+    finally:
+        unknown.close()
+        agent.close()

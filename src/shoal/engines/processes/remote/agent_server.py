@@ -19,7 +19,7 @@ from shoal.engines.processes import control
 from shoal.engines.processes.interrupts import Interrupts
 from shoal.engines.processes.remote import protocol
 from shoal.engines.processes.remote.channel import Address, Channel, Received, Trust
-from shoal.engines.processes.remote.handshakes import KeyProblem
+from shoal.engines.processes.remote.handshakes import HandshakeProblem
 from shoal.engines.processes.remote.hosted_run import AgentOptions, HostedRun
 from shoal.engines.processes.remote.ledger import Ledger
 from shoal.engines.processes.remote.link import Beat, Data, Link, Missing
@@ -36,14 +36,16 @@ IDLE_SECONDS = 2.0
 """An agent that has had no run for so long starts the zygote of the next one."""
 ORPHAN_SECONDS = 15.0
 """A run whose coordinator was away for so long does not keep another coordinator from the agent."""
-KEY_SECONDS = 1.0
+HANDSHAKE_CHECK_SECONDS = 1.0
 """Seconds between two checks of the handshakes with the coordinator."""
-KEY_ADVICE = {
-    KeyProblem.NOT_ACCEPTED: "the coordinator does not accept the key of this agent; start 'shoal run' with --trust "
-    "and the public key that belongs to the agent's --key, or give the agent the key that the coordinator trusts",
-    KeyProblem.CLOSED: "the coordinator closes the connection before the keys are exchanged: its key is not the one of "
-    "this agent's --trust, or one of the two has no keys; give the agent --key, and --trust with the public key that "
-    "belongs to the coordinator's --key",
+HANDSHAKE_ADVICE = {
+    HandshakeProblem.NOT_ACCEPTED: "the coordinator does not accept the key of this agent; start 'shoal run' with "
+    "--trust and the public key that belongs to the agent's --key, or give the agent the key that the coordinator "
+    "trusts",
+    HandshakeProblem.CLOSED: "the connection to the coordinator is closed before the keys are exchanged: no "
+    "coordinator listens yet behind a forwarded port (ssh -L, a port of a container), or its key is not the one of "
+    "this agent's --trust, or one of the two has no keys; if the coordinator runs, give the agent --key, and --trust "
+    "with the public key that belongs to the coordinator's --key",
 }
 
 
@@ -59,9 +61,9 @@ class AgentServer:
         self._session: _Session | None = None
         self._spare = SpareZygote()
         self._join_at = 0.0
-        self._check_keys_at = 0.0
-        self._key_problem: KeyProblem | None = None
-        self._shown_problem: KeyProblem | None = None
+        self._check_handshakes_at = 0.0
+        self._problem: HandshakeProblem | None = None
+        self._shown_problem: HandshakeProblem | None = None
         """The last one that was shown, if nothing has arrived since then."""
         self._idle_since = time.monotonic()
         self._ended = False
@@ -100,7 +102,7 @@ class AgentServer:
         for received in self._channel.receive():
             self._handle(received)
         self._check_idle()
-        self._check_keys()
+        self._check_handshakes()
         if self._session is None:
             self._join()
             return
@@ -126,23 +128,23 @@ class AgentServer:
             self._join_at = time.monotonic() + JOIN_SECONDS
             self._channel.send(b"", protocol.Join(self._info()), [])
 
-    def _check_keys(self) -> None:
-        """Show once why the coordinator makes no connection, if keys are the reason."""
-        if not self._joins or time.monotonic() < self._check_keys_at:
+    def _check_handshakes(self) -> None:
+        """Show once why the coordinator makes no connection, if the handshake fails."""
+        if not self._joins or time.monotonic() < self._check_handshakes_at:
             return
-        self._check_keys_at = time.monotonic() + KEY_SECONDS
-        problem = self._channel.key_problem()
+        self._check_handshakes_at = time.monotonic() + HANDSHAKE_CHECK_SECONDS
+        problem = self._channel.handshake_problem()
         if problem is None:
             return
-        # A coordinator that ends closes connections too: only a problem that repeats itself is one of keys.
-        if problem is self._key_problem is not self._shown_problem:
+        # A coordinator that ends closes connections too: only a problem that repeats itself is shown.
+        if problem is self._problem is not self._shown_problem:
             self._shown_problem = problem
-            self._notify(KEY_ADVICE[problem] + "; this agent continues to try")
-        self._key_problem = problem
+            self._notify(HANDSHAKE_ADVICE[problem] + "; this agent continues to try")
+        self._problem = problem
 
     def _handle(self, received: Received) -> None:
         header = received.header
-        self._key_problem = self._shown_problem = None
+        self._problem = self._shown_problem = None
         if isinstance(header, protocol.Open):
             self._open(received.route, header)
         elif isinstance(header, protocol.Rejected):
@@ -201,6 +203,7 @@ class AgentServer:
         else:
             self._notify(f"the run {session.run.name!r} has ended")
         session.run.close()
+        self._channel.show_rejected()
         self._ended = self._options.once
 
     def _kill(self) -> None:
@@ -347,7 +350,7 @@ def serve_agent(
             port = channel.listen(listen)
             notify(f"agent {options.name!r} listens at {listen.host}:{port}")
         else:
-            channel.dial(address, next(iter(trust.trusted.values()), None), secrets.token_bytes(8))
+            channel.dial(address, next(iter(trust.trusted.values()), None), secrets.token_bytes(8), watched=True)
             notify(f"agent {options.name!r} joins the coordinator at {address}")
     except BaseException:
         channel.close()

@@ -14,7 +14,7 @@ import zmq
 from shoal.engines.processes import control
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.remote import protocol
-from shoal.engines.processes.remote.handshakes import DialledConnection, KeyProblem, RejectedConnections
+from shoal.engines.processes.remote.handshakes import DialledConnection, HandshakeProblem, RejectionNotices
 from shoal.engines.processes.sealing import Seal, authenticated_sender
 from shoal.errors import LaunchError, MessageError
 
@@ -103,7 +103,7 @@ class Channel:
     def __init__(self, trust: Trust, notify: Callable[[str], None]) -> None:
         """`notify` shows unauthenticated connections to the user."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._rejected = RejectedConnections(notify)
+        self._rejected = RejectionNotices(notify)
         self._seal = None if trust.pair is None else Seal(self._context, trust.pair, self._rejected, time.monotonic)
         self._trust = trust
         self._socket: zmq.Socket[bytes] | None = None
@@ -128,19 +128,23 @@ class Channel:
         bound: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
         return int(bound.decode().rstrip("\0").rpartition(":")[2])
 
-    def dial(self, address: Address, key: bytes | None, identity: bytes) -> None:
-        """Connect to `address`, whose public key is `key`, and again whenever the connection breaks."""
+    def dial(self, address: Address, key: bytes | None, identity: bytes, watched: bool = False) -> None:
+        """Connect to `address`, whose public key is `key`, and again whenever the connection breaks.
+
+        `watched`: `handshake_problem` is called regularly.
+        """
         socket = self._open(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, identity)
         socket.setsockopt(zmq.RECONNECT_IVL, 200)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         if self._seal is not None:
             self._seal.secure_client(socket, key)
-        self._dialled = DialledConnection(self._context, socket)
+        if watched:
+            self._dialled = DialledConnection(self._context, socket)
         self._endpoint = address.endpoint
         socket.connect(self._endpoint)
 
-    def key_problem(self) -> KeyProblem | None:
+    def handshake_problem(self) -> HandshakeProblem | None:
         """Why the peer that was dialled makes no connection, if it has shown since the last call. Connects again."""
         problem = None if self._dialled is None else self._dialled.latest_problem()
         if problem is not None:
@@ -181,6 +185,10 @@ class Channel:
                 continue
             yield Received(route, header, [frame.bytes for frame in frames[1:]])
 
+    def show_rejected(self) -> None:
+        """Show how many connections were rejected since the last call."""
+        self._rejected.end_period()
+
     def close(self, linger: float = 0.0) -> None:
         """Close the socket; wait at most `linger` seconds until what was sent has left."""
         if self._dialled is not None:
@@ -190,7 +198,7 @@ class Channel:
         if self._seal is not None:
             self._seal.close()
         self._context.term()
-        self._rejected.show_counts()
+        self.show_rejected()
 
     @property
     def _opened(self) -> zmq.Socket[bytes]:
