@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,9 +89,50 @@ def test_the_latest_run_with_a_checkpoint_is_resumed_not_a_later_one_that_failed
     assert result.code == 0, result
     shown = "".join(result.out.split())
     assert "".join(f"resuming the run in {resumable.path}".split()) in shown
-    assert "lateroneshavenocheckpoint" in shown
+    assert "lateroneshaveended,orhavenocheckpoint" in shown
     assert resumable.read_summary()["digest"] == whole.summary["digest"]
     assert failed.read_summary() == {"status": "failed"}
+
+
+def run_in(source: RunFolder, path: Path, changed: int, rounds: int = 3, status: str = "failed") -> RunFolder:
+    """A copy of a run that wrote its summary at the time `changed`. It has checkpoints until the given round."""
+    folder = stopped_after(source, rounds, path)
+    folder.summary.write_text(json.dumps({"status": status}))
+    os.utime(folder.summary, (changed, changed))
+    return folder
+
+
+def test_runs_that_have_ended_are_skipped(whole: Any, tmp_path: Path, shoal: Any) -> None:
+    runs = tmp_path / "runs" / "name"
+    run_in(whole.folder, runs / "1", changed=1, status="completed")
+    without = run_in(whole.folder, runs / "2", changed=2, rounds=-1)
+    result = shoal("resume", runs)
+    rejected(result, "has no valid checkpoint")
+    assert str(without.path) in "".join(result.err.split())
+    assert "resuming" not in result.out + result.err
+    resumable = run_in(whole.folder, runs / "0", changed=0)
+    assert shoal("resume", runs).code == 0
+    assert resumable.read_summary()["digest"] == whole.summary["digest"]
+
+
+def test_only_runs_of_the_experiment_that_ran_last_are_resumed(whole: Any, tmp_path: Path, shoal: Any) -> None:
+    other = run_in(whole.folder, tmp_path / "runs" / "other" / "1", changed=1)
+    run_in(whole.folder, tmp_path / "runs" / "name" / "2", changed=2, rounds=-1)
+    rejected(shoal("resume"), "has no valid checkpoint")
+    assert other.read_summary() == {"status": "failed"}
+    assert shoal("resume", "other").code == 0
+
+
+def test_a_damaged_coordinator_file_of_a_later_run_is_shown_and_skipped(
+    whole: Any, tmp_path: Path, shoal: Any
+) -> None:
+    resumable = run_in(whole.folder, tmp_path / "runs" / "name" / "1", changed=1)
+    damaged = run_in(whole.folder, tmp_path / "runs" / "name" / "2", changed=2, rounds=-1)
+    (damaged.path / "coordinator.json").write_text("{")
+    result = shoal("resume")
+    assert result.code == 0, result
+    assert "coordinator.json cannot be read" in result.out
+    assert resumable.read_summary()["digest"] == whole.summary["digest"]
 
 
 def rejected(result: Any, *texts: str) -> None:

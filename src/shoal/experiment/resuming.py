@@ -32,8 +32,10 @@ def resume(
     command_time: float | None = None,
     machines: Machines | None = None,
 ) -> Run:
-    """Continue the run in the folder `path`, or the latest run below it that has a checkpoint, from its latest valid
-    checkpoint.
+    """Continue a run from its latest valid checkpoint.
+
+    `path` is the folder of the run, or a folder above it. In a folder above it, the experiment of the latest run
+    counts: its latest run that has not ended and has a checkpoint is continued.
 
     If its coordinator was killed, and agents of `machines` still run its nodes, the run continues where it is, and
     needs no checkpoint. `machines` are the agents that run the nodes, or the address of a Ray cluster; default: this
@@ -64,23 +66,33 @@ def resume(
 
 
 def _choose_run(path: Path, listener: ProgressListener) -> RunFolder:
-    """The run at `path`, or the latest run below it that can be continued. Raises `CheckpointError`."""
+    """The run at `path`, or below it the latest run that can be continued, of the latest run's experiment.
+
+    Returns the latest run if none can be continued. Raises `CheckpointError` if there is no run.
+    """
     runs = runs_below(path)
     if not runs:
         raise CheckpointError(f"there is no run in {str(path)!r}; start one with 'shoal run FILE'")
-    # The other runs of the latest one's experiment, and of no other: runs/NAME/RUN.
-    candidates = [run for run in runs if run.path.parent == runs[0].path.parent]
-    chosen = next((run for run in candidates if _can_continue(run)), runs[0])
-    if chosen.path != path:
-        skipped = "" if chosen is runs[0] else "; it is not the latest run, but later ones have no checkpoint"
-        listener.notice(f"resuming the run in {chosen.path}{skipped}")
-    return chosen
+    candidates = [run for run in runs if run.path.parent == runs[0].path.parent]  # runs/NAME/RUN
+    chosen = next((run for run in candidates if _can_continue(run, listener)), None)
+    if chosen is not None and chosen.path != path:
+        later = "" if chosen is runs[0] else "; it is not the latest run: later ones have ended, or have no checkpoint"
+        listener.notice(f"resuming the run in {chosen.path}{later}")
+    return chosen or runs[0]
 
 
-def _can_continue(run: RunFolder) -> bool:
-    """Whether a run has a complete checkpoint, or a coordinator whose nodes may still run."""
+def _can_continue(run: RunFolder, listener: ProgressListener) -> bool:
+    """Whether a run has not ended, and has a complete checkpoint or a coordinator whose nodes may still run."""
+    if _end_status(run) is not None:
+        return False
     checkpoints = Checkpoints(run)
-    return any(map(checkpoints.is_complete, checkpoints.rounds())) or read_coordinator_file(run) is not None
+    if any(map(checkpoints.is_complete, checkpoints.rounds())):
+        return True
+    try:
+        return read_coordinator_file(run) is not None
+    except CheckpointError as error:
+        listener.notice(str(error))
+        return False
 
 
 def _continue_nodes(
@@ -103,17 +115,22 @@ def _continue_nodes(
 
 
 def _check_status(folder: RunFolder) -> None:
-    if not folder.summary.exists():
-        return
-    try:
-        status = folder.read_summary()["status"]
-    except (DataError, KeyError):
-        return
-    if status in ENDED:
+    if (status := _end_status(folder)) is not None:
         raise CheckpointError(
             f"{folder.path}: the run has ended, its status is {status!r}; there is nothing to resume. To train for "
             "more rounds, start a new run"
         )
+
+
+def _end_status(folder: RunFolder) -> str | None:
+    """The status of a run that reached its end; None if it did not."""
+    if not folder.summary.exists():
+        return None
+    try:
+        status = str(folder.read_summary()["status"])
+    except (DataError, KeyError):
+        return None
+    return status if status in ENDED else None
 
 
 def _read_experiment(folder: RunFolder, manifest: Manifest, listener: ProgressListener) -> Experiment:
