@@ -304,7 +304,7 @@ def test_an_agent_shows_the_number_of_rejected_connections_at_the_end_of_a_run(
     try:
         until(lambda: agent.turn() or made.connected.done())
         table = Experiment(nodes=1, engine="processes").to_table()
-        begin = protocol.BeginRun("r", "secret", 1, False, False, table, [], 0.0)
+        begin = protocol.BeginRun("r", "secret", 1, 1, False, False, table, [], 0.0)
         made.connections.agents[0].begin(begin, RunFolder.create(tmp_path, "home"))
         until(lambda: agent.turn() or made.connections.pump() or any(options.folder.glob("r/*")))
         unknown.dial(address, pairs["agent"].public, b"other", watched=True)

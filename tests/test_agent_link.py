@@ -386,14 +386,14 @@ def test_an_experiment_of_built_in_components_names_no_code() -> None:
 
 
 def test_a_coordinator_cannot_send_an_experiment_past_the_checks() -> None:
-    request = control.Prepare({"sharing": {"name": "subprocess:Popen"}}, "/")
+    request = control.Prepare({"sharing": {"name": "subprocess:Popen"}}, "/", 4)
     with pytest.raises(msgspec.ValidationError):
         protocol.decode_to_remote(protocol.encode(request))
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/x", "", "a/b", ".hidden"])
 def test_a_run_cannot_be_named_after_another_folder(tmp_path: Path, name: str) -> None:
-    begin = protocol.BeginRun(name, "run", 4, False, False, {}, [], 0.0)
+    begin = protocol.BeginRun(name, "run", 4, 4, False, False, {}, [], 0.0)
     options = AgentOptions("a", "127.0.0.1", "127.0.0.1", tmp_path / "root")
     with pytest.raises(LaunchError, match="of the run is invalid"):
         HostedRun(begin, options, Link("s", lambda header, frames: None))

@@ -41,7 +41,7 @@ class Machines:
         self.reports = RunReports(self.link, self.there)
         self.coordinator = RemoteAgent(INFO, "s", lambda header, frames: self.to_agent.append((header, frames)))
         self.now = 0.0
-        self.coordinator.begin(protocol.BeginRun("r", "run", 4, False, False, {}, [], 0.0), self.home)
+        self.coordinator.begin(protocol.BeginRun("r", "run", 4, 4, False, False, {}, [], 0.0), self.home)
         self.coordinator.send(control.StartNodes([0, 1, 2, 3], "run"))
         self.reports.report(control.Prepared(PARAMETERS, []))
         assert [type(report) for report in self.exchange()] == [control.Prepared]

@@ -134,7 +134,7 @@ class Place:
             connections.connect(lambda: False)
             for agent in connections.agents:
                 offset, table = agent.clock.offset, EXPERIMENT.to_table()
-                agent.begin(protocol.BeginRun("r", "secret", NODES, False, False, table, [], offset), self.home)
+                agent.begin(protocol.BeginRun("r", "secret", NODES, NODES, False, False, table, [], offset), self.home)
             pump_until(connections, lambda: all(agent.has_run for agent in agents))
             before_kill(connections)
         finally:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 import psutil
 import pytest
 
 from conftest import is_zygote, until
-from shoal.engines.processes import control
+from shoal.engines.operating_system import MIB
+from shoal.engines.processes import capacity, control, zygote
+from shoal.engines.processes.node_run import NodeLaunch
 from shoal.engines.processes.zygote_process import ZygoteProcess
 from shoal.experiment import Experiment
 from shoal.results.records import Event, RunFolder
@@ -59,7 +63,7 @@ def test_nodes_that_run_are_not_started_again(tmp_path: Path, unused_port: int) 
     experiment = Experiment(nodes=4, engine="processes", model={"name": "logistic"})
     zygote = ZygoteProcess(folder)
     try:
-        zygote.send(control.Prepare(experiment.to_table(), str(tmp_path)))
+        zygote.send(control.Prepare(experiment.to_table(), str(tmp_path), 4))
         until(zygote.has_report)
         assert isinstance(zygote.receive(), control.Prepared)
         for nodes in ([0, 1], [0, 1, 2]):
@@ -80,3 +84,38 @@ def test_nodes_that_run_are_not_started_again(tmp_path: Path, unused_port: int) 
         assert zygote.receive() == control.NodeExited(0, -signal.SIGKILL)
     finally:
         zygote.close()
+
+
+KEEPS, RETURNS = 7, 8
+"""Exit codes of nodes that keep the memory of a training, and of nodes that return it to the system."""
+
+
+def serve_on_a_small_machine(pipe: Connection, folder: RunFolder) -> None:
+    """Run a zygote on a machine with 1 GiB of free memory. Its nodes only exit."""
+
+    def exit_node(launch: NodeLaunch, pair: object) -> int:
+        return KEEPS if launch.kept_memory.most else RETURNS
+
+    capacity.available_memory = lambda: 1024 * MIB
+    zygote.run_node = exit_node
+    zygote.Zygote(pipe, folder).serve()
+
+
+@pytest.mark.parametrize(("nodes", "code"), [(2, KEEPS), (100, RETURNS)])
+def test_nodes_that_join_late_count_when_nodes_decide_to_keep_memory(tmp_path: Path, nodes: int, code: int) -> None:
+    folder = RunFolder.create(tmp_path, "late")
+    experiment = Experiment(nodes=nodes, engine="processes", model={"name": "logistic"})
+    pipe, other = Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve_on_a_small_machine, args=(other, folder))
+    process.start()
+    other.close()
+    try:
+        pipe.send_bytes(control.encode(control.Prepare(experiment.to_table(), str(tmp_path), nodes)))
+        assert isinstance(control.decode_from_zygote(pipe.recv_bytes()), control.Prepared)
+        for started in ([], [0], [1]):  # the agent has no node at first, then late ones
+            pipe.send_bytes(control.encode(control.StartNodes(started, "run")))
+        ended = [control.decode_from_zygote(pipe.recv_bytes()) for _ in range(2)]
+    finally:
+        pipe.close()
+        process.join()
+    assert [report.code for report in ended if isinstance(report, control.NodeExited)] == [code, code]

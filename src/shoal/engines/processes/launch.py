@@ -99,7 +99,8 @@ def _start_local_agent(
     agents = AgentGroup([LocalAgent(context, run.folder, settings)], dict.fromkeys(range(experiment.size), 0))
     resources.callback(agents.close)  # called first: whatever happens to the sockets, no process stays behind
     interrupts.on_repeat(agents.kill_all)
-    agents.prepare(control.Prepare(with_plugin_hashes(experiment), str(experiment.base.resolve())))
+    table, base = with_plugin_hashes(experiment), str(experiment.base.resolve())
+    agents.prepare(control.Prepare(table, base, experiment.size))
     return agents
 
 

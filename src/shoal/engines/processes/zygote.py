@@ -51,10 +51,8 @@ class Zygote:
         self._pid = os.getpid()
         self._setup: Setup | None = None
         self._slots: Slots | None = None
-        self._training_memory = 0
-        """Bytes that a training needs and then frees."""
-        self._kept_memory: KeptMemory | None = None
-        """What nodes keep of it for their next training; None before the first node is started."""
+        self._kept_memory = KeptMemory()
+        """What nodes keep of the memory of a training for the next one."""
         self._nodes: dict[int, NodeId] = {}
         """Node by process id."""
         self._started: set[NodeId] = set()
@@ -109,7 +107,8 @@ class Zygote:
             self._setup.warm_up()
             used = resident_memory()
             release_memory()
-            self._training_memory = max(0, used - resident_memory())
+            training_memory = max(0, used - resident_memory())
+            self._kept_memory = kept_memory(request.nodes, self._setup.initial.size, training_memory)
         except ExperimentError as error:
             self._report(control.StartFailed("ExperimentError", str(error), list(error.problems)))
         except ShoalError as error:
@@ -128,10 +127,6 @@ class Zygote:
     def _start_nodes(self, request: control.StartNodes) -> None:
         if request.with_network:
             self._fork_network(request)
-        if self._kept_memory is None:
-            assert self._setup is not None
-            parameters = self._setup.initial.size
-            self._kept_memory = kept_memory(len(request.nodes), parameters, self._training_memory)
         running = set(self._nodes.values())  # a coordinator that continues a run may not know of the latest
         for node in (node for node in request.nodes if node not in running):
             try:
@@ -146,7 +141,6 @@ class Zygote:
     def _fork_node(self, node: NodeId, request: control.StartNodes) -> None:
         assert self._setup is not None
         assert self._slots is not None
-        assert self._kept_memory is not None
         launch = NodeLaunch(self._setup, node, self._slots, request, self._kept_memory)
         pair = self._new_pair(node, request) if request.key_folder is None else None
         pid = os.fork()

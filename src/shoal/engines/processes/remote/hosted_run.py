@@ -104,7 +104,8 @@ class HostedRun:
             )
             zygote = None if spare is None else spare.take()
             self._agent = LocalAgent(self._context, self.folder, settings, zygote)
-            self._agent.send(control.Prepare(begin.experiment, str(base), compares=True, cores=options.cores))
+            prepare = control.Prepare(begin.experiment, str(base), begin.own_nodes, compares=True, cores=options.cores)
+            self._agent.send(prepare)
         except BaseException:
             self.close()
             raise

@@ -61,6 +61,7 @@ def start_remote_agents(
                 experiment.name,
                 run.id,
                 experiment.size,
+                len(placement[agent.name]),
                 experiment.processes.sealed,
                 run.environment.needs_network_model and agent is used[0],
                 shipment.table,

@@ -122,6 +122,8 @@ class BeginRun(msgspec.Struct, frozen=True, tag=True):
     """The run's secret identifier."""
     nodes: int
     """The number of nodes of the run, on all machines."""
+    own_nodes: int
+    """The number of nodes that run on the agent's machine, with those that join late."""
     sealed: bool
     with_network: bool
     experiment: dict[str, Any]
