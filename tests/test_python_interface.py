@@ -26,6 +26,7 @@ from shoal.schema import parameters
 from shoal.topologies import Graph
 from shoal.topologies.static import Ring
 from shoal.training.module_draws import global_states
+from shoal.training.scikit import ScikitBackend
 
 QUICK: dict[str, Any] = {
     "nodes": 3,
@@ -178,6 +179,48 @@ def test_a_run_leaves_the_generators_and_threads_of_the_caller_alone(trainer: st
     torch.set_num_threads(threads)
     assert after == (before, 2)
     assert limits_after | limits == limits_after, "the run may load more libraries"
+
+
+class LimitsThreads(ScikitBackend):
+    """The trainer of a plug-in."""
+
+
+def test_the_trainer_of_a_plug_in_declares_that_it_limits_threads(tmp_path: Path) -> None:
+    with threadpool_limits(2):
+        limits = threads_by_library()
+        shoal.Experiment(nodes=2, algorithm={"name": "dpsgd", "rounds": 1}, trainer=LimitsThreads).run(tmp_path)
+        limits_after = threads_by_library()
+    assert limits_after | limits == limits_after
+
+
+IMPORTS_TORCH = """
+import shoal
+from shoal.training.scikit import ScikitBackend
+
+class ImportsTorch(ScikitBackend):
+    traits = shoal.Traits(augments=True, imports_torch=True)
+
+    def create_factory(self, inputs):
+        import torch
+        torch.set_num_threads(1)
+        return super().create_factory(inputs)
+
+if __name__ == "__main__":
+    options = {"simulation": {"batching": "off"}, "algorithm": {"name": "dpsgd", "rounds": 1}}
+    shoal.Experiment(nodes=2, trainer=ImportsTorch, **options).run("out")
+    import torch
+    print(torch.get_num_threads())
+"""
+
+
+def test_the_trainer_of_a_plug_in_declares_that_it_imports_torch(tmp_path: Path) -> None:
+    (tmp_path / "imports_torch.py").write_text(IMPORTS_TORCH)
+
+    def shown_by(*arguments: str) -> str:
+        return subprocess.check_output([sys.executable, *arguments], cwd=tmp_path, text=True)
+
+    without_run = shown_by("-c", "import torch; print(torch.get_num_threads())")
+    assert shown_by("imports_torch.py") == without_run
 
 
 # Classes and instances

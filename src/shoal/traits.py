@@ -76,6 +76,11 @@ class Traits:
     training_options: frozenset[str] = frozenset()
     """Which of these keys of `training` it follows: "schedule", "clip_norm", "clip_value", "label_smoothing" and
     "precision". The others are rejected."""
+    imports_torch: bool = False
+    """Whether it imports torch. After a simulation, the generators and the threads of torch are as before."""
+    limits_threads: bool = False
+    """Whether it limits the threads of numerical libraries with `threadpoolctl`. After a simulation, the limits are as
+    before."""
 
 
 METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shoal.errors import ExperimentError, LaunchError, NotContinuedError, RunError, SetupError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.plugin_files import keep_plugin_files
+from shoal.experiment.process_state import process_state_kept
 from shoal.experiment.run_results import Run
 from shoal.experiment.writing import write_experiment, write_mapping
 from shoal.plugins import file_being_imported
@@ -24,7 +25,6 @@ from shoal.results.record_writer import write_finally
 from shoal.results.records import RunFolder
 from shoal.results.run_lock import lock
 from shoal.results.summary import summarize, write_metrics
-from shoal.training.module_draws import global_state_kept
 from shoal.types import format_node_ids
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from shoal.results.coordinator_file import CoordinatorFile
 
 WorkerStarter: TypeAlias = "Callable[[Setup], Sequence[Worker]]"
-
-TORCH_TRAINERS = ("torch", "flower")
-"""The trainers of Shoal that import torch."""
 
 
 @dataclass(frozen=True)
@@ -228,25 +225,12 @@ def _simulate(
 ) -> Outcome:
     from shoal.engines.simulation.engine import Simulation
 
-    with _process_state_kept(experiment):
+    with process_state_kept(experiment):
         simulation = Simulation(experiment, folder, monitor, command_time, start_workers, resumed)
         table = keep_plugin_files(experiment, folder.path)
         table["simulation"]["batching"] = simulation.batching  # a replay of the run must not choose again
         write_experiment(folder.experiment, table)
         return simulation.run()
-
-
-@contextlib.contextmanager
-def _process_state_kept(experiment: Experiment) -> Iterator[None]:
-    """Restore afterwards what a simulation changes in this process: global generators, and numbers of threads."""
-    imports_torch = experiment.trainer.name in TORCH_TRAINERS or bool(experiment.augmentation)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(global_state_kept(imports_torch))
-        if experiment.trainer.name == "scikit":
-            from threadpoolctl import threadpool_limits
-
-            stack.enter_context(threadpool_limits())  # without limits: it restores the limits that the trainer replaces
-        yield
 
 
 def _write_results(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ from shoal.training.flower_app import AppClients, has_client_fn, is_client_app, 
 from shoal.training.inputs import TrainerInputs
 from shoal.training.settings import Training
 from shoal.training.trainer import Trained, require_samples
+from shoal.traits import Traits
 from shoal.types import NodeId, Params
 
 
@@ -57,6 +58,8 @@ class FlowerBackend:
     """A path, so that it is resolved relative to the experiment file."""
     config: dict[str, Any] = field(default_factory=dict)
     initial: Path | None = None
+
+    traits: ClassVar[Traits] = Traits(imports_torch=True)
 
     def __post_init__(self) -> None:
         for key, path in (("client", self.client), ("initial", self.initial)):

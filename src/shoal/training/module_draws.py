@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -46,25 +45,6 @@ class ModuleDraws:
         finally:
             set_bit_generator(kept_numpy)
             random.setstate(kept_python)
-
-
-@contextmanager
-def global_state_kept(imports_torch: bool) -> Iterator[None]:
-    """Restore afterwards what training changes in this process: the global generators, and the threads of torch.
-
-    `imports_torch` is whether the block imports torch. It is imported here then, to know its state before.
-    """
-    if imports_torch:
-        import torch  # noqa: F401
-    numpy_state, python_state = np.random.get_state(legacy=False), random.getstate()
-    with ExitStack() as stack:
-        if (imported := sys.modules.get("torch")) is not None:
-            accelerators = range(imported.cuda.device_count()) if imported.cuda.is_initialized() else ()
-            stack.enter_context(imported.random.fork_rng(devices=accelerators))
-            stack.callback(imported.set_num_threads, imported.get_num_threads())
-        stack.callback(random.setstate, python_state)
-        stack.callback(np.random.set_state, numpy_state)
-        yield
 
 
 def without_draws(compute: Callable[[], Result]) -> Result | None:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 class TorchBackend:
     """The experiment's model as a torch module, trained with the optimizer and the loss of `training`."""
 
-    traits: ClassVar[Traits] = Traits(augments=True, fine_tunes=True, training_options=frozenset(OPTIONAL_SETTINGS))
+    traits: ClassVar[Traits] = Traits(
+        augments=True, fine_tunes=True, training_options=frozenset(OPTIONAL_SETTINGS), imports_torch=True
+    )
 
     def create_factory(self, inputs: TrainerInputs) -> TorchTrainerFactory:
         return TorchTrainerFactory(inputs)
