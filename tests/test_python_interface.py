@@ -27,6 +27,7 @@ from shoal.topologies import Graph
 from shoal.topologies.static import Ring
 from shoal.training.module_draws import global_states
 from shoal.training.scikit import ScikitBackend
+from shoal.training.settings import Training
 
 QUICK: dict[str, Any] = {
     "nodes": 3,
@@ -150,6 +151,13 @@ def test_near_misses_in_any_case(given_settings: dict[str, Any], text: str) -> N
         ({"lr": 0.1}, "lr: unknown key; it belongs to training.lr: write training={'lr': 0.1}"),
         ({"rounds": 5}, "belongs to algorithm.rounds: write algorithm={'name': 'dpsgd', 'rounds': 5}"),
         ({"topology": "regular", "degree": 3}, "write topology={'name': 'regular', 'degree': 3}"),
+        ({"training": Training(batch_size=3), "lr": 0.2}, "write training={'batch_size': 3, 'lr': 0.2}"),
+        ({"training": {"batch_size": 3}, "lr": 0.2}, "write training={'batch_size': 3, 'lr': 0.2}"),
+        ({"training": 3, "lr": 0.2}, "write training={'lr': 0.2}"),
+        (
+            {"topology": {"name": "regular", "dynamic": True}, "degree": 3},
+            "write topology={'name': 'regular', 'dynamic': True, 'degree': 3}",
+        ),
         ({"topolgy": "ring"}, "topolgy: unknown key; did you mean 'topology'?"),
     ],
 )
@@ -196,6 +204,7 @@ def test_the_trainer_of_a_plug_in_declares_that_it_limits_threads(tmp_path: Path
 IMPORTS_TORCH = """
 import shoal
 from shoal.training.scikit import ScikitBackend
+from shoal.training.settings import Training
 
 class ImportsTorch(ScikitBackend):
     traits = shoal.Traits(augments=True, imports_torch=True)

@@ -104,21 +104,42 @@ def remove_misplaced(
 
 def unknown_parameters(given: Mapping[str, Any], parameters: Mapping[str, schema.Parameter], base: Path) -> list[str]:
     """List the parameters of `Experiment(…)` in `given` that do not exist, and what to write in their place."""
-    names = {k: getattr(v, "name", v) for k, v in given.items() if k in REGISTRIES and isinstance(v, str | Component)}
-    table = {**given, **{kind: {"name": name} for kind, name in names.items()}}
+    defaults = {key: parameter.default for key, parameter in parameters.items()}
+    table = {key: _as_table(key, value, defaults.get(key)) for key, value in (defaults | dict(given)).items()}
     owners = _owners(_keys_by_table(table, parameters, base))
     problems = []
     for key in (k for k in given if k not in parameters and k not in NOT_IN_TABLES):
         if key not in owners:
             problems.append(f"{key}: unknown key{schema.nearest(key, parameters)}")
             continue
-        written = []
-        for owner in (place.partition(".")[0] for place in owners[key]):
-            known = table.get(owner, parameters[owner].default)
-            name = {"name": known["name"]} if isinstance(known, Mapping) and "name" in known else {}
-            written.append(f"{owner}={ {**name, key: given[key]}!r}")
+        settings = {name: table[name] for name in (place.partition(".")[0] for place in owners[key])}
+        written = [f"{name}={ {**known, key: given[key]}!r}" for name, known in settings.items()]
         problems.append(f"{key}: unknown key; it belongs to {' or '.join(owners[key])}: write {' or '.join(written)}")
     return problems
+
+
+def _as_table(key: str, value: Any, default: Any) -> Any:
+    """Return a component, or a table that is an instance of its class, as a mapping without defaults."""
+    if isinstance(value, Component):
+        known: Mapping[str, schema.Parameter] = {}
+        with contextlib.suppress(ValueError):  # it exists only in this process
+            known = schema.parameters(find(value.kind, value.name))
+        defaults = {name: parameter.default for name, parameter in known.items()}
+        return _changed(value.to_table(), defaults)
+    if isinstance(value, str) and key in REGISTRIES:
+        return {"name": value}
+    if dataclasses.is_dataclass(default) and not isinstance(value, Mapping):
+        return _changed(vars(value), vars(default)) if type(value) is type(default) else {}
+    return value
+
+
+def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not the defaults. A value of another type, such as an array, is not compared."""
+    return {
+        name: value
+        for name, value in values.items()
+        if type(value) is not type(defaults.get(name)) or value != defaults.get(name)
+    }
 
 
 def _owners(keys_by_table: Mapping[str, set[str]]) -> dict[str, list[str]]:
