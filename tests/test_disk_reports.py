@@ -35,6 +35,24 @@ def test_a_node_that_exits_before_its_last_report_arrives_has_written_its_record
     assert notices == [f"a: {PAUSED}", "a: records are written again"]
 
 
+def test_a_report_that_arrives_after_the_exit_of_its_node_shows_how_many_records_were_dropped() -> None:
+    notices: list[str] = []
+    reports = DiskReports(notices.append)
+    for node in (0, 1, 2):
+        reports.handle("a", paused(node))
+    reports.exited("a", 0, well=True)
+    reports.handle("a", written(0, dropped=2))  # late, while other nodes wait
+    reports.exited("a", 1, well=True)
+    reports.exited("a", 2, well=True)
+    reports.handle("a", written(1, dropped=3))
+    reports.handle("a", written(2))
+    assert notices == [
+        f"a: {PAUSED}",
+        "a: records are written again; 2 records of rounds were dropped",
+        "a: 3 more records of rounds were dropped",
+    ]
+
+
 def test_a_node_that_fails_has_not_written_its_records() -> None:
     notices: list[str] = []
     reports = DiskReports(notices.append)

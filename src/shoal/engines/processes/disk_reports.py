@@ -36,13 +36,14 @@ class DiskReports:
                 self._notice(f"{machine}: {report.text}")
             paused.add(process)
             return
-        if process not in paused:
-            return  # the node has exited, which was the end of its pause
-        paused.discard(process)
         if isinstance(report, control.DiskReport):
             self._dropped[machine] = self._dropped.get(machine, 0) + report.dropped
-        if not paused:
-            self._show_end(machine, report.text)
+        if process in paused:
+            paused.discard(process)
+            if not paused:
+                self._show_end(machine, report.text)
+        elif not paused and (dropped := self._dropped.pop(machine, 0)):  # the exit of the node has ended the pause
+            self._notice(f"{machine}: {dropped} more records of rounds were dropped")
 
     def exited(self, machine: str, node: int, well: bool) -> None:
         """A node has exited. If it did `well`, it has written everything; its last report may not have arrived."""
