@@ -33,7 +33,7 @@ class FaultEvent:
     """Whether the fault affects only messages from `nodes` to `others`."""
     has_end: bool = field(default=False, compare=False, repr=False)
     """Whether another event ends the fault."""
-    ended: float | None = field(default=None, compare=False, repr=False)
+    ended_value: float | None = field(default=None, compare=False, repr=False)
     """The value of the slow or drop fault that this event ends; None if it ends none."""
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ def _events_of(
         yield event
         if end is not None:
             kind, value = OPPOSITES[fault.kind]
-            ended = dataclasses.replace(event, time=end, kind=kind, value=value, has_end=False, ended=event.value)
+            ended = dataclasses.replace(event, time=end, kind=kind, value=value, has_end=False, ended_value=event.value)
             heapq.heappush(ends, (end, order, ended))
     while ends:
         yield heapq.heappop(ends)[-1]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,9 @@ class PairFaults:
         self._size = size
         self._cuts: _PairValues | None = None
         self._holds: _PairValues | None = None
-        self._drops: _PairValues | None = None
         self._lasting_drops: _PairValues | None = None
         """The drops without an end."""
-        self._ending_drops: list[FaultEvent] = []
-        """The active drops with an end."""
+        self._ending_drops = _EndingDrops(size)
 
     def apply(self, fault_event: FaultEvent) -> None:
         """Apply an event. Events that are not between nodes, such as crashes, change nothing.
@@ -55,7 +54,12 @@ class PairFaults:
 
     def drop(self, sender: NodeId, receiver: NodeId) -> float:
         """The probability that a message is dropped."""
-        return 0.0 if self._drops is None or sender == receiver else self._drops.value(sender, receiver)
+        if sender == receiver:
+            return 0.0
+        combined = 0.0 if self._lasting_drops is None else self._lasting_drops.value(sender, receiver)
+        for value in self._ending_drops.values(sender, receiver):
+            combined = 1 - (1 - combined) * (1 - value) if combined else value
+        return combined
 
     def undoes(self, fault_event: FaultEvent) -> bool:
         """Whether a repair or a release ends any fault."""
@@ -63,18 +67,13 @@ class PairFaults:
         return pairs is not None and any(pairs.any_of(*sides) for sides in self._sides(fault_event))
 
     def _change_drops(self, fault_event: FaultEvent) -> None:
-        if fault_event.ended is not None:
-            self._ending_drops.remove(dataclasses.replace(fault_event, time=0.0, value=fault_event.ended))
+        if fault_event.ended_value is not None:
+            self._ending_drops.end(dataclasses.replace(fault_event, time=0.0, value=fault_event.ended_value))
         elif fault_event.has_end:
-            self._ending_drops.append(dataclasses.replace(fault_event, time=0.0))
+            nodes, others = next(self._sides(fault_event))
+            self._ending_drops.start(dataclasses.replace(fault_event, time=0.0), nodes, others)
         else:
             self._lasting_drops = self._changed(self._lasting_drops, fault_event, fault_event.value, np.float64)
-        self._drops = self._lasting_drops
-        if self._ending_drops:
-            self._drops = _PairValues(self._size, np.float64) if self._drops is None else copy.deepcopy(self._drops)
-            # Sorted: the last bit must not depend on the order in which drops started.
-            for active in sorted(self._ending_drops, key=lambda drop: drop.value):
-                self._drops.add_probability([*self._sides(active)], active.value)
 
     def _changed(
         self, pairs: _PairValues | None, fault_event: FaultEvent, value: float, kind: DTypeLike
@@ -98,6 +97,55 @@ class PairFaults:
             yield others, nodes
 
 
+@dataclass(frozen=True, eq=False)
+class _EndingDrop:
+    """An active drop with an end."""
+
+    event: FaultEvent
+    nodes: frozenset[NodeId]
+    others: bytes
+    """For each node of the run, whether it is on the other side."""
+
+    def affects(self, sender: NodeId, receiver: NodeId) -> bool:
+        return bool(sender in self.nodes and self.others[receiver])
+
+
+class _EndingDrops:
+    """The active drops with an end. The work of a change grows with the nodes of its event, not with all pairs."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._by_event: defaultdict[FaultEvent, list[_EndingDrop]] = defaultdict(list)
+        self._by_node: defaultdict[NodeId, list[_EndingDrop]] = defaultdict(list)
+        """For each node, the drops whose `nodes` contain it."""
+
+    def start(self, event: FaultEvent, nodes: Iterable[NodeId], others: Iterable[NodeId]) -> None:
+        flags = bytearray(self._size)
+        for node in others:
+            flags[node] = True
+        drop = _EndingDrop(event, frozenset(nodes), bytes(flags))
+        self._by_event[event].append(drop)
+        for node in drop.nodes:
+            self._by_node[node].append(drop)
+
+    def end(self, event: FaultEvent) -> None:
+        """End a drop that started with an equal event."""
+        drop = self._by_event[event].pop()
+        if not self._by_event[event]:
+            del self._by_event[event]
+        for node in drop.nodes:
+            self._by_node[node].remove(drop)
+
+    def values(self, sender: NodeId, receiver: NodeId) -> list[float]:
+        """The probabilities of the drops that affect a pair, in ascending order: the last bit of their combination must
+        not depend on the order in which they started."""
+        found = [drop.event.value for drop in self._by_node.get(sender, ()) if drop.affects(sender, receiver)]
+        for drop in self._by_node.get(receiver, ()):
+            if not drop.event.oneway and drop.affects(receiver, sender) and not drop.affects(sender, receiver):
+                found.append(drop.event.value)
+        return sorted(found)
+
+
 class _PairValues:
     """A number for every ordered pair of different nodes, initially 0.
 
@@ -119,16 +167,6 @@ class _PairValues:
         self._separate(senders)
         self._separate(receivers)
         self._values[np.ix_([*self._named(senders)], [*self._named(receivers)])] = value
-
-    def add_probability(self, sides: Sequence[tuple[Collection[NodeId], Collection[NodeId]]], value: float) -> None:
-        """Combine the numbers of these pairs, which are probabilities, with that of an independent event."""
-        for nodes in {id(nodes): nodes for side in sides for nodes in side}.values():
-            self._separate(nodes)
-        chosen = np.zeros(self._values.shape, np.bool_)  # a pair can be on both sides, and counts once
-        for senders, receivers in sides:
-            chosen[np.ix_([*self._named(senders)], [*self._named(receivers)])] = True
-        before = self._values[chosen]
-        self._values[chosen] = np.where(before == 0, value, 1 - (1 - before) * (1 - value))
 
     def any_of(self, senders: Collection[NodeId], receivers: Collection[NodeId]) -> bool:
         """Whether any of these pairs has a number other than 0."""

@@ -47,8 +47,8 @@ class Slowdowns:
                 yield dataclasses.replace(event, nodes=tuple(nodes), value=factor, what=target)
 
     def _change(self, event: FaultEvent, key: tuple[NodeId, Target]) -> None:
-        if event.ended is not None:
-            self._ending[key].remove(event.ended)
+        if event.ended_value is not None:
+            self._ending[key].remove(event.ended_value)
         elif event.has_end:
             self._ending[key].append(event.value)
         else:
