@@ -43,7 +43,6 @@ BASE: dict[str, Any] = {
 PLUGIN = '''
 import os
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +73,6 @@ HELD = '''
 import os
 import time
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from shoal.algorithms.dpsgd import DPSGD
@@ -392,6 +390,25 @@ def test_auto_connects_to_the_address_in_the_environment(
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     result = shoal("run", small, "--ray", "auto", "--set", "simulation.workers=4")
     assert result.code == 2
+    assert "the Ray cluster has 3 CPUs" in result.err
+
+
+def test_auto_works_if_a_private_function_of_ray_has_another_signature(
+    cluster: Any, shoal: Callable[..., CommandResult], small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray._private import services
+
+    find, calls = services.get_ray_address_from_environment, []
+
+    def fail_once(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise TypeError("get_ray_address_from_environment() takes 1 positional argument but 2 were given")
+        return find(*arguments)  # Ray itself calls it too
+
+    monkeypatch.setattr(services, "get_ray_address_from_environment", fail_once)
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    result = shoal("run", small, "--ray", "auto", "--set", "simulation.workers=4")
     assert "the Ray cluster has 3 CPUs" in result.err
 
 

@@ -147,8 +147,8 @@ def _check_reachable(ray: Any, address: str) -> None:
             address = ray._private.services.get_ray_address_from_environment(address, None) or address
         except ConnectionError as error:
             raise LaunchError(f"no Ray cluster runs on this machine; {hint}") from error
-        except AttributeError:  # another version of Ray, which looks for the cluster itself, and takes longer
-            return
+        except (AttributeError, TypeError):  # this private function is another one in other versions of Ray
+            return  # Ray looks for the cluster itself, and takes longer
     if address in (LOCAL, "auto"):
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
