@@ -241,7 +241,7 @@ def test_an_agent_keeps_the_number_that_its_name_has_in_the_run(place: Place) ->
     group, _ = place.take_over(listed(agent), second)
     assert [one.name for one in group.agents] == ["a-2"]
     (connected,) = place.notices
-    assert connected.startswith("agent 'a-2' (another agent has the name 'a'")
+    assert connected.startswith("agent 'a-2' is connected")
 
 
 # Agents that have no run any more

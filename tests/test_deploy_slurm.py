@@ -144,6 +144,24 @@ def test_only_the_user_can_read_the_keys_and_sigterm_ends_everything(deployed: C
     assert not cluster.keys.exists()
 
 
+def test_a_job_that_is_submitted_again_resumes_its_run(tmp_path: Path, deployed: Callable[..., Cluster]) -> None:
+    (tmp_path / "held.py").write_text(HELD)
+    held = "algorithm={name='held.py:Held', rounds=4, held=3}"
+    cluster = deployed(SMALL, "--set", held, "--set", "checkpoint.every=1")
+    job = cluster.start()
+    until(lambda: list(cluster.folder.glob("runs/*/*/checkpoints/round-1/checkpoint.json")) or job.poll() is not None)
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait(60) == 128 + signal.SIGTERM, cluster.log
+    assert cluster.summary["status"] == "interrupted"
+    (cluster.folder / "go-on").touch()
+    assert cluster.run() == 0, cluster.log
+    assert "resumed from the checkpoint of round" in cluster.log
+    (summary,) = [json.loads(path.read_text()) for path in cluster.folder.glob("runs/*/*/summary.json")]
+    assert summary["status"] == "completed"
+    alone = Experiment.from_file(tmp_path / "small.toml", {"engine": "simulation"}).run(tmp_path / "alone")
+    assert summary["digest"] == alone.summary["digest"]
+
+
 def test_a_coordinator_that_fails_ends_the_job(deployed: Callable[..., Cluster]) -> None:
     cluster = deployed(SMALL)
     (cluster.folder / "experiment.toml").write_text("nodez = 3\n")

@@ -18,6 +18,7 @@ from shoal import resume
 from shoal.algorithms.dpsgd import DPSGD
 from shoal.errors import ExperimentError
 from shoal.experiment import running
+from shoal.experiment.writing import write_experiment
 from shoal.results.checkpoints import Checkpoints
 from shoal.results.coordinator_file import CoordinatorFile, read_coordinator_file, write_coordinator_file
 from shoal.results.records import REJOINED, RESUMED, Event, RunFolder
@@ -123,9 +124,7 @@ def test_only_runs_of_the_experiment_that_ran_last_are_resumed(whole: Any, tmp_p
     assert shoal("resume", "other").code == 0
 
 
-def test_a_damaged_coordinator_file_of_a_later_run_is_shown_and_skipped(
-    whole: Any, tmp_path: Path, shoal: Any
-) -> None:
+def test_a_damaged_coordinator_file_of_a_later_run_is_shown_and_skipped(whole: Any, tmp_path: Path, shoal: Any) -> None:
     resumable = run_in(whole.folder, tmp_path / "runs" / "name" / "1", changed=1)
     damaged = run_in(whole.folder, tmp_path / "runs" / "name" / "2", changed=2, rounds=-1)
     (damaged.path / "coordinator.json").write_text("{")
@@ -133,6 +132,36 @@ def test_a_damaged_coordinator_file_of_a_later_run_is_shown_and_skipped(
     assert result.code == 0, result
     assert "coordinator.json cannot be read" in result.out
     assert resumable.read_summary()["digest"] == whole.summary["digest"]
+
+
+def test_run_with_resume_continues_a_run_of_the_same_experiment_or_starts_one(
+    whole: Any, tmp_path: Path, shoal: Any
+) -> None:
+    file, runs = tmp_path / "experiment.toml", tmp_path / "runs" / "experiment"
+    write_experiment(file, experiment(algorithm=DPSGD_6).to_table())
+    unfinished = run_in(whole.folder, runs / "1", changed=1)
+    result = shoal("run", file, "--resume")
+    assert "resumed from the checkpoint of round 3" in result.out
+    assert unfinished.read_summary()["digest"] == whole.summary["digest"]
+    result = shoal("run", file, "--resume")
+    assert result.code == 0, result
+    assert "resumed" not in result.out, "the run has ended"
+    assert len(list(runs.iterdir())) == 2
+    killed = run_in(whole.folder, runs / "3", changed=3, rounds=-1)
+    write_coordinator_file(killed, CoordinatorFile([], ".", "", "", 0.0, 0.0, None, None, 0.0))
+    assert shoal("run", file, "--resume").code == 0
+    assert len(list(runs.iterdir())) == 4, "a run without a checkpoint is not resumed"
+
+
+def test_run_with_resume_starts_a_run_if_the_experiment_has_changed(whole: Any, tmp_path: Path, shoal: Any) -> None:
+    file, runs = tmp_path / "experiment.toml", tmp_path / "runs" / "experiment"
+    write_experiment(file, experiment(algorithm=DPSGD_6).to_table())
+    unfinished = run_in(whole.folder, runs / "1", changed=1)
+    result = shoal("run", file, "--resume", "--seed", 9)
+    assert result.code == 0, result
+    assert "is not resumed: the experiment has changed since it began" in " ".join(result.out.split())
+    assert unfinished.read_summary() == {"status": "failed"}
+    assert len(list(runs.iterdir())) == 2
 
 
 def rejected(result: Any, *texts: str) -> None:

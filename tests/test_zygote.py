@@ -13,8 +13,8 @@ import pytest
 from conftest import is_zygote, until
 from shoal.engines.operating_system import MIB
 from shoal.engines.processes import capacity, control, zygote
-from shoal.engines.processes.zygote_process import ZygoteProcess
 from shoal.engines.processes.node_run import NodeLaunch
+from shoal.engines.processes.zygote_process import ZygoteProcess
 from shoal.experiment import Experiment
 from shoal.results.records import Event, RunFolder
 

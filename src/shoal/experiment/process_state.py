@@ -35,7 +35,8 @@ def _torch_state_kept() -> Iterator[None]:
     import torch
 
     threads = torch.get_num_threads()
-    accelerators = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    accelerators = range(torch.cuda.device_count()) if initialized else ()
     with torch.random.fork_rng(devices=accelerators):
         try:
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,8 +35,8 @@ def resume(
 ) -> Run:
     """Continue a run from its latest valid checkpoint.
 
-    `path` is the folder of the run, or a folder above it. Of a folder above it, the experiment of the latest run counts:
-    its latest run that has not ended and has a checkpoint is continued.
+    `path` is the folder of the run, or a folder above it. In a folder above it, the experiment of the latest run
+    counts: its latest run that has not ended and has a checkpoint is continued.
 
     If its coordinator was killed, and agents of `machines` still run its nodes, the run continues where it is, and
     needs no checkpoint. `machines` are the agents that run the nodes, or the address of a Ray cluster; default: this
@@ -65,6 +66,18 @@ def resume(
         return finish_run(experiment, folder, listener, command_time, manifest, machines)
 
 
+def unfinished_run(experiment: Experiment, out: Path, listener: ProgressListener) -> RunFolder | None:
+    """The latest run of this experiment below `out` that has not ended and has a checkpoint; None if there is none."""
+    folder = out / experiment.name
+    for run in runs_below(folder) if folder.is_dir() else ():
+        manifest = _latest_manifest(run) if _end_status(run) is None else None
+        if manifest is not None and manifest.experiment == experiment_hash(experiment):
+            return run
+        if manifest is not None:
+            listener.notice(f"the run in {run.path} is not resumed: the experiment has changed since it began")
+    return None
+
+
 def _choose_run(path: Path, listener: ProgressListener) -> RunFolder:
     """The run at `path`, or below it the latest run that can be continued, of the latest run's experiment.
 
@@ -82,17 +95,23 @@ def _choose_run(path: Path, listener: ProgressListener) -> RunFolder:
 
 
 def _can_continue(run: RunFolder, listener: ProgressListener) -> bool:
-    """Whether a run has not ended, and has a complete checkpoint or a coordinator whose nodes may still run."""
+    """Whether a run has not ended, and has a checkpoint or a coordinator whose nodes may still run."""
     if _end_status(run) is not None:
         return False
-    checkpoints = Checkpoints(run)
-    if any(map(checkpoints.is_complete, checkpoints.rounds())):
-        return True
     try:
-        return read_coordinator_file(run) is not None
+        return _latest_manifest(run) is not None or read_coordinator_file(run) is not None
     except CheckpointError as error:
         listener.notice(str(error))
         return False
+
+
+def _latest_manifest(run: RunFolder) -> Manifest | None:
+    """The manifest of the latest complete checkpoint, whose states may be damaged."""
+    checkpoints = Checkpoints(run)
+    for round in reversed(checkpoints.rounds()):
+        with contextlib.suppress(CheckpointError):
+            return checkpoints.manifest(round)
+    return None
 
 
 def _continue_nodes(

@@ -135,8 +135,8 @@ class Checkpoints:
                 shutil.copyfile(source, target)
         return True
 
-    def read(self, round: int) -> Manifest:
-        """Read the manifest of a checkpoint. Raises `CheckpointError` with the reason if the checkpoint is invalid."""
+    def manifest(self, round: int) -> Manifest:
+        """Read the manifest of a checkpoint, whose states may be damaged. Raises `CheckpointError`."""
         path = self.folder(round) / MANIFEST
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
@@ -146,6 +146,11 @@ class Checkpoints:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
         if manifest.format != FORMAT:
             raise CheckpointError(f"{path} has format {manifest.format}; this version of Shoal reads format {FORMAT}")
+        return manifest
+
+    def read(self, round: int) -> Manifest:
+        """Read the manifest of a checkpoint. Raises `CheckpointError` with the reason if the checkpoint is invalid."""
+        manifest = self.manifest(round)
         for saved in manifest.nodes:
             if not matches(self.state(round, saved.node), saved.file):
                 raise CheckpointError(f"{self.state(round, saved.node)} is missing or damaged")

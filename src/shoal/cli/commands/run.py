@@ -24,6 +24,9 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--engine", help="simulation or processes")
     parser.add_argument("--seed", type=int, help="the seed of all random draws")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="the folder of all runs (default: runs)")
+    parser.add_argument("--resume", action="store_true",
+                        help="continue the latest run of this experiment that has not ended and has a checkpoint; "
+                        "without one, start a new run")  # fmt: skip
     parser.add_argument("--plot", action="store_true", help="plot the accuracy into the run's folder at the end")
     parser.add_argument(
         "--ray",
@@ -53,7 +56,8 @@ def run_experiment(parsed: argparse.Namespace) -> int:
     from shoal.engines.operating_system import process_start_time
     from shoal.engines.processes.remote.agents_plan import read_plan
     from shoal.experiment import Experiment, parse_overrides
-    from shoal.experiment.running import run
+    from shoal.experiment.resuming import resume, unfinished_run
+    from shoal.experiment.running import Machines, run
 
     overrides = parse_overrides(parsed.settings)
     overrides.update({key: value for key in ("engine", "seed") if (value := getattr(parsed, key)) is not None})
@@ -63,7 +67,13 @@ def run_experiment(parsed: argparse.Namespace) -> int:
         if parsed.ray is not None and experiment.engine == "simulation":
             experiment = Experiment.from_file(parsed.file, {**overrides, "simulation.batching": "ray"})
         agents = read_plan(parsed.agents, parsed.listen, parsed.expect, parsed.key, parsed.trust)
-        done = run(experiment, parsed.out, display, process_start_time(), agents=agents, ray=parsed.ray)
+        began = process_start_time()
+        earlier = unfinished_run(experiment, parsed.out, display) if parsed.resume else None
+        if earlier is None:
+            done = run(experiment, parsed.out, display, began, agents=agents, ray=parsed.ray)
+        else:
+            display.notice(f"resuming the run in {earlier.path}")
+            done = resume(earlier.path, display, began, Machines(agents, parsed.ray))
     screen.print(summary_table(done.summary, f"{experiment.name}: {done.folder.path}"))
     if parsed.plot:
         plot_runs([done.folder], folder=done.folder.path, option="--plot")

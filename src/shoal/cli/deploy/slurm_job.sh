@@ -1,5 +1,6 @@
 # The batch step, on the first node of the job, runs the coordinator. srun starts one agent on each node, and each
 # agent connects to the coordinator: the names of the nodes need not be known. The exit code is that of the coordinator.
+# If an earlier job was ended before its run, and the run has a checkpoint, this job resumes the run.
 #
 # SHOAL_HOST    the name or address of the first node on the network to use (default: its host name)
 # SHOAL_PORT    the port of the coordinator (default: derived from the job id, so that jobs can share a host)
@@ -82,7 +83,7 @@ if [ -z "$keys" ]; then
 fi
 mkdir -p logs || fail "cannot make the folder $PWD/logs"
 
-shoal run "$experiment" --listen "0.0.0.0:$port" --expect "$agents" \
+shoal run "$experiment" --resume --listen "0.0.0.0:$port" --expect "$agents" \
     --key "$keys/coordinator.key_secret" --trust "$keys/agent.key" &
 coordinator=$!
 

@@ -40,11 +40,12 @@ HANDSHAKE_CHECK_SECONDS = 1.0
 """Seconds between two checks of the handshakes with the coordinator."""
 HANDSHAKE_ADVICE = {
     HandshakeProblem.NOT_ACCEPTED: "the coordinator does not accept the key of this agent; start 'shoal run' with "
-    "--trust and the public key that belongs to the agent's --key, or give the agent the key that the coordinator trusts",
-    HandshakeProblem.CLOSED: "the connection to the coordinator is closed before the keys are exchanged: no coordinator "
-    "listens yet behind a forwarded port (ssh -L, a port of a container), or its key is not the one of this agent's "
-    "--trust, or one of the two has no keys; if the coordinator runs, give the agent --key, and --trust with the public "
-    "key that belongs to the coordinator's --key",
+    "--trust and the public key that belongs to the agent's --key, or give the agent the key that the coordinator "
+    "trusts",
+    HandshakeProblem.CLOSED: "the connection to the coordinator is closed before the keys are exchanged: no "
+    "coordinator listens yet behind a forwarded port (ssh -L, a port of a container), or its key is not the one of "
+    "this agent's --trust, or one of the two has no keys; if the coordinator runs, give the agent --key, and --trust "
+    "with the public key that belongs to the coordinator's --key",
 }
 
 

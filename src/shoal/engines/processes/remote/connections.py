@@ -235,13 +235,15 @@ class AgentConnections:
             return
         channel, route = pending.channel, pending.route
         agent = RemoteAgent(info, pending.session, lambda header, frames: channel.send(route, header, frames))
-        agent.name = self._takes_over[continues] if self._takes_over else self._free_name(agent)
+        agent.name = self._takes_over.get(continues) or self._free_name(agent)
         agent.continues = continues
         ssh = None if pending.listed is None else pending.listed.ssh
         agent.ends_with_coordinator = ssh is not None or self._plan.starter is not None
         self.agents.append(agent)
         self._open[key] = agent
-        renamed = "" if agent.name == info.name else f" (another agent has the name {info.name!r}; --name sets the name)"
+        renamed = ""
+        if agent.name != info.name and not self._takes_over:
+            renamed = f" (another agent has the name {info.name!r}; --name sets the name)"
         self._notify(f"agent {agent.name!r}{renamed} is connected: {info.cores} cores, {info.memory / 2**30:.1f} GiB")
 
     def _open_again(self, key: tuple[int, bytes], session: str) -> None:
