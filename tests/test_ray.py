@@ -393,9 +393,7 @@ def test_auto_connects_to_the_address_in_the_environment(
     assert "the Ray cluster has 3 CPUs" in result.err
 
 
-def test_auto_works_if_a_private_function_of_ray_has_another_signature(
-    cluster: Any, shoal: Callable[..., CommandResult], small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_works_if_ray_has_other_private_functions(cluster: Any, shoal: Any, small: Path, monkeypatch: Any) -> None:
     from ray._private import services
 
     find, calls = services.get_ray_address_from_environment, []
@@ -403,13 +401,12 @@ def test_auto_works_if_a_private_function_of_ray_has_another_signature(
     def fail_once(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 1:
-            raise TypeError("get_ray_address_from_environment() takes 1 positional argument but 2 were given")
+            raise TypeError("takes 1 positional argument but 2 were given")
         return find(*arguments)  # Ray itself calls it too
 
     monkeypatch.setattr(services, "get_ray_address_from_environment", fail_once)
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    result = shoal("run", small, "--ray", "auto", "--set", "simulation.workers=4")
-    assert "the Ray cluster has 3 CPUs" in result.err
+    assert "the Ray cluster has 3 CPUs" in shoal("run", small, "--ray", "auto", "--set", "simulation.workers=4").err
 
 
 def test_auto_does_not_wait_for_a_cluster_that_has_ended(

@@ -459,16 +459,6 @@ def test_a_model_of_another_size_or_type_is_rejected(wrong: Any) -> None:
         node.params = wrong
 
 
-def test_an_assignment_without_await_is_rejected() -> None:
-    async def train() -> Any: ...
-
-    node = FakeRuntime().node(0, nodes=2, params=np.zeros(2, np.float32))
-    forgotten = train()
-    with pytest.raises(NodeError, match="node 0: params is a coroutine; write 'await' before the call"):
-        node.params = forgotten  # type: ignore[assignment]
-    forgotten.close()
-
-
 def test_a_model_cannot_be_written_into() -> None:
     node: Node = FakeRuntime().node(nodes=2, params=np.zeros(2, np.float32), sharing=FullSharing())
     with pytest.raises(ValueError, match="read-only"):

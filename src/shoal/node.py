@@ -233,12 +233,11 @@ class Node:
             receivers = await self.interactive_sharing.before_send(self, tuple(receivers), round)
         failed = self.failed_peers
         shared = self.make_message(kind, outgoing, round) if isinstance(outgoing, Payload) else None
-        send = self.runtime.send
         for peer in receivers:
             if peer in failed:
                 continue
             message = shared or self.make_message(kind, outgoing(peer), round)  # type: ignore[operator]
-            if await send(peer, message):
+            if await self.runtime.send(peer, message):
                 self.bytes_sent += message.wire_size
                 self.messages_sent += 1
 
