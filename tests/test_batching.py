@@ -1,12 +1,9 @@
-"""When nodes are stacked: never if a trainer or a model does anything that stacking does not repeat, and by a choice
-that depends on the model and the machine alone."""
+"""When nodes are stacked: never if a trainer or a model does anything that stacking does not repeat."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,18 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from conftest import models_of
 from random_data import CLASSES, DATA, PART
-from shoal.engines.simulation import batching
-from shoal.engines.simulation.batching import choose_batching
 from shoal.engines.simulation.compute import StackedExecutor
 from shoal.errors import NodeError
 from shoal.experiment import Experiment
-from shoal.experiment.setup import Setup
 from shoal.models.flat import FlatModule
 from shoal.training.learner import Learner
 from shoal.training.optimizers import stack_states, state_signature, unstack_state
@@ -459,109 +453,7 @@ def test_a_class_that_defines_nothing_is_stacked_and_a_method_of_an_instance_is_
     assert Train(one, params).batch_key != Train(other, params).batch_key
 
 
-# The choice
-
-
-def is_stackable(setup: Setup) -> bool:
-    """Whether the trial of the model succeeds, which is made once."""
-    trainers = [setup.trainer_factory.trainer(node, setup.experiment.training, 0.0) for node in range(2)]
-    return len({Train(trainer, setup.initial).batch_key for trainer in trainers}) == 1
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for the cache, and a machine whose times vary without end."""
-    times = itertools.cycle([1.0, 0.001, 5.0, 100.0, 2.0])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(batching, "_seconds", lambda work: next(times))
-    return tmp_path / "cache"
-
-
-SWEEPS = st.fixed_dictionaries(
-    {},
-    optional={
-        "nodes": st.integers(1, 9),
-        "seed": st.integers(0, 5),
-        "topology": st.sampled_from([{"name": "full"}, {"name": "star"}]),
-        "sharing": st.sampled_from([{"name": "topk"}, {"name": "data", "samples": 3}]),
-        "training": st.fixed_dictionaries(
-            {},
-            optional={
-                "lr": st.floats(0.01, 1),
-                "momentum": st.just(0.9),
-                "batch_size": st.integers(1, 20),
-                "local_steps": st.integers(1, 4),
-            },
-        ),
-        "group": st.just([{"nodes": "0", "training": {"optimizer": "adam", "momentum": 0}}]),
-    },
-)
-
-
-@settings(max_examples=4)
-@given(st.lists(SWEEPS, min_size=3, max_size=3))
-def test_runs_of_one_sweep_never_differ_in_their_arithmetic(tmp_path_factory: Any, sweep: list[dict[str, Any]]) -> None:
-    folder = tmp_path_factory.mktemp("sweep")
-    times = itertools.cycle([1.0, 0.001, 5.0, 100.0, 2.0])
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(folder))
-        patched.setattr(batching, "_seconds", lambda work: next(times))
-        chosen = set()
-        for changed in sweep:
-            described = experiment(folder, simulation={"batching": "auto"}, **changed)
-            chosen.add(choose_batching(described, Setup(described)) == "vmap")
-    assert len(chosen) == 1
-
-
-def test_runs_that_start_together_measure_once_and_agree(cache: Path, tmp_path: Path) -> None:
-    described = experiment(tmp_path, simulation={"batching": "auto"})
-    setups, chosen = [Setup(described) for _ in range(4)], []
-    for setup in setups:  # not in a thread, because all threads have the same global generators
-        assert is_stackable(setup)
-    threads = [
-        threading.Thread(target=lambda s=setup: chosen.append(choose_batching(described, s)))  # type: ignore[misc]
-        for setup in setups
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert chosen == ["vmap"] * 4
-
-
-def test_without_a_cache_nodes_are_not_stacked(tmp_path: Path, cache: Path) -> None:
-    cache.write_text("a file in place of the folder")
-    described = experiment(tmp_path, simulation={"batching": "auto"})
-    with pytest.warns(UserWarning, match=r"simulation.batching = 'auto': .*batching.json cannot be written"):
-        assert choose_batching(described, Setup(described)) != "vmap"
-
-
-def test_each_module_in_memory_has_its_own_measurement(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def choice(module: nn.Module, seconds: float) -> str:
-        """The choice, if a stack takes as long as `seconds` nodes."""
-        times = itertools.cycle([1.0, seconds])
-        monkeypatch.setattr(batching, "_seconds", lambda work: next(times))
-        described = experiment(tmp_path, simulation={"batching": "auto"}, model=module)
-        return choose_batching(described, Setup(described))
-
-    def layers(width: int, between: nn.Module) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), between, nn.Linear(width, 10))
-
-    assert choice(layers(4, nn.ReLU()), 0.1) == "vmap"
-    assert choice(layers(5, nn.ReLU()), 1e6) != "vmap"
-    assert choice(layers(4, nn.Tanh()), 1e6) != "vmap"
-    assert choice(layers(4, nn.ReLU()), 1e6) == "vmap"
-
-
-def test_what_cannot_be_stacked_does_not_change_the_choice_for_the_model(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batching, "_seconds", lambda work: 1.0)  # for a stack of nodes as for one
-    for optimizer, expected in [("adafactor", ("off", "pool")), ("sgd", ("vmap",)), ("adafactor", ("off", "pool"))]:
-        described = experiment(tmp_path, simulation={"batching": "auto"}, training={"optimizer": optimizer})
-        assert choose_batching(described, Setup(described)) in expected
+# The summary
 
 
 def test_the_summary_names_the_method_that_trained_the_nodes(tmp_path: Path) -> None:

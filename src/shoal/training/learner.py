@@ -94,7 +94,8 @@ class Learner:
         self._optimizers = OptimizerFactory(training)
         self.learning_rate = LearningRate(training)
         self._draws = ModuleDraws(self.device)
-        self._channels_last = self._takes_channels_last()
+        self.channels_last = self._takes_channels_last()
+        """Whether a node that computes alone gets images with adjacent channels."""
         trained = flat.values[: flat.trained_size]
         trained.grad = flat.gradient[: flat.trained_size]
         self._optimizer = self._optimizers.create(
@@ -375,7 +376,7 @@ class Learner:
 
     def _arranged(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the inputs in the memory format that suits the module."""
-        return channels_last(inputs) if self._channels_last else inputs
+        return channels_last(inputs) if self.channels_last else inputs
 
     def gather(
         self, numbers: torch.Tensor, added: tuple[torch.Tensor, torch.Tensor] | None = None

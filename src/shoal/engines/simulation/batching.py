@@ -10,15 +10,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
 import re
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from time import perf_counter
 
 import msgspec
 import platformdirs
@@ -32,10 +33,22 @@ from shoal.training.torch_factory import TorchTrainerFactory
 from shoal.training.trainer import BatchableTrainer, Train
 from shoal.types import NodeId
 
-SECONDS = 0.3
+VERSION = 2
+"""The version of the benchmark and of what it measures. Answers of other versions in the cache are not used."""
+SECONDS = 0.2
 """Seconds for which each way is timed."""
 NODES = 32
-"""Nodes that are stacked in the benchmark, whatever the number of nodes of the experiment."""
+"""The most nodes that are stacked in the benchmark, whatever the number of nodes of the experiment."""
+STACK_SECONDS = 0.02
+"""The first stack of the benchmark has as many nodes as train one by one in this time."""
+FALLING = 0.75
+"""Larger stacks are measured while twice as many nodes reduce the time per node to less than this part."""
+LONGEST_STEP = 0.05
+"""Seconds of a step from which on stacking is not measured. It saves the overhead of calls to torch, and the operations
+of such a model take far longer than that."""
+MARGIN = 0.8
+"""Stacking is chosen if its time is below this part of the time on all cores. If both are about equal, the choice does
+not depend on the noise of the machine."""
 POOL_SECONDS = 1e-3
 """Trainings that take less are not worth the overhead of a pool."""
 
@@ -44,7 +57,7 @@ class Measured(msgspec.Struct, frozen=True):
     """The outcome of the benchmark."""
 
     stacked: bool
-    """Whether stacking is faster than all cores of the machine."""
+    """Whether stacking is clearly faster than all cores of the machine."""
     step_seconds: float
     """The time of one step of one node."""
 
@@ -113,11 +126,35 @@ def _measure(experiment: Experiment, setup: Setup, stackable: NodeId | None) -> 
     node = stackable or 0
     training = _reference(experiment.settings(node).training)
     alone = _seconds(_works(experiment, setup, node, 1, training)[0].run)
-    works = _works(experiment, setup, node, NODES, training)
-    if stackable is None or not _have_one_key(works):
+    if stackable is None or alone > LONGEST_STEP or not _have_one_key(_works(experiment, setup, node, 2, training)):
         return Measured(False, alone)
-    together = _seconds(lambda: Train.run_batch(works)) / NODES
-    return Measured(together < alone / (os.cpu_count() or 1), alone)
+
+    def stack(count: int) -> list[Train]:
+        return _works(experiment, setup, node, count, training)
+
+    return Measured(_is_faster_stacked(stack, alone), alone)
+
+
+def _is_faster_stacked(stack: Callable[[int], list[Train]], alone: float) -> bool:
+    """Return whether nodes in a stack are faster than on all cores, if a node alone takes `alone` seconds.
+
+    The stack grows only while that reduces the time per node: a large stack of a large model takes time and memory.
+    """
+    limit = MARGIN * alone / (os.cpu_count() or 1)
+    count = max(1, min(NODES, int(STACK_SECONDS / max(alone, 1e-9))))
+    seconds = _seconds_per_node(stack(count))
+    while limit < seconds < math.inf and count < NODES:
+        count = min(NODES, 2 * count)
+        before, seconds = seconds, _seconds_per_node(stack(count))
+        if seconds > FALLING * before:
+            break
+    return seconds <= limit
+
+
+def _seconds_per_node(works: list[Train]) -> float:
+    """Return the time per node of a stack; infinite if a plug-in has prevented it."""
+    seconds = _seconds(lambda: Train.run_batch(works)) / len(works)
+    return seconds if _have_one_key(works) else math.inf
 
 
 def _reference(training: Training) -> Training:
@@ -139,24 +176,29 @@ def _have_one_key(works: list[Train]) -> bool:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The shortest time of `work` in a few repetitions, after one that warms up."""
-    work()
-    times: list[float] = []
+    """The shortest time of `work` in a few repetitions, after one that warms up. Long work is done only once."""
+    first = _time(work)
+    times = [first] if first > SECONDS else []
     while not times or (sum(times) < SECONDS and len(times) < 20):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
+        times.append(_time(work))
     return min(times)
+
+
+def _time(work: Callable[[], object]) -> float:
+    started = perf_counter()
+    work()
+    return perf_counter() - started
 
 
 def _key(experiment: Experiment, setup: Setup, stackable: bool) -> str:
     """A hash of everything that the outcome may depend on."""
     data = setup.data
     facts = [
+        VERSION,
         stackable,
         experiment.trainer.to_table(),
         experiment.model.to_table(),
-        _module_text(setup),
+        _module_facts(experiment, setup),
         experiment.training.device,
         data.shape,
         data.task,
@@ -169,11 +211,16 @@ def _key(experiment: Experiment, setup: Setup, stackable: bool) -> str:
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
 
 
-def _module_text(setup: Setup) -> list[object]:
-    """The shapes of the parameters and the layers: two models may have one name, and a plug-in may be edited."""
+def _module_facts(experiment: Experiment, setup: Setup) -> list[object]:
+    """The shapes of the parameters, the layers and the memory format of a module.
+
+    Two models may have one name, and a plug-in may be edited.
+    """
     factory = setup.trainer_factory
-    layers = repr(factory.flat.module) if isinstance(factory, TorchTrainerFactory) else ""
-    return [factory.shapes, re.sub(r" at 0x[0-9a-f]+", "", layers)]  # addresses differ in each process
+    if not isinstance(factory, TorchTrainerFactory):
+        return [factory.shapes]
+    layers = re.sub(r" at 0x[0-9a-f]+", "", repr(factory.flat.module))  # addresses differ in each process
+    return [factory.shapes, layers, factory.learner(experiment.training).channels_last]
 
 
 # The cache
