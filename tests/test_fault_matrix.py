@@ -299,6 +299,7 @@ def full_disk_at_the_end(root: Path, engine: str) -> Iterator[tuple[Started, Pat
             going.wait_for_round(0)
         else:
             # The experiment is written once more, when the simulation starts.
+            until(going.folder.mapping.exists)
             until(lambda: going.folder.experiment.stat().st_mtime_ns > going.folder.mapping.stat().st_mtime_ns)
         filler = fill(root / "runs")
         going.release()
