@@ -23,7 +23,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     base: str
     """The folder that relative paths in the experiment refer to."""
     nodes: int
-    """The number of nodes that run on this machine, with those that join late."""
+    """The number of nodes that run on this machine, including late nodes."""
     compares: bool = False
     """Whether to report a hash of the data and of the initial model, which must be equal on all machines."""
     cores: int | None = None

@@ -123,7 +123,7 @@ class BeginRun(msgspec.Struct, frozen=True, tag=True):
     nodes: int
     """The number of nodes of the run, on all machines."""
     own_nodes: int
-    """The number of nodes that run on the agent's machine, with those that join late."""
+    """The number of nodes that run on the agent's machine, including late nodes."""
     sealed: bool
     with_network: bool
     experiment: dict[str, Any]
