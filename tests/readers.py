@@ -104,12 +104,13 @@ def control_messages() -> Iterator[Reader]:
     to_node = (
         control.Start(["tcp://127.0.0.1:1"] * 3, 1.5, None, [1], False), control.PeerFailed(1, 2.0),
         control.PeerRestarted(1, "tcp://127.0.0.1:2"), control.SetOnline(True), control.InjectFault("slow", "why", 2.0),
-        control.Finish(True, 3, 1.0),
+        control.Finish(True, 3, 1.0), control.LastMessageRead(),
     )  # fmt: skip
     from_node = (
         control.NodeListening(0, RUN, "tcp://127.0.0.1:1"), control.NetworkListening(RUN, "tcp://127.0.0.1:1"),
         control.FirstRoundStarted(0), control.ProgressReport(0, 3, 1000, 2), control.Heartbeat(0, True),
         control.ModelSnapshot(0, 1, 2.0), control.NodeDone(0), control.NodeFailed(0, RUN, "why"),
+        control.NodeExiting(0),
     )  # fmt: skip
     posts = (shaper.Registration(1.0), shaper.Submission(1, 2, 100, 1.0, True))
     for name, read, controls in (

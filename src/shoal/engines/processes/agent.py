@@ -7,7 +7,6 @@ evaluates averaged models, writes records and reports exits. The coordinator kno
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from shoal.engines.processes.control_server import (
 )
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.namespaces import Namespaces, address
-from shoal.engines.processes.transport import MESSAGES_PER_TURN, bind_to_any_port
+from shoal.engines.processes.transport import bind_to_any_port
 from shoal.engines.processes.zygote_process import ZygoteProcess
 from shoal.environment.network.access import AccessLink
 from shoal.experiment import ProcessesPlan
@@ -38,9 +37,6 @@ from shoal.types import NodeId
 
 Report: TypeAlias = control.FromAgent | ControlMessage
 """What an agent reports: its own reports, and the messages of its nodes."""
-
-REASON_SECONDS = 2.0
-"""How long an agent waits for the reason of a node that has exited with an error."""
 
 
 class Agent(Protocol):
@@ -160,8 +156,6 @@ class LocalAgent:
         self._namespaces: Namespaces | None = None
         self._parameters = 0
         self._notices: deque[control.Notice] = deque()
-        self._explained: set[NodeId] = set()
-        """Nodes that have reported the reason of their failure."""
         self._records_paused = False
         """Whether records of averages and faults wait for space on the disk."""
         server_settings = self._server_settings()  # raises if links cannot be sealed, before anything starts
@@ -195,30 +189,14 @@ class LocalAgent:
             elif isinstance(report, control.AgentDiskReport):
                 self._records_paused = report.paused
             elif isinstance(report, control.NodeExited | control.NetworkExited):
-                yield from self._last_messages(report)
+                yield from self._server.receive(FINAL_MESSAGES)
                 if isinstance(report, control.NodeExited):
                     self._server.disconnect(report.node)
             yield report
         self._server.answer_connections()
-        yield from self._messages()
+        yield from self._server.receive()
         while self._notices:
             yield self._notices.popleft()
-
-    def _messages(self, limit: int = MESSAGES_PER_TURN) -> Iterator[ControlMessage]:
-        for received in self._server.receive(limit):
-            if isinstance(received.message, control.NodeFailed):
-                self._explained.add(received.message.node)
-            yield received
-
-    def _last_messages(self, exited: control.NodeExited | control.NetworkExited) -> Iterator[ControlMessage]:
-        """The messages that a process sent before it exited. If a node failed, wait for its reason a short time."""
-        yield from self._messages(FINAL_MESSAGES)
-        if isinstance(exited, control.NetworkExited) or exited.code != control.EXIT_ERROR:
-            return
-        deadline = time.monotonic() + REASON_SECONDS
-        while exited.node not in self._explained and (left := deadline - time.monotonic()) > 0:
-            self._server.wait(left)
-            yield from self._messages(FINAL_MESSAGES)
 
     def register(self, poller: zmq.Poller) -> None:
         flags = zmq.POLLIN | zmq.POLLOUT if self._zygote.has_unsent else zmq.POLLIN
@@ -276,7 +254,6 @@ class LocalAgent:
         if self._namespaces is not None:
             places = [self._namespaces.place(node) for node in range(len(settings.access_links or ()))]
         self._server.expect(request.nodes)
-        self._explained.difference_update(request.nodes)
         self._zygote.send(
             msgspec.structs.replace(
                 request,

@@ -288,11 +288,24 @@ class NodeDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeFailed(msgspec.Struct, frozen=True, tag=True):
-    """The node cannot continue."""
+    """The node cannot continue. It is the node's last message."""
 
     node: NodeId
     run: str
     text: str
+
+
+class NodeExiting(msgspec.Struct, frozen=True, tag=True):
+    """The node has ended well. It is the node's last message."""
+
+    node: NodeId
+
+
+# Agent to node.
+
+
+class LastMessageRead(msgspec.Struct, frozen=True, tag=True):
+    """The agent has read the node's last message, and so all messages before it: the node may exit."""
 
 
 # Coordinator to node.
@@ -385,10 +398,13 @@ FromOneNode: TypeAlias = (
     | DiskReport
     | NodeDone
     | NodeFailed
+    | NodeExiting
 )
 FromNetwork: TypeAlias = NetworkListening | NetworkHeartbeat | UnauthenticatedConnections
 FromNode: TypeAlias = NodeListening | FromNetwork | FromOneNode
-ToNode: TypeAlias = Start | PeerFailed | PeerRestarted | SetOnline | InjectFault | SaveCheckpoint | Finish
+ToNode: TypeAlias = (
+    Start | PeerFailed | PeerRestarted | SetOnline | InjectFault | SaveCheckpoint | Finish | LastMessageRead
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_zygote = msgspec.msgpack.Decoder(ToZygote).decode

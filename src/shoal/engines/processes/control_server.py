@@ -172,10 +172,6 @@ class ControlServer:
 
     # Receiving
 
-    def wait(self, seconds: float) -> None:
-        """Wait until a message has arrived, or the time is over."""
-        self._socket.poll(max(1, round(1000 * seconds)))
-
     def receive(self, limit: int = MESSAGES_PER_TURN) -> Iterator[ControlMessage]:
         """Messages that have arrived, without waiting. Reads at most `limit` messages, valid or not."""
         for _ in range(limit):
@@ -193,6 +189,8 @@ class ControlServer:
             except control.DECODE_ERRORS:
                 continue  # an unknown program on the port
             if self._accept(message, name.bytes):
+                if isinstance(message, control.NodeFailed | control.NodeExiting):
+                    self._socket.send_multipart([name.bytes, control.encode(control.LastMessageRead())])
                 yield ControlMessage(message, params)
 
     def _check_sender(self, message: control.FromNode, frame: zmq.Frame) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Protocol
 
 import zmq
@@ -10,6 +11,9 @@ import zmq
 from shoal.engines.processes import control
 from shoal.engines.processes.sealing import Seal
 from shoal.types import Params
+
+LAST_MESSAGE_SECONDS = 5.0
+"""How long a node that exits waits until the agent has read its last message."""
 
 
 class ControlHandler(Protocol):
@@ -51,7 +55,6 @@ class CoordinatorLink:
         """`key` is the coordinator's public key, where links are sealed."""
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 5000)
         if seal is not None:
             seal.secure_client(self._socket, key)
         self._socket.connect(endpoint)
@@ -74,9 +77,15 @@ class CoordinatorLink:
         self._socket.send_multipart(frames)
         self._loop.call_soon(self._drain)  # sending may consume ZeroMQ's signal that a message has arrived
 
-    def close(self) -> None:
+    def close(self, last: control.NodeExiting | control.NodeFailed) -> None:
+        """Send the last message, and wait until it is read: the exit of the process must not become known before."""
         self._loop.remove_reader(self._socket.FD)
-        self._socket.close()
+        self._socket.send(control.encode(last))
+        deadline = time.monotonic() + LAST_MESSAGE_SECONDS
+        while (left := deadline - time.monotonic()) > 0 and self._socket.poll(max(1, round(1000 * left))):
+            if isinstance(control.decode_to_node(self._socket.recv()), control.LastMessageRead):
+                break
+        self._socket.close(linger=0)
 
     def _drain(self) -> None:
         while not self._socket.closed and (self._resumed or not self.started.done()):
@@ -103,7 +112,8 @@ class CoordinatorLink:
             self._handler.inject_fault(message)
         elif isinstance(message, control.SaveCheckpoint):
             self._handler.save_checkpoint(message.round)
-        elif message.stopped:
-            self._handler.stop(message)
-        elif not self.finished.done():
-            self.finished.set_result(message)
+        elif isinstance(message, control.Finish):
+            if message.stopped:
+                self._handler.stop(message)
+            elif not self.finished.done():
+                self.finished.set_result(message)

@@ -124,6 +124,7 @@ class NodeProcess:
                 self._seal.count_remaining()
             self._record(run.end_record(rejected.count, self._unauthenticated.count))
             await run.write_finally(self._records.finish)
+            self._link.close(control.NodeExiting(launch.id))
         finally:
             network.close()
 
@@ -168,14 +169,10 @@ class NodeProcess:
         return Seal(self._context, pair, self._unauthenticated, asyncio.get_running_loop().time, math.inf)
 
     def _report(self, error: Exception) -> None:
-        """Send an error to the coordinator, and wait until it is sent."""
+        """Send an error to the coordinator, and wait until it is read."""
         id = self._launch.id
         text = str(error) if isinstance(error, LaunchError | StorageError) else traceback.format_exc()
         if len(text) > MAX_ERROR_CHARACTERS:
             print(f"node {id}: {text}", file=sys.stderr)  # to the run's nodes.log
             text = f"… {text[-MAX_ERROR_CHARACTERS:]}"
-        self._link.send(control.NodeFailed(id, self._launch.start.run, text))
-        self._link.close()
-        if self._seal is not None:
-            self._seal.close()
-        self._context.term()
+        self._link.close(control.NodeFailed(id, self._launch.start.run, text))

@@ -345,6 +345,7 @@ class NodeRun:
                 await self.runtime.stop_computing()
                 await self._evaluate_kept(self._deferred)
             await self.write_finally(self._records.finish)
+            self._link.close(control.NodeExiting(self._launch.id))
         except Exception:
             traceback.print_exc()  # to the run's nodes.log
             sys.stderr.flush()

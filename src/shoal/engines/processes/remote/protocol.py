@@ -15,7 +15,7 @@ from shoal.message import WIRE_VERSION
 from shoal.results.checkpoints import SavedNode
 from shoal.types import NodeId
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 COMPARED = ("shoal", "torch", "numpy", "pyzmq")
 """Packages that must have the same version on all machines: others may give other models, or other messages."""
 
