@@ -25,6 +25,7 @@ demo: $(READY)
 	$(BIN)/shoal run examples/quickstart.toml --plot
 
 test: $(READY)
+	@$(BIN)/python -m compileall -q src  # tests start hundreds of processes, also where Python writes no bytecode
 	$(BIN)/pytest -n $(JOBS) --dist loadfile
 
 check: $(READY)

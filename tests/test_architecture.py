@@ -317,23 +317,35 @@ def test_importing_does_not_import_torch(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_help_of_the_command_line_imports_no_command() -> None:
+    program = (
+        "import sys\nfrom shoal.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n"
+        "    print(sorted({'numpy', 'rich', 'msgspec', 'shoal.experiment'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "run an experiment" in done.stdout
+
+
 # The public names
 
 
 @pytest.mark.parametrize("package", [shoal, shoal.testing], ids=lambda p: p.__name__)
 def test_the_public_names_are_those_imported_and_sorted(package: object) -> None:
     path = Path(str(package.__file__))  # type: ignore[attr-defined]
-    taken = [
-        alias.asname or alias.name
-        for statement in ast.parse(path.read_text()).body
-        if isinstance(statement, ast.ImportFrom) and statement.module != "__future__"
+    taken = {
+        alias.asname or alias.name: statement.module
+        for statement in ast.walk(ast.parse(path.read_text()))
+        if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith("shoal.")
         for alias in statement.names
-    ]
+    }
     public: list[str] = package.__all__  # type: ignore[attr-defined]
     assert sorted(taken) == sorted(public)
     assert public == sorted(public, key=lambda name: (name.islower(), name))
     for name in public:
-        assert getattr(package, name) is not None
+        assert getattr(package, name) is getattr(importlib.import_module(str(taken[name])), name)
+        assert name in dir(package)
+    assert not hasattr(package, "misspelt")
 
 
 def test_every_suite_and_tool_for_tests_is_public() -> None:

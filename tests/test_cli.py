@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shoal import schema
-from shoal.cli.commands.results import plot_runs
+from shoal.cli.commands.plot import plot_runs
 from shoal.errors import ExperimentError
 from shoal.experiment.registry import REGISTRIES, components
 from shoal.results.records import RunFolder

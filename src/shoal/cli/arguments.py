@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from shoal.errors import ExperimentError
+from shoal.results.records import RunFolder, latest_run
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The commands of a parser, to which a module adds its own."""
@@ -53,3 +54,11 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
     except OSError as error:
         problem = f"cannot write {str(path)!r}: {error.strerror}; choose another file"
         raise ExperimentError([problem], option) from error
+
+
+def existing_run(path: Path, command: str) -> RunFolder:
+    """Return the run at `path`, or the latest run below it; `command` needs it. It may be in progress."""
+    found = latest_run(path)
+    if found is None:
+        raise ExperimentError([f"there is no run in {str(path)!r}; start one with 'shoal run FILE'"], command)
+    return found

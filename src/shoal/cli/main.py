@@ -12,17 +12,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-
-from rich.markup import escape
+from typing import Any
 
 from shoal.cli.commands import COMMANDS
-from shoal.cli.display import console
 from shoal.errors import CheckpointError, DataError, ExperimentError, LaunchError, ShoalError, TopologyError
 
 WRONG_INPUT = 2
@@ -62,15 +60,40 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _print_error(error: Exception, code: int) -> int:
+    from rich.markup import escape
+
+    from shoal.cli.display import console
+
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
     console(stderr=True).print(f"[bold red]error:[/bold red] {escape(text)}", highlight=False, soft_wrap=True)
     return code
 
 
+class CommandParser(argparse.ArgumentParser):
+    """The parser of one command. The command's module is imported when its arguments are parsed."""
+
+    module: str | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.module is not None:
+            importlib.import_module(self.module).add_arguments(self)
+            self.module = None
+        return super().parse_known_args(args, namespace)
+
+
+class ShowVersion(argparse.Action):
+    """Prints the version. Finding it takes time, so it is looked up only when asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        parser.exit(message=f"shoal {version('shoal')}\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="shoal", description="Decentralized learning, simulated and real.")
-    parser.add_argument("--version", action="version", version=f"shoal {importlib.metadata.version('shoal')}")
-    commands = parser.add_subparsers(required=True, metavar="command")
-    for module in COMMANDS:
-        module.add_parser(commands)
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="show program's version number and exit")
+    commands = parser.add_subparsers(required=True, metavar="command", parser_class=CommandParser)
+    for name, help in COMMANDS.items():
+        commands.add_parser(name, help=help).module = f"shoal.cli.commands.{name.replace('-', '_')}"
     return parser

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.arguments import Commands, positive_integer
+from shoal.cli.arguments import positive_integer
 from shoal.cli.display import print_line
 from shoal.errors import LaunchError
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from shoal.engines.processes.remote.channel import Trust
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "agent", help="run nodes of this machine for a coordinator",
-        description="Run nodes of this machine for a coordinator: 'shoal run FILE --agents HOST:PORT' there connects "
-        "to 'shoal agent --listen HOST:PORT' here. An agent serves one run after another until it is interrupted.",
-    )  # fmt: skip
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run nodes of this machine for a coordinator: 'shoal run FILE --agents HOST:PORT' there connects "
+        "to 'shoal agent --listen HOST:PORT' here. An agent serves one run after another until it is interrupted."
+    )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--listen", metavar="HOST:PORT", help="wait for a coordinator at this address of this machine")
     where.add_argument("--join", metavar="HOST:PORT", help="connect to a coordinator that listens at this address")

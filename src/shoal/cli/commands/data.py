@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from shoal.cli.arguments import Commands, add_set_option, picture_path, writing
+from shoal.cli.arguments import add_set_option, picture_path, writing
 from shoal.cli.display import console, print_line, show_warnings
 from shoal.data import store
 from shoal.data.decoded import is_decoded
@@ -23,8 +23,7 @@ INVALID = 1
 """The exit code of `verify` when a file differs from the published one."""
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser("data", help="list, download, verify and locate data sets; draw a partition")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     subcommands = parser.add_subparsers(required=True, metavar="command")
 
     listing = subcommands.add_parser(

@@ -16,12 +16,11 @@ if TYPE_CHECKING:
     from shoal.cli.deploy.deployment import Deployment
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "deploy", help="write the files that run an experiment on SLURM, Kubernetes or Docker Compose",
-        description="Write the files that run an experiment on a cluster: a coordinator, and agents that connect to "
-        "it. Nothing is started; the commands that start the deployment are printed.",
-    )  # fmt: skip
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write the files that run an experiment on a cluster: a coordinator, and agents that connect to "
+        "it. Nothing is started; the commands that start the deployment are printed."
+    )
     kinds = parser.add_subparsers(required=True, metavar="kind")
     slurm = _add_kind(kinds, "slurm", "a batch script for SLURM", deploy_slurm)
     slurm.add_argument("--time", type=_matching(r"[0-9][0-9:-]*", "a duration such as 01:30:00"), default="01:00:00",

@@ -9,15 +9,13 @@ import platform
 
 from rich.table import Table
 
-from shoal.cli.arguments import Commands
 from shoal.cli.display import console
 
 MODELS = {"mlp on digits": 4_810, "gn-lenet on CIFAR-10": 89_834, "resnet-18": 11_200_000}
 """Models for which the number of nodes is estimated, and their parameters."""
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser("doctor", help="show what this machine can run")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=show_machine)
 
 

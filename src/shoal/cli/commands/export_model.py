@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shoal.cli.arguments import Commands
 from shoal.cli.display import console, print_line, show_warnings
 from shoal.errors import ExperimentError
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "export-model",
-        help="write the final model of a node, or of all nodes, for other programs",
-        description="Write a final model of a run as a safetensors file, with the names of the module's state dict.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write a final model of a run as a safetensors file, with the names of the module's state dict."
     )
     parser.add_argument("run", type=Path, help="the folder of a run, a folder above it, or the name of an experiment")
     parser.add_argument("out", type=_safetensors_path, help="the file to write, FILE.safetensors")

@@ -8,14 +8,13 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.arguments import Commands, positive_integer
+from shoal.cli.arguments import positive_integer
 from shoal.cli.display import console, print_line
 from shoal.errors import ExperimentError
 from shoal.types import format_node_ids
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser("keys", help="make, list and check the keys that encrypt the links between nodes")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     subcommands = parser.add_subparsers(required=True, metavar="command")
 
     make = subcommands.add_parser(

@@ -6,16 +6,14 @@ import argparse
 import shlex
 from pathlib import Path
 
-from shoal.cli.arguments import Commands
 from shoal.cli.display import print_line
 from shoal.cli.scaffold import KINDS, write_plugin
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "new", help="write a plug-in to start from, with its test and an experiment",
-        description="Write a working plug-in, its test and an experiment that uses it: shoal new sharing my-sharing",
-    )  # fmt: skip
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write a working plug-in, its test and an experiment that uses it: shoal new sharing my-sharing"
+    )
     parser.add_argument("kind", help=f"one of {', '.join(KINDS)}")
     parser.add_argument("name", help="its name: letters, digits, - and _")
     parser.add_argument("--out", type=Path, default=Path("."),

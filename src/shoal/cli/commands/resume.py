@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shoal.cli.arguments import Commands
 from shoal.cli.commands.run import add_agent_options, exit_code
 from shoal.cli.display import console, show_warnings, summary_table
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "resume",
-        help="continue a run that was stopped, from its latest checkpoint",
-        description="Continue a run that was killed, stopped or failed from its latest checkpoint, in the same folder.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Continue a run that was killed, stopped or failed from its latest checkpoint, in the same folder."
     )
     parser.add_argument(
         "run", nargs="?", type=Path, default=Path("runs"),

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.arguments import Commands, add_set_option, positive_integer
-from shoal.cli.commands.results import plot_runs
+from shoal.cli.arguments import add_set_option, positive_integer
+from shoal.cli.commands.plot import plot_runs
 from shoal.cli.display import console, show_warnings, summary_table
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ EXIT_CODES = {"completed": 0, "failed": 1, "incomplete": 3, "interrupted": 130}
 """By the status of the run."""
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser("run", help="run an experiment", description="Run the experiment in a TOML file.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run the experiment in a TOML file."
     parser.add_argument("file", type=Path, help="the experiment, a TOML file")
     add_set_option(parser, "set a key of the experiment: a dotted name and a TOML value; may be repeated")
     parser.add_argument("--engine", help="simulation or processes")

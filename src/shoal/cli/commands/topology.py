@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from shoal.cli.arguments import Commands, add_set_option, picture_path, writing
+from shoal.cli.arguments import add_set_option, picture_path, writing
 from shoal.cli.display import console, print_line, show_warnings
 from shoal.experiment import Experiment, parse_overrides
 from shoal.topologies.graph import Mixing
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "topology", help="measure and draw a graph",
-        description="Measure and draw a graph: shoal topology regular --nodes 16 --set degree=5 --out graph.png",
-    )  # fmt: skip
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Measure and draw a graph: shoal topology regular --nodes 16 --set degree=5 --out graph.png"
     parser.add_argument("name", help="the name of a topology, or the TOML file of an experiment")
     parser.add_argument("--nodes", type=int, help="the number of nodes (default: 16, or as in the file)")
     parser.add_argument("--seed", type=int, help="the seed (default: 0, or as in the file)")

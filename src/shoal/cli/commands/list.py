@@ -9,7 +9,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal import schema
-from shoal.cli.arguments import Commands
 from shoal.cli.display import console
 from shoal.errors import ExperimentError
 from shoal.experiment.registry import REGISTRIES, component_name, components
@@ -18,8 +17,7 @@ FORMER_KINDS = {"device": "speed"}
 """Earlier names of kinds."""
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser("list", help="list every name that an experiment may use, with its parameters")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", help="only this kind: algorithm, sharing, topology, …")
     parser.set_defaults(command=list_components)
 
