@@ -247,10 +247,13 @@ def _compressed(name: str, compressor: Compressor) -> Reader:
 def secure_messages() -> Iterator[Reader]:
     seed = bytes(range(SEED_BYTES))
     cases = {
-        "words": (_masked_update(), _read_masked_update),
-        "to open": (Payload({INCLUDED: to_node_ids([0, 1, 3])}), lambda payload: read_node_ids(payload, INCLUDED)),
-        "opened": (Payload({SELF_SEED: to_rows([seed]), PAIR_SEEDS: to_rows([seed] * 2)}), _read_seeds),
-        "help": (Payload({OWNERS: to_node_ids([1, 2]), KEY_SHARES: to_rows([bytes(80)] * 2)}), _read_key_shares),
+        "masked update": (_masked_update(), _read_masked_update),
+        "included senders": (
+            Payload({INCLUDED: to_node_ids([0, 1, 3])}),
+            lambda payload: read_node_ids(payload, INCLUDED),
+        ),
+        "seeds": (Payload({SELF_SEED: to_rows([seed]), PAIR_SEEDS: to_rows([seed] * 2)}), _read_seeds),
+        "key shares": (Payload({OWNERS: to_node_ids([1, 2]), KEY_SHARES: to_rows([bytes(80)] * 2)}), _read_key_shares),
     }
     for name, (payload, read) in cases.items():
         yield Reader(f"secure, {name}", partial(_read_payload, read), [_frames(payload)], Mutator.payload)
