@@ -121,7 +121,7 @@ def interrupted_runs_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unused_port() -> int:
-    """A port that nobody listens on. The system gives ports of this range to no connection."""
+    """A port that no program listens on, in a range from which the system assigns none by itself."""
     while True:
         port = random.SystemRandom().randrange(20000, 32000)
         with socket.socket() as probe, contextlib.suppress(OSError):

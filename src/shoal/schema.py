@@ -20,6 +20,7 @@ import math
 import types
 import typing
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,12 @@ class Parameter:
         return shown if self.required else f"{shown} = {self.default!r}"
 
 
+_signatures: weakref.WeakKeyDictionary[type, tuple[Mapping[str, inspect.Parameter], dict[str, Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The constructor parameters and annotations of each class. To resolve them takes most of the time of a validation."""
+
+
 def parameters(cls: type) -> dict[str, Parameter]:
     """Return the parameters of `cls(...)` by their names in an experiment, with resolved annotations.
 
@@ -67,14 +74,12 @@ def parameters(cls: type) -> dict[str, Parameter]:
 
     Raises ValueError if an annotation cannot be resolved, for example because of an import for type checks only.
     """
-    owner: Any = cls if dataclasses.is_dataclass(cls) else cls.__init__  # type: ignore[misc]
-    try:
-        hints = typing.get_type_hints(owner, include_extras=True)
-    except NameError as error:
-        raise ValueError(f"annotations of {cls.__name__} cannot be resolved: {error}; import their names") from error
+    if cls not in _signatures:
+        _signatures[cls] = inspect.signature(cls).parameters, _hints(cls)
+    signature, hints = _signatures[cls]
     fields = {f.name: f for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
     found = {}
-    for name, parameter in inspect.signature(cls).parameters.items():
+    for name, parameter in signature.items():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
         default = parameter.default
@@ -84,6 +89,14 @@ def parameters(cls: type) -> dict[str, Parameter]:
         key = name[:-1] if keyword.iskeyword(name.removesuffix("_")) else name
         found[key] = Parameter(key, hint.type if isinstance(hint, dataclasses.InitVar) else hint, default)
     return found
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    owner: Any = cls if dataclasses.is_dataclass(cls) else cls.__init__  # type: ignore[misc]
+    try:
+        return typing.get_type_hints(owner, include_extras=True)
+    except NameError as error:
+        raise ValueError(f"annotations of {cls.__name__} cannot be resolved: {error}; import their names") from error
 
 
 def build(cls: type, table: object, place: str, problems: list[str]) -> Any:

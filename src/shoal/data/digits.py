@@ -6,6 +6,7 @@ repository.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import importlib.util
 from dataclasses import dataclass
@@ -54,12 +55,17 @@ def _table() -> NDArray[np.uint8]:
         raise DataError(
             "dataset 'digits': it ships with scikit-learn, which is not installed; pip install scikit-learn"
         )
-    path = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    return _read(Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz"))
+
+
+@functools.cache
+def _read(path: Path) -> NDArray[np.uint8]:
     try:
         with gzip.open(path, "rt", encoding="ascii") as lines:
             table: NDArray[np.uint8] = np.loadtxt(lines, delimiter=",", dtype=np.uint8, ndmin=2)
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"dataset 'digits': cannot read {path} ({error}); reinstall scikit-learn") from error
+    table.flags.writeable = False
     return table
 
 

@@ -50,7 +50,7 @@ class CheckpointTracker:
         self._before_manifest = before_manifest
         self._files = Checkpoints(folder)
         self._hash = experiment_hash(experiment)
-        self._versions = software_versions()  # it reads the files of packages, which takes milliseconds
+        self._versions = dict(software_versions())
         self._by_time = cut_by_time(experiment)
         self._saved: dict[int, dict[NodeId, SavedNode]] = {}
         """By round, where nodes wait for each other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -52,7 +53,8 @@ def write_mapping(path: Path, placement: Mapping[str, Collection[int]]) -> None:
         unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=2) + b"\n")
 
 
-def software_versions() -> dict[str, str]:
+@functools.cache
+def software_versions() -> Mapping[str, str]:
     """Return the versions of Python and of the packages that run an experiment."""
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in VERSIONED}
 
