@@ -216,8 +216,11 @@ def test_agents_join_a_coordinator_and_plug_ins_travel_where_code_is_allowed(
     local: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, unused_port: int
 ) -> None:
     agents = [local(name, "--join", f"127.0.0.1:{unused_port}", "--allow-code", "--once") for name in ("b", "a")]
-    plug_in = ["--set", 'sharing={name="half.py:Half"}', "--engine", "processes"]
-    alone = reference(tmp_path, sharing={"name": "half.py:Half"})
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "half.py").write_text("from precision import HALF\n" + PLUGIN.replace("np.float16", "HALF"))
+    (tmp_path / "code" / "precision.py").write_text("HALF = 'float16'")  # a module beside the plug-in travels with it
+    plug_in = ["--set", 'sharing={name="code/half.py:Half"}', "--engine", "processes"]
+    alone = reference(tmp_path, sharing={"name": "code/half.py:Half"})
     joined = shoal(
         "run", "small.toml", *plug_in, "--listen", f"127.0.0.1:{unused_port}", "--expect", "2", folder=tmp_path
     )

@@ -19,7 +19,7 @@ import shoal.testing
 ROOT = Path(shoal.__file__).parent
 REPOSITORY = Path(__file__).parent.parent
 
-FOUNDATIONS = {"errors", "types", "randomness", "state", "traits", "schema", "plugins"}
+FOUNDATIONS = {"errors", "types", "randomness", "state", "traits", "schema", "plugins", "plugin_modules"}
 ENVIRONMENT = {"environment", "environment.faults", "environment.network"}
 RULES: dict[str, set[str]] = {
     "errors": set(),
@@ -28,7 +28,8 @@ RULES: dict[str, set[str]] = {
     "state": {"randomness", "types"},
     "traits": set(),
     "schema": {"errors", "types"},
-    "plugins": {"schema"},
+    "plugin_modules": set(),
+    "plugins": {"schema", "plugin_modules"},
     "message": FOUNDATIONS,
     "message_budget": FOUNDATIONS | {"message"},
     "peer_timeouts": FOUNDATIONS,

@@ -54,6 +54,23 @@ SYNCHRONOUS: dict[str, dict[str, Any]] = {
 }
 ROUNDS = 6
 
+# As `torch.optim.LBFGS`, with one gradient per step: its state has lists of tensors, numbers and None.
+QUASI_NEWTON = """
+import torch
+
+class QuasiNewton(torch.optim.LBFGS):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, lr=lr, max_iter=1, history_size=4)
+
+    def step(self, closure=None):
+        super().step(lambda: torch.tensor(0.0))
+        first = self._params[0]
+        past = self.state[first].setdefault("past", {0: (first.detach().clone(), 0.1), "none": None})
+        assert isinstance(past[0], tuple)
+        first.data.lerp_(*past[0])
+        past[0] = (first.detach().clone(), 0.2)
+"""
+
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_a_resumed_run_ends_like_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
@@ -69,6 +86,20 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(name: str, tmp_path: Path)
         assert records_of(resumed.folder, times) == records_of(whole.folder, times)
         assert list(resumed.folder.read_averages()) == list(whole.folder.read_averages())
         assert resumed.summary["events"][RESUMED] >= 6
+
+
+@pytest.mark.parametrize("batching", ["off", "pool"])
+def test_an_optimizer_with_lists_in_its_state_continues_from_a_checkpoint(batching: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(QUASI_NEWTON)
+    whole = experiment(
+        algorithm={"name": "dpsgd", "rounds": ROUNDS},
+        training={"optimizer": "own.py:QuasiNewton", "lr": 0.05, "batch_size": 50, "local_steps": 2},
+        simulation={"batching": batching, "workers": 2},
+        base=tmp_path,
+    ).run(tmp_path / "whole")
+    resumed = shoal.resume(stopped_after(whole.folder, 2, tmp_path / "stopped").path)
+    assert resumed.summary["digest"] == whole.summary["digest"]
+    assert not resumed.summary["diverged"]
 
 
 @pytest.mark.parametrize(

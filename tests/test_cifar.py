@@ -145,6 +145,23 @@ def test_the_error_of_missing_data_names_the_download_command(tmp_path: Path) ->
         Cifar10().load(0)
 
 
+def test_the_error_of_a_wrong_path_names_what_the_folder_must_contain_and_how_to_get_it(tmp_path: Path) -> None:
+    wanted = r"expected a folder that contains cifar-10-python\.tar\.gz"
+    fetched = rf"'shoal data fetch cifar10' downloads it to {tmp_path}/data/cifar-10; to use this copy, remove the path"
+    with pytest.raises(DataError, match=rf"^dataset 'cifar10': {tmp_path}/absent does not exist; {wanted}\. {fetched}"):
+        Cifar10(tmp_path / "absent").load(0)
+    with pytest.raises(DataError, match=rf"tar\.gz is not in {tmp_path}; put it there\. {fetched}\n.*data_batch_1\.$"):
+        Cifar10(tmp_path).load(0)
+    tar(tmp_path / "data/cifar-10/cifar-10.tar.xz", batches())
+    with pytest.raises(DataError, match=rf"did you mean the path {tmp_path}/data/cifar-10\?"):
+        Cifar10(tmp_path / "data").load(0)
+    (tmp_path / "notes.txt").write_text("my notes")
+    with pytest.raises(
+        DataError, match=r"expected a tar with any compression\. If it is the right file, fetch it again"
+    ):
+        Cifar10(tmp_path / "notes.txt").load(0)
+
+
 @pytest.mark.parametrize("packing", ["tar", "tar.gz", "tar.xz", "tar.bz2"])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.97])
 def test_a_truncated_archive_is_rejected_and_leaves_nothing(packing: str, share: float, tmp_path: Path) -> None:

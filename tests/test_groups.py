@@ -135,8 +135,16 @@ def test_a_group_may_override_a_key_of_another_groups_component(tmp_path: Path) 
         ({"nodes": "3-1"}, "group[0].nodes = '3-1': 3-1 counts down; did you mean 1-3?"),
         ({"nodes": "2-5"}, "group[0].nodes = '2-5': there is no node 4; nodes = 4"),
         ({"nodes": "0-99999999999999"}, "group[0].nodes = '0-99999999999999': there is no node 4; nodes = 4"),
-        ({"nodes": 3}, "group[0].nodes = 3: expected string"),
-        ({}, "group[0].nodes: missing; expected string"),
+        ({"nodes": 3}, "group[0].nodes = 3: expected string of node ids and ranges, such as '0-3, 8'; write '3'"),
+        (
+            {"nodes": [2, 0, 1, 8]},
+            "group[0].nodes = [2, 0, 1, 8]: expected string of node ids and ranges, such as '0-3, 8'; write '0-2, 8'",
+        ),
+        (
+            {"nodes": [0, "two"]},
+            "group[0].nodes = [0, 'two']: expected string of node ids and ranges, such as '0-3, 8'",
+        ),
+        ({}, "group[0].nodes: missing; expected string of node ids and ranges, such as '0-3, 8'"),
         (
             {"nodes": "1", "model": {}},
             "group[0].model: a group cannot change it; expected one of algorithm, machine, network, nodes, sharing, "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -203,6 +205,27 @@ def test_the_first_agent_starts_the_network_process_even_if_all_its_nodes_are_la
     group.start(control.StartNodes([2, 3], "run", with_network=True))
     assert [(request.nodes, request.with_network) for request in first.requests] == [([], True)]
     assert [(request.nodes, request.with_network) for request in second.requests] == [([2, 3], False)]
+
+
+def test_every_agent_knows_its_late_nodes_before_they_join() -> None:
+    agents = [RecordingAgent(), RecordingAgent(), RecordingAgent()]
+    group = AgentGroup([cast(Agent, agent) for agent in agents], {0: 0, 1: 0, 2: 1, 3: 2})
+    group.start(control.StartNodes([0, 3], "run", late_nodes=[1, 2]))
+    found = [[(request.nodes, request.late_nodes) for request in agent.requests] for agent in agents]
+    assert found == [[([0], [1])], [([], [2])], [([3], [])]]
+
+
+def test_nodes_that_join_later_count_when_too_many_nodes_are_rejected(tmp_path: Path) -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (72, 72)); "  # for eight nodes
+        "import shoal; from shoal.testing import Faults; "
+        "shoal.Experiment(nodes=9, engine='processes', fault=Faults().join('4-8').at(60.0).schedule).run('runs')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "LaunchError: nodes = 9: about 8 nodes with a model of" in done.stderr
+    assert "limited by the limit of open files (ulimit -n)" in done.stderr
 
 
 def test_the_startup_ends_when_all_nodes_that_are_there_have_begun() -> None:

@@ -128,7 +128,7 @@ def test_metrics_of_another_task_are_rejected(task: Task, names: list[str], expe
 
 def test_an_experiment_with_invalid_metrics_is_rejected_before_it_runs(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="'rmse' is not defined for"):
-        Experiment(nodes=2, evaluation={"metrics": ["rmse", "unknown"]}).run(tmp_path)  # type: ignore[arg-type]
+        Experiment(nodes=2, evaluation={"metrics": ["rmse", "loss"]}).run(tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,25 @@ def test_a_target_for_a_measured_score_is_accepted(task: Task) -> None:
     metrics = Metrics(data(task), BY_TASK[task])
     for name in BY_TASK[task]:
         metrics.check("class 5" if name == "per-class" else name)
+
+
+OWN_TRAINERS = """
+from shoal import Traits
+
+class OwnScores:
+    def create_factory(self, inputs): ...
+
+class Metrics(OwnScores):
+    traits = Traits(reports_metrics=True)
+"""
+
+
+def test_the_metric_of_a_plug_in_is_checked_if_it_reports_metrics(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_TRAINERS)
+    table = {"evaluation": {"metric": "my score", "metrics": ["accuracy"]}}
+    Experiment.from_table({**table, "trainer": {"name": "own.py:OwnScores"}}, base=tmp_path)
+    with pytest.raises(ExperimentError, match=r"evaluation\.metric = 'my score': unknown; expected one of accuracy"):
+        Experiment.from_table({**table, "trainer": {"name": "own.py:Metrics"}}, base=tmp_path)
 
 
 @pytest.mark.parametrize("trainer", ["torch", "scikit"])

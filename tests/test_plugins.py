@@ -50,11 +50,6 @@ def test_a_plugin_in_a_module_is_found_by_its_import_path(tmp_path: Path, monkey
         ("leaves.py:Mine", {}, "'{base}/leaves.py' raised on import: SystemExit: 4"),
         ("syntax.py:Mine", {}, "'{base}/syntax.py' raised on import: SyntaxError: "),
         ("line.py:Mine", {}, "raised on import: NameError: name 'b' is not defined (line 2)"),
-        (
-            "beside.py:Mine",
-            {},
-            "No module named 'mine' (line 1); mine is in the folder of this file, which",
-        ),
         ("mine.py:Mime", {}, "{base}/mine.py has no class 'Mime'; did you mean 'Mine'?"),
         ("mine.py:function", {}, "{base}/mine.py has no class 'function'; expected one of Mine"),
         ("nowhere.at_all:Mine", {}, "importing 'nowhere.at_all' failed: ModuleNotFoundError"),
@@ -70,7 +65,6 @@ def test_a_plugin_that_cannot_be_used_is_rejected(
     (tmp_path / "leaves.py").write_text("raise SystemExit(4)")
     (tmp_path / "syntax.py").write_text("def (:")
     (tmp_path / "line.py").write_text("a = 1\na = b\n")
-    (tmp_path / "beside.py").write_text("from mine import Mine")
     (found,) = problems({"algorithm": {"name": name, **options}}, base=tmp_path)
     assert problem.format(base=tmp_path) in found
 
@@ -306,18 +300,6 @@ def test_node_processes_do_not_start_with_a_plugin_that_has_changed(sources: Pat
     (sources / "code" / "mine.py").write_text(ALGORITHM.format(factor="0.7"))
     with pytest.raises(ExperimentError, match=r"mine.py' has changed since the run began"):
         experiment.run(tmp_path / "runs")
-
-
-def test_a_module_beside_a_plugin_is_named_in_a_warning(
-    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (sources / "code" / "my_helper.py").write_text("HALF = 0.5")
-    file = sources / "code" / "mine.py"
-    file.write_text("import my_helper\n" + ALGORITHM.format(factor="my_helper.HALF"))
-    monkeypatch.syspath_prepend(str(sources / "code"))
-    with pytest.warns(UserWarning, match=r"'mine.py' imports my_helper.py from its own folder") as caught:
-        Experiment.from_file(sources / "e.toml").run(tmp_path / "runs")
-    assert len([w for w in caught if "my_helper" in str(w.message)]) == 1
 
 
 def test_a_class_of_a_plugin_file_is_named_by_the_file(sources: Path) -> None:

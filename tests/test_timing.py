@@ -344,6 +344,8 @@ def test_runs_with_different_metrics_or_clocks_are_not_compared(tmp_path: Path) 
         ({"metric": "acuracy"}, "evaluation.metric = 'acuracy': unknown; did you mean 'accuracy'?"),
         ({"metric": "per-class"}, "evaluation.metric = 'per-class': unknown; did you mean 'class 0'?"),
         ({"metric": "top5"}, "evaluation.metric = 'top5': it would not be measured; add 'top5' to evaluation.metrics"),
+        ({"metrics": ["acuracy", "loss"]}, "evaluation.metrics: 'acuracy' is unknown; did you mean 'accuracy'?"),
+        ({"metrics": ["class 3"]}, "evaluation.metrics: 'class 3' is unknown; did you mean 'per-class'?"),
         ({"metric": "class 3", "metrics": ["accuracy"]}, "it would not be measured; add 'per-class'"),
     ],
 )

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import traceback
-import zlib
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from shoal import schema
+from shoal.plugin_modules import (
+    INIT,
+    MODULE_PREFIX,
+    forget_changed_files,
+    import_file,
+    is_loaded,
+    main_script,
+    own_names,
+    sources_of,
+)
 
-MODULE_PREFIX = "shoal_plugin_"
-"""How the names of modules begin that are loaded from a file."""
-SOURCE = "__plugin_source__"
-"""The attribute of a loaded plug-in file that has the bytes of the file."""
 TORCH_MODULE = "torch.nn.modules.module"
 """The module of Python that defines `torch.nn.Module`."""
-_importing: list[Path] = []
 
 
 def split_file(name: str) -> tuple[Path, str] | None:
@@ -29,29 +31,13 @@ def split_file(name: str) -> tuple[Path, str] | None:
     return (Path(file), attribute) if separator and file.endswith(".py") else None
 
 
-def is_loaded(path: Path) -> bool:
-    """Whether this process has loaded the plug-in file. The file may have changed or been removed since."""
-    return _module_name(path.resolve()) in sys.modules
-
-
-def source_of(path: Path) -> bytes:
-    """Return the bytes of a plug-in file as this process has loaded it; if it has not, as it is on disk."""
-    if not is_loaded(path):
-        return path.read_bytes()
-    source: bytes = vars(sys.modules[_module_name(path.resolve())])[SOURCE]
-    return source
-
-
 def forget_changed(name: str) -> None:
-    """Forget a plug-in file that has changed since this process loaded it, so that the next `load` reads it again."""
-    found = split_file(name)
-    if (
-        found is not None
-        and is_loaded(found[0])
-        and found[0].is_file()
-        and found[0].read_bytes() != source_of(found[0])
-    ):
-        del sys.modules[_module_name(found[0].resolve())]
+    """Forget a plug-in file if it, or a module beside it, has changed since this process loaded it.
+
+    The next `load` reads the files again.
+    """
+    if (found := split_file(name)) is not None:
+        forget_changed_files(found[0])
 
 
 def load(name: str) -> Any:
@@ -78,12 +64,6 @@ def is_module_class(cls: type) -> bool:
     return any((base.__module__, base.__name__) == (TORCH_MODULE, "Module") for base in cls.__mro__)
 
 
-def main_script() -> Path | None:
-    """Return the file of the running script; None in a notebook or an interactive session."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return Path(file).resolve() if file is not None and file.endswith(".py") and Path(file).is_file() else None
-
-
 def import_path(cls: type) -> str | None:
     """Return the path of a class, `module:Class` or `file.py:Class`; None if no path leads to it.
 
@@ -96,11 +76,6 @@ def import_path(cls: type) -> str | None:
         return f"{module.__file__}:{cls.__qualname__}"
     file = _file_beside_script(module)
     return f"{cls.__module__ if file is None else file}:{cls.__qualname__}"
-
-
-def file_being_imported() -> Path | None:
-    """Return the file that is being loaded as a plug-in; None if none is."""
-    return _importing[-1] if _importing else None
 
 
 def _file_beside_script(module: ModuleType) -> Path | None:
@@ -132,67 +107,43 @@ def _load_module(name: str) -> ModuleType:
         raise ValueError(f"importing {name!r} failed: {type(error).__name__}: {error}{advice}") from error
 
 
-def _module_name(path: Path) -> str:
-    return f"{MODULE_PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
-
-
-class _SourceLoader(SourceFileLoader):
-    """Runs the bytes that it has read, and no compiled file of an earlier version."""
-
-    def __init__(self, name: str, path: Path) -> None:
-        super().__init__(name, str(path))
-        self.source = path.read_bytes()
-
-    def get_code(self, fullname: str) -> CodeType:
-        code: CodeType = self.source_to_code(self.source, self.path)
-        return code
-
-
 def _load_file(path: Path) -> ModuleType:
     path = path.resolve()
-    if path == main_script():
-        return sys.modules["__main__"]  # to run the script again would start its run again
-    imported = sys.modules.get(path.stem)
-    if imported is not None and _file_beside_script(imported) == path:
-        return imported  # the script has imported it: a second copy would have other classes
-    name = _module_name(path)
-    if name in sys.modules:
-        return sys.modules[name]
-    if not path.is_file():
+    if not is_loaded(path) and not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}")
-    loader = _SourceLoader(name, path)
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    vars(module)[SOURCE] = loader.source
-    sys.modules[name] = module  # before it runs, because dataclasses look up their module
-    _importing.append(path)
     try:
-        loader.exec_module(module)
+        return import_file(path)
     except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        text = f"{str(path)!r} raised on import: {type(error).__name__}: {error}"
+        text = f"{str(path)!r} raised on import: {type(error).__name__}: {own_names(str(error))}"
         raise ValueError(f"{text}{_line(error, path)}{_advice(error, path)}") from error
-    finally:
-        _importing.pop()
-    return module
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """Return the line of a plug-in file that raised an error, as text; empty if the error already contains it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    return f" (line {lines[-1]})" if lines else ""
+    """Return the line that raised an error, as text: of a plug-in file, or of a module beside it.
+
+    The text is empty if the error already contains the line.
+    """
+    files = {str(path.parent / name) for name in sources_of(path)}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f" (line {last.lineno})" if last.filename == str(path) else f" (line {last.lineno} of {last.filename!r})"
 
 
 def _advice(error: BaseException, path: Path) -> str:
-    """Return what to do about a module that is missing, but is in the folder of the plug-in."""
+    """Return what to do about a module that a plug-in cannot import, but that exists."""
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        return "; a plug-in file imports the modules beside it without a dot: from module import name"
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
     name = error.name.partition(".")[0]
-    if not (path.parent / f"{name}.py").is_file() and not (path.parent / name).is_dir():
+    if (path.parent / name).is_dir():
+        return f"; the folder {name} beside this file is not a package: add an empty file {name}/{INIT}"
+    here = next((file for file in (Path(f"{name}.py"), Path(name, INIT)) if file.is_file()), None)
+    if here is None:
         return ""
     return (
-        f"; {name} is in the folder of this file, which Python does not search: put the code into one file, "
-        f"install {name} as a package, or set the environment variable PYTHONPATH={path.parent}"
+        f"; {str(here)!r} is in the working folder, but a plug-in imports modules of its own folder and installed "
+        f"ones only: move it to {str(path.parent)!r}, or install it as a package"
     )

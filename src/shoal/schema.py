@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shoal.errors import ShoalError
-from shoal.types import Bounds, FormerOption, Nested
+from shoal.types import Bounds, FormerOption, Nested, NodeIdText, format_node_ids
 
 REQUIRED: Any = inspect.Parameter.empty
 INVALID: Any = object()  # the result of `convert` after it has added a problem
@@ -159,7 +159,7 @@ def convert(value: Any, hint: Any, place: str, problems: list[str]) -> Any:
     before = len(problems)
     converted = _convert(value, hint, place, problems)
     if converted is INVALID and len(problems) == before:
-        advice = _class_name(value, hint) or _nearest_choice(value, hint)
+        advice = _class_name(value, hint) or _nearest_choice(value, hint) or _node_ids(value, hint)
         problems.append(f"{place} = {shown(value)}: expected {describe(hint)}{advice}")
     return converted
 
@@ -243,6 +243,8 @@ def describe(hint: Any) -> str:
     if origin is typing.Annotated:
         if nested := [a.kind for a in args[1:] if isinstance(a, Nested)]:
             return f"one of 'shoal list {nested[0]}'"
+        if any(isinstance(a, NodeIdText) for a in args[1:]):
+            return "string of node ids and ranges, such as '0-3, 8'"
         limits = [str(a) for a in args[1:] if isinstance(a, Bounds)]
         return " ".join([describe(args[0]), *limits])
     if origin is Literal:
@@ -294,6 +296,16 @@ def _nearest_choice(value: Any, hint: Any) -> str:
         return ""
     close = closest(value, choices)
     return f"; did you mean '{close}'?" if close else ""
+
+
+def _node_ids(value: Any, hint: Any) -> str:
+    """Return the advice for numbers where a text of node ids is expected."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    ids = value if isinstance(value, list | tuple) else [value]
+    named = any(isinstance(a, NodeIdText) for option in options for a in typing.get_args(option)[1:])
+    if not named or not ids or not all(type(node) is int and node >= 0 for node in ids):
+        return ""
+    return f"; write '{format_node_ids(ids)}'"
 
 
 def closest(word: str, names: Sequence[str]) -> str | None:

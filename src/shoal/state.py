@@ -14,7 +14,7 @@ from shoal.randomness import generator
 from shoal.types import NodeId
 
 State: TypeAlias = dict[str, Any]
-"""Arrays, numbers, strings, None, and lists and dictionaries (with string keys) of these."""
+"""Arrays, numbers, strings, None, and lists, tuples and dictionaries of these."""
 
 
 @runtime_checkable

@@ -73,6 +73,9 @@ class Traits:
     """Whether it transforms training batches as `dataset.augmentation` sets it, for example as `BatchTrainer` does."""
     fine_tunes: bool = False
     """Whether it trains a copy of the model before an evaluation, as `evaluation.fine_tune` sets it."""
+    reports_metrics: bool = False
+    """Whether its scores are the metrics of `evaluation.metrics` and no others, as `TrainerInputs.scores` returns them.
+    Then `evaluation.metric` is checked before a run."""
     training_options: frozenset[str] = frozenset()
     """Which of these keys of `training` it follows: "schedule", "clip_norm", "clip_value", "label_smoothing" and
     "precision". The others are rejected."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,15 @@ class FormerOption:
     name: str
     values: tuple[tuple[str, str], ...] = ()
     """Earlier names of values with the current name of each. They are accepted together with the earlier `name`."""
+
+
+@dataclass(frozen=True)
+class NodeIdText:
+    """For use in `Annotated`: the text names nodes, as `parse_node_ids` reads it."""
+
+
+NodeIds: TypeAlias = Annotated[str, NodeIdText()]
+"""Node ids and ranges of them in a text: "0-3, 8"."""
 
 
 def parse_node_ids(text: str, nodes: int) -> list[NodeId]:

@@ -82,8 +82,7 @@ class _NeighbourModels:
         first: Params = node.algorithm_state.setdefault("first", node.params)
         received: dict[str, Any] = node.algorithm_state.setdefault("received", {})
         self._received = received
-        """Maps each neighbour's id (a string, because checkpoints need string keys) to [round in which the model was
-        sent, model]."""
+        """Maps each neighbour's id, as a string, to [round in which the model was sent, model]."""
         for peer in weights:
             received.setdefault(str(peer), [-1, first])
 

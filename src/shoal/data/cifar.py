@@ -225,5 +225,5 @@ def _from_tar(source: Path, missing: set[str]) -> Iterator[tuple[str, bytes]]:
     except Exception as error:  # the headers of a damaged tar may raise anything
         raise DataError(
             f"{source}: damaged or incomplete after {after[:200]} ({error}); expected a tar with any compression. "
-            "Remove it and fetch it again"
+            "If it is the right file, fetch it again"
         ) from error

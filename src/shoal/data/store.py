@@ -46,14 +46,27 @@ def locate(dataset: str, names: Sequence[str], path: Path | None = None) -> Path
     """
     if path is not None and path.is_file():
         return path
-    folder = path or dataset_folder(dataset)
-    for place in [folder] if path is not None else [folder, *_system_folders(dataset)]:
+    default = dataset_folder(dataset)
+    places = [path] if path is not None else [default, *_system_folders(dataset)]
+    if (found := _first(places, names)) is not None:
+        return found
+    text = f"{names[0]} is not in {places[0]}"
+    if path is None or path == default:
+        advice = _how_to_get(dataset)
+    else:
+        text, advice = text if path.exists() else f"{path} does not exist", _where_to_look(dataset, names, path)
+    others = f"\n  It may also be named {', '.join(names[1:])}." if len(names) > 1 else ""
+    raise DataError(f"dataset {dataset!r}: {text}; {advice}{others}")
+
+
+def _first(places: Sequence[Path], names: Sequence[str]) -> Path | None:
+    """Return the first file or folder in `places` that has one of these names or patterns."""
+    for place in places:
         for name in names:
             found = sorted(p for p in place.glob(name) if p.suffix != UNFINISHED)
             if found:
                 return found[0]
-    others = f"\n  It may also be named {', '.join(names[1:])}." if len(names) > 1 else ""
-    raise DataError(f"dataset {dataset!r}: {names[0]} is not in {folder}; {_how_to_get(dataset, folder)}{others}")
+    return None
 
 
 def is_available(dataset: str, path: Path | None = None) -> bool:
@@ -85,13 +98,28 @@ def _system_folders(dataset: str) -> tuple[Path, ...]:
     return () if known is None else known.system_folders
 
 
-def _how_to_get(dataset: str, folder: Path) -> str:
+def _how_to_get(dataset: str) -> str:
+    """Return how to get a data set that is not in its folder below SHOAL_DATA."""
     known = PUBLISHERS.get(dataset)
     if known is not None and not known.files:
         return f"{known.instructions} into that folder (SHOAL_DATA is the folder of all data sets)"
     return (
         f"'shoal data fetch {dataset}' downloads it, or put it there yourself (SHOAL_DATA is the folder of all data "
         "sets)"
+    )
+
+
+def _where_to_look(dataset: str, names: Sequence[str], path: Path) -> str:
+    """Return what to do if a data set is not at the path that the user gives."""
+    known = PUBLISHERS.get(dataset)
+    if known is not None and _first([path / known.folder], names) is not None:
+        return f"did you mean the path {path / known.folder}?"
+    wanted = "put it there" if path.exists() else f"expected a folder that contains {names[0]}"
+    if known is not None and not known.files:
+        return f"{wanted}. {known.instructions} into the folder"
+    return (
+        f"{wanted}. 'shoal data fetch {dataset}' downloads it to {dataset_folder(dataset)}; to use this copy, remove "
+        "the path"
     )
 
 

@@ -218,9 +218,11 @@ def _wrong_for_kernel_shaping(experiment: Experiment, plan: ProcessesPlan) -> It
 
 
 def _wrong_metric(experiment: Experiment) -> list[str]:
-    """Check that the target's metric is measured, as far as that is known before the data is loaded."""
+    """Check the metrics, and that the target's metric is one of them, as far as known before the data is loaded."""
     plan = experiment.evaluation
-    if plan.metric is None or experiment.trainer.name not in metrics.TRAINERS:
+    if problems := metrics.unknown_metrics(plan.metrics or ()):
+        return problems
+    if plan.metric is None or not experiment.trainer.traits.reports_metrics:
         return []
     known = set().union(*metrics.BY_TASK.values())
     measured = set().union(*metrics.DEFAULT.values()) if plan.metrics is None else {*plan.metrics, "loss"}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from shoal.types import NodeId, format_node_ids, parse_node_ids
+from shoal.types import NodeId, NodeIds, format_node_ids, parse_node_ids
 
 Machine: TypeAlias = str
 LOCALHOST: Machine = "localhost"
@@ -105,7 +105,7 @@ class ByGroup:
 class Explicit:
     """Every node on the machine that lists it: machines = { "a" = "0-3, 8", "b" = "4-7" }."""
 
-    machines: Mapping[Machine, str]
+    machines: Mapping[Machine, NodeIds]
 
     def place(
         self, nodes: int, assigned: Mapping[NodeId, Machine], machines: Sequence[MachineInfo] = THIS_MACHINE

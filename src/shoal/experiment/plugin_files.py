@@ -6,15 +6,15 @@ that the run can be repeated on another machine, or after the original files hav
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import warnings
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.experiment.resolving import locate
-from shoal.plugins import is_loaded, source_of, split_file
+from shoal.plugin_modules import is_loaded, sources_of
+from shoal.plugins import split_file
 from shoal.results.records import replacing
 
 if TYPE_CHECKING:
@@ -52,35 +52,43 @@ def rename_plugin_files(table: Mapping[str, Any], base: Path, rename: Callable[[
 def keep_plugin_files(experiment: Experiment, folder: Path) -> dict[str, Any]:
     """Copy the plug-in files of an experiment into the folder of its run. Return the table that names the copies.
 
-    A copy has the code that this process has loaded. Warns of a file that needs other files of its folder: they are not
-    copied.
+    The modules beside a plug-in file that it imports are copied with it. A copy has the code that this process has
+    loaded.
     """
     hashes: dict[str, str] = {}
-    originals: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def keep(path: Path) -> str:
-        name = _name_of_copy(path, folder.resolve(), originals)
-        source = source_of(path)
-        hashes[name] = hashlib.sha256(source).hexdigest()
-        if not (folder / name).exists():
-            _warn_of_modules(path, source)
-            with replacing(folder / name) as unfinished:
-                unfinished.parent.mkdir(parents=True, exist_ok=True)
-                unfinished.write_bytes(source)
-        return name
+        copies = _folder_of_copies(path.parent, folder.resolve(), folders)
+        for name, source in sources_of(path).items():
+            copy = str(copies / name)
+            hashes[copy] = hashlib.sha256(source).hexdigest()
+            if not (folder / copy).exists():
+                with replacing(folder / copy) as unfinished:
+                    unfinished.parent.mkdir(parents=True, exist_ok=True)
+                    unfinished.write_bytes(source)
+        return str(copies / path.name)
 
     table = rename_plugin_files(experiment.to_table(), experiment.base, keep)
     return {**table, PLUGINS: hashes} if hashes else table
 
 
-def _name_of_copy(path: Path, folder: Path, originals: dict[str, Path]) -> str:
-    """Return the path of a copy in `folder`. Files of the same name are in folders of their own."""
-    if path.is_relative_to(folder):
-        return str(path.relative_to(folder))
-    names = [f"{PLUGINS}/{path.name}", *(f"{PLUGINS}/{i}/{path.name}" for i in range(2, len(originals) + 3))]
-    name = next(name for name in names if originals.get(name, path) == path)
-    originals[name] = path
-    return name
+def _folder_of_copies(original: Path, run: Path, folders: dict[str, Path]) -> Path:
+    """Return the path in the folder of a run for the files of one folder. Every original folder has one of its own."""
+    if original.is_relative_to(run):
+        return original.relative_to(run)
+    names = [PLUGINS, *(f"{PLUGINS}/{i}" for i in range(2, len(folders) + 3))]
+    name = next(name for name in names if folders.get(name, original) == original)
+    folders[name] = original
+    return Path(name)
+
+
+def hash_plugin_file(path: Path) -> str:
+    """Return a hash of a plug-in file and of the modules beside it that it imports. Their folder does not count."""
+    hashes = {name: hashlib.sha256(source).hexdigest() for name, source in sources_of(path).items()}
+    if len(hashes) == 1:
+        return hashes[path.name]
+    return hashlib.sha256(json.dumps([path.name, hashes]).encode()).hexdigest()
 
 
 def with_plugin_hashes(experiment: Experiment) -> dict[str, Any]:
@@ -88,7 +96,8 @@ def with_plugin_hashes(experiment: Experiment) -> dict[str, Any]:
     hashes: dict[str, str] = {}
 
     def add(path: Path) -> str:
-        hashes[str(path)] = hashlib.sha256(source_of(path)).hexdigest()
+        for name, source in sources_of(path).items():
+            hashes[str(path.parent / name)] = hashlib.sha256(source).hexdigest()
         return str(path)
 
     table = rename_plugin_files(experiment.to_table(), experiment.base, add)
@@ -116,25 +125,3 @@ def changed_plugin_files(hashes: object, base: Path) -> list[str]:
                 f"restore the file or, to run the changed code, remove its line from the table {PLUGINS!r}"
             )
     return problems
-
-
-def _warn_of_modules(path: Path, source: bytes) -> None:
-    """Warn if a plug-in file imports modules of its own folder: a run keeps, and agents get, the named files only."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return  # a file that is not loaded yet: its loader reports the error
-    imported: set[str] = set()
-    for statement in ast.walk(tree):
-        if isinstance(statement, ast.Import):
-            imported.update(alias.name.partition(".")[0] for alias in statement.names)
-        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            imported.add(statement.module.partition(".")[0])
-    beside = [f"{name}.py" for name in sorted(imported) if (path.parent / f"{name}.py").is_file()]
-    beside += [f"{name}/" for name in sorted(imported) if (path.parent / name / "__init__.py").is_file()]
-    if beside:
-        warnings.warn(
-            f"plug-in {path.name!r} imports {', '.join(beside)} from its own folder: the run keeps no copy of it, and "
-            "agents do not get it; put the code into one file, or install it as a package",
-            stacklevel=4,
-        )

@@ -17,7 +17,7 @@ from shoal.experiment.plugin_files import keep_plugin_files
 from shoal.experiment.process_state import process_state_kept
 from shoal.experiment.run_results import Run
 from shoal.experiment.writing import write_experiment, write_mapping
-from shoal.plugins import file_being_imported
+from shoal.plugin_modules import file_being_imported
 from shoal.results.checkpoints import Manifest
 from shoal.results.monitor import RunMonitor
 from shoal.results.progress import Outcome, ProgressListener, Status

@@ -27,7 +27,7 @@ from shoal.node_context import CheckpointSaver, EvaluationSchedule, NodeContext,
 from shoal.runtime import Runtime
 from shoal.topologies.graph import Mixing, Topology, TopologyWarning
 from shoal.training import Trainer, TrainerBackend, TrainerFactory, TrainerInputs
-from shoal.training.metrics import TRAINERS, Metrics
+from shoal.training.metrics import Metrics
 from shoal.training.settings import OPTIONAL_SETTINGS, Training
 from shoal.training.trainer import ScheduledTrainer
 from shoal.types import NodeId, Params
@@ -185,7 +185,7 @@ def create_trainer_factory(experiment: Experiment, partitioned: PartitionedData)
     """Build the model, and what its trainers share."""
     plan = experiment.evaluation
     metrics = Metrics(partitioned.data, plan.metrics)
-    if plan.metric is not None and experiment.trainer.name in TRAINERS:
+    if plan.metric is not None and experiment.trainer.traits.reports_metrics:
         metrics.check(plan.metric)
     inputs = TrainerInputs(
         seed=experiment.seed,

@@ -12,7 +12,7 @@ from shoal import schema
 from shoal.errors import ExperimentError
 from shoal.experiment.registry import Component
 from shoal.training.settings import Training
-from shoal.types import Bounds, FormerOption, NodeId, parse_node_ids
+from shoal.types import Bounds, FormerOption, NodeId, NodeIds, parse_node_ids
 
 Engine: TypeAlias = Literal["simulation", "processes"]
 Batching: TypeAlias = Literal["auto", "off", "vmap", "pool", "ray"]
@@ -172,7 +172,7 @@ class Group:
     A component is a table, a name, a class or an instance; in an experiment, it is a table.
     """
 
-    nodes: str
+    nodes: NodeIds
     algorithm: Any = None
     sharing: Any = None
     training: Mapping[str, Any] | None = None

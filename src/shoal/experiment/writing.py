@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import tomli_w
 
-from shoal.experiment.plugin_files import rename_plugin_files
+from shoal.experiment.plugin_files import hash_plugin_file, rename_plugin_files
 from shoal.experiment.registry import plain
 from shoal.experiment.tables import NOT_IN_TABLES, PARENT_TABLES
-from shoal.plugins import source_of
 from shoal.results.records import replacing
 from shoal.types import format_node_ids
 
@@ -66,9 +65,7 @@ def experiment_hash(experiment: Experiment) -> str:
     experiment.toml. A run that is resumed on several machines has sealed links. Of a plug-in file the content counts,
     not the path: a run that is resumed uses its own copies.
     """
-    table = rename_plugin_files(
-        experiment.to_table(), experiment.base, lambda path: hashlib.sha256(source_of(path)).hexdigest()
-    )
+    table = rename_plugin_files(experiment.to_table(), experiment.base, hash_plugin_file)
     simulation = {k: v for k, v in table["simulation"].items() if k != "batching"}
     processes = {k: v for k, v in table["processes"].items() if k != "sealed"}
     hashed = {**table, "simulation": simulation, "processes": processes}

@@ -1,6 +1,6 @@
 """Files that hold the state of one node: arrays as tensors of safetensors, everything else as JSON in its metadata.
 
-Nothing is unpickled: a state contains numbers, strings, None, arrays, and lists and dictionaries of these.
+Nothing is unpickled: a state contains numbers, strings, None, arrays, and lists, tuples and dictionaries of these.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from shoal.results.records import replacing
 
 ARRAY = "array"
 """The one key of a table that stands for an array. Its value is the name of the tensor."""
+TUPLE = "tuple"
+"""The one key of a table that stands for a tuple. Its value is the list of its items."""
+PAIRS = "pairs"
+"""The one key of a table that stands for a dictionary which JSON cannot hold, or which looks like one of these tables.
+Its value is the list of its keys and values."""
 STATE = "state"
 """The key of the metadata that holds the rest of the state."""
 
@@ -65,29 +70,49 @@ def matches(path: Path, written: StateFile) -> bool:
 
 
 def split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arrays of a state by name, and the state with a table in place of every array."""
+    """Return the arrays of a state by name, and the state as JSON can hold it, with a table in place of every array.
+
+    Raises TypeError, with the place in the state, for a value of another type.
+    """
     arrays: dict[str, Any] = {}
-    return arrays, _without_arrays(state, "", arrays)
+    return arrays, _encode(state, "", arrays)
 
 
 def join(value: Any, arrays: dict[str, Any]) -> Any:
     """Undo `split`."""
-    if isinstance(value, dict):
-        if value.keys() == {ARRAY}:
-            return arrays[value[ARRAY]]
-        return {key: join(inner, arrays) for key, inner in value.items()}
-    return [join(inner, arrays) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [join(inner, arrays) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {ARRAY}:
+        return arrays[value[ARRAY]]
+    if value.keys() == {TUPLE}:
+        return tuple(join(value[TUPLE], arrays))
+    if value.keys() == {PAIRS}:
+        return {join(key, arrays): join(inner, arrays) for key, inner in value[PAIRS]}
+    return {key: join(inner, arrays) for key, inner in value.items()}
 
 
-def _without_arrays(value: Any, name: str, arrays: dict[str, Any]) -> Any:
-    """Return `value` with a table in place of every array, and add the arrays to `arrays`."""
+def _encode(value: Any, name: str, arrays: dict[str, Any]) -> Any:
+    """Return `value` as JSON can hold it, and add its arrays to `arrays`."""
     if isinstance(value, np.ndarray | np.generic):
+        while name in arrays:  # keys may contain slashes
+            name += "'"
         arrays[name] = np.ascontiguousarray(value) if value.ndim else np.asarray(value)
         return {ARRAY: name}
     if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value) or value.keys() == {ARRAY}:
-            raise TypeError(f"{name}: a state needs strings as keys, other than {ARRAY!r} alone: {list(value)[:5]}")
-        return {key: _without_arrays(inner, f"{name}/{key}", arrays) for key, inner in value.items()}
+        encoded = [(key, _encode(inner, f"{name}/{key}", arrays)) for key, inner in value.items()]
+        if all(isinstance(key, str) for key in value) and not any(
+            value.keys() == {key} for key in (ARRAY, TUPLE, PAIRS)
+        ):
+            return dict(encoded)
+        return {PAIRS: [[_encode(key, name, arrays), inner] for key, inner in encoded]}
     if isinstance(value, list | tuple):
-        return [_without_arrays(inner, f"{name}/{i}", arrays) for i, inner in enumerate(value)]
-    return value
+        items = [_encode(inner, f"{name}/{i}", arrays) for i, inner in enumerate(value)]
+        return {TUPLE: items} if isinstance(value, tuple) else items
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"{name}: a checkpoint cannot hold a value of type {type(value).__name__}; use arrays, numbers, strings, None, "
+        "and lists, tuples and dictionaries of these"
+    )

@@ -172,10 +172,10 @@ def _check_state(make: Callable[[], _Exchange], size: int, seed: int) -> None:
 def _copied(state: Any) -> Any:
     """Copy a state as a checkpoint does. Raises AssertionError for anything but plain data."""
     if isinstance(state, dict):
-        assert all(isinstance(key, str) for key in state), f"state() has keys that are not strings: {list(state)}"
-        return {key: _copied(value) for key, value in state.items()}
+        return {_copied(key): _copied(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return [_copied(value) for value in state]
+        items = [_copied(value) for value in state]
+        return tuple(items) if isinstance(state, tuple) else items
     if isinstance(state, np.ndarray):
         return state.copy()
     assert state is None or isinstance(state, bool | int | float | str), (

@@ -39,8 +39,6 @@ DEFAULT: dict[Task, tuple[str, ...]] = {
 }
 """The metrics of an experiment that does not set `evaluation.metrics`."""
 TOP = 5
-TRAINERS = ("torch", "scikit")
-"""Trainers that report these metrics. Flower clients and plug-ins choose the names of their scores themselves."""
 
 
 class Metrics:
@@ -48,7 +46,12 @@ class Metrics:
 
     def __init__(self, data: Data, names: Sequence[str] | None = None) -> None:
         self.names = DEFAULT[data.task] if names is None else tuple(dict.fromkeys([*names, "loss"]))
-        if problems := [_unknown_metric(name, data.task) for name in self.names if name not in BY_TASK[data.task]]:
+        defined = BY_TASK[data.task]
+        if problems := unknown_metrics(self.names) or [
+            f"evaluation.metrics: {name!r} is not defined for a {data.task} task; use {', '.join(defined)}"
+            for name in self.names
+            if name not in defined
+        ]:
             raise ExperimentError(problems)
         self._task: Task = data.task
         self._classes = data.classes
@@ -119,14 +122,13 @@ class Metrics:
         return found
 
 
+def unknown_metrics(names: Sequence[str]) -> list[str]:
+    """List the problems of names in `evaluation.metrics` that are not defined for any task."""
+    known = set().union(*BY_TASK.values())
+    return [f"evaluation.metrics: {name!r} is unknown{nearest(name, known)}" for name in names if name not in known]
+
+
 def add_sums(totals: dict[str, Any], sums: Mapping[str, Any]) -> None:
     """Add the sums of a batch to `totals`, in place."""
     for name, value in sums.items():
         totals[name] = totals[name] + value if name in totals else value
-
-
-def _unknown_metric(name: str, task: Task) -> str:
-    everywhere = {known for names in BY_TASK.values() for known in names}
-    if name in everywhere:
-        return f"evaluation.metrics: {name!r} is not defined for a {task} task; use {', '.join(BY_TASK[task])}"
-    return f"evaluation.metrics: {name!r} is unknown{nearest(name, BY_TASK[task])}"

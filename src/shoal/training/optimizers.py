@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -267,22 +267,38 @@ def _copy(value: Any) -> Any:
 
 
 def tensors_to_arrays(state: OptimizerState) -> State:
-    """Return a state with NumPy arrays in place of tensors. They are copies: the optimizer writes into its own."""
-    return {
-        k: tensors_to_arrays(v) if isinstance(v, dict) else v.detach().cpu().numpy().copy() if hasattr(v, "cpu") else v
-        for k, v in state.items()
-    }
+    """Return a state with NumPy arrays in place of tensors, also in lists, tuples and dictionaries.
+
+    They are copies: the optimizer writes into its own.
+    """
+
+    def array(value: Any, key: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()  # an array would become a tensor
+        return value.detach().cpu().numpy().copy() if hasattr(value, "cpu") else value
+
+    arrays: State = _map_entries(state, array)
+    return arrays
 
 
 def arrays_to_tensors(state: State, device: torch.device) -> OptimizerState:
     """Undo `tensors_to_arrays`. Step counters stay on the CPU, where torch keeps them."""
     import torch
 
-    return {
-        k: arrays_to_tensors(v, device)
-        if isinstance(v, dict)
-        else torch.tensor(v, device=torch.device("cpu") if k == "step" else device)
-        if isinstance(v, np.ndarray)
-        else v
-        for k, v in state.items()
-    }
+    def tensor(value: Any, key: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        return torch.tensor(value, device=torch.device("cpu") if key == "step" else device)
+
+    tensors: OptimizerState = _map_entries(state, tensor)
+    return tensors
+
+
+def _map_entries(value: Any, change: Callable[[Any, Any], Any], key: Any = None) -> Any:
+    """Return a state with every entry changed. `change` gets the entry, and the key of the dictionary that it is in."""
+    if isinstance(value, dict):
+        return {key: _map_entries(inner, change, key) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_map_entries(inner, change, key) for inner in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return change(value, key)

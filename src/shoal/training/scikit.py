@@ -32,7 +32,7 @@ class ScikitBackend:
     alpha: Annotated[float, Bounds(at_least=0)] = 0.0001
     l1_ratio: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.15
 
-    traits: ClassVar[Traits] = Traits(augments=True, fine_tunes=True, limits_threads=True)
+    traits: ClassVar[Traits] = Traits(augments=True, fine_tunes=True, reports_metrics=True, limits_threads=True)
 
     def create_factory(self, inputs: TrainerInputs) -> ScikitTrainerFactory:
         if inputs.data.task != "classification" or inputs.data.sizes:

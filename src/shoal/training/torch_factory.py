@@ -29,7 +29,11 @@ class TorchBackend:
     """The experiment's model as a torch module, trained with the optimizer and the loss of `training`."""
 
     traits: ClassVar[Traits] = Traits(
-        augments=True, fine_tunes=True, training_options=frozenset(OPTIONAL_SETTINGS), imports_torch=True
+        augments=True,
+        fine_tunes=True,
+        reports_metrics=True,
+        training_options=frozenset(OPTIONAL_SETTINGS),
+        imports_torch=True,
     )
 
     def create_factory(self, inputs: TrainerInputs) -> TorchTrainerFactory:

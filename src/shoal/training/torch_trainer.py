@@ -51,6 +51,7 @@ class TorchTrainer:
         self._buffers: dict[str, torch.Tensor] | None = None
         self._progress = (0, 0)
         self._alone = False
+        self._evaluated_alone = False
 
     @property
     def samples(self) -> int:
@@ -106,10 +107,13 @@ class TorchTrainer:
         return (id(self.learner), count, state_signature(self._state), self._rates(count))
 
     def evaluate_key(self) -> Hashable | None:
-        """Nodes are stacked if they are evaluated on the same, unchanged samples."""
+        """Nodes are stacked if they are evaluated on the same, unchanged samples.
+
+        A node is never stacked again after a stack whose scores had to be discarded.
+        """
         if self._tests is not None or self._shift is not None or self._fine_tuning is not None:
             return None
-        if not self.learner.evaluates_stacked:
+        if self._evaluated_alone or not self.learner.evaluates_stacked:
             return None
         return id(self.learner)
 
@@ -152,14 +156,17 @@ class TorchTrainer:
         try:
             return learner.stacked(lambda: learner.evaluate_stacked(params))
         except NotStackableError:
-            return [trainer.evaluate(own) for trainer, own in zip(trainers, params, strict=True)]
+            for trainer in trainers:
+                trainer._evaluated_alone = True
+            raise
 
     # State
 
     def state(self) -> State:
         """Return the optimizer's state, the node's buffers, the position in the batches and samples received.
 
-        `alone` is True for a node that is not stacked any more, so that a resumed run computes it in the same way.
+        `alone` and `evaluated_alone` are True for a node that is not stacked any more in trainings or evaluations, so
+        that a resumed run computes it in the same way.
         """
         return {
             "optimizer": tensors_to_arrays(self._state),
@@ -167,6 +174,7 @@ class TorchTrainer:
             "batches": self._batches.state(),
             "data": self.data.state(),
             "alone": self._alone,
+            "evaluated_alone": self._evaluated_alone,
         }
 
     def restore(self, state: State) -> None:
@@ -174,7 +182,8 @@ class TorchTrainer:
         self._batches.restore(state["batches"])
         self._state = arrays_to_tensors(state["optimizer"], self.learner.device)
         self._buffers = arrays_to_tensors(state["buffers"], self.learner.device) or None
-        self._alone = state.get("alone", False)  # earlier versions did not have it
+        self._alone = state.get("alone", False)  # earlier versions had neither
+        self._evaluated_alone = state.get("evaluated_alone", False)
 
     def draw(self, steps: int) -> tuple[Indices, int]:
         """Draw the next batches, and a seed for random draws in the module (dropout)."""

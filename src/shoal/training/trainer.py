@@ -108,7 +108,10 @@ class BatchableTrainer(Protocol):
 
     @staticmethod
     def evaluate_batch(trainers: Sequence[Any], params: Sequence[Params]) -> list[dict[str, float]]:
-        """Return the result of `evaluate` for every trainer."""
+        """Return the result of `evaluate` for every trainer.
+
+        Raises `NotStackableError` if each of them must be evaluated alone, which the caller does then.
+        """
         ...
 
 

@@ -87,19 +87,20 @@ def kubernetes_steps(deployment: Deployment, options: KubernetesOptions, folder:
 def _config_map(deployment: Deployment) -> Manifest:
     texts: dict[str, str] = {}
     binary: dict[str, str] = {}
-    for name, content in deployment.files.items():
+    for name, key in _config_keys(deployment).items():
+        content = deployment.files[name]
         try:
-            texts[_config_key(name)] = content.decode()
+            texts[key] = content.decode()
         except UnicodeDecodeError:
-            binary[_config_key(name)] = base64.b64encode(content).decode()
+            binary[key] = base64.b64encode(content).decode()
     manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(deployment, "experiment"), "data": texts}
     return {**manifest, "binaryData": binary} if binary else manifest
 
 
-def _config_key(name: str) -> str:
-    """Return the key of a file in the ConfigMap. Keys cannot have slashes; `items` of the volume restores the path."""
-    folder, slash, _ = name.partition("/")
-    return f"file-{folder}" if slash else name
+def _config_keys(deployment: Deployment) -> dict[str, str]:
+    """Return the keys of files in the ConfigMap, by path. Keys cannot have slashes; the volume restores the paths."""
+    in_folders = [name for name in deployment.files if "/" in name]
+    return {name: name for name in deployment.files} | {name: f"file-{i}" for i, name in enumerate(in_folders)}
 
 
 def _claim(deployment: Deployment, options: KubernetesOptions) -> Manifest:
@@ -241,7 +242,7 @@ def _container(options: KubernetesOptions, name: str, arguments: list[str], cpus
 
 
 def _config_volume(deployment: Deployment) -> Manifest:
-    items = [{"key": _config_key(name), "path": name} for name in deployment.files]
+    items = [{"key": key, "path": name} for name, key in _config_keys(deployment).items()]
     return {"configMap": {"name": f"{deployment.name}-experiment", "items": items}}
 
 

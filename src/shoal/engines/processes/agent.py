@@ -248,8 +248,9 @@ class LocalAgent:
     def _start(self, request: control.StartNodes) -> None:
         settings = self._settings
         if not request.restarted:
-            services = sum(node >= request.training_nodes for node in request.nodes)
-            check_capacity(len(request.nodes) - services, services, self._parameters)
+            nodes = [*request.nodes, *request.late_nodes]
+            services = sum(node >= request.training_nodes for node in nodes)
+            check_capacity(len(nodes) - services, services, self._parameters)
         places = []
         if self._namespaces is not None:
             places = [self._namespaces.place(node) for node in range(len(settings.access_links or ()))]

@@ -66,14 +66,18 @@ class AgentGroup:
             agent.send(request)
 
     def start(self, request: control.StartNodes) -> None:
-        """Have the nodes of `request` started, each by its agent."""
-        placed = self._by_position(request.nodes)
-        if request.with_network:
-            placed.setdefault(0, [])  # the first agent starts the network process, even if its nodes join later
-        for position, nodes in sorted(placed.items()):
-            first = request.with_network and position == 0
+        """Have the nodes of `request` started, each by its agent. Agents whose nodes are all late get it too."""
+        placed, late = self._by_position(request.nodes), self._by_position(request.late_nodes)
+        network = {0} if request.with_network else set()  # the first agent starts the network process
+        for position in sorted(placed.keys() | late.keys() | network):
             self._agents[position].send(
-                msgspec.structs.replace(request, nodes=nodes, with_network=first, clock_error=self.clock_error)
+                msgspec.structs.replace(
+                    request,
+                    nodes=placed.get(position, []),
+                    late_nodes=late.get(position, []),
+                    with_network=position in network,
+                    clock_error=self.clock_error,
+                )
             )
 
     def kill(self, nodes: Collection[NodeId]) -> None:

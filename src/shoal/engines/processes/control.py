@@ -51,6 +51,8 @@ class StartNodes(msgspec.Struct, frozen=True, tag=True):
     """The address at which other nodes reach these nodes; None: the one that the experiment sets."""
     training_nodes: int = 0
     """Nodes with ids from this number on serve the others instead of training."""
+    late_nodes: list[NodeId] = []
+    """Nodes that are not started now and join later. The agent checks that they will fit on its machine."""
     restarted: bool = False
     """Whether these nodes start in a run in progress: they ran before and failed, or join late."""
     incarnations: dict[NodeId, int] = {}

@@ -233,6 +233,7 @@ class Coordinator:
             sorted(self._registry.present),
             self._run.id,
             training_nodes=experiment.nodes,
+            late_nodes=sorted(self._tracker.not_joined),
             with_network=self._run.environment.needs_network_model,
             key_folder=None if plan.keys is None else str(plan.keys),
             public_keys=[] if plan.keys is None else self._registry.public_keys(),

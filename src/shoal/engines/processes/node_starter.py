@@ -76,6 +76,7 @@ class NodeStarter:
             msgspec.structs.replace(
                 self._request,
                 nodes=sorted(nodes),
+                late_nodes=[],
                 restarted=True,
                 incarnations={node: self._tracker.incarnations[node] for node in nodes},
                 with_network=False,

@@ -267,10 +267,10 @@ def _preload() -> None:
 
 
 def main() -> None:
-    exit_with_parent(int(sys.argv[2]))
+    exit_with_parent(int(sys.argv[3]))
     raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what a Ctrl-C means
-    pipe = Connection(int(sys.argv[1]))
+    pipe = Connection(int(sys.argv[2]))
     if PRELOAD in sys.argv:
         _preload()
     try:
@@ -281,7 +281,3 @@ def main() -> None:
         for output in (sys.stdout, sys.stderr):
             os.dup2(log.fileno(), output.fileno())
     Zygote(pipe, folder).serve()
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -23,6 +24,11 @@ MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
 }
+ZYGOTE = "shoal.engines.processes.zygote"
+START = (
+    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv.pop()); importlib.import_module(sys.argv[1]).main()"
+)
+"""Run a module in a process that looks for modules where this one does, and not in the working folder."""
 PRELOAD = "--preload"
 """The option of a zygote that imports what runs need before it belongs to a run."""
 WRITE_BYTES = 2**16
@@ -49,13 +55,14 @@ class ZygoteProcess:
 
     def _start(self, pipe: int) -> subprocess.Popen[bytes]:
         options = [PRELOAD] if self._folder is None else []
+        arguments = [ZYGOTE, str(pipe), str(os.getpid()), *options, json.dumps([str(path) for path in sys.path])]
         with ExitStack() as opened:
             log = None  # the output of this process
             if self._folder is not None:
                 opened.enter_context(writing_to(self._folder.log))
                 log = opened.enter_context(open(self._folder.log, "ab"))
             return subprocess.Popen(
-                [sys.executable, "-m", "shoal.engines.processes.zygote", str(pipe), str(os.getpid()), *options],
+                [sys.executable, "-P", "-c", START, *arguments],
                 pass_fds=[pipe],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -15,6 +15,7 @@ from shoal.engines.worker import MAX_COMMANDS, Command, Reply, Worker, decode_st
 from shoal.errors import NodeError
 from shoal.runtime import Work
 from shoal.state import State, Stateful
+from shoal.training.module_draws import NotStackableError
 from shoal.training.trainer import Evaluate, Train, Trained, Trainer
 from shoal.types import Params
 
@@ -57,7 +58,7 @@ class StackedExecutor:
     def __init__(self) -> None:
         self.trained_together = False
         """Whether some nodes were trained together."""
-        self._warned = False
+        self._warned: set[str] = set()
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         groups: dict[Hashable, list[int]] = {}
@@ -66,21 +67,35 @@ class StackedExecutor:
         results: list[Any] = [None] * len(works)
         for members in groups.values():
             group = [works[i] for i in members]
-            done = group[0].run_batch(group) if len(group) > 1 else [group[0].run()]
-            if len(group) > 1 and isinstance(group[0], Train):
-                self._note_training(done)
+            done = self._run_group(group) if len(group) > 1 else [group[0].run()]
             for i, result in zip(members, done, strict=True):
                 results[i] = result
         return results
+
+    def _run_group(self, group: Sequence[Work[Any]]) -> list[Any]:
+        """Compute work with one batch key together or, if that turns out to be impossible, one after another."""
+        try:
+            done = group[0].run_batch(group)
+        except NotStackableError as error:
+            self._warn("evaluated", len(group), str(error))
+            return [work.run() for work in group]
+        if isinstance(group[0], Train):
+            self._note_training(done)
+        return done
 
     def _note_training(self, done: Sequence[Trained]) -> None:
         """Note whether these nodes were trained together. Warn of the first ones that were not."""
         reasons = [trained.not_batched for trained in done if trained.not_batched]
         self.trained_together |= len(reasons) < len(done)
-        if reasons and not self._warned:
-            self._warned = True
+        if reasons:
+            self._warn("trained", len(reasons), reasons[0])
+
+    def _warn(self, what: str, nodes: int, reason: str) -> None:
+        """Warn of the first nodes that are trained, or evaluated, one by one."""
+        if what not in self._warned:
+            self._warned.add(what)
             warnings.warn(
-                f"simulation.batching = 'vmap': {len(reasons)} nodes are trained one by one from now on: {reasons[0]}",
+                f"simulation.batching = 'vmap': {nodes} nodes are {what} one by one from now on: {reason}",
                 stacklevel=2,
             )
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
-from shoal.types import Bounds, NodeId, parse_node_ids
+from shoal.types import Bounds, NodeId, NodeIds, parse_node_ids
 
 Kind: TypeAlias = Literal[
     "crash", "raise", "hang", "restart", "join", "partition", "repair", "hold", "release", "slow", "drop"
@@ -67,10 +67,10 @@ class Fault:
     round: Annotated[int, Bounds(at_least=0)] | None = None
     """Happens when a node starts this round or, if it does not take part in it, its next round. A join happens when the
     first node that is there starts this round."""
-    nodes: str | None = None
+    nodes: NodeIds | None = None
     """Several nodes, as in "0-3, 8". Without nodes, a random fault picks any training node, and a fault between nodes
     applies to all nodes."""
-    others: str | None = None
+    others: NodeIds | None = None
     """The nodes on the other side of a fault between nodes. Default: all other nodes, including servers."""
     oneway: bool | None = None
     """Whether the fault affects only messages from `nodes` to `others`. Default: both directions."""

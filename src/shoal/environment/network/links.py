@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from shoal import schema
 from shoal.environment.network.network import LOOPBACK, MEGABIT, NetworkTimeline, Route, capacity
-from shoal.types import Bounds, NodeId, parse_node_ids
+from shoal.types import Bounds, NodeId, NodeIds, parse_node_ids
 
 Pair: TypeAlias = tuple[NodeId, NodeId]
 """Sender and receiver."""
@@ -27,8 +27,8 @@ class LinkOverride:
     direction, between the sender's upload and the receiver's download.
     """
 
-    from_: str
-    to: str
+    from_: NodeIds
+    to: NodeIds
     latency: Annotated[float, Bounds(at_least=0)] | None = None
     jitter: Annotated[float, Bounds(at_least=0)] | None = None
     bandwidth: Annotated[float, Bounds(above=0)] | None = None

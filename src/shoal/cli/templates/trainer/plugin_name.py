@@ -20,7 +20,9 @@ class PluginName:
     """Softmax regression with stochastic gradient descent: `training.lr` and `training.schedule` set the step size."""
 
     # What it does of the options that not every trainer has: see the docs of trainers.
-    traits: ClassVar[Traits] = Traits(augments=True, fine_tunes=True, training_options=frozenset(["schedule"]))
+    traits: ClassVar[Traits] = Traits(
+        augments=True, fine_tunes=True, reports_metrics=True, training_options=frozenset(["schedule"])
+    )
 
     decay: Annotated[float, Bounds(at_least=0)] = 0.0  # an experiment sets it: trainer = { name = …, decay = 0.01 }
 

@@ -211,7 +211,7 @@ def _write_sources(folder: RunFolder, files: list[protocol.SourceFile], allows_c
     base.mkdir()
     for file in files:
         path = Path(file.name)
-        if path.is_absolute() or ".." in path.parts or len(path.parts) != 2:
+        if path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
             raise LaunchError(f"the name {file.name!r} of a file is invalid")
         if path.name.endswith(".py") and not allows_code:
             raise LaunchError(
@@ -220,7 +220,7 @@ def _write_sources(folder: RunFolder, files: list[protocol.SourceFile], allows_c
             )
         if hashlib.sha256(file.content).hexdigest() != file.digest:
             raise LaunchError(f"the file {path.name!r} has arrived damaged: its hash differs")
-        (base / path.parent).mkdir(exist_ok=True)
+        (base / path.parent).mkdir(parents=True, exist_ok=True)
         (base / path).write_bytes(file.content)
     return base
 

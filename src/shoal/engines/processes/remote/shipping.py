@@ -14,7 +14,8 @@ from shoal.errors import LaunchError
 from shoal.experiment import Experiment
 from shoal.experiment.plugin_files import map_strings
 from shoal.experiment.resolving import locate
-from shoal.plugins import source_of, split_file
+from shoal.plugin_modules import sources_of
+from shoal.plugins import split_file
 
 MAX_BYTES = 64 * 2**20
 """The most bytes of all files of an experiment."""
@@ -30,6 +31,7 @@ class Shipment:
         self.files: list[SourceFile] = []
         self._base = experiment.base
         self._names: dict[Path, str] = {}
+        self._folders: dict[Path, int] = {}
         self._bytes = 0
         table = experiment.to_table()
         self.table: dict[str, Any] = {
@@ -51,11 +53,15 @@ class Shipment:
             return value
         if plugin := split_file(value):
             path = locate(plugin[0], self._base)
-            return f"{self._add(path, source_of(path))}:{plugin[1]}"
+            for name, source in sources_of(path).items():
+                self._add(path.parent, name, source)
+            return f"{self._names[path]}:{plugin[1]}"
         path = locate(Path(value), self._base)
-        return self._add(path, path.read_bytes()) if _is_file(path) else value
+        return self._add(path.parent, path.name, path.read_bytes()) if _is_file(path) else value
 
-    def _add(self, path: Path, content: bytes) -> str:
+    def _add(self, folder: Path, name: str, content: bytes) -> str:
+        """Add a file of a folder, and return its new name. Files of one folder stay in one folder."""
+        path = folder / name
         if path not in self._names:
             self._bytes += len(content)
             if self._bytes > MAX_BYTES:
@@ -63,7 +69,7 @@ class Shipment:
                     f"the files that the experiment names are larger than {MAX_BYTES // 2**20} MiB with {str(path)!r}: "
                     "only data sets can be larger, which every machine must have"
                 )
-            self._names[path] = f"{len(self._names)}/{path.name}"
+            self._names[path] = f"{self._folders.setdefault(folder, len(self._folders))}/{name}"
             self.files.append(SourceFile(self._names[path], hashlib.sha256(content).hexdigest(), content))
         return self._names[path]
 
