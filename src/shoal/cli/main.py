@@ -87,7 +87,8 @@ class ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
 
-        parser.exit(message=f"shoal {version('shoal')}\n")
+        print(f"shoal {version('shoal')}")
+        parser.exit()
 
 
 def _parser() -> argparse.ArgumentParser:
