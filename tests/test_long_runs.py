@@ -106,7 +106,7 @@ CASES: dict[str, Case] = {
     "gradient-tracking": Case(GradientTracking(), Ring(), partial(gradient_tracking, ring())),
     "k-gt, 3 local steps": _k_gt(1.0),
     "k-gt, eta_s 0.5": _k_gt(0.5),
-    "qg-dsgdm": Case(QGDSGDm(), Ring(), partial(qg_dsgdm, ring())),
+    "qg-dsgdm": Case(QGDSGDm(), Ring(), partial(qg_dsgdm, ring()), tolerance=5e-5),
     "sgp": _mixing(SGP(), exponential(), Exponential()),
     "sgp, irregular graph": Case(SGP(), Irregular(), sgp),
     "relaysum": Case(RelaySum(), Star(), relaysum),
