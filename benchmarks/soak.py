@@ -5,10 +5,10 @@
     python benchmarks/soak.py --rounds 600 --nodes 8      # shorter
 
 The nodes run D-PSGD with a small model on a random 5-regular graph. All processes of the run are sampled in regular
-intervals: the proportional memory (PSS) of all of them, the private memory (USS) of nodes, the resident memory (RSS) of
-the coordinator and the zygote, and of each process the open files, the threads and the TCP connections. A node shares
-memory with the zygote until it writes to it. This increases the private memory of the node, but not its anonymous
-memory, private and shared.
+intervals: the proportional anonymous memory (PSS) of all of them, the private memory (USS) of nodes, the resident
+memory (RSS) of the coordinator and the zygote, and of each process the open files, the threads and the TCP connections.
+A node shares memory with the zygote until it writes to it. This increases the private memory of the node, but not its
+anonymous memory, private and shared.
 
 The figures compare the first tenth of the samples, from round 300 on, with the last tenth. A node that trains while it
 is sampled needs more memory than one that waits, so the figures are medians of the samples. The queue of a connection
@@ -65,8 +65,8 @@ class Sample:
     uss: int
     anonymous: int
     """Memory that is not of files, private or still shared with the zygote."""
-    pss: int
-    """Private memory, and an equal share of the memory that several processes share."""
+    proportional: int
+    """The private anonymous memory, and an equal share of the anonymous memory that several processes share."""
     rss: int
     files: int
     threads: int
@@ -92,12 +92,13 @@ class Sampler:
         for name, process in self._processes():
             try:
                 memory = process.memory_full_info()
+                proportional = _proportional(process.pid)
                 files, threads = process.num_fds(), process.num_threads()
-            except psutil.Error:
+            except (psutil.Error, OSError):
                 continue  # it has exited
             anonymous = memory.rss - memory.shared
             self.samples[name].append(
-                Sample(round, memory.uss, anonymous, memory.pss, memory.rss, files, threads, connections[process.pid])
+                Sample(round, memory.uss, anonymous, proportional, memory.rss, files, threads, connections[process.pid])
             )
         return round
 
@@ -118,6 +119,13 @@ class Sampler:
                 if (record := _parsed(line)) is not None and "round" in record:
                     return int(record["round"])
         return -1
+
+
+def _proportional(pid: int) -> int:
+    """The anonymous memory of a process in bytes; of shared memory its share. The sum over all processes is what they
+    use together, without files, which other programs may use too."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:"))
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
@@ -180,7 +188,7 @@ def growth(processes: list[list[Sample]], rounds: int, what: str, title: str, be
 def figures(samples: dict[str, list[Sample]], rounds: int) -> list[Figure]:
     nodes = [own for name, own in samples.items() if name.startswith("node")]
     found = [
-        growth(list(samples.values()), rounds, "pss", "all processes: growth of memory (PSS)"),
+        growth(list(samples.values()), rounds, "proportional", "all processes: growth of anonymous memory (PSS)"),
         growth(nodes, rounds, "uss", "nodes: growth of private memory"),
         growth(nodes, rounds, "uss", "… in the second half of the run", rounds // 2),
         growth(nodes, rounds, "anonymous", "nodes: growth of anonymous memory"),
