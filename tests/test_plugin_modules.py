@@ -173,6 +173,16 @@ def test_agents_get_the_modules_beside_a_plug_in(sources: Path) -> None:
     assert manifest.decode().count("ONE = 1.0") == 2
 
 
+def test_agents_get_a_file_that_is_a_plug_in_and_belongs_to_a_package_of_another_plug_in(sources: Path) -> None:
+    write(sources / "code" / "my_package", {"inner": ALGORITHM.replace("from my_factors import FACTOR", "FACTOR = 1")})
+    group = {"nodes": "0", "algorithm": {"name": "code/mine.py:Mine"}}
+    settings = {"engine": "processes", "algorithm.name": "code/my_package/inner.py:Mine", "group": [group]}
+    shipment = Shipment(Experiment.from_file(sources / "e.toml", settings))
+    names = {file.name for file in shipment.files}
+    assert {"0/inner.py", "1/mine.py", "1/my_package/inner.py"} <= names
+    assert shipment.table["algorithm"]["name"] == "0/inner.py:Mine"
+
+
 # Import statements
 
 IMPORTS = """
