@@ -230,6 +230,11 @@ def test_a_plug_in_with_the_name_of_a_library_imports_the_library(tmp_path: Path
     assert load(f"{tmp_path / 'other.py'}:node").__module__ == "shoal.node"
 
 
+def test_the_name_of_a_plug_in_file_may_have_dots(tmp_path: Path) -> None:
+    write(tmp_path, {"mine.v2": "from my_a import VALUE", "my_a": "VALUE = 1"})
+    assert load(f"{tmp_path / 'mine.v2.py'}:VALUE") == 1
+
+
 SCRIPT = """
 import sys
 from pathlib import Path

@@ -175,7 +175,8 @@ def _name_for(path: Path, folder: Path) -> str:
     own_name = path.parent.name if path.name == INIT else path.stem
     if _is_imported_by_script(own_name, path, folder):
         return own_name  # a second copy would have other classes
-    name = f"{MODULE_PREFIX}{own_name}_{zlib.crc32(str(path).encode()):08x}"
+    without_dots = own_name.replace(".", "_")  # Python would look for a package
+    name = f"{MODULE_PREFIX}{without_dots}_{zlib.crc32(str(path).encode()):08x}"
     _importer.files[name] = path, folder
     return name
 
