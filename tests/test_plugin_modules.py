@@ -183,6 +183,40 @@ def test_agents_get_a_file_that_is_a_plug_in_and_belongs_to_a_package_of_another
     assert shipment.table["algorithm"]["name"] == "0/inner.py:Mine"
 
 
+OUTER = """
+from dataclasses import dataclass, field
+from typing import Annotated
+from shoal.sharing import Sharing
+from shoal.types import Nested
+from my_package.inner import Inner
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Annotated[Sharing, Nested("sharing")] = field(default_factory=Inner)
+
+    def start(self, params):
+        self.inner.start(params)
+
+    def outgoing(self, params, round):
+        return self.inner.outgoing(params, round)
+
+    def merge(self, params, received, weights):
+        return self.inner.merge(params, received, weights)
+"""
+
+
+def test_a_component_of_a_package_is_loaded_with_the_plug_in_that_imports_it(sources: Path, tmp_path: Path) -> None:
+    inner = "from shoal.sharing.full import FullSharing\nfrom .one import ONE\nclass Inner(FullSharing): ..."
+    write(sources / "code", {"outer": OUTER, "my_package/inner": inner})
+    settings = {"engine": "processes", "sharing": {"name": "code/outer.py:Outer"}}
+    experiment = Experiment.from_file(sources / "e.toml", settings)
+    assert experiment.to_table()["sharing"]["inner"]["name"] == f"{sources / 'code' / 'outer.py'}:Inner"
+    run = experiment.run(tmp_path / "runs")
+    assert run.summary["status"] == "completed"
+    assert run.folder.read_experiment()["sharing"]["inner"]["name"] == "plugins/outer.py:Inner"
+    Experiment.from_file(run.folder.experiment)
+
+
 # Import statements
 
 IMPORTS = """

@@ -75,6 +75,22 @@ def sources_of(path: Path) -> dict[str, bytes]:
     return dict(sorted(found.items()))
 
 
+def file_with(cls: type) -> str:
+    """Return the plug-in file that leads to a class, which a plug-in file or a module beside it defines.
+
+    A file of a package cannot always be loaded without the package. So if a file beside the package has imported the
+    class, it is this file.
+    """
+    loaders = _loaders()
+    own = loaders.get(cls.__module__)
+    if own is not None and Path(own.path).parent != own.folder:
+        for name, loader in sorted(loaders.items(), key=lambda item: item[1].path):
+            is_beside = loader.folder == own.folder == Path(loader.path).parent
+            if is_beside and getattr(sys.modules[name], cls.__qualname__, None) is cls:
+                return loader.path
+    return str(sys.modules[cls.__module__].__file__)
+
+
 def forget_changed_files(path: Path) -> None:
     """Forget the modules of a plug-in's folder if one of their files has changed since this process loaded it.
 
