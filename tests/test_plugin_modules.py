@@ -264,6 +264,12 @@ def test_a_plug_in_with_the_name_of_a_library_imports_the_library(tmp_path: Path
     assert load(f"{tmp_path / 'other.py'}:node").__module__ == "shoal.node"
 
 
+def test_a_module_of_a_package_may_be_named_shoal(tmp_path: Path) -> None:
+    files = {"plug_in": "from my_package.shoal import VALUE", "my_package/__init__": "", "my_a": "VALUE = 1"}
+    write(tmp_path, {**files, "my_package/shoal": "import shoal\nfrom my_a import VALUE\nshoal.Node"})
+    assert load(f"{tmp_path / 'plug_in.py'}:VALUE") == 1
+
+
 def test_the_name_of_a_plug_in_file_may_have_dots(tmp_path: Path) -> None:
     write(tmp_path, {"mine.v2": "from my_a import VALUE", "my_a": "VALUE = 1"})
     assert load(f"{tmp_path / 'mine.v2.py'}:VALUE") == 1

@@ -172,7 +172,7 @@ class _PluginImporter:
             return None
         file, folder = self.files[top]
         if dot:  # a module of a package, which `path` leads to
-            inner = [_file_beside(Path(entry), name.rpartition(".")[2]) for entry in path or ()]
+            inner = [_file_in(Path(entry), name.rpartition(".")[2]) for entry in path or ()]
             found = next((file for file in inner if file is not None), None)
             if found is None:
                 return None
@@ -217,9 +217,12 @@ def _loader_of(path: Path) -> _SourceLoader | None:
 
 
 def _file_beside(folder: Path, module: str) -> Path | None:
+    """Return the file of a module, or of a package, that a plug-in takes from its folder; None if there is none."""
+    return None if module in NEVER_BESIDE else _file_in(folder, module)
+
+
+def _file_in(folder: Path, module: str) -> Path | None:
     """Return the file of a module, or of a package, in a folder; None if there is none."""
-    if module in NEVER_BESIDE:
-        return None
     files = (folder / module / INIT, folder / f"{module}.py")
     return next((file for file in files if file.is_file()), None)
 
