@@ -173,6 +173,50 @@ def test_agents_get_the_modules_beside_a_plug_in(sources: Path) -> None:
     assert manifest.decode().count("ONE = 1.0") == 2
 
 
+def test_agents_get_a_file_that_is_a_plug_in_and_belongs_to_a_package_of_another_plug_in(sources: Path) -> None:
+    write(sources / "code" / "my_package", {"inner": ALGORITHM.replace("from my_factors import FACTOR", "FACTOR = 1")})
+    group = {"nodes": "0", "algorithm": {"name": "code/mine.py:Mine"}}
+    settings = {"engine": "processes", "algorithm.name": "code/my_package/inner.py:Mine", "group": [group]}
+    shipment = Shipment(Experiment.from_file(sources / "e.toml", settings))
+    names = {file.name for file in shipment.files}
+    assert {"0/inner.py", "1/mine.py", "1/my_package/inner.py"} <= names
+    assert shipment.table["algorithm"]["name"] == "0/inner.py:Mine"
+
+
+OUTER = """
+from dataclasses import dataclass, field
+from typing import Annotated
+from shoal.sharing import Sharing
+from shoal.types import Nested
+from my_package.inner import Inner
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Annotated[Sharing, Nested("sharing")] = field(default_factory=Inner)
+
+    def start(self, params):
+        self.inner.start(params)
+
+    def outgoing(self, params, round):
+        return self.inner.outgoing(params, round)
+
+    def merge(self, params, received, weights):
+        return self.inner.merge(params, received, weights)
+"""
+
+
+def test_a_component_of_a_package_is_loaded_with_the_plug_in_that_imports_it(sources: Path, tmp_path: Path) -> None:
+    inner = "from shoal.sharing.full import FullSharing\nfrom .one import ONE\nclass Inner(FullSharing): ..."
+    write(sources / "code", {"outer": OUTER, "my_package/inner": inner})
+    settings = {"engine": "processes", "sharing": {"name": "code/outer.py:Outer"}}
+    experiment = Experiment.from_file(sources / "e.toml", settings)
+    assert experiment.to_table()["sharing"]["inner"]["name"] == f"{sources / 'code' / 'outer.py'}:Inner"
+    run = experiment.run(tmp_path / "runs")
+    assert run.summary["status"] == "completed"
+    assert run.folder.read_experiment()["sharing"]["inner"]["name"] == "plugins/outer.py:Inner"
+    Experiment.from_file(run.folder.experiment)
+
+
 # Import statements
 
 IMPORTS = """
@@ -218,6 +262,17 @@ def test_a_plug_in_with_the_name_of_a_library_imports_the_library(tmp_path: Path
     )
     assert load(f"{tmp_path / 'networkx.py'}:ring")(3).number_of_edges() == 3
     assert load(f"{tmp_path / 'other.py'}:node").__module__ == "shoal.node"
+
+
+def test_a_module_of_a_package_may_be_named_shoal(tmp_path: Path) -> None:
+    files = {"plug_in": "from my_package.shoal import VALUE", "my_package/__init__": "", "my_a": "VALUE = 1"}
+    write(tmp_path, {**files, "my_package/shoal": "import shoal\nfrom my_a import VALUE\nshoal.Node"})
+    assert load(f"{tmp_path / 'plug_in.py'}:VALUE") == 1
+
+
+def test_the_name_of_a_plug_in_file_may_have_dots(tmp_path: Path) -> None:
+    write(tmp_path, {"mine.v2": "from my_a import VALUE", "my_a": "VALUE = 1"})
+    assert load(f"{tmp_path / 'mine.v2.py'}:VALUE") == 1
 
 
 SCRIPT = """

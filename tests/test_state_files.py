@@ -93,3 +93,13 @@ def test_the_state_of_an_optimizer_is_the_same_after_it_was_written_and_read(pat
 def test_a_value_that_a_checkpoint_cannot_hold_is_named_with_its_place(value: Any, name: str, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=f"^/optimizer/0/history: a checkpoint cannot hold a value of type {name}; use"):
         write_state(tmp_path / "state", {"optimizer": [{"history": value}]})
+
+
+@pytest.mark.parametrize("key", [np.int64(3), np.float32(0.5), np.bool_(True), (np.int64(1), "a", (np.uint8(2),))])
+def test_numbers_of_numpy_may_be_keys(key: Any, path: Path) -> None:
+    state = {"models": {key: np.arange(3), "other": [{key: 1}]}}
+    write_state(path, state)
+    for read in (read_state(path), decode_state(encode_state(state))):
+        assert list(read["models"]) == [key, "other"]
+        assert read["models"][key].tolist() == [0, 1, 2]
+        assert read["models"]["other"] == [{key: 1}]

@@ -75,6 +75,22 @@ def sources_of(path: Path) -> dict[str, bytes]:
     return dict(sorted(found.items()))
 
 
+def file_with(cls: type) -> str:
+    """Return the plug-in file that leads to a class, which a plug-in file or a module beside it defines.
+
+    A file of a package cannot always be loaded without the package. So if a file beside the package has imported the
+    class, it is this file.
+    """
+    loaders = _loaders()
+    own = loaders.get(cls.__module__)
+    if own is not None and Path(own.path).parent != own.folder:
+        for name, loader in sorted(loaders.items(), key=lambda item: item[1].path):
+            is_beside = loader.folder == own.folder == Path(loader.path).parent
+            if is_beside and getattr(sys.modules[name], cls.__qualname__, None) is cls:
+                return loader.path
+    return str(sys.modules[cls.__module__].__file__)
+
+
 def forget_changed_files(path: Path) -> None:
     """Forget the modules of a plug-in's folder if one of their files has changed since this process loaded it.
 
@@ -156,7 +172,7 @@ class _PluginImporter:
             return None
         file, folder = self.files[top]
         if dot:  # a module of a package, which `path` leads to
-            inner = [_file_beside(Path(entry), name.rpartition(".")[2]) for entry in path or ()]
+            inner = [_file_in(Path(entry), name.rpartition(".")[2]) for entry in path or ()]
             found = next((file for file in inner if file is not None), None)
             if found is None:
                 return None
@@ -175,7 +191,8 @@ def _name_for(path: Path, folder: Path) -> str:
     own_name = path.parent.name if path.name == INIT else path.stem
     if _is_imported_by_script(own_name, path, folder):
         return own_name  # a second copy would have other classes
-    name = f"{MODULE_PREFIX}{own_name}_{zlib.crc32(str(path).encode()):08x}"
+    without_dots = own_name.replace(".", "_")  # Python would look for a package
+    name = f"{MODULE_PREFIX}{without_dots}_{zlib.crc32(str(path).encode()):08x}"
     _importer.files[name] = path, folder
     return name
 
@@ -200,9 +217,12 @@ def _loader_of(path: Path) -> _SourceLoader | None:
 
 
 def _file_beside(folder: Path, module: str) -> Path | None:
+    """Return the file of a module, or of a package, that a plug-in takes from its folder; None if there is none."""
+    return None if module in NEVER_BESIDE else _file_in(folder, module)
+
+
+def _file_in(folder: Path, module: str) -> Path | None:
     """Return the file of a module, or of a package, in a folder; None if there is none."""
-    if module in NEVER_BESIDE:
-        return None
     files = (folder / module / INIT, folder / f"{module}.py")
     return next((file for file in files if file.is_file()), None)
 

@@ -13,6 +13,7 @@ from shoal import schema
 from shoal.plugin_modules import (
     INIT,
     MODULE_PREFIX,
+    file_with,
     forget_changed_files,
     import_file,
     is_loaded,
@@ -73,7 +74,7 @@ def import_path(cls: type) -> str | None:
     if module is None or getattr(module, cls.__qualname__, None) is not cls:
         return None
     if cls.__module__.startswith(MODULE_PREFIX):
-        return f"{module.__file__}:{cls.__qualname__}"
+        return f"{file_with(cls)}:{cls.__qualname__}"
     file = _file_beside_script(module)
     return f"{cls.__module__ if file is None else file}:{cls.__qualname__}"
 

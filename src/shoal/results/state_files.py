@@ -106,7 +106,7 @@ def _encode(value: Any, name: str, arrays: dict[str, Any]) -> Any:
             value.keys() == {key} for key in (ARRAY, TUPLE, PAIRS)
         ):
             return dict(encoded)
-        return {PAIRS: [[_encode(key, name, arrays), inner] for key, inner in encoded]}
+        return {PAIRS: [[_encode(_plain_key(key), name, arrays), inner] for key, inner in encoded]}
     if isinstance(value, list | tuple):
         items = [_encode(inner, f"{name}/{i}", arrays) for i, inner in enumerate(value)]
         return {TUPLE: items} if isinstance(value, tuple) else items
@@ -116,3 +116,10 @@ def _encode(value: Any, name: str, arrays: dict[str, Any]) -> Any:
         f"{name}: a checkpoint cannot hold a value of type {type(value).__name__}; use arrays, numbers, strings, None, "
         "and lists, tuples and dictionaries of these"
     )
+
+
+def _plain_key(key: Any) -> Any:
+    """Return a key with the numbers of Python that equal its numbers of NumPy: an array cannot be a key."""
+    if isinstance(key, tuple):
+        return tuple(_plain_key(item) for item in key)
+    return key.item() if isinstance(key, np.generic) else key

@@ -30,7 +30,8 @@ class Shipment:
         """Raises `LaunchError` if the files are too large."""
         self.files: list[SourceFile] = []
         self._base = experiment.base
-        self._names: dict[Path, str] = {}
+        self._names: dict[tuple[Path, str], str] = {}
+        """The new names of files, by folder and path in it. A file may be in a folder and in a package of another."""
         self._folders: dict[Path, int] = {}
         self._bytes = 0
         table = experiment.to_table()
@@ -55,23 +56,22 @@ class Shipment:
             path = locate(plugin[0], self._base)
             for name, source in sources_of(path).items():
                 self._add(path.parent, name, source)
-            return f"{self._names[path]}:{plugin[1]}"
+            return f"{self._names[path.parent, path.name]}:{plugin[1]}"
         path = locate(Path(value), self._base)
         return self._add(path.parent, path.name, path.read_bytes()) if _is_file(path) else value
 
     def _add(self, folder: Path, name: str, content: bytes) -> str:
         """Add a file of a folder, and return its new name. Files of one folder stay in one folder."""
-        path = folder / name
-        if path not in self._names:
+        if (folder, name) not in self._names:
             self._bytes += len(content)
             if self._bytes > MAX_BYTES:
                 raise LaunchError(
-                    f"the files that the experiment names are larger than {MAX_BYTES // 2**20} MiB with {str(path)!r}: "
-                    "only data sets can be larger, which every machine must have"
+                    f"the files that the experiment names are larger than {MAX_BYTES // 2**20} MiB with "
+                    f"{str(folder / name)!r}: only data sets can be larger, which every machine must have"
                 )
-            self._names[path] = f"{self._folders.setdefault(folder, len(self._folders))}/{name}"
-            self.files.append(SourceFile(self._names[path], hashlib.sha256(content).hexdigest(), content))
-        return self._names[path]
+            new = self._names[folder, name] = f"{self._folders.setdefault(folder, len(self._folders))}/{name}"
+            self.files.append(SourceFile(new, hashlib.sha256(content).hexdigest(), content))
+        return self._names[folder, name]
 
 
 def _is_file(path: Path) -> bool:
