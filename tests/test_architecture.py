@@ -318,6 +318,10 @@ def test_importing_does_not_import_torch(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_packages_are_attributes_of_the_package_that_contains_them() -> None:
+    subprocess.run([sys.executable, "-c", "import shoal; shoal.topologies.Mixing"], check=True)
+
+
 def test_the_help_of_the_command_line_imports_no_command() -> None:
     program = (
         "import sys\nfrom shoal.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n"

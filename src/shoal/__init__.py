@@ -70,7 +70,10 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         value = getattr(importlib.import_module(_MODULES[name]), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            value = importlib.import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     globals()[name] = value
     return value
 

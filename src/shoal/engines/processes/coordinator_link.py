@@ -79,6 +79,8 @@ class CoordinatorLink:
 
     def close(self, last: control.NodeExiting | control.NodeFailed) -> None:
         """Send the last message, and wait until it is read: the exit of the process must not become known before."""
+        if self._socket.closed:
+            return
         self._loop.remove_reader(self._socket.FD)
         self._socket.send(control.encode(last))
         deadline = time.monotonic() + LAST_MESSAGE_SECONDS
