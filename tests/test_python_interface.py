@@ -146,6 +146,19 @@ def test_near_misses_in_any_case(given_settings: dict[str, Any], text: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("key", "given_class"),
+    [("optimizer", torch.optim.Adam), ("loss", nn.CrossEntropyLoss), ("loss", nn.CrossEntropyLoss())],
+)
+def test_the_error_for_a_class_of_torch_gives_a_name_that_works(key: str, given_class: Any) -> None:
+    with pytest.raises(ExperimentError, match=f"training.{key} = .*: expected string; write its name, '") as raised:
+        shoal.Experiment(training={key: given_class})
+    name = str(raised.value).split("'")[-2]
+    assert getattr(shoal.Experiment(training={key: name}).training, key) == name
+    with pytest.raises(ExperimentError, match=r"training\.device = .*: expected string$"):
+        shoal.Experiment(training={"device": torch.device("cpu")})
+
+
+@pytest.mark.parametrize(
     ("parameters", "problem"),
     [
         ({"lr": 0.1}, "lr: unknown key; it belongs to training.lr: write training={'lr': 0.1}"),

@@ -285,8 +285,10 @@ def shown(value: Any) -> str:
 def _class_name(value: Any, hint: Any) -> str:
     """Return the advice for a class, or an instance of one, where the name of the class is expected."""
     cls = value if isinstance(value, type) else type(value)
-    if hint is not str or cls.__module__ == "builtins":
+    if hint is not str or cls.__module__ in ("builtins", "torch"):  # "torch": a device or a type of numbers
         return ""
+    if cls.__module__.startswith(("torch.optim.", "torch.nn.")):
+        return f"; write its name, '{cls.__name__}'"
     return f"; write the name of the class, 'file.py:{cls.__name__}' or 'module:{cls.__name__}'"
 
 
