@@ -40,6 +40,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> shoal.Run:
 # Progress and callbacks
 
 
+@pytest.mark.parametrize("name", ["on_round", "on_evaluation"])
+def test_a_callback_that_is_no_function_is_an_error_before_the_run(name: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=f"{name} = 3: expected a function"):
+        shoal.Experiment(**QUICK).run(tmp_path, **{name: 3})
+    assert not list(tmp_path.iterdir())
+
+
 CRASH = {"fault": [{"nodes": "3", "kind": "crash", "round": 1}]}
 
 
