@@ -182,7 +182,7 @@ def test_metrics_are_a_data_frame_or_an_error_that_names_the_extra(run: shoal.Ru
 
 def test_a_finished_run_is_opened_by_its_folder_or_name(run: shoal.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.folder.path.parents[2])
-    for path in (run.folder.path, "runs", "quick"):
+    for path in (run.folder, run.folder.path, "runs", "quick"):
         opened = shoal.open_run(path)
         assert opened.folder.path.samefile(run.folder.path)
         assert opened.summary == run.summary
