@@ -272,6 +272,12 @@ def test_a_model_that_has_changed_since_the_run_is_an_error_with_both_sizes(run:
         shoal.Run(run.folder, run.summary, changed).model()
 
 
+def test_the_name_of_a_file_has_the_format(run: shoal.Run, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"model\.pt': expected a name that ends in \.safetensors"):
+        run.save_model(tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_that_cannot_be_written_is_an_error_and_nothing_is_left(run: shoal.Run, tmp_path: Path) -> None:
     (tmp_path / "taken.safetensors").mkdir()
     with pytest.raises(DataError, match=r"cannot write '.*taken.safetensors': Is a directory; choose another file"):
