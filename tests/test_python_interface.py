@@ -134,6 +134,12 @@ def test_names_in_overrides_and_groups() -> None:
         ({"model": "LeNet"}, "did you mean 'lenet' (LeNet-5 without normalisation"),
         ({"model": "LeNet"}, "or 'gn-lenet' (LeNet with group normalisation (Hsieh et al. 2020): the `LeNet` of"),
         ({"model": "ResNet18"}, "unknown model 'ResNet18'; did you mean 'resnet18'?"),
+        ({"model": "net.Net"}, "unknown model 'net.Net'; for a class of your own, write 'net.py:Net' or 'net:Net'"),
+        (
+            {"model": "net.py"},
+            "unknown model 'net.py'; for a class of your own, write 'net.py:' and the name of the class",
+        ),
+        ({"model": "nets.small.Net"}, "write 'nets/small.py:Net' or 'nets.small:Net'"),
         ({"topology": "RING"}, "unknown topology 'RING'; did you mean 'ring'?"),
         ({"training": {"optimiser": "sgd"}}, "training.optimiser: unknown key; did you mean 'optimizer'?"),
         ({"engine": "Processes"}, "did you mean 'processes'?"),
