@@ -142,6 +142,7 @@ def test_names_in_overrides_and_groups() -> None:
         ({"model": "nets.small.Net"}, "write 'nets/small.py:Net' or 'nets.small:Net'"),
         ({"topology": "RING"}, "unknown topology 'RING'; did you mean 'ring'?"),
         ({"training": {"optimiser": "sgd"}}, "training.optimiser: unknown key; did you mean 'optimizer'?"),
+        ({"training": {"learning_rate": 0.1}}, "training.learning_rate: unknown key; did you mean 'lr'?"),
         ({"engine": "Processes"}, "did you mean 'processes'?"),
     ],
 )

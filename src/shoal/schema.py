@@ -17,6 +17,7 @@ import difflib
 import inspect
 import keyword
 import math
+import re
 import types
 import typing
 import warnings
@@ -311,12 +312,17 @@ def _node_ids(value: Any, hint: Any) -> str:
 
 
 def closest(word: str, names: Sequence[str]) -> str | None:
-    """Return the name that is closest to `word`, in upper or lower case; None if none is close."""
+    """Return the name that is closest to `word`, in upper or lower case; None if none is close.
+
+    A name can also be the first letters of the words in `word`: `lr` is close to `learning_rate`.
+    """
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:
         return close[0]
     folded = {name.lower(): name for name in names}
-    return next((folded[name] for name in difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)), None)
+    initials = "".join(part[:1] for part in re.split("[-_ ]", word.lower()))
+    similar = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)
+    return next((folded[name] for name in (*similar, initials) if name in folded), None)
 
 
 def join(place: str, key: str) -> str:
