@@ -267,9 +267,11 @@ def test_the_earlier_name_is_accepted_in_overrides_and_in_python() -> None:
         Experiment(devise=Constant(0.5))  # type: ignore[call-arg]
 
 
-def test_the_torch_device_at_the_top_of_a_file_is_not_the_earlier_name() -> None:
+def test_the_torch_device_at_the_top_level_is_not_the_earlier_name() -> None:
     with pytest.raises(ExperimentError, match=r"device: unknown key; it belongs to training\.device"):
         experiment({"device": "cuda"})
+    with pytest.raises(ExperimentError, match=r"device: unknown key; .*: write training=\{'device': 'cuda'\}"):
+        Experiment(device="cuda")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

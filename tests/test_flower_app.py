@@ -238,6 +238,12 @@ def test_clients_without_parameters_start_from_the_initial_model(folder: Path) -
         ("handlers.py:app", "handlers.py:Nt", "trainer.initial: "),
         ("handlers.py:app", "handlers.py", "initial = "),
         ("handlers.py:server", None, "it is an instance of ServerApp; expected a ClientApp, a class of NumPyClient"),
+        (
+            "handlers.py:train",
+            None,
+            "problem\n  - trainer.client = 'train': it is a handler of messages; name the ClientApp",
+        ),
+        ("handlers.py:ap", None, "has no 'ap'; did you mean 'app'?"),
         ("clients.py:instance", None, "it is an instance of Client; expected a ClientApp, a class of NumPyClient"),
     ],
 )

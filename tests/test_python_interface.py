@@ -134,8 +134,15 @@ def test_names_in_overrides_and_groups() -> None:
         ({"model": "LeNet"}, "did you mean 'lenet' (LeNet-5 without normalisation"),
         ({"model": "LeNet"}, "or 'gn-lenet' (LeNet with group normalisation (Hsieh et al. 2020): the `LeNet` of"),
         ({"model": "ResNet18"}, "unknown model 'ResNet18'; did you mean 'resnet18'?"),
+        ({"model": "net.Net"}, "unknown model 'net.Net'; for a class of your own, write 'net.py:Net' or 'net:Net'"),
+        (
+            {"model": "net.py"},
+            "unknown model 'net.py'; for a class of your own, write 'net.py:' and the name of the class",
+        ),
+        ({"model": "nets.small.Net"}, "write 'nets/small.py:Net' or 'nets.small:Net'"),
         ({"topology": "RING"}, "unknown topology 'RING'; did you mean 'ring'?"),
         ({"training": {"optimiser": "sgd"}}, "training.optimiser: unknown key; did you mean 'optimizer'?"),
+        ({"training": {"learning_rate": 0.1}}, "training.learning_rate: unknown key; did you mean 'lr'?"),
         ({"engine": "Processes"}, "did you mean 'processes'?"),
     ],
 )
@@ -143,6 +150,19 @@ def test_near_misses_in_any_case(given_settings: dict[str, Any], text: str) -> N
     with pytest.raises(ExperimentError) as raised:
         shoal.Experiment(**given_settings)
     assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "given_class"),
+    [("optimizer", torch.optim.Adam), ("loss", nn.CrossEntropyLoss), ("loss", nn.CrossEntropyLoss())],
+)
+def test_the_error_for_a_class_of_torch_gives_a_name_that_works(key: str, given_class: Any) -> None:
+    with pytest.raises(ExperimentError, match=f"training.{key} = .*: expected string; write its name, '") as raised:
+        shoal.Experiment(training={key: given_class})
+    name = str(raised.value).split("'")[-2]
+    assert getattr(shoal.Experiment(training={key: name}).training, key) == name
+    with pytest.raises(ExperimentError, match=r"training\.device = .*: expected string$"):
+        shoal.Experiment(training={"device": torch.device("cpu")})
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> shoal.Run:
 # Progress and callbacks
 
 
+@pytest.mark.parametrize("name", ["on_round", "on_evaluation"])
+def test_a_callback_that_is_no_function_is_an_error_before_the_run(name: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=f"{name} = 3: expected a function"):
+        shoal.Experiment(**QUICK).run(tmp_path, **{name: 3})
+    assert not list(tmp_path.iterdir())
+
+
 CRASH = {"fault": [{"nodes": "3", "kind": "crash", "round": 1}]}
 
 
@@ -175,7 +182,7 @@ def test_metrics_are_a_data_frame_or_an_error_that_names_the_extra(run: shoal.Ru
 
 def test_a_finished_run_is_opened_by_its_folder_or_name(run: shoal.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.folder.path.parents[2])
-    for path in (run.folder.path, "runs", "quick"):
+    for path in (run.folder, run.folder.path, "runs", "quick"):
         opened = shoal.open_run(path)
         assert opened.folder.path.samefile(run.folder.path)
         assert opened.summary == run.summary
@@ -263,6 +270,12 @@ def test_a_model_that_has_changed_since_the_run_is_an_error_with_both_sizes(run:
     changed = shoal.Experiment(**QUICK, model={"name": "logistic"})
     with pytest.raises(DataError, match=r"'logistic' has 650 parameters, and the final models of the run have 4810"):
         shoal.Run(run.folder, run.summary, changed).model()
+
+
+def test_the_name_of_a_file_has_the_format(run: shoal.Run, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"model\.pt': expected a name that ends in \.safetensors"):
+        run.save_model(tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_cannot_be_written_is_an_error_and_nothing_is_left(run: shoal.Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import traceback
 from pathlib import Path
@@ -45,7 +46,7 @@ def load(name: str) -> Any:
     """Return the object at `module:name` or `file.py:name`. Raises ValueError with the reason."""
     module, where, attribute = _load_named(name)
     if not hasattr(module, attribute):
-        raise ValueError(f"{where} has no {attribute!r}{schema.nearest(attribute, _defined_in(module))}")
+        raise ValueError(f"{where} has no {attribute!r}{schema.nearest(attribute, _nameable_in(module))}")
     return getattr(module, attribute)
 
 
@@ -98,6 +99,17 @@ def _load_named(name: str) -> tuple[ModuleType, str, str]:
 def _defined_in(module: ModuleType) -> dict[str, Any]:
     """Return what the module defines itself, without its imports."""
     return {n: value for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
+
+
+def _nameable_in(module: ModuleType) -> list[str]:
+    """Return the names of what the module defines itself, and of its objects, such as a Flower `ClientApp`."""
+    defined = _defined_in(module)
+    return [
+        name
+        for name, value in vars(module).items()
+        if name in defined
+        or not (name.startswith("_") or inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value))
+    ]
 
 
 def _load_module(name: str) -> ModuleType:

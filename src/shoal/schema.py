@@ -17,6 +17,7 @@ import difflib
 import inspect
 import keyword
 import math
+import re
 import types
 import typing
 import warnings
@@ -285,8 +286,10 @@ def shown(value: Any) -> str:
 def _class_name(value: Any, hint: Any) -> str:
     """Return the advice for a class, or an instance of one, where the name of the class is expected."""
     cls = value if isinstance(value, type) else type(value)
-    if hint is not str or cls.__module__ == "builtins":
+    if hint is not str or cls.__module__ in ("builtins", "torch"):  # "torch": a device or a type of numbers
         return ""
+    if cls.__module__.startswith(("torch.optim.", "torch.nn.")):
+        return f"; write its name, '{cls.__name__}'"
     return f"; write the name of the class, 'file.py:{cls.__name__}' or 'module:{cls.__name__}'"
 
 
@@ -309,12 +312,17 @@ def _node_ids(value: Any, hint: Any) -> str:
 
 
 def closest(word: str, names: Sequence[str]) -> str | None:
-    """Return the name that is closest to `word`, in upper or lower case; None if none is close."""
+    """Return the name that is closest to `word`, in upper or lower case; None if none is close.
+
+    A name can also be the first letters of the words in `word`: `lr` is close to `learning_rate`.
+    """
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:
         return close[0]
     folded = {name.lower(): name for name in names}
-    return next((folded[name] for name in difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)), None)
+    initials = "".join(part[:1] for part in re.split("[-_ ]", word.lower()))
+    similar = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)
+    return next((folded[name] for name in (*similar, initials) if name in folded), None)
 
 
 def join(place: str, key: str) -> str:

@@ -325,7 +325,9 @@ def _accept_former_names(init: Callable[..., None]) -> Callable[..., None]:
         known = _parameters()
         earlier = {key: value for key, value in named.items() if key not in (*known, *NOT_IN_TABLES)}
         current = {key: value for key, value in named.items() if key not in earlier}
-        renamed = schema.current_names(earlier, known, "")
+        texts = {key: value for key, value in earlier.items() if isinstance(value, str)}
+        tables = {key: value for key, value in earlier.items() if key not in texts}
+        renamed = {**texts, **schema.current_names(tables, known, "")}  # a text has no earlier name, as in a file
         if not renamed.keys() <= known.keys():
             name, base = current.get("name", "experiment"), current.get("base", Path("."))
             raise ExperimentError(unknown_parameters({**current, **renamed}, known, Path(base)), str(name))

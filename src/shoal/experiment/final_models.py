@@ -142,6 +142,8 @@ def save_final_model(
     """
     from safetensors.torch import save
 
+    if path.suffix != ".safetensors":
+        raise DataError(f"{str(path)!r}: expected a name that ends in .safetensors, the format of the file")
     module = final_module(experiment, folder, summary, node)
     params = final_params(folder, summary, node)
     data = experiment.dataset.build().load(experiment.seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shoal.plugins import is_module_class
 
@@ -40,11 +40,32 @@ def missing_members(instance: object, protocols: Sequence[str]) -> str | None:
     """
     if protocols == INTERFACES["model"] and is_module_class(type(instance)):
         return None
-    wanted = {path: _lacks(instance, _load(path)) for path in protocols}
+    return _reported(type(instance), {path: _lacks(instance, _load(path)) for path in protocols})
+
+
+def missing_methods(cls: type, protocols: Sequence[str]) -> str | None:
+    """Return the same for a class that has no method of any of `protocols`; None for all other classes.
+
+    Such a class is of another kind, for example a trainer in place of its backend.
+    """
+    if protocols == INTERFACES["model"] and is_module_class(cls):
+        return None
+    wanted = {}
+    for path in protocols:
+        protocol = _load(path)
+        methods = [name for name in _members(protocol) if inspect.isfunction(vars(protocol).get(name))]
+        if any(hasattr(cls, name) for name in methods):
+            return None
+        wanted[path] = [_described(protocol, name) for name in methods]
+    return _reported(cls, wanted)
+
+
+def _reported(cls: type, wanted: Mapping[str, Sequence[str]]) -> str | None:
+    """Return what a class lacks for each protocol as a sentence; None if it lacks nothing for one of them."""
     if not all(wanted.values()):
         return None
     needed = " or ".join(f"{' and '.join(lacks)} ({path.replace(':', '.')})" for path, lacks in wanted.items())
-    return f"{type(instance).__name__} has no {needed}; add it"
+    return f"{cls.__name__} has no {needed}; add it"
 
 
 def _load(path: str) -> type:

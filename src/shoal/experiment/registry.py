@@ -127,6 +127,11 @@ def find(kind: str, name: str) -> Any:
 def _advice(kind: str, name: str) -> str:
     """Return the advice for an unknown name. A built-in component may have this name in another project."""
     known = registry(kind)
+    module, dot, attribute = name.rpartition(".")
+    if dot and attribute == "py":
+        return f"; for a class of your own, write '{name}:' and the name of the class"
+    if dot and attribute.isidentifier():
+        return f"; for a class of your own, write '{module.replace('.', '/')}.py:{attribute}' or '{module}:{attribute}'"
     elsewhere = [own for own in known if f"`{name.lower()}`" in _first_line(find(kind, own)).lower()]
     if not elsewhere:
         return schema.nearest(name, known)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal import schema
 from shoal.experiment.given import Given, read_given
-from shoal.experiment.interfaces import INTERFACES, missing_members
+from shoal.experiment.interfaces import INTERFACES, missing_members, missing_methods
 from shoal.experiment.registry import REGISTRIES, Component, MemoryComponent, find, plain
 from shoal.experiment.tables import DEFAULT_NAMES, PARENT_TABLES, Group, NodeSettings, ProcessesPlan, location
 from shoal.plugins import forget_changed, split_file
@@ -96,6 +96,9 @@ class Resolver:
         options.update({k: None if c is None else c.build() for k, c in nested.items()})
         arguments = schema.arguments(cls, options, place, self.problems)
         if arguments is schema.INVALID or None in nested.values():
+            # The parameters of a class of another kind do not matter.
+            if (missing := missing_methods(cls, INTERFACES[kind])) is not None:
+                self.problems[before:] = [f"{place}.name = {table['name']!r}: {missing}"]
             return None
         # Nodes may start in another folder.
         arguments = {k: locate(v, self.base) if isinstance(v, Path) else v for k, v in arguments.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ MUST_MATCH = ("shoal",)
 
 
 def resume(
-    path: str | Path,
+    path: str | os.PathLike[str],
     listener: ProgressListener | None = None,
     command_time: float | None = None,
     machines: Machines | None = None,

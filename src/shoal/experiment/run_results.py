@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,7 @@ class Run:
         return f"<Run {self.folder.path}: {self.status}, {self.summary['rounds']} rounds{score}{diverged}>"
 
 
-def open_run(path: str | Path = "runs") -> Run:
+def open_run(path: str | os.PathLike[str] = "runs") -> Run:
     """Open the run in the folder `path`, the latest run below it, or the latest run of the experiment of this name.
 
     The run may be in progress. Raises `DataError` if there is none.

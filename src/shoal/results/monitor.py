@@ -60,6 +60,9 @@ class RunMonitor:
         on_round: OnRound | None = None,
         on_evaluation: OnEvaluation | None = None,
     ) -> None:
+        for name, callback in (("on_round", on_round), ("on_evaluation", on_evaluation)):
+            if callback is not None and not callable(callback):
+                raise TypeError(f"{name} = {callback!r}: expected a function, which gets a report")
         self._listener = listener or NullProgressListener()
         self._on_round = on_round or _ignore
         self._on_evaluation = on_evaluation or _ignore

@@ -233,6 +233,9 @@ class RunFolder:
 
     path: Path
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
     @classmethod
     def create(cls, root: Path, name: str) -> RunFolder:
         """Create the folder `root/name/<run id>`. Raises `LaunchError` if it cannot be written.

@@ -198,9 +198,10 @@ class FlowerTrainerFactory:
             yield
 
     def _create_client(self, node: NodeId) -> Any:
+        arguments = self._arguments(node)
         with self._seeded():
             try:
-                made = self._make(**self._arguments(node))
+                made = self._make(**arguments)
             except Exception as error:
                 raise self._error(f"creating client {node} failed: {type(error).__name__}: {error}") from error
         client = getattr(made, "numpy_client", made)  # to_client() wraps the client
@@ -237,6 +238,8 @@ class FlowerTrainerFactory:
                 parameter.VAR_POSITIONAL,
                 parameter.VAR_KEYWORD,
             ):
+                if "Message" in str(parameter.annotation):
+                    raise self._error("it is a handler of messages; name the ClientApp that it belongs to")
                 raise self._error(f"unknown parameter {name!r}; available are {', '.join(available)}")
         return arguments
 
