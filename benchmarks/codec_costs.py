@@ -27,7 +27,7 @@ from shoal.compression.indices import Bitmap, EliasDelta, EliasGamma, GolombRice
 from shoal.compression.libraries import Blosc2, Zfp, Zstd
 from shoal.compression.quantizers import QSGD, Int8
 from shoal.compression.sparse import kept_count, top_positions
-from shoal.models.networks import GnLenet
+from shoal.models.basic import GnLenet
 from shoal.types import Params
 
 INDEX_CODECS: list[IndexCodec] = [GolombRice(), EliasGamma(), EliasDelta(), Bitmap(), Raw()]

@@ -18,8 +18,8 @@ import numpy as np
 from measuring import Figure, median, script, shoal_run, show, step
 from shoal.data import Data
 from shoal.data.cifar import Cifar10
+from shoal.models.basic import GnLenet
 from shoal.models.flat import initial_module
-from shoal.models.networks import GnLenet
 from shoal.training.learner import Learner
 from shoal.training.settings import Training
 

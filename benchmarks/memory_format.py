@@ -14,9 +14,9 @@ from collections.abc import Callable
 import torch
 
 from measuring import Figure, show, step
+from shoal.models.basic import GnLenet
 from shoal.models.images import LeafCnn, Lenet
 from shoal.models.model import Model
-from shoal.models.networks import GnLenet
 from shoal.models.resnets import Resnet8, Resnet18
 from shoal.training.memory_format import channels_last, prefers_channels_last
 

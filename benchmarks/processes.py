@@ -40,7 +40,7 @@ print(time.time() - psutil.Process().create_time())
 
 BARE_STEPS = """
 import time, torch
-from shoal.models.networks import GnLenet
+from shoal.models.basic import GnLenet
 torch.set_num_threads(1)
 model = GnLenet().build((3, 32, 32), 10)
 images, labels = torch.randn(2048, 3, 32, 32), torch.randint(0, 10, (2048,))

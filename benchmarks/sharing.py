@@ -22,8 +22,8 @@ from shoal.data.local import NodeData
 from shoal.experiment import Experiment
 from shoal.experiment.registry import Component
 from shoal.message import Message
+from shoal.models.basic import GnLenet
 from shoal.models.flat import FlatModule, initial_module
-from shoal.models.networks import GnLenet
 from shoal.sharing.sharing import NodeAware, NodeInfo, PayloadChecker, Sharing
 from shoal.types import Params
 

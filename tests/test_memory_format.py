@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from shoal import Experiment
+from shoal.models.basic import GnLenet, Mlp
 from shoal.models.images import LeafCnn, Lenet
-from shoal.models.networks import GnLenet, Mlp
 from shoal.models.resnets import Resnet8
 from shoal.training.memory_format import channels_last, prefers_channels_last
 

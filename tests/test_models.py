@@ -15,12 +15,12 @@ from torch.func import functional_call, vmap
 
 from shoal.data.dataset import Data, Samples, Task
 from shoal.models import MODELS, Model
+from shoal.models.basic import GnLenet, Logistic, Mlp
 from shoal.models.factorization import MatrixFactorization
 from shoal.models.flat import FlatModule, initial_module, module_for
 from shoal.models.huggingface import HuggingFace
 from shoal.models.images import LeafCnn, Lenet
 from shoal.models.model import DataDependentModel
-from shoal.models.networks import GnLenet, Logistic, Mlp
 from shoal.models.resnets import Resnet8, Resnet18
 from shoal.models.sequences import Lstm, Transformer
 

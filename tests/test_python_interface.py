@@ -21,7 +21,7 @@ from torch import nn
 import shoal
 from shoal.errors import ExperimentError
 from shoal.experiment.registry import REGISTRIES, components
-from shoal.models.networks import Logistic
+from shoal.models.basic import Logistic
 from shoal.schema import parameters
 from shoal.topologies import Graph
 from shoal.topologies.static import Ring

@@ -8,9 +8,9 @@ from __future__ import annotations
 from shoal.models.model import Model
 
 MODELS: dict[str, str] = {
-    "mlp": "shoal.models.networks:Mlp",
-    "logistic": "shoal.models.networks:Logistic",
-    "gn-lenet": "shoal.models.networks:GnLenet",
+    "mlp": "shoal.models.basic:Mlp",
+    "logistic": "shoal.models.basic:Logistic",
+    "gn-lenet": "shoal.models.basic:GnLenet",
     "lenet": "shoal.models.images:Lenet",
     "leaf-cnn": "shoal.models.images:LeafCnn",
     "lstm": "shoal.models.sequences:Lstm",

@@ -1,4 +1,4 @@
-"""Classification networks: a linear model, a multilayer perceptron and a small convolutional network."""
+"""Basic models for classification: logistic regression, a multilayer perceptron and a small convolutional network."""
 
 from __future__ import annotations
 
