@@ -1,7 +1,14 @@
-"""The network model: how long messages take, which messages are lost, and how flows share links.
+"""Networks: how long messages take, which messages are lost, and how messages share links.
 
-The package holds the networks that experiments name, and the model that computes deliveries. It may import the
-foundations and `environment.faults`.
+Two groups of modules:
+
+- The networks that experiments name (`network = { name = … }`): `links`, `matrix`, `kollaps` with its reader
+  `kollaps_file`, and `published`. `NETWORKS` lists them.
+- The code that all these networks use: `network` (the description of links and routes), `model` (computes when messages
+  are sent, delivered or lost), `flows` and `max_min` (share bandwidth between messages), and `access` (finds the upload
+  and download links of nodes, which kernel shaping needs).
+
+The package may import the foundations and `environment.faults`.
 """
 
 from __future__ import annotations
