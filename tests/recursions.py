@@ -14,7 +14,7 @@ from quadratics import NODES, START, VALUES, metropolis, step, steps, uniform
 from shoal.algorithms.support.fragments import cut
 from shoal.algorithms.support.server_optimizers import Adagrad, Momentum, ServerSGD, Yogi
 from shoal.randomness import generator
-from shoal.topologies.dcliques import DCliques
+from shoal.topologies.d_cliques import DCliques
 from shoal.topologies.graph import Links
 from shoal.topologies.regular import Regular
 from shoal.topologies.static import StaticGraph

@@ -11,7 +11,7 @@ import pytest
 from oracle import Shoal, agrees, experiment, same_in_both_engines, survives_a_crash
 from shoal.algorithms.d_cliques import DCliquesSGD
 from shoal.errors import ExperimentError
-from shoal.topologies.dcliques import DCliques
+from shoal.topologies.d_cliques import DCliques
 
 ROUNDS = 4
 

@@ -13,7 +13,7 @@ from typing import Annotated
 from shoal.algorithms.support.vectors import average, check_vectors
 from shoal.message import Payload
 from shoal.node import Node
-from shoal.topologies.dcliques import Between, CliqueGraph, DCliques
+from shoal.topologies.d_cliques import Between, CliqueGraph, DCliques
 from shoal.types import Bounds
 
 STEP = "step"
@@ -25,7 +25,7 @@ class DCliquesSGD:
 
     Each clique of up to `size` nodes has the label distribution of all nodes; `between` is the graph that links
     cliques, `links` its number of links per scale, and `steps` is the number of attempts to improve the cliques (see
-    `shoal.topologies.dcliques.DCliques`). Without averages of steps, this is `dpsgd` with topology "d-cliques".
+    `shoal.topologies.d_cliques.DCliques`). Without averages of steps, this is `dpsgd` with topology "d-cliques".
     With the local step u = train(x) − x, which is −ηg for one step of SGD: x½ = x + mean of u over the clique, then
     x ← Wx½ with Metropolis-Hastings weights. Steps are sent in full, models by the experiment's sharing. The
     experiment's own topology is not used.

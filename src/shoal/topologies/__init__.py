@@ -23,7 +23,7 @@ TOPOLOGIES: dict[str, str] = {
     "exponential": "shoal.topologies.exponential:Exponential",
     "one-peer-exponential": "shoal.topologies.exponential:OnePeerExponential",
     "random-out": "shoal.topologies.random_out:RandomOut",
-    "d-cliques": "shoal.topologies.dcliques:DCliques",
+    "d-cliques": "shoal.topologies.d_cliques:DCliques",
     "file": "shoal.topologies.files:File",
     "networkx": "shoal.topologies.given:NetworkX",
     "edges": "shoal.topologies.given:Edges",

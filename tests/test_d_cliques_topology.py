@@ -16,7 +16,7 @@ from shoal.errors import TopologyError
 from shoal.randomness import generator
 from shoal.testing import check_graph, check_mixing
 from shoal.topologies import Mixing
-from shoal.topologies.dcliques import Between, CliqueGraph, Counts, DCliques, cliques, links_between, skews, strides
+from shoal.topologies.d_cliques import Between, CliqueGraph, Counts, DCliques, cliques, links_between, skews, strides
 from shoal.topologies.measures import diameter
 from shoal.topologies.static import components
 
