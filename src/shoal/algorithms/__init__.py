@@ -1,7 +1,8 @@
 """When a node trains, sends, receives and averages: one file per algorithm. Start with dpsgd.py.
 
-An algorithm's file shows the update rule of its paper; everything else is in `support`. The package may import
-the foundations, `shoal.message`, `shoal.node`, sharings and topologies.
+Two exceptions: `artifact_baselines` has two algorithms, and `overlapped_dpsgd` is `dpsgd` with `overlap = true`. An
+algorithm's file shows the update rule of its paper; everything else is in `support`. The package may import the
+foundations, `shoal.message`, `shoal.node`, sharings and topologies.
 """
 
 from __future__ import annotations
