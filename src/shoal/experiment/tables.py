@@ -90,7 +90,7 @@ class ProcessesPlan:
     announce: str | None = None
     """The address at which other nodes reach this machine; default: `host`. Required when `host` is a wildcard."""
     training_slots: Annotated[int, Bounds(at_least=1)] | None = None
-    """Number of nodes that train at the same time; default: the number of cores and a quarter more."""
+    """Number of nodes that train at the same time; default: 1.25 times the number of cores, rounded up."""
     max_message_mib: Annotated[float, Bounds(above=0)] | None = None
     """A larger message is rejected before it is read, and its sender is disconnected. Default: sixteen times the size
     of the model, and at least 1; 256 if nodes send samples."""
