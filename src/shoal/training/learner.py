@@ -311,7 +311,7 @@ class Learner:
             take_step(optimizer)
             total += losses
         rows = stack.detach().cpu().numpy()
-        rows.flags.writeable = False
+        rows.setflags(write=False)
         means = (total / batches.shape[1]).tolist()
         trained = [Trained(row, loss) for row, loss in zip(rows, means, strict=True)]
         return trained, unstack_state(read_state(optimizer), len(params))
