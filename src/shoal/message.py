@@ -230,7 +230,7 @@ def _array(spec: _Array, frame: bytes | memoryview) -> NDArray[Any]:
         array = np.frombuffer(frame, dtype).reshape(spec.shape)
     except ValueError as error:  # no values, but dimensions beyond the limits of an array
         raise MessageError(f"array {spec.name!r} of shape {spec.shape}: {error}") from error
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array
 
 
@@ -245,7 +245,7 @@ def _is_finite(array: NDArray[Any]) -> bool:
 def _snapshot(array: NDArray[Any]) -> NDArray[Any]:
     if array.flags.writeable or not array.flags.c_contiguous:
         array = np.array(array, order="C")
-        array.flags.writeable = False
+        array.setflags(write=False)
     return array
 
 

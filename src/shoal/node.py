@@ -496,5 +496,5 @@ class Node:
 
 def _frozen(params: Params) -> Params:
     """Make `params` read-only and return it, so that messages can share it without a copy."""
-    params.flags.writeable = False
+    params.setflags(write=False)
     return params

@@ -92,7 +92,7 @@ def _decoded(indices: IndexCodec, code: NDArray[Any], count: int, size: int) -> 
     if known is not None and known[0]() is code and known[1] == how:
         return known[2]
     positions = indices.decode(code, count, size)
-    positions.flags.writeable = False
+    positions.setflags(write=False)
     if not code.flags.writeable:
         _known[key] = weakref.ref(code, lambda _: _known.pop(key, None)), how, positions
     return positions
@@ -132,7 +132,7 @@ def random_positions(seed: int, size: int, count: int) -> Positions:
         positions = positions.astype(np.int32)
     positions.sort()
     positions = positions.astype(np.int64, copy=False)
-    positions.flags.writeable = False
+    positions.setflags(write=False)
     return positions
 
 
@@ -288,6 +288,6 @@ def read_only(arrays: Mapping[str, NDArray[Any]], source: Params | None = None) 
     for name, array in arrays.items():
         if source is not None and np.may_share_memory(array, source):
             array = array.copy()
-        array.flags.writeable = False
+        array.setflags(write=False)
         result[name] = array
     return result

@@ -44,7 +44,7 @@ class Samples:
             raise ValueError(f"{len(self.x)} inputs and {len(self.y)} targets; expected a target for each input")
         for name, array in (("x", self.x), ("y", self.y)):
             shared = array.view()  # the caller's array stays writable
-            shared.flags.writeable = False
+            shared.setflags(write=False)
             object.__setattr__(self, name, shared)
 
     def __len__(self) -> int:

@@ -65,7 +65,7 @@ def _read(path: Path) -> NDArray[np.uint8]:
             table: NDArray[np.uint8] = np.loadtxt(lines, delimiter=",", dtype=np.uint8, ndmin=2)
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"dataset 'digits': cannot read {path} ({error}); reinstall scikit-learn") from error
-    table.flags.writeable = False
+    table.setflags(write=False)
     return table
 
 

@@ -1,13 +1,16 @@
-"""The heap of the C library (glibc), as processes share it after a fork. On other systems nothing happens here.
+"""The heaps of the C library (glibc) and of Python, as processes share them after a fork.
 
-A forked process shares the pages of its parent until it writes to them. If there are free chunks between the objects of
+A forked process shares the pages of its parent until it writes to them. If there is free memory between the objects of
 the parent, the child allocates its own objects there, and a shared page becomes private with each of them.
-`occupy_free_chunks` allocates these chunks before the fork, for good. A child then allocates in new pages.
+`occupy_free_chunks` (of glibc; on other systems it does nothing) and `occupy_free_blocks` (of Python) allocate this
+memory before the fork, for good. A child then allocates in new pages.
 """
 
 from __future__ import annotations
 
 import ctypes
+
+import numpy as np
 
 from shoal.engines.operating_system import release_memory
 
@@ -18,6 +21,18 @@ SMALL_CHUNKS = range(2040, 8, -16)
 
 CACHED_BYTES = 2**20
 """More than glibc keeps in a thread's cache of small chunks. It does not count them as free."""
+
+
+BLOCK_SIZES = range(16, 513, 16)
+"""The sizes of the blocks that Python allocates in pools. A pool has blocks of one size."""
+
+POOL_BYTES = 2**14
+POOL_HEADER_BYTES = 48
+TEMPORARY_BLOCKS = 4
+"""At most this many blocks of a new pool hold objects of the search itself."""
+
+BLOCKS_LIMIT_BYTES = 2**22
+"""At most this much is allocated per size, in case that Python has another allocator."""
 
 
 class _MallocInfo(ctypes.Structure):
@@ -64,6 +79,29 @@ def occupy_free_chunks() -> None:
                 break
             left -= size
     release_memory()
+
+
+def occupy_free_blocks() -> None:
+    """Allocate all free blocks in pools that are partly in use, and never free them."""
+    for size in BLOCK_SIZES:
+        _occupy_free_blocks(size)
+
+
+def _occupy_free_blocks(size: int) -> None:
+    """Python takes a new pool when all pools of this size are full. So the first pool of new blocks only is the end."""
+    malloc, free = ctypes.pythonapi.PyObject_Malloc, ctypes.pythonapi.PyObject_Free
+    malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    free.argtypes, free.restype = [ctypes.c_void_p], None
+    blocks_per_pool = (POOL_BYTES - POOL_HEADER_BYTES) // size
+    for _ in range(0, BLOCKS_LIMIT_BYTES, 2 * POOL_BYTES):
+        blocks = np.fromiter((malloc(size) or 0 for _ in range(2 * blocks_per_pool)), np.uint64)
+        pools, counts = np.unique(blocks // POOL_BYTES, return_counts=True)
+        new = pools[counts >= blocks_per_pool - TEMPORARY_BLOCKS]
+        if new.size:
+            first = int(np.argmax(np.isin(blocks // POOL_BYTES, new)))
+            for block in blocks[first:].tolist():  # of new pools only
+                free(block)
+            return
 
 
 def _malloc_info(mallinfo: ctypes._FuncPointer) -> _MallocInfo:

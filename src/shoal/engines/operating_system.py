@@ -77,16 +77,32 @@ def release_memory() -> None:
 
 def available_memory() -> int:
     """Bytes that new processes may use: free memory, or the rest of the control group's limit if that is less."""
-    import psutil
-
-    free = int(psutil.virtual_memory().available)
+    free = _machine_memory()
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ):
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit there
-            free = min(free, int(Path(limit).read_text()) - int(Path(used).read_text()))
+            free = min(free, int(_read(limit)) - int(_read(used)))
     return max(free, 0)
+
+
+def _machine_memory() -> int:
+    """Bytes of the machine's memory that new processes may use. Nodes ask often: psutil takes five times as long."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(_read("/proc/meminfo").split(b"MemAvailable:", 1)[1].split(None, 1)[0]) * 1024
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _read(path: str) -> bytes:
+    """Read a small file of the system, at once."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, 2**16)
+    finally:
+        os.close(file)
 
 
 def raise_file_limit() -> int:

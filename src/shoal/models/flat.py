@@ -120,7 +120,7 @@ class FlatModule:
     def read(self) -> NDArray[np.float32]:
         """Return a read-only copy of the vector."""
         params: NDArray[np.float32] = self.values.cpu().numpy().copy()
-        params.flags.writeable = False
+        params.setflags(write=False)
         return params
 
     def sync_statistics(self) -> None:

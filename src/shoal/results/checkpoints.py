@@ -85,7 +85,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoints:
-    """The folder of a run's checkpoints."""
+    """The folder of a run's checkpoints.
+
+    Node processes use file names as strings. `Path` enters each part of a path in Python's table of strings, and a node
+    shares the memory of this table with the zygote until it writes to it.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.path = folder.path / "checkpoints"
@@ -94,11 +98,17 @@ class Checkpoints:
         return self.path / f"round-{round}"
 
     def state(self, round: int, node: NodeId) -> Path:
-        return self.folder(round) / f"{node}.safetensors"
+        return Path(self.state_name(round, node))
+
+    def state_name(self, round: int, node: NodeId) -> str:
+        return f"{self.path}/round-{round}/{node}.safetensors"
 
     def latest_state(self, round: int, node: NodeId) -> Path:
         """The file of a node's state before it is part of a checkpoint, where nodes do not wait for each other."""
-        return self.path / "latest" / f"{node}-{round}.safetensors"
+        return Path(self.latest_state_name(round, node))
+
+    def latest_state_name(self, round: int, node: NodeId) -> str:
+        return f"{self.path}/latest/{node}-{round}.safetensors"
 
     def kept_models(self, node: NodeId) -> Path:
         """The file of models that a node evaluates after the run."""
@@ -119,7 +129,7 @@ class Checkpoints:
             unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
 
     def is_complete(self, round: int) -> bool:
-        return (self.folder(round) / MANIFEST).exists()
+        return os.path.exists(f"{self.path}/round-{round}/{MANIFEST}")
 
     def adopt(self, saved: SavedNode, round: int) -> bool:
         """Make a latest state part of the checkpoint of `round`. Returns False if the file does not exist any more."""

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -170,19 +170,23 @@ def writing_to(path: str | Path) -> Iterator[None]:
         raise StorageError(f"{where} cannot be written: {reason}; choose another folder with --out; {kept}") from error
 
 
+AnyPath = TypeVar("AnyPath", str, Path)
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: AnyPath) -> Iterator[AnyPath]:
     """Write a file of a run atomically: a reader sees the file as it was before, or all of it.
 
     Yields the path to write to. Raises `StorageError` if it cannot be written.
     """
-    unfinished = path.with_suffix(".tmp")
+    unfinished = type(path)(os.path.splitext(path)[0] + ".tmp")
     with writing_to(path):
         try:
             yield unfinished
-            unfinished.replace(path)
+            os.replace(unfinished, path)
         except OSError:
-            unfinished.unlink(missing_ok=True)  # it takes space on a full disk
+            with suppress(FileNotFoundError):
+                os.unlink(unfinished)  # it takes space on a full disk
             raise
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,14 @@ class StateFile(msgspec.Struct, frozen=True):
     sha256: str
 
 
-def write_state(path: Path, state: dict[str, Any]) -> StateFile:
+def write_state(path: str | Path, state: dict[str, Any]) -> StateFile:
     """Write a state atomically. Raises `StorageError` if the file cannot be written."""
     arrays, rest = split(state)
     content = save(arrays, {STATE: json.dumps(rest)})
-    with replacing(path) as unfinished:
-        unfinished.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(content)
+    with replacing(os.fspath(path)) as unfinished:
+        os.makedirs(os.path.dirname(unfinished) or ".", exist_ok=True)
+        with open(unfinished, "wb") as file:
+            file.write(content)
     return StateFile(len(content), hashlib.sha256(content).hexdigest())
 
 

@@ -97,7 +97,7 @@ class CHOCO:
             return difference
         copy = {"copy": self._copy.copy()} if askers else {}
         for array in copy.values():
-            array.flags.writeable = False
+            array.setflags(write=False)
 
         @functools.cache  # one payload for all peers that get the same
         def make_payload(asking: bool, answering: bool) -> Payload:

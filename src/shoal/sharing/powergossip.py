@@ -245,7 +245,7 @@ class _Layout:
         for part in self.plain:
             values[at : at + part.stop - part.start] = params[part]
             at += part.stop - part.start
-        values.flags.writeable = False
+        values.setflags(write=False)
         return values
 
     def products(self, values: Params, step: int) -> list[Matrix]:

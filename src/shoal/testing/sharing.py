@@ -262,7 +262,7 @@ def _unusual(payload: Payload) -> Iterator[tuple[str, Payload]]:
             extremes = [limits.min, limits.max]
         for extreme in extremes:
             changed = np.full_like(array, extreme)
-            changed.flags.writeable = False
+            changed.setflags(write=False)
             yield f"{extreme} in {name!r}", Payload({**payload.arrays, name: changed}, payload.fields)
 
 
@@ -391,7 +391,7 @@ def _model(size: int, seed: int, node: NodeId) -> Params:
 
 
 def _frozen(params: Params) -> Params:
-    params.flags.writeable = False
+    params.setflags(write=False)
     return params
 
 

@@ -182,7 +182,7 @@ class Learner:
         self.flat.load(params)
         self.flat.load_local(buffers)
         totals: dict[str, Any] = {}
-        with torch.inference_mode(), self._evaluation_mode(), self._draws.seeded(0):
+        with torch.no_grad(), self._evaluation_mode(), self._draws.seeded(0):
             for numbers, x, y in self._test_batches(tests):
                 inputs = x if shift is None else shift.apply(x, -1 - numbers)
                 outputs = self.flat.module(self._arranged(inputs))
@@ -257,7 +257,7 @@ class Learner:
                     self._stacked_gradients(views, inputs, y)
                     self._try_step()
                 else:
-                    with torch.inference_mode(), self._evaluation_mode():
+                    with torch.no_grad(), self._evaluation_mode():
                         self._stacked_sums(views, x[0], y[0])
             except Exception:  # a user's module may raise anything; training it alone reports the error
                 return False
@@ -311,7 +311,7 @@ class Learner:
             take_step(optimizer)
             total += losses
         rows = stack.detach().cpu().numpy()
-        rows.flags.writeable = False
+        rows.setflags(write=False)
         means = (total / batches.shape[1]).tolist()
         trained = [Trained(row, loss) for row, loss in zip(rows, means, strict=True)]
         return trained, unstack_state(read_state(optimizer), len(params))
@@ -322,7 +322,7 @@ class Learner:
 
         views = self.flat.stacked(torch.from_numpy(np.stack(params)).to(self.device))
         totals: dict[str, Any] = {}
-        with torch.inference_mode(), self._evaluation_mode():
+        with torch.no_grad(), self._evaluation_mode():
             for _, x, y in self._test_batches():
                 add_sums(totals, self._stacked_sums(views, x, y))
         return [self.metrics.scores({k: v[i] for k, v in totals.items()}) for i in range(len(params))]

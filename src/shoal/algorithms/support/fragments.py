@@ -34,7 +34,7 @@ class Fragments:
     def payload(self, params: Params, number: int) -> Payload:
         """Return fragment `number` of a model as a payload. Its read-only values are shared by all receivers."""
         values = params.take(self.positions[number])
-        values.flags.writeable = False
+        values.setflags(write=False)
         return Payload({VALUES: values}, {NUMBER: number})
 
     def check(self, payload: Payload, expected: int | None = None) -> None:
@@ -80,5 +80,5 @@ def cut(shapes: tuple[tuple[int, ...], ...], count: int, seed: int) -> Fragments
     ends = np.cumsum(np.bincount(fragment_of, minlength=count))
     positions = np.split(np.argsort(fragment_of, kind="stable"), ends[:-1])
     for each in positions:
-        each.flags.writeable = False
+        each.setflags(write=False)
     return Fragments(tuple(positions))

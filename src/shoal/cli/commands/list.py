@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import textwrap
+from collections.abc import Iterator
 
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from shoal import schema
 from shoal.cli.display import console
@@ -28,16 +29,23 @@ def list_components(parsed: argparse.Namespace) -> int:
         raise ExperimentError([f"unknown kind {asked!r}{schema.nearest(asked, REGISTRIES)}"], "list")
     screen = console()
     for kind in REGISTRIES if asked is None else [asked]:
-        table = Table(title=kind, title_justify="left", title_style="bold", box=None, padding=(0, 2), show_header=False)
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column()
-        for name, cls in components(kind):
-            first = (cls.__doc__ or "").strip().splitlines()[0]
-            options = "\n".join(_describe(parameter) for parameter in schema.parameters(cls).values())
-            table.add_row(name, escape(first) + (f"\n[dim]{escape(options)}[/dim]" if options else ""))
-        screen.print(table)
-        screen.print()
+        screen.print(Text("\n").join([Text(kind, "bold"), *_lines(kind, screen.width), Text()]), soft_wrap=True)
     return 0
+
+
+def _lines(kind: str, width: int) -> Iterator[Text]:
+    """Return two columns: names; first lines of the docstrings with the parameters. A table of rich takes longer."""
+    found = list(components(kind))
+    indent = 4 + max((len(name) for name, _ in found), default=0)
+    for name, cls in found:
+        first = (cls.__doc__ or "").strip().splitlines()[0]
+        left = Text(f"  {name:{indent - 2}}", "bold")
+        for line in textwrap.wrap(first, max(20, width - indent)):
+            yield left + Text(line)
+            left = Text(" " * indent)
+        for parameter in schema.parameters(cls).values():
+            for line in textwrap.wrap(_describe(parameter), max(20, width - indent)):
+                yield Text(" " * indent + line, "dim")
 
 
 def _describe(parameter: schema.Parameter) -> str:

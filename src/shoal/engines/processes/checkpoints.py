@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from shoal.engines.checkpoint_tracker import CheckpointTracker, RunPosition, cut_by_time
@@ -46,16 +47,16 @@ class ProcessSaver:
         self._link = link
         self._capture = capture
         self._position = position
-        self._written: list[Path] = []
+        self._written: list[str] = []
         """The last two files, where nodes do not wait for each other. The coordinator may still need the earlier."""
 
     def save(self, round: int) -> None:
         if self._by_time:
-            path = self._files.latest_state(round, self._node)
+            path = self._files.latest_state_name(round, self._node)
         elif self._files.is_complete(round):
             return  # the node was restarted by a fault since
         else:
-            path = self._files.state(round, self._node)
+            path = self._files.state_name(round, self._node)
         try:
             self._records.flush()  # the size of the records is part of the checkpoint
             file = write_state(path, self._capture(round))
@@ -65,7 +66,8 @@ class ProcessSaver:
         if self._by_time:
             self._written.append(path)
             while len(self._written) > 2:
-                self._written.pop(0).unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._written.pop(0))
         time, ticks = self._position()
         saved = SavedNode(self._node, round, file, time, self._records.size(self._node), ticks)
         self._link.send(control.CheckpointSaved(self._node, saved))

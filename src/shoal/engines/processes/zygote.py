@@ -17,7 +17,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from shoal.engines.heap import occupy_free_chunks
+from shoal.engines.heap import occupy_free_blocks, occupy_free_chunks
 from shoal.engines.operating_system import (
     exit_with_parent,
     is_stopped_child,
@@ -119,6 +119,7 @@ class Zygote:
             # What exists now is never garbage. Without this the collector would write to it, and unshare its memory.
             gc.collect()
             gc.freeze()
+            occupy_free_blocks()
             occupy_free_chunks()
             shown = [str(warning.message) for warning in caught]
             hashes = (data_hash(self._setup), content_hash([self._setup.initial])) if request.compares else ("", "")

@@ -181,7 +181,7 @@ def _result(work: Any, reply: Reply, row: Params) -> Any:
         return reply.scores
     work.trainer.cpu_seconds += reply.cpu_seconds
     params = row.copy()
-    params.flags.writeable = False
+    params.setflags(write=False)
     return Trained(params, reply.loss, reply.steps_left_out)
 
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 from xml.parsers import expat
-from xml.sax.saxutils import quoteattr
 
 from shoal.schema import nearest
 
@@ -148,6 +147,8 @@ def write(description: Description, path: Path) -> None:
 
 
 def _tag(name: str, attributes: Mapping[str, Any], end: str) -> str:
+    from xml.sax.saxutils import quoteattr  # imports urllib, which is slow, and only writing files needs it
+
     given = {key: value for key, value in attributes.items() if value is not None and value != ""}
     return (
         " ".join([f"<{name}", *(f"{key}={quoteattr(_format(key, value))}" for key, value in given.items())]) + f"{end}>"
