@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -398,3 +399,13 @@ def test_a_run_cannot_be_named_after_another_folder(tmp_path: Path, name: str) -
     with pytest.raises(LaunchError, match="of the run is invalid"):
         HostedRun(begin, options, Link("s", lambda header, frames: None))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../x.csv", "/x.csv", "x.csv", "0/../../x.csv", "0/x\0.csv", "0\0/x.csv"])
+def test_a_file_cannot_be_written_outside_of_its_folder(tmp_path: Path, name: str) -> None:
+    file = protocol.SourceFile(name, hashlib.sha256(b"x").hexdigest(), b"x")
+    begin = protocol.BeginRun("run", "run", 4, 4, False, False, {}, [file], 0.0)
+    options = AgentOptions("a", "127.0.0.1", "127.0.0.1", tmp_path / "root")
+    with pytest.raises(LaunchError, match="of a file is invalid"):
+        HostedRun(begin, options, Link("s", lambda header, frames: None))
+    assert not [path for path in tmp_path.rglob("*") if "x" in path.name]

@@ -211,7 +211,7 @@ def _write_sources(folder: RunFolder, files: list[protocol.SourceFile], allows_c
     base.mkdir()
     for file in files:
         path = Path(file.name)
-        if path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
+        if path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or "\0" in file.name:
             raise LaunchError(f"the name {file.name!r} of a file is invalid")
         if path.name.endswith(".py") and not allows_code:
             raise LaunchError(
