@@ -32,7 +32,7 @@ TEMPORARY_BLOCKS = 4
 """At most this many blocks of a new pool hold objects of the search itself."""
 
 BLOCKS_LIMIT_BYTES = 2**22
-"""At most this much is allocated per size, in case that Python has another allocator."""
+"""At most this much is allocated for a size. Without a new pool by then, Python has another allocator."""
 
 
 class _MallocInfo(ctypes.Structure):
@@ -84,11 +84,12 @@ def occupy_free_chunks() -> None:
 def occupy_free_blocks() -> None:
     """Allocate all free blocks in pools that are partly in use, and never free them."""
     for size in BLOCK_SIZES:
-        _occupy_free_blocks(size)
+        if not _occupy_free_blocks(size):
+            return  # Python has another allocator
 
 
-def _occupy_free_blocks(size: int) -> None:
-    """Python takes a new pool when all pools of this size are full. So the first pool of new blocks only is the end."""
+def _occupy_free_blocks(size: int) -> bool:
+    """Returns whether Python has taken a new pool, as it does when all pools of this size are full."""
     malloc, free = ctypes.pythonapi.PyObject_Malloc, ctypes.pythonapi.PyObject_Free
     malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     free.argtypes, free.restype = [ctypes.c_void_p], None
@@ -101,7 +102,8 @@ def _occupy_free_blocks(size: int) -> None:
             first = int(np.argmax(np.isin(blocks // POOL_BYTES, new)))
             for block in blocks[first:].tolist():  # of new pools only
                 free(block)
-            return
+            return True
+    return False
 
 
 def _malloc_info(mallinfo: ctypes._FuncPointer) -> _MallocInfo:

@@ -40,12 +40,16 @@ def _lines(kind: str, width: int) -> Iterator[Text]:
     for name, cls in found:
         first = (cls.__doc__ or "").strip().splitlines()[0]
         left = Text(f"  {name:{indent - 2}}", "bold")
-        for line in textwrap.wrap(first, max(20, width - indent)):
+        for line in _wrap(first, width - indent):
             yield left + Text(line)
             left = Text(" " * indent)
         for parameter in schema.parameters(cls).values():
-            for line in textwrap.wrap(_describe(parameter), max(20, width - indent)):
+            for line in _wrap(_describe(parameter), width - indent):
                 yield Text(" " * indent + line, "dim")
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(20, width), break_on_hyphens=False, break_long_words=False)
 
 
 def _describe(parameter: schema.Parameter) -> str:
