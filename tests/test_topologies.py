@@ -280,7 +280,7 @@ def test_only_a_few_rounds_are_cached() -> None:
     before = graph.links(0, 0)
     for r in range(100):
         graph.links(0, r)
-    assert graph.remembered_rounds == (97, 98, 99)  # type: ignore[union-attr]
+    assert graph.recent.numbers == (97, 98, 99)  # type: ignore[union-attr]
     assert graph.links(0, 0) == before
 
 
@@ -348,7 +348,7 @@ def test_random_receivers_change_every_round_and_few_rounds_are_cached() -> None
     assert not graph.static
     before = graph.links(0, 0)
     assert len({graph.links(0, r) for r in range(20)}) == 20
-    assert graph.remembered_rounds == (17, 18, 19)
+    assert graph.recent.numbers == (17, 18, 19)
     assert graph.links(0, 0) == before
 
 

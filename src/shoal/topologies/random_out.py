@@ -7,6 +7,7 @@ Randomized Communication, NeurIPS 2023.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, TypeAlias
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from shoal.errors import TopologyError
 from shoal.randomness import generator
 from shoal.topologies.graph import Links
-from shoal.topologies.regular import REMEMBERED_ROUNDS
+from shoal.topologies.recent_rounds import RecentRounds
 from shoal.topologies.static import Layout
 from shoal.types import Bounds, NodeId
 
@@ -54,28 +55,13 @@ class RandomOutRounds:
 
     def __init__(self, nodes: int, peers: int, seed: int) -> None:
         self.nodes = nodes
-        self._peers = peers
-        self._seed = seed
-        self._rounds: dict[int, _Round] = {}
-
-    @property
-    def remembered_rounds(self) -> tuple[int, ...]:
-        """The rounds whose links are kept in memory. For tests."""
-        return tuple(self._rounds)
+        self.recent = RecentRounds(partial(_Round, nodes, peers, seed))
 
     def links(self, node: NodeId, round: int) -> Links:
-        return self._round(round).links(node)
+        return self.recent.get(round).links(node)
 
     def degree(self, node: NodeId, round: int) -> int:
-        return self._round(round).in_degree(node)
-
-    def _round(self, round: int) -> _Round:
-        found = self._rounds.get(round)
-        if found is None:
-            found = self._rounds[round] = _Round(self.nodes, self._peers, self._seed, round)
-            if len(self._rounds) > REMEMBERED_ROUNDS:
-                del self._rounds[next(iter(self._rounds))]
-        return found
+        return self.recent.get(round).in_degree(node)
 
 
 class _Round:

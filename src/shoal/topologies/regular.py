@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -13,10 +14,10 @@ from shoal.errors import TopologyError
 from shoal.randomness import derived_seed, generator
 from shoal.topologies.graph import Links
 from shoal.topologies.permutation import Permutation
+from shoal.topologies.recent_rounds import RecentRounds
 from shoal.topologies.static import Edge, Layout, StaticGraph, undirected
 from shoal.types import Bounds, NodeId
 
-REMEMBERED_ROUNDS = 3
 SHUFFLE_LIMIT = 256
 """Up to this number of nodes a round is a plain shuffle: exactly uniform, and as cheap as one keyed look-up."""
 NODES_PER_LOOKUP = 64
@@ -86,21 +87,10 @@ class RegularRounds:
     def __init__(self, nodes: int, degree: int, seed: int) -> None:
         self.nodes = nodes
         self._degree = degree
-        self._seed = seed
-        self._rounds: dict[int, _Round] = {}
-
-    @property
-    def remembered_rounds(self) -> tuple[int, ...]:
-        """The rounds whose links are kept in memory. For tests."""
-        return tuple(self._rounds)
+        self.recent = RecentRounds(partial(_Round, nodes, degree, seed))
 
     def links(self, node: NodeId, round: int) -> Links:
-        found = self._rounds.get(round)
-        if found is None:
-            found = self._rounds[round] = _Round(self.nodes, self._degree, self._seed, round)
-            if len(self._rounds) > REMEMBERED_ROUNDS:
-                del self._rounds[next(iter(self._rounds))]
-        peers = found.neighbours(node)
+        peers = self.recent.get(round).neighbours(node)
         return Links(peers, peers)
 
     def degree(self, node: NodeId, round: int) -> int:
