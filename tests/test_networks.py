@@ -192,6 +192,19 @@ def test_a_matrix_is_read_with_any_separator_comments_and_names(text: str, writt
         assert route(network, a, b).latency == pytest.approx(SQUARE[a][b] / 1000)
 
 
+@pytest.mark.parametrize("text", [",0,1\n0,0,10\n1,12,0\n", ",1,2,3\n1,0,10,30\n2,12,0,20\n3,34,22,0\n"])
+def test_numeric_names_below_an_empty_first_cell_are_not_read_as_latencies(
+    text: str, written: Callable[[str], Path]
+) -> None:
+    with pytest.raises(ValueError, match=r"the first cell is empty.*leave out the first cell.*write nan"):
+        network_state(LatencyMatrix(written(text), round_trip=False), 2)
+    as_names = written(text.removeprefix(","))
+    assert route(network_state(LatencyMatrix(as_names, round_trip=False), 2), 0, 1).latency == pytest.approx(0.01)
+    as_values = written("nan" + text)
+    latency = float(text.split(",")[1]) / 1000
+    assert route(network_state(LatencyMatrix(as_values, round_trip=False), 2), 0, 1).latency == pytest.approx(latency)
+
+
 def test_a_matrix_may_be_compressed_in_seconds_and_of_round_trips(tmp_path: Path) -> None:
     file = tmp_path / "latency.gz"
     file.write_bytes(gzip.compress(b"0 0.5\n0.5 0\n"))

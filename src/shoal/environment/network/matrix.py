@@ -190,6 +190,11 @@ def read(path: Path) -> MatrixFile:
         if len(cells) != width:
             raise ValueError(f"{path}:{line}: {len(cells)} entries, but the last line has {width}")
     header, has_names = (True, True) if no_corner else _has_names([cells for _, cells in rows])
+    if not header and _could_be_names([cells for _, cells in rows]):
+        raise ValueError(
+            f"{path}: the first cell is empty, and the first row and the first column count 0, 1, 2, … or 1, 2, 3, …: "
+            "if they are names, leave out the first cell and its separator; if they are values, write nan in this cell"
+        )
     body = rows[header:]
     if len(body) != width - has_names:
         raise ValueError(f"{path}: {len(body)} rows and {width - has_names} columns; expected a square matrix")
@@ -247,6 +252,13 @@ def _has_names(rows: Sequence[Sequence[str]]) -> tuple[bool, bool]:
         case -1:
             return False, _are_names(beside) or _are_indices(beside)
     return False, False
+
+
+def _could_be_names(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether a square file has numbers that are either names of at least two sites, or values."""
+    above, beside = rows[0], [row[0] for row in rows]
+    is_square = len(rows) == len(above) > 2
+    return is_square and above[0] == "" and _are_indices(above[1:]) and _are_indices(beside[1:])
 
 
 def _are_names(cells: Sequence[str]) -> bool:
