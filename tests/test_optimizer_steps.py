@@ -85,6 +85,22 @@ def test_the_processes_of_nodes_do_not_import_the_compiler_of_torch(name: str) -
     assert found.stdout.split() == ["False", "False"]
 
 
+STACKED = """
+import sys, tempfile
+from shoal.experiment import Experiment
+experiment = Experiment(nodes=3, dataset="digits", model="mlp", algorithm={"name": "dpsgd", "rounds": 2},
+                        simulation={"batching": "vmap"}, evaluation={"every": 1})
+run = experiment.run(tempfile.mkdtemp())
+assert run.summary["batching"] == "vmap" and run.summary["accuracy"]
+print("torch._dynamo" in sys.modules, "sympy" in sys.modules)
+"""
+
+
+def test_a_simulation_that_stacks_nodes_does_not_import_the_compiler_of_torch() -> None:
+    found = subprocess.run([sys.executable, "-c", STACKED], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "False"]
+
+
 COMPILED = """
 import torch
 from shoal.training.optimizers import OptimizerFactory, take_step

@@ -237,9 +237,10 @@ def _array(spec: _Array, frame: bytes | memoryview) -> NDArray[Any]:
 def _is_finite(array: NDArray[Any]) -> bool:
     if array.dtype.kind != "f":
         return True
-    # The sum is faster. If a value is not finite, the sum is not finite either; finite values may overflow.
+    flat = array.reshape(-1)
+    # If a value is not finite, the sum of squares is not finite either, and is faster; large values may overflow.
     with np.errstate(over="ignore", invalid="ignore"):
-        return math.isfinite(np.add.reduce(array, axis=None)) or bool(np.isfinite(array).all())
+        return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
 
 
 def _snapshot(array: NDArray[Any]) -> NDArray[Any]:

@@ -44,6 +44,22 @@ class Loss:
             targets = torch.nn.functional.one_hot(targets, self._classes).to(torch.float32)
         return self._function(outputs, targets)
 
+    def of_stack(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of every model of a stack. Both arguments have one more axis in front: the model."""
+        import torch
+        from torch.func import vmap
+
+        if type(self._function) is not torch.nn.CrossEntropyLoss or outputs.dim() != targets.dim() + 1:
+            return vmap(self)(outputs, targets)
+        # vmap computes the cross-entropy in Python, and imports torch's compiler for it. Without vmap it is one call.
+        losses = torch.nn.functional.cross_entropy(
+            outputs.reshape(-1, outputs.shape[-1]),
+            targets.reshape(-1),
+            reduction="none",
+            label_smoothing=self._function.label_smoothing,
+        )
+        return losses.view(len(outputs), -1).mean(1)
+
 
 def check_loss(training: TrainingView) -> None:
     """Raise ExperimentError if the loss is unknown, or has no label smoothing, as far as that is known without data.
