@@ -280,13 +280,12 @@ def test_the_torch_device_at_the_top_level_is_not_the_earlier_name() -> None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"engine": "processes"}, "node processes are forks, in which an accelerator does not work; use engine = "),
         ({"simulation": {"batching": "pool"}}, "'pool' are forks, .*; use 'auto', 'vmap' or 'off'"),
         ({"simulation": {"batching": "ray"}}, "workers on Ray train on CPUs"),
     ],
-    ids=["processes", "pool", "ray"],
+    ids=["pool", "ray"],
 )
-def test_accelerators_are_rejected_where_processes_are_forked(
+def test_accelerators_are_rejected_where_workers_train(
     table: dict[str, Any], settings: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(ExperimentError, match=rf"(group\[0\]\.)?training\.device = 'cuda': .*{error}"):
@@ -294,11 +293,26 @@ def test_accelerators_are_rejected_where_processes_are_forked(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["simulation", "processes"])
+def test_a_device_that_is_not_there_is_named(engine: str, tmp_path: Path) -> None:
     with pytest.raises(
         ExperimentError, match=r"training\.device = 'cuda': not available on this machine .*; try 'cpu'"
     ):
-        experiment({"training": {"device": "cuda"}}).run(tmp_path)
+        experiment({"engine": engine, "training": {"device": "cuda"}}).run(tmp_path)
+
+
+def test_node_processes_train_on_another_device_as_on_the_default_one(tmp_path: Path) -> None:
+    """With groups on two devices, whose modules each process makes after its fork."""
+    settings = {"engine": "processes", "algorithm": {"name": "dpsgd", "rounds": 2}}
+    runs = [
+        experiment({**settings, **table}).run(tmp_path)
+        for table in (
+            {"training": {}},
+            {"training": {"device": "cpu:0"}, "group": [{"nodes": "0", "training": {"device": "cpu"}}]},
+        )
+    ]
+    assert runs[0].summary["status"] == runs[1].summary["status"] == "completed"
+    assert runs[0].summary["digest"] == runs[1].summary["digest"]
 
 
 @pytest.mark.parametrize("batching", ["off", "vmap"])

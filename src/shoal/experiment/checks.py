@@ -119,11 +119,6 @@ def _plain_links(plan: ProcessesPlan, sharings: Sequence[Component]) -> Iterator
 def _wrong_for_processes(experiment: Experiment) -> Iterator[str]:
     """List what the simulation can do and processes cannot."""
     plan = experiment.processes
-    for key, device in _accelerators(experiment):
-        yield (
-            f"{key} = {device!r}: node processes are forks, in which an accelerator does not work; use engine = "
-            "'simulation', in which all nodes share the device, or 'cpu'"
-        )
     if plan.host in ("0.0.0.0", "*") and plan.announce is None:
         yield (
             f"processes.host = {plan.host!r}: nodes cannot connect to a wildcard; set processes.announce to the "

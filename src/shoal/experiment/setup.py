@@ -76,7 +76,14 @@ class Setup:
         """Initialise what training needs, such as libraries and caches, once and not in every node."""
         for node in range(self.experiment.nodes):
             self.trainer_factory.warm_up(node, self.experiment.settings(node).training)
-        self.trainer(0)  # an error about the trainer is the error of the run, and not of each node
+
+    def check_trainers(self) -> None:
+        """Create one trainer for each torch device. Raises the error that nodes would raise when they start."""
+        tried: set[str] = set()
+        for node in range(self.experiment.nodes):
+            if (device := self.experiment.settings(node).training.device) not in tried:
+                tried.add(device)
+                self.trainer(node)
 
     def node(
         self,

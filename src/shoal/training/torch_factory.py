@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from shoal.errors import ExperimentError, ShoalError
@@ -105,8 +105,11 @@ class TorchTrainerFactory:
         return self.learner(self.inputs.training).evaluate(params)
 
     def warm_up(self, node: NodeId, training: Training) -> None:
-        """Take a step with every learner, so that a fork inherits everything that torch sets up lazily."""
-        learner = self.learner(training)
+        """Take a step with every learner, so that a fork inherits everything that torch sets up lazily.
+
+        The step is on the CPU: an accelerator that a process has used does not work in its forks.
+        """
+        learner = self.learner(replace(training, device="cpu"))
         if learner not in self._warm:
             self._warm.add(learner)
             learner.warm_up(self.inputs.parts[node])

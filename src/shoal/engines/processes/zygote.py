@@ -36,6 +36,7 @@ from shoal.engines.processes.zygote_process import PRELOAD
 from shoal.engines.setup_fingerprint import content_hash, data_hash
 from shoal.errors import ExperimentError, NoFreePortError, ShoalError, StorageError
 from shoal.experiment import Experiment
+from shoal.experiment.checks import uses_accelerator
 from shoal.experiment.setup import Setup
 from shoal.results.record_writer import RETRY_SECONDS, PauseReport, RecordWriter
 from shoal.results.records import Average, Event, Record, RunFolder, decode, encode
@@ -105,6 +106,7 @@ class Zygote:
                 self._setup = Setup(experiment, shared=True)
             release_memory()  # of the setup, so that what is freed next is the memory of the training
             self._setup.warm_up()
+            self._check_trainers(self._setup)
             used = resident_memory()
             release_memory()
             training_memory = max(0, used - resident_memory())
@@ -124,6 +126,27 @@ class Zygote:
             shown = [str(warning.message) for warning in caught]
             hashes = (data_hash(self._setup), content_hash([self._setup.initial])) if request.compares else ("", "")
             self._report(control.Prepared(self._setup.initial.size, shown, *hashes))
+
+    def _check_trainers(self, setup: Setup) -> None:
+        """Raise an error about the trainers before nodes start: it is the error of the run, and not of each node.
+
+        If this process used an accelerator, nodes could not use it, because they are forks. So another fork checks it.
+        """
+        if not uses_accelerator(setup.experiment):
+            setup.check_trainers()
+            return
+        file = os.memfd_create("problems")
+        pid = os.fork()
+        if not pid:
+            self._run_child(lambda: _list_problems(setup, file))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with os.fdopen(file, "rb") as written:
+            written.seek(0)
+            problems = written.read().decode().splitlines()
+        if problems:
+            raise ExperimentError(problems, setup.experiment.name)
+        if code:
+            raise RuntimeError(f"the process that tries training.device ended with code {code}; see nodes.log")
 
     def _start_nodes(self, request: control.StartNodes) -> None:
         if request.with_network:
@@ -242,6 +265,15 @@ class Zygote:
 
     def _report(self, report: control.FromZygote) -> None:
         self._pipe.send_bytes(control.encode(report))
+
+
+def _list_problems(setup: Setup, file: int) -> int:
+    """Write the problems of the trainers to a file in memory, one per line."""
+    try:
+        setup.check_trainers()
+    except ExperimentError as error:
+        os.write(file, "\n".join(" ".join(problem.split()) for problem in error.problems).encode())
+    return 0
 
 
 def _run_network(setup: Setup, request: control.StartNodes, pair: KeyPair | None) -> int:
