@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Component:
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         """The traits that the component's class declares.
 
@@ -79,7 +80,7 @@ class MemoryComponent(Component):
     source: Any = None
     """The instance, of which every `build` returns a copy, or the class."""
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         return traits_of(self.source, self.kind)
 

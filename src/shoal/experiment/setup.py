@@ -55,6 +55,7 @@ class Setup:
         """The speed of each node's device; service nodes are last."""
         self.environment = build_environment(experiment, self.speeds)
         self._evaluated = experiment.evaluated_nodes
+        self._checked_trainers: set[tuple[type, int]] = set()
         check_sharings(experiment, self.initial, self.trainer_factory.shapes)
 
     def _build_mixing(self) -> Mixing:
@@ -130,10 +131,17 @@ class Setup:
         """Create the trainer of node `id`, as it is before its first step."""
         training = self.experiment.settings(id).training
         trainer = self.trainer_factory.trainer(id, training, self.speeds[id].simulated_step)
-        _check_members(trainer, TRAINER, self.experiment)
-        if problems := list(self._options_not_followed(training, trainer)):
-            raise ExperimentError(problems, self.experiment.name)
+        self._check_trainer(trainer, training)
         return trainer
+
+    def _check_trainer(self, trainer: Trainer, training: Training) -> None:
+        """Check the class of a trainer, once for all nodes with these settings, which share one object."""
+        checked = type(trainer), id(training)
+        if checked not in self._checked_trainers:
+            _check_members(trainer, TRAINER, self.experiment)
+            if problems := list(self._options_not_followed(training, trainer)):
+                raise ExperimentError(problems, self.experiment.name)
+            self._checked_trainers.add(checked)
 
     def _options_not_followed(self, training: Training, trainer: Trainer) -> Iterator[str]:
         """List the settings that would have no effect with this trainer."""

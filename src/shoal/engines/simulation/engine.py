@@ -7,7 +7,8 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from shoal.engines.operating_system import processor_seconds
 from shoal.engines.run_tracker import RunTracker
@@ -73,7 +74,8 @@ class Simulation:
         )
         for node in self._tracker.lost:
             self._world.mark_failed(node)
-        self._population = SimulatedNodes(self.setup, self._world, self._tracker, self._recorder, self._checkpoints)
+        with _rare_collections():
+            self._population = SimulatedNodes(self.setup, self._world, self._tracker, self._recorder, self._checkpoints)
         self._checkpoints.begin(self._population.nodes)
         self._checkpoints.restore_all()
         self._events = SimulatedEvents(environment, self._world, self._population, self._recorder, self._checkpoints)
@@ -99,7 +101,6 @@ class Simulation:
         startup = time.time() - self._command_time
         self._tracker.phase = "running"
         self._tracker.start_training_clock(self._checkpoints.wall_s)
-        thresholds = gc.get_threshold()
         stopped_by: int | None = None
         try:
             self._simulate()
@@ -114,7 +115,6 @@ class Simulation:
             raise NodeError(f"node {node} raised:\n{traceback.format_exc()}") from error
         finally:
             gc.unfreeze()
-            gc.set_threshold(*thresholds)
             wall = self._tracker.training_seconds()
             try:
                 self._recorder.close()
@@ -146,8 +146,8 @@ class Simulation:
         if duration is not None:
             kernel.schedule_daemon(duration, population.finish_training_nodes)
         gc.freeze()
-        gc.set_threshold(GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
-        kernel.run()
+        with _rare_collections():
+            kernel.run()
         self._world.raise_if_deadlocked(self._events.offline_forever())
         ended = population.last_end
         self._evaluations.evaluate_last(ended)
@@ -175,3 +175,14 @@ class Simulation:
                 executor.restore_trainers()
             return executor
         return SequentialExecutor()
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python search for garbage less often: almost all objects of nodes stay in use."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(GARBAGE_THRESHOLD, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
