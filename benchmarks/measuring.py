@@ -88,6 +88,35 @@ def script(source: str) -> float:
     return float(ended.stdout.split()[-1])
 
 
+BARE_STEPS = """
+import time, torch
+from shoal.models.basic import GnLenet
+torch.set_num_threads(1)
+model = GnLenet().build((3, 32, 32), 10)
+images, labels = torch.randn(2048, 3, 32, 32), torch.randint(0, 10, (2048,))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+criterion = torch.nn.CrossEntropyLoss()
+def steps(count):
+    for _ in range(count):
+        batch = torch.randint(0, 2048, (8,))
+        optimizer.zero_grad()
+        criterion(model(images[batch].contiguous(memory_format=torch.channels_last)), labels[batch]).backward()
+        optimizer.step()
+steps(30)
+started = time.monotonic()
+steps(400)
+print((time.monotonic() - started) / 400)
+"""
+"""Training steps of GN-LeNet in a plain script, in the memory format that is fastest for it."""
+
+
+def bare_step(processes: int) -> float:
+    """Return the seconds of a bare step in each of so many processes that take steps at the same time, as a mean."""
+    command = [sys.executable, "-c", BARE_STEPS]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(processes)]
+    return statistics.mean(float(process.communicate()[0].split()[-1]) for process in started)
+
+
 def median(values: list[float]) -> float:
     return statistics.median(values)
 
