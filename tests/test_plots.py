@@ -53,7 +53,8 @@ def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_t_interval(tmp_pa
     line = chart.lines[0].panels[0]
     assert line.x.tolist() == [1, 2]
     assert line.mean == pytest.approx(np.mean(full, axis=0))
-    assert line.low is not None and line.high is not None
+    assert line.low is not None
+    assert line.high is not None
     for at in range(2):
         values = [scores[at] for scores in full]
         expected = scipy.stats.t.interval(0.95, 2, np.mean(values), scipy.stats.sem(values))
@@ -66,7 +67,8 @@ def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_t_interval(tmp_pa
 def test_seeds_with_different_times_are_interpolated_where_all_have_a_value(tmp_path: Path) -> None:
     slow = write_run(tmp_path, [0.2, 0.4, 0.6], seed=1, seconds=10.0)
     fast = write_run(tmp_path, [0.3, 0.5, 0.7], seed=2, seconds=8.0)
-    line = read_chart([slow, fast], axes=["time"]).lines[0].panels[0]
+    with pytest.warns(UserWarning, match="at 24 of 30"):
+        line = read_chart([slow, fast], axes=["time"]).lines[0].panels[0]
     assert line.x.tolist() == [10, 16, 20, 24], "from the later first point to the earlier last point"
     at_10, at_16, at_20, at_24 = 0.3 + 0.2 * 2 / 8, 0.5, 0.5 + 0.2 * 4 / 8, 0.7
     assert line.mean == pytest.approx([(0.2 + at_10) / 2, (0.32 + at_16) / 2, (0.4 + at_20) / 2, (0.48 + at_24) / 2])
@@ -93,7 +95,8 @@ def test_repeated_runs_of_a_seed_count_once(tmp_path: Path) -> None:
 def test_one_run_shows_the_nodes_and_the_averaged_model(tmp_path: Path) -> None:
     chart = read_chart([write_run(tmp_path, [0.2, 0.5], averages=True)])
     line = chart.lines[0].panels[0]
-    assert line.low is not None and line.high is not None
+    assert line.low is not None
+    assert line.high is not None
     assert (line.low.tolist(), line.high.tolist()) == (pytest.approx([0.1, 0.4]), pytest.approx([0.3, 0.6]))
     figure = chart_figure(chart)
     assert legend_labels(figure) == ["made: mean over nodes", "from node to node", "averaged model"]
@@ -184,7 +187,8 @@ def test_the_legend_covers_no_data_and_nothing_is_cut_off(
     assert not any(Bbox.intersection(legend, box) for box in (*boxes, note.get_window_extent()))
     assert not any(Bbox.intersection(one, other) for one, other in itertools.combinations(boxes, 2))
     for box in (legend, note.get_window_extent(), *boxes):
-        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
+        assert page.contains(box.x0, box.y0)
+        assert page.contains(box.x1, box.y1)
     assert figure.get_figwidth() == {1: 3.5, 2: 7.16}[columns]
 
 
@@ -272,7 +276,10 @@ def rejected(result: CommandResult) -> str:
 
 def test_wrong_options_are_rejected(shoal: Callable[..., CommandResult], tmp_path: Path) -> None:
     one, two = (write_run(tmp_path / "runs", [0.5], name).path for name in ("full", "topk"))
-    assert "'acuracy' was not measured; did you mean 'accuracy'" in rejected(shoal("plot", "runs", "--y", "acuracy"))
+    assert (
+        "'acuracy' was not measured; the records have accuracy, drift, training-loss; did you mean 'accuracy'?"
+        in rejected(shoal("plot", "runs", "--y", "acuracy"))
+    )
     assert "'consensus' was not measured; set evaluation.average = true" in rejected(
         shoal("plot", "runs", "--y", "consensus")
     )

@@ -17,17 +17,18 @@ from conftest import CommandResult
 from shoal.errors import DataError, ExperimentError
 from shoal.experiment import Experiment
 from shoal.results.comparison import TimesToTarget, compare_times
+from shoal.results.frames import RecordColumns
 from shoal.results.progress import Outcome
 from shoal.results.records import Average, End, Evaluation, Event, Record, RecordFile, Round, RunFolder, decode, encode
 from shoal.results.summary import summarize
 from shoal.results.timing import (
     Curve,
-    Evaluations,
     best,
     bytes_sent,
     bytes_to,
     clock,
     curve,
+    curve_of,
     time_to,
 )
 
@@ -65,10 +66,9 @@ def rising(*means: float) -> Curve:
 
 
 def _curve(metric: str, means: Sequence[float]) -> Curve:
-    evaluations = Evaluations(metric)
-    for number, mean in enumerate(means, start=1):
-        evaluations.add(0, Evaluation(number, 10.0 * number, {metric: mean}, number))
-    found = evaluations.curve()
+    columns = RecordColumns()
+    columns.add(0, [Evaluation(n, 10.0 * n, {metric: mean}, n) for n, mean in enumerate(means, start=1)])
+    found = curve_of(columns.finish(), metric)
     assert found is not None
     return found
 
@@ -434,7 +434,7 @@ def test_show_reads_old_summaries_without_targets(
         ([], "virtual time [s]"),
         (["--x", "time"], "virtual time [s]"),
         (["--x", "rounds"], "round, mean over nodes"),
-        (["--x", "bytes"], "sent by all nodes [B]"),
+        (["--x", "bytes"], "sent by all nodes [MB]"),
     ],
 )
 def test_plot_draws_several_runs_over_the_given_axis(

@@ -65,7 +65,7 @@ def existing_run(path: Path, command: str) -> RunFolder:
 
 
 def existing_runs(paths: Sequence[Path], command: str) -> list[RunFolder]:
-    """Return the runs at `paths` and below them, those of each path in the order in which they started; `command` needs them."""
+    """Return the runs at `paths` and below them, those of a path in the order of their start; `command` needs them."""
     found: list[RunFolder] = []
     for path in paths:
         runs = runs_in_order(path)

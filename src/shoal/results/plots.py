@@ -140,7 +140,7 @@ def _check(key: str, values: Iterable[str], allowed: tuple[str, ...]) -> None:
 
 def _choose(runs: Sequence[RunCurve], wanted: str | None) -> str:
     """Return the quantity to plot: `wanted`, or the main metric of the runs."""
-    known = sorted({name for run in runs for name in run.known})
+    known = list(dict.fromkeys(name for run in runs for name in run.known))
     metrics = {run.curve.metric for run in runs if run.curve is not None}
     y = main_metric(metrics) if wanted is None else wanted
     if y is None:
