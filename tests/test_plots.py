@@ -214,6 +214,18 @@ def test_units_of_axes_follow_their_values(tmp_path: Path) -> None:
     assert sent.lines[0].get_xdata().tolist() == [2, 4]  # type: ignore[union-attr]
 
 
+def test_axes_can_be_logarithmic(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path, [0.2, 0.5], averages=True)]
+    figure = draw_figure(runs, FigureOptions("consensus", ("rounds", "bytes"), log=("bytes", "y"))).figure
+    assert [axes.get_xscale() for axes in figure.axes] == ["linear", "log"]
+    assert [axes.get_yscale() for axes in figure.axes] == ["log", "log"]
+    with pytest.raises(DataError, match="log = 'x'; expected one of 'rounds', 'time', 'bytes', 'y'"):
+        package.plot(runs[0].path, log=["x"])  # type: ignore[list-item]
+    zero = write_run(tmp_path, [0.0])
+    with pytest.raises(DataError, match="has no values above 0"):
+        package.plot(zero.path, "accuracy", log=["y"], spread="none")
+
+
 # Heat maps
 
 
@@ -285,7 +297,7 @@ def test_wrong_options_are_rejected(shoal: Callable[..., CommandResult], tmp_pat
     )
     assert "'byte': expected some of rounds, time, bytes" in rejected(shoal("plot", "runs", "--panels", "rounds,byte"))
     assert "not allowed with argument" in rejected(shoal("plot", "runs", "--panels", "rounds", "--x", "time"))
-    assert "each panel must differ" in rejected(shoal("plot", "runs", "--panels", "time,time"))
+    assert "a name is there twice" in rejected(shoal("plot", "runs", "--panels", "time,time"))
     assert "shows one run, and 2 were given" in rejected(shoal("plot", one, two, "--kind", "heatmap"))
     assert "kind 'heatmap' does not have it" in rejected(shoal("plot", one, "--kind", "heatmap", "--spread", "nodes"))
     assert "did you mean 'accuracy'" in rejected(shoal("plot", one, "--kind", "heatmap", "--y", "acuracy"))

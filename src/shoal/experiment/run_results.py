@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shoal.results.figures import Kind
     from shoal.results.plot_curves import Axis, Spread
     from shoal.results.plot_style import Columns
+    from shoal.results.plots import LogAxis
 
 RunPath: TypeAlias = str | os.PathLike[str]
 """The path of a run, or of a folder of runs."""
@@ -95,11 +96,12 @@ class Run:
         kind: Kind = "lines",
         spread: Spread | None = None,
         columns: Columns = 2,
+        log: Sequence[LogAxis] = (),
         metric: str | None = None,
     ) -> Figure:
         """Return a figure of this run: see `plot`. `metric` is an earlier name of `y`."""
         y = metric if y is None else y
-        return plot([self], y, x, panels=panels, kind=kind, spread=spread, columns=columns)
+        return plot([self], y, x, panels=panels, kind=kind, spread=spread, columns=columns, log=log)
 
     def __repr__(self) -> str:
         metrics = self.summary["metrics"]
@@ -132,12 +134,14 @@ def plot(
     spread: Spread | None = None,
     columns: Columns = 2,
     labels: Sequence[str] = (),
+    log: Sequence[LogAxis] = (),
 ) -> Figure:
     """Return a figure of runs, as `shoal plot` draws it. Runs that differ only in the seed are one line.
 
     `runs` are runs, paths of runs, or folders that stand for all runs in them. `y` is a metric, "consensus", "drift",
     "training-loss" or, for the averaged model, "averaged-accuracy"; default: the main metric. `x` is "rounds", "time"
-    or "bytes"; `panels` are several of these. Raises `DataError` if the runs do not have what the figure shows.
+    or "bytes"; `panels` are several of these. `log` are the axes with a logarithmic scale, such as "bytes" or "y".
+    Raises `DataError` if the runs do not have what the figure shows.
     """
     from shoal.results.figures import FigureOptions, draw_figure
 
@@ -146,7 +150,7 @@ def plot(
     if x is not None and panels:
         raise DataError(f"x = {x!r} and panels = {panels!r}: give one of them")
     axes = tuple(panels) if x is None else (x,)
-    return draw_figure(folders, FigureOptions(y, axes, kind, spread, columns, labels)).figure
+    return draw_figure(folders, FigureOptions(y, axes, kind, spread, columns, labels, log)).figure
 
 
 def _folders(run: RunPath | Run) -> list[RunFolder]:

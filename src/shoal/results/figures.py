@@ -11,7 +11,7 @@ from shoal.errors import DataError
 from shoal.results.plot_curves import Axis, Spread
 from shoal.results.plot_heatmap import heatmap_figure
 from shoal.results.plot_style import Columns
-from shoal.results.plots import chart_figure, read_chart
+from shoal.results.plots import LogAxis, chart_figure, read_chart
 from shoal.results.records import RunFolder
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class FigureOptions:
     """The width, in columns of a paper."""
     labels: Sequence[str] = ()
     """The labels of the lines, in their order."""
+    log: Sequence[LogAxis] = ()
+    """The axes with a logarithmic scale."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,17 @@ def draw_figure(folders: Sequence[RunFolder], options: FigureOptions) -> DrawnFi
     if options.kind == "lines":
         chart = read_chart(folders, options.y, options.axes, options.spread, options.labels)
         name = re.sub(r"[^\w-]+", "-", chart.y)
-        return DrawnFigure(chart_figure(chart, options.columns), f"{chart.y} by {', '.join(chart.axes)}", name)
+        return DrawnFigure(
+            chart_figure(chart, options.columns, options.log), f"{chart.y} by {', '.join(chart.axes)}", name
+        )
     if options.kind not in get_args(Kind):
         raise DataError(f"kind = {options.kind!r}; expected one of {', '.join(map(repr, get_args(Kind)))}")
-    for key, given in (("x", options.axes), ("spread", options.spread), ("labels", options.labels)):
+    for key, given in (
+        ("x", options.axes),
+        ("spread", options.spread),
+        ("labels", options.labels),
+        ("log", options.log),
+    ):
         if given:
             raise DataError(f"{key} = {given!r}: a figure of kind {options.kind!r} does not have it; leave it out")
     if len(folders) != 1:

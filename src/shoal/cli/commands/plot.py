@@ -12,6 +12,7 @@ from shoal.cli.display import console, print_line, show_warnings
 from shoal.results.figures import FigureOptions, Kind, draw_figure
 from shoal.results.plot_curves import Axis, Spread
 from shoal.results.plot_style import save_figure
+from shoal.results.plots import LogAxis
 from shoal.results.records import RunFolder
 
 
@@ -31,11 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--x", choices=get_args(Axis),
         help="the horizontal axis (default: rounds, or time if a run was evaluated by time)",
     )  # fmt: skip
-    horizontal.add_argument("--panels", type=_axes, metavar="X,…", help="several panels: --panels rounds,time,bytes")
+    horizontal.add_argument("--panels", type=_panels, metavar="X,…", help="several panels: --panels rounds,time,bytes")
     parser.add_argument(
         "--spread", choices=get_args(Spread),
         help="the band: the 95 %% interval over seeds, the range over nodes, or none (default: seeds; one run: nodes)",
     )  # fmt: skip
+    parser.add_argument("--log", type=_log_axes, default=(), metavar="AXIS,…",
+                        help="logarithmic axes: some of rounds, time, bytes and y")  # fmt: skip
     parser.add_argument(
         "--label", action="append", default=[], dest="labels", metavar="TEXT",
         help="the label of a line, in the order of the lines; give one for each line",
@@ -50,20 +53,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=plot_command)
 
 
-def _axes(text: str) -> tuple[Axis, ...]:
-    """Parse the axes of panels; argparse prints the error."""
-    names = [name.strip() for name in text.split(",")]
+def _names(text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """Parse names with commas; argparse prints the error."""
+    names = tuple(name.strip() for name in text.split(","))
     for name in names:
-        if name not in get_args(Axis):
-            raise argparse.ArgumentTypeError(f"{name!r}: expected some of {', '.join(get_args(Axis))}, with commas")
+        if name not in allowed:
+            raise argparse.ArgumentTypeError(f"{name!r}: expected some of {', '.join(allowed)}, with commas")
     if len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r}: each panel must differ from the others")
-    return tuple(names)  # type: ignore[arg-type]
+        raise argparse.ArgumentTypeError(f"{text!r}: a name is there twice")
+    return names
+
+
+def _panels(text: str) -> tuple[str, ...]:
+    return _names(text, get_args(Axis))
+
+
+def _log_axes(text: str) -> tuple[str, ...]:
+    return _names(text, get_args(LogAxis))
 
 
 def plot_command(parsed: argparse.Namespace) -> int:
     axes = parsed.panels or ((parsed.x,) if parsed.x else ())
-    options = FigureOptions(parsed.y, axes, parsed.kind, parsed.spread, parsed.columns, parsed.labels)
+    options = FigureOptions(parsed.y, axes, parsed.kind, parsed.spread, parsed.columns, parsed.labels, parsed.log)
     with show_warnings(console()):
         one = parsed.kind != "lines" and len(parsed.runs) == 1
         folders = [existing_run(parsed.runs[0], "plot")] if one else existing_runs(parsed.runs, "plot")
