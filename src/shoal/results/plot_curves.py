@@ -216,7 +216,7 @@ def common_positions(positions: Iterable[Floats]) -> Floats:
 def _interpolated(x: Floats, positions: Floats, values: Sequence[float]) -> Floats:
     """Return the values at `x`. Of several values at one position, the last counts."""
     last = np.append(positions[1:] > positions[:-1], True)
-    return np.interp(x, positions[last], np.asarray(values, np.float64)[last])
+    return np.asarray(np.interp(x, positions[last], np.asarray(values, np.float64)[last]))
 
 
 def confidence(values: Floats, level: float = 0.95) -> Floats:

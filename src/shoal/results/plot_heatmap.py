@@ -85,7 +85,7 @@ def _cells(records: RunRecords, name: str) -> tuple[Floats, Floats, Floats, bool
     shown = is_row & is_column
     cells = np.full((len(nodes), len(moments)), np.nan)
     cells[row[shown], column[shown]] = value[shown]  # a node that rejoins may repeat a round: the last value counts
-    x = moments + 1.0
+    x: Floats = moments.astype(np.float64) + 1
     if by_time:
         times = np.zeros(len(moments))
         np.maximum.at(times, column[shown], time[shown])

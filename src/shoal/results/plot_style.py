@@ -39,7 +39,7 @@ MISSING = "#ffffff"
 LABEL_LINES = 3
 """A longer label is shortened."""
 
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.labelsize": 8,
     "axes.titlesize": 8,

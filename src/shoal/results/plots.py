@@ -328,7 +328,7 @@ def _y_title(chart: Chart) -> str:
 
 
 def _legend_entries(chart: Chart) -> tuple[list[Artist], list[str]]:
-    """Return the entries of the legend: one for each line, and one that says what the bands are."""
+    """Return the entries of the legend: one for each line, and one for the band of a single run."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
