@@ -33,13 +33,14 @@ import msgspec
 import numpy as np
 
 from shoal.errors import DataError, DiskFullError, LaunchError, StorageError
+from shoal.results.spans import Span
 from shoal.types import NodeId, Params
 
 ROOT = Path("runs")
 """The folder of all runs, unless a command names another."""
 
 
-class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True):
+class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True, omit_defaults=True):
     """A round that a node finished. Bytes and messages are counted since the node started."""
 
     round: int
@@ -47,6 +48,13 @@ class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True):
     loss: float | None
     bytes_sent: int
     messages_sent: int
+    sent_to: list[NodeId] | None = None
+    """The nodes, in order, that the node sent models to since its previous round. None, which is omitted from the line:
+    the same nodes as in the latest record that has them, or unknown if no record has them (a run of an earlier
+    version)."""
+    spans: list[Span] = []
+    """What the node did since its previous record, in order of time and without overlaps: see `spans.py`. It is omitted
+    if it is empty, as in a run of an earlier version."""
 
 
 class Evaluation(msgspec.Struct, tag="evaluation", tag_field="kind", frozen=True, omit_defaults=True):
@@ -101,6 +109,8 @@ class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
     repeated_messages: int = 0
     unauthenticated_connections: int = 0
     """Connections that the node rejected because their peer was not authenticated, if links are sealed."""
+    spans: list[Span] = []
+    """What the node did since its last round, as in `Round`."""
 
 
 Record: TypeAlias = Round | Evaluation | Average | Event | End

@@ -203,7 +203,10 @@ def _traffic(records: _Records, nodes: int) -> dict[str, Any]:
 
 
 def write_metrics(folder: RunFolder) -> None:
-    """Write all records as columns; fields that a kind of record does not have are null."""
+    """Write all records as columns; fields that a kind of record does not have are null.
+
+    `sent_to` and `spans` are lists, not columns: `activity.py` reads them from the records.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -221,6 +224,8 @@ def write_metrics(folder: RunFolder) -> None:
 def _row(node: NodeId | None, record: Record) -> dict[str, Any]:
     row: dict[str, Any] = msgspec.to_builtins(record)
     scores = row.pop("scores", {})
+    for name in ("sent_to", "spans"):
+        row.pop(name, None)
     return {"node": node, **row, **scores}
 
 
