@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.results.spans import MAX_SPANS, OFFLINE, Span, condensed
+from shoal.state import State
 from shoal.types import NodeId
 
 
@@ -64,6 +65,21 @@ class NodeActivity:
         self._offline.clear()
         spans, self._spans = self._spans, []
         return receivers, spans
+
+    def state(self) -> State:
+        return {
+            "receivers": sorted(self.receivers),
+            "recorded": None if self._recorded is None else sorted(self._recorded),
+            "spans": [list(span) for span in self._spans],
+            "offline": [list(times) for times in self._offline],
+        }
+
+    def restore(self, state: State) -> None:
+        recorded = state["recorded"]
+        self.receivers = set(state["receivers"])
+        self._recorded = None if recorded is None else set(recorded)
+        self._spans = [(activity, start, end) for activity, start, end in state["spans"]]
+        self._offline = [(start, end) for start, end in state["offline"]]
 
     def _add_offline(self, activity: str, start: float) -> float:
         """Add the times that the node was offline, and the activity between them. Return where the activity goes on."""

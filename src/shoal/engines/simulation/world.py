@@ -322,12 +322,12 @@ class SimulatedRuntime:
             task.cancel()
         self._background.clear()
         if self._world.has_timed_events:
-            self.go_offline()
+            self.go_offline(self._kernel.now)
 
-    def go_offline(self) -> None:
+    def go_offline(self, time: float) -> None:
         """Suspend computations, and let everything that would wake the node wait."""
         if not self.offline_reasons:
-            self._offline_since = self._kernel.now
+            self._offline_since = time
         self.offline_reasons += 1
         for computation in self._computations:
             self._interrupt(computation)
@@ -335,7 +335,8 @@ class SimulatedRuntime:
     def come_online(self) -> None:
         self.offline_reasons -= 1
         if not self.offline_reasons:
-            self.activity.add_offline(self._offline_since, self._kernel.now)
+            if self.running:
+                self.activity.add_offline(self._offline_since, self._kernel.now)
             for computation in self._computations:
                 self._continue(computation)
             deferred, self._deferred = self._deferred, {}
