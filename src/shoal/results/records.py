@@ -3,6 +3,7 @@
     runs/<name>/<run id>/
       experiment.toml      the resolved experiment, with the versions of the software
       mapping.json         the nodes on each machine
+      data.json            the number of training samples, by class, of each node (see node_data.py)
       nodes/<id>.jsonl     the records of each node, one JSON object per line, appended; see thinning.py
       averages.jsonl       the average of all models and the nodes' distance to it, at each evaluation
       nodes.log            what the code of the nodes printed
@@ -292,6 +293,10 @@ class RunFolder:
     @property
     def mapping(self) -> Path:
         return self.path / "mapping.json"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data.json"
 
     @property
     def log(self) -> Path:
