@@ -52,7 +52,7 @@ class Rounds:
     loss: Floats
     """NaN if the record has none."""
     bytes_sent: Integers
-    """As in the record: since the node started. `total_sent` also counts what it sent before it rejoined."""
+    """As in the record: since the node started. `RunRecords.sent` also counts what it sent before it rejoined."""
     messages_sent: Integers
 
 
@@ -67,6 +67,10 @@ class Scores:
     time: Floats
     score: Floats
     """NaN if the model diverged."""
+
+    def select(self, items: NDArray[np.bool_] | NDArray[np.intp]) -> Scores:
+        """Return some of the items, by a mask or by their indices."""
+        return Scores(self.node[items], self.round[items], self.tick[items], self.time[items], self.score[items])
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,17 @@ class NodeEnd(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """The bytes and messages that nodes had sent since the start of the run."""
+
+    bytes: Integers
+    """At each `round` record, by its node."""
+    messages: Integers
+    by_node: Mapping[NodeId, tuple[int, int]]
+    """Bytes and messages of each node in total."""
+
+
+@dataclass(frozen=True)
 class RunRecords:
     """All records of a run."""
 
@@ -123,26 +138,56 @@ class RunRecords:
     """The time of the last record of each node."""
     size: int
     """The number of records of all nodes, without averages."""
+    file_sizes: Mapping[str, int]
+    """The size in bytes of each file of records when it was read."""
 
     def node_slice(self, node: NodeId) -> slice:
         """Return where the `round` records of a node are."""
         first, last = np.searchsorted(self.rounds.node, (node, node + 1))
         return slice(int(first), int(last))
 
-    def total_sent(self) -> tuple[Integers, Integers]:
-        """Return the bytes and messages that the node of each `round` record had sent since the start of the run.
+    def last_rounds(self) -> dict[NodeId, int]:
+        """Return the round of the last `round` record of each node."""
+        nodes, last = last_of_each(self.rounds.node)
+        return dict(zip(nodes.tolist(), self.rounds.round[last].tolist(), strict=True))
+
+    @property
+    def duration(self) -> float:
+        """The latest time of a record; 0 if there are none."""
+        times = [float(column.max()) for column in (self.rounds.time, self.evaluations.time) if len(column)]
+        others = [event.time for _, _, event in self.events] + [end.time for _, _, end in self.ends]
+        return max([*times, *others], default=0.0)
+
+    def sent(self) -> Traffic:
+        """Return what all nodes sent since the start of the run.
 
         A node that rejoins starts to count from zero; this adds what it had sent before.
         """
-        sent, messages = self.rounds.bytes_sent.copy(), self.rounds.messages_sent.copy()
+        counts = self.rounds.bytes_sent, self.rounds.messages_sent
+        totals = counts[0].copy(), counts[1].copy()
+        before: dict[NodeId, tuple[int, int]] = {}
         for row, node, event in self.events:
             if event.what == REJOINED:
                 where = self.node_slice(node)
                 at = where.start + int(np.searchsorted(self.rounds.row[where], row))
-                for total, count in ((sent, self.rounds.bytes_sent), (messages, self.rounds.messages_sent)):
-                    before = total[at - 1] if at > where.start else 0
-                    total[at : where.stop] = count[at : where.stop] + before
-        return sent, messages
+                if at > where.start:
+                    before[node] = int(totals[0][at - 1]), int(totals[1][at - 1])
+                    for total, count, earlier in zip(totals, counts, before[node], strict=True):
+                        total[at : where.stop] = count[at : where.stop] + earlier
+        nodes, last = last_of_each(self.rounds.node)
+        by_node = dict(
+            zip(nodes.tolist(), zip(totals[0][last].tolist(), totals[1][last].tolist(), strict=True), strict=True)
+        )
+        for _, node, end in self.ends:
+            earlier_bytes, earlier_messages = before.get(node, (0, 0))
+            by_node[node] = earlier_bytes + end.bytes_sent, earlier_messages + end.messages_sent
+        return Traffic(*totals, by_node)
+
+
+def last_of_each(nodes: Integers) -> tuple[Integers, Integers]:
+    """Return the nodes in a sorted column, and the index of the last item of each."""
+    last = np.flatnonzero(np.diff(nodes, append=-1))
+    return nodes[last], last
 
 
 class _RoundRow(msgspec.Struct, tag="round", tag_field="kind", frozen=True, gc=False):
@@ -208,7 +253,7 @@ class RecordColumns:
             elif isinstance(record, End):
                 self._ends.append(NodeEnd(row, node, record))
 
-    def finish(self, averages: Sequence[Average] = ()) -> RunRecords:
+    def finish(self, averages: Sequence[Average] = (), file_sizes: Mapping[str, int] | None = None) -> RunRecords:
         """Return all records that were added."""
         types = (np.int64, np.int64, np.int64, np.float64, np.float64, np.int64, np.int64)
         parts = zip(*self._rounds, strict=True) if self._rounds else ((),) * len(types)
@@ -216,24 +261,39 @@ class RecordColumns:
         row, node, round, tick = np.array(self._evaluations, np.int64).reshape(-1, 4).T
         values = {name: (np.array(at), np.array(scores)) for name, (at, scores) in self._scores.items()}
         evaluations = Evaluations(row, node, round, tick, np.array(self._evaluation_times), values)
-        return RunRecords(
-            Rounds(*rounds), evaluations, self._events, self._ends, averages, self._last_times, self._size
-        )
+        others = self._events, self._ends, averages, self._last_times, self._size, file_sizes or {}
+        return RunRecords(Rounds(*rounds), evaluations, *others)
 
 
 def read_records(folder: RunFolder) -> RunRecords:
     """Read all records of a run. Raises `DataError` if a file is damaged."""
+    if folder.metrics.exists():
+        from shoal.results.metrics_file import read_metrics
+
+        if (found := read_metrics(folder)) is not None:
+            return found
+    return read_lines(folder)
+
+
+def read_lines(folder: RunFolder) -> RunRecords:
+    """Read all records of a run from the files of its nodes. Raises `DataError` if a file is damaged."""
     columns = RecordColumns()
+    sizes: dict[str, int] = {}
     for node in folder.recorded_nodes():
+        path = folder.node(node)
+        content = path.read_bytes()
+        sizes[path.name] = len(content)
         try:
-            columns.add(node, _read_file(folder.node(node)))
+            columns.add(node, _decode_file(content, path))
         except OverflowError as error:
-            raise DataError(f"{folder.node(node)} has a number that is too large: the file is damaged") from error
-    return columns.finish([record for record in folder.read_averages() if isinstance(record, Average)])
+            raise DataError(f"{path} has a number that is too large: the file is damaged") from error
+    content = folder.averages.read_bytes() if folder.averages.exists() else b""
+    averages = [record for record in _decode_file(content, folder.averages) if isinstance(record, Average)]
+    return columns.finish(averages, {**sizes, folder.averages.name: len(content)})
 
 
-def _read_file(path: Path) -> Sequence[Record | _RoundRow]:
-    content = path.read_bytes()
+def _decode_file(content: bytes, path: Path) -> Sequence[Record | _RoundRow]:
+    """Decode all lines without an incomplete last one."""
     content = content[: content.rfind(b"\n") + 1]
     found = None if COUNT_KEY_IN_OLD_RUNS in content else _decode_fast(content)
     return list(decode_lines(content.split(b"\n")[:-1], path)) if found is None else found
