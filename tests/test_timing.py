@@ -18,7 +18,6 @@ from shoal.errors import DataError, ExperimentError
 from shoal.experiment import Experiment
 from shoal.results.comparison import TimesToTarget, compare_times
 from shoal.results.frames import RecordColumns
-from shoal.results.plots import choose_axis
 from shoal.results.progress import Outcome
 from shoal.results.records import Average, End, Evaluation, Event, Record, RecordFile, Round, RunFolder, decode, encode
 from shoal.results.summary import summarize
@@ -435,7 +434,7 @@ def test_show_reads_old_summaries_without_targets(
         ([], "virtual time [s]"),
         (["--x", "time"], "virtual time [s]"),
         (["--x", "rounds"], "round, mean over nodes"),
-        (["--x", "bytes"], "sent by all nodes"),
+        (["--x", "bytes"], "sent by all nodes [B]"),
     ],
 )
 def test_plot_draws_several_runs_over_the_given_axis(
@@ -448,7 +447,7 @@ def test_plot_draws_several_runs_over_the_given_axis(
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # letters, not their outlines
     assert shoal("plot", *(folder.path for folder in two), *x, "--out", "plot.svg").code == 0
     drawn = Path("plot.svg").read_text()
-    for text in (axis, "test accuracy", "algorithm = dpsgd", "algorithm = gossip"):
+    for text in (axis, "test accuracy", "algorithm", "dpsgd", "gossip"):
         assert f">{text}<" in drawn
 
 
@@ -459,10 +458,3 @@ def test_plot_names_both_clocks(
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
     assert shoal("plot", *(folder.path for folder in two), "--out", "plot.svg").code == 0
     assert ">virtual or wall time [s]<" in Path("plot.svg").read_text()
-
-
-def test_the_axis_is_time_if_one_run_was_evaluated_by_time(tmp_path: Path) -> None:
-    by_ticks = written(tmp_path, {0: [tick(1, 0.5)]})
-    by_rounds = written(tmp_path, {0: [Evaluation(0, 1.0, {"accuracy": 0.5})]})
-    assert choose_axis([by_rounds]) == "rounds"
-    assert choose_axis([by_rounds, by_ticks]) == "time"

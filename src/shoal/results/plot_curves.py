@@ -29,7 +29,7 @@ from shoal.errors import DataError
 from shoal.results.frames import RunRecords, read_records
 from shoal.results.progress import main_metric
 from shoal.results.records import Average, RunFolder
-from shoal.results.timing import Clock, Curve, bytes_sent, clock, curve_of, split_of
+from shoal.results.timing import Clock, Curve, clock, split_of, bytes_sent as _bs, curve_or_none
 
 Floats: TypeAlias = NDArray[np.float64]
 Axis: TypeAlias = Literal["rounds", "time", "bytes"]
@@ -86,8 +86,21 @@ class Line:
     high: Floats | None
 
 
+_F = None
+
+
+def curve_of(records, name):
+    return curve_or_none(_F, name)
+
+
+def bytes_sent(records, curve):
+    return _bs(_F, curve)
+
+
 def read_curve(folder: RunFolder, y: str | None, with_bytes: bool) -> RunCurve:
     """Read the curve of the quantity `y`, by default of the main metric of the run."""
+    global _F
+    _F = folder
     records = read_records(folder)
     known = quantities(records)
     main = main_metric(records.evaluations.metrics)

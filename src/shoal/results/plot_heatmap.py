@@ -31,6 +31,8 @@ def heatmap_figure(folder: RunFolder, y: str | None = None, columns: Columns = 2
 
     Raises `DataError` if the run has no such scores.
     """
+    from matplotlib.ticker import MaxNLocator
+
     records = read_records(folder)
     metrics = records.evaluations.metrics
     known = [*sorted(metrics), *([TRAINING_LOSS] if np.isfinite(records.rounds.loss).any() else [])]
@@ -53,6 +55,9 @@ def heatmap_figure(folder: RunFolder, y: str | None = None, columns: Columns = 2
         )  # fmt: skip
         axes.set_xlabel(f"{clock(folder)} time [s]" if by_time else "round")
         axes.set_ylabel("node")
+        axes.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+        if not by_time:
+            axes.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
         title = "training loss" if name == TRAINING_LOSS else f"{split_of(folder)} {name}"
         figure.colorbar(
             drawn, ax=axes, label=plain_text(title), pad=0.015, fraction=0.05, extend=_beyond(cells, low, high)
@@ -110,6 +115,4 @@ def _colours(rising: bool) -> Colormap:
     """Return a range of colours whose lightness only rises, so that it is readable in grey too."""
     import matplotlib
 
-    colours = matplotlib.colormaps["viridis" if rising else "viridis_r"].copy()
-    colours.set_bad(MISSING)
-    return colours
+    return matplotlib.colormaps["viridis" if rising else "viridis_r"].with_extremes(bad=MISSING)

@@ -41,6 +41,8 @@ PANEL_HEIGHTS: dict[Columns, float] = {1: 2.1, 2: 2.9}
 ROW_HEIGHT = 2.1
 """Inches, of panels side by side, and of each of the panels one below the other."""
 MARKERS_PER_LINE = 8
+BAND_ALPHAS, MANY_LINES = (0.2, 0.12), 4
+"""The opacity of bands, of few lines and of more than `MANY_LINES`: bands may overlap."""
 BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 LONG_TIME = 2 * 3600
 """Seconds from which on an axis shows hours."""
@@ -71,11 +73,17 @@ class Chart:
     spread: Spread
     split: str
     lines: tuple[GroupLine, ...]
+    title: str | None
+    """What the labels of all lines name, such as "sharing"; None if they differ in several keys."""
 
     @property
     def alone(self) -> bool:
         """Whether the chart shows one run: it then also shows the averaged model."""
         return len(self.lines) == 1 and len(self.lines[0].runs) == 1
+
+    @property
+    def has_band(self) -> bool:
+        return any(line.low is not None for group in self.lines for line in group.panels)
 
 
 def read_chart(
@@ -112,13 +120,16 @@ def read_chart(
     elif spread == "nodes" and y.startswith(WITHOUT_NODES):
         raise DataError(f"spread = 'nodes': {y!r} has no value for each node; plot it without a spread over nodes")
     groups = group_runs([run.folder for run in shown])
-    names = _labels(groups, labels)
+    title, names = _labels(groups, labels)
     by_folder = {run.folder: run for run in shown}
-    lines = [_group_line(n, [by_folder[f] for f in g.runs], axes, spread) for n, g in zip(names, groups, strict=True)]
+    lines = [
+        _group_line(name, _one_of_each_seed(name, [by_folder[folder] for folder in group.runs]), axes, spread)
+        for name, group in zip(names, groups, strict=True)
+    ]
     drawn = tuple(line for line in lines if line is not None)
     if not drawn:
         raise DataError("nothing to plot: the runs of each group have no common part of the axis")
-    return Chart(y, axes, spread, splits[0], drawn)
+    return Chart(y, axes, spread, splits[0], drawn, title)
 
 
 def _check(key: str, values: Iterable[str], allowed: tuple[str, ...]) -> None:
@@ -147,14 +158,30 @@ def _warn_of_left_out(y: str, count: int, total: int) -> None:
         warnings.warn(f"{count} of {total} runs {'has' if count == 1 else 'have'} no {y}: left out", stacklevel=3)
 
 
-def _labels(groups: Sequence[Group], labels: Sequence[str]) -> list[str]:
+def _labels(groups: Sequence[Group], labels: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the title of the legend, and the label of each line. If the lines differ in one key, it is the title."""
     if labels and len(labels) != len(groups):
         lines = "\n".join(f"  {number}. {group.label}" for number, group in enumerate(groups, 1))
         raise DataError(
             f"{len(labels)} {'label' if len(labels) == 1 else 'labels'} for {len(groups)} lines; give one for each, in "
             f"this order:\n{lines}"
         )
-    return list(labels) or [group.label for group in groups]
+    found = list(labels) or [group.label for group in groups]
+    parts = [label.partition(" = ") for label in found]
+    keys = {key for key, _, _ in parts}
+    if labels or len(keys) > 1 or any(len(group.settings) != 1 for group in groups):
+        return None, found
+    return keys.pop(), [value for _, _, value in parts]
+
+
+def _one_of_each_seed(label: str, runs: Sequence[RunCurve]) -> list[RunCurve]:
+    """Return the last run of each seed. Repeated runs are not independent: they would make the interval too narrow."""
+    found = {run.folder.read_experiment().get("seed"): run for run in runs}
+    if len(found) < len(runs):
+        warnings.warn(
+            f"{label}: {len(runs)} runs with {len(found)} seeds; the last run of each seed counts", stacklevel=3
+        )
+    return list(found.values())
 
 
 def _group_line(label: str, runs: Sequence[RunCurve], axes: Sequence[Axis], spread: Spread) -> GroupLine | None:
@@ -179,7 +206,6 @@ def _group_line(label: str, runs: Sequence[RunCurve], axes: Sequence[Axis], spre
 
 def chart_figure(chart: Chart, columns: Columns = 2) -> Figure:
     """Draw a chart: panels side by side in two columns, one below the other in one column."""
-    check_columns(columns)
     count = len(chart.axes)
     with styled():
         height = PANEL_HEIGHTS[columns] if count == 1 else ROW_HEIGHT * (1 if columns == 2 else count)
@@ -191,30 +217,32 @@ def chart_figure(chart: Chart, columns: Columns = 2) -> Figure:
         _format_y(panels[0], chart)
         for axes in panels if columns == 1 else panels[:1]:
             axes.set_ylabel(plain_text(_y_title(chart)))
-        add_legend(figure, *_legend_entries(chart))
+        if not chart.alone and chart.has_band:
+            panels[0].set_title(_band_title(chart), loc="left", fontsize=7, color=NEUTRAL, pad=3)
+        add_legend(figure, *_legend_entries(chart), None if chart.title is None else plain_text(chart.title))
     return figure
 
 
-def check_columns(columns: int) -> None:
-    """Raise `DataError` unless `columns` is a width of figures."""
-    if columns not in get_args(Columns):
-        raise DataError(f"columns = {columns!r}; expected 1 or 2: the width of the figure in columns of a paper")
-
-
 def _draw_panel(axes: Axes, chart: Chart, number: int) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axis = chart.axes[number]
     end = max(float(line.panels[number].x[-1]) for line in chart.lines)
     scale, title = _unit(chart, axis, end)
+    alpha = BAND_ALPHAS[len(chart.lines) > MANY_LINES]
     for index, group in enumerate(chart.lines):
         line, style = group.panels[number], line_style(index)
         if line.low is not None and line.high is not None:
-            axes.fill_between(line.x / scale, line.low, line.high, color=style.colour, alpha=0.17, linewidth=0)
+            axes.fill_between(line.x / scale, line.low, line.high, color=style.colour, alpha=alpha, linewidth=0)
         marked = [] if chart.alone else _marked(line.x, index / len(chart.lines))
-        axes.plot(line.x / scale, line.mean, markevery=marked, zorder=2 + 1 / (index + 1), **style.arguments())
+        height = 2.1 if style.dash == "-" else 2.2  # a line below shows through the gaps of a dashed line
+        axes.plot(line.x / scale, line.mean, markevery=marked, zorder=height, **style.arguments())
     if chart.alone:
         _draw_averaged(axes, chart.lines[0].runs[0], axis, scale)
     axes.set_xlim(0, 1.02 * end / scale if end > 0 else 1)
     axes.set_xlabel(title)
+    if axis == "rounds":
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.grid()
 
 
@@ -267,7 +295,7 @@ def _y_title(chart: Chart) -> str:
     if chart.y == TRAINING_LOSS:
         return "training loss"
     if chart.y == DRIFT:
-        return f"std of {chart.split} {chart.lines[0].runs[0].main} over nodes"
+        return f"drift: std of {chart.lines[0].runs[0].main}"
     averaged = ", averaged model" if chart.y.startswith(AVERAGED) else ""
     return f"{chart.split} {chart.y.removeprefix(AVERAGED)}{averaged}"
 
@@ -283,12 +311,11 @@ def _legend_entries(chart: Chart) -> tuple[list[Artist], list[str]]:
         arguments: dict[str, Any] = line_style(index).arguments()
         handles.append(Line2D([], [], **(arguments | {"marker": None} if chart.alone else arguments)))
         labels.append(group.label)
-    has_band = any(line.low is not None for group in chart.lines for line in group.panels)
     if chart.alone and not chart.y.startswith(WITHOUT_NODES):
         labels = [f"{labels[0]}: mean over nodes"]
-    if has_band:
-        handles.append(Patch(color=line_style(0).colour if chart.alone else NEUTRAL, alpha=0.25, linewidth=0))
-        labels.append(_band_title(chart))
+    if chart.alone and chart.has_band:
+        handles.append(Patch(color=line_style(0).colour, alpha=BAND_ALPHAS[0], linewidth=0))
+        labels.append("from node to node")
     if chart.alone and np.isfinite(chart.lines[0].runs[0].averaged).any():
         handles.append(Line2D([], [], color=AVERAGED_STYLE.colour, linestyle=AVERAGED_STYLE.dash))
         labels.append("averaged model")
@@ -296,7 +323,10 @@ def _legend_entries(chart: Chart) -> tuple[list[Artist], list[str]]:
 
 
 def _band_title(chart: Chart) -> str:
+    counts = [len(group.runs) for group in chart.lines if len(group.runs) > 1]
+    if not counts:
+        return "bands: from the worst to the best node"
+    seeds = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
     if chart.spread == "nodes":
-        return "from node to node"
-    counts = sorted({len(group.runs) for group in chart.lines if len(group.runs) > 1})
-    return f"95 % interval of the mean over {' to '.join(str(n) for n in (counts[0], counts[-1])[: len(counts)])} seeds"
+        return f"bands: from the worst to the best node, mean over {seeds} seeds"
+    return f"bands: 95 % interval of the mean over {seeds} seeds"
