@@ -14,13 +14,8 @@ from shoal.experiment.experiment import Experiment
 from shoal.experiment.final_models import Which, final_module, save_final_model
 from shoal.experiment.plugin_files import locate_kept_files
 from shoal.results.progress import main_metric
-<<<<<<< HEAD
-from shoal.results.records import RunFolder, latest_run
-from shoal.results.summary import read_or_summarize
-=======
 from shoal.results.records import RunFolder, latest_run, runs_in_order
-from shoal.results.summary import read_or_summarize, write_metrics
->>>>>>> figures
+from shoal.results.summary import read_or_summarize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
