@@ -33,12 +33,17 @@ ALWAYS_WRITTEN = (REJOINED, RESUMED)
 """Events that other records cannot be understood without."""
 
 
-def is_written(number: int, limit: int) -> bool:
-    """Whether the round or event with this number, from 0, is written: all below `limit`, then every 10th, …"""
+def written_step(number: int, limit: int) -> int:
+    """Return the distance of rounds or events that are written, around this number: 1 below `limit`, then 10, …"""
     step = 1
     while number >= limit * step:
         step *= 10
-    return number % step == 0
+    return step
+
+
+def is_written(number: int, limit: int) -> bool:
+    """Whether the round or event with this number, from 0, is written."""
+    return number % written_step(number, limit) == 0
 
 
 def join_rounds(left_out: Round, following: Round) -> Round:
