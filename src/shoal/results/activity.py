@@ -16,7 +16,7 @@ Segments are the spans of the records, and what follows from other records:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import DataError
-from shoal.results.frames import Floats, Integers, last_of_each
-from shoal.results.records import JOINED, REJOINED, RunFolder, decode_lines
+from shoal.results.frames import Floats, Integers, RunRecords, last_of_each
+from shoal.results.records import JOINED, REJOINED, Event, RunFolder, decode_lines
 from shoal.results.spans import ACTIVITIES, OFFLINE, Span
 from shoal.results.thinning import ALL_ROUNDS, written_step
 from shoal.types import NodeId
@@ -38,7 +38,7 @@ KINDS = (*ACTIVITIES, IDLE, FAILED)
 """The kinds of segments; `Segments.kind` has their indices."""
 CODES = {kind: code for code, kind in enumerate(KINDS)}
 OLD_RUN = "an earlier version of Shoal wrote the run; run the experiment again"
-FAULTS = {"crash": FAILED, "crashes": FAILED, "hang": FAILED, "hangs": FAILED, "raise": FAILED, "raises": FAILED}
+FAULTS = ("crash", "crashes", "hang", "hangs", "raise", "raises")
 """The verbs of faults that end the activity of a node."""
 STARTS = ("restart", "restarts", "join", "joins")
 """The verbs of faults that start a node."""
@@ -211,37 +211,58 @@ class _Timeline:
         """The time of the last record."""
         self._spans = _columns(list(chain.from_iterable([r.spans for r in records if type(r) in WITH_SPANS])))
         self.has_spans = len(self._spans[0]) > 0
-        self._absent: list[Times] = []
-        self._failed_at: float | None = None
-        for event in [record for record in records if type(record) is _Event]:
-            self._add_event(event)
-
-    def _add_event(self, event: _Event) -> None:
-        verb = _verb(event.detail) if event.what == "fault" else ""
-        if verb in FAULTS and self._failed_at is None:
-            self._failed_at = event.time
-        elif verb in STARTS or event.what in (REJOINED, JOINED):
-            if self._failed_at is not None:
-                self._absent.append((FAILED, self._failed_at, event.time))
-            elif event.what == JOINED or verb.startswith("join"):
-                self._absent.append((OFFLINE, 0.0, event.time))
-            self._failed_at = None
+        self._events = [record for record in records if type(record) is _Event]
 
     def segments(self, last: float, failed: bool) -> tuple[Codes, Floats, Floats]:
         """Return the kinds, starts and ends of all segments. `last` is when the run ended.
 
         With `failed`, the node did not reach the end of its algorithm, and others did.
         """
-        absent, until = list(self._absent), self.last
-        if self._failed_at is not None or failed:
-            absent.append((FAILED, self.last if self._failed_at is None else self._failed_at, last))
-            until = last
+        absent = _absences(self._events, self.last if failed else None, last)
+        until = max([self.last, *(end for _, _, end in absent)])
         codes, starts, ends = self._spans
         if absent:
             codes, starts, ends = (np.concatenate(both) for both in zip(self._spans, _columns(absent), strict=True))
             order = np.argsort(starts, kind="stable")
             codes, starts, ends = codes[order], starts[order], ends[order]
         return _with_idle(codes, starts, ends, until)
+
+
+def failed_nodes(records: RunRecords, time: float) -> set[NodeId]:
+    """Return the nodes that had failed at this time."""
+    events: dict[NodeId, list[Event]] = {node: [] for node in records.last_times}
+    for _, node, event in records.events:
+        events[node].append(event)
+    ended = {node for _, node, _ in records.ends}
+    last = max(records.last_times.values(), default=0.0)
+    found = set()
+    for node, own in events.items():
+        absent = _absences(own, records.last_times[node] if ended and node not in ended else None, last)
+        if any(kind == FAILED and start <= time and (time < end or end == last) for kind, start, end in absent):
+            found.add(node)
+    return found
+
+
+def _absences(events: Iterable[_Event | Event], lost_at: float | None, last: float) -> list[Times]:
+    """Return when a node had failed, or had not joined the run yet, from its events in order.
+
+    `lost_at` is the time of the last record of a node that did not reach its end, though others did. `last` is when the
+    run ended.
+    """
+    found: list[Times] = []
+    failed_at: float | None = None
+    for event in events:
+        verb = _verb(event.detail) if event.what == "fault" else ""
+        if verb in FAULTS and failed_at is None:
+            failed_at = event.time
+        elif verb in STARTS or event.what in (REJOINED, JOINED):
+            if failed_at is not None:
+                found.append((FAILED, failed_at, event.time))
+            elif not found and (event.what == JOINED or verb.startswith("join")):
+                found.append((OFFLINE, 0.0, event.time))
+            failed_at = None
+    failed_at = lost_at if failed_at is None else failed_at
+    return found if failed_at is None else [*found, (FAILED, failed_at, last)]
 
 
 def _columns(spans: Sequence[Times]) -> tuple[Codes, Floats, Floats]:

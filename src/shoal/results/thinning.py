@@ -14,8 +14,8 @@ This depends only on the number of the round or event. Evaluations are always wr
 before an evaluation, an event or the end of the node, so the last round and all totals are in the records.
 
 A round that is written has the spans of the rounds before it that were left out, as far as `MAX_SPANS` allows (see
-`spans.py`): their total times are exact. Its `sent_to` are the nodes that the node sent to in this round. It has them if
-they differ from the previous round, written or not: so they never refer to a round that was left out.
+`spans.py`): their total times are exact. Its `sent_to` are the nodes that the node sent to in this round. It is never
+None if they changed in a round that was left out.
 """
 
 from __future__ import annotations
