@@ -21,6 +21,7 @@ from shoal.plugin_modules import file_being_imported
 from shoal.results.checkpoints import Manifest
 from shoal.results.frames import read_lines
 from shoal.results.monitor import RunMonitor
+from shoal.results.node_data import write_node_data
 from shoal.results.progress import Outcome, ProgressListener, Status
 from shoal.results.record_writer import write_finally
 from shoal.results.records import RunFolder
@@ -231,6 +232,7 @@ def _simulate(
         table = keep_plugin_files(experiment, folder.path)
         table["simulation"]["batching"] = simulation.batching  # a replay of the run must not choose again
         write_experiment(folder.experiment, table)
+        write_node_data(folder, simulation.setup.node_data())
         return simulation.run()
 
 

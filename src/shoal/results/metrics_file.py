@@ -40,6 +40,8 @@ ROUND_COLUMNS = ("node", "round", "time", "loss", "bytes_sent", "messages_sent")
 EVALUATION_COLUMNS = ("node", "round", "tick", "time")
 NO_METRICS = {"node", "kind"}.union(*(kind.__struct_fields__ for kind in (Round, Evaluation, Average, Event, End)))
 """The names of columns that are not metrics."""
+NO_COLUMNS = ("scores", "spans")
+"""Fields that hold several values: scores have their own columns, `activity.py` reads spans from the records."""
 
 AnyRecord = TypeVar("AnyRecord", Average, Event, End)
 
@@ -131,7 +133,7 @@ def _small_table(kind: str, rows: Sequence[tuple[int, NodeId | None, Record]], r
     found = {"row": pa.array([row for row, _, _ in rows], pa.int64())}
     found["node"] = pa.array([node for _, node, _ in rows], pa.int64())
     for field in msgspec.structs.fields(record_type):
-        if field.name != "scores":
+        if field.name not in NO_COLUMNS:
             values = [getattr(record, field.name) for _, _, record in rows]
             found[field.name] = pa.array(values, types.get(field.type, pa.float64()))
     return _with_kind(kind, found)

@@ -3,6 +3,7 @@
     runs/<name>/<run id>/
       experiment.toml      the resolved experiment, with the versions of the software
       mapping.json         the nodes on each machine
+      data.json            the number of training samples, by class, of each node (see node_data.py)
       nodes/<id>.jsonl     the records of each node, one JSON object per line, appended; see thinning.py
       averages.jsonl       the average of all models and the nodes' distance to it, at each evaluation
       nodes.log            what the code of the nodes printed
@@ -34,13 +35,14 @@ import msgspec
 import numpy as np
 
 from shoal.errors import DataError, DiskFullError, LaunchError, StorageError
+from shoal.results.spans import Span
 from shoal.types import NodeId, Params
 
 ROOT = Path("runs")
 """The folder of all runs, unless a command names another."""
 
 
-class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True):
+class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True, omit_defaults=True):
     """A round that a node finished. Bytes and messages are counted since the node started."""
 
     round: int
@@ -48,6 +50,13 @@ class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True):
     loss: float | None
     bytes_sent: int
     messages_sent: int
+    sent_to: list[NodeId] | None = None
+    """The nodes, in order, that the node sent models to since its previous round. None, which is omitted from the line:
+    the same nodes as in the latest record that has them, or unknown if no record has them (a run of an earlier
+    version)."""
+    spans: list[Span] = []
+    """What the node did since its previous record, in order of time and without overlaps: see `spans.py`. It is omitted
+    if it is empty, as in a run of an earlier version."""
 
 
 class Evaluation(msgspec.Struct, tag="evaluation", tag_field="kind", frozen=True, omit_defaults=True):
@@ -102,6 +111,8 @@ class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
     repeated_messages: int = 0
     unauthenticated_connections: int = 0
     """Connections that the node rejected because their peer was not authenticated, if links are sealed."""
+    spans: list[Span] = []
+    """What the node did since its last round, as in `Round`."""
 
 
 Record: TypeAlias = Round | Evaluation | Average | Event | End
@@ -282,6 +293,10 @@ class RunFolder:
     @property
     def mapping(self) -> Path:
         return self.path / "mapping.json"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data.json"
 
     @property
     def log(self) -> Path:
