@@ -14,7 +14,7 @@ from shoal.experiment.experiment import Experiment
 from shoal.experiment.final_models import Which, final_module, save_final_model
 from shoal.experiment.plugin_files import locate_kept_files
 from shoal.results.progress import main_metric
-from shoal.results.records import RunFolder, latest_run, runs_in_order
+from shoal.results.records import RunFolder, latest_run, runs_below
 from shoal.results.summary import read_or_summarize
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def plot(
 def _folders(run: RunPath | Run) -> list[RunFolder]:
     if isinstance(run, Run):
         return [run.folder]
-    found = runs_in_order(Path(run))
+    found = sorted(runs_below(Path(run)), key=lambda run: run.path)
     if not found:
         raise DataError(f"there is no run in {str(Path(run))!r}; start one with 'shoal run FILE'")
     return found
