@@ -105,7 +105,7 @@ def test_one_run_shows_the_nodes_and_the_averaged_model(tmp_path: Path) -> None:
 
 def test_the_spread_over_nodes_and_no_spread(tmp_path: Path) -> None:
     runs = seeds(tmp_path, "full", [0.2], [0.4])
-    nodes, none = (read_chart(runs, spread=spread).lines[0].panels[0] for spread in ("nodes", "none"))  # type: ignore[arg-type]
+    nodes, none = (read_chart(runs, spread=spread).lines[0].panels[0] for spread in ("nodes", "none"))
     assert nodes.low == pytest.approx([0.2]), "the mean of 0.1 and 0.3, the worst nodes of the runs"
     assert nodes.high == pytest.approx([0.4])
     assert none.low is None
@@ -181,7 +181,7 @@ def test_the_legend_covers_no_data_and_nothing_is_cut_off(
     figure = draw_figure(runs, options).figure
     figure.draw_without_rendering()
     page, legend = figure.bbox, figure.legends[0].get_window_extent()
-    note = next(text for text in figure.axes[0].findobj(Text) if text.get_text().startswith("bands: "))  # type: ignore[attr-defined]
+    note = next(text for text in figure.axes[0].findobj(Text) if text.get_text().startswith("bands: "))
     boxes = [drawn_box(axes) for axes in figure.axes]
     assert len(boxes) == panels
     assert not any(Bbox.intersection(legend, box) for box in (*boxes, note.get_window_extent()))
@@ -299,12 +299,14 @@ def test_wrong_options_are_rejected(shoal: Callable[..., CommandResult], tmp_pat
     assert "not allowed with argument" in rejected(shoal("plot", "runs", "--panels", "rounds", "--x", "time"))
     assert "a name is there twice" in rejected(shoal("plot", "runs", "--panels", "time,time"))
     assert "shows one run, and 2 were given" in rejected(shoal("plot", one, two, "--kind", "heatmap"))
-    assert "kind 'heatmap' does not have it" in rejected(shoal("plot", one, "--kind", "heatmap", "--spread", "nodes"))
+    assert "spread = 'nodes': a figure of kind 'heatmap' does not have it" in rejected(
+        shoal("plot", one, "--kind", "heatmap", "--spread", "nodes")
+    )
     assert "did you mean 'accuracy'" in rejected(shoal("plot", one, "--kind", "heatmap", "--y", "acuracy"))
     with pytest.raises(DataError, match="columns = 3; expected 1 or 2"):
         package.plot(one, columns=3)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="kind = 'pie'; expected one of 'lines', 'heatmap'"):
-        package.plot(one, kind="pie")  # type: ignore[arg-type]
+        package.open_run(one).plot(kind="pie")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="spread = 'std'; expected one of 'seeds', 'nodes', 'none'"):
         package.plot(one, spread="std")  # type: ignore[arg-type]
 

@@ -95,13 +95,22 @@ class Run:
         panels: Sequence[Axis] = (),
         kind: Kind = "lines",
         spread: Spread | None = None,
-        columns: Columns = 2,
+        columns: Columns | None = None,
         log: Sequence[LogAxis] = (),
+        round: int | None = None,
+        start: float | None = None,
+        end: float | None = None,
         metric: str | None = None,
     ) -> Figure:
-        """Return a figure of this run: see `plot`. `metric` is an earlier name of `y`."""
+        """Return a figure of this run: see `plot`. `metric` is an earlier name of `y`.
+
+        `round` is that of a topology, `start` and `end` are the times of a timeline.
+        """
+        from shoal.results.figures import FigureOptions, draw_figure
+
         y = metric if y is None else y
-        return plot([self], y, x, panels=panels, kind=kind, spread=spread, columns=columns, log=log)
+        options = FigureOptions(y, _axes(x, panels), kind, spread, columns, (), log, round, start, end)
+        return draw_figure([self.folder], options).figure
 
     def __repr__(self) -> str:
         metrics = self.summary["metrics"]
@@ -130,9 +139,8 @@ def plot(
     x: Axis | None = None,
     *,
     panels: Sequence[Axis] = (),
-    kind: Kind = "lines",
     spread: Spread | None = None,
-    columns: Columns = 2,
+    columns: Columns | None = None,
     labels: Sequence[str] = (),
     log: Sequence[LogAxis] = (),
 ) -> Figure:
@@ -147,10 +155,14 @@ def plot(
 
     several = [runs] if isinstance(runs, Run | str | os.PathLike) else list(runs)
     folders = [folder for run in several for folder in _folders(run)]
+    options = FigureOptions(y, _axes(x, panels), "lines", spread, columns, labels, log)
+    return draw_figure(folders, options).figure
+
+
+def _axes(x: Axis | None, panels: Sequence[Axis]) -> tuple[Axis, ...]:
     if x is not None and panels:
         raise DataError(f"x = {x!r} and panels = {panels!r}: give one of them")
-    axes = tuple(panels) if x is None else (x,)
-    return draw_figure(folders, FigureOptions(y, axes, kind, spread, columns, labels, log)).figure
+    return tuple(panels) if x is None else (x,)
 
 
 def _folders(run: RunPath | Run) -> list[RunFolder]:

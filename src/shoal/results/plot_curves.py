@@ -29,6 +29,7 @@ from shoal.errors import DataError
 from shoal.results.frames import RunRecords, read_records
 from shoal.results.progress import main_metric
 from shoal.results.records import Average, RunFolder
+from shoal.results.statistics import t_quantile
 from shoal.results.timing import Clock, Curve, bytes_at, clock, curve_of, split_of
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -219,10 +220,7 @@ def _interpolated(x: Floats, positions: Floats, values: Sequence[float]) -> Floa
     return np.asarray(np.interp(x, positions[last], np.asarray(values, np.float64)[last]))
 
 
-def confidence(values: Floats, level: float = 0.95) -> Floats:
+def confidence(values: Floats) -> Floats:
     """Return half the width of the confidence interval of the mean of each column."""
-    from scipy.special import stdtrit
-
     count = len(values)
-    t = stdtrit(count - 1, (1 + level) / 2)
-    return np.asarray(t * values.std(axis=0, ddof=1) / math.sqrt(count))
+    return np.asarray(t_quantile(count - 1) * values.std(axis=0, ddof=1) / math.sqrt(count))

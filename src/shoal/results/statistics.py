@@ -52,7 +52,7 @@ def unpaired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Estima
     if not (error := sum(errors)):
         return _exponential(mean - other, 0.0)
     freedom = error**2 / sum(e**2 / (len(sample) - 1) for e, sample in zip(errors, logs, strict=True))
-    return _exponential(mean - other, _quantile(freedom) * math.sqrt(error))
+    return _exponential(mean - other, t_quantile(freedom) * math.sqrt(error))
 
 
 def _exponential(log: float, width: float | None) -> Estimate:
@@ -64,7 +64,7 @@ def _t_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean, and half of the width of its t-interval."""
     mean, squares = _mean_and_squares(values)
     freedom = len(values) - 1
-    return mean, _quantile(freedom) * math.sqrt(squares / freedom / len(values)) if freedom else None
+    return mean, t_quantile(freedom) * math.sqrt(squares / freedom / len(values)) if freedom else None
 
 
 def _mean_and_squares(values: Sequence[float]) -> tuple[float, float]:
@@ -73,7 +73,7 @@ def _mean_and_squares(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.fsum((value - mean) ** 2 for value in values)
 
 
-def _quantile(freedom: float) -> float:
+def t_quantile(freedom: float) -> float:
     """Return the quantile of Student's t-distribution for a two-sided interval."""
     from scipy.special import stdtrit
 

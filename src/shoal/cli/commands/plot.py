@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from shoal.cli.arguments import existing_run, existing_runs, picture_path, writing
+from shoal.cli.arguments import existing_run, existing_runs, finite_number, picture_path, writing
 from shoal.cli.display import console, print_line, show_warnings
 from shoal.results.figures import FigureOptions, Kind, draw_figure
 from shoal.results.plot_curves import Axis, Spread
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--y", "--metric", dest="y",
         help="what to plot: a metric such as accuracy or loss, consensus, drift, training-loss, averaged-accuracy "
-        "(default: accuracy, or the main metric of the task)",
+        "(default: accuracy, or the main metric of the task); a topology is coloured by a metric or by class",
     )  # fmt: skip
     horizontal = parser.add_mutually_exclusive_group()
     horizontal.add_argument(
@@ -45,8 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--kind", choices=get_args(Kind), default="lines",
                         help="lines, or a figure of the nodes of one run (default: lines)")  # fmt: skip
-    parser.add_argument("--columns", type=int, choices=[1, 2], default=2,
-                        help="the width of the figure, in columns of a paper (default: 2)")  # fmt: skip
+    parser.add_argument("--round", type=int, metavar="N", help="the round of a topology, from 0 (default: the last)")
+    parser.add_argument("--start", type=finite_number, metavar="SECONDS", help="the time at which a timeline begins")
+    parser.add_argument("--end", type=finite_number, metavar="SECONDS", help="the time at which a timeline ends")
+    parser.add_argument("--columns", type=int, choices=[1, 2],
+                        help="the width of the figure, in columns of a paper (default: 2; a topology: 1)")  # fmt: skip
     parser.add_argument(
         "--out", type=picture_path, help="a PNG, SVG or PDF file (default: a PNG, named after the metric or the kind)"
     )
@@ -74,7 +77,10 @@ def _log_axes(text: str) -> tuple[str, ...]:
 
 def plot_command(parsed: argparse.Namespace) -> int:
     axes = parsed.panels or ((parsed.x,) if parsed.x else ())
-    options = FigureOptions(parsed.y, axes, parsed.kind, parsed.spread, parsed.columns, parsed.labels, parsed.log)
+    options = FigureOptions(
+        parsed.y, axes, parsed.kind, parsed.spread, parsed.columns, parsed.labels, parsed.log, parsed.round,
+        parsed.start, parsed.end,
+    )  # fmt: skip
     with show_warnings(console()):
         one = parsed.kind != "lines" and len(parsed.runs) == 1
         folders = [existing_run(parsed.runs[0], "plot")] if one else existing_runs(parsed.runs, "plot")
