@@ -262,6 +262,19 @@ def test_plot_takes_all_runs_of_a_folder(shoal: Callable[..., CommandResult], tm
     assert shoal("plot", "runs", "--kind", "heatmap").out == "heatmap: heatmap.png\n"
 
 
+def test_all_kinds_of_figures_of_a_run(shoal: Callable[..., CommandResult], small: Path) -> None:
+    assert shoal("run", small, "--plot").code == 0
+    for options in ([], ["--y", "consensus"], ["--kind", "heatmap"], ["--kind", "timeline", "--start", 0]):
+        result = shoal("plot", "small", *options, "--out", "figure.svg")
+        assert result.code == 0, result
+        assert "<svg" in Path("figure.svg").read_text()
+    for colour in ("accuracy", "class"):
+        assert shoal("plot", "small", "--kind", "topology", "--round", 1, "--y", colour).code == 0
+        assert Path("topology.png").read_bytes().startswith(b"\x89PNG")
+    assert "round = 9" in rejected(shoal("plot", "small", "--kind", "topology", "--round", 9))
+    assert "round = 1: a figure of kind 'lines' does not have it" in rejected(shoal("plot", "small", "--round", 1))
+
+
 def test_figures_in_python_are_those_of_the_command(tmp_path: Path) -> None:
     runs = [*seeds(tmp_path, "full", [0.2, 0.5], [0.3, 0.6]), write_run(tmp_path, [0.2, 0.4], "topk")]
     figure = package.plot(tmp_path, panels=["rounds", "bytes"], labels=["a", "b"])
@@ -305,7 +318,7 @@ def test_wrong_options_are_rejected(shoal: Callable[..., CommandResult], tmp_pat
     assert "did you mean 'accuracy'" in rejected(shoal("plot", one, "--kind", "heatmap", "--y", "acuracy"))
     with pytest.raises(DataError, match="columns = 3; expected 1 or 2"):
         package.plot(one, columns=3)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="kind = 'pie'; expected one of 'lines', 'heatmap'"):
+    with pytest.raises(DataError, match="kind = 'pie'; expected one of 'lines', 'heatmap', 'timeline', 'topology'"):
         package.open_run(one).plot(kind="pie")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="spread = 'std'; expected one of 'seeds', 'nodes', 'none'"):
         package.plot(one, spread="std")  # type: ignore[arg-type]
