@@ -81,7 +81,7 @@ def made(tmp_path: Path) -> Made:
         seed: int, sharing: str, *scores: float, metric: str = "accuracy", ended: bool = True, **tables: Any
     ) -> RunFolder:
         """Create a run of one node with a score per round. Round r ends after 10 r seconds and sends 1000 bytes."""
-        folder = RunFolder.create(tmp_path / "runs", "made")
+        folder = RunFolder.create(tmp_path / "runs", sharing.replace("/", ""))
         table = {"name": "made", "engine": "simulation", "nodes": 1, "seed": seed, "sharing": {"name": sharing}}
         folder.experiment.write_text(tomli_w.dumps({**table, "dataset": {"name": "digits"}, **tables}))
         file = RecordFile(folder.node(0))
