@@ -1,6 +1,6 @@
 """metrics.parquet: all records of a run as one table, with a column for each field and each metric.
 
-The metadata of the file tells whether it has all records: it has a hash of the sizes of the record files. A run that
+The metadata of the file shows whether it has all records: it has a hash of the sizes of the record files. A run that
 is resumed appends to these files, so the hash differs until the run ends again.
 """
 
@@ -51,7 +51,7 @@ def write_metrics(folder: RunFolder, records: RunRecords | None = None) -> None:
 
     `records` are those of the run, if they have been read before.
     """
-    parts = _parts(read_lines(folder) if records is None else records)
+    parts = _chunks(read_lines(folder) if records is None else records)
     first = next(parts)
     with replacing(folder.metrics) as unfinished, pq.ParquetWriter(unfinished, first.schema) as writer:
         for part in itertools.chain([first], parts):
@@ -63,7 +63,7 @@ def metrics_table(folder: RunFolder) -> pa.Table:
     with _complete_file(folder) as file:
         if file is not None:
             return file.read()
-    return pa.concat_tables(_parts(read_lines(folder)))
+    return pa.concat_tables(_chunks(read_lines(folder)))
 
 
 def read_metrics(folder: RunFolder) -> RunRecords | None:
@@ -98,7 +98,7 @@ def _hash_sizes(sizes: Mapping[str, int]) -> bytes:
     return hashlib.sha256(msgspec.json.encode(sizes, order="sorted")).hexdigest().encode()
 
 
-def _parts(records: RunRecords) -> Iterator[pa.Table]:
+def _chunks(records: RunRecords) -> Iterator[pa.Table]:
     """Yield at least one part of the table: the records in the order of their files, the averages last."""
     averaged = (name for average in records.averages for name in average.scores)
     names = dict.fromkeys([*records.evaluations.metrics, *averaged])
