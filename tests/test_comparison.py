@@ -292,6 +292,29 @@ def test_compare_reports_wrong_input(made: Made, tmp_path: Path, shoal: Callable
     assert (found.code, "line 1 is damaged" in found.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"nodes = ", "cannot be read"),
+        (b"\xff", "cannot be read"),
+        (b'engine = "simulation"\nseed = 1', "it has no key 'nodes'"),
+        (b'engine = "simulation"\nseed = 1\nnodes = "many"', "nodes = 'many'; expected a positive integer"),
+    ],
+)
+def test_show_reports_a_damaged_experiment(
+    made: Made, shoal: Callable[..., CommandResult], content: bytes, problem: str
+) -> None:
+    run = made(1, "full", 0.5, ended=False)
+    run.experiment.write_bytes(content)
+    found = shoal("show", run.path)
+    assert (found.code, problem in found.err) == (2, True)
+
+
+def test_an_experiment_with_other_types_has_no_target(made: Made) -> None:
+    assert compared([made(1, "full", 0.5, evaluation=3)]).target is None
+    assert compared([made(1, "full", 0.5, evaluation={"target": "high", "metric": 1})]).target is None
+
+
 def test_show_reports_a_summary_of_another_program(tmp_path: Path, shoal: Callable[..., CommandResult]) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "summary.json").write_text('{"total": 3}')
