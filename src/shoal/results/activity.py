@@ -229,7 +229,7 @@ class _Timeline:
 
 
 def failed_nodes(records: RunRecords, time: float) -> set[NodeId]:
-    """Return the nodes that had failed at this time."""
+    """Return the nodes that had failed before this time, and had not been restarted."""
     events: dict[NodeId, list[Event]] = {node: [] for node in records.last_times}
     for _, node, event in records.events:
         events[node].append(event)
@@ -238,7 +238,7 @@ def failed_nodes(records: RunRecords, time: float) -> set[NodeId]:
     found = set()
     for node, own in events.items():
         absent = _absences(own, records.last_times[node] if ended and node not in ended else None, last)
-        if any(kind == FAILED and start <= time and (time < end or end == last) for kind, start, end in absent):
+        if any(kind == FAILED and start < time and (time < end or end == last) for kind, start, end in absent):
             found.add(node)
     return found
 
