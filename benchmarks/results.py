@@ -1,4 +1,4 @@
-"""Reading the results of a large run: `shoal show`, and the files that are written at the end of a run.
+"""Reading the results of a large run: `shoal show`, `compare` and `plot`, and writing the files at the end of a run.
 
     python benchmarks/results.py
 
@@ -96,6 +96,18 @@ def main() -> None:
         add("shoal show of a completed run", "show", folder.path)
         add("shoal show --target 0.7", "show", folder.path, "--target", "0.7")
         add("shoal compare --target 0.7", "compare", folder.path, "--target", "0.7")
+        picture = Path(root) / "picture.png"
+        add("shoal plot", "plot", folder.path, "--out", picture)
+        add(
+            "shoal plot --panels rounds,time,bytes",
+            "plot",
+            folder.path,
+            "--panels",
+            "rounds,time,bytes",
+            "--out",
+            picture,
+        )
+        add("shoal plot --kind heatmap", "plot", folder.path, "--kind", "heatmap", "--out", picture)
     show(f"Results of a run of {NODES} nodes and {ROUNDS} rounds", figures)
 
 
