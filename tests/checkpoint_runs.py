@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.experiment import Experiment
 from shoal.results.checkpoints import Checkpoints
-from shoal.results.records import RESUMED, End, Event, Record, RunFolder
+from shoal.results.records import RESUMED, End, Event, Record, Round, RunFolder
 
 SETTINGS: dict[str, Any] = {
     "nodes": 6,
@@ -42,7 +42,7 @@ def stopped_after(run: RunFolder, round: int, to: Path) -> RunFolder:
     return folder
 
 
-def records_of(folder: RunFolder, times: bool = True) -> dict[int, list[Record]]:
+def records_of(folder: RunFolder, times: bool = True, spans: bool = True) -> dict[int, list[Record]]:
     """The records of every node, without resumptions and processor times. Without `times`, all times are 0."""
     found: dict[int, list[Record]] = {}
     for node, record in folder.read_all():
@@ -52,6 +52,8 @@ def records_of(folder: RunFolder, times: bool = True) -> dict[int, list[Record]]
             record = msgspec.structs.replace(
                 record, train_cpu_s=None, total_cpu_s=None, uss_mib=None, pss_mib=None, padded_s=None
             )
+        if isinstance(record, Round | End) and not (times and spans):
+            record = msgspec.structs.replace(record, spans=[])
         found.setdefault(node, []).append(record if times else msgspec.structs.replace(record, time=0.0))
     return found
 

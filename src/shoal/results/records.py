@@ -3,6 +3,7 @@
     runs/<name>/<run id>/
       experiment.toml      the resolved experiment, with the versions of the software
       mapping.json         the nodes on each machine
+      data.json            the number of training samples, by class, of each node (see node_data.py)
       nodes/<id>.jsonl     the records of each node, one JSON object per line, appended; see thinning.py
       averages.jsonl       the average of all models and the nodes' distance to it, at each evaluation
       nodes.log            what the code of the nodes printed
@@ -16,6 +17,7 @@ Records are only appended and do not refer to each other: those of an interrupte
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import secrets
@@ -23,7 +25,7 @@ import shutil
 import time
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +35,14 @@ import msgspec
 import numpy as np
 
 from shoal.errors import DataError, DiskFullError, LaunchError, StorageError
+from shoal.results.spans import Span
 from shoal.types import NodeId, Params
 
 ROOT = Path("runs")
 """The folder of all runs, unless a command names another."""
 
 
-class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True):
+class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True, omit_defaults=True):
     """A round that a node finished. Bytes and messages are counted since the node started."""
 
     round: int
@@ -47,6 +50,13 @@ class Round(msgspec.Struct, tag="round", tag_field="kind", frozen=True):
     loss: float | None
     bytes_sent: int
     messages_sent: int
+    sent_to: list[NodeId] | None = None
+    """The nodes, in order, that the node sent models to since its previous round. None, which is omitted from the line:
+    the same nodes as in the latest record that has them, or unknown if no record has them (a run of an earlier
+    version)."""
+    spans: list[Span] = []
+    """What the node did since its previous record, in order of time and without overlaps: see `spans.py`. It is omitted
+    if it is empty, as in a run of an earlier version."""
 
 
 class Evaluation(msgspec.Struct, tag="evaluation", tag_field="kind", frozen=True, omit_defaults=True):
@@ -101,6 +111,8 @@ class End(msgspec.Struct, tag="end", tag_field="kind", frozen=True):
     repeated_messages: int = 0
     unauthenticated_connections: int = 0
     """Connections that the node rejected because their peer was not authenticated, if links are sealed."""
+    spans: list[Span] = []
+    """What the node did since its last round, as in `Round`."""
 
 
 Record: TypeAlias = Round | Evaluation | Average | Event | End
@@ -125,7 +137,7 @@ REJOINED = "rejoined"
 _COUNT = "unauthenticated_connections"
 _COUNT_IN_OLD_RUNS = "strangers"
 """The name of `unauthenticated_connections` in `end` records and summaries of earlier versions."""
-_COUNT_KEY, _COUNT_KEY_IN_OLD_RUNS = (f'"{name}":'.encode() for name in (_COUNT, _COUNT_IN_OLD_RUNS))
+_COUNT_KEY, COUNT_KEY_IN_OLD_RUNS = (f'"{name}":'.encode() for name in (_COUNT, _COUNT_IN_OLD_RUNS))
 
 _decoder = msgspec.json.Decoder(Record)
 encode = msgspec.json.Encoder().encode
@@ -133,14 +145,25 @@ encode = msgspec.json.Encoder().encode
 
 def decode(line: bytes) -> Record:
     """Decode one line. JSON has neither NaN nor infinity: they are written as null and read as NaN."""
-    if _COUNT_KEY_IN_OLD_RUNS in line:
+    if COUNT_KEY_IN_OLD_RUNS in line:
         _warn_of_old_run()
-        line = line.replace(_COUNT_KEY_IN_OLD_RUNS, _COUNT_KEY)
+        line = line.replace(COUNT_KEY_IN_OLD_RUNS, _COUNT_KEY)
     try:
         record: Record = _decoder.decode(line)
     except msgspec.ValidationError:
         record = msgspec.convert(_null_to_nan(msgspec.json.decode(line)), Record)
     return record
+
+
+def decode_lines(lines: Iterable[bytes], path: Path) -> Iterator[Record]:
+    """Decode the lines of a file. Raises `DataError` if a line is damaged."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise DataError(
+                f"{path}, line {number} is damaged and not a record: {error}; remove this line to read the others"
+            ) from error
 
 
 def _null_to_nan(fields: dict[str, Any]) -> dict[str, Any]:
@@ -272,6 +295,10 @@ class RunFolder:
         return self.path / "mapping.json"
 
     @property
+    def data(self) -> Path:
+        return self.path / "data.json"
+
+    @property
     def log(self) -> Path:
         return self.path / "nodes.log"
 
@@ -310,7 +337,8 @@ class RunFolder:
 
     def recorded_nodes(self) -> list[NodeId]:
         """Return the nodes that have a file of records."""
-        return sorted(int(file.stem) for file in (self.path / "nodes").glob("*.jsonl"))
+        names = (file.stem for file in (self.path / "nodes").glob("*.jsonl"))
+        return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
 
     def read_all(self) -> Iterator[tuple[NodeId, Record]]:
         """Read the records of all nodes, node by node."""
@@ -326,7 +354,7 @@ class RunFolder:
         """Read the resolved experiment as plain data; empty if the run did not write it."""
         try:
             return tomllib.loads(self.experiment.read_text()) if self.experiment.exists() else {}
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise DataError(f"{self.experiment} cannot be read: {error}") from error
 
     def read_summary(self) -> dict[str, Any]:
@@ -376,7 +404,4 @@ def _read(path: Path) -> Iterator[Record]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            yield decode(line)
+        yield from decode_lines(itertools.takewhile(lambda line: line.endswith(b"\n"), file), path)
