@@ -160,7 +160,7 @@ def read_segments(folder: RunFolder) -> Segments:
     """Read the timelines of all nodes. Raises `DataError` if the run has none, or if a file is damaged."""
     lines = [_Timeline(node, _decode(folder.node(node), _span_decoder)) for node in folder.recorded_nodes()]
     if not any(line.has_spans for line in lines):
-        raise DataError(f"{folder.path}: no record has 'spans', which say what a node did: {OLD_RUN}")
+        raise DataError(f"{folder.path}: no record has 'spans', the activities of a node: {OLD_RUN}")
     ended = any(line.ended for line in lines)
     last = max(line.last for line in lines)
     parts = [line.segments(last, failed=ended and not line.ended) for line in lines]
@@ -184,10 +184,10 @@ def read_edges(folder: RunFolder) -> Edges:
         found.append((np.full(len(records), node, np.int64), rounds, times, numbers.astype(np.int64)))
     if not lists:
         raise DataError(f"{folder.path}: no record has 'sent_to', the nodes that a node sent to: {OLD_RUN}")
-    node, round, time, number = (np.concatenate(column) for column in zip(*found, strict=True))
+    senders, rounds, times, numbers = (np.concatenate(column) for column in zip(*found, strict=True))
     first = np.cumsum([0, *map(len, lists)])
     receivers = np.fromiter(chain.from_iterable(lists), np.int64, int(first[-1]))
-    return Edges(node, round, time, number, first, receivers)
+    return Edges(senders, rounds, times, numbers, first, receivers)
 
 
 def _decode(path: Path, decoder: msgspec.json.Decoder[Any]) -> Sequence[Any]:
