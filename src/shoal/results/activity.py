@@ -160,7 +160,7 @@ def read_segments(folder: RunFolder) -> Segments:
     """Read the timelines of all nodes. Raises `DataError` if the run has none, or if a file is damaged."""
     lines = [_Timeline(node, _decode(folder.node(node), _span_decoder)) for node in folder.recorded_nodes()]
     if not any(line.has_spans for line in lines):
-        raise DataError(f"{folder.path}: no record has 'spans', which say what a node did: {OLD_RUN}")
+        raise DataError(f"{folder.path}: no record has 'spans', the activities of a node: {OLD_RUN}")
     ended = any(line.ended for line in lines)
     last = max(line.last for line in lines)
     parts = [line.segments(last, failed=ended and not line.ended) for line in lines]
@@ -171,22 +171,23 @@ def read_segments(folder: RunFolder) -> Segments:
 
 def read_edges(folder: RunFolder) -> Edges:
     """Read the nodes that each node sent to. Raises `DataError` if the run does not have them, or a file is damaged."""
-    found: list[tuple[Integers, ...] | tuple[Any, ...]] = []
+    found: list[tuple[Integers, Integers, Floats, Integers]] = []
     lists: list[list[NodeId]] = []
     for node in folder.recorded_nodes():
         records = [r for r in _decode(folder.node(node), _sent_decoder) if isinstance(r, _Sent)]
         has_list = np.array([record.sent_to is not None for record in records], bool)
-        number = np.cumsum(has_list) - 1
-        number[number >= 0] += len(lists)
+        numbers = np.cumsum(has_list) - 1
+        numbers[numbers >= 0] += len(lists)
         lists += [record.sent_to for record in records if record.sent_to is not None]
         rounds = np.array([record.round for record in records], np.int64)
         times = np.array([record.time for record in records], np.float64)
-        found.append((np.full(len(records), node, np.int64), rounds, times, number.astype(np.int64)))
+        found.append((np.full(len(records), node, np.int64), rounds, times, numbers.astype(np.int64)))
     if not lists:
         raise DataError(f"{folder.path}: no record has 'sent_to', the nodes that a node sent to: {OLD_RUN}")
-    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    senders, rounds, times, numbers = (np.concatenate(column) for column in zip(*found, strict=True))
     first = np.cumsum([0, *map(len, lists)])
-    return Edges(*columns, first, np.fromiter(chain.from_iterable(lists), np.int64, int(first[-1])))
+    receivers = np.fromiter(chain.from_iterable(lists), np.int64, int(first[-1]))
+    return Edges(senders, rounds, times, numbers, first, receivers)
 
 
 def _decode(path: Path, decoder: msgspec.json.Decoder[Any]) -> Sequence[Any]:
@@ -222,9 +223,11 @@ class _Timeline:
         until = max([self.last, *(end for _, _, end in absent)])
         codes, starts, ends = self._spans
         if absent:
-            codes, starts, ends = (np.concatenate(both) for both in zip(self._spans, _columns(absent), strict=True))
-            order = np.argsort(starts, kind="stable")
-            codes, starts, ends = codes[order], starts[order], ends[order]
+            others = _columns(absent)
+            order = np.argsort(np.concatenate([starts, others[1]]), kind="stable")
+            codes = np.concatenate([codes, others[0]])[order]
+            starts = np.concatenate([starts, others[1]])[order]
+            ends = np.concatenate([ends, others[2]])[order]
         return _with_idle(codes, starts, ends, until)
 
 

@@ -27,18 +27,18 @@ def positions(count: int, edges: Integers) -> Points:
     edges = np.unique(np.sort(edges, axis=1), axis=0)
     complete = len(edges) == count * (count - 1) // 2
     if not len(edges) or complete or count > MAX_FORCED:
-        return _circle(count) if count <= MAX_CIRCLE else _disc(count)
+        return _on_circle(count) if count <= MAX_CIRCLE else _in_disc(count)
     if count <= MAX_EXACT and (exact := _by_distance(count, edges)) is not None:
         return exact
     return _by_force(count, edges)
 
 
-def _circle(count: int) -> Points:
+def _on_circle(count: int) -> Points:
     angles = math.pi / 2 - 2 * math.pi * np.arange(count) / max(1, count)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
-def _disc(count: int) -> Points:
+def _in_disc(count: int) -> Points:
     """Return points with about equal distances, as the seeds of a sunflower."""
     order = np.arange(count) + 0.5
     radius, angles = np.sqrt(order / count), order * math.pi * (3 - math.sqrt(5))
@@ -54,13 +54,13 @@ def _by_distance(count: int, edges: Integers) -> Points | None:
     graph.add_edges_from(edges.tolist())
     if not networkx.is_connected(graph):
         return None
-    placed = networkx.kamada_kawai_layout(graph, pos=dict(enumerate(_circle(count))))
+    placed = networkx.kamada_kawai_layout(graph, pos=dict(enumerate(_on_circle(count))))
     return np.array([placed[node] for node in range(count)])
 
 
 def _by_force(count: int, edges: Integers) -> Points:
     """Return positions by Fruchterman and Reingold (1991): all nodes repel each other, edges attract."""
-    x, y = (_spectral(count, edges) + 0.05 * _disc(count)).astype(np.float32).T
+    x, y = (_spectral(count, edges) + 0.05 * _in_disc(count)).astype(np.float32).T
     one, other = edges.T
     ideal = 1.6 / math.sqrt(count)
     for temperature in np.linspace(0.1, 0.002, ITERATIONS):

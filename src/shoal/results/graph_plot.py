@@ -152,7 +152,12 @@ def _draw(figure: Figure, axes: Axes, graph: _Graph, colouring: _Colouring, fail
     axes.scatter(x[has_value], y[has_value], c=colours[has_value], edgecolors="white", **style)
     missing = ~has_value
     axes.scatter(x[missing], y[missing], c=WITHOUT_VALUE, edgecolors=EDGE_COLOUR, **style)
-    cross = {"marker": "x", "c": FAILED_COLOUR, "s": (1.6 * radius) ** 2, "linewidths": max(0.6, 0.22 * radius)}
+    cross: dict[str, Any] = {
+        "marker": "x",
+        "c": FAILED_COLOUR,
+        "s": (1.6 * radius) ** 2,
+        "linewidths": max(0.6, 0.22 * radius),
+    }
     axes.scatter(x[failed], y[failed], zorder=4, **cross)
     if len(graph.nodes) <= MAX_LABELLED:
         _draw_labels(axes, graph, colours, has_value, radius)
@@ -216,7 +221,7 @@ def _draw_edges(axes: Axes, graph: _Graph, radius: float) -> None:
     alpha = min(0.85, max(0.06, 25.0 * math.sqrt(len(graph.nodes)) / max(1, len(lines))))
     width = min(1.0, max(0.4, 0.16 * radius))
     ends = graph.points[np.array(sorted(lines), np.int64).reshape(-1, 2)]
-    axes.add_collection(LineCollection(ends, colors=EDGE_COLOUR, linewidths=width, alpha=alpha, zorder=1))
+    axes.add_collection(LineCollection(list(ends), colors=EDGE_COLOUR, linewidths=width, alpha=alpha, zorder=1))
     for a, b in sorted(one_way) if arrows else ():
         axes.add_patch(
             FancyArrowPatch(

@@ -123,8 +123,8 @@ def _draw_picture(axes: Axes, segments: Segments, first: float, last: float) -> 
     parts = PICTURE_COLUMNS if shown * COLUMNS_PER_SEGMENT <= PICTURE_COLUMNS else PARTS
     order = by_work(segments) if nodes > MAX_BAR_NODES else np.arange(nodes)
     shares = activity_shares(segments, order, rows, parts, first, last)
-    named = [*(COLOURS[kind] for kind in LABELS), "white"]  # white after the end of a node
-    colours = (255 * np.array([to_rgb(colour) for colour in named])).round().astype(np.uint8)
+    shown_colours = [*(COLOURS[kind] for kind in LABELS), "white"]  # white after the end of a node
+    colours = (255 * np.array([to_rgb(colour) for colour in shown_colours])).round().astype(np.uint8)
     picture = colours[_widths(shares, PICTURE_COLUMNS // parts)].reshape(rows, PICTURE_COLUMNS, 3)
     axes.imshow(
         picture, extent=(first, last, nodes - 0.5, -0.5), aspect="auto", interpolation="nearest", rasterized=True
@@ -143,7 +143,7 @@ def _widths(shares: Shares, columns: int) -> NDArray[np.intp]:
     ordered = shares[:, :, [KINDS.index(kind) for kind in LABELS]]
     if columns == 1:
         ended = 1.0 - shares.sum(axis=2, keepdims=True)
-        return np.concatenate([ordered, ended], axis=2).argmax(axis=2)
+        return np.asarray(np.concatenate([ordered, ended], axis=2).argmax(axis=2))
     limits = np.cumsum(ordered, axis=2)[:, :, None, :]
     middles = ((np.arange(columns) + 0.5) / columns)[None, None, :, None]
     return np.asarray((limits < middles).sum(axis=3))
