@@ -113,7 +113,7 @@ def _chunks(records: RunRecords) -> Iterator[pa.Table]:
 
 
 def _tables(records: RunRecords, columns: Mapping[str, str]) -> list[pa.Table]:
-    """Return a table for each kind of record. Its column `row` is sorted."""
+    """Return a table for rounds, and for each other kind that there are records of. Its column `row` is sorted."""
     rounds, evaluations = records.rounds, records.evaluations
     numbers = {name: pa.array(getattr(rounds, name)) for name in ("row", *ROUND_COLUMNS) if name != "loss"}
     loss = pa.array(rounds.loss, mask=np.isnan(rounds.loss))
@@ -130,7 +130,7 @@ def _tables(records: RunRecords, columns: Mapping[str, str]) -> list[pa.Table]:
         _small_table("event", records.events, Event),
         _small_table("end", records.ends, End),
     ]
-    return [part for part in parts if len(part)] or parts[:1]
+    return [parts[0], *(part for part in parts[1:] if len(part))]  # a file has the columns of rounds in any case
 
 
 def _rows(tables: Sequence[pa.Table], start: int) -> pa.Table:
