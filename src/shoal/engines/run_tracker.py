@@ -153,5 +153,6 @@ class RunTracker:
                 bytes_sent=bytes_sent,
                 virtual_seconds=virtual_seconds,
                 duration=self.experiment.duration,
+                failed=len(self.lost) - len(self.not_joined),
             )
         )

@@ -51,6 +51,12 @@ class Progress:
     virtual_seconds: float | None = None
     duration: float | None = None
     """The time after which the run ends at the latest: virtual seconds if the run has a virtual clock."""
+    failed: int = 0
+    """Nodes that failed, without nodes that have not joined yet."""
+    activity: str = ""
+    """What the run does in a phase other than "running", such as "evaluating 3 nodes"."""
+    activity_done: float | None = None
+    """The finished fraction of the activity; None if it is unknown."""
 
     @property
     def done(self) -> float | None:
