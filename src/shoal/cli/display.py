@@ -82,6 +82,11 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
+    def begin(self, text: str) -> None:
+        """Show in a terminal what a command does before its first progress."""
+        if self._live is not None:
+            self.rows([ProgressRow([text])])
+
     def progress(self, progress: Progress) -> None:
         """Show the progress of a run."""
         self.rows([run_row(progress)])
@@ -100,7 +105,8 @@ class Display:
             self._live.update(_Bars(rows), refresh=True)
 
     def notice(self, text: str) -> None:
-        self._console.print(f"[yellow]![/yellow] {escape(text)}", highlight=False, soft_wrap=True)
+        whole_lines = not self._console.is_terminal
+        self._console.print(f"[yellow]![/yellow] {escape(text)}", highlight=False, soft_wrap=whole_lines)
 
 
 class _Bars:

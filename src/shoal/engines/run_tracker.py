@@ -140,7 +140,14 @@ class RunTracker:
         self._progress_shown = now
         return True
 
-    def report_progress(self, round: float, bytes_sent: int, virtual_seconds: float | None = None) -> None:
+    def report_progress(
+        self,
+        round: float,
+        bytes_sent: int,
+        virtual_seconds: float | None = None,
+        activity: str = "",
+        activity_done: float | None = None,
+    ) -> None:
         self.listener.progress(
             Progress(
                 self.phase,
@@ -154,5 +161,7 @@ class RunTracker:
                 virtual_seconds=virtual_seconds,
                 duration=self.experiment.duration,
                 failed=len(self.lost) - len(self.not_joined),
+                activity=activity,
+                activity_done=activity_done,
             )
         )

@@ -54,7 +54,7 @@ class Progress:
     failed: int = 0
     """Nodes that failed, without nodes that have not joined yet."""
     activity: str = ""
-    """What the run does in a phase other than "running", such as "evaluating 3 nodes"."""
+    """What the run does, if it is not training: "evaluating 3 averaged models"."""
     activity_done: float | None = None
     """The finished fraction of the activity; None if it is unknown."""
 

@@ -69,13 +69,15 @@ class ProgressLines:
 
 def run_row(progress: Progress, label: str = "") -> ProgressRow:
     """Return the progress of a run as a row."""
-    if progress.phase == "running":
-        return ProgressRow(_running(progress), progress.done, label, progress.phase)
-    what = progress.activity or f"{progress.phase} {progress.nodes} nodes"
-    return ProgressRow([what, f"{format_seconds(progress.seconds)} elapsed"], progress.activity_done, label, what)
+    if progress.phase == "running" and not progress.activity:
+        return ProgressRow(_training(progress), progress.done, label, progress.phase)
+    facts = [progress.activity or f"{progress.phase} {progress.nodes} nodes"]
+    if progress.seconds >= 1:
+        facts.append(f"{format_seconds(progress.seconds)} elapsed")
+    return ProgressRow(facts, progress.activity_done, label, progress.phase + progress.activity)
 
 
-def _running(progress: Progress) -> list[str]:
+def _training(progress: Progress) -> list[str]:
     facts = [f"round {int(progress.round)}" + (f"/{progress.rounds}" if progress.rounds else "")]
     left = time_left(progress)
     if left is not None:
@@ -83,8 +85,10 @@ def _running(progress: Progress) -> list[str]:
     if progress.score is not None:
         facts.append("{} {:.3f}".format(*progress.score))
     if progress.failed:
-        facts.append(f"{progress.failed} failed")
-    facts += [f"{format_bytes(progress.bytes_sent)} sent", f"{progress.alive}/{progress.nodes} nodes"]
+        facts.append(f"{progress.failed} of {progress.nodes} nodes failed")
+    facts.append(f"{format_bytes(progress.bytes_sent)} sent")
+    if progress.alive + progress.failed < progress.nodes or not progress.failed:
+        facts.append(f"{progress.alive}/{progress.nodes} nodes")
     if progress.virtual_seconds is not None:
         facts.append(f"virtual {format_seconds(progress.virtual_seconds)}")
     facts.append(f"{format_seconds(progress.seconds)} elapsed")

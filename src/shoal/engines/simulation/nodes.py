@@ -21,8 +21,6 @@ from shoal.node import Node
 from shoal.results.records import JOINED, NOT_JOINED, REJOINED, Event, Record
 from shoal.types import NodeId, Params
 
-ROUNDS_PER_PROGRESS_CHECK = 64
-
 
 class _NodeObserver:
     """The observer of one simulated node."""
@@ -166,7 +164,9 @@ class SimulatedNodes:
             for late in self._joins.due(round):
                 self.recorder.write_fault(late, FaultEvent(self.world.kernel.now, "join", (late,)))
                 self.world.kernel.soon(partial(self.join, late))
-        if self._rounds_begun % ROUNDS_PER_PROGRESS_CHECK == 0 and self.tracker.progress_due():
+
+    def report_progress_if_due(self) -> None:
+        if self.tracker.progress_due():
             self.report_progress()
 
     def report_progress(self) -> None:
