@@ -89,7 +89,10 @@ class Display:
 
     def progress(self, progress: Progress) -> None:
         """Show the progress of a run."""
-        self.rows([run_row(progress)])
+        if self._live is None:
+            self._lines.progress(progress)
+        else:
+            self.rows([run_row(progress)])
 
     def rows(self, rows: Sequence[ProgressRow]) -> None:
         """Show the progress of several tasks. Where the output is not a terminal, only the first is written.

@@ -20,7 +20,7 @@ from shoal.experiment.writing import write_experiment, write_mapping
 from shoal.plugin_modules import file_being_imported
 from shoal.results.checkpoints import Manifest
 from shoal.results.monitor import RunMonitor
-from shoal.results.progress import Outcome, Progress, ProgressListener, Status
+from shoal.results.progress import WRITING, Outcome, Progress, ProgressListener, Status
 from shoal.results.record_writer import write_finally
 from shoal.results.records import RunFolder
 from shoal.results.run_lock import lock
@@ -125,7 +125,7 @@ def finish_run(
     summary: dict[str, Any] = {}
 
     def write() -> None:
-        monitor.progress(Progress("writing", experiment.nodes, experiment.nodes, 0.0, activity="writing the results"))
+        monitor.progress(Progress(WRITING, experiment.nodes, experiment.nodes, 0.0, activity="writing the results"))
         summary.update(_write_results(folder, experiment, outcome))
 
     if outcome.status == "interrupted":

@@ -9,6 +9,9 @@ from typing import Literal, Protocol, TypeAlias
 PROGRESS_INTERVAL = 0.25
 """Seconds between two reports of progress."""
 
+WRITING = "writing"
+"""The phase in which the results of a run are written, after its nodes have ended."""
+
 Status: TypeAlias = Literal["completed", "incomplete", "failed", "interrupted", "unfinished"]
 """All nodes reached the end; some did; none did; the user stopped the run; the run has no summary yet, because it is in
 progress or its coordinator was killed."""

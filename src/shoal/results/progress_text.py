@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shoal.results.progress import Progress
+from shoal.results.progress import WRITING, Progress
 
 LINE_INTERVAL = 2.0
 """Seconds between two lines of progress, at the beginning."""
@@ -49,7 +49,8 @@ class ProgressLines:
         self._line = self._stage = ""
 
     def progress(self, progress: Progress) -> None:
-        self.row(run_row(progress))
+        if progress.phase != WRITING:  # a moment before the command prints the summary
+            self.row(replace(run_row(progress), stage=progress.phase))
 
     def row(self, row: ProgressRow) -> None:
         """Write the progress of a task, if a line is due."""
