@@ -37,7 +37,7 @@ class ProgressRow:
 
 
 class ProgressLines:
-    """A `ProgressListener` that writes a line every few seconds, at each new phase, and for each notice.
+    """A `ProgressListener` that writes a line every few seconds, at each new phase, at its end, and for each notice.
 
     The longer a command takes, the fewer lines it writes.
     """
@@ -46,7 +46,8 @@ class ProgressLines:
         self._write = write
         self._began: float | None = None
         self._written = 0.0
-        self._line = self._stage = ""
+        self._line = ""
+        self._stage: tuple[str, str, bool] | None = None
 
     def progress(self, progress: Progress) -> None:
         if progress.phase != WRITING:  # a moment before the command prints the summary
@@ -57,8 +58,8 @@ class ProgressLines:
         now = time.monotonic()
         self._began = now if self._began is None else self._began
         interval = min(LONGEST_INTERVAL, max(LINE_INTERVAL, SHARE * (now - self._began)))
-        stage = f"{row.label} {row.stage}"
-        if self._line and stage == self._stage and now - self._written < interval:
+        stage = row.label, row.stage, row.done == 1
+        if stage == self._stage and now - self._written < interval:
             return
         if row.text != self._line:
             self._write(row.text)
