@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal, TypeAlias
 
 from shoal.engines.averaging import ModelAverage, ModelAverages
@@ -139,6 +139,11 @@ class RunTracker:
             return False
         self._progress_shown = now
         return True
+
+    def mean_round(self, rounds: Callable[[NodeId], int]) -> float:
+        """Return the mean of the finished `rounds` of nodes. Failed nodes do not count, unless all have failed."""
+        nodes = self.round_nodes.difference(self.lost) or self.round_nodes
+        return sum(map(rounds, nodes)) / len(nodes)
 
     def report_progress(
         self,

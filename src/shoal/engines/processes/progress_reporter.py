@@ -21,8 +21,7 @@ class ProgressReporter:
 
     def report(self, activity: str = "") -> None:
         """Report the progress. `activity` is what the run does, if all its nodes have exited."""
-        pace = self._tracker.round_nodes
-        rounds = sum(self._registry[node].rounds for node in pace) / len(pace)
+        rounds = self._tracker.mean_round(lambda node: self._registry[node].rounds)
         sent = sum(entry.bytes_sent for entry in self._registry)
         done = None
         if not activity:
