@@ -9,10 +9,8 @@ import pytest
 import tomli_w
 
 from shoal.errors import DataError
-from shoal.results.plots import labels, metric_figure
+from shoal.results.plots import metric_figure
 from shoal.results.records import Evaluation, RecordFile, RunFolder
-
-FULL, CHOCO = {"name": "full"}, {"name": "choco", "gamma": 0.5}
 
 
 def made(root: Path, **tables: Any) -> RunFolder:
@@ -23,18 +21,6 @@ def made(root: Path, **tables: Any) -> RunFolder:
     file.write(Evaluation(0, 1.0, {"accuracy": 0.5}))
     file.close()
     return folder
-
-
-def test_labels_name_keys_that_only_some_runs_have(tmp_path: Path) -> None:
-    def run(sharing: dict[str, Any], **dataset: Any) -> RunFolder:
-        return made(tmp_path, dataset={"name": "digits", **dataset}, sharing=sharing)
-
-    plain = run(FULL)
-    assert labels([plain, run(FULL, validation=0.1)]) == ["dataset.validation = none", "dataset.validation = 0.1"]
-    images = run(FULL, name="cifar10", path="x", augmentation=[{"name": "flip"}])
-    assert labels([plain, images])[0] == "dataset = digits, dataset.augmentation = none", "without keys of cifar10"
-    assert labels([plain, run(CHOCO)]) == ["sharing = full", "sharing = choco"], "without the options of choco"
-    assert labels([run(CHOCO), run({**CHOCO, "every": 2})]) == ["sharing.every = none", "sharing.every = 2"]
 
 
 def test_a_figure_names_the_split_and_shows_one_only(tmp_path: Path) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from shoal.errors import DataError
+from shoal.results.frames import read_records
+from shoal.results.groups import run_labels
 from shoal.results.progress import main_metric
-from shoal.results.records import Average, Evaluation, RunFolder
+from shoal.results.records import Average, RunFolder
 from shoal.results.timing import Curve, bytes_sent, clock, curve_or_none, split_of
 
 if TYPE_CHECKING:
@@ -22,12 +23,6 @@ Axis: TypeAlias = Literal["rounds", "time", "bytes"]
 
 FRACTIONS = ("accuracy", "top5", "class ")
 """Metrics between 0 and 1, by how their names begin."""
-IGNORED_TABLES = ("versions", "plugins", "simulation", "processes", "checkpoint", "mapping")
-"""Tables of an experiment that do not name a run in a plot: they describe how it is computed, not what."""
-DATASET_KEYS = ("dataset.augmentation", "dataset.validation")
-"""Keys that every data set may have. A run without them does not write them."""
-MISSING = "none"
-"""The value, in a label, of a key that a run does not have."""
 
 
 def choose_metric(folders: Sequence[RunFolder], wanted: str | None = None) -> str:
@@ -35,7 +30,7 @@ def choose_metric(folders: Sequence[RunFolder], wanted: str | None = None) -> st
 
     Raises `DataError` if the runs have no scores, or none of this metric.
     """
-    known = {name for folder in folders for record in _evaluations(folder) for name in record.scores}
+    known = {name for folder in folders for name in read_records(folder).evaluations.metrics}
     metric = main_metric(known) if wanted is None else wanted
     if metric is None:
         raise DataError("nothing to plot: no scores were recorded; see evaluation.every and evaluation.nodes")
@@ -46,7 +41,7 @@ def choose_metric(folders: Sequence[RunFolder], wanted: str | None = None) -> st
 
 def choose_axis(folders: Sequence[RunFolder]) -> Axis:
     """Return the default axis: time if one of the runs was evaluated by time, else rounds."""
-    ticks = any(record.tick is not None for folder in folders for record in _evaluations(folder))
+    ticks = any((read_records(folder).evaluations.tick >= 0).any() for folder in folders)
     return "time" if ticks else "rounds"
 
 
@@ -84,7 +79,7 @@ def metric_figure(folders: Sequence[RunFolder], metric: str, x: Axis = "rounds")
     alone = len(curves) == 1
     figure = NotebookFigure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
-    for number, (folder, label) in enumerate(zip(curves, labels(list(curves)), strict=True)):
+    for number, (folder, label) in enumerate(zip(curves, run_labels(list(curves)), strict=True)):
         _draw_run(axes, folder, curves[folder], x, f"C{number}", label, alone)
     _format_axes(axes, " ".join([*splits, metric]), x, _axis_title(x, curves))
     if metric.startswith(FRACTIONS):
@@ -125,40 +120,6 @@ def _format_axes(axes: Axes, score: str, x: Axis, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def labels(folders: Sequence[RunFolder]) -> list[str]:
-    """Return a label for each run: the keys in which their experiments differ or, if these are equal, its folder.
-
-    A key that a run does not have is "none", except an option of components with different names.
-    """
-    if len(folders) < 2:
-        return [folder.path.parent.name for folder in folders]
-    tables = [dict(_flatten(folder.read_experiment())) for folder in folders]
-    compared = [key for key in dict.fromkeys(itertools.chain(*tables)) if _is_compared(key, tables)]
-    rows = [{key: table.get(key, MISSING) for key in compared} for table in tables]
-    differing = [key for key in compared if len({row[key] for row in rows}) > 1]
-    found = [", ".join(f"{key.removesuffix('.name')} = {row[key]}" for key in differing) for row in rows]
-    if len(set(found)) == len(found):
-        return found
-    return [f"{folder.path.parent.name} {folder.path.name}" for folder in folders]
-
-
-def _is_compared(key: str, tables: Sequence[Mapping[str, str]]) -> bool:
-    """Whether a key means the same in all runs: a run that lacks it could have it."""
-    if key in DATASET_KEYS or all(key in table for table in tables):
-        return True
-    component = key.removesuffix(".name").rpartition(".")[0]
-    return len({table.get(f"{component}.name") for table in tables}) == 1
-
-
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted keys of nested tables and their values as text."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.") if prefix or key not in IGNORED_TABLES else ()
-        elif prefix or key != "name":
-            yield f"{prefix}{key}", str(value)
-
-
 def _positions(x: Axis, folder: RunFolder, curve: Curve) -> Sequence[float]:
     if x == "bytes":
         return bytes_sent(folder, curve)
@@ -183,7 +144,3 @@ def _averages(folder: RunFolder, curve: Curve) -> dict[int, float]:
             if moment is not None:
                 scores[moment] = record.scores[curve.metric]
     return scores
-
-
-def _evaluations(folder: RunFolder) -> Iterator[Evaluation]:
-    return (record for _, record in folder.read_all() if isinstance(record, Evaluation))

@@ -16,6 +16,7 @@ Records are only appended and do not refer to each other: those of an interrupte
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import secrets
@@ -23,7 +24,7 @@ import shutil
 import time
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,7 @@ REJOINED = "rejoined"
 _COUNT = "unauthenticated_connections"
 _COUNT_IN_OLD_RUNS = "strangers"
 """The name of `unauthenticated_connections` in `end` records and summaries of earlier versions."""
-_COUNT_KEY, _COUNT_KEY_IN_OLD_RUNS = (f'"{name}":'.encode() for name in (_COUNT, _COUNT_IN_OLD_RUNS))
+_COUNT_KEY, COUNT_KEY_IN_OLD_RUNS = (f'"{name}":'.encode() for name in (_COUNT, _COUNT_IN_OLD_RUNS))
 
 _decoder = msgspec.json.Decoder(Record)
 encode = msgspec.json.Encoder().encode
@@ -133,14 +134,25 @@ encode = msgspec.json.Encoder().encode
 
 def decode(line: bytes) -> Record:
     """Decode one line. JSON has neither NaN nor infinity: they are written as null and read as NaN."""
-    if _COUNT_KEY_IN_OLD_RUNS in line:
+    if COUNT_KEY_IN_OLD_RUNS in line:
         _warn_of_old_run()
-        line = line.replace(_COUNT_KEY_IN_OLD_RUNS, _COUNT_KEY)
+        line = line.replace(COUNT_KEY_IN_OLD_RUNS, _COUNT_KEY)
     try:
         record: Record = _decoder.decode(line)
     except msgspec.ValidationError:
         record = msgspec.convert(_null_to_nan(msgspec.json.decode(line)), Record)
     return record
+
+
+def decode_lines(lines: Iterable[bytes], path: Path) -> Iterator[Record]:
+    """Decode the lines of a file. Raises `DataError` if a line is damaged."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise DataError(
+                f"{path}, line {number} is damaged and not a record: {error}; remove this line to read the others"
+            ) from error
 
 
 def _null_to_nan(fields: dict[str, Any]) -> dict[str, Any]:
@@ -310,7 +322,8 @@ class RunFolder:
 
     def recorded_nodes(self) -> list[NodeId]:
         """Return the nodes that have a file of records."""
-        return sorted(int(file.stem) for file in (self.path / "nodes").glob("*.jsonl"))
+        names = (file.stem for file in (self.path / "nodes").glob("*.jsonl"))
+        return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
 
     def read_all(self) -> Iterator[tuple[NodeId, Record]]:
         """Read the records of all nodes, node by node."""
@@ -376,7 +389,4 @@ def _read(path: Path) -> Iterator[Record]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            yield decode(line)
+        yield from decode_lines(itertools.takewhile(lambda line: line.endswith(b"\n"), file), path)
