@@ -136,8 +136,8 @@ class _Bars:
         for row in self._rows:
             lines = _lines(row.facts, room)
             text = Text("\n".join(lines if len(self._rows) == 1 else lines[:1]))
-            cells = [ProgressBar(total=1, completed=row.done or 0, width=bar, pulse=row.done is None), text]
-            grid.add_row(*([Text(row.label)] if label else []), *cells)
+            shown = ProgressBar(total=1, completed=row.done or 0, width=bar, pulse=row.done is None)
+            grid.add_row(*([Text(row.label)] if label else []), shown, text)
         yield grid
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,9 +12,7 @@ from shoal.errors import DataError
 from shoal.results.exports.points import Point
 from shoal.results.exports.run_info import RunInfo, plain_name, summary_values
 
-MODE = os.environ.get("WANDB_MODE", "offline")
-if MODE == "offline":
-    os.environ["WANDB_ERROR_REPORTING"] = "false"  # W&B would report its own errors to a server
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # W&B would send errors to its server, also when offline
 
 import wandb  # noqa: E402
 
@@ -24,7 +23,7 @@ class WandbTarget:
     errors: ClassVar[tuple[type[Exception], ...]] = (wandb.Error,)
 
     def __init__(self, out: Path, run: RunInfo) -> None:
-        self._last_step = 0
+        mode = os.environ.get("WANDB_MODE", "offline")
         id, project = (plain_name(text).replace("/", "_") for text in (run.id, run.name))
         earlier = next(out.glob(f"wandb/*run-*-{id}"), None)
         if earlier is not None:
@@ -33,15 +32,17 @@ class WandbTarget:
                 "another one with --out"
             )
         out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # W&B would choose another folder
         self._wandb = wandb.init(
             project=project,
             id=id,
             name=run.id,
             dir=str(out),
-            mode=MODE,  # type: ignore[arg-type]
+            mode=mode,
             config=dict(run.parameters),
             tags=[f"{key}={value}" for key, value in run.tags.items() if key != "shoal.run"],
-            resume="never" if MODE == "online" else None,
+            resume="never" if mode == "online" else None,
             reinit="create_new",
             settings=wandb.Settings(
                 silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True, x_disable_meta=True
@@ -49,11 +50,10 @@ class WandbTarget:
         )
         self._wandb.define_metric("*", step_metric="step")
         folder = Path(self._wandb.settings.sync_dir)
-        self.place = f"{folder}; send it with: wandb sync {folder}" if MODE == "offline" else str(self._wandb.url)
+        self.place = f"{folder}; send it with: wandb sync {folder}" if mode == "offline" else str(self._wandb.url)
 
     def write(self, points: Iterable[Point]) -> None:
         for point in points:
-            self._last_step = max(self._last_step, point.step)
             self._wandb.log({**point.values, "step": point.step, "time": point.time})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
