@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import shoal as package
-from shoal.results.records import Average, Evaluation, Round, RunFolder
+from shoal.results.exports import points as export_points
+from shoal.results.exports.follow import export_run
+from shoal.results.records import Average, Evaluation, Record, RecordFile, Round, RunFolder
+from shoal.results.run_lock import lock
 from wandb_files import read_wandb_file
 
 EXPERIMENT = {
@@ -105,12 +107,27 @@ def test_tensorboard_has_the_curves_the_experiment_and_the_summary(
     assert times[-1] - times[0] == pytest.approx(recorded[-1] - recorded[0], abs=1e-3), "seconds of the run's clock"
 
 
+@contextmanager
+def closed_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail if a program of this test uses the network: its proxy is a port of this process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
 def test_mlflow_has_the_curves_the_parameters_and_the_summary(
     shoal: Callable[..., Any], finished: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    result = shoal("export", finished.path, "--to", "mlflow", "--out", "store", "--nodes", "2")
+    with closed_network(monkeypatch):
+        result = shoal("export", finished.path, "--to", "mlflow", "--out", "store", "--nodes", "2")
     assert result.code == 0, result.err
+    from mlflow import MlflowClient  # after the export, which must not depend on a setting of this test
+
     client = MlflowClient(f"sqlite:///{tmp_path}/store/mlflow.db")
     experiment = client.get_experiment_by_name("quick")
     [run] = client.search_runs([experiment.experiment_id])
@@ -132,18 +149,6 @@ def test_mlflow_has_the_curves_the_parameters_and_the_summary(
     assert again.code == 2
     assert f"already has this run, as the MLflow run {run.info.run_id}" in again.err
     assert len(client.search_runs([experiment.experiment_id])) == 1
-
-
-@contextmanager
-def closed_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail if a program of this test uses the network: its proxy is a port of this process."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{server.getsockname()[1]}")
-        yield
-        with pytest.raises(BlockingIOError):
-            server.accept()
 
 
 def test_wandb_offline_has_the_curves_the_parameters_and_the_summary_and_uses_no_network(
@@ -194,7 +199,6 @@ def test_a_second_export_to_tensorboard_is_rejected(
         (["--to", "wandb", "--out", "/proc/logs"], "cannot write '/proc/logs'"),
         (["--to", "tensorboard", "--nodes", "2-9"], "nodes = '2-9': there is no node 4"),
         (["--to", "tensorboard", "--nodes", "all"], "expected numbers and ranges such as '0-3, 8'"),
-        (["--to", "tensorboard", "--follow", "runs"], "--follow: 1 problem\n  - it takes one run, and 2 are given"),
     ],
 )
 def test_wrong_arguments_are_rejected(
@@ -279,6 +283,9 @@ def test_a_failed_node_counts_until_its_last_record_and_a_diverged_one_gives_nan
 def test_several_runs_are_exported_with_one_command(shoal: Callable[..., Any], copy: RunFolder) -> None:
     other = RunFolder(copy.path.with_name("other"))
     shutil.copytree(copy.path, other.path)
+    result = shoal("export", copy.path, other.path, "--to", "tensorboard", "--follow")
+    assert result.code == 2
+    assert "--follow: 1 problem\n  - it takes one run, and 2 are given" in result.err
     result = shoal("export", copy.path, other.path, "--to", "tensorboard")
     assert result.code == 0
     assert "tensorboard/quick/other" in result.out
@@ -297,3 +304,106 @@ def test_a_final_model_is_loaded_by_the_code_in_the_documentation(
     own = package.open_run(finished.path).model("average")
     for name, tensor in own.state_dict().items():
         assert loaded["module"].state_dict()[name].equal(tensor)
+
+
+# Runs in progress
+
+
+def append(folder: RunFolder, node: int, *records: Record) -> None:
+    file = RecordFile(folder.node(node))
+    for record in records:
+        file.write(record)
+    file.close()
+
+
+def a_round(number: int, time: float) -> Round:
+    return Round(number, time, loss=1.0, bytes_sent=100 * (number + 1), messages_sent=number + 1)
+
+
+@pytest.fixture
+def going(tmp_path: Path) -> RunFolder:
+    """The folder of a run with 3 nodes that has just started."""
+    folder = RunFolder.create(tmp_path / "runs", "live")
+    folder.experiment.write_text("name = 'live'\nengine = 'processes'\nnodes = 3\nseed = 1\n")
+    return folder
+
+
+def test_an_export_follows_a_run_and_writes_each_point_once(
+    going: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs, seen = tmp_path / "logs" / "live" / going.path.name, []
+    release = lock(going)
+    release.__enter__()
+
+    def advance(seconds: float) -> None:
+        """The run takes its next step between two looks at it."""
+        at = len(seen)
+        seen.append(len(tensorboard(logs).Scalars("train_loss")) if "train_loss" in tags(logs) else 0)
+        if at < 3:
+            for node in range(3):
+                append(going, node, a_round(at, at + 0.1), Evaluation(at, at + 0.2, {"accuracy": 0.1 * node}))
+        elif at == 4:
+            release.__exit__(None, None, None)
+
+    monkeypatch.setattr("shoal.results.exports.follow.time.sleep", advance)
+    export_run(going, "tensorboard", tmp_path / "logs", follow=True)
+    events = tensorboard(logs)
+    assert scalars(events, "bytes_sent") == {1: 300, 2: 600, 3: 900}
+    assert scalars(events, "accuracy/mean") == pytest.approx({1: 0.1, 2: 0.1, 3: 0.1})
+    assert seen[:5] == [0, 1, 2, 3, 3], "points can be read during the run"
+    assert "summary/nodes" in events.Tags()["scalars"]
+
+
+def tags(logs: Path) -> list[str]:
+    return list(tensorboard(logs).Tags()["scalars"])
+
+
+def test_a_round_in_progress_waits_for_slow_nodes_but_not_for_failed_ones(
+    going: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 0.0
+    monkeypatch.setattr("shoal.results.exports.points.time.monotonic", lambda: clock)
+    points = export_points.RunPoints(going, nodes=3, evaluated=3)
+    for node in range(3):
+        append(going, node, a_round(0, 1.0))
+    assert [point.step for point in points.read(in_progress=True)] == [1]
+    for node in (0, 1):
+        append(going, node, a_round(1, 2.0))
+    clock = 100.0  # nodes 0 and 1 are not far ahead: node 2 is slow
+    assert not list(points.read(in_progress=True))
+    for node in (0, 1):
+        append(going, node, *(a_round(number, number + 1.0) for number in range(2, 6)))
+    clock = 200.0
+    found = list(points.read(in_progress=True))
+    assert [point.step for point in found] == [2, 3, 4, 5, 6]
+    assert {point.values["nodes"] for point in found} == {2}
+    append(going, 2, a_round(6, 7.0))  # it was restarted
+    assert not list(points.read(in_progress=True)), "nodes 0 and 1 have not finished this round"
+    for node in (0, 1):
+        append(going, node, a_round(6, 7.0))
+    [last] = points.read(in_progress=True)
+    assert (last.step, last.values["nodes"]) == (7, 3)
+
+
+def test_only_evaluated_nodes_are_awaited(going: RunFolder) -> None:
+    points = export_points.RunPoints(going, nodes=3, evaluated=2)
+    append(going, 0, a_round(0, 1.0), Evaluation(0, 1.0, {"accuracy": 0.2}))
+    append(going, 1, a_round(0, 1.0))
+    assert not [p for p in points.read(in_progress=True) if "accuracy/mean" in p.values]
+    append(going, 2, a_round(0, 1.0), Evaluation(0, 1.0, {"accuracy": 0.4}))
+    [found] = [p for p in points.read(in_progress=True) if "accuracy/mean" in p.values]
+    assert found.values["accuracy/mean"] == pytest.approx(0.3)
+
+
+def test_an_export_without_follow_of_a_run_in_progress_has_no_summary_and_says_so(
+    shoal: Callable[..., Any], going: RunFolder, tmp_path: Path
+) -> None:
+    for node in range(3):
+        append(going, node, a_round(0, 1.0))
+    with lock(going):
+        result = shoal("export", going.path, "--to", "tensorboard")
+    assert result.code == 0
+    assert "is in progress: only the records so far are exported; with --follow, the export goes on" in result.out
+    found = tags(tmp_path / "exports" / "tensorboard" / "live" / going.path.name)
+    assert "train_loss" in found
+    assert not [tag for tag in found if tag.startswith("summary/")]

@@ -1,4 +1,4 @@
-"""A reader of the files that Weights & Biases writes offline: records of Protocol Buffers in the log format of LevelDB."""
+"""A reader of the offline files of Weights & Biases: Protocol Buffers in the log format of LevelDB."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def export_run(
 ) -> str:
     """Export a run to `target`. Return where it is now.
 
-    `nodes` are exported one by one too. With `follow`, continue until the run ends. `exported` is called with the
-    number of points so far, and whether the run is in progress.
+    `nodes` are exported one by one too. With `follow`, continue until the run ends. `exported` is called
+    with the number of points so far, and whether the run is in progress.
 
     Raises `DataError` if the run was exported there before, is damaged, or if the library of the target is missing.
     """
@@ -51,9 +51,9 @@ def export_run(
             while True:
                 in_progress = is_locked(folder)
                 opened.write(counted(points.read(in_progress)))
+                exported(count, in_progress)
                 if not (follow and in_progress):
                     break
-                exported(count, in_progress)
                 time.sleep(INTERVAL)
             if not in_progress:
                 opened.finish(read_or_summarize(folder))

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
-from mlflow.exceptions import MlflowException
-
 from shoal.errors import DataError
 from shoal.results.exports.points import Point
 from shoal.results.exports.run_info import RunInfo, plain_name, summary_values
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # MLflow would report to its own server
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
 
 METRICS_AT_ONCE = 1000
 PARAMETERS_AT_ONCE = 100

@@ -14,7 +14,7 @@ from shoal.results.exports.run_info import RunInfo, plain_name, summary_values
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # W&B would send errors to its server, also when offline
 
-import wandb  # noqa: E402
+import wandb
 
 
 class WandbTarget:
