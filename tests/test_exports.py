@@ -395,7 +395,7 @@ def test_only_evaluated_nodes_are_awaited(going: RunFolder) -> None:
     assert found.values["accuracy/mean"] == pytest.approx(0.3)
 
 
-def test_an_export_without_follow_of_a_run_in_progress_has_no_summary_and_says_so(
+def test_an_export_without_follow_of_a_run_in_progress_has_no_summary_and_a_notice(
     shoal: Callable[..., Any], going: RunFolder, tmp_path: Path
 ) -> None:
     for node in range(3):

@@ -127,14 +127,14 @@ class _Bars:
         bar = min(WIDEST_BAR, width // 5)
         longest = max(cell_len(row.label) for row in self._rows)
         label = min(longest, width // 3)
-        room = width - bar - 1 - (label + 1 if label else 0)
+        left = width - bar - 1 - (label + 1 if label else 0)
         grid = Table.grid(padding=(0, 1))
         if label:
             grid.add_column(width=label, no_wrap=True, overflow="ellipsis")
         grid.add_column(width=bar)
         grid.add_column(no_wrap=True, overflow="ellipsis")
         for row in self._rows:
-            lines = _lines(row.facts, room)
+            lines = _lines(row.facts, left)
             text = Text("\n".join(lines if len(self._rows) == 1 else lines[:1]))
             shown = ProgressBar(total=1, completed=row.done or 0, width=bar, pulse=row.done is None)
             grid.add_row(*([Text(row.label)] if label else []), shown, text)

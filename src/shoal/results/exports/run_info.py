@@ -1,4 +1,4 @@
-"""What an export says about a run beside its curves: its name, its experiment and its summary."""
+"""The properties of a run that an export has beside its curves: name, experiment and summary."""
 
 from __future__ import annotations
 

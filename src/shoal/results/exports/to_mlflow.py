@@ -75,13 +75,13 @@ class MLflowTarget:
         parameters = [
             Param(plain_name(key), str(value)[:LONGEST_PARAMETER]) for key, value in self._run.parameters.items()
         ]
-        for some in _parts(parameters, PARAMETERS_AT_ONCE):
+        for some in _batches(parameters, PARAMETERS_AT_ONCE):
             self._client.log_batch(id, params=some)
         self._client.log_text(id, self._run.text, "experiment.toml")
         return id
 
     def write(self, points: Iterable[Point]) -> None:
-        for some in _parts(self._metrics(points), METRICS_AT_ONCE):
+        for some in _batches(self._metrics(points), METRICS_AT_ONCE):
             self._client.log_batch(self._id, metrics=some)
 
     def _metrics(self, points: Iterable[Point]) -> Iterator[Metric]:
@@ -106,7 +106,7 @@ class MLflowTarget:
         """Nothing to close: every call is complete when it returns."""
 
 
-def _parts(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     iterator = iter(items)
     while part := list(itertools.islice(iterator, size)):
         yield part

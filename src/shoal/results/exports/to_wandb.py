@@ -23,7 +23,7 @@ class WandbTarget:
     errors: ClassVar[tuple[type[Exception], ...]] = (wandb.Error,)
 
     def __init__(self, out: Path, run: RunInfo) -> None:
-        mode = os.environ.get("WANDB_MODE", "offline")
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         id, project = (plain_name(text).replace("/", "_") for text in (run.id, run.name))
         earlier = next(out.glob(f"wandb/*run-*-{id}"), None)
         if earlier is not None:
