@@ -1,12 +1,14 @@
 """metrics.parquet: all records of a run as one table, with a column for each field and each metric.
 
-The metadata of the file tells whether it has all records: it has a hash of the sizes of the record files. A run that
+The metadata of the file shows whether it has all records: it has a hash of the sizes of the record files. A run that
 is resumed appends to these files, so the hash differs until the run ends again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -49,27 +51,41 @@ def write_metrics(folder: RunFolder, records: RunRecords | None = None) -> None:
 
     `records` are those of the run, if they have been read before.
     """
-    if records is None:
-        records = read_lines(folder)
-    averaged = (name for average in records.averages for name in average.scores)
-    names = dict.fromkeys([*records.evaluations.metrics, *averaged])
-    # The loss of rounds and the score "loss" are one column.
-    columns = {name: f"score.{name}" if name in NO_METRICS - {"loss"} else name for name in names}
-    metadata = {SIZES: _hash_sizes(records.file_sizes), METRICS: msgspec.json.encode(columns)}
-    with replacing(folder.metrics) as unfinished:
-        pq.write_table(_table(records, columns).replace_schema_metadata(metadata), unfinished, ROWS_AT_ONCE)
+    parts = _chunks(read_lines(folder) if records is None else records)
+    first = next(parts)
+    with replacing(folder.metrics) as unfinished, pq.ParquetWriter(unfinished, first.schema) as writer:
+        for part in itertools.chain([first], parts):
+            writer.write_table(part)
+
+
+def metrics_table(folder: RunFolder) -> pa.Table:
+    """Return the content of metrics.parquet, or what it would be if it does not have all records of the run."""
+    with _complete_file(folder) as file:
+        if file is not None:
+            return file.read()
+    return pa.concat_tables(_chunks(read_lines(folder)))
 
 
 def read_metrics(folder: RunFolder) -> RunRecords | None:
     """Read all records of a run; None if the file is missing or damaged, or lacks records of the run."""
+    with _complete_file(folder) as file:
+        if file is None:
+            return None
+        columns = msgspec.json.decode(file.schema_arrow.metadata[METRICS], type=dict[str, str])
+        return _read_table(file, columns, _file_sizes(folder))
+
+
+@contextlib.contextmanager
+def _complete_file(folder: RunFolder) -> Iterator[pq.ParquetFile | None]:
+    """Open the file; None if it is missing or damaged, or lacks records of the run."""
     try:
-        with pq.ParquetFile(folder.metrics) as file:
-            metadata = file.schema_arrow.metadata or {}
-            if metadata.get(SIZES) != _hash_sizes(sizes := _file_sizes(folder)):
-                return None
-            return _read_table(file, msgspec.json.decode(metadata[METRICS], type=dict[str, str]), sizes)
-    except (OSError, pa.ArrowException, msgspec.MsgspecError, KeyError):
-        return None
+        file = pq.ParquetFile(folder.metrics)
+    except (OSError, pa.ArrowException):
+        yield None
+        return
+    with file:
+        metadata = file.schema_arrow.metadata or {}
+        yield file if metadata.get(SIZES) == _hash_sizes(_file_sizes(folder)) else None
 
 
 def _file_sizes(folder: RunFolder) -> dict[str, int]:
@@ -82,8 +98,20 @@ def _hash_sizes(sizes: Mapping[str, int]) -> bytes:
     return hashlib.sha256(msgspec.json.encode(sizes, order="sorted")).hexdigest().encode()
 
 
-def _table(records: RunRecords, columns: Mapping[str, str]) -> pa.Table:
-    """Return all records in the order of their files, the averages last."""
+def _chunks(records: RunRecords) -> Iterator[pa.Table]:
+    """Yield at least one part of the table: the records in the order of their files, the averages last."""
+    averaged = (name for average in records.averages for name in average.scores)
+    names = dict.fromkeys([*records.evaluations.metrics, *averaged])
+    # The loss of rounds and the score "loss" are one column.
+    columns = {name: f"score.{name}" if name in NO_METRICS - {"loss"} else name for name in names}
+    metadata = {SIZES: _hash_sizes(records.file_sizes), METRICS: msgspec.json.encode(columns)}
+    tables = _tables(records, columns)
+    for start in range(0, max(1, records.size + len(records.averages)), ROWS_AT_ONCE):
+        yield _rows(tables, start).replace_schema_metadata(metadata)
+
+
+def _tables(records: RunRecords, columns: Mapping[str, str]) -> list[pa.Table]:
+    """Return a table for each kind of record. Its column `row` is sorted."""
     rounds, evaluations = records.rounds, records.evaluations
     numbers = {name: pa.array(getattr(rounds, name)) for name in ("row", *ROUND_COLUMNS) if name != "loss"}
     loss = pa.array(rounds.loss, mask=np.isnan(rounds.loss))
@@ -100,10 +128,18 @@ def _table(records: RunRecords, columns: Mapping[str, str]) -> pa.Table:
         _small_table("event", records.events, Event),
         _small_table("end", records.ends, End),
     ]
-    table = pa.concat_tables([part for part in parts if len(part)] or parts[:1], promote_options="default")
-    names = dict.fromkeys(["node", "kind", "round", "time", *(name for name in table.column_names if name != "row")])
-    order = table["row"].to_numpy().argsort(kind="stable")
-    return table.select(list(names)).take(pa.array(order))
+    return [part for part in parts if len(part)] or parts[:1]
+
+
+def _rows(tables: Sequence[pa.Table], start: int) -> pa.Table:
+    """Return some rows of the file, from `start` on."""
+    parts = []
+    for table in tables:
+        begin, end = np.searchsorted(table["row"].to_numpy(), (start, start + ROWS_AT_ONCE)).tolist()
+        parts.append(table.slice(begin, end - begin))
+    rows = pa.concat_tables(parts, promote_options="default")
+    names = dict.fromkeys(["node", "kind", "round", "time", *(name for name in rows.column_names if name != "row")])
+    return rows.select(list(names)).take(rows["row"].to_numpy().argsort())
 
 
 def _with_kind(kind: str, columns: Mapping[str, Any]) -> pa.Table:
@@ -132,6 +168,14 @@ def _average_table(averages: Sequence[Average], first: int, columns: Mapping[str
 
 
 def _read_table(file: pq.ParquetFile, columns: Mapping[str, str], sizes: Mapping[str, int]) -> RunRecords:
+    known = set(file.schema_arrow.names)
+    wanted = {
+        "round": ROUND_COLUMNS,
+        "evaluation": (*EVALUATION_COLUMNS, *columns.values()),
+        "average": ("node", *Average.__struct_fields__, *columns.values()),
+        "event": ("node", *Event.__struct_fields__),
+        "end": ("node", *End.__struct_fields__),
+    }
     parts: dict[str, list[pa.Table]] = {}
     last_times: dict[NodeId, float] = {}
     first = 0
@@ -140,9 +184,11 @@ def _read_table(file: pq.ParquetFile, columns: Mapping[str, str], sizes: Mapping
         table = table.append_column("row", [np.arange(first, first + len(table))])
         first += len(table)
         last_times.update(_last_times(table))
-        for kind in ("round", "evaluation", "average", "event", "end"):
-            if len(part := table.filter(pc.equal(table["kind"], kind))):
-                parts.setdefault(kind, []).append(part)
+        for kind, names in wanted.items():
+            is_kind = pc.equal(table["kind"], kind)
+            if pc.any(is_kind).as_py():
+                part = table.select(["row", *(name for name in dict.fromkeys(names) if name in known)])
+                parts.setdefault(kind, []).append(part.filter(is_kind))
     tables = {kind: pa.concat_tables(several) for kind, several in parts.items()}
     averages = [record for _, _, record in _small_records(tables.get("average"), Average, columns)]
     return RunRecords(
@@ -159,7 +205,7 @@ def _read_table(file: pq.ParquetFile, columns: Mapping[str, str], sizes: Mapping
 
 def _last_times(table: pa.Table) -> dict[NodeId, float]:
     """Return the time of the last record of each node in a part of the file; the records of a node are adjacent."""
-    table = table.filter(pc.is_valid(table["node"]))
+    table = table.select(["node", "time"]).filter(pc.is_valid(table["node"]))
     nodes, times = table["node"].to_numpy(), table["time"].to_numpy()
     nodes, last = last_of_each(nodes)
     return dict(zip(nodes.tolist(), times[last].tolist(), strict=True))

@@ -109,12 +109,13 @@ def _points(found: Scores, by_ticks: bool, failed: Mapping[NodeId, float]) -> li
     return points
 
 
-def curve(folder: RunFolder, metric: str | None = None) -> Curve:
+def curve(folder: RunFolder, metric: str | None = None, records: RunRecords | None = None) -> Curve:
     """Return the curve of `metric`; default: the metric that the experiment names, or the main metric.
 
-    Raises `DataError` if there is none.
+    `records` are those of the run, if they have been read before. Raises `DataError` if there is no curve.
     """
-    records, wanted = read_records(folder), metric or target_of(folder)[0]
+    records = read_records(folder) if records is None else records
+    wanted = metric or target_of(folder)[0]
     found, known = curve_of(records, wanted), records.evaluations.metrics
     if found is None and not known:
         raise DataError(f"{folder.path}: no scores were recorded; see evaluation.every and evaluation.nodes")
@@ -190,14 +191,19 @@ def bytes_at(records: RunRecords, curve: Curve) -> tuple[int, ...]:
 
 def target_of(folder: RunFolder) -> tuple[str | None, float | None]:
     """Return the metric and the target that the experiment names."""
-    plan: Mapping[str, Any] = folder.read_experiment().get("evaluation", {})
-    return plan.get("metric"), plan.get("target")
+    plan = _evaluation_plan(folder)
+    metric, target = plan.get("metric"), plan.get("target")
+    return metric if isinstance(metric, str) else None, target if isinstance(target, int | float) else None
 
 
 def split_of(folder: RunFolder) -> str:
     """Return the samples that models were evaluated on: "test" or "validation"."""
-    plan: Mapping[str, Any] = folder.read_experiment().get("evaluation", {})
-    return str(plan.get("split", "test"))
+    return str(_evaluation_plan(folder).get("split", "test"))
+
+
+def _evaluation_plan(folder: RunFolder) -> Mapping[str, Any]:
+    plan = folder.read_experiment().get("evaluation")
+    return plan if isinstance(plan, Mapping) else {}
 
 
 def clock(folder: RunFolder) -> Clock:
