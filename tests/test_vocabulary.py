@@ -34,6 +34,8 @@ EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "src/shoal/environment/network/matrix.py": ("refuse",),
     "src/shoal/sharing/secure/secure.py": ("refuse",),
     "tests/test_networks.py": ("refuse",),
+    # Names of other libraries
+    "src/shoal/results/exports/to_wandb.py": ("silent",),
     # Fields of messages
     "src/shoal/algorithms/support/pairwise_averaging.py": ("refused",),
     "src/shoal/algorithms/support/server.py": ("company",),

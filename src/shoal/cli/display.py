@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
@@ -16,10 +18,21 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.results.progress import Progress, main_metric
-from shoal.results.progress_text import ProgressLines, describe, format_bytes, format_seconds
+from shoal.results.progress_text import (
+    SEPARATOR,
+    ProgressLines,
+    ProgressRow,
+    format_bytes,
+    format_seconds,
+    run_row,
+)
 from shoal.results.timing import higher_is_better
 from shoal.types import format_node_ids
 
+REFRESH_INTERVAL = 0.1
+"""Seconds between two updates of a terminal."""
+WIDEST_BAR = 30
+"""Columns of a bar in a wide terminal."""
 COUNTS = (
     "messages_rejected",
     "messages_late",
@@ -49,7 +62,7 @@ def show_warnings(screen: Console) -> Iterator[Display]:
 
 
 class Display:
-    """Shows progress: one live line in a terminal, a plain line every few seconds elsewhere.
+    """Shows progress: a bar for each task in a terminal, a plain line every few seconds elsewhere.
 
     It has no thread of its own: engines may fork while it is active.
     """
@@ -57,7 +70,8 @@ class Display:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        self._lines = ProgressLines(lambda line: console.print(line, highlight=False, soft_wrap=True))
+        self._lines = ProgressLines(lambda line: print_line(line, console))
+        self._shown, self._stages = 0.0, [""]
 
     def __enter__(self) -> Display:
         if self._live is not None:
@@ -68,21 +82,74 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
-    def progress(self, progress: Progress) -> None:
+    def begin(self, text: str) -> None:
+        """Show in a terminal what a command does before its first progress."""
         if self._live is not None:
-            self._live.update(_bar(progress), refresh=True)
-        else:
+            self.rows([ProgressRow([text])])
+
+    def progress(self, progress: Progress) -> None:
+        """Show the progress of a run."""
+        if self._live is None:
             self._lines.progress(progress)
+        else:
+            self.rows([run_row(progress)])
+
+    def rows(self, rows: Sequence[ProgressRow]) -> None:
+        """Show the progress of several tasks. Where the output is not a terminal, only the first is written.
+
+        It may be called often: a terminal is updated a few times per second, and at once when a stage begins.
+        """
+        if self._live is None:
+            self._lines.row(rows[0])
+            return
+        now, stages = time.monotonic(), [f"{row.label} {row.stage}" for row in rows]
+        if now - self._shown >= REFRESH_INTERVAL or stages != self._stages:
+            self._shown, self._stages = now, stages
+            self._live.update(_Bars(rows), refresh=True)
 
     def notice(self, text: str) -> None:
-        self._console.print(f"[yellow]![/yellow] {escape(text)}", highlight=False, soft_wrap=True)
+        whole_lines = not self._console.is_terminal
+        self._console.print(f"[yellow]![/yellow] {escape(text)}", highlight=False, soft_wrap=whole_lines)
 
 
-def _bar(progress: Progress) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    done = progress.done if progress.phase == "running" else None
-    grid.add_row(ProgressBar(total=1, completed=done or 0, width=30, pulse=done is None), describe(progress))
-    return grid
+class _Bars:
+    """Rows of progress that fit the width of the terminal.
+
+    If the facts of a single row do not fit in one line, they continue in the next one. Of several rows, each has one
+    line, and the facts that do not fit are omitted.
+    """
+
+    def __init__(self, rows: Sequence[ProgressRow]) -> None:
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        bar = min(WIDEST_BAR, width // 5)
+        longest = max(cell_len(row.label) for row in self._rows)
+        label = min(longest, width // 3)
+        left = width - bar - 1 - (label + 1 if label else 0)
+        grid = Table.grid(padding=(0, 1))
+        if label:
+            grid.add_column(width=label, no_wrap=True, overflow="ellipsis")
+        grid.add_column(width=bar)
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        for row in self._rows:
+            lines = _lines(row.facts, left)
+            text = Text("\n".join(lines if len(self._rows) == 1 else lines[:1]))
+            shown = ProgressBar(total=1, completed=row.done or 0, width=bar, pulse=row.done is None)
+            grid.add_row(*([Text(row.label)] if label else []), shown, text)
+        yield grid
+
+
+def _lines(facts: Sequence[str], width: int) -> list[str]:
+    """Join facts to lines of at most `width` columns; a single fact may be longer."""
+    lines: list[str] = []
+    for fact in facts:
+        if lines and cell_len(lines[-1] + SEPARATOR + fact) <= width:
+            lines[-1] += SEPARATOR + fact
+        else:
+            lines.append(fact)
+    return lines
 
 
 STATUS_COLOURS = {"completed": "green", "failed": "red"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal, TypeAlias
 
 from shoal.engines.averaging import ModelAverage, ModelAverages
@@ -140,7 +140,19 @@ class RunTracker:
         self._progress_shown = now
         return True
 
-    def report_progress(self, round: float, bytes_sent: int, virtual_seconds: float | None = None) -> None:
+    def mean_round(self, rounds: Callable[[NodeId], int]) -> float:
+        """Return the mean of the finished `rounds` of nodes. Failed nodes do not count, unless all have failed."""
+        nodes = self.round_nodes.difference(self.lost) or self.round_nodes
+        return sum(map(rounds, nodes)) / len(nodes)
+
+    def report_progress(
+        self,
+        round: float,
+        bytes_sent: int,
+        virtual_seconds: float | None = None,
+        activity: str = "",
+        activity_done: float | None = None,
+    ) -> None:
         self.listener.progress(
             Progress(
                 self.phase,
@@ -153,5 +165,8 @@ class RunTracker:
                 bytes_sent=bytes_sent,
                 virtual_seconds=virtual_seconds,
                 duration=self.experiment.duration,
+                failed=len(self.lost) - len(self.not_joined),
+                activity=activity,
+                activity_done=activity_done,
             )
         )

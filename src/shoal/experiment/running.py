@@ -22,7 +22,7 @@ from shoal.results.checkpoints import Manifest
 from shoal.results.frames import read_lines
 from shoal.results.monitor import RunMonitor
 from shoal.results.node_data import write_node_data
-from shoal.results.progress import Outcome, ProgressListener, Status
+from shoal.results.progress import WRITING, Outcome, Progress, ProgressListener, Status
 from shoal.results.record_writer import write_finally
 from shoal.results.records import RunFolder
 from shoal.results.run_lock import lock
@@ -127,6 +127,7 @@ def finish_run(
     summary: dict[str, Any] = {}
 
     def write() -> None:
+        monitor.progress(Progress(WRITING, experiment.nodes, experiment.nodes, 0.0, activity="writing the results"))
         summary.update(_write_results(folder, experiment, outcome))
 
     if outcome.status == "interrupted":

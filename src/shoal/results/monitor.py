@@ -70,8 +70,8 @@ class RunMonitor:
         """Whether nodes have started. Before that, a run has no results, and an error leaves no folder."""
         self.error: Exception | None = None
         """The exception of a callback."""
-        self._rounds: _Awaited[tuple[Round, int]] = _Awaited()
-        self._evaluations: _Awaited[Evaluation] = _Awaited()
+        self._rounds: Awaited[tuple[Round, int]] = Awaited()
+        self._evaluations: Awaited[Evaluation] = Awaited()
         self._sent: dict[NodeId, SentTraffic] = {}
         self.evaluates_after_end = False
         """Whether nodes are evaluated after their end: by the clock, or where the timing of a run matters."""
@@ -96,8 +96,8 @@ class RunMonitor:
 
     def expect(self, rounds: Collection[NodeId], evaluations: Collection[NodeId], absent: Collection[NodeId]) -> None:
         """Set the nodes that a round, and an evaluation, waits for. `absent` nodes have not joined yet."""
-        self._rounds = _Awaited(rounds, absent)
-        self._evaluations = _Awaited(evaluations, absent)
+        self._rounds = Awaited(rounds, absent)
+        self._evaluations = Awaited(evaluations, absent)
 
     def add_records(self, records: Iterable[tuple[NodeId, Record]]) -> None:
         """Take new records of nodes, and report what is complete. The records of a node must come in order."""
@@ -177,7 +177,7 @@ def _evaluation_report(evaluated: Mapping[NodeId, Evaluation]) -> EvaluationRepo
     )
 
 
-class _Awaited(Generic[R]):
+class Awaited(Generic[R]):
     """Records with numbers, such as rounds. A number is complete when no expected node has a lower one."""
 
     def __init__(self, nodes: Collection[NodeId] = (), absent: Collection[NodeId] = ()) -> None:

@@ -9,6 +9,9 @@ from typing import Literal, Protocol, TypeAlias
 PROGRESS_INTERVAL = 0.25
 """Seconds between two reports of progress."""
 
+WRITING = "writing"
+"""The phase in which the results of a run are written, after its nodes have ended."""
+
 Status: TypeAlias = Literal["completed", "incomplete", "failed", "interrupted", "unfinished"]
 """All nodes reached the end; some did; none did; the user stopped the run; the run has no summary yet, because it is in
 progress or its coordinator was killed."""
@@ -51,6 +54,12 @@ class Progress:
     virtual_seconds: float | None = None
     duration: float | None = None
     """The time after which the run ends at the latest: virtual seconds if the run has a virtual clock."""
+    failed: int = 0
+    """Nodes that failed, without nodes that have not joined yet."""
+    activity: str = ""
+    """What the run does, if it is not training: "evaluating 3 averaged models"."""
+    activity_done: float | None = None
+    """The finished fraction of the activity; None if it is unknown."""
 
     @property
     def done(self) -> float | None:

@@ -155,9 +155,9 @@ def decode(line: bytes) -> Record:
     return record
 
 
-def decode_lines(lines: Iterable[bytes], path: Path) -> Iterator[Record]:
-    """Decode the lines of a file. Raises `DataError` if a line is damaged."""
-    for number, line in enumerate(lines, start=1):
+def decode_lines(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterator[Record]:
+    """Decode the lines of a file, from the line `first` on. Raises `DataError` if a line is damaged."""
+    for number, line in enumerate(lines, start=first):
         try:
             yield decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

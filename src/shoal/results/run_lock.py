@@ -11,6 +11,18 @@ from shoal.errors import CheckpointError
 from shoal.results.records import RunFolder, writing_to
 
 
+def is_locked(folder: RunFolder) -> bool:
+    """Whether a process of this machine holds the lock: the run is still going."""
+    file = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 @contextmanager
 def lock(folder: RunFolder) -> Iterator[None]:
     """Hold the lock of a run. Raises `CheckpointError` if the run is still going.

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from shoal.cli.arguments import add_set_option, picture_path, writing
-from shoal.cli.display import console, print_line, show_warnings
+from shoal.cli.display import Display, console, print_line, show_warnings
 from shoal.data import store
 from shoal.data.decoded import is_decoded
 from shoal.data.downloads import download
 from shoal.data.plots import draw_partition
 from shoal.data.publishers import PUBLISHERS, PublishedFile, publisher
 from shoal.errors import DataError
-from shoal.results.progress_text import format_bytes
+from shoal.results.progress_text import ProgressRow, TransferMeter, format_bytes
 
 INVALID = 1
 """The exit code of `verify` when a file differs from the published one."""
@@ -77,25 +77,24 @@ def fetch_dataset(parsed: argparse.Namespace) -> int:
     known, folder = publisher(name), store.dataset_folder(name)
     if not known.files:
         raise DataError(f"dataset {name!r} cannot be downloaded: {known.instructions} into {folder}")
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-               TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=screen, disable=not screen.is_terminal) as bars:
+    with Display(screen) as display:
         for file in known.files:
             found = _find(name, file)
             if found is not None:
-                print_line(f"{found}: already here; 'shoal data verify {name}' checks it", bars.console)
+                print_line(f"{found}: already here; 'shoal data verify {name}' checks it", screen)
                 continue
-            path = _download(name, file, bars)
+            path = _download(name, file, display)
             checked = "its checksum is correct" if file.md5 is not None else "no checksum is published"
-            print_line(f"{path}: {checked}", bars.console)
+            print_line(f"{path}: {checked}", screen)
     return 0
 
 
-def _download(name: str, file: PublishedFile, bars: Progress) -> Path:
-    bar = bars.add_task(escape(file.name), total=file.size)
+def _download(name: str, file: PublishedFile, display: Display) -> Path:
+    meter = TransferMeter(file.name)
+    display.rows([ProgressRow([f"connecting to {urlsplit(file.url).netloc}"], None, file.name, "connect")])
 
     def show_progress(done: int, total: int | None) -> None:
-        bars.update(bar, completed=done, total=total)
+        display.rows([meter.row(done, total or file.size)])
 
     try:
         return download(file, store.dataset_folder(name), show_progress)

@@ -63,6 +63,7 @@ def run_experiment(parsed: argparse.Namespace) -> int:
     overrides.update({key: value for key in ("engine", "seed") if (value := getattr(parsed, key)) is not None})
     screen = console()
     with show_warnings(screen) as display:
+        display.begin(f"reading {parsed.file}")
         experiment = Experiment.from_file(parsed.file, overrides)
         if parsed.ray is not None and experiment.engine == "simulation":
             experiment = Experiment.from_file(parsed.file, {**overrides, "simulation.batching": "ray"})

@@ -41,8 +41,9 @@ class AverageEvaluations:
         ticks, which are ignored."""
 
     @property
-    def pending(self) -> bool:
-        return bool(self._queue)
+    def pending(self) -> int:
+        """The number of averages whose evaluation has begun or comes next."""
+        return len(self._queue)
 
     def add_model(self, snapshot: control.ModelSnapshot, params: Params) -> None:
         moment = snapshot.round if snapshot.tick is None else snapshot.tick

@@ -21,6 +21,7 @@ from shoal.engines.processes.liveness import STOP_SECONDS, LivenessMonitor, Time
 from shoal.engines.processes.node_commands import NodeCommands
 from shoal.engines.processes.node_registry import NodeRegistry, NodeState
 from shoal.engines.processes.node_starter import NodeStarter
+from shoal.engines.processes.progress_reporter import ProgressReporter
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.scheduled_events import ProcessEvents
 from shoal.engines.processes.takeover import CoordinatorFileWriter, TakenOver
@@ -78,6 +79,7 @@ class Coordinator:
         self._checkpoints = CheckpointCollector(experiment, run.folder, tracker, agents, registry, times, run.resumed)
         self._averages = AverageEvaluations(tracker, agents, run.folder, after_run=environment.timing_matters)
         self._averages.restore(run.resumed)
+        self._progress = ProgressReporter(tracker, registry, self._averages, environment.timing_matters)
         self._commands = NodeCommands(registry, agents, times, experiment.evaluation.seconds)
         self._clock = WatchClock()
         self._starter = NodeStarter(registry, agents, tracker, times, self._clock)
@@ -181,9 +183,7 @@ class Coordinator:
             self._run.folder.check()
             self._report_records()
             self._file.write_again()
-            pace = self._tracker.round_nodes
-            rounds = sum(self._registry[node].rounds for node in pace) / len(pace)
-            self._tracker.report_progress(rounds, sum(entry.bytes_sent for entry in self._registry))
+            self._progress.report()
 
     def _report_records(self) -> None:
         """Report the new records of nodes to the callbacks of the user."""
@@ -428,6 +428,7 @@ class Coordinator:
                 self._tracker.listener.notice("some records and models have not arrived in the folder of the run")
                 break
             self._agents.wait(PROGRESS_INTERVAL)
+            self._progress.report("waiting for the files of agents")
             for agent, report in self._agents.reports():
                 if isinstance(report, control.Notice):
                     self._tracker.listener.notice(report.text)

@@ -52,10 +52,7 @@ class ClockEvaluations:
         present = self._nodes.present_training_nodes
         evaluated = [node for node in present if node.context.schedule.evaluated]
         works = [node.training.evaluation(node.params, node.training.progress) for node in evaluated]
-        executor = self._world.executor
-        size = executor.max_batch
-        scores = [s for i in range(0, len(works), size) for s in executor.run(works[i : i + size])]
-        for node, found in zip(evaluated, scores, strict=True):
+        for node, found in zip(evaluated, self._world.compute_all(works), strict=True):
             self._recorder.write(node.id, Evaluation(max(0, node.next_round - 1), time, found, tick))
         if self._averaged:
             averages = ModelAverages()

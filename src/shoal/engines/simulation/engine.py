@@ -59,7 +59,7 @@ class Simulation:
         self._experiment = experiment
         self._tracker = RunTracker(experiment, listener, resumed)
         self._tracker.phase = "loading"
-        self._tracker.report_progress(round=0.0, bytes_sent=0)
+        self._report_loading()
         self.setup = Setup(experiment)
         environment = self.setup.environment
         self._world = World(
@@ -67,11 +67,13 @@ class Simulation:
             environment.network_model(),
             training_node_count=experiment.nodes,
             has_timed_events=environment.has_timed_events,
+            after_computing=lambda: self._population.report_progress_if_due(),
         )
         self._recorder = Recorder(folder, self.setup, self._tracker, self._world.kernel)
         self._checkpoints = SimulatedCheckpoints(
             experiment, folder, self._world, self._tracker, self._recorder, resumed
         )
+        self._report_loading(f"building {experiment.size} nodes")
         for node in self._tracker.lost:
             self._world.mark_failed(node)
         with _rare_collections():
@@ -82,7 +84,12 @@ class Simulation:
         self._evaluations = ClockEvaluations(
             experiment, self._world, self._population, self._events, self._recorder, self._checkpoints
         )
+        if experiment.simulation.batching == "auto":
+            self._report_loading("choosing simulation.batching")
         self.batching = choose_batching(experiment, self.setup)
+
+    def _report_loading(self, activity: str = "") -> None:
+        self._tracker.report_progress(round=0.0, bytes_sent=0, activity=activity)
 
     @property
     def nodes(self) -> list[Node]:

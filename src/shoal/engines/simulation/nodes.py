@@ -21,8 +21,6 @@ from shoal.node import Node
 from shoal.results.records import JOINED, NOT_JOINED, REJOINED, Event, Record
 from shoal.types import NodeId, Params
 
-ROUNDS_PER_PROGRESS_CHECK = 64
-
 
 class _NodeObserver:
     """The observer of one simulated node."""
@@ -72,8 +70,6 @@ class SimulatedNodes:
         self.recorder = recorder
         self._setup = setup
         self._experiment = setup.experiment
-        self._rounds_begun = 0
-        """Rounds that nodes of `round_nodes` began."""
         self.learning = set(range(setup.experiment.nodes))
         """Training nodes whose algorithm has not ended."""
         self.last_end = 0.0
@@ -88,7 +84,6 @@ class SimulatedNodes:
 
     def start_all(self) -> None:
         """Start all nodes; in a resumed run, each at the time of its saved state."""
-        self._rounds_begun = sum(self.nodes[node].next_round for node in self.tracker.round_nodes)
         self.learning -= self.tracker.lost.keys()
         resumed, times = self._checkpoints.resumed, self._checkpoints.start_times()
         order = {id: place for place, id in enumerate(times)}
@@ -160,21 +155,20 @@ class SimulatedNodes:
         return next((r.id for r in self.world.runtimes if r.runs(self.world.kernel.current)), None)
 
     def round_begins(self, node: NodeId, round: int) -> None:
-        """Count the round, and let the nodes join that wait for it."""
+        """Let the nodes join that wait for this round."""
         if node in self.tracker.round_nodes:
-            self._rounds_begun += 1
             for late in self._joins.due(round):
                 self.recorder.write_fault(late, FaultEvent(self.world.kernel.now, "join", (late,)))
                 self.world.kernel.soon(partial(self.join, late))
-        if self._rounds_begun % ROUNDS_PER_PROGRESS_CHECK == 0 and self.tracker.progress_due():
+
+    def report_progress_if_due(self) -> None:
+        if self.tracker.progress_due():
             self.report_progress()
 
     def report_progress(self) -> None:
         self.recorder.flush_if_due()
-        round_nodes = self.tracker.round_nodes
-        in_round = len(round_nodes) - len(self.tracker.lost.keys() & round_nodes)
         self.tracker.report_progress(
-            max(0, self._rounds_begun - in_round) / len(round_nodes),
+            self.tracker.mean_round(lambda node: self.nodes[node].next_round),
             sum(node.bytes_sent for node in self.nodes),
             self.world.kernel.now,
         )

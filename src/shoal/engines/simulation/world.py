@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -37,7 +37,9 @@ class World:
         executor: Executor | None = None,
         training_node_count: int | None = None,
         has_timed_events: bool = False,
+        after_computing: Callable[[], object] = lambda: None,
     ) -> None:
+        """`after_computing` is called after each batch of work."""
         self.kernel = Kernel()
         self.training_node_count = nodes if training_node_count is None else training_node_count
         """The number of training nodes. Nodes with this id or a higher one are service nodes (a server or a peer
@@ -46,6 +48,7 @@ class World:
         """None: messages arrive at once."""
         self.has_timed_events = has_timed_events
         self.executor: Executor = executor or SequentialExecutor()
+        self._after_computing = after_computing
         self.runtimes = [SimulatedRuntime(self, i) for i in range(nodes)]
         self._pending: dict[_Slot, None] = {}
         self._advance_scheduled = False
@@ -68,8 +71,18 @@ class World:
         chosen = [slot, *islice(self._pending, self.executor.max_batch - 1)]
         for other in chosen[1:]:
             del self._pending[other]
-        for done, result in zip(chosen, self.executor.run([s.work for s in chosen]), strict=True):
+        for done, result in zip(chosen, self._run([s.work for s in chosen]), strict=True):
             done.result = result
+
+    def compute_all(self, works: Sequence[Work[Any]]) -> list[Any]:
+        """Compute work at once, in batches, and return the results."""
+        size = self.executor.max_batch
+        return [result for i in range(0, len(works), size) for result in self._run(works[i : i + size])]
+
+    def _run(self, works: Sequence[Work[Any]]) -> list[Any]:
+        results = self.executor.run(works)
+        self._after_computing()
+        return results
 
     def post(self, network_model: NetworkModel, delivery: Delivery) -> None:
         """Hand a message to the network, which advances once for all messages of this time."""
