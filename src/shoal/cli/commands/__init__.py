@@ -9,6 +9,7 @@ from __future__ import annotations
 COMMANDS = {
     "run": "run an experiment",
     "resume": "continue a run that was stopped, from its latest checkpoint",
+    "sweep": "run an experiment with many settings and seeds, and tune settings",
     "show": "show the summary of a run",
     "plot": "plot accuracy or another metric of runs over rounds, time or bytes",
     "export-model": "write the final model of a node, or of all nodes, for other programs",
