@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -35,6 +35,8 @@ class RunState:
     started: float
     """When the run began to load its data, on the monotonic clock."""
     progress: Progress | None = None
+    startup: float | None = None
+    """Seconds until its nodes began to train; None before that."""
     seconds: float | None = None
     """How long it took; None while it runs."""
     status: str | None = None
@@ -85,8 +87,6 @@ class SweepListener(Protocol):
         """Called a few times per second."""
         ...
 
-    def run_started(self, state: SweepState, run: RunState) -> None: ...
-
     def run_ended(self, state: SweepState, run: RunState) -> None: ...
 
     def notice(self, text: str) -> None: ...
@@ -127,14 +127,22 @@ class Execution:
     """Runs combinations to their ends, each in a process of its own."""
 
     def __init__(
-        self, processes: RunProcesses, out: Path, listener: SweepListener, jobs: int | None = None, skipped: int = 0
+        self,
+        processes: RunProcesses,
+        out: Path,
+        listener: SweepListener,
+        jobs: int | None = None,
+        skipped: int = 0,
+        is_enough: Callable[[RunState], bool] | None = None,
     ) -> None:
-        """`skipped` is the number of combinations that were done before."""
+        """`skipped` is the number of combinations that were done before. A run is interrupted if it `is_enough`."""
         self._processes = processes
         self._out = out
         self._listener = listener
         self._admission = Admission(jobs)
         self._skipped = skipped
+        self._is_enough = is_enough
+        self._stopped: set[int] = set()
 
     def run(
         self, combinations: Sequence[Combination], resumed: Mapping[str, RunFolder] | None = None
@@ -155,7 +163,6 @@ class Execution:
                 folder = (resumed or {}).get(combination.identity)
                 self._processes.start(number, combination.experiment, self._out, folder)
                 state.running[number] = RunState(combination, time.monotonic())
-                self._listener.run_started(state, state.running[number])
             for report in self._processes.wait(POLL_SECONDS):
                 self._handle(report, state, ended)
             self._listener.update(state)
@@ -164,9 +171,7 @@ class Execution:
     def _handle(self, report: FromLauncher, state: SweepState, ended: dict[int, RunState]) -> None:
         run = state.running[report.run]
         if isinstance(report, Advanced):
-            if run.progress is None:
-                run.started = time.monotonic()  # not the time of the first import of torch
-            run.progress = report.progress
+            self._advance(report, run)
         elif isinstance(report, Noticed):
             self._listener.notice(f"{run.combination.label}: {report.text}")
         elif isinstance(report, Ended):
@@ -180,6 +185,17 @@ class Execution:
             ended[report.run] = state.running.pop(report.run)
             state.ended.append(run)
             self._listener.run_ended(state, run)
+
+    def _advance(self, report: Advanced, run: RunState) -> None:
+        now = time.monotonic()
+        if run.progress is None:
+            run.started = now  # not the time of the first import of torch
+        run.progress = report.progress
+        if run.startup is None and report.progress.phase == "running":
+            run.startup = max(0.0, now - run.started - report.progress.seconds)
+        if self._is_enough is not None and report.run not in self._stopped and self._is_enough(run):
+            self._stopped.add(report.run)
+            self._processes.stop([report.run])
 
 
 def _describe_exit(code: int) -> str:

@@ -55,6 +55,10 @@ class FolderProgress:
     """Runs that reached their end, by the identity of the combination."""
     resumable: dict[str, FoundRun] = field(default_factory=dict)
     """Runs that continue from a checkpoint."""
+    unfinished: list[FoundRun] = field(default_factory=list)
+    """Runs without a checkpoint that have not reached their end. They are started again."""
+    other_versions: list[FoundRun] = field(default_factory=list)
+    """Runs that reached their end with other software."""
 
 
 @contextmanager
@@ -110,33 +114,34 @@ def _found_run(folder: RunFolder) -> FoundRun:
     return FoundRun(folder, table_hash(table, folder.path), versions, status)
 
 
-def find_progress(
-    combinations: Sequence[Combination], out: Path, notice: Callable[[str], object], any_version: bool = False
-) -> FolderProgress:
-    """Return which combinations are done, and which can be resumed. Remove other unfinished runs of combinations.
+def find_progress(combinations: Sequence[Combination], out: Path, any_version: bool = False) -> FolderProgress:
+    """Return which combinations are done, and which can be resumed.
 
-    Raises `ExperimentError` if runs of other versions of the software are done, unless `any_version`.
+    With `any_version`, runs of other versions of the software count as done.
     """
     wanted = {combination.identity for combination in combinations}
     state = FolderProgress()
-    others: list[FoundRun] = []
-    removed = 0
     for found in (found for found in find_runs(out) if found.identity in wanted):
+        same_versions = found.versions == software_versions()
         if found.has_ended:
-            if found.versions != software_versions():
-                others.append(found)
-                if not any_version:
-                    continue
-            state.done.setdefault(found.identity, found)
-        elif found.versions == software_versions() and _has_checkpoint(found.folder):
+            if not same_versions:
+                state.other_versions.append(found)
+            if same_versions or any_version:
+                state.done.setdefault(found.identity, found)
+        elif same_versions and _has_checkpoint(found.folder):
             state.resumable[found.identity] = found
         else:
-            _remove(found.folder)
-            removed += 1
-    _check_versions(others, out, notice, any_version)
-    if removed:
-        notice(f"{removed} unfinished run{'s' if removed > 1 else ''} without a checkpoint: removed, and started again")
+            state.unfinished.append(found)
     return state
+
+
+def remove_unfinished(state: FolderProgress, notice: Callable[[str], object]) -> None:
+    """Remove the runs that are started again. Raises `CheckpointError` if one of them is still going."""
+    for found in state.unfinished:
+        _remove(found.folder)
+    if count := len(state.unfinished):
+        runs, are = ("run", "is") if count == 1 else ("runs", "are")
+        notice(f"{count} {runs} that did not reach the end {are} removed and started again")
 
 
 def _has_checkpoint(folder: RunFolder) -> bool:
@@ -152,21 +157,21 @@ def _remove(folder: RunFolder) -> None:
         raise CheckpointError(f"{folder.path}: this run is still going; wait until it ends, or stop it") from None
 
 
-def _check_versions(others: Sequence[FoundRun], out: Path, notice: Callable[[str], object], any_version: bool) -> None:
+def check_versions(state: FolderProgress, out: Path, notice: Callable[[str], object], any_version: bool) -> None:
+    """Raise `ExperimentError` if finished runs used other versions of the software; only warn if `any_version`."""
+    others = state.other_versions
     if not others:
         return
     changes = "; ".join(sorted({_changes(found.versions) for found in others})[:SHOWN_RUNS])
     text = f"{len(others)} finished run{'s' if len(others) > 1 else ''} in {out} used other software: {changes}"
     if any_version:
-        notice(f"{text}. They count as done, as --any-version allows")
+        notice(f"{text}. They count as done, because of --any-version")
         return
-    raise ExperimentError(
-        [
-            f"{text}. Results of different versions are not mixed: run everything again in a new folder with --out, "
-            "install the earlier versions, or accept the finished runs with --any-version"
-        ],
-        "versions",
+    problem = (
+        f"{text}. Results of different versions are not mixed: run everything again in a new folder with --out, "
+        "install the earlier versions, or accept the finished runs with --any-version"
     )
+    raise ExperimentError([problem], "versions")
 
 
 def _changes(versions: Mapping[str, str]) -> str:

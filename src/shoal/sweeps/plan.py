@@ -38,9 +38,7 @@ def plan(sweep: Sweep) -> list[Combination]:
     return plan_runs(sweep, [(settings, {}, seed) for settings in sweep.combinations() for seed in seeds])
 
 
-def plan_runs(
-    sweep: Sweep, wanted: Iterable[tuple[Settings, Mapping[str, Any], int | None]]
-) -> list[Combination]:
+def plan_runs(sweep: Sweep, wanted: Iterable[tuple[Settings, Mapping[str, Any], int | None]]) -> list[Combination]:
     """Return the runs with the given settings, further values and seeds. Raises `ExperimentError` as `plan`."""
     found: list[Combination] = []
     problems: dict[str, list[str]] = {}

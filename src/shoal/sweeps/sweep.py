@@ -117,7 +117,7 @@ def read_sweep(path: Path, changes: SweepChanges) -> Sweep:
 
 def _of_experiment(path: Path, table: dict[str, Any]) -> Sweep:
     if wrong := [key for key in ("seeds", "set", "grid", "variant", "tune") if key in table]:
-        problem = f"{wrong[0]}: only a sweep has this key; add base = \"FILE\" with the experiment, or a table [base]"
+        problem = f'{wrong[0]}: only a sweep has this key; add base = "FILE" with the experiment, or a table [base]'
         raise ExperimentError([problem], str(path))
     table.setdefault("name", name_of(path))
     return Sweep(f"{table['name']}-sweep", table, path.parent, str(path), {})
