@@ -79,9 +79,8 @@ class Sweep:
         table: dict[str, Any] = {"name": self.name, "base": dict(self.table), "folder": str(self.folder.resolve())}
         if self.seeds:
             table["seeds"] = list(self.seeds)
-        for key, value in (("set", self.settings), ("grid", self.grid), ("variant", self.variants)):
-            if value:
-                table[key] = list(value) if key == "variant" else dict(value)
+        parts: dict[str, Any] = {"set": dict(self.settings), "grid": dict(self.grid), "variant": list(self.variants)}
+        table |= {key: value for key, value in parts.items() if value}
         if self.tune:
             table["tune"] = {k: v if isinstance(v, tuple) else str(v) for k, v in self.tune.items()}
         return table
