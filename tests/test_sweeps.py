@@ -10,6 +10,7 @@ import pytest
 
 from conftest import SMALL, CommandResult
 from shoal.errors import ExperimentError
+from shoal.sweeps.execution import Admission, cores_needed
 from shoal.sweeps.folder import find_runs
 from shoal.sweeps.plan import Combination, plan
 from shoal.sweeps.sweep import SweepChanges, read_sweep
@@ -229,3 +230,22 @@ def test_a_sweep_runs_all_combinations_and_skips_what_is_done(small: Path, shoal
     assert accepted.code == 0
     assert "used other software" in accepted.out
     assert "2 of 2 runs are done already" in accepted.out
+
+
+# Cores
+
+
+def test_runs_with_processes_have_the_machine_for_themselves(small: Path) -> None:
+    (simulated,) = planned(small)
+    (real,) = planned(small, settings=["engine=processes"])
+    (pool,) = planned(small, settings=["simulation.batching=pool"])
+    (three,) = planned(small, settings=["simulation.batching=pool", "simulation.workers=3"])
+    assert cores_needed(simulated.experiment) == 1
+    assert cores_needed(real.experiment) is cores_needed(pool.experiment) is None
+    assert cores_needed(three.experiment) == 3
+    admission = Admission(jobs=None)
+    assert admission.allows(real.experiment, [])
+    assert not admission.allows(real.experiment, [simulated.experiment])
+    assert not admission.allows(simulated.experiment, [real.experiment])
+    assert not admission.allows(simulated.experiment, [simulated.experiment] * admission.cores)
+    assert not Admission(jobs=1).allows(simulated.experiment, [simulated.experiment])

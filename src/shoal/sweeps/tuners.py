@@ -16,10 +16,8 @@ from shoal.randomness import derived_seed, generator
 from shoal.sweeps.values import Range, Searched, Settings
 
 TunerName: TypeAlias = Literal["halving", "optuna"]
-TUNERS: tuple[TunerName, ...] = ("halving", "optuna")
 ETA = 3
 """Successive halving keeps the best third of its candidates, and gives them three times the budget."""
-DEFAULT_TRIALS = 9
 
 
 @dataclass(frozen=True)
