@@ -17,18 +17,19 @@ from conftest import CommandResult
 from shoal.errors import DataError, ExperimentError
 from shoal.experiment import Experiment
 from shoal.results.comparison import TimesToTarget, compare_times
+from shoal.results.frames import RecordColumns
 from shoal.results.plots import choose_axis
 from shoal.results.progress import Outcome
 from shoal.results.records import Average, End, Evaluation, Event, Record, RecordFile, Round, RunFolder, decode, encode
 from shoal.results.summary import summarize
 from shoal.results.timing import (
     Curve,
-    Evaluations,
     best,
     bytes_sent,
     bytes_to,
     clock,
     curve,
+    curve_of,
     time_to,
 )
 
@@ -66,10 +67,9 @@ def rising(*means: float) -> Curve:
 
 
 def _curve(metric: str, means: Sequence[float]) -> Curve:
-    evaluations = Evaluations(metric)
-    for number, mean in enumerate(means, start=1):
-        evaluations.add(0, Evaluation(number, 10.0 * number, {metric: mean}, number))
-    found = evaluations.curve()
+    columns = RecordColumns()
+    columns.add(0, [Evaluation(n, 10.0 * n, {metric: mean}, n) for n, mean in enumerate(means, start=1)])
+    found = curve_of(columns.finish(), metric)
     assert found is not None
     return found
 

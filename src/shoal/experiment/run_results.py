@@ -14,7 +14,7 @@ from shoal.experiment.final_models import Which, final_module, save_final_model
 from shoal.experiment.plugin_files import locate_kept_files
 from shoal.results.progress import main_metric
 from shoal.results.records import RunFolder, latest_run
-from shoal.results.summary import read_or_summarize, write_metrics
+from shoal.results.summary import read_or_summarize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,6 +49,8 @@ class Run:
     def table(self) -> Any:
         """All records of the run, as a `pyarrow.Table`: a column for each field and each metric."""
         import pyarrow.parquet as pq
+
+        from shoal.results.metrics_file import write_metrics
 
         if not self.folder.metrics.exists():
             write_metrics(self.folder)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from shoal.errors import DataError
+from shoal.results.frames import read_records
 from shoal.results.groups import run_labels
 from shoal.results.progress import main_metric
-from shoal.results.records import Average, Evaluation, RunFolder
+from shoal.results.records import Average, RunFolder
 from shoal.results.timing import Curve, bytes_sent, clock, curve_or_none, split_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def choose_metric(folders: Sequence[RunFolder], wanted: str | None = None) -> st
 
     Raises `DataError` if the runs have no scores, or none of this metric.
     """
-    known = {name for folder in folders for record in _evaluations(folder) for name in record.scores}
+    known = {name for folder in folders for name in read_records(folder).evaluations.metrics}
     metric = main_metric(known) if wanted is None else wanted
     if metric is None:
         raise DataError("nothing to plot: no scores were recorded; see evaluation.every and evaluation.nodes")
@@ -40,7 +41,7 @@ def choose_metric(folders: Sequence[RunFolder], wanted: str | None = None) -> st
 
 def choose_axis(folders: Sequence[RunFolder]) -> Axis:
     """Return the default axis: time if one of the runs was evaluated by time, else rounds."""
-    ticks = any(record.tick is not None for folder in folders for record in _evaluations(folder))
+    ticks = any((read_records(folder).evaluations.tick >= 0).any() for folder in folders)
     return "time" if ticks else "rounds"
 
 
@@ -143,7 +144,3 @@ def _averages(folder: RunFolder, curve: Curve) -> dict[int, float]:
             if moment is not None:
                 scores[moment] = record.scores[curve.metric]
     return scores
-
-
-def _evaluations(folder: RunFolder) -> Iterator[Evaluation]:
-    return (record for _, record in folder.read_all() if isinstance(record, Evaluation))

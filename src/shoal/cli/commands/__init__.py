@@ -11,6 +11,7 @@ COMMANDS = {
     "resume": "continue a run that was stopped, from its latest checkpoint",
     "sweep": "run an experiment with many settings and seeds, and tune settings",
     "show": "show the summary of a run",
+    "compare": "compare groups of runs: scores, time and bytes to a target, with confidence intervals",
     "plot": "plot accuracy or another metric of runs over rounds, time or bytes",
     "export-model": "write the final model of a node, or of all nodes, for other programs",
     "list": "list every name that an experiment may use, with its parameters",
