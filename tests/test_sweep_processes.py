@@ -109,12 +109,19 @@ def results(out: Path) -> dict[tuple[str, int], Any]:
     return found
 
 
+def table_in(output: str) -> str:
+    """The comparison that a sweep prints at its end."""
+    head, found, rest = output.partition(" group ")
+    assert found, output
+    return rest
+
+
 def ends(processes: list[psutil.Process]) -> bool:
     return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
 def test_a_killed_sweep_goes_on_and_gives_the_same_results(tmp_path: Path, shoal: Shoal) -> None:
-    options = ("--grid", "sharing=full,topk", "--seeds", "1-3", "--out")
+    options = ("--grid", "sharing=full,topk", "--seeds", "1-3", "--set", "evaluation.target=0.05", "--out")
     with started(tmp_path, command(0.1, *options, "swept")) as going:
         until(lambda: going.runs(ended=True) and going.runs(ended=False))
         processes = going.descendants
@@ -128,6 +135,9 @@ def test_a_killed_sweep_goes_on_and_gives_the_same_results(tmp_path: Path, shoal
     assert uninterrupted.code == 0, uninterrupted.err
     assert len(results(Path("swept"))) == 6
     assert results(Path("swept")) == results(Path("other"))
+    assert table_in(resumed.out) == table_in(uninterrupted.out)
+    assert "sharing = topk" in table_in(resumed.out)
+    assert "sent to 0.05" in table_in(resumed.out)
 
 
 def test_an_interrupted_sweep_leaves_no_process_and_resumes_checkpoints(tmp_path: Path, shoal: Shoal) -> None:

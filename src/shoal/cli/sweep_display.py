@@ -60,6 +60,11 @@ class SweepDisplay:
     ) -> None:
         self._stack.close()
 
+    def stop_live(self) -> None:
+        """Remove the live view: no more runs follow."""
+        if self._live is not None:
+            self._live.stop()
+
     def update(self, state: SweepState) -> None:
         now = time.monotonic()
         if self._live is not None:

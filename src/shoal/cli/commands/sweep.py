@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from shoal.cli.arguments import add_set_option, positive_integer
 from shoal.cli.display import console, print_line
+from shoal.errors import DataError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from shoal.cli.sweep_display import SweepDisplay
+    from shoal.results.records import RunFolder
     from shoal.sweeps.plan import Combination
     from shoal.sweeps.running import SweepResult
     from shoal.sweeps.sweep import Sweep
@@ -70,7 +72,13 @@ def sweep_experiment(parsed: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             display.notice(f"interrupted; give the same command again to go on (runs: {out})")
             raise
-    return _report(combinations, result, untuned, out, screen)
+        folders = [result.folders[c.identity] for c in combinations if c.identity in result.folders]
+        display.stop_live()
+        _compare(folders, display, screen)
+        _show_failures(result, len(combinations), untuned, screen)
+    if result.failed or untuned:
+        return FAILED
+    return INCOMPLETE if any(folder.read_summary()["status"] == "incomplete" for folder in folders) else 0
 
 
 def _run(
@@ -124,19 +132,24 @@ def _dry_run(sweep: Sweep, out: Path, parsed: argparse.Namespace, display: Sweep
     return FAILED if estimated.failed else 0
 
 
-def _report(
-    combinations: list[Combination], result: SweepResult, untuned: list[str], out: Path, screen: Console
-) -> int:
-    """Print the comparison and the failed runs. Returns the exit code."""
-    folders = [result.folders[c.identity] for c in combinations if c.identity in result.folders]
-    print_line(f"{len(folders)} runs in {out}", screen)
+def _compare(folders: list[RunFolder], display: SweepDisplay, screen: Console) -> None:
+    """Print the comparison of the runs that reached their end."""
+    from shoal.cli.commands.compare import show_comparison
+    from shoal.results.comparison import compare_groups
+    from shoal.results.groups import group_runs
+
+    if not folders:
+        return
+    try:
+        show_comparison(compare_groups(group_runs(folders)), screen)
+    except DataError as error:
+        display.notice(f"the runs are not compared: {error}")
+
+
+def _show_failures(result: SweepResult, total: int, untuned: list[str], screen: Console) -> None:
     for text in untuned:
-        print_line(f"no value of the search worked: {text}", screen)
+        print_line(f"all trials of the search failed: {text}", screen)
     if result.failed:
-        count = len(result.failed)
-        print_line(f"{count} of {len(combinations)} runs failed; the same command tries them again:", screen)
-        for run in result.failed:
-            print_line(f"  {run.combination.label}: {run.error or run.status}", screen)
-    if result.failed or untuned:
-        return FAILED
-    return INCOMPLETE if any(folder.read_summary()["status"] == "incomplete" for folder in folders) else 0
+        print_line(f"{len(result.failed)} of {total} runs failed; the same command tries them again:", screen)
+    for run in result.failed:
+        print_line(f"  {run.combination.label}: {run.error or run.status}", screen)
