@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 import warnings
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ REFRESH_SECONDS = 0.1
 """Seconds between two updates of the live view."""
 LINE_SECONDS = 15.0
 """Seconds after which a line is printed outside of a terminal, if no run has ended."""
+TEXT_WIDTH = 400
+"""The width of a table that is not shown in a terminal: its lines are not wrapped."""
 MAX_LABEL = 60
 """Characters of a combination in the live view."""
 
@@ -125,7 +128,13 @@ class SweepDisplay:
             cells = [describe_tuning(tuning), *(describe_value(values.get(key, "none")) for key in searched.sweep.tune)]
             shown = "all trials failed" if score is None else f"{tuning.metric} {score:.4f}"
             table.add_row(*map(Text, [*cells, shown, tuning.split, str(len(tuning.trials))]))
-        self._console.print(table)
+        if self._console.is_terminal:
+            self._console.print(table)
+        else:
+            text = io.StringIO()
+            Console(file=text, width=TEXT_WIDTH).print(table)
+            for line in text.getvalue().splitlines():
+                self._print(line.rstrip())
 
     def show_estimate(self, estimated: Estimate, runs: int, searched: TuningPlan | None) -> None:
         """Print the estimated time, and how it was estimated."""
@@ -190,6 +199,8 @@ def _view(state: SweepState) -> Group:
         parts.append(f"{format_seconds(left)} left")
     head.add_row(ProgressBar(total=state.total, completed=done, width=BAR_WIDTH), " · ".join(parts))
     rows = Table.grid(padding=(0, 1))
+    for _ in range(3):
+        rows.add_column(no_wrap=True, overflow="ellipsis")
     for run in state.running.values():
         label = run.combination.label
         label = label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"

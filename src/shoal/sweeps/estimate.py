@@ -58,15 +58,17 @@ def estimate(combinations: Sequence[Combination], listener: SweepListener, jobs:
     known = [found for found in seconds.values() if found is not None]
     failed = tuple(state for state in states if state.status == "failed")
     limit = Admission(jobs).limit
+    shares_machine = any(cores_needed(combination.experiment) is not None for combination in combinations)
+    at_once = min(limit, len(combinations)) if shares_machine else 1
     if not known:
-        return Estimate(None, limit, count, len(names), failed)
+        return Estimate(None, at_once, count, len(names), failed)
     mean = sum(known) / len(known)
     total = 0.0
     for combination in combinations:
         taken = seconds.get(describe_settings(combination.settings)) or mean
         cores = cores_needed(combination.experiment)
         total += taken if cores is None else taken * min(cores, limit) / min(limit, len(combinations))
-    return Estimate(total, limit, count, len(names), failed)
+    return Estimate(total, at_once, count, len(names), failed)
 
 
 class _Quiet:

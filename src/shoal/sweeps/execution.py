@@ -172,7 +172,7 @@ class Execution:
         run = state.running[report.run]
         if isinstance(report, Advanced):
             self._advance(report, run)
-        elif isinstance(report, Noticed):
+        elif isinstance(report, Noticed) and report.run not in self._stopped:
             self._listener.notice(f"{run.combination.label}: {report.text}")
         elif isinstance(report, Ended):
             run.status, run.error = report.status, report.error
