@@ -111,7 +111,7 @@ def results(out: Path) -> dict[tuple[str, int], Any]:
 
 def table_in(output: str) -> str:
     """The comparison that a sweep prints at its end."""
-    head, found, rest = output.partition(" group ")
+    _, found, rest = output.partition(" group ")
     assert found, output
     return rest
 

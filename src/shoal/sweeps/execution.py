@@ -105,6 +105,8 @@ class Admission:
     def __init__(self, jobs: int | None) -> None:
         self.cores = usable_cores()
         self.limit = min(self.cores, jobs or self.cores)
+        self._memory = available_memory()
+        """Bytes that are free before the first run."""
         self._peak = 0
         """The most memory that a run of this sweep needed."""
 
@@ -118,9 +120,9 @@ class Admission:
         needed = [cores_needed(other) for other in (experiment, *running)]
         if None in needed or len(running) >= self.limit or sum(cores or 0 for cores in needed) > self.cores:
             return False
-        # Runs that have just started have not taken their memory yet: count all of them, until one has been measured.
         per_run = self._peak or int(SHARED_MIB * MIB)
-        return available_memory() >= per_run * (1 if self._peak else 1 + len(running))
+        # Runs that have just started have not taken their memory yet; other programs may have taken some.
+        return per_run * (1 + len(running)) <= self._memory and per_run <= available_memory()
 
 
 class Execution:

@@ -99,7 +99,8 @@ class Launcher:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             exit_with_parent(launcher)
-            for file in (REQUESTS, self._child_exited, self._wakeup):
+            os.dup2(os.open(os.devnull, os.O_RDONLY), REQUESTS)
+            for file in (self._child_exited, self._wakeup):
                 os.close(file)
             code = run_in_this_process(request, self._reports)
         finally:

@@ -68,9 +68,10 @@ class RunProcesses:
 
     def wait(self, seconds: float) -> list[FromLauncher]:
         """Return new reports as soon as there are any, or nothing after so many seconds."""
-        if not wait([self._reports], seconds):
+        ready = wait([self._reports], seconds)
+        if not ready and self._process.poll() is None:
             return []
-        content = os.read(self._reports, 2**20)
+        content = os.read(self._reports, 2**20) if ready else b""
         if not content:
             raise RunError(
                 f"the process that starts runs has ended: it was killed, or an error ended it; see {self._log}. Give "
