@@ -163,11 +163,11 @@ def test_an_interrupted_sweep_leaves_no_process_and_resumes_checkpoints(tmp_path
 
 
 def test_a_killed_run_and_a_failed_run_do_not_stop_the_others(tmp_path: Path, shoal: Shoal) -> None:
-    options = ("--grid", "algorithm.fails=true,false", "--seeds", "1-2", "--out", "swept")
+    options = ("--grid", "algorithm.fails=true,false", "--seeds", "1-2", "--jobs", "1", "--out", "swept")
     with started(tmp_path, command(0.15, *options)) as going:
         launcher = until(lambda: next(iter(psutil.Process(going.process.pid).children()), None))
-        until(lambda: len(going.runs(ended=False)) >= 3)  # both runs that fail, and one that does not
-        child = max(until(launcher.children), key=lambda process: process.create_time())
+        until(lambda: len(going.runs(ended=False)) == 3)  # both runs that fail, and one that does not
+        (child,) = launcher.children()
         child.kill()
         code, out = going.end()
     assert code == 1, out
@@ -175,7 +175,10 @@ def test_a_killed_run_and_a_failed_run_do_not_stop_the_others(tmp_path: Path, sh
     assert out.count("fails on request") >= 2
     assert "its process was killed (SIGKILL)" in out
     assert sorted(str(run.status) for run in find_runs(tmp_path / "swept")) == ["None", "completed", "failed", "failed"]
+    cut_off = tmp_path / "swept" / "small" / "20000101-000000-abcdef"  # its process was killed before it wrote a file
+    (cut_off / "nodes").mkdir(parents=True)
     again = shoal(*command(0.15, *options))
+    assert not cut_off.exists()
     assert again.code == 1
     assert "3 runs that did not reach the end are removed and started again" in again.out
     assert "2 of 4 runs failed" in again.out

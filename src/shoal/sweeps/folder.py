@@ -135,10 +135,13 @@ def find_progress(combinations: Sequence[Combination], out: Path, any_version: b
     return state
 
 
-def remove_unfinished(state: FolderProgress, notice: Callable[[str], object]) -> None:
+def remove_unfinished(state: FolderProgress, out: Path, notice: Callable[[str], object]) -> None:
     """Remove the runs that are started again. Raises `CheckpointError` if one of them is still going."""
     for found in state.unfinished:
         _remove(found.folder)
+    for part in out.glob("*/*/nodes"):  # a run that was killed before it wrote its experiment
+        if not (folder := RunFolder(part.parent)).experiment.exists():
+            _remove(folder)
     if count := len(state.unfinished):
         runs, are = ("run", "is") if count == 1 else ("runs", "are")
         notice(f"{count} {runs} that did not reach the end {are} removed and started again")

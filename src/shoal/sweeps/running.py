@@ -64,7 +64,7 @@ class SweepRunner:
         notice, any_version = self._listener.notice, self._options.any_version
         found = find_progress(combinations, out, any_version)
         check_versions(found, out, notice, any_version)
-        remove_unfinished(found, notice)
+        remove_unfinished(found, out, notice)
         done = {identity: run.folder for identity, run in found.done.items()}
         if done:
             notice(f"{len(done)} of {len(combinations)} runs are done already, in {out}")
