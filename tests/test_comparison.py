@@ -81,7 +81,7 @@ def made(tmp_path: Path) -> Made:
         seed: int, sharing: str, *scores: float, metric: str = "accuracy", ended: bool = True, **tables: Any
     ) -> RunFolder:
         """Create a run of one node with a score per round. Round r ends after 10 r seconds and sends 1000 bytes."""
-        folder = RunFolder.create(tmp_path / "runs", "made")
+        folder = RunFolder.create(tmp_path / "runs", sharing.replace("/", ""))
         table = {"name": "made", "engine": "simulation", "nodes": 1, "seed": seed, "sharing": {"name": sharing}}
         folder.experiment.write_text(tomli_w.dumps({**table, "dataset": {"name": "digits"}, **tables}))
         file = RecordFile(folder.node(0))
@@ -290,6 +290,29 @@ def test_compare_reports_wrong_input(made: Made, tmp_path: Path, shoal: Callable
     one.metrics.unlink(missing_ok=True)
     found = shoal("compare", one.path)
     assert (found.code, "line 1 is damaged" in found.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"nodes = ", "cannot be read"),
+        (b"\xff", "cannot be read"),
+        (b'engine = "simulation"\nseed = 1', "it has no key 'nodes'"),
+        (b'engine = "simulation"\nseed = 1\nnodes = "many"', "nodes = 'many'; expected a positive integer"),
+    ],
+)
+def test_show_reports_a_damaged_experiment(
+    made: Made, shoal: Callable[..., CommandResult], content: bytes, problem: str
+) -> None:
+    run = made(1, "full", 0.5, ended=False)
+    run.experiment.write_bytes(content)
+    found = shoal("show", run.path)
+    assert (found.code, problem in found.err) == (2, True)
+
+
+def test_an_experiment_with_other_types_has_no_target(made: Made) -> None:
+    assert compared([made(1, "full", 0.5, evaluation=3)]).target is None
+    assert compared([made(1, "full", 0.5, evaluation={"target": "high", "metric": 1})]).target is None
 
 
 def test_show_reports_a_summary_of_another_program(tmp_path: Path, shoal: Callable[..., CommandResult]) -> None:

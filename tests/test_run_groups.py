@@ -40,7 +40,7 @@ def test_a_group_alone_has_the_name_of_the_experiment(made: Any, tmp_path: Path)
     assert group_runs([]) == []
 
 
-def test_options_tell_groups_apart_that_have_the_same_component(made: Any) -> None:
+def test_options_distinguish_groups_that_have_the_same_component(made: Any) -> None:
     topk = [made(sharing={"name": "topk", "alpha": alpha}) for alpha in (0.1, 0.2)]
     assert [group.label for group in group_runs([made(sharing=FULL), *topk])] == [
         "sharing = full", "sharing = topk, sharing.alpha = 0.1", "sharing = topk, sharing.alpha = 0.2",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.experiment.run_results import Run, open_run
     from shoal.message import Message, Payload
     from shoal.node import Node
+    from shoal.results.loading import LoadedRuns, load
     from shoal.results.monitor import EvaluationReport, RoundReport
     from shoal.topologies.graph import Peers
     from shoal.traits import Traits
@@ -30,6 +31,7 @@ __all__ = [
     "Bounds",
     "EvaluationReport",
     "Experiment",
+    "LoadedRuns",
     "Message",
     "Node",
     "NodeId",
@@ -40,6 +42,7 @@ __all__ = [
     "Run",
     "ShoalError",
     "Traits",
+    "load",
     "open_run",
     "resume",
 ]
@@ -48,6 +51,7 @@ _MODULES = {
     "Bounds": "shoal.types",
     "EvaluationReport": "shoal.results.monitor",
     "Experiment": "shoal.experiment",
+    "LoadedRuns": "shoal.results.loading",
     "Message": "shoal.message",
     "Node": "shoal.node",
     "NodeId": "shoal.types",
@@ -58,6 +62,7 @@ _MODULES = {
     "Run": "shoal.experiment.run_results",
     "ShoalError": "shoal.errors",
     "Traits": "shoal.traits",
+    "load": "shoal.results.loading",
     "open_run": "shoal.experiment.run_results",
     "resume": "shoal.experiment.resuming",
 }

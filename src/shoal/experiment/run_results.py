@@ -48,25 +48,16 @@ class Run:
     @property
     def table(self) -> Any:
         """All records of the run, as a `pyarrow.Table`: a column for each field and each metric."""
-        import pyarrow.parquet as pq
+        from shoal.results.metrics_file import metrics_table
 
-        from shoal.results.metrics_file import write_metrics
-
-        if not self.folder.metrics.exists():
-            write_metrics(self.folder)
-        return pq.read_table(self.folder.metrics)
+        return metrics_table(self.folder)
 
     @property
     def metrics(self) -> Any:
         """All records of the run, as a `pandas.DataFrame`. Needs pandas; `table` does not."""
-        try:
-            import pandas  # noqa: F401
-        except ImportError as error:
-            raise DataError(
-                "run.metrics is a pandas.DataFrame, and pandas is not installed: pip install 'shoal[pandas]'; "
-                "run.table has the same records as a pyarrow.Table"
-            ) from error
-        return self.table.to_pandas()
+        from shoal.results.loading import to_frame
+
+        return to_frame(self.table, "pandas")
 
     def model(self, node: Which = "average") -> nn.Module:
         """Return a new module with the final parameters of a node, or of the average of all nodes, in evaluation mode.

@@ -98,7 +98,7 @@ def latex_text(comparison: Comparison) -> str:
 
 
 def _mean(quantity: Quantity | None, what: str, size: float = 1.0) -> str:
-    """Return the mean and half of the width of its interval; `what` is said of runs that have a value."""
+    """Return the mean and half of the width of its interval; `what` describes the runs that have a value."""
     if quantity is None:
         return "–"
     if quantity.mean is None:
@@ -128,10 +128,10 @@ def _unit(comparison: Comparison) -> tuple[str, float]:
 
 
 def _numbers(quantity: Quantity) -> list[float | None]:
-    return [*_parts(quantity.mean), quantity.known, *_parts(quantity.ratio)]
+    return [*_value_and_ends(quantity.mean), quantity.known, *_value_and_ends(quantity.ratio)]
 
 
-def _parts(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
+def _value_and_ends(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
     return (None, None, None) if estimate is None else (estimate.value, estimate.low, estimate.high)
 
 

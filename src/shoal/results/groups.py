@@ -36,7 +36,7 @@ class Group:
     """Short and unique among the groups: the keys that differ, and their values, such as "sharing = topk"."""
     settings: Mapping[str, str]
     """The keys that differ between the groups, and the values of this group. Options that only some components have
-    are left out if they are not needed to tell the groups apart."""
+    are left out if the groups differ without them."""
     runs: tuple[RunFolder, ...]
 
 

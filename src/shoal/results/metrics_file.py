@@ -1,12 +1,14 @@
 """metrics.parquet: all records of a run as one table, with a column for each field and each metric.
 
-The metadata of the file tells whether it has all records: it has a hash of the sizes of the record files. A run that
+The metadata of the file shows whether it has all records: it has a hash of the sizes of the record files. A run that
 is resumed appends to these files, so the hash differs until the run ends again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -49,34 +51,41 @@ def write_metrics(folder: RunFolder, records: RunRecords | None = None) -> None:
 
     `records` are those of the run, if they have been read before.
     """
-    if records is None:
-        records = read_lines(folder)
-    averaged = (name for average in records.averages for name in average.scores)
-    names = dict.fromkeys([*records.evaluations.metrics, *averaged])
-    # The loss of rounds and the score "loss" are one column.
-    columns = {name: f"score.{name}" if name in NO_METRICS - {"loss"} else name for name in names}
-    metadata = {SIZES: _hash_sizes(records.file_sizes), METRICS: msgspec.json.encode(columns)}
-    parts = _tables(records, columns)
-    first = _rows(parts, 0)
-    with (
-        replacing(folder.metrics) as unfinished,
-        pq.ParquetWriter(unfinished, first.schema.with_metadata(metadata)) as writer,
-    ):
-        writer.write_table(first)
-        for start in range(ROWS_AT_ONCE, records.size + len(records.averages), ROWS_AT_ONCE):
-            writer.write_table(_rows(parts, start))
+    parts = _chunks(read_lines(folder) if records is None else records)
+    first = next(parts)
+    with replacing(folder.metrics) as unfinished, pq.ParquetWriter(unfinished, first.schema) as writer:
+        for part in itertools.chain([first], parts):
+            writer.write_table(part)
+
+
+def metrics_table(folder: RunFolder) -> pa.Table:
+    """Return the content of metrics.parquet, or what it would be if it does not have all records of the run."""
+    with _complete_file(folder) as file:
+        if file is not None:
+            return file.read()
+    return pa.concat_tables(_chunks(read_lines(folder)))
 
 
 def read_metrics(folder: RunFolder) -> RunRecords | None:
     """Read all records of a run; None if the file is missing or damaged, or lacks records of the run."""
+    with _complete_file(folder) as file:
+        if file is None:
+            return None
+        columns = msgspec.json.decode(file.schema_arrow.metadata[METRICS], type=dict[str, str])
+        return _read_table(file, columns, _file_sizes(folder))
+
+
+@contextlib.contextmanager
+def _complete_file(folder: RunFolder) -> Iterator[pq.ParquetFile | None]:
+    """Open the file; None if it is missing or damaged, or lacks records of the run."""
     try:
-        with pq.ParquetFile(folder.metrics) as file:
-            metadata = file.schema_arrow.metadata or {}
-            if metadata.get(SIZES) != _hash_sizes(sizes := _file_sizes(folder)):
-                return None
-            return _read_table(file, msgspec.json.decode(metadata[METRICS], type=dict[str, str]), sizes)
-    except (OSError, pa.ArrowException, msgspec.MsgspecError, KeyError):
-        return None
+        file = pq.ParquetFile(folder.metrics)
+    except (OSError, pa.ArrowException):
+        yield None
+        return
+    with file:
+        metadata = file.schema_arrow.metadata or {}
+        yield file if metadata.get(SIZES) == _hash_sizes(_file_sizes(folder)) else None
 
 
 def _file_sizes(folder: RunFolder) -> dict[str, int]:
@@ -87,6 +96,18 @@ def _file_sizes(folder: RunFolder) -> dict[str, int]:
 
 def _hash_sizes(sizes: Mapping[str, int]) -> bytes:
     return hashlib.sha256(msgspec.json.encode(sizes, order="sorted")).hexdigest().encode()
+
+
+def _chunks(records: RunRecords) -> Iterator[pa.Table]:
+    """Yield at least one part of the table: the records in the order of their files, the averages last."""
+    averaged = (name for average in records.averages for name in average.scores)
+    names = dict.fromkeys([*records.evaluations.metrics, *averaged])
+    # The loss of rounds and the score "loss" are one column.
+    columns = {name: f"score.{name}" if name in NO_METRICS - {"loss"} else name for name in names}
+    metadata = {SIZES: _hash_sizes(records.file_sizes), METRICS: msgspec.json.encode(columns)}
+    tables = _tables(records, columns)
+    for start in range(0, max(1, records.size + len(records.averages)), ROWS_AT_ONCE):
+        yield _rows(tables, start).replace_schema_metadata(metadata)
 
 
 def _tables(records: RunRecords, columns: Mapping[str, str]) -> list[pa.Table]:
@@ -111,7 +132,7 @@ def _tables(records: RunRecords, columns: Mapping[str, str]) -> list[pa.Table]:
 
 
 def _rows(tables: Sequence[pa.Table], start: int) -> pa.Table:
-    """Return some rows of the file, from `start` on: the records in the order of their files, the averages last."""
+    """Return some rows of the file, from `start` on."""
     parts = []
     for table in tables:
         begin, end = np.searchsorted(table["row"].to_numpy(), (start, start + ROWS_AT_ONCE)).tolist()

@@ -339,7 +339,7 @@ class RunFolder:
         """Read the resolved experiment as plain data; empty if the run did not write it."""
         try:
             return tomllib.loads(self.experiment.read_text()) if self.experiment.exists() else {}
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise DataError(f"{self.experiment} cannot be read: {error}") from error
 
     def read_summary(self) -> dict[str, Any]:

@@ -63,6 +63,8 @@ def read_or_summarize(folder: RunFolder, records: RunRecords | None = None) -> d
         engine, nodes, seed = (experiment[key] for key in ("engine", "nodes", "seed"))
     except KeyError as error:
         raise DataError(f"{folder.experiment} was not written by a run: it has no key {error}") from error
+    if not isinstance(nodes, int) or nodes < 1:
+        raise DataError(f"{folder.experiment} was not written by a run: nodes = {nodes!r}; expected a positive integer")
     records = read_records(folder) if records is None else records
     last = records.duration
     servers = [node for node in records.last_rounds() if node >= nodes]

@@ -191,14 +191,19 @@ def bytes_at(records: RunRecords, curve: Curve) -> tuple[int, ...]:
 
 def target_of(folder: RunFolder) -> tuple[str | None, float | None]:
     """Return the metric and the target that the experiment names."""
-    plan: Mapping[str, Any] = folder.read_experiment().get("evaluation", {})
-    return plan.get("metric"), plan.get("target")
+    plan = _evaluation_plan(folder)
+    metric, target = plan.get("metric"), plan.get("target")
+    return metric if isinstance(metric, str) else None, target if isinstance(target, int | float) else None
 
 
 def split_of(folder: RunFolder) -> str:
     """Return the samples that models were evaluated on: "test" or "validation"."""
-    plan: Mapping[str, Any] = folder.read_experiment().get("evaluation", {})
-    return str(plan.get("split", "test"))
+    return str(_evaluation_plan(folder).get("split", "test"))
+
+
+def _evaluation_plan(folder: RunFolder) -> Mapping[str, Any]:
+    plan = folder.read_experiment().get("evaluation")
+    return plan if isinstance(plan, Mapping) else {}
 
 
 def clock(folder: RunFolder) -> Clock:
