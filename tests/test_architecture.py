@@ -73,6 +73,7 @@ RULES: dict[str, set[str]] = {
     "engines.processes": FOUNDATIONS
     | ENVIRONMENT
     | {"message", "message_budget", "mailbox", "runtime", "node", "node_activity", "experiment", "results", "engines"},
+    "sweeps": FOUNDATIONS | {"experiment", "results", "engines", "engines.processes"},
 }
 RULES |= {"cli": set(RULES), "testing": set(RULES)}
 """What each package or module may import of Shoal, beside itself. A subpackage with rules of its own has only those."""

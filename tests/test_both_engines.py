@@ -58,7 +58,7 @@ def test_examples_begin_with_a_comment_and_contain_the_command_that_runs_them() 
     for file in EXAMPLES.glob("*.toml"):
         first = file.read_text().splitlines()[0]
         assert first.startswith("# "), file.name
-        assert f"shoal run examples/{file.name}" in file.read_text(), file.name
+        assert re.search(rf"shoal (run|sweep) examples/{file.name}", file.read_text()), file.name
         assert tomllib.loads(file.read_text())["name"] == file.stem
 
 

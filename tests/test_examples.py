@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conftest import CommandResult
 from shoal.data import store
 from shoal.data.publishers import PUBLISHERS
 from shoal.errors import DataError
@@ -21,10 +23,10 @@ CACHE = os.environ.get("SHOAL_CACHE")
 FOLDER = Path(__file__).parent.parent / "examples"
 INCLUDED = {"digits", "synthetic"}
 """Data sets that need no download."""
-EXAMPLES = [
-    file for file in sorted(FOLDER.glob("*.toml")) if tomllib.loads(file.read_text())["dataset"]["name"] in INCLUDED
-]
-DOWNLOADED = [file for file in sorted(FOLDER.glob("*.toml")) if file not in EXAMPLES]
+SWEEP = FOLDER / "sweep.toml"
+FILES = [file for file in sorted(FOLDER.glob("*.toml")) if file != SWEEP]
+EXAMPLES = [file for file in FILES if tomllib.loads(file.read_text())["dataset"]["name"] in INCLUDED]
+DOWNLOADED = [file for file in FILES if file not in EXAMPLES]
 LARGE = {"thousand-processes", "ten-thousand-simulated"}
 NEEDS = {"flower": "flwr"}
 """Examples that need an optional package, and its module."""
@@ -73,6 +75,12 @@ def test_an_example_runs_in_the_simulation(file: Path, tmp_path: Path) -> None:
     assert run.summary["rounds"] == ROUNDS
     assert run.summary["messages_sent"] > 0
     assert 0 <= run.summary["accuracy"]["mean"] <= 1
+
+
+def test_the_example_of_a_sweep_runs(shoal: Callable[..., CommandResult]) -> None:
+    done = shoal("sweep", SWEEP, "--seeds", 1, "--set", "algorithm.rounds=2", "--set", "nodes=6")
+    assert done.code == 0, done.err
+    assert "3/3 ended" in done.out
 
 
 @pytest.mark.parametrize("name", ["fedavg", "epidemic", "compressed-gossip", "peer-sampling", "divshare-digits"])

@@ -51,6 +51,7 @@ EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "src/shoal/compression/compressors.py": ("part",),  # of a vector
     "src/shoal/data/leaf/text.py": ("occurrences", "speaking"),  # of a word in a text; roles of a play
     "src/shoal/models/layers.py": ("attended",),  # attention
+    "src/shoal/sweeps/tuners.py": ("tell",),  # the method of an Optuna study
     "src/shoal/training/inputs.py": ("part",),  # of the data
 }
 """Words that a file may contain, as they are written there."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +33,7 @@ from shoal.experiment.overrides import (
     unknown_parameters,
 )
 from shoal.experiment.plugin_files import PLUGINS, changed_plugin_files
+from shoal.experiment.reading import name_of, read_toml
 from shoal.experiment.resolving import Resolver
 from shoal.experiment.tables import (
     NOT_IN_TABLES,
@@ -125,18 +124,8 @@ class Experiment:
     def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
         """Read an experiment from a TOML file. `overrides` maps dotted keys to values."""
         path = Path(path)
-        try:
-            with path.open("rb") as file:
-                table = tomllib.load(file)
-        except FileNotFoundError:
-            raise ExperimentError([f"there is no file {str(path)!r}"], str(path)) from None
-        except IsADirectoryError:
-            raise ExperimentError([f"{str(path)!r} is a folder; expected a TOML file"], str(path)) from None
-        except OSError as error:
-            raise ExperimentError([f"{str(path)!r} cannot be read: {error.strerror}"], str(path)) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ExperimentError([f"not valid TOML: {error}"], str(path)) from None
-        table.setdefault("name", re.sub(r"^\W+|[^\w.+-]", "_", path.stem))
+        table = read_toml(path)
+        table.setdefault("name", name_of(path))
         return cls.from_table(table, overrides, base=path.parent, source=str(path))
 
     @classmethod

@@ -59,13 +59,18 @@ def software_versions() -> Mapping[str, str]:
 
 
 def experiment_hash(experiment: Experiment) -> str:
-    """Return a hash of an experiment, without keys that may change when a run is resumed.
+    """Return a hash of an experiment, without keys that may change when a run is resumed."""
+    return table_hash(experiment.to_table(), experiment.base)
+
+
+def table_hash(table: Mapping[str, Any], base: Path) -> str:
+    """Return the hash of the experiment in a resolved table, whose relative paths of plug-ins start from `base`.
 
     The simulation chooses how to batch nodes after the experiment is known, and writes it into the run's
     experiment.toml. A run that is resumed on several machines has sealed links. Of a plug-in file the content counts,
     not the path: a run that is resumed uses its own copies.
     """
-    table = rename_plugin_files(experiment.to_table(), experiment.base, hash_plugin_file)
+    table = rename_plugin_files(table, base, hash_plugin_file)
     simulation = {k: v for k, v in table["simulation"].items() if k != "batching"}
     processes = {k: v for k, v in table["processes"].items() if k != "sealed"}
     hashed = {**table, "simulation": simulation, "processes": processes}

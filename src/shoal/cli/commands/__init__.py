@@ -9,6 +9,7 @@ from __future__ import annotations
 COMMANDS = {
     "run": "run an experiment",
     "resume": "continue a run that was stopped, from its latest checkpoint",
+    "sweep": "run an experiment with many settings and seeds, and tune settings",
     "show": "show the summary of a run",
     "compare": "compare groups of runs: scores, time and bytes to a target, with confidence intervals",
     "plot": "plot accuracy or another metric of runs over rounds, time or bytes",

@@ -46,8 +46,8 @@ def compare_runs(parsed: argparse.Namespace) -> int:
     with show_warnings(console(stderr=True)):
         comparison = compare_groups(group_runs(existing_runs(parsed.runs, "compare")), parsed.target, parsed.metric)
     form = parsed.format or (ENDINGS.get(parsed.out.suffix) if parsed.out else None) or "table"
-    if parsed.out is None and form == "table" and screen.is_terminal:
-        _print_table(comparison, screen)
+    if parsed.out is None and form == "table":
+        show_comparison(comparison, screen)
         return 0
     text = WRITERS[form](comparison) if form in WRITERS else _plain_table(comparison)
     if parsed.out is None:
@@ -58,6 +58,14 @@ def compare_runs(parsed: argparse.Namespace) -> int:
         parsed.out.write_text(text, encoding="utf-8")
     print_line(f"{len(comparison.groups)} groups: {parsed.out}", screen)
     return 0
+
+
+def show_comparison(comparison: Comparison, screen: Console) -> None:
+    """Print a comparison as a table. Its lines are wrapped only in a terminal."""
+    if screen.is_terminal:
+        _print_table(comparison, screen)
+    else:
+        print(_plain_table(comparison), end="")
 
 
 def _plain_table(comparison: Comparison) -> str:
