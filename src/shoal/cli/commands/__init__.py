@@ -11,6 +11,7 @@ COMMANDS = {
     "resume": "continue a run that was stopped, from its latest checkpoint",
     "show": "show the summary of a run",
     "plot": "plot accuracy or another metric of runs over rounds, time or bytes",
+    "serve": "show runs in a web page, while they go on and afterwards",
     "export-model": "write the final model of a node, or of all nodes, for other programs",
     "list": "list every name that an experiment may use, with its parameters",
     "topology": "measure and draw a graph",
