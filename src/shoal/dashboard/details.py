@@ -11,7 +11,7 @@ from shoal.dashboard.runs import read_experiment, read_summary
 from shoal.dashboard.tail import RecordTail
 from shoal.dashboard.views import numbers
 from shoal.errors import DataError
-from shoal.results.records import End, Evaluation, Event, Round, RunFolder
+from shoal.results.records import Evaluation, Event, Round, RunFolder
 from shoal.types import NodeId
 
 LATEST_RECORDS = 100
@@ -19,18 +19,21 @@ MAX_EVENTS = 500
 MAX_POINTS = 2_000
 
 
-def node_details(folder: RunFolder, node: NodeId) -> dict[str, Any]:
-    """Return the curves, the latest records, and the events of a node. Raises `DataError` if it has no records."""
-    records = RecordTail(folder).read_node(node)
-    if not records:
+def node_details(folder: RunFolder, node: NodeId, offset: int) -> dict[str, Any]:
+    """Return the curves, the latest records, and the events of a node, from a byte of its file on.
+
+    Raises `DataError` if it has no records.
+    """
+    records, end_offset = RecordTail(folder).read_node(node, offset)
+    if not records and not offset:
         raise DataError(f"{folder.path.name}: node {node} has no records")
     rounds = _thinned([record for record in records if isinstance(record, Round)])
     evaluations = [record for record in records if isinstance(record, Evaluation)]
     events = [record for record in records if isinstance(record, Event)]
-    end = next((record for record in reversed(records) if isinstance(record, End)), None)
     names = dict.fromkeys(name for record in evaluations for name in record.scores)
     return {
         "node": node,
+        "offset": end_offset,
         "rounds": {
             "round": [record.round + 1 for record in rounds],
             "time": numbers(np.array([record.time for record in rounds])),
@@ -46,9 +49,9 @@ def node_details(folder: RunFolder, node: NodeId) -> dict[str, Any]:
             },
         },
         "events": [msgspec.to_builtins(event) for event in events[-MAX_EVENTS:]],
-        "end": None if end is None else msgspec.to_builtins(end),
         "records": [msgspec.json.encode(record).decode() for record in records[-LATEST_RECORDS:]],
         "count": len(records),
+        "data": None,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -37,6 +38,8 @@ class WatchedRun:
     def __init__(self, runs: Runs, id: str) -> None:
         self.feed = RunFeed(runs.find(id))
         self._runs, self._id = runs, id
+        self._name = secrets.token_hex(4)
+        """A cursor of another server, or of a run that was read again, has another name."""
         self._info: RunInfo | None = None
         self._lock = asyncio.Lock()
         self._due = 0.0
@@ -74,7 +77,7 @@ class WatchedRun:
         """Return a function that returns what changed since `cursor`; None if nothing did."""
 
         def work(feed: RunFeed) -> dict[str, Any] | None:
-            prefix = f"{id(feed)}.{feed.incarnation}"
+            prefix = f"{self._name}.{feed.incarnation}"
             known, _, number = cursor.rpartition(":")
             since = int(number) if known == prefix and number.isdecimal() else 0
             assert self._info is not None
@@ -130,8 +133,8 @@ class Hub:
     ) -> dict[str, Any]:
         return await self.watched(id).use(lambda feed: timeline(feed, first, count, start, end, bins, order))
 
-    async def node(self, id: str, node: NodeId) -> dict[str, Any]:
-        return await asyncio.to_thread(node_details, self.runs.find(id), node)
+    async def node(self, id: str, node: NodeId, offset: int) -> dict[str, Any]:
+        return await asyncio.to_thread(node_details, self.runs.find(id), node, offset)
 
     async def details(self, id: str) -> dict[str, Any]:
         return await asyncio.to_thread(experiment_details, self.runs.find(id))

@@ -63,7 +63,7 @@ def _readers(hub: Hub) -> dict[str, Reader]:
         "details": lambda query: hub.details(query.run),
         "layout": lambda query: hub.layout(query.run),
         "state": lambda query: hub.state(query.run, query.number("at")),
-        "node": lambda query: hub.node(query.run, query.integer("node")),
+        "node": lambda query: hub.node(query.run, query.integer("node"), query.integer("offset", "0")),
         "timeline": timeline,
     }
 
@@ -94,9 +94,9 @@ class _Query:
             raise DataError(f"{name} = {text!r}: expected a number")
         return found
 
-    def integer(self, name: str) -> int:
-        text = self.text(name)
-        if not text.isascii() or not text.isdecimal() or len(text) > 9:
+    def integer(self, name: str, default: str | None = None) -> int:
+        text = self.text(name, default)
+        if not text.isascii() or not text.isdecimal() or len(text) > 12:
             raise DataError(f"{name} = {text!r}: expected a whole number")
         return int(text)
 

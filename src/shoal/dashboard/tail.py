@@ -53,14 +53,17 @@ class RecordTail:
         except OSError:
             return  # no folder of records, or a link to somewhere else
 
-    def read_node(self, node: NodeId) -> list[Record]:
-        """Return all records of one node; none if it has no file."""
+    def read_node(self, node: NodeId, offset: int = 0) -> tuple[list[Record], int]:
+        """Return the records of one node from a byte of its file on, and the byte after them."""
+        position = _Position(offset)
+        records: list[Record] = []
         try:
             with opened_folder(self._folder.path / "nodes") as folder:
-                parts = self._read_file(node, _Position(), f"{node}.jsonl", folder)
-                return [record for _, records in parts for record in records]
+                for _, found in self._read_file(node, position, f"{node}.jsonl", folder):
+                    records += found
         except OSError:
-            return []
+            return [], offset  # no folder of records, or a link to somewhere else
+        return records, position.offset
 
     def _read_file(
         self, node: NodeId | None, position: _Position, path: Path | str, folder: int | None
