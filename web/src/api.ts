@@ -34,7 +34,7 @@ export interface Edges {
   id: number[];
   count: number[];
   to: number[];
-  total: number;
+  left_out: number;
 }
 
 export interface Averages {

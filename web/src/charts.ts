@@ -148,7 +148,7 @@ export class Chart {
         fill: withAlpha(band.colour, band.alpha),
       })),
       axes: [
-        { ...axis, label: AXIS_LABELS[data.axis], labelSize: 22, space: 80, values: (_, found) => found.map(axisValue) },
+        { ...axis, label: AXIS_LABELS[data.axis], size: 30, labelSize: 24, labelGap: 2, space: 80, values: (_, found) => found.map(axisValue) },
         { ...axis, size: 62, values: (_, found) => found.map((v) => (data.show ? data.show(v) : String(+v.toPrecision(6)))) },
       ],
       hooks: { draw: [(plot) => this.drawMark(plot)], setCursor: [(plot) => this.showCursor(plot)] },

@@ -126,10 +126,8 @@ export class GraphTab implements Tab {
     };
     this.view.show(scene, this.layout.id, edgesChanged);
     this.drawn = snapshot;
-    const total = snapshot.totalEdges;
-    const drawnEdges = this.edges.length / 4;
-    const some = total > drawnEdges ? `${format.count(drawnEdges)} of ` : "";
-    setText(this.counts, this.run.hasEdges ? `${format.count(count)} nodes, ${some}${format.count(Math.max(total, drawnEdges))} edges` : `${format.count(count)} nodes`);
+    const edges = `, ${format.count(this.edges.length / 4)} edges${snapshot.leftOut ? ` drawn, ${format.count(snapshot.leftOut)} left out` : ""}`;
+    setText(this.counts, `${format.count(count)} nodes${this.run.hasEdges ? edges : ""}`);
   }
 
   /** Collect the edges of the current round. Returns whether they changed. */

@@ -52,8 +52,8 @@ export function runView(main: HTMLElement, id: string, first: string): View {
     notice,
     tiles,
     tabs,
-    panel,
     replay.element,
+    panel,
   );
   replay.element.hidden = true;
 

@@ -19,7 +19,8 @@ export const FAILED = 2;
 export class Snapshot {
   nodes = new Map<number, NodeValues>();
   sentTo = new Map<number, number[]>();
-  totalEdges = 0;
+  /** Edges that the server did not send, because they are too many. */
+  leftOut = 0;
 
   apply(states?: NodeStates, edges?: Edges): void {
     if (states) {
@@ -37,7 +38,7 @@ export class Snapshot {
         this.sentTo.set(id, edges.to.slice(start, start + edges.count[i]!));
         start += edges.count[i]!;
       });
-      this.totalEdges = edges.total;
+      this.leftOut = edges.left_out;
     }
   }
 

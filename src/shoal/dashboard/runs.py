@@ -119,7 +119,8 @@ def _read_info(id: str, folder: RunFolder) -> RunInfo:
         info = _from_experiment(info, read_experiment(folder))
         return info if _change(folder.summary) is None else _from_summary(info, read_summary(folder))
     except DataError as error:
-        return replace(info, status="damaged", problem=str(error))
+        problem = str(error).replace(f"{folder.path}{os.sep}", "")
+        return replace(info, status="damaged", problem=problem)
 
 
 def _from_experiment(info: RunInfo, experiment: Mapping[str, Any]) -> RunInfo:

@@ -115,7 +115,7 @@ def _edges(feed: RunFeed, ids: NDArray[np.int64], rows: NDArray[np.int64]) -> di
         kept = np.arange(0, total, -(-total // MAX_EDGES))
         owners = np.repeat(np.arange(len(counts)), counts)[kept]
         counts, receivers = np.bincount(owners, minlength=len(counts)), receivers[kept]
-    return {"id": ids.tolist(), "count": counts.tolist(), "to": receivers.tolist(), "total": total}
+    return {"id": ids.tolist(), "count": counts.tolist(), "to": receivers.tolist(), "left_out": total - len(receivers)}
 
 
 def state_at(feed: RunFeed, at: float) -> dict[str, Any]:
