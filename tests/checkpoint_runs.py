@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.experiment import Experiment
 from shoal.results.checkpoints import Checkpoints
-from shoal.results.records import RESUMED, End, Event, Record, RunFolder
+from shoal.results.records import RESUMED, End, Event, Record, Round, RunFolder
 
 SETTINGS: dict[str, Any] = {
     "nodes": 6,
@@ -43,7 +43,7 @@ def stopped_after(run: RunFolder, round: int, to: Path) -> RunFolder:
 
 
 def records_of(folder: RunFolder, times: bool = True) -> dict[int, list[Record]]:
-    """The records of every node, without resumptions and processor times. Without `times`, all times are 0."""
+    """The records of every node, without resumptions and processor times. Without `times`, all times are 0, without spans."""
     found: dict[int, list[Record]] = {}
     for node, record in folder.read_all():
         if isinstance(record, Event) and record.what == RESUMED:
@@ -52,8 +52,14 @@ def records_of(folder: RunFolder, times: bool = True) -> dict[int, list[Record]]
             record = msgspec.structs.replace(
                 record, train_cpu_s=None, total_cpu_s=None, uss_mib=None, pss_mib=None, padded_s=None
             )
-        found.setdefault(node, []).append(record if times else msgspec.structs.replace(record, time=0.0))
+        found.setdefault(node, []).append(record if times else _without_times(record))
     return found
+
+
+def _without_times(record: Record) -> Record:
+    if isinstance(record, Round | End):
+        record = msgspec.structs.replace(record, spans=[])
+    return msgspec.structs.replace(record, time=0.0)
 
 
 MEASURED = ("time", "memory", "events", "batching", "first_round_s", "signal")

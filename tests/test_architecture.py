@@ -33,15 +33,16 @@ RULES: dict[str, set[str]] = {
     "message": FOUNDATIONS,
     "message_budget": FOUNDATIONS | {"message"},
     "peer_timeouts": FOUNDATIONS,
+    "node_activity": FOUNDATIONS | {"results.spans"},
     "node_checkpoints": FOUNDATIONS | {"node_context"},
     "node_training": FOUNDATIONS | {"runtime", "training"},
     "receive_history": FOUNDATIONS | {"message"},
     "mailbox": FOUNDATIONS | {"message", "message_budget", "receive_history"},
-    "runtime": FOUNDATIONS | {"message", "mailbox"},
+    "runtime": FOUNDATIONS | {"message", "mailbox", "node_activity"},
     "node_context": FOUNDATIONS | {"topologies", "results.records"},
     "node": FOUNDATIONS
     | {"message", "mailbox", "runtime", "peer_timeouts", "node_context", "node_checkpoints", "node_training"}
-    | {"node_protocols", "sharing", "topologies"}
+    | {"node_activity", "node_protocols", "sharing", "topologies"}
     | {"training"}
     | {"results.records"},
     "node_protocols": FOUNDATIONS | {"message", "sharing", "topologies", "node"},
@@ -66,11 +67,11 @@ RULES: dict[str, set[str]] = {
     | {"message", "mailbox", "node", "environment.faults", "environment.network", "training", "experiment", "results"},
     "engines.simulation": FOUNDATIONS
     | ENVIRONMENT
-    | {"message", "mailbox", "runtime", "node", "training", "experiment", "results", "engines"},
+    | {"message", "mailbox", "runtime", "node", "node_activity", "training", "experiment", "results", "engines"},
     "engines.ray": FOUNDATIONS | {"experiment", "engines", "engines.processes"},
     "engines.processes": FOUNDATIONS
     | ENVIRONMENT
-    | {"message", "message_budget", "mailbox", "runtime", "node", "experiment", "results", "engines"},
+    | {"message", "message_budget", "mailbox", "runtime", "node", "node_activity", "experiment", "results", "engines"},
 }
 RULES |= {"cli": set(RULES), "testing": set(RULES)}
 """What each package or module may import of Shoal, beside itself. A subpackage with rules of its own has only those."""

@@ -14,10 +14,11 @@ import shoal
 from conftest import CommandResult
 from shoal.errors import NodeError
 from shoal.experiment import Experiment
+from shoal.results.metrics_file import write_metrics
 from shoal.results.progress import Outcome
 from shoal.results.record_writer import RecordWriter
 from shoal.results.records import REJOINED, End, Evaluation, Event, Record, Round, RunFolder
-from shoal.results.summary import summarize, write_metrics
+from shoal.results.summary import summarize
 from shoal.results.thinning import ALL_EVENTS, ALL_ROUNDS
 from shoal.results.timing import bytes_sent, curve
 
@@ -159,7 +160,7 @@ def test_a_resumed_long_run_has_the_records_of_an_uninterrupted_one(
 def test_metrics_of_many_records_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = counting(tmp_path, algorithm={"name": "counting.py:Counting", "rounds": 50}).run(tmp_path / "runs")
     at_once = pq.read_table(run.folder.metrics)
-    monkeypatch.setattr("shoal.results.summary.ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("shoal.results.metrics_file.ROWS_AT_ONCE", 7)
     write_metrics(run.folder)
     in_parts = pq.read_table(run.folder.metrics)
     assert set(in_parts.column_names) == set(at_once.column_names)

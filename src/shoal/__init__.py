@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shoal.errors import ShoalError
     from shoal.experiment import Experiment
     from shoal.experiment.resuming import resume
-    from shoal.experiment.run_results import Run, open_run
+    from shoal.experiment.run_results import Run, open_run, plot
     from shoal.message import Message, Payload
     from shoal.node import Node
     from shoal.results.monitor import EvaluationReport, RoundReport
@@ -41,6 +41,7 @@ __all__ = [
     "ShoalError",
     "Traits",
     "open_run",
+    "plot",
     "resume",
 ]
 
@@ -59,6 +60,7 @@ _MODULES = {
     "ShoalError": "shoal.errors",
     "Traits": "shoal.traits",
     "open_run": "shoal.experiment.run_results",
+    "plot": "shoal.experiment.run_results",
     "resume": "shoal.experiment.resuming",
 }
 """Where the public names are defined. They are imported when they are used, so that `shoal --help` is fast."""

@@ -12,6 +12,7 @@ import numpy as np
 from shoal.errors import MessageError, NodeError
 from shoal.mailbox import Filter
 from shoal.message import Message, Payload
+from shoal.node_activity import carries_model
 from shoal.node_checkpoints import NodeCheckpoints
 from shoal.node_context import CheckpointSaver, NodeContext, Observer
 from shoal.node_protocols import (
@@ -31,7 +32,7 @@ from shoal.state import Generators, State, Stateful
 from shoal.topologies.graph import Peers, Topology, WeightScheme
 from shoal.training.trainer import DataHolder, Trainer
 from shoal.traits import traits_of
-from shoal.types import NodeId, Params
+from shoal.types import NodeId, Params, frozen
 
 __all__ = [
     "MODEL",
@@ -89,7 +90,7 @@ class Node:
         self.rejoin_counts: dict[NodeId, int] = {}
         """How often each failed peer has rejoined. A rejoined peer has lost its state, for example keys that were
         exchanged with it."""
-        self._params = _frozen(params)
+        self._params = frozen(params)
         self._next_round = 0
         self._expected_from: dict[NodeId, int] = {}
         """The first round in which each rejoined peer sends."""
@@ -169,7 +170,7 @@ class Node:
                 f"node {self.id}: params must be a float32 vector of {self._params.size} values, "
                 f"not {params.dtype} of shape {params.shape}"
             )
-        self._params = _frozen(params)
+        self._params = frozen(params)
 
     # Time and computation
 
@@ -238,8 +239,7 @@ class Node:
                 continue
             message = shared or self.make_message(kind, outgoing(peer), round)  # type: ignore[operator]
             if await self.runtime.send(peer, message):
-                self.bytes_sent += message.wire_size
-                self.messages_sent += 1
+                self._count_sent(peer, message)
 
     def make_message(self, kind: str, payload: Payload, round: int = 0) -> Message:
         """Return a message from this node, ready for `Runtime.send`."""
@@ -256,9 +256,14 @@ class Node:
         message = self.make_message(kind, payload_for(outgoing, to), round)
         if not await self.runtime.send_and_wait(to, message):
             return False
+        self._count_sent(to, message)
+        return True
+
+    def _count_sent(self, to: NodeId, message: Message) -> None:
         self.bytes_sent += message.wire_size
         self.messages_sent += 1
-        return True
+        if message.kind == MODEL or carries_model(message.payload.arrays):
+            self.runtime.activity.receivers.add(to)
 
     def receive_available(self, *, kind: str = MODEL, check: Check | None = None, finite: bool = True) -> list[Message]:
         """Return the messages of this kind received so far, without rejected ones; `finite` as in `receive`."""
@@ -444,7 +449,8 @@ class Node:
         self._observer.record(Event(what, self.now(), detail))
 
     def _record(self, round: int) -> None:
-        self._observer.record(Round(round, self.now(), self.training.loss, self.bytes_sent, self.messages_sent))
+        sent, activity = (self.bytes_sent, self.messages_sent), self.runtime.activity.take()
+        self._observer.record(Round(round, self.now(), self.training.loss, *sent, *activity))
 
     # State
 
@@ -492,9 +498,3 @@ class Node:
             return {"topology": self.context.mixing_factory.to_table(topology), "weights": weights}
         except ValueError as error:
             raise NodeError(f"node {self.id}: its rewired topology cannot be saved: {error}") from error
-
-
-def _frozen(params: Params) -> Params:
-    """Make `params` read-only and return it, so that messages can share it without a copy."""
-    params.setflags(write=False)
-    return params

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from shoal.mailbox import Filter
 from shoal.message import Message
+from shoal.node_activity import NodeActivity
 from shoal.types import NodeId
 
 R = TypeVar("R", covariant=True)
@@ -38,6 +39,11 @@ class Work(Protocol[R]):
 
 class Runtime(Protocol):
     """The services that an engine provides to one node. All times are in seconds since the start of the run."""
+
+    @property
+    def activity(self) -> NodeActivity:
+        """What the node's algorithm did, for the records. The engine adds the spans."""
+        ...
 
     def now(self) -> float: ...
 

@@ -98,3 +98,9 @@ def format_node_ids(ids: Iterable[NodeId], most: int | None = None) -> str:
     text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in shown)
     left = sum(last - first + 1 for first, last in runs[len(shown) :])
     return f"{text} and {left} more" if left else text
+
+
+def frozen(params: Params) -> Params:
+    """Make `params` read-only and return it, so that messages can share it without a copy."""
+    params.setflags(write=False)
+    return params

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from shoal.errors import ExperimentError
-from shoal.results.records import RunFolder, latest_run
+from shoal.results.records import RunFolder, latest_run, runs_in_order
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The commands of a parser, to which a module adds its own."""
@@ -67,5 +67,20 @@ def existing_run(path: Path, command: str) -> RunFolder:
     """Return the run at `path`, or the latest run below it; `command` needs it. It may be in progress."""
     found = latest_run(path)
     if found is None:
-        raise ExperimentError([f"there is no run in {str(path)!r}; start one with 'shoal run FILE'"], command)
+        raise _no_run(path, command)
     return found
+
+
+def existing_runs(paths: Sequence[Path], command: str) -> list[RunFolder]:
+    """Return the runs at `paths` and below them, those of each path in the order in which they started; `command` needs them."""
+    found: list[RunFolder] = []
+    for path in paths:
+        runs = runs_in_order(path)
+        if not runs:
+            raise _no_run(path, command)
+        found += runs
+    return found
+
+
+def _no_run(path: Path, command: str) -> ExperimentError:
+    return ExperimentError([f"there is no run in {str(path)!r}; start one with 'shoal run FILE'"], command)

@@ -20,4 +20,5 @@ def end_record(node: Node, mailbox: Mailbox, time: float) -> End:
         late_messages=mailbox.late + mailbox.dropped,
         repeated_messages=mailbox.repeated,
         train_cpu_s=node.trainer.cpu_seconds,
+        spans=node.runtime.activity.take()[1],
     )

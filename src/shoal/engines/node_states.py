@@ -19,6 +19,7 @@ def capture(node: Node, mailbox: Mailbox, round: int, **extra: Any) -> dict[str,
         "dropped": mailbox.dropped,
         "repeated": mailbox.repeated,
         "train_cpu_s": node.trainer.cpu_seconds,
+        "activity": node.runtime.activity.state(),
         **extra,
     }
 
@@ -32,6 +33,8 @@ def restore(node: Node, mailbox: Mailbox, state: dict[str, Any]) -> None:
     mailbox.dropped = state["dropped"]
     mailbox.repeated = state["repeated"]
     node.trainer.cpu_seconds = state["train_cpu_s"]
+    if "activity" in state:  # states of earlier versions have none
+        node.runtime.activity.restore(state["activity"])
 
 
 def restore_own(files: Checkpoints, node: Node) -> int | None:

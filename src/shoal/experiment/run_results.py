@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.errors import DataError
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.final_models import Which, final_module, save_final_model
 from shoal.experiment.plugin_files import locate_kept_files
 from shoal.results.progress import main_metric
-from shoal.results.records import RunFolder, latest_run
-from shoal.results.summary import read_or_summarize, write_metrics
+from shoal.results.records import RunFolder, latest_run, runs_in_order
+from shoal.results.summary import read_or_summarize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-    from shoal.results.plots import Axis
+    from shoal.results.figures import Kind
+    from shoal.results.plot_curves import Axis, Spread
+    from shoal.results.plot_style import Columns
+
+RunPath: TypeAlias = str | os.PathLike[str]
+"""The path of a run, or of a folder of runs."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,6 +56,8 @@ class Run:
         """All records of the run, as a `pyarrow.Table`: a column for each field and each metric."""
         import pyarrow.parquet as pq
 
+        from shoal.results.metrics_file import write_metrics
+
         if not self.folder.metrics.exists():
             write_metrics(self.folder)
         return pq.read_table(self.folder.metrics)
@@ -78,11 +86,20 @@ class Run:
         """Write the state dict of `model(node)` to a safetensors file, which can be loaded without Shoal."""
         save_final_model(self.experiment, self.folder, self.summary, node, Path(path))
 
-    def plot(self, metric: str | None = None, x: Axis | None = None) -> Figure:
-        """Return a figure of a metric over "rounds", "time" or "bytes"; default: as `shoal plot`."""
-        from shoal.results.plots import choose_axis, choose_metric, metric_figure
-
-        return metric_figure([self.folder], choose_metric([self.folder], metric), x or choose_axis([self.folder]))
+    def plot(
+        self,
+        y: str | None = None,
+        x: Axis | None = None,
+        *,
+        panels: Sequence[Axis] = (),
+        kind: Kind = "lines",
+        spread: Spread | None = None,
+        columns: Columns = 2,
+        metric: str | None = None,
+    ) -> Figure:
+        """Return a figure of this run: see `plot`. `metric` is an earlier name of `y`."""
+        y = metric if y is None else y
+        return plot([self], y, x, panels=panels, kind=kind, spread=spread, columns=columns)
 
     def __repr__(self) -> str:
         metrics = self.summary["metrics"]
@@ -103,3 +120,39 @@ def open_run(path: str | os.PathLike[str] = "runs") -> Run:
     if folder is None:
         raise DataError(f"there is no run in {str(path)!r}; start one with 'shoal run FILE'")
     return Run(folder, read_or_summarize(folder))
+
+
+def plot(
+    runs: RunPath | Run | Sequence[RunPath | Run],
+    y: str | None = None,
+    x: Axis | None = None,
+    *,
+    panels: Sequence[Axis] = (),
+    kind: Kind = "lines",
+    spread: Spread | None = None,
+    columns: Columns = 2,
+    labels: Sequence[str] = (),
+) -> Figure:
+    """Return a figure of runs, as `shoal plot` draws it. Runs that differ only in the seed are one line.
+
+    `runs` are runs, paths of runs, or folders that stand for all runs in them. `y` is a metric, "consensus", "drift",
+    "training-loss" or, for the averaged model, "averaged-accuracy"; default: the main metric. `x` is "rounds", "time"
+    or "bytes"; `panels` are several of these. Raises `DataError` if the runs do not have what the figure shows.
+    """
+    from shoal.results.figures import FigureOptions, draw_figure
+
+    several = [runs] if isinstance(runs, Run | str | os.PathLike) else list(runs)
+    folders = [folder for run in several for folder in _folders(run)]
+    if x is not None and panels:
+        raise DataError(f"x = {x!r} and panels = {panels!r}: give one of them")
+    axes = tuple(panels) if x is None else (x,)
+    return draw_figure(folders, FigureOptions(y, axes, kind, spread, columns, labels)).figure
+
+
+def _folders(run: RunPath | Run) -> list[RunFolder]:
+    if isinstance(run, Run):
+        return [run.folder]
+    found = runs_in_order(Path(run))
+    if not found:
+        raise DataError(f"there is no run in {str(Path(run))!r}; start one with 'shoal run FILE'")
+    return found

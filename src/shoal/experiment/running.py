@@ -19,12 +19,14 @@ from shoal.experiment.run_results import Run
 from shoal.experiment.writing import write_experiment, write_mapping
 from shoal.plugin_modules import file_being_imported
 from shoal.results.checkpoints import Manifest
+from shoal.results.frames import read_lines
 from shoal.results.monitor import RunMonitor
+from shoal.results.node_data import write_node_data
 from shoal.results.progress import Outcome, ProgressListener, Status
 from shoal.results.record_writer import write_finally
 from shoal.results.records import RunFolder
 from shoal.results.run_lock import lock
-from shoal.results.summary import summarize, write_metrics
+from shoal.results.summary import summarize
 from shoal.types import format_node_ids
 
 if TYPE_CHECKING:
@@ -230,10 +232,15 @@ def _simulate(
         table = keep_plugin_files(experiment, folder.path)
         table["simulation"]["batching"] = simulation.batching  # a replay of the run must not choose again
         write_experiment(folder.experiment, table)
+        write_node_data(folder, simulation.setup.node_data())
         return simulation.run()
 
 
 def _write_results(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
-    summary = summarize(folder, experiment.engine, experiment.nodes, experiment.seed, outcome, experiment.round_nodes)
-    write_metrics(folder)
+    from shoal.results.metrics_file import write_metrics
+
+    records = read_lines(folder)
+    plan = experiment
+    summary = summarize(folder, plan.engine, plan.nodes, plan.seed, outcome, plan.round_nodes, records)
+    write_metrics(folder, records)
     return summary

@@ -24,6 +24,7 @@ from shoal.experiment.partitioned_data import PartitionedData, load_data
 from shoal.experiment.sharing_checks import check_sharings
 from shoal.node import DiscoveryTopology, InteractiveSharing, Node, PeerDiscovery, ServiceProvider
 from shoal.node_context import CheckpointSaver, EvaluationSchedule, NodeContext, Observer
+from shoal.results.node_data import MAX_COUNTS, NodeData
 from shoal.runtime import Runtime
 from shoal.topologies.graph import Mixing, Topology, TopologyWarning
 from shoal.training import Trainer, TrainerBackend, TrainerFactory, TrainerInputs
@@ -71,6 +72,11 @@ class Setup:
     def label_counts(self) -> NDArray[np.int64]:
         """Return the number of training samples of each class on each node: nodes × classes."""
         return self._partitioned.label_counts()
+
+    def node_data(self) -> NodeData:
+        """Return the number of training samples of each node, and of each class on it, for the run's data.json."""
+        known = self.data.task == "classification" and len(self.parts) * self.data.classes <= MAX_COUNTS
+        return NodeData([len(part) for part in self.parts], self.label_counts().tolist() if known else None)
 
     def warm_up(self) -> None:
         """Initialise what training needs, such as libraries and caches, once and not in every node."""

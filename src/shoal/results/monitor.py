@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from shoal.results.progress import NullProgressListener, Progress, ProgressListener
-from shoal.results.records import End, Evaluation, Record, Round
-from shoal.results.timing import SentTraffic
+from shoal.results.records import REJOINED, End, Evaluation, Event, Record, Round
 from shoal.types import NodeId
 
 
@@ -232,3 +231,21 @@ def _mean(scores: Collection[Mapping[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for own in scores for name in own)
     values = {name: [own[name] for own in scores if name in own] for name in names}
     return {name: math.fsum(found) / len(found) for name, found in values.items()}
+
+
+class SentTraffic:
+    """The bytes and messages that one node sent, from its records in order.
+
+    A node that rejoins starts to count from zero; this adds what it had sent before.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = self.messages = 0
+        self._before_rejoining = 0, 0
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, Round | End):
+            self.bytes = self._before_rejoining[0] + record.bytes_sent
+            self.messages = self._before_rejoining[1] + record.messages_sent
+        elif isinstance(record, Event) and record.what == REJOINED:
+            self._before_rejoining = self.bytes, self.messages

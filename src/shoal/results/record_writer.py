@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from shoal.errors import DiskFullError, StorageError
-from shoal.results.records import Event, Record, RecordFile, Round, RunFolder, encode
-from shoal.results.thinning import Thinning
+from shoal.results.records import Event, Record, RecordFile, Round, RunFolder, decode, encode
+from shoal.results.thinning import Thinning, join_rounds
 from shoal.types import NodeId
 
 RETRY_SECONDS = 2.0
@@ -84,6 +84,8 @@ class _Pending:
         first = self._fixed + (1 if self._dropped else 0)
         rounds = [i for i in range(first, len(self.lines)) if self.lines[i].time is not None]
         dropped = set(rounds[-2::-2])
+        for i in dropped:
+            self._join_to_next_round(i)
         if dropped:
             self._dropped += len(dropped)
             last = self.lines[max(dropped)].time
@@ -92,6 +94,14 @@ class _Pending:
             kept = [self.lines[i] for i in range(first, len(self.lines)) if i not in dropped]
             self.lines[self._fixed :] = [_Line(encode(event), None), *kept]
         return len(dropped)
+
+    def _join_to_next_round(self, dropped: int) -> None:
+        following = next(i for i in range(dropped + 1, len(self.lines)) if self.lines[i].time is not None)
+        first, second = (decode(self.lines[i].text) for i in (dropped, following))
+        assert isinstance(first, Round)
+        assert isinstance(second, Round)
+        joined = join_rounds(first, second)
+        self.lines[following] = _Line(encode(joined), joined.time)
 
     def clear(self) -> None:
         self.lines.clear()

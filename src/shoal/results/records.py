@@ -3,6 +3,7 @@
     runs/<name>/<run id>/
       experiment.toml      the resolved experiment, with the versions of the software
       mapping.json         the nodes on each machine
+      data.json            the number of training samples, by class, of each node (see node_data.py)
       nodes/<id>.jsonl     the records of each node, one JSON object per line, appended; see thinning.py
       averages.jsonl       the average of all models and the nodes' distance to it, at each evaluation
       nodes.log            what the code of the nodes printed
@@ -16,6 +17,7 @@ Records are only appended and do not refer to each other: those of an interrupte
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import secrets
@@ -23,7 +25,7 @@ import shutil
 import time
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +137,7 @@ REJOINED = "rejoined"
 _COUNT = "unauthenticated_connections"
 _COUNT_IN_OLD_RUNS = "strangers"
 """The name of `unauthenticated_connections` in `end` records and summaries of earlier versions."""
-_COUNT_KEY, _COUNT_KEY_IN_OLD_RUNS = (f'"{name}":'.encode() for name in (_COUNT, _COUNT_IN_OLD_RUNS))
+_COUNT_KEY, COUNT_KEY_IN_OLD_RUNS = (f'"{name}":'.encode() for name in (_COUNT, _COUNT_IN_OLD_RUNS))
 
 _decoder = msgspec.json.Decoder(Record)
 encode = msgspec.json.Encoder().encode
@@ -143,14 +145,25 @@ encode = msgspec.json.Encoder().encode
 
 def decode(line: bytes) -> Record:
     """Decode one line. JSON has neither NaN nor infinity: they are written as null and read as NaN."""
-    if _COUNT_KEY_IN_OLD_RUNS in line:
+    if COUNT_KEY_IN_OLD_RUNS in line:
         _warn_of_old_run()
-        line = line.replace(_COUNT_KEY_IN_OLD_RUNS, _COUNT_KEY)
+        line = line.replace(COUNT_KEY_IN_OLD_RUNS, _COUNT_KEY)
     try:
         record: Record = _decoder.decode(line)
     except msgspec.ValidationError:
         record = msgspec.convert(_null_to_nan(msgspec.json.decode(line)), Record)
     return record
+
+
+def decode_lines(lines: Iterable[bytes], path: Path) -> Iterator[Record]:
+    """Decode the lines of a file. Raises `DataError` if a line is damaged."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise DataError(
+                f"{path}, line {number} is damaged and not a record: {error}; remove this line to read the others"
+            ) from error
 
 
 def _null_to_nan(fields: dict[str, Any]) -> dict[str, Any]:
@@ -282,6 +295,10 @@ class RunFolder:
         return self.path / "mapping.json"
 
     @property
+    def data(self) -> Path:
+        return self.path / "data.json"
+
+    @property
     def log(self) -> Path:
         return self.path / "nodes.log"
 
@@ -320,7 +337,8 @@ class RunFolder:
 
     def recorded_nodes(self) -> list[NodeId]:
         """Return the nodes that have a file of records."""
-        return sorted(int(file.stem) for file in (self.path / "nodes").glob("*.jsonl"))
+        names = (file.stem for file in (self.path / "nodes").glob("*.jsonl"))
+        return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
 
     def read_all(self) -> Iterator[tuple[NodeId, Record]]:
         """Read the records of all nodes, node by node."""
@@ -368,6 +386,11 @@ def runs_below(path: Path) -> list[RunFolder]:
     return sorted((RunFolder(folder) for folder in folders), key=_last_change, reverse=True)
 
 
+def runs_in_order(path: Path) -> list[RunFolder]:
+    """Return the runs of `runs_below` in the order in which they started: by the names of their folders."""
+    return sorted(runs_below(path), key=lambda run: run.path.name)
+
+
 def _last_change(run: RunFolder) -> float:
     """When the run wrote its summary, or else when it was created."""
     return (run.summary if run.summary.exists() else run.experiment).stat().st_mtime
@@ -386,7 +409,4 @@ def _read(path: Path) -> Iterator[Record]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            yield decode(line)
+        yield from decode_lines(itertools.takewhile(lambda line: line.endswith(b"\n"), file), path)

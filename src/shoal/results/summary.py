@@ -1,25 +1,24 @@
-"""The summary of a run, and all its records as one table."""
+"""The summary of a run."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from shoal.errors import DataError
+from shoal.results.frames import RunRecords, last_of_each, read_records
 from shoal.results.progress import Outcome
-from shoal.results.records import DIVERGED, Average, End, Evaluation, Event, Record, Round, RunFolder, replacing
+from shoal.results.records import DIVERGED, Average, End, RunFolder, replacing
 from shoal.results.statistics import fairness, statistics
-from shoal.results.timing import Evaluations, SentTraffic, split_of, target_and_best, target_of
+from shoal.results.timing import curve_of, split_of, target_and_best, target_of
 from shoal.types import NodeId
-
-ROWS_AT_ONCE = 100_000
-"""Records that are converted to columns at once. As columns they need a tenth of the memory."""
 
 
 def summarize(
@@ -29,12 +28,15 @@ def summarize(
     seed: int,
     outcome: Outcome,
     round_nodes: range | None = None,
+    records: RunRecords | None = None,
 ) -> dict[str, Any]:
-    """Read the records of a run; write and return its summary. A number that is not finite becomes None.
+    """Write and return the summary of a run. A number that is not finite becomes None.
 
-    `round_nodes` are the nodes whose rounds count as rounds of the run; default: all `nodes`.
+    `round_nodes` are the nodes whose rounds count as rounds of the run; default: all `nodes`. `records` are those of
+    the run, if they have been read before.
     """
-    summary = _summary(folder, engine, nodes, seed, outcome, round_nodes)
+    records = read_records(folder) if records is None else records
+    summary = _summary(folder, records, engine, nodes, seed, outcome, round_nodes)
     with replacing(folder.summary) as unfinished:
         unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     return folder.read_summary()
@@ -55,11 +57,9 @@ def read_or_summarize(folder: RunFolder) -> dict[str, Any]:
         engine, nodes, seed = (experiment[key] for key in ("engine", "nodes", "seed"))
     except KeyError as error:
         raise DataError(f"{folder.experiment} was not written by a run: it has no key {error}") from error
-    last, servers = 0.0, set()
-    for node, record in folder.read_all():
-        last = max(last, record.time)
-        if node >= nodes and isinstance(record, Round):
-            servers.add(node)
+    records = read_records(folder)
+    last = records.duration
+    servers = [node for node in records.last_rounds() if node >= nodes]
     is_simulation = engine == "simulation"
     # The rounds of a server are the rounds of the run.
     round_nodes = range(min(servers), min(servers) + 1) if servers else None
@@ -69,31 +69,36 @@ def read_or_summarize(folder: RunFolder) -> dict[str, Any]:
         startup_s=None,
         virtual_s=last if is_simulation else None,
     )
-    summary = _summary(folder, engine, nodes, seed, outcome, round_nodes)
+    summary = _summary(folder, records, engine, nodes, seed, outcome, round_nodes)
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))  # as it would be read from the file
     return found
 
 
 def _summary(
-    folder: RunFolder, engine: str, nodes: int, seed: int, outcome: Outcome, round_nodes: range | None = None
+    folder: RunFolder,
+    records: RunRecords,
+    engine: str,
+    nodes: int,
+    seed: int,
+    outcome: Outcome,
+    round_nodes: range | None = None,
 ) -> dict[str, Any]:
     metric, target = target_of(folder)
-    records = _Records(metric)
-    for node, record in folder.read_all():
-        records.add(node, record)
     # Averages are evaluated in parallel: the last line need not be the last evaluation.
-    averages = sorted((r for r in folder.read_averages() if isinstance(r, Average)), key=_moment)
+    averages = sorted(records.averages, key=_moment)
     average = averages[-1] if averages else None
-    ends = records.ends.values()
+    latest = _LatestEvaluations(records)
+    end_of_node = {node: end for _, node, end in records.ends}
+    ends = end_of_node.values()
     summary: dict[str, Any] = {
         "status": outcome.status,
         "engine": engine,
         "nodes": nodes,
         "seed": seed,
-        "rounds": records.finished_rounds(round_nodes or range(nodes)),
+        "rounds": _finished_rounds(records, round_nodes or range(nodes)),
         "split": split_of(folder),
-        **_scores(records.final_evaluations(outcome.lost)),
-        **target_and_best(records.curve.curve(), metric, target),
+        **_scores(latest.final_scores(outcome.lost)),
+        **target_and_best(curve_of(records, metric), metric, target),
         "averaged_model": {**average.scores, "round": average.round} if average else None,
         "consensus_distance": average.consensus_distance if average else None,
         **_traffic(records, nodes),
@@ -112,10 +117,10 @@ def _summary(
             "pss_mean_mib": _mean(e.pss_mib for e in ends),
             "pss_total_mib": _total(e.pss_mib for e in ends),
         },
-        "digest": _digest(records.ends),
-        "events": dict(records.events),
+        "digest": _digest(end_of_node),
+        "events": _events(records),
         "lost": {str(node): why for node, why in outcome.lost.items()},
-        "diverged": records.diverged_nodes(),
+        "diverged": _diverged_nodes(records, latest),
     }
     for key, value in outcome.facts.items():
         table = next((summary[name] for name in ("time", "memory") if key in summary[name]), summary)
@@ -123,65 +128,70 @@ def _summary(
     return summary
 
 
-class _Records:
-    """What a summary needs of the records of all nodes."""
+class _LatestEvaluations:
+    """The latest evaluation of each node."""
 
-    def __init__(self, metric: str | None) -> None:
-        self.curve = Evaluations(metric)
-        self.latest: dict[NodeId, Evaluation] = {}
-        self.rounds: dict[NodeId, int] = {}
-        self.sent: dict[NodeId, SentTraffic] = {}
-        self.ends: dict[NodeId, End] = {}
-        self.events: Counter[str] = Counter()
-        self._diverged: set[NodeId] = set()
+    def __init__(self, records: RunRecords) -> None:
+        evaluations = records.evaluations
+        self._nodes, last = last_of_each(evaluations.node)
+        self._rounds, self._ticks = evaluations.round[last], evaluations.tick[last]
+        self._scores: dict[str, tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
+        """Of each metric, whether the latest evaluation of a node measured it, and the score."""
+        for metric, (at, scores) in evaluations.values.items():
+            found = np.full(len(evaluations.node), -1)
+            found[at] = np.arange(len(at))
+            self._scores[metric] = found[last] >= 0, scores[found[last]]
 
-    def add(self, node: NodeId, record: Record) -> None:
-        self.curve.add(node, record)
-        self.sent.setdefault(node, SentTraffic()).add(record)
-        if isinstance(record, Evaluation):
-            self.latest[node] = record
-        elif isinstance(record, Round):
-            self.rounds[node] = record.round + 1
-        elif isinstance(record, End):
-            self.ends[node] = record
-        elif isinstance(record, Event):
-            self.events[record.what] += record.count
-            if record.what == DIVERGED:
-                self._diverged.add(node)
+    def diverged_nodes(self) -> set[NodeId]:
+        """Return the nodes with a score that is not finite."""
+        wrong = [measured & ~np.isfinite(scores) for measured, scores in self._scores.values()]
+        return set(self._nodes[np.logical_or.reduce(wrong)].tolist()) if wrong else set()
 
-    def diverged_nodes(self) -> list[NodeId]:
-        """Return the nodes whose training loss, or whose latest evaluation, was not finite."""
-        evaluated = {n for n, e in self.latest.items() if not all(math.isfinite(s) for s in e.scores.values())}
-        return sorted(self._diverged | evaluated)
-
-    def finished_rounds(self, nodes: range) -> int:
-        """Return the minimum number of finished rounds over `nodes`.
-
-        If at least one of them reached its end, nodes that did not are left out.
-        """
-        surviving = [node for node in nodes if node in self.ends] or [node for node in self.rounds if node in nodes]
-        return min((self.rounds.get(node, 0) for node in surviving), default=0)
-
-    def final_evaluations(self, lost: Collection[NodeId]) -> list[Evaluation]:
-        """Return the last evaluation of each node, without failed nodes if others remain.
+    def final_scores(self, lost: Collection[NodeId]) -> dict[str, list[float]]:
+        """Return the scores of the last evaluation of each node, by metric, without failed nodes if others remain.
 
         If nodes are evaluated by rounds (`evaluation.every`), only evaluations of the last evaluated round are
         returned. If all nodes are evaluated at fixed times (`evaluation.seconds`; a tick is the number of such an
         evaluation), the latest evaluation of every node is returned: at the end nodes are in different rounds, and the
         latest evaluation of an offline node has an earlier tick.
         """
-        latest = {node: e for node, e in self.latest.items() if node not in lost} or self.latest
-        last_round = max((e.round for e in latest.values()), default=-1)
-        return [e for _, e in sorted(latest.items()) if e.round == last_round or e.tick is not None]
+        surviving = ~np.isin(self._nodes, list(lost))
+        if not surviving.any():
+            surviving[:] = True
+        last_round = self._rounds[surviving].max(initial=-1)
+        final = surviving & ((self._rounds == last_round) | (self._ticks >= 0))
+        found = {name: scores[measured & final].tolist() for name, (measured, scores) in self._scores.items()}
+        return {name: found[name] for name in sorted(found) if found[name]}
+
+
+def _diverged_nodes(records: RunRecords, latest: _LatestEvaluations) -> list[NodeId]:
+    """Return the nodes whose training loss, or whose latest evaluation, was not finite."""
+    trained = {node for _, node, event in records.events if event.what == DIVERGED}
+    return sorted(trained | latest.diverged_nodes())
+
+
+def _finished_rounds(records: RunRecords, nodes: range) -> int:
+    """Return the minimum number of finished rounds over `nodes`.
+
+    If at least one of them reached its end, nodes that did not are left out.
+    """
+    rounds = records.last_rounds()
+    ended = [node for _, node, _ in records.ends if node in nodes]
+    return min((rounds.get(node, -1) + 1 for node in ended or rounds.keys() & nodes), default=0)
+
+
+def _events(records: RunRecords) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for _, _, event in records.events:
+        found[event.what] += event.count
+    return dict(found)
 
 
 def _moment(average: Average) -> int:
     return average.round if average.tick is None else average.tick
 
 
-def _scores(evaluations: list[Evaluation]) -> dict[str, Any]:
-    names = sorted({name for evaluation in evaluations for name in evaluation.scores})
-    values = {name: [e.scores[name] for e in evaluations if name in e.scores] for name in names}
+def _scores(values: Mapping[str, list[float]]) -> dict[str, Any]:
     return {
         "accuracy": statistics(values.get("accuracy", ())),
         "loss": statistics(values.get("loss", ())),
@@ -190,43 +200,17 @@ def _scores(evaluations: list[Evaluation]) -> dict[str, Any]:
     }
 
 
-def _traffic(records: _Records, nodes: int) -> dict[str, Any]:
-    total, ends = sum(sent.bytes for sent in records.sent.values()), records.ends.values()
+def _traffic(records: RunRecords, nodes: int) -> dict[str, Any]:
+    sent, ends = records.sent().by_node.values(), [end for _, _, end in records.ends]
+    total = sum(count for count, _ in sent)
     return {
         "bytes_sent": {"total": total, "per_node_mean": total / nodes},
-        "messages_sent": sum(sent.messages for sent in records.sent.values()),
+        "messages_sent": sum(messages for _, messages in sent),
         "messages_rejected": sum(e.bad_messages for e in ends),
         "messages_unsent": sum(e.unsent_messages for e in ends),
         "messages_late": sum(e.late_messages for e in ends),
         "messages_repeated": sum(e.repeated_messages for e in ends),
     }
-
-
-def write_metrics(folder: RunFolder) -> None:
-    """Write all records as columns; fields that a kind of record does not have are null.
-
-    `sent_to` and `spans` are lists, not columns: `activity.py` reads them from the records.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    averages = ((None, record) for record in folder.read_averages())
-    records = itertools.chain(folder.read_all(), averages)
-    tables = []
-    while rows := [_row(node, record) for node, record in itertools.islice(records, ROWS_AT_ONCE)]:
-        names = dict.fromkeys(["node", "kind", "round", "time", *(name for row in rows for name in row)])
-        tables.append(pa.table({name: [row.get(name) for row in rows] for name in names}))
-    empty = pa.table({name: [] for name in ("node", "kind", "round", "time")})
-    with replacing(folder.metrics) as unfinished:
-        pq.write_table(pa.concat_tables(tables or [empty], promote_options="permissive"), unfinished)
-
-
-def _row(node: NodeId | None, record: Record) -> dict[str, Any]:
-    row: dict[str, Any] = msgspec.to_builtins(record)
-    scores = row.pop("scores", {})
-    for name in ("sent_to", "spans"):
-        row.pop(name, None)
-    return {"node": node, **row, **scores}
 
 
 def _digest(ends: dict[NodeId, End]) -> str | None:

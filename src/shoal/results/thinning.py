@@ -12,11 +12,18 @@ A node writes one record per round, and may write events in every round. Of thes
 
 This depends only on the number of the round or event. Evaluations are always written. The latest round is written
 before an evaluation, an event or the end of the node, so the last round and all totals are in the records.
+
+A round that is written has the spans of the rounds before it that were left out, as far as `MAX_SPANS` allows (see
+`spans.py`): their total times are exact. Its `sent_to` are the nodes that the node sent to in this round. It has them if
+they differ from the previous round, written or not: so they never refer to a round that was left out.
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from shoal.results.records import REJOINED, RESUMED, End, Event, Record, Round
+from shoal.results.spans import MAX_SPANS, condensed
 
 ALL_ROUNDS = 10_000
 """All rounds before this one are written."""
@@ -32,6 +39,14 @@ def is_written(number: int, limit: int) -> bool:
     while number >= limit * step:
         step *= 10
     return number % step == 0
+
+
+def join_rounds(left_out: Round, following: Round) -> Round:
+    """Return `following` with what a reader needs of the round before it, which is not written."""
+    spans = [*left_out.spans, *following.spans]
+    sent_to = left_out.sent_to if following.sent_to is None else following.sent_to
+    spans = condensed(spans) if len(spans) > MAX_SPANS else spans
+    return msgspec.structs.replace(following, sent_to=sent_to, spans=spans)
 
 
 class Thinning:
@@ -50,6 +65,8 @@ class Thinning:
     def add(self, record: Record) -> list[Record]:
         """Return the records to write now."""
         if isinstance(record, Round):
+            if self._held_round is not None:
+                record = join_rounds(self._held_round, record)
             written = is_written(record.round, ALL_ROUNDS)
             self._held_round = None if written else record
             return [record] if written else []

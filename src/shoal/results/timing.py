@@ -20,12 +20,9 @@ between evaluations.
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
-from array import array
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -33,8 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import DataError
+from shoal.results.frames import RunRecords, Scores, read_records
 from shoal.results.progress import main_metric
-from shoal.results.records import REJOINED, End, Evaluation, Event, Record, Round, RunFolder
+from shoal.results.records import RunFolder
 from shoal.results.statistics import statistics
 from shoal.types import NodeId
 
@@ -69,68 +67,45 @@ class Curve:
     """The number of nodes that count."""
 
 
-class Evaluations:
-    """Collects one metric of all nodes from their records; the records of a node must come in order."""
-
-    def __init__(self, metric: str | None = None) -> None:
-        self.metric = metric
-        """Default: the main metric of the first scores."""
-        self.known: set[str] = set()
-        """All metrics in the records."""
-        self._scores = array("d")  # tick, round, node, time, score of each evaluation: there may be many millions
-        self._times: dict[NodeId, float] = {}
-        self._rounds: dict[NodeId, int] = {}
-        self._ended: set[NodeId] = set()
-
-    def add(self, node: NodeId, record: Record) -> None:
-        self._times[node] = record.time
-        if isinstance(record, Round):
-            self._rounds[node] = record.round
-        elif isinstance(record, End):
-            self._ended.add(node)
-        elif isinstance(record, Evaluation) and record.scores:
-            self.known.update(record.scores)
-            self.metric = self.metric or main_metric(record.scores)
-            if self.metric in record.scores:
-                tick = -1 if record.tick is None else record.tick
-                self._scores.extend((tick, record.round, node, record.time, record.scores[self.metric]))
-
-    def curve(self) -> Curve | None:
-        """Return the curve, or None if there are no scores."""
-        if not self._scores or self.metric is None:
-            return None
-        rows = np.array(self._scores).reshape(-1, 5)
-        by_ticks = bool((rows[:, 0] >= 0).any())
-        if by_ticks:
-            rows = rows[rows[:, 0] >= 0]
-        column = 0 if by_ticks else 1
-        rows = rows[rows[:, column].argsort(kind="stable")]
-        last: Mapping[NodeId, float] = self._times if by_ticks else self._rounds
-        failed = {node: at for node, at in last.items() if self._ended and node not in self._ended}
-        return Curve(self.metric, by_ticks, *zip(*_points(rows, column, failed), strict=True))
+def curve_of(records: RunRecords, metric: str | None = None) -> Curve | None:
+    """Return the curve of `metric`, by default the main metric; None if it was not measured."""
+    metric = metric or main_metric(records.evaluations.metrics)
+    if metric is None or not len((found := records.evaluations.scores(metric)).score):
+        return None
+    by_ticks = bool((found.tick >= 0).any())
+    if by_ticks:
+        found = found.select(found.tick >= 0)
+    moment = found.tick if by_ticks else found.round
+    order = moment.argsort(kind="stable")
+    return Curve(
+        metric, by_ticks, *zip(*_points(found.select(order), by_ticks, _failed(records, by_ticks)), strict=True)
+    )
 
 
-def _points(rows: NDArray[np.float64], column: int, failed: dict[NodeId, float]) -> list[tuple[Any, ...]]:
-    """Return the points of a curve from the evaluations in `rows`, sorted by `column`: 0 by ticks, 1 by rounds.
+def _failed(records: RunRecords, by_ticks: bool) -> dict[NodeId, float]:
+    """Return the time (by ticks) or the round of the last record of each failed node."""
+    ended = {end.node for end in records.ends}
+    last = records.last_times if by_ticks else records.last_rounds()
+    return {node: at for node, at in last.items() if ended and node not in ended}
 
-    `failed` holds the time (by ticks) or the round of the last record of each failed node.
-    """
-    by_ticks = column == 0
-    scores: dict[NodeId, float] = {}
-    finished: dict[NodeId, float] = {}
+
+def _points(found: Scores, by_ticks: bool, failed: Mapping[NodeId, float]) -> list[tuple[Any, ...]]:
+    """Return the points of a curve from evaluations, which are sorted by their ticks or rounds."""
+    nodes, places = np.unique(found.node, return_inverse=True)
+    scores, finished, counts = np.zeros(len(nodes)), np.zeros(len(nodes)), np.zeros(len(nodes), bool)
+    failures = np.array([failed.get(node, math.inf) for node in nodes.tolist()])
     clock = -math.inf
     points = []
-    moments, starts = np.unique(rows[:, column], return_index=True)
-    for moment, evaluations in zip(map(int, moments), np.split(rows, starts[1:]), strict=True):
-        _, rounds, nodes, times, found = evaluations.T.tolist()
-        begin = min(times) if by_ticks else moment
-        for node in [n for n, at in failed.items() if at < begin and n in scores]:
-            del scores[node], finished[node]
-        scores.update(zip(nodes, found, strict=True))
-        finished.update(zip(nodes, (round + 1 for round in rounds), strict=True))
-        clock = max(clock, *times)
-        mean_round = math.fsum(finished.values()) / len(finished) if by_ticks else moment + 1
-        points.append((moment, clock, mean_round, *(statistics(scores.values()) or {}).values(), len(scores)))
+    moments, starts = np.unique(found.tick if by_ticks else found.round, return_index=True)
+    for moment, start, stop in zip(moments.tolist(), starts, [*starts[1:], len(places)], strict=True):
+        here = slice(start, stop)
+        times, place = found.time[here], places[here]
+        counts &= failures >= (times.min() if by_ticks else moment)
+        scores[place], finished[place], counts[place] = found.score[here], found.round[here] + 1, True
+        clock = max(clock, float(times.max()))
+        count = int(counts.sum())
+        mean_round = math.fsum(finished[counts].tolist()) / count if by_ticks else moment + 1
+        points.append((moment, clock, mean_round, *(statistics(scores[counts].tolist()) or {}).values(), count))
     return points
 
 
@@ -139,41 +114,33 @@ def curve(folder: RunFolder, metric: str | None = None) -> Curve:
 
     Raises `DataError` if there is none.
     """
-    evaluations = _collect(folder, metric)
-    found = evaluations.curve()
-    if found is None and not evaluations.known:
+    records, wanted = read_records(folder), metric or target_of(folder)[0]
+    found, known = curve_of(records, wanted), records.evaluations.metrics
+    if found is None and not known:
         raise DataError(f"{folder.path}: no scores were recorded; see evaluation.every and evaluation.nodes")
     if found is None:
-        known = ", ".join(sorted(evaluations.known))
-        raise DataError(f"{folder.path}: {evaluations.metric!r} was not measured; use one of {known}")
+        raise DataError(f"{folder.path}: {wanted!r} was not measured; use one of {', '.join(sorted(known))}")
     return found
 
 
 def curve_or_none(folder: RunFolder, metric: str | None = None) -> Curve | None:
     """Return the same as `curve`, or None if there is none."""
-    return _collect(folder, metric).curve()
-
-
-def _collect(folder: RunFolder, metric: str | None) -> Evaluations:
-    evaluations = Evaluations(metric or target_of(folder)[0])
-    for node, record in folder.read_all():
-        evaluations.add(node, record)
-    return evaluations
+    return curve_of(read_records(folder), metric or target_of(folder)[0])
 
 
 def time_to(curve: Curve, target: float) -> float | None:
     """Return the seconds until the mean is `target` or better, or None if that does not happen."""
-    at = _reached(curve, target)
+    at = reached(curve, target)
     return None if at is None else curve.times[at]
 
 
 def bytes_to(folder: RunFolder, curve: Curve, target: float) -> int | None:
     """Return the bytes that all nodes sent until the mean is `target` or better, or None if that does not happen."""
-    at = _reached(curve, target)
+    at = reached(curve, target)
     return None if at is None else bytes_sent(folder, curve)[at]
 
 
-def _reached(curve: Curve, target: float) -> int | None:
+def reached(curve: Curve, target: float) -> int | None:
     """Return the index of the first point whose mean is `target` or better."""
     is_reached = operator.ge if higher_is_better(curve.metric) else operator.le
     return next((i for i, mean in enumerate(curve.means) if is_reached(mean, target)), None)
@@ -204,38 +171,21 @@ def bytes_sent(folder: RunFolder, curve: Curve) -> tuple[int, ...]:
 
     By ticks, that is the last round before the time of the tick; by rounds, that round or the last one before it.
     """
-    totals = [0] * len(curve.moments)
-    points: Sequence[float] = curve.times if curve.by_ticks else curve.moments
-    for _, group in itertools.groupby(folder.read_all(), key=operator.itemgetter(0)):
-        traffic, keys, counts = SentTraffic(), array("d"), array("q")
-        for _, record in group:
-            traffic.add(record)
-            if isinstance(record, Round):
-                key = record.time if curve.by_ticks else record.round
-                keys.append(max(key, keys[-1]) if keys else key)  # a node may rejoin in an earlier round
-                counts.append(traffic.bytes)
-        for i, point in enumerate(points):
-            if past := bisect_right(keys, point):
-                totals[i] += counts[past - 1]
-    return tuple(totals)
+    return bytes_at(read_records(folder), curve)
 
 
-class SentTraffic:
-    """The bytes and messages that one node sent, from its records in order.
-
-    A node that rejoins starts to count from zero; this adds what it had sent before.
-    """
-
-    def __init__(self) -> None:
-        self.bytes = self.messages = 0
-        self._before_rejoining = 0, 0
-
-    def add(self, record: Record) -> None:
-        if isinstance(record, Round | End):
-            self.bytes = self._before_rejoining[0] + record.bytes_sent
-            self.messages = self._before_rejoining[1] + record.messages_sent
-        elif isinstance(record, Event) and record.what == REJOINED:
-            self._before_rejoining = self.bytes, self.messages
+def bytes_at(records: RunRecords, curve: Curve) -> tuple[int, ...]:
+    """Return the same as `bytes_sent`, of records that have been read before."""
+    points = np.array(curve.times if curve.by_ticks else curve.moments)
+    totals = np.zeros(len(points), np.int64)
+    keys: NDArray[Any] = records.rounds.time if curve.by_ticks else records.rounds.round
+    sent = records.sent().bytes
+    for node in np.unique(records.rounds.node).tolist():
+        where = records.node_slice(node)
+        # A node may rejoin in an earlier round.
+        past = np.searchsorted(np.maximum.accumulate(keys[where]), points, side="right")
+        totals += np.where(past > 0, sent[where][past - 1], 0)
+    return tuple(totals.tolist())
 
 
 def target_of(folder: RunFolder) -> tuple[str | None, float | None]:

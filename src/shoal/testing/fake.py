@@ -26,6 +26,7 @@ from shoal.experiment.registry import from_table, to_table
 from shoal.mailbox import Filter, Mailbox
 from shoal.message import RUN_LENGTH, Message
 from shoal.node import Node, PeerDiscovery
+from shoal.node_activity import NodeActivity
 from shoal.node_context import EvaluationSchedule, NodeContext, NonFinite
 from shoal.results.records import Record
 from shoal.runtime import Work
@@ -51,6 +52,7 @@ class FakeRuntime:
         self.records: list[Record] = []
         """The records of the node that `node` made."""
         self.mailbox = Mailbox()
+        self.activity = NodeActivity()
         self.transmission = 0.0
         """Seconds that `send_and_wait` takes."""
         self._kernel = Kernel()

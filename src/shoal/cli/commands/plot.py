@@ -1,51 +1,89 @@
-"""`shoal plot`: a metric of several runs."""
+"""`shoal plot`: figures of runs."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
-from shoal.cli.arguments import existing_run, picture_path, writing
+from shoal.cli.arguments import existing_run, existing_runs, picture_path, writing
 from shoal.cli.display import console, print_line, show_warnings
-from shoal.results.plots import Axis, choose_axis, choose_metric, metric_plot
+from shoal.results.figures import FigureOptions, Kind, draw_figure
+from shoal.results.plot_curves import Axis, Spread
+from shoal.results.plot_style import save_figure
 from shoal.results.records import RunFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", type=Path, help="the folders of runs, or names of experiments")
-    parser.add_argument("--metric", help="the metric to plot (default: accuracy, or the main metric of the task)")
+    parser.description = (
+        "Draw a figure of runs. Runs that differ only in the seed are one line: their mean, with its 95 % confidence "
+        "interval. A folder stands for all runs in it."
+    )
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, folders above them, names of experiments")
     parser.add_argument(
-        "--x", choices=["rounds", "time", "bytes"],
+        "--y", "--metric", dest="y",
+        help="what to plot: a metric such as accuracy or loss, consensus, drift, training-loss, averaged-accuracy "
+        "(default: accuracy, or the main metric of the task)",
+    )  # fmt: skip
+    horizontal = parser.add_mutually_exclusive_group()
+    horizontal.add_argument(
+        "--x", choices=get_args(Axis),
         help="the horizontal axis (default: rounds, or time if a run was evaluated by time)",
     )  # fmt: skip
+    horizontal.add_argument("--panels", type=_axes, metavar="X,…", help="several panels: --panels rounds,time,bytes")
     parser.add_argument(
-        "--out", type=picture_path, help="a PNG, SVG or PDF file (default: the metric's name, as a PNG)"
+        "--spread", choices=get_args(Spread),
+        help="the band: the 95 %% interval over seeds, the range over nodes, or none (default: seeds; one run: nodes)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--label", action="append", default=[], dest="labels", metavar="TEXT",
+        help="the label of a line, in the order of the lines; give one for each line",
+    )  # fmt: skip
+    parser.add_argument("--kind", choices=get_args(Kind), default="lines",
+                        help="lines, or a figure of the nodes of one run (default: lines)")  # fmt: skip
+    parser.add_argument("--columns", type=int, choices=[1, 2], default=2,
+                        help="the width of the figure, in columns of a paper (default: 2)")  # fmt: skip
+    parser.add_argument(
+        "--out", type=picture_path, help="a PNG, SVG or PDF file (default: a PNG, named after the metric or the kind)"
     )
     parser.set_defaults(command=plot_command)
 
 
+def _axes(text: str) -> tuple[Axis, ...]:
+    """Parse the axes of panels; argparse prints the error."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in get_args(Axis):
+            raise argparse.ArgumentTypeError(f"{name!r}: expected some of {', '.join(get_args(Axis))}, with commas")
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r}: each panel must differ from the others")
+    return tuple(names)  # type: ignore[arg-type]
+
+
 def plot_command(parsed: argparse.Namespace) -> int:
+    axes = parsed.panels or ((parsed.x,) if parsed.x else ())
+    options = FigureOptions(parsed.y, axes, parsed.kind, parsed.spread, parsed.columns, parsed.labels)
     with show_warnings(console()):
-        plot_runs([existing_run(run, "plot") for run in parsed.runs], parsed.out, parsed.metric, parsed.x)
+        one = parsed.kind != "lines" and len(parsed.runs) == 1
+        folders = [existing_run(parsed.runs[0], "plot")] if one else existing_runs(parsed.runs, "plot")
+        plot_runs(folders, options, parsed.out)
     return 0
 
 
 def plot_runs(
     folders: Sequence[RunFolder],
+    options: FigureOptions | None = None,
     out: Path | None = None,
-    metric: str | None = None,
-    axis: Axis | None = None,
     folder: Path = Path(),
     option: str = "--out",
 ) -> None:
-    """Plot a metric of runs to `out`, by default to a picture in `folder` that is named after the metric.
+    """Draw a figure of runs to `out`, by default to a picture in `folder` that is named after its content.
 
-    `option` is the option that asked for the plot, for the error if it cannot be written.
+    `option` is the option that asked for the figure, for the error if it cannot be written.
     """
-    metric = choose_metric(folders, metric)
-    axis = axis or choose_axis(folders)
-    path = out or folder / f"{metric.replace(' ', '-')}.png"
+    drawn = draw_figure(folders, options or FigureOptions())
+    path = out or folder / f"{drawn.name}.png"
     with writing(path, option):
-        metric_plot(folders, path, metric, axis)
-    print_line(f"{metric} by {axis}: {path}")
+        save_figure(drawn.figure, path)
+    print_line(f"{drawn.title}: {path}")

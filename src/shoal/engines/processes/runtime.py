@@ -23,6 +23,8 @@ from shoal.engines.processes.transport import Transport
 from shoal.environment.devices import Speed
 from shoal.mailbox import Filter, Mailbox, Waiter
 from shoal.message import Message
+from shoal.node_activity import NodeActivity
+from shoal.results.spans import SEND, TRAIN, WAIT
 from shoal.runtime import Work
 from shoal.types import NodeId
 
@@ -33,6 +35,10 @@ MEMORY_CHECK_SECONDS = 1.0
 """How often a node that may keep memory checks how much is free."""
 TIMEOUT_FACTOR = 5.0
 """A peer times out after this many times the longest time that a round's trainings, or an answer, took so far."""
+DIGITS = 6
+"""The precision of recorded times: microseconds. All digits would double the size of the records."""
+LONGEST_GAP = 1e-3
+"""Seconds between two sends, or other activities of one kind, that the node's records do not show."""
 
 
 class RunClock:
@@ -85,6 +91,7 @@ class ProcessRuntime:
         """Without `clock` the run begins now."""
         self.id = id
         self.mailbox = mailbox
+        self.activity = NodeActivity(LONGEST_GAP)
         self.slowness = 1.0
         """How many times slower than usual the node computes, because of a fault."""
         self.padded = 0.0
@@ -107,6 +114,7 @@ class ProcessRuntime:
         """Done when the node goes online or offline, or its speed changes."""
         self._online = asyncio.Event()
         self._online.set()
+        self._offline_since = 0.0
         self._longest_work = 0.0
         self._longest_answer: float | None = None
         """Seconds between two answers to a server; None before the first answer."""
@@ -143,8 +151,12 @@ class ProcessRuntime:
     def set_online(self, online: bool) -> None:
         """Go online or offline. Operations that end while the node is offline return when it is online again."""
         if online and not self.hung:
+            if not self._online.is_set():
+                self.activity.add_offline(self._offline_since, self.now())
             self._online.set()
         elif not online:
+            if self._online.is_set():
+                self._offline_since = self.now()
             self._online.clear()
         self._notify_change()
 
@@ -170,24 +182,35 @@ class ProcessRuntime:
 
     async def compute(self, work: Work[R]) -> R:
         began = self.now()
-        with self._busy():
-            result: R = await self._trainer.call(lambda: self._compute(work))
-            if work.seconds:
-                await self._pad(work.seconds, self.now() - began)
-        await self._online.wait()
+        slot_taken: list[float] = []
+        try:
+            with self._busy():
+                result: R = await self._trainer.call(lambda: self._compute(work, slot_taken))
+                if work.seconds:
+                    await self._pad(work.seconds, self.now() - began)
+            await self._online.wait()
+        finally:
+            if slot_taken and work.seconds:  # otherwise it is an evaluation
+                self._record(TRAIN, slot_taken[0])
         return result
 
     async def send(self, to: NodeId, message: Message) -> bool:
         self._expect(message)
-        if self._shaper is not None:
-            return await self._shaper.send(to, message)
-        return await self._transport.send(to, message)
+        began = self.now()
+        try:
+            return await (self._transport if self._shaper is None else self._shaper).send(to, message)
+        finally:
+            self._record(SEND, began)
 
     async def send_and_wait(self, to: NodeId, message: Message) -> bool:
         self._expect(message)
-        with self._busy():
-            was_sent = await (self._transport if self._shaper is None else self._shaper).send_and_wait(to, message)
-        await self._online.wait()
+        began = self.now()
+        try:
+            with self._busy():
+                was_sent = await (self._transport if self._shaper is None else self._shaper).send_and_wait(to, message)
+            await self._online.wait()
+        finally:
+            self._record(SEND, began)
         return was_sent
 
     def receive_available(self, kind: str) -> list[Message]:
@@ -205,6 +228,7 @@ class ProcessRuntime:
             return waiter.messages
         if timeout is None and wanted.senders is not None and not self._settings.is_service:
             timeout = self.peer_timeout()
+        began = self.now()
         try:
             if timeout is None and wanted.senders is not None:
                 await self._wait_for_answers(waiter, future)
@@ -212,10 +236,13 @@ class ProcessRuntime:
                 await future
             else:
                 await self._wait(future, timeout, wake)
+            if not waiter.done:
+                self.mailbox.end_receive(waiter)
+            await self._online.wait()
         finally:
             if not waiter.done:
                 self.mailbox.end_receive(waiter)
-        await self._online.wait()
+            self._record(WAIT, began)
         return waiter.messages
 
     def background(self, task: Coroutine[Any, Any, None]) -> None:
@@ -300,6 +327,16 @@ class ProcessRuntime:
         if self.mailbox.budget is not None:
             self.mailbox.budget.expect(message.wire_size)
 
+    def _record(self, activity: str, began: float) -> None:
+        """Record what the node's algorithm did until now. What its background tasks do is not recorded."""
+        if self._background.has(asyncio.current_task()):
+            return
+        now = self.now()
+        if not self._online.is_set():
+            self.activity.add_offline(self._offline_since, now)
+            self._offline_since = now
+        self.activity.add(activity, round(began, DIGITS), round(now, DIGITS))
+
     def _notify_change(self) -> None:
         self._change.set_result(None)
         self._change = self._loop.create_future()
@@ -312,9 +349,10 @@ class ProcessRuntime:
         finally:
             self._timed_operations -= 1
 
-    def _compute(self, work: Work[R]) -> R:
+    def _compute(self, work: Work[R], slot_taken: list[float]) -> R:
         """Compute in the training thread, then release the memory of training, which is most of a node's memory.
 
+        `slot_taken` gets the time at which a processor is free for the node.
         Where memory is plentiful, the node keeps it, and its next training need not get it again.
         """
         if self._settings.trainings_per_slot > MANY_TRAININGS_PER_SLOT:
@@ -322,6 +360,7 @@ class ProcessRuntime:
         with self._slots.taken():
             if self._ended:
                 raise RuntimeError("the node's algorithm has ended, and needs no result")
+            slot_taken.append(self.now())
             started = time.monotonic()
             result = work.run()
             self.release_memory_if_short()

@@ -73,6 +73,10 @@ class TaskScope:
         else:
             self._cancel_main()
 
+    def has(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether `task` runs beside the main task."""
+        return task in self._tasks
+
     def cancel(self) -> None:
         """Cancel all tasks beside the main task."""
         for task in list(self._tasks):

@@ -37,6 +37,7 @@ from shoal.engines.setup_fingerprint import content_hash, data_hash
 from shoal.errors import ExperimentError, NoFreePortError, ShoalError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
+from shoal.results.node_data import write_node_data
 from shoal.results.record_writer import RETRY_SECONDS, PauseReport, RecordWriter
 from shoal.results.records import Average, Event, Record, RunFolder, decode, encode
 from shoal.types import NodeId
@@ -103,6 +104,7 @@ class Zygote:
             self._slots = Slots(experiment.processes.training_slots or request.cores)
             with warnings.catch_warnings(record=True) as caught:
                 self._setup = Setup(experiment, shared=True)
+            write_node_data(self._folder, self._setup.node_data())
             release_memory()  # of the setup, so that what is freed next is the memory of the training
             self._setup.warm_up()
             used = resident_memory()

@@ -134,7 +134,7 @@ class SimulatedEvents:
         if change.online:
             runtime.come_online()
         else:
-            runtime.go_offline()
+            runtime.go_offline(change.time)
 
     def _slow_down(self, fault: FaultEvent) -> None:
         if fault.what != "network":

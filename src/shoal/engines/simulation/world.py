@@ -15,6 +15,8 @@ from shoal.environment.network.model import Delivery, EnvironmentEvent, NetworkM
 from shoal.errors import DeadlockError
 from shoal.mailbox import Filter, Mailbox
 from shoal.message import Message
+from shoal.node_activity import NodeActivity
+from shoal.results.spans import SEND, TRAIN, WAIT
 from shoal.runtime import Work
 from shoal.types import NodeId
 
@@ -169,11 +171,13 @@ class SimulatedRuntime:
     def __init__(self, world: World, id: NodeId) -> None:
         self.id = id
         self.mailbox = Mailbox()
+        self.activity = NodeActivity()
         self.failed = False
         self.hung = False
         self.running = False
         self.offline_reasons = 0
         """For how many reasons the node is offline. An offline node does nothing, and receives nothing."""
+        self._offline_since = 0.0
         self._slowness = 1.0
         self._world = world
         self._kernel = world.kernel
@@ -194,15 +198,19 @@ class SimulatedRuntime:
     async def compute(self, work: Work[R]) -> R:
         kernel, slot = self._kernel, _Slot(work)
         self._world.submit(slot)
+        task, began = kernel.task(), kernel.now
         try:
             if self._world.has_timed_events:
                 await self._spend(work.seconds)
             else:
-                kernel.at(kernel.now + work.seconds, kernel.task().resume)
+                kernel.at(began + work.seconds, task.resume)
                 await park()
         except BaseException:  # the task was ended, and its result is not needed
             self._world.forget(slot)
             raise
+        finally:
+            if task is self._main and kernel.now > began:
+                self.activity.add(TRAIN, began, kernel.now)
         if slot.result is _NOTHING:
             self._world.compute(slot)
         result: R = slot.result
@@ -222,9 +230,14 @@ class SimulatedRuntime:
         network_model = self._world.network_model
         if network_model is None:
             return await self.send(to, message)
-        delivery = Delivery(self.id, to, message.wire_size, (message, self._kernel.task(), self))
+        task, began = self._kernel.task(), self._kernel.now
+        delivery = Delivery(self.id, to, message.wire_size, (message, task, self))
         self._world.post(network_model, delivery)
-        await park()
+        try:
+            await park()
+        finally:
+            if task is self._main and self._kernel.now > began:
+                self.activity.add(SEND, began, self._kernel.now)
         return delivery.sent
 
     def receive_available(self, kind: str) -> list[Message]:
@@ -232,17 +245,22 @@ class SimulatedRuntime:
 
     async def receive(self, wanted: Filter, timeout: float | None = None) -> list[Message]:
         kernel = self._kernel
-        resume = self.waking(kernel.task())
+        task, began = kernel.task(), kernel.now
+        resume = self.waking(task)
         waiter = self.mailbox.start_receive(wanted, lambda: kernel.soon(resume))
         if waiter.done:
             return waiter.messages
-        if timeout is not None and timeout != math.inf:
-            timer = Timer(resume)
-            kernel.at(kernel.now + timeout, timer.fire)
-            await park()
-            timer.action = None
-        else:
-            await park()
+        try:
+            if timeout is not None and timeout != math.inf:
+                timer = Timer(resume)
+                kernel.at(began + timeout, timer.fire)
+                await park()
+                timer.action = None
+            else:
+                await park()
+        finally:
+            if task is self._main and kernel.now > began:
+                self.activity.add(WAIT, began, kernel.now)
         if not waiter.done:
             self.mailbox.end_receive(waiter)
         return waiter.messages
@@ -284,6 +302,7 @@ class SimulatedRuntime:
     def take_over_from(self, before: SimulatedRuntime) -> None:
         """Replace the runtime of a failed node: its device and its availability stay the same."""
         self.offline_reasons = before.offline_reasons - before.hung
+        self._offline_since = self._kernel.now
         self._slowness = before._slowness
 
     def finish(self) -> None:
@@ -303,10 +322,12 @@ class SimulatedRuntime:
             task.cancel()
         self._background.clear()
         if self._world.has_timed_events:
-            self.go_offline()
+            self.go_offline(self._kernel.now)
 
-    def go_offline(self) -> None:
+    def go_offline(self, time: float) -> None:
         """Suspend computations, and let everything that would wake the node wait."""
+        if not self.offline_reasons:
+            self._offline_since = time
         self.offline_reasons += 1
         for computation in self._computations:
             self._interrupt(computation)
@@ -314,6 +335,8 @@ class SimulatedRuntime:
     def come_online(self) -> None:
         self.offline_reasons -= 1
         if not self.offline_reasons:
+            if self.running:
+                self.activity.add_offline(self._offline_since, self._kernel.now)
             for computation in self._computations:
                 self._continue(computation)
             deferred, self._deferred = self._deferred, {}
@@ -394,6 +417,8 @@ class SimulatedRuntime:
 
     def _end(self, crashed: bool) -> None:
         if self.running and self._main is not None:
+            if self.offline_reasons:
+                self.activity.add_offline(self._offline_since, self._kernel.now)
             self._main.cancel()
             self._computations.clear()
             self._deferred.clear()

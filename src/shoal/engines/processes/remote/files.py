@@ -27,9 +27,12 @@ CHUNK_BYTES = PART_BYTES
 """The most bytes of a file in one message."""
 GROWING = re.compile(r"nodes/[0-9]+\.jsonl|averages\.jsonl|nodes\.log")
 """Files that are only appended to."""
-REPLACED = re.compile(r"checkpoints/([0-9]+\.npy|round-[0-9]+/[0-9]+\.safetensors|latest/[0-9]+-[0-9]+\.safetensors)")
+REPLACED = re.compile(
+    r"data\.json|checkpoints/([0-9]+\.npy|round-[0-9]+/[0-9]+\.safetensors|latest/[0-9]+-[0-9]+\.safetensors)"
+)
 """Files that are written as a whole."""
 MODELS = "checkpoints"
+DATA = "data.json"
 KEPT_STATES = 3
 """The latest states of each node that are kept, where nodes do not wait for each other."""
 UNFINISHED = ".part"
@@ -58,7 +61,9 @@ class FileSender:
         for path in [*sorted((self._folder / "nodes").glob("*")), *sorted(self._folder.glob("*"))]:
             if GROWING.fullmatch(self._name(path)):
                 yield from self._new_bytes(path)
-        for path in sorted((self._folder / MODELS).glob("*")):
+        # Every machine has the data of all nodes: the machine of node 0 sends it.
+        data = [self._folder / DATA] if (self._folder / "nodes" / "0.jsonl").exists() else []
+        for path in [*data, *sorted((self._folder / MODELS).glob("*"))]:
             if REPLACED.fullmatch(self._name(path)):
                 yield from self._whole(path)
 
