@@ -59,6 +59,7 @@ RULES: dict[str, set[str]] = {
     "environment": FOUNDATIONS | ENVIRONMENT | {"data.pickles"},
     "algorithms": FOUNDATIONS | {"message", "node", "sharing", "topologies"},
     "results": {"errors", "types"},
+    "dashboard": FOUNDATIONS | {"results"},
     "experiment": FOUNDATIONS
     | ENVIRONMENT
     | {"runtime", "node", "node_context", "algorithms", "sharing", "topologies", "data", "training"}

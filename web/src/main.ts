@@ -32,7 +32,7 @@ function route(): void {
 /** Wait for the run that was started last, and show it. `shoal run --watch` opens this address. */
 function latestView(): View {
   const opened = Date.now() / 1000 - 60;
-  replace(main, h("p", { class: "empty", role: "status" }, "Waiting for the run to start…"));
+  replace(main, h("p", { class: "empty", role: "status" }, "Waiting for the run to start… ", h("a", { href: "#/" }, "Show all runs")));
   const timer = setInterval(async () => {
     const runs = await get<RunInfo[]>("runs");
     const latest = runs.find((run) => run.status === "running" || run.created >= opened);

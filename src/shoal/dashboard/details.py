@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from shoal.dashboard.files import opened_file
 from shoal.dashboard.runs import read_experiment, read_summary
 from shoal.dashboard.tail import RecordTail
 from shoal.dashboard.views import numbers
 from shoal.errors import DataError
+from shoal.results.node_data import read_node_data
 from shoal.results.records import Evaluation, Event, Round, RunFolder
 from shoal.types import NodeId
 
@@ -51,7 +53,7 @@ def node_details(folder: RunFolder, node: NodeId, offset: int) -> dict[str, Any]
         "events": [msgspec.to_builtins(event) for event in events[-MAX_EVENTS:]],
         "records": [msgspec.json.encode(record).decode() for record in records[-LATEST_RECORDS:]],
         "count": len(records),
-        "data": None,
+        "data": None if offset else _node_data(folder, node),
     }
 
 
@@ -64,6 +66,19 @@ def experiment_details(folder: RunFolder) -> dict[str, Any]:
         except DataError as error:
             found["problems"].append(str(error))
     return found
+
+
+def _node_data(folder: RunFolder, node: NodeId) -> dict[str, Any] | None:
+    """Return the number of training samples of a node, and of each class; None if they are not known."""
+    try:
+        with opened_file(folder.data):  # no link to somewhere else
+            data = read_node_data(folder)
+    except (OSError, DataError):
+        return None
+    if node >= len(data.samples):
+        return None  # a server has no data
+    counts = data.class_counts[node] if data.class_counts is not None else []
+    return {"samples": data.samples[node], "classes": {str(c): count for c, count in enumerate(counts) if count}}
 
 
 def _thinned(rounds: list[Round]) -> list[Round]:

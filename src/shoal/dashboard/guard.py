@@ -41,7 +41,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, host: str, token: str | None) -> None:
         self._app = app
-        self._names = {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+        self._names = {"localhost", host.lower(), socket.gethostname().lower()}
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

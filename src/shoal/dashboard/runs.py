@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from shoal.dashboard.files import read_file
+from shoal.dashboard.tail import DAMAGED
 from shoal.errors import DataError
 from shoal.results.progress import main_metric
 from shoal.results.records import RunFolder
@@ -158,7 +159,7 @@ def read_experiment(folder: RunFolder) -> dict[str, Any]:
         return tomllib.loads(read_file(folder.experiment, EXPERIMENT_BYTES).decode())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or no TOML
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or no TOML
         raise DataError(f"{folder.experiment} cannot be read: {error}") from error
 
 
@@ -168,7 +169,7 @@ def read_summary(folder: RunFolder) -> dict[str, Any]:
         return msgspec.json.decode(read_file(folder.summary, SUMMARY_BYTES), type=dict[str, Any])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *DAMAGED) as error:
         raise DataError(f"{folder.summary} cannot be read: {error}; its records may be intact") from error
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shoal.errors import LaunchError
 
+DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8420
 TRIED_PORTS = 50
 """If no port was chosen, so many ports are tried from the default one on."""
@@ -86,5 +87,6 @@ def serve(address: Address, root: Path) -> None:
         timeout_graceful_shutdown=STOP_SECONDS,
         limit_concurrency=256,
         lifespan="off",
+        ws="none",
     )
     uvicorn.Server(config).run(sockets=[address.socket])

@@ -17,6 +17,8 @@ from shoal.types import NodeId
 CHUNK_BYTES = 8 * 2**20
 """The most bytes of a file that are read at once. A longer line is damaged."""
 MAX_NODES = 100_000
+DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises for text that is not a record."""
 
 _FILE = re.compile(r"(\d{1,9})\.jsonl")
 _decoder = msgspec.json.Decoder(Record)
@@ -92,14 +94,14 @@ class RecordTail:
     def _decode(self, lines: bytes) -> list[Record]:
         try:
             return _decoder.decode_lines(lines)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except DAMAGED:
             return list(self._decode_each(lines))
 
     def _decode_each(self, lines: bytes) -> Iterator[Record]:
         for line in lines.splitlines():
             try:
                 yield decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+            except (*DAMAGED, AttributeError):  # AttributeError: JSON that is not an object
                 self.damaged += 1
 
 
