@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 
-from shoal.dashboard.server import create_app
-from shoal.dashboard.serving import bind
+from shoal.dashboard.serving import bind, create_server
 
 
 CLIENT = httpx.Client(verify=False, trust_env=False, timeout=20)
@@ -25,9 +23,7 @@ CLIENT = httpx.Client(verify=False, trust_env=False, timeout=20)
 def served(root: Path, token: str | None = None) -> Iterator[str]:
     """Serve the runs in a folder, and yield the address of the page."""
     address = bind("127.0.0.1", 0, token)
-    config = uvicorn.Config(create_app(root, address.host, token), log_level="warning", lifespan="off", ws="none")
-    config.timeout_graceful_shutdown = 1
-    server = uvicorn.Server(config)
+    server = create_server(address, root)
     thread = threading.Thread(target=server.run, args=([address.socket],))
     thread.start()
     try:

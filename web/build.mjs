@@ -18,9 +18,9 @@ await build({ entryPoints: [`${here}src/style.css`], bundle: true, minify: true,
 await copyFile(`${here}src/index.html`, `${out}index.html`);
 
 const texts = ["The page contains these libraries. Their licences follow.\n"];
-for (const name of ["regl", "uplot"]) {
+for (const [name, licence] of [["twgl.js", "LICENSE.md"], ["uplot", "LICENSE"]]) {
   const folder = `${here}node_modules/${name}/`;
   const { version } = JSON.parse(await readFile(`${folder}package.json`, "utf8"));
-  texts.push(`${name} ${version}\n\n${(await readFile(`${folder}LICENSE`, "utf8")).trim()}\n`);
+  texts.push(`${name} ${version}\n\n${(await readFile(`${folder}${licence}`, "utf8")).trim()}\n`);
 }
 await writeFile(`${out}LICENSES.txt`, texts.join("\n----------------------------------------\n\n"));

@@ -83,7 +83,7 @@ export class GraphTab implements Tab {
   }
 
   private choose(node: number | null): void {
-    this.chosen = node !== null && this.places.has(node) ? node : null;
+    this.chosen = node !== null && this.layout && !this.places.has(node) ? null : node;
     this.number.value = this.chosen === null ? "" : String(this.chosen);
     this.panel.show(this.chosen);
     this.draw();

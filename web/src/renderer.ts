@@ -1,4 +1,4 @@
-import createREGL, { type Framebuffer2D, type Regl } from "regl";
+import * as twgl from "twgl.js";
 import type { Colour } from "./colours";
 
 /** Where the graph is on the screen: pixels per unit, and the place of the origin, in pixels. */
@@ -43,112 +43,109 @@ export interface Renderer {
 }
 
 export function createRenderer(): Renderer {
-  try {
-    return new WebGLRenderer();
-  } catch {
-    return new CanvasRenderer(); // no WebGL on this machine
-  }
+  const canvas = document.createElement("canvas");
+  const gl = canvas.getContext("webgl", { antialias: false, alpha: false, depth: false, stencil: false });
+  return gl ? new WebGLRenderer(canvas, gl) : new CanvasRenderer();
 }
 
 const unit = (colour: Colour): Colour => colour.map((value) => value / 255) as Colour;
 
+const PLACE = `
+  precision highp float;
+  uniform vec3 camera; uniform vec2 size;
+  vec4 placed(vec2 p) { return vec4((p * camera.x + camera.yz) / size * vec2(2.0, -2.0) + vec2(-1.0, 1.0), 0.0, 1.0); }`;
+const LINES = [
+  `${PLACE} attribute vec2 p; void main() { gl_Position = placed(p); }`,
+  "precision mediump float; uniform vec4 colour; void main() { gl_FragColor = colour; }",
+];
+const LAYER = [
+  `precision highp float; attribute vec2 p; uniform vec4 box; varying vec2 at;
+   void main() { at = p; gl_Position = vec4(mix(box.xy, box.zw, p), 0.0, 1.0); }`,
+  "precision mediump float; uniform sampler2D layer; varying vec2 at; void main() { gl_FragColor = texture2D(layer, at); }",
+];
+const POINTS = [
+  `${PLACE} attribute vec2 p; attribute vec3 c; attribute float s; uniform float radius;
+   varying vec3 colour; varying float ring;
+   void main() { colour = c; ring = s; gl_PointSize = 2.0 * radius + 2.0; gl_Position = placed(p); }`,
+  `precision mediump float; varying vec3 colour; varying float ring; uniform float reach; uniform vec3 rim;
+   void main() {
+     float away = length(gl_PointCoord - 0.5) * (2.0 * reach + 2.0);
+     float inside = clamp(reach - away + 0.5, 0.0, 1.0);
+     if (inside <= 0.0) discard;
+     float hole = ring * clamp(reach * 0.55 - away + 0.5, 0.0, 1.0);
+     float border = (1.0 - ring) * clamp(away - reach + 1.5, 0.0, 1.0);
+     gl_FragColor = vec4(mix(colour, rim, max(hole, border * 0.8)) * inside, inside);
+   }`,
+];
+
 class WebGLRenderer implements Renderer {
   readonly kind = "WebGL";
-  readonly canvas = document.createElement("canvas");
-  private readonly regl: Regl;
-  private readonly layers: Framebuffer2D[];
+  private readonly programs;
+  private readonly layers: twgl.FramebufferInfo[];
+  private readonly nodes: twgl.BufferInfo;
+  private readonly edges: twgl.BufferInfo;
+  private readonly chosen: twgl.BufferInfo;
+  private readonly corners: twgl.BufferInfo;
   private shown: Camera | null = null;
-  private readonly buffers;
-  private readonly lines;
-  private readonly layer;
-  private readonly points;
 
-  constructor() {
-    const attributes = { antialias: false, alpha: false, depth: false, stencil: false };
-    const regl = (this.regl = createREGL({ canvas: this.canvas, attributes }));
-    this.layers = [0, 1].map(() => regl.framebuffer({ width: 1, height: 1, depthStencil: false }));
-    const buffer = () => regl.buffer({ usage: "dynamic", type: "float", length: 8 });
-    this.buffers = { positions: buffer(), colours: buffer(), shapes: buffer(), edges: buffer(), chosen: buffer() };
-    const blend = { enable: true, func: { src: "one", dst: "one minus src alpha" } } as const;
-    const place = `
-      precision highp float;
-      uniform vec3 camera; uniform vec2 size;
-      vec4 placed(vec2 p) { return vec4((p * camera.x + camera.yz) / size * vec2(2.0, -2.0) + vec2(-1.0, 1.0), 0.0, 1.0); }`;
-    const shared = { depth: { enable: false }, blend };
-    type Props = { camera: number[]; size: number[] };
-    const uniforms = { camera: regl.prop<Props, "camera">("camera"), size: regl.prop<Props, "size">("size") };
-    this.lines = regl({
-      ...shared,
-      vert: `${place} attribute vec2 p; void main() { gl_Position = placed(p); }`,
-      frag: "precision mediump float; uniform vec4 colour; void main() { gl_FragColor = colour; }",
-      attributes: { p: (_: unknown, props: { buffer: string }) => ({ buffer: this.buffers[props.buffer as "edges"] }) } as never,
-      uniforms: { ...uniforms, colour: regl.prop<{ colour: number[] }, "colour">("colour") } as never,
-      primitive: "lines",
-      offset: regl.prop<{ offset: number }, "offset">("offset"),
-      count: regl.prop<{ count: number }, "count">("count"),
-      framebuffer: regl.prop<{ framebuffer: Framebuffer2D | null }, "framebuffer">("framebuffer"),
-    });
-    this.layer = regl({
-      ...shared,
-      vert: `precision highp float; attribute vec2 p; uniform vec4 box; varying vec2 at;
-        void main() { at = p; gl_Position = vec4(mix(box.xy, box.zw, p), 0.0, 1.0); }`,
-      frag: "precision mediump float; uniform sampler2D layer; varying vec2 at; void main() { gl_FragColor = texture2D(layer, at); }",
-      attributes: { p: [[0, 0], [1, 0], [0, 1], [1, 1]] },
-      uniforms: { layer: regl.prop<{ layer: Framebuffer2D }, "layer">("layer"), box: regl.prop<{ box: number[] }, "box">("box") },
-      primitive: "triangle strip",
-      count: 4,
-    });
-    this.points = regl({
-      ...shared,
-      vert: `${place} attribute vec2 p; attribute vec3 c; attribute float s; uniform float radius;
-        varying vec3 colour; varying float ring;
-        void main() { colour = c; ring = s; gl_PointSize = 2.0 * radius + 2.0; gl_Position = placed(p); }`,
-      frag: `precision mediump float; varying vec3 colour; varying float ring; uniform float radius; uniform vec3 rim;
-        void main() {
-          float away = length(gl_PointCoord - 0.5) * (2.0 * radius + 2.0);
-          float inside = clamp(radius - away + 0.5, 0.0, 1.0);
-          if (inside <= 0.0) discard;
-          float hole = ring * clamp(radius * 0.55 - away + 0.5, 0.0, 1.0);
-          float border = (1.0 - ring) * clamp(away - radius + 1.5, 0.0, 1.0);
-          gl_FragColor = vec4(mix(colour, rim, max(hole, border * 0.8)) * inside, inside);
-        }`,
-      attributes: { p: this.buffers.positions, c: this.buffers.colours, s: this.buffers.shapes },
-      uniforms: { ...uniforms, radius: regl.prop<{ radius: number }, "radius">("radius"), rim: regl.prop<{ rim: number[] }, "rim">("rim") } as never,
-      primitive: "points",
-      offset: regl.prop<{ offset: number }, "offset">("offset"),
-      count: regl.prop<{ count: number }, "count">("count"),
-    });
-  }
-
-  private get view() {
-    return { size: [this.canvas.width, this.canvas.height] };
+  constructor(readonly canvas: HTMLCanvasElement, private readonly gl: WebGLRenderingContext) {
+    const program = (sources: string[]) => twgl.createProgramInfo(gl, sources);
+    this.programs = { lines: program(LINES), layer: program(LAYER), points: program(POINTS) };
+    const attachments = [{ format: gl.RGBA, min: gl.LINEAR, wrap: gl.CLAMP_TO_EDGE }];
+    this.layers = [0, 1].map(() => twgl.createFramebufferInfo(gl, attachments, 1, 1));
+    const column = (numComponents: number) => ({ numComponents, data: new Float32Array(4 * numComponents), drawType: gl.DYNAMIC_DRAW });
+    this.nodes = twgl.createBufferInfoFromArrays(gl, { p: column(2), c: column(3), s: column(1) });
+    this.edges = twgl.createBufferInfoFromArrays(gl, { p: column(2) });
+    this.chosen = twgl.createBufferInfoFromArrays(gl, { p: column(2) });
+    this.corners = twgl.createBufferInfoFromArrays(gl, { p: { numComponents: 2, data: [0, 0, 1, 0, 0, 1, 1, 1] } });
+    gl.enable(gl.BLEND);
+    gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
   }
 
   resize(width: number, height: number): void {
     this.canvas.width = width;
     this.canvas.height = height;
-    for (const layer of this.layers) layer.resize(width, height);
+    const { gl } = this;
+    const attachments = [{ format: gl.RGBA, min: gl.LINEAR, wrap: gl.CLAMP_TO_EDGE }];
+    for (const layer of this.layers) twgl.resizeFramebufferInfo(gl, layer, attachments, width, height);
     this.shown = null;
   }
 
   load(scene: Scene, edgesChanged: boolean): void {
-    this.buffers.positions(scene.positions);
-    this.buffers.colours(scene.colours.map((value) => value / 255));
-    this.buffers.shapes(scene.shapes);
-    this.buffers.chosen(scene.chosenEdges);
-    if (edgesChanged) this.buffers.edges(scene.edges);
+    const { gl } = this;
+    const set = (info: twgl.BufferInfo, name: string, data: Float32Array) => {
+      gl.bindBuffer(gl.ARRAY_BUFFER, info.attribs![name]!.buffer!);
+      gl.bufferData(gl.ARRAY_BUFFER, data, gl.DYNAMIC_DRAW);
+    };
+    set(this.nodes, "p", scene.positions);
+    set(this.nodes, "c", scene.colours.map((value) => value / 255));
+    set(this.nodes, "s", scene.shapes);
+    set(this.chosen, "p", scene.chosenEdges);
+    if (edgesChanged) set(this.edges, "p", scene.edges);
+  }
+
+  private run(program: twgl.ProgramInfo, info: twgl.BufferInfo, uniforms: Record<string, unknown>, mode: number, count: number, offset = 0): void {
+    if (count <= 0) return;
+    const { gl } = this;
+    gl.useProgram(program.program);
+    twgl.setBuffersAndAttributes(gl, program, info);
+    twgl.setUniforms(program, { size: [this.canvas.width, this.canvas.height], ...uniforms });
+    twgl.drawBufferInfo(gl, info, mode, count, offset);
   }
 
   drawEdges(scene: Scene, camera: Camera, first: number, count: number): void {
-    const framebuffer = this.layers[1]!;
-    if (first === 0) this.regl.clear({ color: [0, 0, 0, 0], framebuffer });
+    const { gl } = this;
+    twgl.bindFramebufferInfo(gl, this.layers[1]!);
+    if (first === 0) {
+      gl.clearColor(0, 0, 0, 0);
+      gl.clear(gl.COLOR_BUFFER_BIT);
+    }
     const total = scene.edges.length / 4;
     const alpha = edgeAlpha(total);
     const colour = [...unit(scene.edgeColour).map((value) => value * alpha), alpha];
     const drawn = Math.min(count, total - first);
-    if (drawn > 0) {
-      this.lines({ ...this.view, camera: numbers(camera), colour, buffer: "edges", offset: 2 * first, count: 2 * drawn, framebuffer });
-    }
+    this.run(this.programs.lines, this.edges, { camera: numbers(camera), colour }, gl.LINES, 2 * drawn, 2 * first);
+    twgl.bindFramebufferInfo(gl, null);
   }
 
   showEdges(camera: Camera): void {
@@ -157,33 +154,32 @@ class WebGLRenderer implements Renderer {
   }
 
   draw(scene: Scene, camera: Camera): void {
-    const { regl, view } = this;
-    regl.poll();
-    regl.clear({ color: [...unit(scene.background), 1] });
+    const { gl } = this;
+    const { width, height } = this.canvas;
+    gl.viewport(0, 0, width, height);
+    gl.clearColor(...unit(scene.background), 1);
+    gl.clear(gl.COLOR_BUFFER_BIT);
     if (this.shown) {
-      const { width, height } = this.canvas;
       const zoom = camera.scale / this.shown.scale;
       const left = camera.x - this.shown.x * zoom;
       const top = camera.y - this.shown.y * zoom;
-      const box = [left, top + height * zoom, left + width * zoom, top];
-      this.layer({ layer: this.layers[0]!, box: box.map((value, i) => (i % 2 ? 1 - (2 * value) / height : (2 * value) / width - 1)) });
+      const box = [left, top + height * zoom, left + width * zoom, top].map((value, i) => (i % 2 ? 1 - (2 * value) / height : (2 * value) / width - 1));
+      this.run(this.programs.layer, this.corners, { layer: this.layers[0]!.attachments[0], box }, gl.TRIANGLE_STRIP, 4);
     }
-    const common = { ...view, camera: numbers(camera) };
-    if (scene.chosenEdges.length) {
-      const colour = [...unit(scene.accent), 1];
-      this.lines({ ...common, colour, buffer: "chosen", offset: 0, count: scene.chosenEdges.length / 2, framebuffer: null });
-    }
+    const view = numbers(camera);
+    this.run(this.programs.lines, this.chosen, { camera: view, colour: [...unit(scene.accent), 1] }, gl.LINES, scene.chosenEdges.length / 2);
+    const points = (reach: number, rim: Colour, count: number, offset: number) =>
+      this.run(this.programs.points, this.nodes, { camera: view, radius: reach, reach, rim: unit(rim) }, gl.POINTS, count, offset);
     const radius = nodeRadius(scene, camera);
-    const rim = unit(scene.background);
-    this.points({ ...common, radius, rim, offset: 0, count: scene.positions.length / 2 });
+    points(radius, scene.background, scene.shapes.length, 0);
     if (scene.chosen !== null) {
-      this.points({ ...common, radius: radius * 1.6 + 3, rim: unit(scene.accent), offset: scene.chosen, count: 1 });
-      this.points({ ...common, radius: radius * 1.6, rim, offset: scene.chosen, count: 1 });
+      points(radius * 1.6 + 3, scene.accent, 1, scene.chosen);
+      points(radius * 1.6, scene.background, 1, scene.chosen);
     }
   }
 
   close(): void {
-    this.regl.destroy();
+    this.gl.getExtension("WEBGL_lose_context")?.loseContext();
   }
 }
 

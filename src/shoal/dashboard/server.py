@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,16 @@ KEEP_ALIVE_SECONDS = 15.0
 MAX_STREAMED_RUNS = 24
 
 
-def create_app(root: Path, host: str = "127.0.0.1", token: str | None = None) -> Starlette:
-    """Return the application that shows the runs in `root`. With a token, every request must have it."""
+def create_app(root: Path, host: str, token: str | None, stopping: threading.Event) -> Starlette:
+    """Return the application that shows the runs in `root`. With a token, every request must have it.
+
+    Streams end soon after `stopping` is set.
+    """
     hub = Hub(Runs(root))
     routes = [
         Route("/", _page),
         Mount("/static", StaticFiles(directory=STATIC)),
-        Route("/api/stream", _Stream(hub)),
+        Route("/api/stream", _Stream(hub, stopping)),
         *(Route(f"/api/{name}", _json(read)) for name, read in _readers(hub).items()),
     ]
     return Starlette(routes=routes, middleware=[Middleware(Guard, host=host, token=token)])
@@ -115,8 +119,8 @@ def _json(read: Reader) -> Callable[[Request], Awaitable[Response]]:
 class _Stream:
     """Server-sent events: the list of runs, or the changes of runs. One connection per page is enough."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, hub: Hub, stopping: threading.Event) -> None:
+        self._hub, self._stopping = hub, stopping
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         query = Request(scope).query_params
@@ -127,14 +131,14 @@ class _Stream:
 
     async def _list(self) -> AsyncIterator[bytes | None]:
         sent = b""
-        while True:
+        while not self._stopping.is_set():
             found = encode(await self._hub.list())
             yield _event("runs", found) if found != sent else None
             sent = found
 
     async def _runs(self, runs: list[str], cursors: dict[str, str], with_nodes: bool) -> AsyncIterator[bytes | None]:
         problems: set[str] = set()
-        while True:
+        while not self._stopping.is_set():
             for run in runs:
                 try:
                     found = await self._hub.changes(run, cursors.get(run, ""), with_nodes)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import importlib.util
 import secrets
 import socket
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.errors import LaunchError
+
+if TYPE_CHECKING:
+    import uvicorn
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8420
 TRIED_PORTS = 50
 """If no port was chosen, so many ports are tried from the default one on."""
-STOP_SECONDS = 1
+STOP_SECONDS = 3
 """How long the server waits for pages to close their connections when it ends."""
 
 
@@ -73,14 +78,21 @@ def bind(host: str, port: int | None, token: str | None = None) -> Address:
     )
 
 
-def serve(address: Address, root: Path) -> None:
-    """Show the runs in `root` until the process is interrupted (SIGINT or SIGTERM)."""
+def create_server(address: Address, root: Path) -> uvicorn.Server:
+    """Return the server that shows the runs in `root`."""
     import uvicorn
 
     from shoal.dashboard.server import create_app
 
+    stopping = threading.Event()
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            stopping.set()  # streams to pages have no end of their own
+            await super().shutdown(sockets)
+
     config = uvicorn.Config(
-        create_app(root, address.host, address.token),
+        create_app(root, address.host, address.token, stopping),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -89,4 +101,9 @@ def serve(address: Address, root: Path) -> None:
         lifespan="off",
         ws="none",
     )
-    uvicorn.Server(config).run(sockets=[address.socket])
+    return Server(config)
+
+
+def serve(address: Address, root: Path) -> None:
+    """Show the runs in `root` until the process is interrupted (SIGINT or SIGTERM)."""
+    create_server(address, root).run(sockets=[address.socket])
