@@ -89,7 +89,7 @@ class RunFeed:
             if node is None:
                 found = [record for record in records if isinstance(record, Average)]
                 self.averages += found
-                batch.averages |= bool(found)
+                batch.averages = bool(found)
             else:
                 self._collect(batch, node, records)
         if self.tail.replaced:
@@ -123,15 +123,18 @@ class RunFeed:
                 batch.spans += [(index, _CODES.get(what, -1), start, end) for what, start, end in record.spans]
 
     def _collect_round(self, batch: _Batch, index: int, record: Round) -> None:
-        before = self._sent_before.get(index, (0, 0))
-        sent = self._sent[index] = before[0] + record.bytes_sent, before[1] + record.messages_sent
-        loss = np.nan if record.loss is None else record.loss
-        batch.rounds.append((index, record.round, record.time, loss, *sent))
+        sent_bytes, messages = record.bytes_sent, record.messages_sent
+        if index in self._sent_before:  # the node has rejoined, and counts from 0 again
+            sent_bytes += self._sent_before[index][0]
+            messages += self._sent_before[index][1]
+        batch.rounds.append((index, record.round, record.time, record.loss, sent_bytes, messages))
+        self._sent[index] = sent_bytes, messages
         if record.sent_to is not None:
-            batch.sends.append((index, record.time, self.receivers.size + len(batch.receivers), len(record.sent_to)))
+            start = self.receivers.size + len(batch.receivers)
+            batch.sends.append((index, record.time, start, len(record.sent_to)))
             batch.receivers += record.sent_to
-        if record.spans:
-            batch.spans += [(index, _CODES.get(what, -1), start, end) for what, start, end in record.spans]
+        for what, start, end in record.spans:
+            batch.spans.append((index, _CODES.get(what, -1), start, end))
 
     def _add(self, batch: _Batch) -> None:
         count = len(self.ids)
@@ -141,7 +144,9 @@ class RunFeed:
         if batch.averages:
             self.averages_version = self.version
         if batch.rounds:
-            self._add_rounds(*(np.array(column) for column in zip(*batch.rounds, strict=True)))
+            node, round, time, loss, sent, messages = zip(*batch.rounds, strict=True)
+            losses = np.array(loss, np.float64)  # None becomes NaN
+            self._add_rounds(np.array(node), np.array(round), np.array(time), losses, np.array(sent), np.array(messages))
         if batch.evaluations:
             self._add_evaluations(batch.evaluations)
         if batch.sends:
@@ -256,7 +261,7 @@ class _Batch:
 
     def __init__(self) -> None:
         self.nodes: list[int] = []
-        self.rounds: list[tuple[float, ...]] = []
+        self.rounds: list[tuple[int, int, float, float | None, int, int]] = []
         self.evaluations: list[tuple[int, Evaluation]] = []
         self.sends: list[tuple[int, float, int, int]] = []
         self.receivers: list[NodeId] = []

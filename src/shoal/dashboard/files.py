@@ -10,14 +10,14 @@ from pathlib import Path
 
 from shoal.errors import DataError
 
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Without O_NONBLOCK, opening a named pipe waits for its writer."""
 
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int]:
     """Open a folder that is not a link. Raises `OSError`."""
-    descriptor = os.open(path, _FLAGS | os.O_DIRECTORY)
+    descriptor = os.open(path, READ_FLAGS | os.O_DIRECTORY)
     try:
         yield descriptor
     finally:
@@ -25,9 +25,9 @@ def opened_folder(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def opened_file(path: str | Path, folder: int | None = None) -> Iterator[tuple[int, os.stat_result]]:
-    """Open a regular file that is not a link, relative to an opened `folder` if given. Raises `OSError`."""
-    descriptor = os.open(path, _FLAGS, dir_fd=folder)
+def opened_file(path: Path) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a regular file that is not a link. Raises `OSError`."""
+    descriptor = os.open(path, READ_FLAGS)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):

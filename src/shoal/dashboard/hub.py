@@ -22,7 +22,7 @@ from shoal.results.progress import Status
 from shoal.types import NodeId
 
 UPDATE_SECONDS = 0.5
-MAX_SHARE = 0.08
+MAX_SHARE = 0.085
 """The largest share of one processor core that reading a run may take: a longer read makes updates less frequent."""
 MAX_FEEDS = 16
 """So many runs stay in memory, and those that pages show."""
@@ -42,7 +42,8 @@ class WatchedRun:
         """A cursor of another server, or of a run that was read again, has another name."""
         self._info: RunInfo | None = None
         self._lock = asyncio.Lock()
-        self._due = 0.0
+        self.due = 0.0
+        """When the run is read again, on the monotonic clock."""
         self._points: Points | None = None
 
     async def use(self, work: Callable[[RunFeed], R]) -> R:
@@ -51,12 +52,12 @@ class WatchedRun:
             return await asyncio.to_thread(self._use, work)
 
     def _use(self, work: Callable[[RunFeed], R]) -> R:
-        if time.monotonic() >= self._due:
+        if (now := time.monotonic()) >= self.due:
             began, is_first = time.thread_time(), self.feed.version == 0
             self.feed.refresh()
             self._read_info()
             cost = 0.0 if is_first else time.thread_time() - began
-            self._due = time.monotonic() + max(0.9 * UPDATE_SECONDS, cost / MAX_SHARE)
+            self.due = now + max(UPDATE_SECONDS, cost / MAX_SHARE)
         return work(self.feed)
 
     def _read_info(self) -> None:
@@ -120,6 +121,11 @@ class Hub:
     async def changes(self, id: str, cursor: str, with_nodes: bool) -> dict[str, Any] | None:
         run = self.watched(id)
         return await run.use(run.changes(cursor, with_nodes))
+
+    def next_update(self, ids: list[str]) -> float:
+        """Return the seconds until one of these runs is read again."""
+        dues = [self._watched[id].due for id in ids if id in self._watched]
+        return max(0.05, min(dues) - time.monotonic()) if dues else UPDATE_SECONDS
 
     async def layout(self, id: str) -> dict[str, Any]:
         run = self.watched(id)

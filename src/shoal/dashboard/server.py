@@ -129,14 +129,16 @@ class _Stream:
         parts = self._runs(runs, cursors, query.get("nodes") == "1") if runs else self._list()
         await StreamingResponse(_kept_alive(parts), media_type="text/event-stream")(scope, receive, send)
 
-    async def _list(self) -> AsyncIterator[bytes | None]:
+    async def _list(self) -> AsyncIterator[bytes | float]:
         sent = b""
         while not self._stopping.is_set():
             found = encode(await self._hub.list())
-            yield _event("runs", found) if found != sent else None
+            if found != sent:
+                yield _event("runs", found)
             sent = found
+            yield UPDATE_SECONDS
 
-    async def _runs(self, runs: list[str], cursors: dict[str, str], with_nodes: bool) -> AsyncIterator[bytes | None]:
+    async def _runs(self, runs: list[str], cursors: dict[str, str], with_nodes: bool) -> AsyncIterator[bytes | float]:
         problems: set[str] = set()
         while not self._stopping.is_set():
             for run in runs:
@@ -150,23 +152,23 @@ class _Stream:
                 if found is not None:
                     cursors[run] = found["cursor"]
                     yield _event("run", encode(found))
-            yield None
+            yield self._hub.next_update(runs)
 
 
 def _event(kind: str, data: bytes) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
 
-async def _kept_alive(parts: AsyncIterator[bytes | None]) -> AsyncIterator[bytes]:
-    """Pass events on; None ends an update. Wait between updates."""
+async def _kept_alive(parts: AsyncIterator[bytes | float]) -> AsyncIterator[bytes]:
+    """Pass events on. A number ends an update: the seconds to wait before the next one."""
     quiet = 0.0
     async for part in parts:
-        if part is not None:
+        if isinstance(part, bytes):
             quiet = 0.0
             yield part
             continue
-        await asyncio.sleep(UPDATE_SECONDS)
-        quiet += UPDATE_SECONDS
+        await asyncio.sleep(part)
+        quiet += part
         if quiet >= KEEP_ALIVE_SECONDS:
             quiet = 0.0
             yield b": still here\n\n"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
-from shoal.dashboard.files import opened_file, opened_folder
+from shoal.dashboard.files import READ_FLAGS, opened_folder
 from shoal.results.records import Record, RunFolder, decode
 from shoal.types import NodeId
 
@@ -24,7 +24,7 @@ _FILE = re.compile(r"(\d{1,9})\.jsonl")
 _decoder = msgspec.json.Decoder(Record)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Position:
     """How much of a file was read."""
 
@@ -37,7 +37,8 @@ class RecordTail:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._nodes: dict[NodeId, _Position] = {}
+        self._nodes: dict[NodeId, tuple[str, _Position]] = {}
+        self._listed = 0
         self._averages = _Position()
         self.damaged = 0
         """Lines that are no records."""
@@ -46,50 +47,67 @@ class RecordTail:
 
     def read(self) -> Iterator[tuple[NodeId | None, list[Record]]]:
         """Yield new records of each node; None is the averaged model. An incomplete last line is left for later."""
-        yield from self._read_file(None, self._averages, self._folder.averages, None)
+        yield None, self._new_records(self._averages, str(self._folder.averages), None)
         try:
             with opened_folder(self._folder.path / "nodes") as folder:
-                for node in _node_ids(folder):
-                    position = self._nodes.setdefault(node, _Position())
-                    yield from self._read_file(node, position, f"{node}.jsonl", folder)
+                self._list_nodes(folder)
+                for node, (name, position) in self._nodes.items():
+                    if records := self._new_records(position, name, folder):
+                        yield node, records
         except OSError:
             return  # no folder of records, or a link to somewhere else
 
     def read_node(self, node: NodeId, offset: int = 0) -> tuple[list[Record], int]:
         """Return the records of one node from a byte of its file on, and the byte after them."""
         position = _Position(offset)
-        records: list[Record] = []
         try:
             with opened_folder(self._folder.path / "nodes") as folder:
-                for _, found in self._read_file(node, position, f"{node}.jsonl", folder):
-                    records += found
+                return self._new_records(position, f"{node}.jsonl", folder), position.offset
         except OSError:
             return [], offset  # no folder of records, or a link to somewhere else
-        return records, position.offset
 
-    def _read_file(
-        self, node: NodeId | None, position: _Position, path: Path | str, folder: int | None
-    ) -> Iterator[tuple[NodeId | None, list[Record]]]:
+    def _list_nodes(self, folder: int) -> None:
+        """Find the nodes that have a file, if the folder has changed."""
+        changed = os.fstat(folder).st_mtime_ns
+        if changed != self._listed:
+            self._listed = changed
+            found = sorted(int(match[1]) for name in os.listdir(folder) if (match := _FILE.fullmatch(name)))
+            for node in found[:MAX_NODES]:
+                self._nodes.setdefault(node, (f"{node}.jsonl", _Position()))
+
+    def _new_records(self, position: _Position, path: str, folder: int | None) -> list[Record]:
+        """Return the records of a file after a position, and move the position behind them."""
         try:
             found = os.stat(path, dir_fd=folder, follow_symlinks=False)
         except OSError:
             self.replaced |= position.offset > 0
-            return
-        if position.inode not in (None, found.st_ino) or found.st_size < position.offset:
+            return []
+        if found.st_size < position.offset or (position.inode != found.st_ino and position.inode is not None):
             self.replaced = True
-        if self.replaced or found.st_size == position.offset:
-            return
+        if self.replaced or found.st_size == position.offset or not stat.S_ISREG(found.st_mode):
+            return []
         position.inode = found.st_ino
         try:
-            with opened_file(path, folder) as (file, _):
-                while content := os.pread(file, CHUNK_BYTES, position.offset):
-                    whole = content.rfind(b"\n") + 1
-                    if not whole and len(content) < CHUNK_BYTES:
-                        return
-                    position.offset += whole or len(content)
-                    yield node, self._decode(content[:whole]) if whole else []
+            file = os.open(path, READ_FLAGS, dir_fd=folder)
         except OSError:
-            return
+            return []
+        try:
+            return self._read_from(file, position, found.st_size)
+        except OSError:
+            return []  # it is not a regular file any longer
+        finally:
+            os.close(file)
+
+    def _read_from(self, file: int, position: _Position, size: int) -> list[Record]:
+        records: list[Record] = []
+        while position.offset < size:
+            content = os.pread(file, min(CHUNK_BYTES, size - position.offset), position.offset)
+            whole = content.rfind(b"\n") + 1
+            if not whole and len(content) < CHUNK_BYTES:
+                break  # a line that is being written
+            position.offset += whole or len(content)
+            records += self._decode(content[:whole])
+        return records
 
     def _decode(self, lines: bytes) -> list[Record]:
         try:
@@ -103,9 +121,3 @@ class RecordTail:
                 yield decode(line)
             except (*DAMAGED, AttributeError):  # AttributeError: JSON that is not an object
                 self.damaged += 1
-
-
-def _node_ids(folder: int) -> list[NodeId]:
-    """Return the nodes that have a file of records in an opened folder."""
-    found = sorted(int(match[1]) for name in os.listdir(folder) if (match := _FILE.fullmatch(name)))
-    return found[:MAX_NODES]
