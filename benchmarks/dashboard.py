@@ -109,7 +109,7 @@ def frame_rate(root: Path, nodes: int, seconds: float) -> None:
         page.wait_for_selector(f"text={nodes:,} nodes")
         page.wait_for_timeout(2000)
         renderer = page.locator(".graph").get_attribute("data-renderer")
-        edges = page.locator(".tools .moment").inner_text()
+        edges = page.locator(".counts").inner_text()
         for what in ("moving", "moving during a replay"):
             if what != "moving":
                 page.get_by_role("button", name="Play").click()

@@ -102,7 +102,7 @@ def test_a_click_on_a_node_shows_its_curves_records_and_events(page: playwright.
     )
     with site(page, runs) as url:
         page.goto(run_url(url, "b", "graph", seed=2))
-        playwright.expect(page.locator(".tools .moment")).to_contain_text("12 nodes, ")
+        playwright.expect(page.locator(".counts")).to_contain_text("12 nodes, ")
         page.mouse.click(*top_of_circle(page))
         panel = page.locator("aside")
         playwright.expect(panel.locator("h2")).to_contain_text("Node 0")
@@ -199,7 +199,7 @@ def test_everything_can_be_reached_with_the_keyboard(page: playwright.Page, runs
         page.get_by_role("tab", name="Curves").focus()
         page.keyboard.press("ArrowRight")
         playwright.expect(page.get_by_role("tab", name="Graph")).to_have_attribute("aria-selected", "true")
-        playwright.expect(page.locator(".tools .moment")).to_contain_text("12 nodes")
+        playwright.expect(page.locator(".counts")).to_contain_text("12 nodes")
         page.locator(".stage").focus()
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")
@@ -216,7 +216,7 @@ def test_without_webgl_the_graph_is_drawn_on_a_canvas(page: playwright.Page, run
     with site(page, runs) as url:
         page.goto(run_url(url, "b", "graph", seed=2))
         playwright.expect(page.locator(".graph")).to_have_attribute("data-renderer", "2D canvas")
-        playwright.expect(page.locator(".tools .moment")).to_contain_text("12 nodes")
+        playwright.expect(page.locator(".counts")).to_contain_text("12 nodes")
         page.mouse.click(*top_of_circle(page))
         playwright.expect(page.locator("aside h2")).to_contain_text("Node 0")
 

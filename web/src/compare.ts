@@ -123,7 +123,9 @@ export function flatten(table: Record<string, unknown>, prefix = ""): Map<string
 
 function differences(all: Map<string, string>[]): string[] {
   const names = new Set(all.flatMap((settings) => [...settings.keys()]));
-  return [...names].filter((name) => name !== "name" && new Set(all.map((settings) => settings.get(name) ?? "–")).size > 1);
+  const found = [...names].filter((name) => name !== "name" && new Set(all.map((settings) => settings.get(name) ?? "–")).size > 1);
+  // the options of components with different names differ too
+  return found.filter((name) => !found.some((other) => name.startsWith(`${other}.`)));
 }
 
 function label(info: RunInfo, settings: Map<string, string> | undefined, differing: string[]): string {

@@ -24,7 +24,7 @@ export class GraphTab implements Tab {
   private readonly panel: NodePanel;
   private readonly note = h("p", { class: "empty", hidden: true });
   private readonly scale = h("span", { class: "scale" });
-  private readonly counts = h("output", { class: "moment" });
+  private readonly counts = h("output", { class: "counts" });
   private readonly number = h("input", { type: "number", min: 0, step: 1, "aria-label": "Number of the node", change: () => this.choose(this.number.value === "" ? null : Number(this.number.value)) });
   private readonly colours = select([], "", (value) => ((this.colour = value), this.update()));
   private colour = "";
@@ -40,8 +40,8 @@ export class GraphTab implements Tab {
     this.view = new GraphView((node) => this.choose(node), (node) => this.describe(node));
     this.panel = new NodePanel(id, run, () => this.choose(null));
     const fit = h("button", { type: "button", click: () => this.view.fit() }, "Show all");
-    const tools = h("div", { class: "tools" }, labelled("Colour by", this.colours), this.scale, labelled("Node", this.number), fit, this.counts);
-    const stage = h("div", { class: "card" }, tools, this.note, this.view.element);
+    const tools = h("div", { class: "tools" }, labelled("Colour by", this.colours), this.scale, labelled("Node", this.number), fit);
+    const stage = h("div", { class: "card" }, tools, this.note, this.view.element, this.counts);
     this.element = h("div", { class: "graph" }, stage, this.panel.element);
     this.element.dataset.renderer = this.view.renderer.kind;
     Object.assign(this.element, { graphView: this.view }); // for the benchmark of frames

@@ -188,7 +188,7 @@ function numbers(camera: Camera): number[] {
 }
 
 function edgeAlpha(count: number): number {
-  return Math.min(0.6, Math.max(0.09, 12 / Math.sqrt(count + 1)));
+  return Math.min(0.6, Math.max(0.06, 6 / Math.sqrt(count + 1)));
 }
 
 export function nodeRadius(scene: Scene, camera: Camera): number {
